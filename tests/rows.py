@@ -1,0 +1,57 @@
+"""Small mixed data folders, written straight from the contract, for tests of what reads them."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from xlme_ds.data.schema import BOS, EOS, PAD, Manifest, Shard, file_sha256, row_schema, write_manifest
+
+LANGUAGES = ("de", "en", "fr")
+
+
+def random_row(rng: np.random.Generator, task: str, row_tokens: int, vocabulary: int) -> tuple[list[int], list[int], list[int]]:
+    """Tokens, item lengths and languages of one row; ids follow a Zipf-like law, so that there is something to learn."""
+    def words(count: int) -> list[int]:
+        return [int(4 + (vocabulary - 5) * u**3) for u in rng.random(count)]
+
+    if task == "mono":
+        tokens = [BOS, *words(row_tokens - 2 - int(rng.integers(0, 3))), EOS]
+        return tokens, [len(tokens)], [int(rng.integers(0, 3))]
+    tokens, lengths, languages = [], [], []
+    while True:
+        source, target = int(rng.integers(1, row_tokens // 3)), int(rng.integers(1, row_tokens // 3))
+        if len(tokens) + source + target + 3 > row_tokens:
+            return (tokens, lengths, languages) if tokens else random_row(rng, task, row_tokens, vocabulary)
+        tokens += [BOS, *words(source), EOS, *words(target), EOS]
+        lengths.append(source + target + 3)
+        languages += [1, 0] if rng.random() < 0.5 else [2, 1]
+
+
+def write_data(folder: Path, rows: int, row_tokens: int = 32, vocabulary: int = 200, rows_per_shard: int = 16,
+               rows_per_batch: int = 8, seed: int = 0) -> Path:
+    """A data folder of both tasks with `rows` rows each."""
+    for task in ("mono", "para"):
+        rng = np.random.default_rng([seed, task == "para"])
+        made = [random_row(rng, task, row_tokens, vocabulary) for _ in range(rows)]
+        shards = []
+        (folder / task).mkdir(parents=True)
+        for first in range(0, rows, rows_per_shard):
+            name = f"{first // rows_per_shard:05d}.arrow"
+            schema = row_schema(row_tokens)
+            with pa.OSFile(str(folder / task / name), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+                for start in range(first, min(first + rows_per_shard, rows), rows_per_batch):
+                    part = made[start:min(start + rows_per_batch, first + rows_per_shard, rows)]
+                    flat = np.full((len(part), row_tokens), PAD, dtype=np.int32)
+                    for i, (tokens, _, _) in enumerate(part):
+                        flat[i, : len(tokens)] = tokens
+                    writer.write_batch(pa.record_batch([
+                        pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), row_tokens),
+                        pa.array([row[1] for row in part], pa.list_(pa.int16())),
+                        pa.array([row[2] for row in part], pa.list_(pa.int16())),
+                    ], schema=schema))
+            path = folder / task / name
+            shards.append(Shard(name, min(rows_per_shard, rows - first), path.stat().st_size, file_sha256(path)))
+        settings = {"row_tokens": row_tokens, "rows": rows, "rows_per_shard": rows_per_shard, "alpha": 0.7, "seed": seed}
+        write_manifest(folder / task, Manifest("mix", settings, vocabulary, "0" * 64, LANGUAGES, tuple(shards), {}))
+    return folder

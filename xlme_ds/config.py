@@ -1,0 +1,179 @@
+"""The settings of a run: frozen dataclasses, each checked by its own `validate`. Nothing here imports torch.
+
+A recipe (`xlme_ds.recipes`) returns one `RunConfig`; parts of the program take the section they need and no more.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Generator and discriminator share width, heads and feed-forward size (XLM-E, Tables 8 and 9)."""
+
+    vocabulary: int = 250_002
+    """Ids, `<pad>` and `<mask>` included; must equal the vocabulary of the data."""
+    width: int = 768
+    heads: int = 12
+    feed_forward: int = 3072
+    generator_layers: int = 4
+    discriminator_layers: int = 12
+    max_positions: int = 512
+    """Rows of the learned absolute position table; also the longest item."""
+    absolute_positions: bool = True
+    norm: Literal["post", "pre"] = "post"
+    relative_bias: Literal["gated", "plain", "none"] = "gated"
+    """XLM-E section 3.3: gated, the plain bucket bias, or none (the paper's ablation)."""
+    relative_buckets: int = 32
+    relative_max_distance: int = 128
+    embedding_sharing: Literal["tied", "gdes"] = "tied"
+    """gdes: the discriminator adds its own difference to a gradient-stopped copy (DeBERTa-v3)."""
+    vocabulary_blocks: int = 1
+    """Store the embedding as this many parameters: bounds the buffers of offloading engines."""
+    dropout: float = 0.0
+    """Of the discriminator; the generator has none (ELECTRA)."""
+    init_std: float = 0.02
+    head_chunk: int = 512
+    """Masked positions whose vocabulary logits exist at the same time."""
+    activation_checkpointing: bool = False
+
+    def validate(self) -> None:
+        """Raise ValueError, naming the setting, for a model that cannot be built."""
+        for name in ("vocabulary", "width", "heads", "feed_forward", "generator_layers", "discriminator_layers",
+                     "max_positions", "vocabulary_blocks", "head_chunk"):
+            _require(getattr(self, name) >= 1, f"model.{name} is {getattr(self, name)}: it must be at least 1")
+        _require(self.width % self.heads == 0,
+                 f"model.width {self.width} is not a multiple of model.heads {self.heads}: choose another number of heads")
+        _require(self.relative_buckets >= 4 and self.relative_buckets % 2 == 0,
+                 f"model.relative_buckets is {self.relative_buckets}: it must be even and at least 4 (half for each direction)")
+        _require(self.relative_max_distance > self.relative_buckets // 4,
+                 f"model.relative_max_distance {self.relative_max_distance} must exceed a quarter of model.relative_buckets")
+        _require(0.0 <= self.dropout < 1.0, f"model.dropout is {self.dropout}: it must be in [0, 1)")
+        _require(self.dropout == 0.0, "model.dropout is not supported yet above 0: set it to 0")
+        _require(self.init_std > 0, f"model.init_std is {self.init_std}: it must be positive")
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """L = L_MLM + L_TLM + λ L_MRTD + λ L_TRTD, every term a mean over the task's global batch."""
+
+    name: Literal["electra"] = "electra"
+    mask_fraction: float = 0.15
+    discriminator_weight: float = 50.0
+    """λ of the paper."""
+
+    def validate(self) -> None:
+        """Raise ValueError, naming the setting, for values outside their range."""
+        _require(0.0 < self.mask_fraction < 1.0, f"objective.mask_fraction is {self.mask_fraction}: it must be between 0 and 1")
+        _require(self.discriminator_weight >= 0, f"objective.discriminator_weight is {self.discriminator_weight}: it must not be negative")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Rows that one optimizer step consumes of each task; 0 leaves a task out."""
+
+    mono_rows: int = 2048
+    """Rows of monolingual text a step (2,048 rows of 512 are the paper's 1M tokens)."""
+    para_rows: int = 2048
+    """Rows of packed translation pairs a step."""
+    micro_batch: int = 16
+    """Rows of each task that one process runs at once; the larger task is cut into as many pieces as the smaller."""
+
+    def validate(self) -> None:
+        """Raise ValueError, naming the setting, for a batch without rows."""
+        _require(min(self.mono_rows, self.para_rows) >= 0, "data.mono_rows and data.para_rows must not be negative")
+        _require(self.mono_rows + self.para_rows > 0, "data.mono_rows and data.para_rows are both 0: a step needs rows of a task")
+        _require(self.micro_batch >= 1, f"data.micro_batch is {self.micro_batch}: it must be at least 1")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW, linear warm-up then linear decay to zero at the last step (XLM-E, Table 10)."""
+
+    learning_rate: float = 5e-4
+    warmup_steps: int = 10_000
+    beta1: float = 0.9
+    beta2: float = 0.98
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    """Decoupled; none on biases and norms."""
+    clip: float = 2.0
+    """Largest global gradient norm."""
+
+    def validate(self) -> None:
+        """Raise ValueError, naming the setting, for values outside their range."""
+        for name in ("learning_rate", "epsilon", "clip"):
+            _require(getattr(self, name) > 0, f"optimizer.{name} is {getattr(self, name)}: it must be positive")
+        for name in ("beta1", "beta2"):
+            _require(0 <= getattr(self, name) < 1, f"optimizer.{name} is {getattr(self, name)}: it must be in [0, 1)")
+        _require(self.warmup_steps >= 0, f"optimizer.warmup_steps is {self.warmup_steps}: it must not be negative")
+        _require(self.weight_decay >= 0, f"optimizer.weight_decay is {self.weight_decay}: it must not be negative")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How the model is run; changes speed and memory, never the loss curve."""
+
+    kind: Literal["deepspeed", "plain"] = "deepspeed"
+    """plain: torch on one process, the reference the others are compared with."""
+    deepspeed: str = "zero1"
+    """A file of ds_configs/ by name, or a path to a DeepSpeed JSON that holds engine keys only."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """auto: bf16 where the processor computes in it, else fp32."""
+
+    def validate(self) -> None:
+        """Raise ValueError for a combination that no engine runs."""
+        _require(not (self.kind == "plain" and self.precision == "bf16"),
+                 "engine.kind plain runs in fp32 only: set engine.precision to fp32, or engine.kind to deepspeed")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Length and cadence of a run, in optimizer steps."""
+
+    steps: int = 125_000
+    log_every: int = 10
+    eval_every: int = 5_000
+    """Held-out text is evaluated at these steps and at the last; 0: at the last only."""
+    eval_rows: int = 512
+    """Rows of each task of the held-out data that an evaluation reads, from its start."""
+    save_every: int = 2_500
+    keep_last: int = 3
+    """Newest checkpoints that are kept."""
+    keep_every: int = 25_000
+    """Checkpoints of multiples of this step are kept for good; 0: none."""
+
+    def validate(self) -> None:
+        """Raise ValueError, naming the setting, for values outside their range."""
+        for name in ("steps", "log_every", "save_every", "keep_last", "eval_rows"):
+            _require(getattr(self, name) >= 1, f"train.{name} is {getattr(self, name)}: it must be at least 1")
+        for name in ("eval_every", "keep_every"):
+            _require(getattr(self, name) >= 0, f"train.{name} is {getattr(self, name)}: it must not be negative")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything a run is: what a recipe returns and what `config.json` of the run folder holds."""
+
+    name: str
+    seed: int = 1
+    """Seeds the initial weights, the masked positions and the generator's samples."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    def validate(self) -> "RunConfig":
+        """Check every section and what binds them; returns self. Raises ValueError."""
+        for section in (self.model, self.objective, self.data, self.optimizer, self.engine, self.train):
+            section.validate()
+        _require(self.optimizer.warmup_steps <= self.train.steps,
+                 f"optimizer.warmup_steps {self.optimizer.warmup_steps} exceeds train.steps {self.train.steps}: shorten the warm-up")
+        return self

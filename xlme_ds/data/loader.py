@@ -1,0 +1,50 @@
+"""Batches of a step: order, rows and corruption put together. Holds no position: a step's number says everything."""
+
+from pathlib import Path
+
+import numpy as np
+
+from ..config import DataConfig
+from .batch import Batch, collate
+from .order import StepPlan, plan_step
+from .schema import TASKS
+from .shards import RowStore
+
+
+class Loader:
+    """Reads `folder` (one subfolder a task) for one of `world` ranks."""
+
+    def __init__(self, folder: Path, data: DataConfig, seed: int, mask_fraction: float, rank: int = 0, world: int = 1):
+        self.plan: StepPlan = plan_step(data, world)
+        self.rank = rank
+        self.seed = seed
+        self.mask_fraction = mask_fraction
+        self.stores = {
+            task: RowStore(Path(folder) / name) for task, name in enumerate(TASKS) if self.plan.rows[task] > 0
+        }
+        first = next(iter(self.stores.values()))
+        for store in self.stores.values():
+            for field in ("vocabulary_sha256", "vocabulary_size"):
+                if getattr(store.manifest, field) != getattr(first.manifest, field):
+                    raise ValueError(f"{store.folder} and {first.folder} were encoded with different vocabularies: prepare them together")
+            if store.row_tokens != first.row_tokens:
+                raise ValueError(f"{store.folder} and {first.folder} have rows of different lengths: mix them together")
+        self.row_tokens = first.row_tokens
+        self.vocabulary_size = first.manifest.vocabulary_size
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Fingerprint of each task's data."""
+        return {TASKS[task]: store.manifest.fingerprint() for task, store in self.stores.items()}
+
+    def batch(self, step: int, micro_batch: int) -> Batch:
+        """Micro-batch `micro_batch` (of `plan.accumulation`) of this rank in step `step`."""
+        parts = []
+        for task, store in self.stores.items():
+            numbers: np.ndarray = self.plan.numbers(step, self.rank, micro_batch, task)
+            parts.append((task, store.read(numbers % store.rows), numbers))
+        return collate(parts, self.seed, self.mask_fraction)
+
+    def step(self, step: int) -> list[Batch]:
+        """All micro-batches of this rank in step `step`."""
+        return [self.batch(step, micro) for micro in range(self.plan.accumulation)]

@@ -1,0 +1,48 @@
+"""Which rows a step reads: the order of the data as arithmetic, independent of ranks, micro-batches and restarts.
+
+Step s of a run reads rows [s·B, (s+1)·B) of each task, B that task's rows a step. Row numbers never end: number n is
+record n mod N of the data, so a second pass has new numbers, and with them new masks.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..config import DataConfig
+from .schema import TASKS
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """How a step's rows are cut into micro-batches over `world` ranks.
+
+    `rows[t]`: task t's rows a step; `micro[t]`: its rows in one micro-batch; `accumulation`: micro-batches a rank runs.
+    """
+
+    rows: tuple[int, ...]
+    micro: tuple[int, ...]
+    accumulation: int
+    world: int
+
+    def numbers(self, step: int, rank: int, micro_batch: int, task: int) -> np.ndarray:
+        """Row numbers, int64, of one micro-batch of one rank; empty for a task that is left out."""
+        start = step * self.rows[task] + (micro_batch * self.world + rank) * self.micro[task]
+        return np.arange(start, start + self.micro[task])
+
+
+def plan_step(data: DataConfig, world: int) -> StepPlan:
+    """Cut the rows of a step; every micro-batch holds the tasks in the proportion of the step.
+
+    Raises ValueError when the rows do not divide among the ranks.
+    """
+    rows = (data.mono_rows, data.para_rows)
+    largest = max(rows)
+    accumulation = -(-largest // (data.micro_batch * world))
+    pieces = accumulation * world
+    for task, count in zip(TASKS, rows, strict=True):
+        if count % pieces:
+            raise ValueError(
+                f"data.{task}_rows {count} does not divide into {world} processes × {accumulation} micro-batches of at most "
+                f"data.micro_batch {data.micro_batch} rows: choose a multiple of {pieces} rows, or another data.micro_batch"
+            )
+    return StepPlan(rows, tuple(count // pieces for count in rows), accumulation, world)

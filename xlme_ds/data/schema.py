@@ -1,0 +1,127 @@
+"""The contract between data preparation and training: Arrow schemas, special token ids, and manifests.
+
+This is the one module of `xlme_ds` (with `vocabulary`) that `data_prep` imports; it needs pyarrow and nothing else.
+
+Three kinds of shard exist, all uncompressed Arrow IPC files, so that reading is a memory map:
+
+* documents - written by `data_prep encode`, one record a document, its token ids ending in `</s>`. The values buffer of
+  the column is therefore the language's token stream, and a training row is a slice of it.
+* pairs - written by `data_prep encode`, one record a translation pair, both sides without special tokens.
+* rows - written by `data_prep mix` in training order; what training reads.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+FORMAT_VERSION = 1
+
+# XLM-R's id layout: four specials, the SentencePiece pieces, and `<mask>` as the last id of the vocabulary.
+BOS, PAD, EOS, UNK = 0, 1, 2, 3
+
+TASKS = ("mono", "para")
+
+DOCUMENTS = pa.schema([pa.field("tokens", pa.list_(pa.int32()), nullable=False)])
+PAIRS = pa.schema(
+    [
+        pa.field("source", pa.list_(pa.int32()), nullable=False),
+        pa.field("target", pa.list_(pa.int32()), nullable=False),
+    ]
+)
+
+
+def row_schema(row_tokens: int) -> pa.Schema:
+    """Schema of a training row.
+
+    `tokens`: `row_tokens` ids, padded with `PAD` behind the last item. `lengths`: tokens of each packed item, specials
+    included; an item is `<s> text </s>` (task mono, one an row) or `<s> e </s> f </s>` (task para, several a row).
+    `languages`: indices into the manifest's `languages`, one a side in the order they stand, so one for a mono item
+    and two for a pair.
+    """
+    return pa.schema(
+        [
+            pa.field("tokens", pa.list_(pa.int32(), row_tokens), nullable=False),
+            pa.field("lengths", pa.list_(pa.int16()), nullable=False),
+            pa.field("languages", pa.list_(pa.int16()), nullable=False),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One Arrow file of a stage: its path relative to the manifest, records, bytes, and SHA-256 of the file."""
+
+    name: str
+    rows: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a finished stage wrote; `manifest.json` is written last and is the stage's completeness marker.
+
+    `settings` holds every setting that shaped the bytes; `counts` whatever the stage counted (JSON values);
+    `languages` the codes that row shards index into, in index order.
+    """
+
+    stage: str
+    settings: dict[str, Any]
+    vocabulary_size: int
+    vocabulary_sha256: str
+    languages: tuple[str, ...]
+    shards: tuple[Shard, ...]
+    counts: dict[str, Any]
+    format: int = FORMAT_VERSION
+
+    @property
+    def rows(self) -> int:
+        """Records over all shards."""
+        return sum(shard.rows for shard in self.shards)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the manifest's canonical JSON: equal exactly when settings, counts and every shard are equal."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as JSON under a temporary name, then rename: a reader sees the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Mark `folder` complete."""
+    write_json(folder / "manifest.json", asdict(manifest))
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a finished stage folder.
+
+    Raises ValueError when the folder has none (the stage did not finish) or it was written by another format version.
+    """
+    path = Path(folder) / "manifest.json"
+    if not path.exists():
+        raise ValueError(f"{path} does not exist: run the data_prep stage that writes {folder} to its end first")
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields["languages"] = tuple(fields["languages"])
+        fields["shards"] = tuple(Shard(**shard) for shard in fields["shards"])
+        manifest = Manifest(**fields)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is not a readable manifest ({error}): write the folder again") from None
+    if manifest.format != FORMAT_VERSION:
+        raise ValueError(f"{path} has format {manifest.format}, this version reads {FORMAT_VERSION}: prepare the data again")
+    return manifest
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, read in pieces."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

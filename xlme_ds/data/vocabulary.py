@@ -1,0 +1,60 @@
+"""Text to ids and back: a SentencePiece model in XLM-R's id layout (`<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, pieces, `<mask>`)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import sentencepiece as spm
+
+from .schema import EOS, UNK, file_sha256
+
+MODEL_FILE = "sentencepiece.model"
+_PIECE_OFFSET = 1  # SentencePiece's own ids start <unk>, <s>, </s>; fairseq's and so XLM-R's put <pad> in between
+
+
+class Vocabulary:
+    """A SentencePiece model file read as XLM-R reads it: any XLM-R `sentencepiece.bpe.model` can be dropped in.
+
+    `size` counts the pieces, `<pad>` and `<mask>`; `mask` is the last id.
+    """
+
+    def __init__(self, model: Path):
+        path = Path(model)
+        if path.is_dir():
+            path = path / MODEL_FILE
+        if not path.exists():
+            raise ValueError(f"{path} does not exist: make it with `python -m data_prep vocab`, or name a SentencePiece model file")
+        self.path = path
+        try:
+            self.processor = spm.SentencePieceProcessor(model_file=str(path))
+        except (RuntimeError, OSError) as error:
+            raise ValueError(f"{path} is not a SentencePiece model: {error}") from None
+        if [self.processor.id_to_piece(i) for i in range(3)] != ["<unk>", "<s>", "</s>"]:
+            raise ValueError(f"{path} does not start with the pieces <unk>, <s>, </s>: train it with unk_id=0, bos_id=1, eos_id=2")
+        self.size = self.processor.get_piece_size() + 2
+        self.mask = self.size - 1
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the model file."""
+        return file_sha256(self.path)
+
+    def encode(self, text: str) -> np.ndarray:
+        """int32 ids of `text`, no special tokens."""
+        return self.from_pieces(self.processor.encode(text))
+
+    @staticmethod
+    def from_pieces(piece_ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """int32 ids for SentencePiece's own ids."""
+        ids = np.asarray(piece_ids, dtype=np.int32)
+        return np.where(ids == 0, np.int32(UNK), ids + np.int32(_PIECE_OFFSET))
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """Text of `ids`; special tokens are left out."""
+        return str(self.processor.decode([int(i) - _PIECE_OFFSET for i in ids if EOS < i < self.mask and i != UNK]))
+
+    def piece(self, token: int) -> str:
+        """The piece of one id as SentencePiece writes it (`▁` marks a space before)."""
+        if token == self.mask:
+            return "<mask>"
+        return ("<s>", "<pad>", "</s>", "<unk>")[token] if token <= UNK else str(self.processor.id_to_piece(int(token) - _PIECE_OFFSET))

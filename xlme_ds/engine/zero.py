@@ -1,0 +1,91 @@
+"""DeepSpeed's engine with ZeRO 0 to 3."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.utils import safe_get_full_fp32_param
+from torch import Tensor, nn
+
+from ..config import OptimizerConfig
+from ..data.loader import Loader
+from ..objectives.electra import ElectraObjective
+from .data_parallel import DataParallelEngine
+from .optimizer import build_optimizer
+
+_TAG = "deepspeed"
+
+
+class ZeroEngine(DataParallelEngine):
+    """See `Engine`."""
+
+    def __init__(self, module: nn.Module, objective: ElectraObjective, loader: Loader, heldout: Loader | None,
+                 optimizer: OptimizerConfig, ds_config: dict[str, Any]):
+        engine, *_ = deepspeed.initialize(model=module, optimizer=build_optimizer(module, optimizer), config=ds_config)
+        super().__init__(engine, objective, loader, heldout, engine.device)
+        self.engine = engine
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        # DeepSpeed divides by the accumulation steps and averages over the ranks; our losses are terms of one sum.
+        self._undo_averaging = self.world * engine.gradient_accumulation_steps()
+
+    def _backward(self, loss: Tensor) -> None:
+        self.engine.backward(loss * self._undo_averaging)
+        if not self.engine.is_gradient_accumulation_boundary():
+            self.engine.step()
+
+    def _update(self, learning_rate: float) -> float:
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.engine.step()
+        return float(self.engine.get_global_grad_norm())
+
+    def _reduce(self, values: Tensor) -> Tensor:
+        dist.all_reduce(values)
+        return values
+
+    @property
+    def skipped(self) -> int:
+        """See `DataParallelEngine`."""
+        return int(self.engine.skipped_steps)
+
+    def barrier(self) -> None:
+        """See `Engine`."""
+        dist.barrier()
+
+    def save(self, folder: Path) -> None:
+        """See `Engine`."""
+        self.engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+
+    def load(self, folder: Path) -> None:
+        """See `Engine`."""
+        if not (folder / _TAG).is_dir():
+            raise ValueError(f"{folder} was not saved by engine.kind deepspeed: resume with the engine that saved it")
+        with contextlib.redirect_stdout(None):
+            path, _ = self.engine.load_checkpoint(str(folder), tag=_TAG)
+        if path is None:
+            raise ValueError(f"DeepSpeed found no usable state in {folder}: resume from another checkpoint")
+
+    def full_state(self) -> dict[str, Tensor]:
+        """See `Engine`."""
+        state = {}
+        for name, parameter in self.engine.module.named_parameters():
+            whole = safe_get_full_fp32_param(parameter)  # collective
+            if self.rank == 0:
+                state[name] = whole.detach().float().cpu().clone()
+        return state
+
+
+@contextlib.contextmanager
+def whole_parameter(parameter: nn.Parameter):  # type: ignore[no-untyped-def]
+    """Hold one parameter whole on every rank, and keep what was written into it."""
+    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+        yield
+
+
+def partitioned_construction(ds_config: dict[str, Any]):  # type: ignore[no-untyped-def]
+    """Context in which modules are built in parts, so that no rank ever holds the whole model (ZeRO-3)."""
+    # The data type comes from the configuration: given as an argument, DeepSpeed 0.19.8 ignores it on the CPU.
+    return deepspeed.zero.Init(config_dict_or_path=ds_config)

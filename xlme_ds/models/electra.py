@@ -1,0 +1,83 @@
+"""Generator and discriminator in one module, so that one engine, one backward pass and one checkpoint hold both.
+
+B rows, T tokens, M masked positions of the batch, D width.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..config import ModelConfig
+from ..data.batch import Batch
+from .embedding import lookup
+from .encoder import Encoder
+from .heads import MaskedLanguageModelHead, ReplacedTokenHead
+
+
+class ElectraOutput(NamedTuple):
+    """What one forward pass gives; the losses are the objective's business."""
+
+    nll_M: Tensor
+    """float32, the generator's −log p of the original token."""
+    predicted_M: Tensor
+    """int64, the generator's most likely token."""
+    corrupted_BT: Tensor
+    """int64, the rows with the generator's samples in place."""
+    replaced_logits_BT: Tensor
+    """The discriminator's logits; positive says replaced."""
+
+
+class Electra(nn.Module):
+    """XLM-E's pre-training model.
+
+    The embedding's parameters are this module's own (`embedding_0`, …): both encoders and the masked head read them
+    while this module's forward runs, which is when a partitioning engine has them whole.
+    """
+
+    def __init__(self, cfg: ModelConfig):
+        super().__init__()
+        self.cfg = cfg
+        sizes = block_sizes(cfg)
+        for n, size in enumerate(sizes):
+            self.register_parameter(f"embedding_{n}", nn.Parameter(torch.empty(size, cfg.width)))
+            if cfg.embedding_sharing == "gdes":
+                self.register_parameter(f"difference_{n}", nn.Parameter(torch.empty(size, cfg.width)))
+        self.generator = Encoder(cfg, cfg.generator_layers)
+        self.masked_head = MaskedLanguageModelHead(cfg)
+        self.discriminator = Encoder(cfg, cfg.discriminator_layers)
+        self.replaced_head = ReplacedTokenHead(cfg)
+
+    def _blocks(self, name: str) -> Sequence[Tensor]:
+        return [getattr(self, f"{name}_{n}") for n in range(self.cfg.vocabulary_blocks)]
+
+    def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
+        """The discriminator's token embeddings: the generator's, or their gradient-stopped copy plus a difference."""
+        shared = lookup(ids_BT, self._blocks("embedding"))
+        if self.cfg.embedding_sharing == "tied":
+            return shared
+        return shared.detach() + lookup(ids_BT, self._blocks("difference"))
+
+    def forward(self, batch: Batch) -> ElectraOutput:
+        """Mask, generate, replace, discriminate (XLM-E equations (1) to (5))."""
+        blocks = self._blocks("embedding")
+        targets_M = batch.tokens_BT.flatten()[batch.masked_M]
+        masked_BT = batch.tokens_BT.flatten().index_fill(0, batch.masked_M, self.cfg.vocabulary - 1).view_as(batch.tokens_BT)
+        hidden_BTD = self.generator(lookup(masked_BT, blocks), batch.positions_BT, batch.segments_BT)
+        generated = self.masked_head(hidden_BTD.flatten(0, 1)[batch.masked_M], blocks, targets_M, batch.uniforms_M)
+        corrupted_BT = batch.tokens_BT.flatten().index_copy(0, batch.masked_M, generated.sample_M).view_as(batch.tokens_BT)
+        hidden_BTD = self.discriminator(
+            self.embed_for_discriminator(corrupted_BT), batch.positions_BT, batch.segments_BT
+        )
+        return ElectraOutput(generated.nll_M, generated.predicted_M, corrupted_BT, self.replaced_head(hidden_BTD))
+
+
+def block_sizes(cfg: ModelConfig) -> list[int]:
+    """Rows of each embedding block: equal but for the last, which takes the remainder."""
+    size = -(-cfg.vocabulary // cfg.vocabulary_blocks)
+    sizes = [min(size, cfg.vocabulary - start) for start in range(0, cfg.vocabulary, size)]
+    if len(sizes) != cfg.vocabulary_blocks:
+        raise ValueError(f"model.vocabulary {cfg.vocabulary} does not split into model.vocabulary_blocks "
+                         f"{cfg.vocabulary_blocks} equal blocks: use {len(sizes)}")
+    return sizes

@@ -1,0 +1,46 @@
+"""Token lookup in an embedding that is stored as one or several blocks of the vocabulary.
+
+Blocks bound what an engine moves at once: a single parameter of 524,288 × 1,536 makes every swap buffer as large as itself.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of a table whose gradient adds up in float32: a frequent token sums thousands of rows, too many for bf16."""
+
+    @staticmethod
+    def forward(ctx, ids: Tensor, weight: Tensor) -> Tensor:  # type: ignore[no-untyped-def, override]
+        ctx.save_for_backward(ids)
+        ctx.shape, ctx.dtype = weight.shape, weight.dtype
+        return F.embedding(ids, weight)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[None, Tensor]:  # type: ignore[no-untyped-def, override]
+        (ids,) = ctx.saved_tensors
+        used, position = ids.flatten().unique(return_inverse=True)
+        sums = grad.new_zeros(len(used), ctx.shape[1], dtype=torch.float32)
+        sums.index_add_(0, position, grad.flatten(0, -2).float())
+        full = torch.zeros(ctx.shape, dtype=ctx.dtype, device=grad.device)
+        return None, full.index_copy_(0, used, sums.to(ctx.dtype))
+
+
+def lookup(ids: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+    """Embeddings of `ids` (int64, any shape) as [..., D]; block n holds the ids that follow block n−1's."""
+    # On the GPU F.embedding's own backward sorts and accumulates in float32.
+    one = F.embedding if ids.is_cuda or blocks[0].dtype == torch.float32 else _Lookup.apply
+    if len(blocks) == 1:
+        return one(ids, blocks[0])
+    out, start = None, 0
+    for block in blocks:
+        local = ids - start
+        inside = (local >= 0) & (local < len(block))
+        part = one(local.clamp(0, len(block) - 1), block) * inside.unsqueeze(-1)
+        out = part if out is None else out + part
+        start += len(block)
+    assert out is not None
+    return out

@@ -1,0 +1,63 @@
+"""A stack of layers over embedded tokens: the generator's body and the discriminator's.
+
+B rows, T tokens, D width.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ..config import ModelConfig
+from .attention import AttentionBias, item_mask
+from .layers import LAYER_NORM_EPSILON, TransformerLayer
+from .relative_position import RelativePositionTable
+
+
+class Encoder(nn.Module):
+    """Positions, layers and norms of one encoder; the token embedding is its owner's, because two encoders share it."""
+
+    def __init__(self, cfg: ModelConfig, layers: int):
+        super().__init__()
+        self.checkpointing = cfg.activation_checkpointing
+        self.positions = nn.Parameter(torch.empty(cfg.max_positions, cfg.width)) if cfg.absolute_positions else None
+        self.relative = (
+            RelativePositionTable(cfg.heads, cfg.relative_buckets, cfg.relative_max_distance)
+            if cfg.relative_bias != "none" else None
+        )
+        self.layers = nn.ModuleList(TransformerLayer(cfg) for _ in range(layers))
+        # Post-LN normalises what enters the first layer, pre-LN what leaves the last.
+        self.pre_norm = cfg.norm == "pre"
+        self.norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON)
+
+    def embed(self, embedded_BTD: Tensor, positions_BT: Tensor) -> Tensor:
+        """What the first layer reads, [B, T, D]; `positions_BT` restart at every packed item."""
+        if self.positions is not None:
+            embedded_BTD = embedded_BTD + F.embedding(positions_BT, self.positions)
+        return embedded_BTD if self.pre_norm else self.norm(embedded_BTD)
+
+    def bias(self, segments_BT: Tensor) -> AttentionBias:
+        """The part of the attention bias that the layers share."""
+        distance = None if self.relative is None else self.relative(segments_BT.shape[1])
+        return AttentionBias(item_mask(segments_BT), distance)
+
+    def forward(self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor) -> Tensor:
+        """Last hidden states, [B, T, D]."""
+        bias = self.bias(segments_BT)
+        x_BTD = self.embed(embedded_BTD, positions_BT)
+        for layer in self.layers:
+            if self.checkpointing and torch.is_grad_enabled():
+                x_BTD = checkpoint(layer, x_BTD, bias, use_reentrant=False)
+            else:
+                x_BTD = layer(x_BTD, bias)
+        return self.norm(x_BTD) if self.pre_norm else x_BTD
+
+    def hidden_states(self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor) -> list[Tensor]:
+        """Hidden states [B, T, D] of the embeddings (index 0) and of every layer; the last one is `forward`'s."""
+        bias = self.bias(segments_BT)
+        states = [self.embed(embedded_BTD, positions_BT)]
+        for layer in self.layers:
+            states.append(layer(states[-1], bias))
+        if self.pre_norm:
+            states[-1] = self.norm(states[-1])
+        return states

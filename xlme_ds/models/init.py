@@ -1,0 +1,53 @@
+"""The whole initialisation scheme, in one place.
+
+| parameters | initial value |
+|---|---|
+| linear weights, embeddings, positions, relative tables, gate vectors | normal, std `model.init_std` |
+| biases, the GDES difference | 0 |
+| LayerNorm weights, gate scales w | 1 |
+
+Every parameter is drawn from a generator of its own, seeded by (seed, its name): the values do not depend on the order
+of construction, on the engine, or on the number of processes.
+"""
+
+import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+
+def _kind(name: str, parameter_dim: int) -> str:
+    leaf = name.rsplit(".", 1)[-1]
+    if leaf == "bias" or leaf.startswith("difference_"):
+        return "zeros"
+    if leaf == "scale" or (leaf == "weight" and parameter_dim == 1):
+        return "ones"
+    return "normal"
+
+
+def has_weight_decay(name: str, parameter_dim: int) -> bool:
+    """Whether the optimizer decays this parameter: all but biases, norms and other vectors."""
+    return parameter_dim >= 2
+
+
+def initialise(
+    model: nn.Module, seed: int, std: float, whole: Callable[[Tensor], AbstractContextManager[object]] | None = None
+) -> None:
+    """Fill every parameter in place by the scheme above; raises nothing.
+
+    `whole(parameter)` is entered around the filling of each one, for engines that hold parameters in parts.
+    """
+    for name, parameter in model.named_parameters():
+        with (nullcontext() if whole is None else whole(parameter)), torch.no_grad():
+            if parameter.numel() == 0:  # the other ranks of a partitioned parameter
+                continue
+            kind = _kind(name, parameter.dim())
+            if kind == "normal":
+                digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+                generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+                values = torch.empty(parameter.shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
+                parameter.copy_(values)
+            else:
+                parameter.fill_(0.0 if kind == "zeros" else 1.0)

@@ -1,0 +1,33 @@
+"""One Transformer layer, post-LN (Base) or pre-LN (Large and XL)."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..config import ModelConfig
+from .attention import Attention, AttentionBias
+
+LAYER_NORM_EPSILON = 1e-5
+
+
+class TransformerLayer(nn.Module):
+    """Self-attention and a GELU feed-forward network, each with a residual connection."""
+
+    def __init__(self, cfg: ModelConfig):
+        super().__init__()
+        self.pre_norm = cfg.norm == "pre"
+        self.attention = Attention(cfg)
+        self.attention_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON)
+        self.up = nn.Linear(cfg.width, cfg.feed_forward)
+        self.down = nn.Linear(cfg.feed_forward, cfg.width)
+        self.feed_forward_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON)
+
+    def forward(self, x_BTD: Tensor, bias: AttentionBias) -> Tensor:
+        """The layer's output, [B, T, D]."""
+        if self.pre_norm:
+            x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), bias)
+            return x_BTD + self._feed_forward(self.feed_forward_norm(x_BTD))
+        x_BTD = self.attention_norm(x_BTD + self.attention(x_BTD, bias))
+        return self.feed_forward_norm(x_BTD + self._feed_forward(x_BTD))
+
+    def _feed_forward(self, x_BTD: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x_BTD)))

@@ -1,0 +1,64 @@
+"""Gated relative position bias (XLM-E section 3.3).
+
+B rows, H heads, T tokens, K head size. For head query q_i (after the projection, before the 1/sqrt(K) scale):
+
+    g_update, g_reset = sigmoid(q_i·u), sigmoid(q_i·v)
+    r_{i-j} = d_{i-j} · [1 + g_update + (1 − g_update) · w · g_reset]
+
+d is a learned table of (bucket, head), shared by the layers of one encoder; u, v are vectors and w a scalar a head, of
+each layer.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+def bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
+    """T5's bidirectional buckets: half for each sign, half of those exact, the rest logarithmic up to `max_distance`.
+
+    `distance` is j − i as integers of any shape; returns int64 bucket numbers of the same shape.
+    """
+    half = buckets // 2
+    exact = half // 2
+    size = distance.abs()
+    scale = (half - exact) / math.log(max_distance / exact)
+    far = exact + (torch.log(size.clamp(min=1).double() / exact) * scale).long()
+    within = torch.where(size < exact, size, far.clamp(max=half - 1))
+    return within + half * (distance > 0).long()
+
+
+class RelativePositionTable(nn.Module):
+    """The learned d of one encoder: `buckets` × heads."""
+
+    def __init__(self, heads: int, buckets: int, max_distance: int):
+        super().__init__()
+        self.max_distance = max_distance
+        self.weight = nn.Parameter(torch.empty(buckets, heads))
+
+    def forward(self, tokens: int) -> Tensor:
+        """d_{i-j} for a row of `tokens` tokens, as [H, T, T] in the weight's dtype."""
+        device = self.weight.device
+        # Only 2T−1 distances exist; gathering from those in float32 keeps the gradient's long sums exact enough for bf16.
+        distances = torch.arange(1 - tokens, tokens, device=device)
+        per_distance = self.weight.float()[bucket(distances, self.weight.shape[0], self.max_distance)]
+        position = torch.arange(tokens, device=device)
+        index = position[None, :] - position[:, None] + tokens - 1
+        return per_distance.t()[:, index].to(self.weight.dtype)
+
+
+class Gate(nn.Module):
+    """The gate of one layer: how strongly each query weighs the distance bias."""
+
+    def __init__(self, heads: int, head_size: int):
+        super().__init__()
+        self.update = nn.Parameter(torch.empty(head_size))
+        self.reset = nn.Parameter(torch.empty(head_size))
+        self.scale = nn.Parameter(torch.empty(heads))
+
+    def forward(self, q_BHTK: Tensor) -> Tensor:
+        """The factor of d for every query, [B, H, T, 1]."""
+        update = torch.sigmoid(q_BHTK @ self.update)
+        reset = torch.sigmoid(q_BHTK @ self.reset)
+        return (1 + update + (1 - update) * self.scale[:, None] * reset).unsqueeze(-1)

@@ -1,0 +1,108 @@
+"""Replaced token detection, multilingual (MRTD) and translation (TRTD), with the generator's MLM and TLM.
+
+L = L_MLM + L_TLM + λ·L_MRTD + λ·L_TRTD (XLM-E section 3.2). Every function returns sums over a micro-batch; a mean is
+a sum divided by the exact count of the global batch, so it does not matter how the batch was cut.
+
+B rows, T tokens, M masked positions. Tasks are in the order of schema.TASKS: mono (MLM, MRTD), para (TLM, TRTD).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..config import ModelConfig, ObjectiveConfig
+from ..data.batch import Batch
+from ..data.schema import TASKS, UNK
+from ..models.electra import Electra, ElectraOutput
+
+TERMS = ("mlm", "tlm", "mrtd", "trtd")
+_BINS = 512  # of the discriminator's logits, from −_RANGE to _RANGE, for the area under the ROC curve
+_RANGE = 16.0
+_SCALARS = ("generator_correct", "masked", "replaced", "replaced_found", "original", "original_kept")
+
+
+class ElectraObjective:
+    """What the engine and the training loop need to know of the objective."""
+
+    terms = TERMS
+
+    def __init__(self, cfg: ObjectiveConfig):
+        self.weights = torch.tensor([1.0, 1.0, cfg.discriminator_weight, cfg.discriminator_weight], dtype=torch.float64)
+
+    @staticmethod
+    def build(cfg: ModelConfig) -> Electra:
+        """The model that this objective trains, uninitialised."""
+        return Electra(cfg)
+
+    @staticmethod
+    def counts(batch: Batch) -> Tensor:
+        """What each term is a mean over, float64 [4]: masked positions, and all non-padding tokens, of each task."""
+        masked = _by_task(torch.ones_like(batch.masked_M), _task_of_masked(batch))
+        tokens = _by_task((batch.segments_BT > 0).sum(1), batch.task_B)
+        return torch.cat([masked, tokens]).double()
+
+    @staticmethod
+    def sums(output: ElectraOutput, batch: Batch) -> Tensor:
+        """The four summed losses, float32 [4], in the order of `terms`; carries the gradient."""
+        replaced_BT = (output.corrupted_BT != batch.tokens_BT).float()
+        cost_BT = F.binary_cross_entropy_with_logits(output.replaced_logits_BT.float(), replaced_BT, reduction="none")
+        generator = _by_task(output.nll_M, _task_of_masked(batch))
+        discriminator = _by_task((cost_BT * (batch.segments_BT > 0)).sum(1), batch.task_B)
+        return torch.cat([generator, discriminator])
+
+    @staticmethod
+    def statistics(output: ElectraOutput, batch: Batch) -> Tensor:
+        """Counts behind the reported accuracies and the AUC, float64 [2, S], additive; special tokens are left out."""
+        targets_M = batch.tokens_BT.flatten()[batch.masked_M]
+        replaced_BT = output.corrupted_BT != batch.tokens_BT
+        ordinary_BT = batch.tokens_BT > UNK
+        logits_BT = output.replaced_logits_BT.float()
+        positive_BT = logits_BT > 0
+        bins_BT = ((logits_BT.clamp(-_RANGE, _RANGE) + _RANGE) / (2 * _RANGE) * _BINS).long().clamp(max=_BINS - 1)
+        task_M = _task_of_masked(batch)
+        rows = []
+        for task in range(len(TASKS)):
+            here_BT = ordinary_BT & (batch.task_B == task)[:, None]
+            replaced, original = here_BT & replaced_BT, here_BT & ~replaced_BT
+            mine_M = task_M == task
+            scalars = [(output.predicted_M == targets_M)[mine_M].sum(), mine_M.sum(), replaced.sum(),
+                       (replaced & positive_BT).sum(), original.sum(), (original & ~positive_BT).sum()]
+            histograms = [torch.bincount(bins_BT[group], minlength=_BINS) for group in (replaced, original)]
+            rows.append(torch.cat([torch.stack(scalars), *histograms]))
+        return torch.stack(rows).double()
+
+    def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
+        """The metrics of a global batch from its added-up sums, counts and statistics; a task without rows is left out."""
+        means = sums.double() / counts.clamp(min=1)
+        metrics = {"loss": float((self.weights * means).sum())}
+        for task, name in enumerate(TASKS):
+            if counts[task] == 0:
+                continue
+            generator, discriminator = TERMS[task], TERMS[task + 2]
+            metrics |= {generator: float(means[task]), discriminator: float(means[task + 2])}
+            value = dict(zip(_SCALARS, statistics[task, : len(_SCALARS)].tolist(), strict=True))
+            replaced, original = statistics[task, len(_SCALARS):].split(_BINS)
+            metrics |= {
+                f"generator_accuracy_{name}": value["generator_correct"] / max(value["masked"], 1),
+                f"replaced_fraction_{name}": value["replaced"] / max(value["replaced"] + value["original"], 1),
+                f"accuracy_replaced_{name}": value["replaced_found"] / max(value["replaced"], 1),
+                f"accuracy_original_{name}": value["original_kept"] / max(value["original"], 1),
+                f"auc_{name}": area_under_curve(replaced, original),
+            }
+        return metrics
+
+
+def area_under_curve(positive: Tensor, negative: Tensor) -> float:
+    """AUC of two histograms over ascending scores (ties inside a bin count half); NaN when either is empty."""
+    below = negative.cumsum(0) - negative
+    pairs = positive.sum() * negative.sum()
+    return float((positive * (below + negative / 2)).sum() / pairs) if pairs > 0 else float("nan")
+
+
+def _task_of_masked(batch: Batch) -> Tensor:
+    return batch.task_B[batch.masked_M // batch.tokens_BT.shape[1]]
+
+
+def _by_task(values: Tensor, tasks: Tensor) -> Tensor:
+    """Sums of `values` [N] by task, [2]."""
+    return torch.stack([(values * (tasks == task)).sum() for task in range(len(TASKS))])
