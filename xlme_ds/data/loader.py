@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from ..config import DataConfig
-from .batch import Batch, collate
+from .batch import Batch
+from .collate import collate
 from .order import StepPlan, plan_step
 from .schema import TASKS
 from .shards import RowStore

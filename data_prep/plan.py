@@ -1,0 +1,115 @@
+"""What `mix` will write, known before a token is read: the examples of every encoded shard and their sampled order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.mapped import mapped
+from data_prep.sampling import Order, apportion, temperature_shares
+from xlme_ds.data.schema import EOS
+
+PAIR_SPECIALS = 3  # <s> e </s> f </s>
+
+
+@dataclass(frozen=True)
+class Source:
+    """An encoded shard as examples of one group (a language, or a language pair).
+
+    Task mono: `examples` training rows. Task para: pairs that fit into a row, `tokens` ids in their items (specials
+    included), and `too_long` pairs that do not fit.
+    """
+
+    name: str
+    group: str
+    examples: int
+    tokens: int
+    too_long: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sampled order of a task's examples, and where each stands. `sources` are sorted by group, then name."""
+
+    folder: Path
+    row_tokens: int
+    group_languages: tuple[tuple[int, ...], ...]
+    sources: tuple[Source, ...]
+    order: Order
+
+    @cached_property
+    def _first(self) -> np.ndarray:
+        """Examples before each source, over all groups."""
+        return np.cumsum([0] + [source.examples for source in self.sources])
+
+    def find(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(group, source, example within the source) of each slot of the order, int64."""
+        group, example = self.order.locate(slots)
+        examples = np.array(self.order.examples)
+        at = (np.cumsum(examples) - examples)[group] + example
+        source = np.searchsorted(self._first, at, side="right") - 1
+        return group, source, at - self._first[source]
+
+    def path(self, source: int) -> Path:
+        """The shard of a source."""
+        return self.folder / self.sources[source].name
+
+
+def make_plan(
+    folder: Path, row_tokens: int, languages: Sequence[str], sources: Sequence[Source], order: tuple[str, float, int]
+) -> Plan:
+    """Plan over the `sources` of a task, its slots still to come (`with_total`); `order` is (task, alpha, seed)."""
+    task, alpha, seed = order
+    sources = sorted(sources, key=lambda source: (source.group, source.name))
+    groups = sorted({source.group for source in sources})
+    examples = tuple(sum(s.examples for s in sources if s.group == group) for group in groups)
+    shares = tuple(temperature_shares(examples, alpha))
+    members = tuple(group_languages(group, languages) for group in groups)
+    return Plan(folder, row_tokens, members, tuple(sources), Order(tuple(groups), examples, shares, (), seed, task))
+
+
+def with_total(plan: Plan, total: int) -> Plan:
+    """The same examples, sampled `total` times."""
+    return replace(plan, order=replace(plan.order, quotas=tuple(apportion(total, plan.order.shares))))
+
+
+def group_languages(group: str, languages: Sequence[str]) -> tuple[int, ...]:
+    """Language indices of a group's sides: of a language its own, of the pair `a-b` those of a and b."""
+    if group in languages:
+        return (languages.index(group),)
+    cuts = [i for i, character in enumerate(group) if character == "-"]  # codes may have a hyphen of their own
+    for left, right in ((group[:i], group[i + 1 :]) for i in cuts):
+        if left in languages and right in languages:
+            return languages.index(left), languages.index(right)
+    raise ValueError(
+        f"{group!r} is neither one of the encoded languages nor a pair of two of them: encode the data again"
+    )
+
+
+def survey(folder: Path, row_tokens: int, name: str) -> Source:
+    """Count the examples of the encoded shard `name` (`group/number.arrow`) of task folder `folder`."""
+    group = name.split("/")[0]
+    shard = mapped(folder / name)
+    if shard.columns == 1:
+        return Source(name, group, *_document_rows(folder / name, row_tokens - 2))
+    lengths = pair_tokens(folder / name)
+    fits = lengths <= row_tokens
+    return Source(name, group, int(fits.sum()), int(lengths[fits].sum()), int((~fits).sum()))
+
+
+def pair_tokens(path: Path) -> np.ndarray:
+    """Tokens of every pair of a shard as an item, int64."""
+    shard = mapped(path)
+    records = np.arange(shard.records)
+    return shard.bounds(0, records)[1] + shard.bounds(1, records)[1] + PAIR_SPECIALS
+
+
+def _document_rows(path: Path, width: int) -> tuple[int, int]:
+    """(rows, tokens) of a document shard cut every `width` ids; a last slice of nothing but `</s>` is no row."""
+    shard = mapped(path)
+    rows = -(-shard.tokens // width)
+    if rows and (shard.stream((rows - 1) * width, rows * width) == EOS).all():
+        rows -= 1
+    return rows, shard.tokens

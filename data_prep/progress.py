@@ -1,0 +1,43 @@
+"""Progress of long work on stderr: a bar on a terminal, else a plain line at most every tenth of the work."""
+
+import sys
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+
+class Progress:
+    """`with Progress("encode", total) as progress: progress.advance(amount)`; silent where `visible` is false."""
+
+    def __init__(self, label: str, total: int, visible: bool = True):
+        self.label = label
+        self.total = total
+        self.done = 0
+        self.tenths = 0
+        self.plain = visible and not sys.stderr.isatty()
+        self.bar: Bar | None = None
+        if visible and not self.plain:
+            texts = TextColumn("{task.description}"), TextColumn("{task.percentage:>3.0f}%")
+            self.bar = Bar(texts[0], BarColumn(), texts[1], TimeRemainingColumn(), console=Console(stderr=True))
+            self.bar.add_task(label, total=total)
+
+    def __enter__(self) -> "Progress":
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def advance(self, amount: int) -> None:
+        """Count `amount` of `total` as done."""
+        self.done += amount
+        if self.bar:
+            self.bar.advance(self.bar.task_ids[0], amount)
+        tenths = 10 * self.done // max(self.total, 1)
+        if self.plain and tenths > self.tenths:
+            print(f"{self.label}: {100 * self.done // self.total}%", file=sys.stderr, flush=True)
+        self.tenths = tenths

@@ -1,0 +1,159 @@
+"""Stage `vocab`: a SentencePiece unigram vocabulary from lines sampled by temperature over languages."""
+
+import io
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sentencepiece as spm
+
+from data_prep.executor import is_root, on_root
+from data_prep.line_sample import SAMPLE, sample_lines
+from data_prep.readers import Input, find_documents, find_pairs
+from data_prep.store import Stage
+from xlme_ds.data.schema import Manifest, Shard, file_sha256, write_manifest
+from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
+
+_THREADS = 16  # a constant: SentencePiece sums by thread, so another number gives other bytes
+
+
+@dataclass(frozen=True)
+class VocabConfig:
+    """Train a vocabulary, or take over an existing SentencePiece model."""
+
+    out: Path
+    """Output folder: sentencepiece.model and manifest.json."""
+    mono: Path | None = None
+    """Folder of documents, `<lang>.txt[.xz|...]`."""
+    para: Path | None = None
+    """Folder of translation pairs; each side counts as text of its language."""
+    model: Path | None = None
+    """An existing SentencePiece model, such as XLM-R's, to take instead of training one."""
+    size: int = 250002
+    """Ids of the full vocabulary as the model sees it, <pad> and <mask> included."""
+    alpha: float = 0.7
+    """Exponent of the sampling over languages: 1 natural, 0 uniform."""
+    sentences: int = 10_000_000
+    """Lines to sample over all languages; a language with fewer than its quota gives all it has, once."""
+    seed: int = 0
+    """Seed of the sample."""
+    character_coverage: float = 0.9995
+    """Share of the characters of the sample that get a piece of their own."""
+    processes: int = 1
+    """Local processes for reading; the output is the same for any number. Not used under MPI."""
+
+    def validate(self) -> None:
+        """Raise ValueError for settings that cannot work."""
+        if self.model is None and self.mono is None and self.para is None:
+            raise ValueError(
+                "no text is given: set --mono or --para to train a vocabulary, or --model to take one over"
+            )
+        if self.model is not None and (self.mono is not None or self.para is not None):
+            raise ValueError(
+                "--model takes a vocabulary over as it is: leave out --mono and --para, or leave out --model"
+            )
+        if self.size < 16 or self.sentences < 1:
+            raise ValueError(f"--size is {self.size} and --sentences {self.sentences}: at least 16 and 1 are needed")
+        if not 0.98 <= self.character_coverage <= 1:
+            raise ValueError(f"--character-coverage is {self.character_coverage}: it must be between 0.98 and 1")
+
+
+def run(config: VocabConfig) -> None:
+    """Write `config.out`. Raises ValueError for settings or inputs that cannot work."""
+    on_root(config.validate)
+    if config.model is not None:
+        _take_over(config, config.model)
+    else:
+        _train(config)
+    if is_root():
+        vocabulary = Vocabulary(config.out)
+        print(f"{vocabulary.path}: {vocabulary.size:,} ids", flush=True)
+
+
+def _take_over(config: VocabConfig, model: Path) -> None:
+    source = on_root(lambda: Vocabulary(model))
+    stage = Stage(config.out, "vocab", {"model": source.sha256})
+    stage.open()
+    if not on_root(lambda: stage.complete):
+        on_root(lambda: _finish(stage, source.path.read_bytes(), {}))
+
+
+def _find(config: VocabConfig) -> tuple[Input, ...]:
+    mono = find_documents(config.mono) if config.mono else []
+    return (*mono, *(find_pairs(config.para) if config.para else []))
+
+
+def _train(config: VocabConfig) -> None:
+    inputs = on_root(lambda: _find(config))
+    settings = {
+        "size": config.size,
+        "alpha": config.alpha,
+        "sentences": config.sentences,
+        "seed": config.seed,
+        "character_coverage": config.character_coverage,
+        "inputs": [[source.name, [list(file) for file in source.files]] for source in inputs],
+    }
+    stage = Stage(config.out, "vocab", settings)
+    stage.open()
+    if on_root(lambda: stage.complete):
+        return
+    sample = sample_lines(stage, inputs, config.sentences, config.alpha, config.seed, config.processes)
+    on_root(lambda: _finish(stage, train_model(sample.lines(), config), sample.by_language))
+
+
+def train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
+    """Bytes of a SentencePiece unigram model. Raises ValueError when the text does not allow the size asked for."""
+    model = io.BytesIO()
+    try:
+        spm.SentencePieceTrainer.train(
+            sentence_iterator=sentences,
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=config.size - 2,  # <pad> and <mask> are ids of the model, not pieces
+            character_coverage=config.character_coverage,
+            normalization_rule_name="nmt_nfkc",
+            unk_id=0,
+            bos_id=1,
+            eos_id=2,
+            pad_id=-1,
+            num_threads=_THREADS,
+            input_sentence_size=0,
+            shuffle_input_sentence=False,
+            train_extremely_large_corpus=config.sentences > 10_000_000,
+            minloglevel=2,
+        )
+    except (RuntimeError, OSError) as error:
+        raise _size_error(str(error), config.size) or error from None
+    return model.getvalue()
+
+
+def _size_error(words: str, size: int) -> ValueError | None:
+    if found := re.search(r"value <= (\d+)", words):
+        return ValueError(
+            f"--size is {size}, but the sampled text allows no more than {int(found[1]) + 2}: take that, or more text"
+        )
+    if found := re.search(r"required_chars\D*\d+\D+(\d+)", words):
+        return ValueError(
+            f"--size is {size}, but the characters alone need more than {int(found[1]) + 2}: take a larger size, "
+            "or lower --character-coverage"
+        )
+    return None
+
+
+def _finish(stage: Stage, model: bytes, by_language: dict[str, Any]) -> None:
+    path = stage.folder / MODEL_FILE
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(model)
+    os.replace(temporary, path)
+    vocabulary = Vocabulary(path)
+    shard = Shard(MODEL_FILE, vocabulary.processor.get_piece_size(), len(model), file_sha256(path))
+    counts = {"by_language": by_language}
+    shutil.rmtree(stage.folder / SAMPLE, ignore_errors=True)  # before the marker, so that a killed run leaves none
+    write_manifest(
+        stage.folder,
+        Manifest("vocab", stage.settings, vocabulary.size, shard.sha256, tuple(by_language), (shard,), counts),
+    )

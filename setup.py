@@ -1,0 +1,66 @@
+"""Packaging of xlme_ds: version ranges and extras. `constraints.txt` holds the exact set that was proven together."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+
+
+def version() -> str:
+    """The version written in `xlme_ds/__init__.py`, read without importing the package."""
+    found = re.search(r'^__version__ = "([^"]+)"', (ROOT / "xlme_ds" / "__init__.py").read_text(encoding="utf-8"), re.M)
+    assert found, "xlme_ds/__init__.py has no __version__"
+    return found.group(1)
+
+
+def readme() -> str:
+    """The README, or nothing in a tree that has none."""
+    path = ROOT / "README.md"
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+CORE = [
+    "torch>=2.9,<3",
+    "deepspeed>=0.18,<0.20",
+    "sentencepiece>=0.2.1",
+    "pyarrow>=20",
+    "numpy>=2",
+    "tyro>=1",
+    "rich>=14",
+    "tensorboard>=2.19",
+    "matplotlib>=3.10",
+    "jinja2>=3.1",
+    "psutil>=6",
+    "safetensors>=0.5",
+]
+EXTRAS = {
+    "mpi": ["mpi4py>=4.1", "mpich>=4.3"],  # the mpich wheel brings mpiexec; on a cluster, its own MPI serves as well
+    "dev": [
+        "pytest>=8",
+        "hypothesis>=6",
+        "ruff>=0.12",
+        "mypy>=1.15",
+        "transformers>=4.57",  # parity tests against Hugging Face's XLM-R
+        "scikit-learn>=1.6",  # AUC and retrieval metrics against a second opinion
+        "setuptools>=77",  # the packaging test builds a wheel
+        "wheel",
+    ],
+}
+
+setup(
+    name="xlme-ds",
+    version=version(),
+    description="XLM-E: ELECTRA-style cross-lingual pre-training in 100 languages, on DeepSpeed",
+    long_description=readme(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.11",
+    packages=[*find_packages(include=["xlme_ds", "xlme_ds.*", "data_prep", "data_prep.*"]), "ds_configs"],
+    package_data={"xlme_ds.report": ["template.html"], "data_prep": ["*.jinja"], "ds_configs": ["*.json"]},
+    install_requires=CORE,
+    extras_require=EXTRAS,
+    zip_safe=False,
+)

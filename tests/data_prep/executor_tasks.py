@@ -1,0 +1,51 @@
+"""Tasks for test_executor, importable by worker processes; run as a script it is one rank of an MPI run."""
+
+import os
+import signal
+import sys
+import time
+
+from data_prep.executor import SharedError, TaskError, barrier, is_root, on_root, run_tasks
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def fail_on(number: int) -> int:
+    if number == 3:
+        raise ValueError("task three does not like its input")
+    if number == 5:
+        raise KeyError("a mistake of ours")
+    return number
+
+
+def killed(number: int) -> int:
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def fail_or_sleep(number: int) -> int:
+    if number == 0:
+        raise ValueError("the short one failed")
+    time.sleep(600)
+    return number
+
+
+def rank(numbers: list[int]) -> None:
+    """One rank: prints what it got, in one write, so that the test sees every rank's view."""
+    assert on_root(os.getpid) == on_root(os.getpid)
+    barrier()
+    try:
+        first = f"got {run_tasks(fail_on, numbers, numbers, 1, 'test')} {'root' if is_root() else 'other'}"
+    except SharedError as error:
+        first = f"shared: {error}"
+    except TaskError as error:
+        first = f"ours: {str(error).splitlines()[-1]}"
+    again = run_tasks(square, [1, 2], [1, 1], 1, "test")  # nothing of a failure is left over
+    os.write(1, f"{first}\nagain {again}\n".encode())
+
+
+if __name__ == "__main__":
+    rank([int(number) for number in sys.argv[1:]])

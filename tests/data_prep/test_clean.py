@@ -1,0 +1,44 @@
+from collections import Counter
+
+import pytest
+
+from data_prep.clean import Counts, add_counts, clean_line
+
+
+@pytest.mark.parametrize(
+    ("raw", "text", "repaired"),
+    [
+        ("Würde 尊厳".encode(), "Würde 尊厳", {}),
+        (b"  a \xc2\xa0", "a", {}),
+        (b"a\xffb", "a\ufffdb", {"invalid_utf8": 1}),
+        (b"a\xed\xa0\x80b", "a\ufffd\ufffd\ufffdb", {"invalid_utf8": 1}),  # a surrogate is no UTF-8
+        (b"a\x00b\x1bc\x7f", "abc", {"control_character": 1}),
+        ("a\u009bb".encode(), "ab", {"control_character": 1}),
+        (b"a\tb", "a\tb", {}),
+        (b"a\r", "a", {"carriage_return": 1}),
+        (b"a\rb\r", "a b", {"carriage_return": 1}),
+        (b"\xef\xbb\xbfa", "a", {"byte_order_mark": 1}),
+        ("a\u2028b\u0085c".encode(), "a\u2028b\u0085c", {}),
+        (b"\x00\r", "", {"carriage_return": 1, "control_character": 1}),
+    ],
+)
+def test_a_line_is_repaired_and_the_repair_counted(raw: bytes, text: str, repaired: dict[str, int]) -> None:
+    counter: Counter[str] = Counter()
+    assert clean_line(raw, counter) == text
+    assert counter == repaired
+
+
+def test_lost_units_are_our_own_mistake() -> None:
+    counts = Counts("pairs", units_in=3, units=2)
+    with pytest.raises(AssertionError, match="pairs were lost"):
+        counts.as_json()
+    counts.dropped["empty_side"] += 1
+    assert counts.as_json()["pairs_in"] == 3
+
+
+def test_counts_add_up_by_reason() -> None:
+    a = Counts("documents", units_in=2, units=1, tokens=5, files=1, dropped=Counter(no_token=1))
+    b = Counts("documents", units_in=2, units=2, files=1, repaired=Counter(invalid_utf8=3))
+    total = add_counts(add_counts({}, a.as_json()), b.as_json())
+    assert (total["documents_in"], total["documents"], total["tokens"], total["files"]) == (4, 3, 5, 2)
+    assert (total["dropped"], total["repaired"]) == ({"no_token": 1}, {"invalid_utf8": 3})

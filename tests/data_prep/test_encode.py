@@ -1,0 +1,265 @@
+"""Stage encode: the ids are the text's, counts add up whatever the damage, and the bytes depend on the input alone."""
+
+import itertools
+import json
+import lzma
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data_prep.encode import EncodeConfig, run
+from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, file_sha256, read_manifest
+from xlme_ds.data.vocabulary import Vocabulary
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def records(folder: Path, language: str) -> list[list[list[int]]]:
+    """Every record of a language or pair as its columns' ids, after checking shards against the manifest."""
+    manifest = read_manifest(folder)
+    schema = DOCUMENTS if folder.name == "mono" else PAIRS
+    assert [shard.name for shard in manifest.shards] == sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*.arrow")
+    )
+    found = []
+    for shard in manifest.shards:
+        path = folder / shard.name
+        assert (file_sha256(path), path.stat().st_size) == (shard.sha256, shard.bytes)
+        table = pa.ipc.open_file(path).read_all()
+        assert table.schema == schema
+        assert table.num_rows == shard.rows > 0
+        if shard.name.startswith(f"{language}/"):
+            found += [list(row.values()) for row in table.to_pylist()]
+    return found
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, sentences: list[str]) -> tuple[Path, Path]:
+    mono, para = tmp_path / "mono_in", tmp_path / "para_in"
+    mono.mkdir()
+    para.mkdir()
+    (mono / "en.txt").write_text(f"\n{sentences[0]}\nTwo.\n\n\n{sentences[0]}\n\n\u200b\n")
+    (mono / "de.txt.xz").write_bytes(lzma.compress("ᚠ ".encode() + sentences[1].encode("latin-1") + b"\r\n\x00\n"))
+    (mono / "fr.txt").write_bytes(b"")
+    (para / "X.de-en.de").write_text(f"{sentences[1]}\n\neins\n{sentences[1]}\n")
+    (para / "X.de-en.en").write_text(f"{sentences[0]}\none\none\n{sentences[0] * 20}\n")
+    return mono, para
+
+
+def test_ids_are_those_of_the_text(
+    corpus: tuple[Path, Path], vocab: Path, tmp_path: Path, sentences: list[str]
+) -> None:
+    run(EncodeConfig(vocab, tmp_path / "out", *corpus, max_pair_tokens=100))
+    vocabulary = Vocabulary(vocab)
+    ids = [vocabulary.encode(sentence).tolist() for sentence in sentences]
+    mono = records(tmp_path / "out" / "mono", "en")
+    assert mono == [[[*ids[0], *vocabulary.encode("Two.").tolist(), EOS]], [[*ids[0], EOS]]]
+    para = records(tmp_path / "out" / "para", "de-en")
+    assert para == [[ids[1], ids[0]], [vocabulary.encode("eins").tolist(), vocabulary.encode("one").tolist()]]
+
+
+def test_everything_is_counted(corpus: tuple[Path, Path], vocab: Path, tmp_path: Path, sentences: list[str]) -> None:
+    run(EncodeConfig(vocab, tmp_path / "out", *corpus, max_pair_tokens=100))
+    manifest = read_manifest(tmp_path / "out" / "mono")
+    assert manifest.languages == ("de", "en", "fr")
+    assert manifest.vocabulary_sha256 == file_sha256(vocab / "sentencepiece.model")
+    english, german, french = (manifest.counts["by_language"][code] for code in ("en", "de", "fr"))
+    written = [sentences[0], "Two.", sentences[0]]
+    assert english["dropped"] == {"no_token": 1}  # a zero-width space alone
+    assert (english["documents_in"], english["documents"], english["paragraphs"]) == (3, 2, 3)
+    assert english["characters"] == english["bytes"] == sum(map(len, written))
+    assert english["tokens"] == sum(len(row[0]) for row in records(tmp_path / "out" / "mono", "en"))
+    assert german["repaired"] == {"carriage_return": 1, "control_character": 1, "invalid_utf8": 1}
+    assert german["unknown"] == 1  # the rune
+    assert (french["files"], french["documents_in"], french["documents"]) == (1, 0, 0)
+    pairs = read_manifest(tmp_path / "out" / "para").counts["by_language"]["de-en"]
+    assert pairs["dropped"] == {"empty_side": 1, "too_long": 1}
+    assert (pairs["pairs_in"], pairs["pairs"], pairs["paragraphs"]) == (4, 2, 4)
+
+
+def test_shards_end_after_their_tokens(vocab: Path, tmp_path: Path, sentences: list[str]) -> None:
+    mono = tmp_path / "in"
+    mono.mkdir()
+    (mono / "en.txt").write_text(f"{sentences[0]}\n\n" * 10_000)
+    run(EncodeConfig(vocab, tmp_path / "one", mono))
+    run(EncodeConfig(vocab, tmp_path / "many", mono, shard_tokens=100_000))
+    one, many = (read_manifest(tmp_path / name / "mono") for name in ("one", "many"))
+    assert (len(one.shards), one.rows) == (1, 10_000)
+    assert len(many.shards) > 2
+    assert records(tmp_path / "one" / "mono", "en") == records(tmp_path / "many" / "mono", "en")
+    assert one.counts == many.counts
+
+
+def test_two_files_of_one_language_are_joined(vocab: Path, tmp_path: Path, sentences: list[str]) -> None:
+    for name in ("zh_CN.txt", "zh-Hans.txt"):
+        (tmp_path / name).write_text(sentences[4])
+    run(EncodeConfig(vocab, tmp_path / "out", tmp_path))
+    counts = read_manifest(tmp_path / "out" / "mono").counts["by_language"]
+    assert (list(counts), counts["zh-Hans"]["files"], counts["zh-Hans"]["documents"]) == (["zh-Hans"], 2, 2)
+    assert len(records(tmp_path / "out" / "mono", "zh-Hans")) == 2
+
+
+def test_changed_settings_are_refused(corpus: tuple[Path, Path], vocab: Path, tmp_path: Path) -> None:
+    config = EncodeConfig(vocab, tmp_path / "out", *corpus)
+    run(config)
+    before = tree(config.out)
+    with pytest.raises(ValueError, match=r"max_pair_tokens was 509, now 60\): choose another output folder, or delete"):
+        run(replace(config, max_pair_tokens=60))
+    (corpus[0] / "en.txt").write_text("changed")
+    with pytest.raises(ValueError, match="inputs was"):
+        run(config)
+    assert tree(config.out) == before
+
+
+def test_a_relaunch_does_only_what_is_missing(corpus: tuple[Path, Path], vocab: Path, tmp_path: Path) -> None:
+    config = EncodeConfig(vocab, tmp_path / "out", *corpus)
+    run(config)
+    before = tree(config.out)
+    folder = config.out / "mono"
+    (folder / "manifest.json").unlink()
+    (folder / "tasks" / "de-000.json").unlink()
+    (folder / "de" / ".00000.arrow.1.tmp").write_text("left by a killed run")
+    untouched = (folder / "en" / "000-00000.arrow").stat().st_mtime_ns
+    run(config)
+    assert tree(config.out) == before
+    assert (folder / "en" / "000-00000.arrow").stat().st_mtime_ns == untouched
+    (folder / "manifest.json").unlink()
+    (folder / "en" / "000-00000.arrow").write_bytes(b"short")  # lost in a crash of the file system
+    run(config)
+    assert tree(config.out) == before
+
+
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> tuple[Path, Path]:
+    mono, para = tmp_path_factory.mktemp("mono"), tmp_path_factory.mktemp("para")
+    for number, language in enumerate(("en", "de", "fr", "ru", "ja", "ur", "af", "sv")):
+        sentence = sentences[number % 6]
+        text = "".join(f"{sentence} {i}\n" + "\n" * (i % 7 == 0) for i in range(2_000 + 1_000 * number))
+        (mono / f"{language}.txt.xz").write_bytes(lzma.compress(text.encode()))
+    for language, sentence in zip(("de", "fr", "ru"), sentences[1:4], strict=True):
+        (para / f"X.en-{language}.en").write_text(f"{sentences[0]}\n" * 500)
+        (para / f"X.en-{language}.{language}").write_text(f"{sentence}\n" * 500)
+    return mono, para
+
+
+def test_bytes_do_not_depend_on_processes_ranks_or_a_kill(
+    larger: tuple[Path, Path],
+    vocab: Path,
+    tmp_path: Path,
+    data_prep: Run,
+    start_data_prep: Callable[..., "subprocess.Popen[str]"],
+) -> None:
+    flags = ["encode", "--mono", larger[0], "--para", larger[1], "--vocab", vocab, "--shard-tokens", 50_000, "--out"]
+    run(EncodeConfig(vocab, tmp_path / "one", *larger, shard_tokens=50_000))
+    expected = tree(tmp_path / "one")
+    assert len(expected) > 20
+
+    done = data_prep(*flags, tmp_path / "two", "--processes", 2)
+    assert done.returncode == 0, done.stderr
+    assert tree(tmp_path / "two") == expected
+
+    killed = start_data_prep(*flags, tmp_path / "killed", "--processes", 2)
+    while not list((tmp_path / "killed").glob("mono/tasks/*.json")):
+        assert killed.poll() is None, "it ended before it could be killed"
+        time.sleep(0.002)
+    killed.kill()
+    killed.wait()
+    assert not (tmp_path / "killed" / "mono" / "manifest.json").exists()
+    done = data_prep(*flags, tmp_path / "killed")
+    assert done.returncode == 0, done.stderr
+    assert tree(tmp_path / "killed") == expected
+
+    done = data_prep(*flags, tmp_path / "ranks", ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert tree(tmp_path / "ranks") == expected
+
+
+@pytest.mark.parametrize("how", ["process", "processes", "ranks"])
+def test_a_truncated_file_ends_all_with_one_line(
+    larger: tuple[Path, Path], vocab: Path, tmp_path: Path, data_prep: Run, how: str
+) -> None:
+    for path in larger[0].iterdir():
+        data = path.read_bytes()
+        (tmp_path / path.name).write_bytes(data[: len(data) // 2] if path.name == "ja.txt.xz" else data)
+    out = tmp_path / "out"
+    flags = ["encode", "--mono", tmp_path, "--vocab", vocab, "--out", out, "--shard-tokens", 10_000]
+    flags += ["--processes", 2] if how == "processes" else []
+    done = data_prep(*flags, ranks=2 if how == "ranks" else 0)
+    errors = [line for line in done.stderr.splitlines() if "error" in line]
+    assert done.returncode == 1
+    assert len(errors) == 1
+    assert errors[0].startswith(f"data_prep encode: error: {tmp_path / 'ja.txt.xz'} cannot be read behind line ")
+    assert "Traceback" not in done.stderr
+    assert not list(out.rglob("ja/*"))
+    assert not (out / "mono" / "manifest.json").exists()
+
+
+def test_a_bad_name_ends_before_any_work(tmp_path: Path, vocab: Path, data_prep: Run) -> None:
+    (tmp_path / "de.txt").write_text("a")
+    (tmp_path / "dex.txt").write_text("a")
+    done = data_prep("encode", "--mono", tmp_path, "--vocab", vocab, "--out", tmp_path / "out", ranks=2)
+    assert done.returncode == 1
+    assert done.stderr.count("data_prep encode: error:") == 1
+    assert f"{tmp_path / 'dex.txt'}: unknown language code 'dex': did you mean 'de'?" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_line_names_its_stages(data_prep: Run) -> None:
+    done = data_prep("encod")
+    assert done.returncode == 2
+    assert "there is no stage 'encod'" in done.stderr
+    done = data_prep("encode", "--help")
+    assert done.returncode == 0
+    assert "Local processes; the output is the same for any number" in " ".join(done.stdout.replace("│", " ").split())
+
+
+LINES = st.one_of(
+    st.binary(max_size=60),
+    st.text(max_size=40).map(lambda text: text.encode("utf-8", "surrogatepass")),
+    st.sampled_from([b"", b"\r", b"\xef\xbb\xbf", b"\x00", b" ", "\u200b".encode(), b"</s> <s> <unk>", b"a" * 300]),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(mono=st.lists(LINES, max_size=30), para=st.lists(st.tuples(LINES, LINES), max_size=15))
+def test_any_bytes_are_encoded_and_accounted_for(
+    vocab: Path, mono: list[bytes], para: list[tuple[bytes, bytes]]
+) -> None:
+    size = Vocabulary(vocab).size
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for kind in ("mono", "para"):
+            (folder / kind).mkdir()
+        (folder / "mono" / "en.txt").write_bytes(b"\n".join(mono))
+        for side in (0, 1):
+            text = b"".join(pair[side].replace(b"\n", b"") + b"\n" for pair in para)
+            (folder / "para" / f"X.de-en.{('de', 'en')[side]}").write_bytes(text)
+        run(EncodeConfig(vocab, folder / "out", folder / "mono", folder / "para", max_pair_tokens=50))
+        documents, pairs = records(folder / "out" / "mono", "en"), records(folder / "out" / "para", "de-en")
+        counts = json.loads((folder / "out" / "mono" / "manifest.json").read_text())["counts"]["by_language"]["en"]
+        pair_counts = json.loads((folder / "out" / "para" / "manifest.json").read_text())["counts"]["by_language"][
+            "de-en"
+        ]
+    assert counts["documents_in"] == counts["documents"] + sum(counts["dropped"].values())
+    assert counts["documents"] == len(documents)
+    assert pair_counts["pairs_in"] == len(para) == len(pairs) + sum(pair_counts["dropped"].values())
+    for (document,) in documents:
+        assert len(document) > 1
+        assert document.index(EOS) == len(document) - 1
+    sides = [side for pair in pairs for side in pair]
+    assert all(1 <= len(a) + len(b) <= 50 and EOS not in a + b for a, b in pairs)
+    ids = np.array(list(itertools.chain(*sides, *(document for (document,) in documents))), np.int64)
+    assert ((ids >= EOS) & (ids < size - 1)).all()

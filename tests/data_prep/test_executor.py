@@ -1,0 +1,84 @@
+import importlib
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from data_prep.executor import SharedError, TaskError, run_tasks
+
+HERE = Path(__file__).resolve().parent
+MPIEXEC = Path(sys.executable).parent / "mpiexec"
+needs_mpi = pytest.mark.skipif(not MPIEXEC.exists(), reason="the environment has no mpiexec: install the mpich wheel")
+
+
+@pytest.fixture(scope="module")
+def tasks() -> ModuleType:
+    sys.path.insert(0, str(HERE))  # worker processes take over sys.path
+    return importlib.import_module("executor_tasks")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_results_come_in_task_order(tasks: ModuleType, processes: int, capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = [3, 50, 1, 20, 7]
+    assert run_tasks(tasks.square, numbers, numbers, processes, "squares") == [n * n for n in numbers]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1] == "squares: 100%"
+    assert len(lines) <= 5
+    assert run_tasks(tasks.square, [], [], processes, "nothing") == []
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_users_mistake_keeps_its_words_and_ours_its_traceback(tasks: ModuleType, processes: int) -> None:
+    with pytest.raises(SharedError, match=r"^task three does not like its input$"):
+        run_tasks(tasks.fail_on, [1, 2, 3, 4], [1, 1, 1, 1], processes, "test")
+    with pytest.raises(TaskError, match=r"(?s)Traceback.*in fail_on.*a mistake of ours"):
+        run_tasks(tasks.fail_on, [1, 2, 5], [1, 1, 1], processes, "test")
+
+
+def test_a_failure_ends_the_tasks_that_still_run(tasks: ModuleType) -> None:
+    with pytest.raises(SharedError, match="the short one failed"):
+        run_tasks(tasks.fail_or_sleep, [0, 1, 2], [1, 5, 1], 2, "test")
+    assert not multiprocessing.active_children()
+
+
+def test_a_killed_worker_is_an_error_and_no_hang(tasks: ModuleType) -> None:
+    with pytest.raises(SharedError, match="worker of task 1 died with exit code -9:"):
+        run_tasks(tasks.killed, [0, 1, 2], [1, 1, 1], 2, "test")
+    assert not multiprocessing.active_children()
+
+
+def test_processes_must_be_positive(tasks: ModuleType) -> None:
+    with pytest.raises(ValueError, match="--processes is 0"):
+        run_tasks(tasks.square, [1], [1], 0, "test")
+
+
+def ranks(numbers: list[int], launcher: list[str], **variables: str) -> "subprocess.CompletedProcess[str]":
+    environment = os.environ | {"PYTHONPATH": str(HERE.parents[1])} | variables
+    command = [*launcher, sys.executable, str(HERE / "executor_tasks.py"), *map(str, numbers)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+@needs_mpi
+def test_every_rank_gets_the_whole_list() -> None:
+    done = ranks([10, 1, 2], [str(MPIEXEC), "-n", "3"])
+    lines = sorted(done.stdout.splitlines())
+    assert lines == ["again [1, 4]"] * 3 + ["got [10, 1, 2] other"] * 2 + ["got [10, 1, 2] root"], done.stderr
+
+
+@needs_mpi
+@pytest.mark.parametrize("numbers", [[1, 2, 3, 4], [4, 3, 3, 3]])
+def test_every_rank_raises_the_same_error(numbers: list[int]) -> None:
+    done = ranks(numbers, [str(MPIEXEC), "-n", "2"])
+    lines = sorted(done.stdout.splitlines())
+    assert lines == ["again [1, 4]"] * 2 + ["shared: task three does not like its input"] * 2, done.stderr
+    done = ranks([5, 1], [str(MPIEXEC), "-n", "2"])
+    assert done.stdout.count("ours: KeyError: 'a mistake of ours'") == 2, done.stderr
+
+
+def test_a_launcher_of_another_mpi_is_told() -> None:
+    done = ranks([1], [], OMPI_COMM_WORLD_SIZE="4")
+    assert "the launcher started 4 processes but MPI sees each alone" in done.stderr

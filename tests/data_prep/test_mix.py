@@ -1,0 +1,283 @@
+"""`mix` on small encoded folders whose every token is unique, so that each row tells where it comes from."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import sentencepiece as spm
+
+from data_prep.mix import MixConfig, run
+from data_prep.store import write_arrow
+from xlme_ds.data.schema import BOS, DOCUMENTS, EOS, PAD, PAIRS, Manifest, file_sha256, read_manifest, write_manifest
+
+ROOT = Path(__file__).resolve().parents[2]
+WIDTH = 16
+TEXT = WIDTH - 2
+LANGUAGES = ("de", "en", "sw", "xh", "zh-Hans")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """An encoded folder, and what it holds: `streams` of each language's shards, (source, target) pairs by name."""
+
+    folder: Path
+    vocab: Path
+    streams: dict[str, list[list[int]]]
+    pairs: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]]
+
+    def rows(self, language: str) -> list[tuple[int, ...]]:
+        """A language's training rows, written down from the definition."""
+        result = []
+        for stream in self.streams[language]:
+            for start in range(0, len(stream), TEXT):
+                piece = stream[start : start + TEXT]
+                while piece and piece[0] == EOS:
+                    piece = piece[1:]
+                while piece and piece[-1] == EOS:
+                    piece = piece[:-1]
+                if piece:
+                    result.append((BOS, *piece, EOS))
+        return result
+
+    def config(self, out: Path, **settings: float) -> MixConfig:
+        return replace(MixConfig(self.folder, self.vocab, out, row_tokens=WIDTH, rows_per_shard=64), **settings)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    folder = tmp_path_factory.mktemp("encoded")
+    rng = np.random.default_rng(0)
+    words = ["".join(rng.choice(list("abcdefg"), 4)) for _ in range(200)]
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(words), model_prefix=str(folder / "sentencepiece"), vocab_size=40, minloglevel=2
+    )
+    sha256 = file_sha256(folder / "sentencepiece.model")
+    fresh = iter(range(4, 10**6))
+
+    def ids(count: int) -> list[int]:
+        return [next(fresh) for _ in range(count)]
+
+    documents = {
+        "de": [[int(n) for n in rng.integers(1, 40, size)] for size in (90, 70)],
+        "en": [[int(n) for n in rng.integers(1, 60, 250)]],
+        "sw": [[int(n) for n in rng.integers(1, 9, 30)]],
+        "xh": [
+            [TEXT - 1, TEXT],
+            [TEXT, TEXT - 1, TEXT],
+        ],  # slices that start or end with </s>; a last slice of only </s>
+    }
+    streams: dict[str, list[list[int]]] = {}
+    shards = []
+    for language, shard_lengths in documents.items():
+        streams[language] = []
+        for number, lengths in enumerate(shard_lengths):
+            texts = [[*ids(n), EOS] for n in lengths]
+            streams[language].append([token for text in texts for token in text])
+            parts = [pa.record_batch([pa.array(texts[i : i + 37])], schema=DOCUMENTS) for i in range(0, len(texts), 37)]
+            path = folder / "mono" / language / f"{number:05d}.arrow"
+            shards.append(write_arrow(path, DOCUMENTS, parts, folder / "mono"))
+    assert any(len(stream) % TEXT == 1 for stream in streams["xh"])
+    _manifest(folder / "mono", shards, sha256, tuple(documents))
+
+    pairs, shards = {}, []
+    for name, count in (("de-en", 500), ("en-zh-Hans", 60)):
+        pairs[name] = [(tuple(ids(a)), tuple(ids(b))) for a, b in rng.integers(1, 9, (count, 2)).tolist()]
+        columns = [[list(pair[side]) for pair in pairs[name]] for side in (0, 1)]
+        parts = [
+            pa.record_batch([pa.array(c[i : i + 101], pa.list_(pa.int32())) for c in columns], schema=PAIRS)
+            for i in range(0, count, 101)
+        ]
+        shards.append(write_arrow(folder / "para" / name / "00000.arrow", PAIRS, parts, folder / "para"))
+    _manifest(folder / "para", shards, sha256, ("de", "en", "zh-Hans"))
+    return Corpus(folder, folder / "sentencepiece.model", streams, pairs)
+
+
+def _manifest(folder: Path, shards: list, sha256: str, languages: tuple[str, ...]) -> None:
+    shards.sort(key=lambda shard: shard.name)
+    write_manifest(folder, Manifest("encode", {}, 10**6, sha256, tuple(sorted(languages)), tuple(shards), {}))
+
+
+@dataclass(frozen=True)
+class Row:
+    tokens: tuple[int, ...]
+    lengths: tuple[int, ...]
+    languages: tuple[str, ...]
+
+    def items(self) -> list[tuple[int, ...]]:
+        """The row cut at its lengths; the rest must be padding."""
+        ends = np.cumsum((0, *self.lengths)).tolist()
+        assert set(self.tokens[ends[-1] :]) <= {PAD}
+        return [self.tokens[a:b] for a, b in pairwise(ends)]
+
+
+def read_rows(folder: Path) -> list[Row]:
+    manifest = read_manifest(folder)
+    rows = []
+    for shard in manifest.shards:
+        assert file_sha256(folder / shard.name) == shard.sha256
+        with pa.memory_map(str(folder / shard.name)) as file:
+            table = pa.ipc.open_file(file).read_all()
+        assert table.num_rows == shard.rows
+        for row in table.to_pylist():
+            languages = tuple(manifest.languages[i] for i in row["languages"])
+            rows.append(Row(tuple(row["tokens"]), tuple(row["lengths"]), languages))
+    return rows
+
+
+def folder_bytes(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_alpha_one_and_all_rows_is_one_pass(corpus: Corpus, tmp_path: Path) -> None:
+    expected = {row: language for language in corpus.streams for row in corpus.rows(language)}
+    run(corpus.config(tmp_path, mono_rows=len(expected), alpha=1.0))
+    rows = read_rows(tmp_path / "mono")
+    assert Counter(row.items()[0] for row in rows) == Counter(expected.keys())
+    assert all(row.languages == (expected[row.items()[0]],) and len(row.lengths) == 1 for row in rows)
+    place = {row: i for i, row in enumerate(expected)}
+    assert abs(np.corrcoef(np.arange(len(rows)), [place[row.items()[0]] for row in rows])[0, 1]) < 0.15, "not shuffled"
+
+
+def test_temperature_repeats_low_resource_rows_evenly(corpus: Corpus, tmp_path: Path) -> None:
+    total, alpha = 3001, 0.3
+    run(corpus.config(tmp_path, mono_rows=total, alpha=alpha))
+    manifest, rows = read_manifest(tmp_path / "mono"), read_rows(tmp_path / "mono")
+    assert len(rows) == manifest.rows == total
+    assert [shard.rows for shard in manifest.shards] == [64] * 46 + [total - 46 * 64]
+    available = {language: len(corpus.rows(language)) for language in corpus.streams}
+    weights = {language: count**alpha for language, count in available.items()}
+    times = Counter(row.items()[0] for row in rows)
+    for language, counts in manifest.counts["by_language"].items():
+        used = sum(times[row] for row in corpus.rows(language))
+        assert abs(used - total * weights[language] / sum(weights.values())) < 1
+        assert counts["available"] == available[language] and counts["used"] == used
+        assert counts["repeat"] == used / available[language]
+        assert counts["share_before"] == pytest.approx(available[language] / sum(available.values()))
+        assert counts["share_after"] == pytest.approx(used / total)
+        each = [times[row] for row in corpus.rows(language)]
+        assert min(each) == used // available[language] and max(each) == -(-used // available[language])
+    assert manifest.counts["tokens"] == sum(sum(row.lengths) for row in rows)
+
+
+def test_packed_rows_are_the_pairs(corpus: Corpus, tmp_path: Path) -> None:
+    run(corpus.config(tmp_path, para_rows=700, alpha=0.5))
+    manifest, rows = read_manifest(tmp_path / "para"), read_rows(tmp_path / "para")
+    assert len(rows) == manifest.rows == 700
+    known = {}
+    for name, (a, b) in (("de-en", ("de", "en")), ("en-zh-Hans", ("en", "zh-Hans"))):
+        for source, target in corpus.pairs[name]:
+            known[(BOS, *source, EOS, *target, EOS)] = (name, (a, b))
+            known[(BOS, *target, EOS, *source, EOS)] = (name, (b, a))
+    times: Counter[frozenset[int]] = Counter()
+    used: Counter[str] = Counter()
+    reversed_sides = 0
+    for row in rows:
+        languages = iter(row.languages)
+        for item in row.items():
+            name, sides = known[item]
+            assert (next(languages), next(languages)) == sides
+            reversed_sides += sides != tuple(name.split("-", 1))
+            used[name] += 1
+            times[frozenset(item)] += 1
+        assert next(languages, None) is None
+    assert 0.4 < reversed_sides / used.total() < 0.6
+    for name, counts in manifest.counts["by_language"].items():
+        fitting = [pair for pair in corpus.pairs[name] if sum(map(len, pair)) + 3 <= WIDTH]
+        assert counts["available"] == len(fitting)
+        assert counts["too_long"] == len(corpus.pairs[name]) - len(fitting) > 0
+        assert counts["used"] == used[name]
+    weights = {name: counts["available"] ** 0.5 for name, counts in manifest.counts["by_language"].items()}
+    for name, weight in weights.items():
+        assert used[name] / used.total() == pytest.approx(weight / sum(weights.values()), abs=0.02)
+        # sampled evenly; the rows cut off at the end leave out a few
+        fitting = [frozenset((BOS, EOS, *s, *t)) for s, t in corpus.pairs[name] if len(s) + len(t) + 3 <= WIDTH]
+        assert max(times[pair] for pair in fitting) <= -(-used[name] * 1.2 // len(fitting))
+    assert manifest.counts["fill"] == sum(sum(row.lengths) for row in rows) / (700 * WIDTH)
+
+
+def test_bytes_do_not_depend_on_processes(corpus: Corpus, tmp_path: Path) -> None:
+    for processes in (1, 2):
+        run(corpus.config(tmp_path / str(processes), mono_rows=500, para_rows=300, processes=processes))
+    assert folder_bytes(tmp_path / "1") == folder_bytes(tmp_path / "2")
+    run(corpus.config(tmp_path / "seed", mono_rows=500, para_rows=300, seed=1))
+    assert read_rows(tmp_path / "seed" / "mono") != read_rows(tmp_path / "1" / "mono")
+
+
+def test_mpi_ranks_write_the_same_bytes(corpus: Corpus, tmp_path: Path) -> None:
+    pytest.importorskip("mpi4py")
+    mpiexec = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    if mpiexec is None:
+        pytest.skip("mpiexec is not installed")
+    config = corpus.config(tmp_path / "one", mono_rows=300, para_rows=200)
+    run(config)
+    command = [mpiexec, "-n", "2", *_command(replace(config, out=tmp_path / "two"))]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert folder_bytes(tmp_path / "one") == folder_bytes(tmp_path / "two")
+
+
+def _command(config: MixConfig) -> list[str]:
+    flags = {name.replace("_", "-"): value for name, value in vars(config).items()}
+    return [sys.executable, "-m", "data_prep", "mix", *(f"--{name}={value}" for name, value in flags.items())]
+
+
+def test_a_killed_run_goes_on_where_it_was(corpus: Corpus, tmp_path: Path) -> None:
+    config = corpus.config(tmp_path / "killed", mono_rows=20000, rows_per_shard=100)
+    process = subprocess.Popen(_command(config), cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    tasks = config.out / "mono" / "tasks"
+    while not (tasks.is_dir() and len(list(tasks.iterdir())) > 5):
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (config.out / "mono" / "manifest.json").exists()
+    finished = {path.name: path.stat().st_mtime_ns for path in tasks.glob("shard-*.json")}
+    assert finished
+    run(config)
+    assert all((tasks / name).stat().st_mtime_ns == changed for name, changed in finished.items()), (
+        "work was done again"
+    )
+    run(replace(config, out=tmp_path / "alone"))
+    assert folder_bytes(config.out) == folder_bytes(tmp_path / "alone")
+
+
+def test_changed_settings_are_refused(corpus: Corpus, tmp_path: Path) -> None:
+    run(corpus.config(tmp_path, mono_rows=100))
+    before = folder_bytes(tmp_path)
+    run(corpus.config(tmp_path, mono_rows=100))
+    assert folder_bytes(tmp_path) == before
+    with pytest.raises(ValueError, match=r"alpha was 0\.7, now 0\.5"):
+        run(corpus.config(tmp_path, mono_rows=100, alpha=0.5))
+    with pytest.raises(ValueError, match="rows was 100, now 101"):
+        run(corpus.config(tmp_path, mono_rows=101))
+
+
+def test_another_vocabulary_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(["ab ba"] * 5), model_prefix=str(tmp_path / "other"), vocab_size=7, minloglevel=2
+    )
+    with pytest.raises(ValueError, match="is not the vocabulary that"):
+        run(replace(corpus.config(tmp_path / "out", mono_rows=10), vocab=tmp_path / "other.model"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "no rows are asked for"),
+        ({"mono_rows": 5, "row_tokens": 4}, "--row-tokens is 4"),
+        ({"mono_rows": 5, "alpha": 2.0}, "--alpha is 2.0"),
+        ({"mono_rows": 5, "rows_per_shard": 0}, "--rows-per-shard is 0"),
+    ],
+)
+def test_impossible_settings_are_refused(corpus: Corpus, tmp_path: Path, settings: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        run(corpus.config(tmp_path, **settings))

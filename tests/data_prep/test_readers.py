@@ -1,0 +1,208 @@
+import bz2
+import gzip
+import lzma
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from data_prep.clean import Counts
+from data_prep.readers import documents, find_documents, find_pairs, pairs
+from data_prep.streams import MAX_LINE
+
+CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
+
+
+def compress_zst(data: bytes) -> bytes:
+    compressed: bytes = pa.compress(data, codec="zstd", asbytes=True)
+    return compressed
+
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".xz": lzma.compress,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".zst": compress_zst,
+}
+
+
+def read_documents(folder: Path, text: bytes, ending: str = "") -> tuple[list[list[str]], Counts]:
+    folder.mkdir(exist_ok=True)
+    (folder / f"de.txt{ending}").write_bytes(COMPRESS[ending](text))
+    counts = Counts("documents")
+    (source,) = find_documents(folder)
+    return list(documents(source, counts)), counts
+
+
+def read_pairs(folder: Path) -> tuple[list[tuple[str, str]], Counts]:
+    counts = Counts("pairs")
+    (source,) = find_pairs(folder)
+    return list(pairs(source, counts)), counts
+
+
+@pytest.mark.parametrize("ending", COMPRESS)
+def test_documents_end_at_empty_lines_in_every_compression(tmp_path: Path, ending: str) -> None:
+    text = "\n\n\ufeffa b\nc\u2028d\n\r\n \n\ne\n\n\n".encode()
+    found, counts = read_documents(tmp_path, text, ending)
+    assert found == [["a b", "c\u2028d"], ["e"]]
+    assert counts.units_in == 2
+    assert counts.repaired == {"byte_order_mark": 1, "carriage_return": 1}
+
+
+def test_the_last_line_needs_no_line_feed(tmp_path: Path) -> None:
+    assert read_documents(tmp_path, b"a\nb")[0] == [["a", "b"]]
+    assert read_documents(tmp_path, b"")[0] == []
+    (tmp_path / "de.txt").unlink()
+    (tmp_path / "de.txt.xz").write_bytes(b"")
+    assert list(documents(find_documents(tmp_path)[0], Counts("documents"))) == []
+
+
+def test_a_long_line_is_cut_and_no_character_lost(tmp_path: Path) -> None:
+    words = "Würde " * 1_700_000  # 11.9 MB
+    signs = "尊厳" * 200_000  # 1.2 MB without white space
+    found, counts = read_documents(tmp_path, f"kurz\n{words}\n{signs}\nEnde\n".encode(), ".xz")
+    paragraphs = [paragraph for document in found for paragraph in document]
+    assert max(len(paragraph.encode()) for paragraph in paragraphs) <= MAX_LINE
+    assert "".join(paragraphs).replace(" ", "") == "kurz" + "Würde" * 1_700_000 + signs + "Ende"
+    assert {word for paragraph in paragraphs[1:-20] for word in paragraph.split()} == {"Würde"}
+    assert counts.repaired == {"long_line": 2, "long_document": len(found) - 1}
+
+
+def test_memory_does_not_grow_with_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "de.txt.xz"
+    path.write_bytes(lzma.compress(b"x" * 40_000_000))
+    tracemalloc.start()
+    found = documents(find_documents(tmp_path)[0], Counts("documents"))
+    size = sum(len(paragraph) for document in found for paragraph in document)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert size == 40_000_000
+    assert peak < 16_000_000  # 8 MB of it is the decompressor's dictionary
+
+
+@pytest.mark.parametrize("ending", [".xz", ".gz", ".bz2", ".zst"])
+def test_a_truncated_file_is_one_error_with_file_and_line(tmp_path: Path, ending: str) -> None:
+    text = "".join(f"Zeile {i} {i * 7919 % 1_000_003}\n" for i in range(100_000)).encode()
+    data = COMPRESS[ending](text)
+    path = tmp_path / f"de.txt{ending}"
+    path.write_bytes(data[: len(data) * 2 // 3])
+    with pytest.raises(ValueError, match=rf"de\.txt\{ending} cannot be read behind line \d+ .*truncated or damaged"):
+        list(documents(find_documents(tmp_path)[0], Counts("documents")))
+
+
+def test_damage_inside_a_file_is_an_error(tmp_path: Path) -> None:
+    data = bytearray(lzma.compress("\n".join(map(str, range(200_000))).encode()))
+    data[len(data) // 2] ^= 0xFF
+    (tmp_path / "de.txt.xz").write_bytes(data)
+    with pytest.raises(ValueError, match=r"de\.txt\.xz cannot be read behind line \d+"):
+        list(documents(find_documents(tmp_path)[0], Counts("documents")))
+
+
+def test_an_unknown_language_names_file_and_nearest_code(tmp_path: Path) -> None:
+    (tmp_path / "zh-hanss.txt").write_text("a")
+    with pytest.raises(ValueError, match=r"zh-hanss\.txt: unknown language code 'zh-hanss': did you mean 'zh-Hans'"):
+        find_documents(tmp_path)
+
+
+def test_other_spellings_become_cc100s_and_other_files_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("zh_TW.txt.gz", "nb.txt", "README.md", ".hidden"):
+        (tmp_path / name).write_bytes(b"")
+    assert [source.name for source in find_documents(tmp_path)] == ["no", "zh-Hant"]
+    warning = capsys.readouterr().err
+    assert "README.md is ignored" in warning
+    assert "hidden" not in warning
+
+
+def test_a_folder_without_corpus_files_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no corpus file"):
+        find_documents(tmp_path)
+    with pytest.raises(ValueError, match="is not a folder"):
+        find_pairs(tmp_path / "none")
+
+
+def write_zip(folder: Path, name: str, members: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(folder / name, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member, data in members.items():
+            archive.writestr(member, data)
+    return folder / name
+
+
+def test_pairs_of_a_zip_file(tmp_path: Path) -> None:
+    members = {"X.en-zh_CN.zh_CN": "一\n二\n三\n".encode(), "README": b"", "X.en-zh_CN.en": b"one\n\nthree\n"}
+    write_zip(tmp_path, "en-zh_CN.txt.zip", members)
+    found, counts = read_pairs(tmp_path)
+    assert find_pairs(tmp_path)[0].name == "en-zh-Hans"
+    assert found == [("one", "一"), ("three", "三")]
+    assert (counts.units_in, counts.dropped) == (3, {"empty_side": 1})
+
+
+def test_pairs_of_plain_files_whose_codes_have_hyphens(tmp_path: Path) -> None:
+    (tmp_path / "UN.v1.zh-Hant-en.zh-Hant").write_text("一\n")
+    (tmp_path / "UN.v1.zh-Hant-en.en.gz").write_bytes(gzip.compress(b"one"))
+    assert read_pairs(tmp_path)[0] == [("一", "one")]
+    assert find_pairs(tmp_path)[0].languages == ("zh-Hant", "en")
+
+
+def test_a_pair_with_a_long_line_is_dropped(tmp_path: Path) -> None:
+    (tmp_path / "X.de-en.de").write_text("a\n" + "b" * (MAX_LINE + 1) + "\nc\n")
+    (tmp_path / "X.de-en.en").write_text("1\n2\n3\n")
+    found, counts = read_pairs(tmp_path)
+    assert found == [("a", "1"), ("c", "3")]
+    assert counts.dropped == {"long_line": 1}
+
+
+def test_sides_of_different_length_are_one_error_with_both_counts(tmp_path: Path) -> None:
+    write_zip(tmp_path, "de-en.txt.zip", {"X.de-en.de": b"a\nb\n", "X.de-en.en": b"1\n2\n3\n4\n"})
+    with pytest.raises(ValueError, match=r"X\.de-en\.de has 2 lines but .*X\.de-en\.en has 4"):
+        read_pairs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["X.de-en.de"], r"X\.de-en\.de has no other side: put X\.de-en\.en beside it"),
+        (["X.de-xq.de", "X.de-xq.xq"], "unknown language code 'xq'"),
+        (["X.de-de.de"], "both sides are 'de'"),
+    ],
+)
+def test_bad_names_of_pairs(tmp_path: Path, names: list[str], message: str) -> None:
+    for name in names:
+        (tmp_path / name).write_text("a\n")
+    with pytest.raises(ValueError, match=message):
+        find_pairs(tmp_path)
+
+
+def test_a_bad_zip_file_is_an_error(tmp_path: Path) -> None:
+    path = write_zip(tmp_path, "de-en.txt.zip", {"X.de-en.de": b"a\n"})
+    with pytest.raises(ValueError, match=r"has 0 members named X\.de-en\.en"):
+        find_pairs(tmp_path)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(ValueError, match="truncated or damaged"):
+        find_pairs(tmp_path)
+
+
+def test_a_member_damaged_inside_a_zip_file_is_an_error(tmp_path: Path) -> None:
+    text = "\n".join(str(i * 7919 % 1_000_003) for i in range(50_000)).encode()
+    path = write_zip(tmp_path, "de-en.txt.zip", {"X.de-en.de": text, "X.de-en.en": text})
+    data = bytearray(path.read_bytes())
+    data[len(data) // 4] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"de-en\.txt\.zip:X\.de-en\.de cannot be read behind line \d+"):
+        read_pairs(tmp_path)
+
+
+@pytest.mark.skipif(not CORPUS.exists(), reason="the corpus beside the repository is not there")
+def test_real_files_read_as_their_lines_say() -> None:
+    source = next(source for source in find_documents(CORPUS / "mono") if source.name == "af")
+    lines = lzma.decompress(source.paths[0].read_bytes()).decode().split("\n")
+    found = [paragraph for document in documents(source, Counts("documents")) for paragraph in document]
+    assert len(found) == sum(bool(line.strip()) for line in lines)
+    pair = next(source for source in find_pairs(CORPUS / "para") if source.name == "en-af")
+    counts = Counts("pairs")
+    assert len(list(pairs(pair, counts))) + counts.dropped.total() == counts.units_in > 1000

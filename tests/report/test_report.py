@@ -1,0 +1,275 @@
+"""The report page from synthetic run folders: whole, partial, damaged; text is escaped, numbers come from the input."""
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xlme_ds.report import figures, page, samples
+from xlme_ds.report.page import write_report
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 40
+
+
+def token(piece: str, score: float, original: str | None = None, masked: bool = False) -> dict[str, Any]:
+    original = piece if original is None else original
+    replaced = piece != original
+    return {"piece": piece, "original": original, "masked": masked or replaced, "replaced": replaced, "score": score}
+
+
+FRENCH = [
+    token("<s>", 0.99),
+    token("▁Tous", 0.01),
+    token("▁<script>alert(1)</script>", 0.9, original="▁les"),
+    token("▁droits", 0.8),
+    token("▁hom", 0.2, original="▁hum"),
+    token("ains", 0.1, masked=True),
+    token("</s>", 0.99),
+]
+ARABIC = [token("▁Everyone", 0.05), token("</s>", 0.0), token("▁لكل", 0.04), token("▁شخص", 0.03)]
+
+
+def metric(step: int) -> dict[str, Any]:
+    return {"step": step, "loss": 60 - step / 2, "mlm": 9 - step / 20, "tlm": 8 - step / 20, "mrtd": 0.5, "trtd": 0.4,
+            "auc_mono": 0.5 + step / 400, "lr": 1e-3, "grad_norm": 1.5, "tokens": step * 1000, "tokens_per_s": 500.0,
+            "flops_per_s": 2.5e11, "skipped_steps": 3, "surprise_rate_mono": step / 7}  # fmt: skip
+
+
+def heldout(step: int) -> dict[str, Any]:
+    return {"step": step, "mlm": 6.037, "tlm": 5.518, "auc_mono": 0.5 + step / 250, "auc_para": 0.6,
+            "unigram_nll_mono": 7.294, "unigram_nll_para": 7.118}  # fmt: skip
+
+
+def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    write_lines(folder / "metrics.jsonl", [metric(step) for step in range(1, STEPS + 1)])
+    write_lines(folder / "heldout.jsonl", [heldout(step) for step in (0, 20, STEPS)])
+    share = {
+        "fr": {"share": 0.6123, "share_before": 0.75, "repeat": 1.0},
+        "sw": {"share": 0.3877, "share_before": 0.25, "repeat": 17.4},
+    }
+    scores = {"en_xx": [0.1, 0.2, 0.3], "xx_en": [0.1, 0.1, 0.2]}
+    better = {"en_xx": [0.1, 0.5125, 0.4], "xx_en": [0.1, 0.4375, 0.3]}
+    values = {
+        "config.json": {
+            "config": {"name": "tiny <b>", "model": {"width": 96}},
+            "parameters": {"embedding": 700_000, "trained_total": 1_230_000},
+            "world_size": 2,
+        },
+        "languages.json": {"mono": share, "para": {}},
+        "retrieval.json": {
+            "layers": [0, 1, 2],
+            "before": {"overall": scores, "languages": {"fr": scores}},
+            "after": {"overall": better, "languages": {"fr": better}},
+            "pairs": {"fr": 77},
+            "candidates": 80,
+        },
+        "samples.json": [
+            {"language": "fr", "task": "mono", "tokens": FRENCH},
+            {"language": "ar", "task": "para", "tokens": ARABIC},
+        ],
+    }
+    for name, value in values.items():
+        (folder / name).write_text(json.dumps(value), encoding="utf-8")
+    return folder
+
+
+class Page(HTMLParser):
+    """Text outside of pictures, tags in order, and whether every element is closed."""
+
+    VOID = frozenset({"meta", "br", "link", "img", "input", "hr"})
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+        assert not self.open, f"not closed: {self.open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
+
+    def handle_data(self, data: str) -> None:
+        if "svg" not in self.open and "style" not in self.open:
+            self.text += data + " "
+
+
+def test_page_is_whole_and_self_contained(run: Path) -> None:
+    path = write_report(run)
+    html = path.read_text(encoding="utf-8")
+    parsed = Page(html)
+    assert path == run / "report.html" and parsed.tags[0][0] == "html"
+    assert not any(tag in ("script", "link", "img", "iframe") for tag, _ in parsed.tags)
+    assert not re.search(r'(?:src|href)="(?!#)', html), "the page refers to another file"
+    assert not list(run.glob(".*.tmp"))
+    assert sum(tag == "svg" for tag, _ in parsed.tags) == len(figures.curves([metric(1)], [heldout(1)])) + 3
+
+
+def test_corpus_text_is_escaped(run: Path) -> None:
+    html = write_report(run).read_text(encoding="utf-8")
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html and "<script" not in html
+    assert "tiny &lt;b&gt;" in html and "tiny <b>" not in html
+
+
+def test_key_figures_come_from_the_input(run: Path) -> None:
+    text = " ".join(Page(write_report(run).read_text(encoding="utf-8")).text.split())
+    shown = ["0.660", "0.600", "6.04 nats", "unigram model 7.29", "5.52 nats", "unigram model 7.12"]
+    shown += ["40K", "in 40 steps; 3 skipped", "500 tokens/s", "250GFLOP/s", "1 min 20 s"]
+    shown += ["1.23M", "embedding 700K", "2 processes", "model.width", "61.2%", "17.4", "51.2%", "43.8%", "77"]
+    shown += ["80 candidates", "Chance is 1.25%", "Before training the best layer is 2, with 25%"]
+    shown += ["After training the best layer is 1, with 47.5%"]
+    assert [value for value in shown if value not in text] == []
+
+
+def test_page_follows_the_input(run: Path) -> None:
+    first = write_report(run).read_text(encoding="utf-8")
+    assert first == write_report(run).read_text(encoding="utf-8"), "the same run gives the same bytes"
+    write_lines(run / "heldout.jsonl", [heldout(0) | {"auc_mono": 0.5432}])
+    second = write_report(run).read_text(encoding="utf-8")
+    assert "0.543" in second and "0.660" not in second
+
+
+def test_absent_files_are_said(tmp_path: Path) -> None:
+    text = Page(write_report(tmp_path).read_text(encoding="utf-8")).text
+    for name in ("metrics.jsonl", "heldout.jsonl", "languages.json", "retrieval.json", "samples.json", "config.json"):
+        assert name in text, name
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "heldout.jsonl", "retrieval.json", "samples.json", "languages.json", "config.json"]
+)
+def test_every_file_may_be_absent(run: Path, name: str) -> None:
+    (run / name).unlink()
+    Page(write_report(run).read_text(encoding="utf-8"))
+
+
+def test_retrieval_without_a_test_before_training(run: Path) -> None:
+    values = json.loads((run / "retrieval.json").read_text())
+    del values["before"]
+    (run / "retrieval.json").write_text(json.dumps(values))
+    text = Page(write_report(run).read_text(encoding="utf-8")).text
+    assert "After training the best layer is 1" in text and "Before training the best layer" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("metrics.jsonl", '{"step": 1}\n{"step": 2, "lo\n', ("metrics.jsonl line 2",)),
+        ("heldout.jsonl", "[1]\n", ("heldout.jsonl line 1", "step")),
+        ("metrics.jsonl", b'{"step": 1}\n\xff\n', ("metrics.jsonl line 2",)),
+        ("retrieval.json", '{"layers":\n [0,\n', ("retrieval.json line 3",)),
+        ("samples.json", "{}", ("samples.json", "dict")),
+        (
+            "samples.json",
+            '[{"tokens": [{"piece": "a", "original": "a", "replaced": false}]}]',
+            ("samples.json", "score"),
+        ),
+    ],
+)
+def test_damaged_file_is_one_sentence(run: Path, name: str, content: str | bytes, words: tuple[str, ...]) -> None:
+    (run / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    command = [sys.executable, "-m", "xlme_ds.report", "--run", str(run)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 1 and not (run / "report.html").exists()
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("xlme_ds.report: error: ") and all(word in line for word in words), line
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is not a folder"):
+        write_report(tmp_path / "nowhere")
+
+
+def test_verdicts() -> None:
+    rendered, threshold = samples.render_samples([{"language": "fr", "task": "mono", "tokens": FRENCH}])
+    assert threshold == 0.8, "two replaced tokens, so the second highest score that is not a special token's"
+    assert rendered[0].counts == {"hit": 1, "miss": 1, "alarm": 1, "passed": 2}
+    html = rendered[0].html
+    assert re.findall(r'<span class="([a-z ]+)"', html) == ["passed", "hit", "alarm", "miss", "passed restored"]
+    assert "<s>les</s>" in html and "original: les" in html
+    read = re.sub(r"<rt>.*?</rt>|<[^>]*>", "", html).replace("&lt;", "<").replace("&gt;", ">")
+    assert read == "Tous <script>alert(1)</script> droits homains"
+
+
+def test_nothing_replaced_flags_nothing() -> None:
+    rendered, threshold = samples.render_samples([{"language": "ar", "task": "para", "tokens": ARABIC}])
+    assert threshold == float("inf") and rendered[0].counts == {"passed": 3}
+
+
+def test_direction_of_each_side() -> None:
+    (rendered,), _ = samples.render_samples([{"language": "ar", "task": "para", "tokens": ARABIC}])
+    assert re.findall(r'<p dir="(\w+)"', rendered.html) == ["ltr", "rtl"]
+    assert samples.language_tag("bn_rom") == "bn-Latn" and samples.language_tag("zh-Hans") == "zh-Hans"
+
+
+def test_unknown_quantity_gets_a_panel() -> None:
+    panels = {panel.family: panel.title for panel in figures.curves([metric(1), metric(2)], [])}
+    assert panels["surprise_rate"] == "surprise rate"
+    assert {"masked", "rtd", "auc", "loss"} <= panels.keys() and "tokens" not in panels
+
+
+def test_later_record_of_a_step_counts(run: Path) -> None:
+    write_lines(run / "metrics.jsonl", [metric(1), metric(2) | {"tokens": 1}, metric(2)])
+    assert "2K" in write_report(run).read_text(encoding="utf-8")
+
+
+def test_not_a_number_is_left_out(run: Path) -> None:
+    write_lines(run / "metrics.jsonl", [metric(1) | {"auc_mono": None}, metric(2) | {"loss": float("nan")}, metric(3)])
+    Page(write_report(run).read_text(encoding="utf-8"))
+
+
+def test_smoothing_keeps_straight_lines_and_ends() -> None:
+    line = np.linspace(0, 5, 301)
+    np.testing.assert_allclose(figures.smooth(line)[:-6], line[:-6], atol=1e-9)
+    assert figures.smooth(line)[-1] == pytest.approx(line[-7:].mean())
+    assert figures.smooth(np.array([1.0, np.nan, 3.0] * 50))[75] == pytest.approx(2.0, abs=0.5)
+    steps, values = figures.thin(np.arange(12_345.0), np.arange(12_345.0) * 2)
+    assert len(steps) <= 500
+    np.testing.assert_allclose(values, 2 * steps)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (12.34, "12.3"),
+        (999.6, "1K"),
+        (1234, "1.23K"),
+        (49.2e6, "49.2M"),
+        (2.5e11, "250G"),
+        (1.23e-5, "1.23e-05"),
+        (-0.5, "-0.5"),
+    ],
+)
+def test_number(value: float, text: str) -> None:
+    assert figures.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(41, "41 s"), (492, "8 min 12 s"), (18180, "5 h 03 min"), (273600, "3 d 04 h")]
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert page.duration(seconds) == text

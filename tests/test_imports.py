@@ -1,0 +1,132 @@
+"""The import floors: a file imports only from lower floors or its own folder; a few libraries have one importer."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# The longest matching name counts. A module that matches no name fails the test: give it a floor here.
+FLOORS = {
+    "xlme_ds.config": 0,
+    "xlme_ds.io": 0,
+    "xlme_ds.data.batch": 0,
+    "xlme_ds.data.schema": 0,
+    "xlme_ds.data.vocabulary": 0,
+    "xlme_ds.recipes": 1,
+    "xlme_ds.data": 1,
+    "xlme_ds.models": 1,
+    "xlme_ds.objectives": 2,
+    "xlme_ds.engine": 3,
+    "xlme_ds.train": 4,
+    "xlme_ds.plan": 4,
+    "xlme_ds.evaluate": 5,
+    "xlme_ds.report": 5,
+    "xlme_ds.finetune": 5,
+    "xlme_ds.export": 5,
+    "xlme_ds.pretrain": 6,
+    "xlme_ds.quickstart": 6,
+}
+SHARED_WITH_DATA_PREP = {"xlme_ds.data.schema", "xlme_ds.data.vocabulary"}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_name(path): path for package in ("xlme_ds", "data_prep") for path in (ROOT / package).rglob("*.py")}
+
+
+def imports(module: str, path: Path) -> set[str]:
+    """Dotted names that `module` imports anywhere, also in functions; a submodule is named rather than its package."""
+    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            stem = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*stem, *([node.module] if node.module else [])])
+            found |= {f"{source}.{a.name}" if f"{source}.{a.name}" in FILES else source for a in node.names}
+    return found - {module}
+
+
+GRAPH = {module: imports(module, path) for module, path in sorted(FILES.items())}
+
+
+def floor(module: str) -> int:
+    names = [name for name in FLOORS if module == name or module.startswith(name + ".")]
+    assert names, f"{module} stands on no floor: add it to the table in {Path(__file__).name}"
+    return FLOORS[max(names, key=len)]
+
+
+def folder(module: str) -> str:
+    return ".".join(module.split(".")[:2])
+
+
+def under(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def test_files_are_found() -> None:
+    assert {"xlme_ds", "xlme_ds.data.schema", "data_prep"} <= FILES.keys()
+    assert "xlme_ds.data.schema" in GRAPH["xlme_ds.data.vocabulary"], "the import reader misses a known import"
+
+
+@pytest.mark.parametrize("module", [m for m in GRAPH if under(m, "xlme_ds") and m != "xlme_ds"])
+def test_floor(module: str) -> None:
+    mine = floor(module)
+    for target in sorted(GRAPH[module]):
+        if not under(target, "xlme_ds") or target == "xlme_ds":
+            continue
+        allowed = floor(target) < mine or (floor(target) == mine and folder(target) == folder(module))
+        assert allowed, f"{module} (floor {mine}) imports {target} (floor {floor(target)})"
+
+
+def test_package_imports_nothing_of_ours() -> None:
+    assert not any(under(target, "xlme_ds") for target in GRAPH["xlme_ds"])
+
+
+def test_data_prep_and_training_meet_at_the_contract_only() -> None:
+    for module, targets in GRAPH.items():
+        ours = {t for t in targets if under(t, "xlme_ds")}
+        if under(module, "data_prep"):
+            assert ours <= SHARED_WITH_DATA_PREP, f"{module} imports {sorted(ours - SHARED_WITH_DATA_PREP)}"
+            assert not any(under(t, "torch") for t in targets), f"{module} imports torch"
+        else:
+            assert not any(under(t, "data_prep") for t in targets), f"{module} imports data_prep"
+
+
+def test_only_the_engine_imports_deepspeed() -> None:
+    importers = {module for module, targets in GRAPH.items() if any(under(t, "deepspeed") for t in targets)}
+    assert all(under(module, "xlme_ds.engine") for module in importers), sorted(importers)
+
+
+def test_no_import_cycle() -> None:
+    state: dict[str, str] = {}
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert state.get(module) != "open", f"import cycle: {' -> '.join([*trail, module])}"
+        if module in state:
+            return
+        state[module] = "open"
+        for target in sorted(GRAPH[module] & FILES.keys()):
+            visit(target, (*trail, module))
+        state[module] = "done"
+
+    for module in GRAPH:
+        visit(module, ())
+
+
+LIGHT = [m for m in ("xlme_ds", "xlme_ds.config", "xlme_ds.data.vocabulary", "xlme_ds.report.page") if m in FILES]
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_import_loads_no_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, f"import {module} loads torch {result.stderr}"

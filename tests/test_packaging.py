@@ -1,0 +1,74 @@
+"""The wheel carries every module, the DeepSpeed configs and the report's template; the pinned set fits the ranges."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ("xlme_ds", "data_prep", "ds_configs", "setup.py", "pyproject.toml", "LICENSE", "README.md")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from a copy of the sources, so that the tree stays clean."""
+    tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("wheel")
+    for name in SOURCES:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif source.exists():
+            shutil.copy(source, tree / name)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w"]
+    result = subprocess.run([*command, str(out), str(tree)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (built,) = out.glob("xlme_ds-*.whl")
+    return built
+
+
+def test_wheel_carries_every_file(wheel: Path) -> None:
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    modules = [path for package in ("xlme_ds", "data_prep") for path in (ROOT / package).rglob("*.py")]
+    data = [*(ROOT / "ds_configs").glob("*.json"), *(ROOT / "xlme_ds").rglob("*.html")]
+    assert data
+    missing = {str(path.relative_to(ROOT)) for path in modules + data} - inside
+    assert not missing
+    assert any(name.endswith("/LICENSE") for name in inside)
+
+
+def test_configs_are_found_beside_the_installed_package(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    code = (
+        "from pathlib import Path; import xlme_ds; "
+        "print(*sorted((Path(xlme_ds.__file__).parent.parent / 'ds_configs').glob('*')))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = [Path(name) for name in result.stdout.split()]
+    assert [path.name for path in found] == sorted(path.name for path in (ROOT / "ds_configs").glob("*.json"))
+    assert all(path.is_relative_to(tmp_path) for path in found)
+
+
+def test_pinned_set_fits_the_ranges(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = Parser().parsestr(archive.read(name).decode())
+    requirements = [Requirement(line) for line in metadata.get_all("Requires-Dist", [])]
+    lines = [line.strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    pins = {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in lines if line and line[0] != "#"}
+    assert pins["torch"] == "2.13.0" and pins["deepspeed"] == "0.19.8"
+    for requirement in requirements:
+        version = pins.get(canonicalize_name(requirement.name))
+        assert version and version in requirement.specifier, f"{requirement} against the pin {version}"

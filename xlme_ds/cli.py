@@ -1,0 +1,54 @@
+"""Command lines of the form `--recipe NAME [--section.key value ...]`: a recipe with overrides, checked."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import tyro
+
+from .config import RunConfig
+from .recipes import recipe
+
+Command = TypeVar("Command")
+
+
+def parse(command: Callable[..., Command], description: str, arguments: list[str]) -> Command:
+    """Fill the dataclass `command` from `arguments`; its field `run` is the recipe's configuration with the overrides.
+
+    Leaves the program with one message for an unknown recipe, a value that does not fit, or an unknown setting (the
+    nearest one is named).
+    """
+    # The launcher of DeepSpeed adds --local_rank; the environment says the same.
+    arguments = [argument for argument in arguments if not argument.startswith("--local_rank")]
+    name, rest = _take_recipe(arguments)
+    defaults: dict[str, Any] = {}
+    for field in fields(command):  # type: ignore[arg-type]
+        if field.name == "run":
+            defaults["run"] = recipe(name) if name is not None else RunConfig(name="custom")
+        elif field.default.__class__.__name__ == "_MISSING_TYPE":
+            defaults[field.name] = tyro.MISSING
+    asks_for_help = "-h" in rest or "--help" in rest
+    if name is None and not asks_for_help:
+        raise ValueError("--recipe is missing: name one, for example --recipe quickstart")
+    parsed: Command = tyro.cli(command, default=command(**defaults), args=rest, description=description,
+                               config=(tyro.conf.OmitSubcommandPrefixes,))
+    parsed.run.validate()  # type: ignore[attr-defined]
+    return parsed
+
+
+def _take_recipe(arguments: list[str]) -> tuple[str | None, list[str]]:
+    for i, argument in enumerate(arguments):
+        if argument == "--recipe" and i + 1 < len(arguments):
+            return arguments[i + 1], arguments[:i] + arguments[i + 2:]
+        if argument.startswith("--recipe="):
+            return argument.removeprefix("--recipe="), arguments[:i] + arguments[i + 1:]
+    return None, arguments
+
+
+def fail(program: str, error: Exception) -> None:
+    """Print a user's mistake as one line, from the first process only, and leave with exit code 2."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"{program}: error: {error}", file=sys.stderr, flush=True)
+    sys.exit(2)

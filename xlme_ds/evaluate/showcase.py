@@ -1,0 +1,57 @@
+"""What a finished run shows of itself: the model in one file, the retrieval test before and after, judged sentences."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from ..config import RunConfig
+from ..data.schema import TASKS, read_manifest, write_json
+from ..data.shards import RowStore
+from ..data.vocabulary import MODEL_FILE, Vocabulary
+from ..models.electra import Electra
+from ..models.init import initialise
+from .pairs import pairs
+from .retrieval import by_language, retrieve
+from .samples import sample_rows
+
+
+def showcase(run: Path, config: RunConfig, state: dict[str, torch.Tensor], data: Path, heldout: Path | None) -> None:
+    """Write model/, retrieval.json, samples.json and languages.json into the run folder, from a whole float32 state."""
+    model = Electra(config.model)
+    model.load_state_dict(state)
+    _write_model(run / "model", state, data)
+    write_json(run / "languages.json", _languages(data))
+    shown = heldout if heldout is not None else data
+    vocabulary = Vocabulary(data / "vocab")
+    write_json(run / "samples.json", sample_rows(model, shown, vocabulary, config.seed, config.objective.mask_fraction))
+    if heldout is not None and (heldout / "para").is_dir():
+        groups = by_language(pairs(RowStore(heldout / "para")))
+        if groups:
+            untrained = Electra(config.model)
+            initialise(untrained, config.seed, config.model.init_std)
+            sizes = {language: len(ours) for language, (ours, _) in groups.items()}
+            write_json(run / "retrieval.json", {
+                "layers": list(range(config.model.discriminator_layers + 1)), "pairs": sizes,
+                "candidates": sum(sizes.values()) / len(sizes),
+                "before": retrieve(untrained, groups), "after": retrieve(model, groups),
+            })
+
+
+def _write_model(folder: Path, state: dict[str, torch.Tensor], data: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    save_file(state, folder / "model.safetensors.tmp")
+    (folder / "model.safetensors.tmp").rename(folder / "model.safetensors")
+    shutil.copy(data / "vocab" / MODEL_FILE, folder / MODEL_FILE)
+
+
+def _languages(data: Path) -> dict[str, Any]:
+    out = {}
+    for task in TASKS:
+        if (data / task).is_dir():
+            counts = read_manifest(data / task).counts["by_language"]
+            out[task] = {code: {"share": c["share_after"], "share_before": c["share_before"], "repeat": c["repeat"]}
+                         for code, c in counts.items()}
+    return out

@@ -1,0 +1,100 @@
+"""The ten-minute road: sample corpus, data preparation, pre-training, report. `make pretrain` calls it.
+
+Every step is the command that a large run uses, and each is printed before it runs. What is done is not done again.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from .cli import fail
+from .recipes.quickstart import MODEL, quickstart
+
+ROW_TOKENS = MODEL.max_positions
+# The corpus is short: a pass over the mixed rows repeats every language several times, in new company and with new masks.
+MONO_ROWS, PARA_ROWS = 16_384, 16_384
+HELDOUT_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Quickstart:
+    """Arguments of the command."""
+
+    out: Path = Path("runs/quickstart")
+    """Run folder; the prepared data go into its subfolder data/."""
+    fresh: bool = False
+    """Delete the run folder first."""
+    processes: int = 2
+    """Training processes, and workers of data preparation."""
+
+
+def preparation(data: Path, processes: int) -> list[list[str]]:
+    """Arguments of `python -m data_prep` for every stage, in order."""
+    workers = ["--processes", str(processes)]
+    corpus, vocab = data / "corpus", data / "vocab"
+    stages = [
+        ["sample", "--out", corpus],
+        ["vocab", "--mono", corpus / "train/mono", "--para", corpus / "train/para", "--out", vocab,
+         "--size", str(MODEL.vocabulary), "--sentences", "100000", *workers],
+    ]
+    for split, mono, para, alpha in (("train", MONO_ROWS, PARA_ROWS, "0.7"), ("heldout", HELDOUT_ROWS, HELDOUT_ROWS, "1.0")):
+        encoded = data / "encoded" / split
+        stages += [
+            ["encode", "--mono", corpus / split / "mono", "--para", corpus / split / "para", "--vocab", vocab, "--out", encoded, *workers],
+            ["mix", "--encoded", encoded, "--vocab", vocab, "--out", data / split, "--row-tokens", str(ROW_TOKENS), "--alpha", alpha,
+             "--mono-rows", str(mono), "--para-rows", str(para), *workers],
+        ]
+    stages += [["verify", "--data", data / "train"],
+               ["stats", "--encoded", data / "encoded" / "train", "--data", data / "train", "--out", data / "stats"]]
+    return [[str(word) for word in stage] for stage in stages]
+
+
+def launch(data: Path, out: Path, processes: int) -> list[str]:
+    """The training command."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    return ["deepspeed", "--num_gpus", str(processes), "--master_port", port, "--no_local_rank", "--module", "xlme_ds.pretrain",
+            "--recipe", quickstart().name, "--data", str(data / "train"), "--heldout", str(data / "heldout"), "--out", str(out)]
+
+
+def run(command: list[str], environment: dict[str, str], quiet: bool = False) -> None:
+    """Run one step; leaves with its exit code when it fails. Ctrl-C reaches the step, which saves and ends by itself."""
+    print("$ " + shlex.join(command), flush=True)
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL if quiet else None)
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    code = process.wait()
+    signal.signal(signal.SIGINT, previous)
+    if code:
+        sys.exit(code if code > 0 else 128 - code)
+
+
+def main() -> None:
+    """Run every step that is not done yet."""
+    arguments = tyro.cli(Quickstart, description=__doc__)
+    if arguments.processes < 1:
+        fail("xlme_ds.quickstart", ValueError(f"--processes is {arguments.processes}: it must be at least 1"))
+    if arguments.fresh:
+        shutil.rmtree(arguments.out, ignore_errors=True)
+    environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    data = arguments.out / "data"
+    if not (data / "stats" / "stats.html").exists():
+        for stage in preparation(data, arguments.processes):
+            run([sys.executable, "-m", "data_prep", *stage], environment, quiet=stage[0] == "stats")
+    if (arguments.out / "report.html").exists():
+        print(f"{arguments.out} is complete; open {arguments.out / 'report.html'} (make pretrain FRESH=1 starts over)")
+        return
+    threads = str(max((os.cpu_count() or 1) // arguments.processes, 1))
+    run(launch(data, arguments.out, arguments.processes), environment | {"OMP_NUM_THREADS": threads, "PYTHONWARNINGS": "ignore"})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""Published runs: one function a run, each returning one frozen configuration. Named size_engine."""
+
+from collections.abc import Callable
+
+from ..config import RunConfig
+from .base import base_zero1
+from .large import large_zero2
+from .quickstart import quickstart
+from .xl import xl_zero3
+
+RECIPES: dict[str, Callable[[], RunConfig]] = {
+    function.__name__: function for function in (quickstart, base_zero1, large_zero2, xl_zero3)
+}
+
+
+def recipe(name: str) -> RunConfig:
+    """The configuration of a recipe. Raises ValueError, naming the known ones, for another name."""
+    if name not in RECIPES:
+        raise ValueError(f"recipe {name} is not known: choose one of {', '.join(RECIPES)}")
+    return RECIPES[name]()

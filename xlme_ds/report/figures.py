@@ -1,0 +1,209 @@
+"""The figures of the report, as pure functions: records in, `<svg>` out.
+
+Logged quantities are grouped by name: `auc_mono` and `auc_para` share one panel, and a name that is not known here gets
+a panel of its own, so a new metric shows up without a change.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from .chart import INK, MONO, MUTED, PARA, SURFACE, TOTAL, new_axes, svg
+
+Records = Sequence[Mapping[str, Any]]
+
+_COLOURS = {"mono": MONO, "para": PARA, "all": TOTAL}
+_LOSSES = {"mlm": ("masked", "mono"), "tlm": ("masked", "para"), "mrtd": ("rtd", "mono"), "trtd": ("rtd", "para")}
+_TITLES = {
+    "loss": "Joint loss",
+    "masked": "Generator: masked-token loss (nats a token)",
+    "rtd": "Discriminator: replaced-token loss (nats a token)",
+    "auc": "Discriminator: AUC, replaced against original tokens",
+    "accuracy_replaced": "Discriminator: accuracy on replaced tokens",
+    "accuracy_original": "Discriminator: accuracy on original tokens",
+    "generator_accuracy": "Generator: accuracy on masked tokens",
+    "replaced_fraction": "Tokens that the generator replaced (fraction)",
+    "lr": "Learning rate",
+    "grad_norm": "Gradient norm",
+    "tokens_per_s": "Tokens per second",
+    "flops_per_s": "Achieved FLOP/s",
+}
+_BASELINE = "unigram_nll"
+_CHANCE = {"auc": 0.5}
+_NOT_DRAWN = {"step", "tokens", "skipped_steps"}
+_MOST_POINTS = 500  # a curve of a long run is averaged down to this many points
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One figure and the title above it; `family` is what its series have in common."""
+
+    family: str
+    title: str
+    svg: Markup
+
+
+def family(key: str) -> tuple[str, str]:
+    """The panel a logged key belongs to and its series there: `mono`, `para`, or `all` for a key of no single task."""
+    if key in _LOSSES:
+        return _LOSSES[key]
+    for task in ("mono", "para"):
+        if key.endswith("_" + task):
+            return key.removesuffix("_" + task), task
+    return key, "all"
+
+
+def curves(metrics: Records, heldout: Records) -> list[Panel]:
+    """A panel for every logged quantity: raw values thin, smoothed ones thick, held-out text as points."""
+    families: dict[str, dict[str, str]] = {name: {} for name in _TITLES}
+    for record in [*metrics, *heldout]:
+        for key, value in record.items():
+            name, series = family(key)
+            if key not in _NOT_DRAWN and name != _BASELINE and isinstance(value, int | float):
+                families.setdefault(name, {})[series] = key
+    return [
+        Panel(name, _TITLES.get(name, name.replace("_", " ")), _panel(name, keys, metrics, heldout))
+        for name, keys in families.items()
+        if keys
+    ]
+
+
+def _panel(name: str, keys: Mapping[str, str], metrics: Records, heldout: Records) -> Markup:
+    axes = new_axes(5.6, 2.9)
+    shown: list[np.ndarray] = []  # what the vertical range must hold: everything but the noise of the raw values
+    for series in sorted(keys):
+        colour = _COLOURS[series]
+        steps, values = thin(*points(metrics, keys[series]))
+        if len(steps):
+            smoothed = smooth(values)
+            axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
+            axes.plot(steps, smoothed, color=colour, linewidth=1.9)
+            shown.append(smoothed)
+        steps, values = points(heldout, keys[series])
+        if len(steps):
+            axes.plot(steps, values, color=colour, linewidth=0.9, linestyle=":")
+            axes.plot(steps, values, "o", color=colour, markersize=5, markeredgecolor=SURFACE, markeredgewidth=1)
+            shown.append(values)
+        baseline = points(heldout, f"{_BASELINE}_{series}")[1][-1:] if name == "masked" else np.empty(0)
+        for value in baseline:
+            axes.axhline(value, color=colour, linewidth=1.2, linestyle=(0, (5, 3)))
+        shown.append(baseline)
+    if name in _CHANCE:
+        axes.axhline(_CHANCE[name], color=MUTED, linewidth=1, linestyle="--")
+        shown.append(np.array([_CHANCE[name]]))
+    _limits(axes, np.concatenate(shown))
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    return svg(axes, _TITLES.get(name, name))
+
+
+def _limits(axes: Axes, values: np.ndarray) -> None:
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return
+    low, high = float(finite.min()), float(finite.max())
+    margin = 0.08 * (high - low) or 0.05 * abs(high) or 1.0
+    axes.set_ylim(low - margin, high + margin)
+
+
+def points(records: Records, key: str) -> tuple[np.ndarray, np.ndarray]:
+    """float64 (steps, values) of the records that have a number under `key`."""
+    found = [(record["step"], record[key]) for record in records if isinstance(record.get(key), int | float)]
+    table = np.array(found, dtype=np.float64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def thin(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The curve with at most 500 points, each the mean of its neighbours."""
+    group = -(-len(steps) // _MOST_POINTS)
+    if group <= 1:
+        return steps, values
+    starts = np.arange(0, len(steps), group)
+    sizes = np.diff(np.append(starts, len(steps)))
+    return np.add.reduceat(steps, starts) / sizes, np.add.reduceat(values, starts) / sizes
+
+
+def smooth(values: np.ndarray) -> np.ndarray:
+    """Moving average over a 25th of the curve; values that are not finite are left out.
+
+    The window shrinks on both sides at the steep start, so that it does not drag, and on one side only at the flat end.
+    """
+    half = len(values) // 50
+    finite = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(finite)])
+    centre = np.arange(len(values))
+    reach = np.minimum(half, centre)
+    low, high = centre - reach, np.minimum(centre + reach + 1, len(values))
+    with np.errstate(invalid="ignore"):
+        return (sums[high] - sums[low]) / (counts[high] - counts[low])
+
+
+def shares(languages: Mapping[str, Mapping[str, float]]) -> Markup:
+    """Sampling share by language before (ring) and after temperature sampling (dot), on a logarithmic axis."""
+    names = sorted(languages, key=lambda name: (-languages[name]["share_before"], name))
+    before = [100 * languages[name]["share_before"] for name in names]
+    after = [100 * languages[name]["share"] for name in names]
+    axes = _dumbbells(names, before, after)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{number(value)}%"))
+    axes.set_ylabel("share of the rows")
+    return svg(axes, "Sampling share by language before and after temperature sampling")
+
+
+def retrieval_by_layer(retrieval: Mapping[str, Any]) -> Markup:
+    """Retrieval accuracy of every layer, both directions, before and after training, and the chance level."""
+    axes = new_axes(7.4, 3.4)
+    for when in ("before", "after"):
+        for direction, colour in (("en_xx", MONO), ("xx_en", PARA)):
+            if retrieval.get(when):
+                values = retrieval[when]["overall"][direction]
+                line, width = ("-", 2.0) if when == "after" else (":", 1.6)
+                axes.plot(retrieval["layers"], values, line, color=colour, linewidth=width, marker="o", markersize=4)
+    axes.axhline(1 / retrieval["candidates"], color=MUTED, linewidth=1, linestyle="--")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("layer (0 = embeddings)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
+    return svg(axes, "Retrieval accuracy by layer before and after training")
+
+
+def retrieval_by_language(before: Mapping[str, float], after: Mapping[str, float]) -> Markup:
+    """Retrieval accuracy (fraction) by language before (ring) and after training (dot)."""
+    names = sorted(after, key=lambda name: (-after[name], name))
+    axes = _dumbbells(names, [100 * before.get(name, np.nan) for name in names], [100 * after[name] for name in names])
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}%"))
+    axes.set_ylabel("accuracy")
+    return svg(axes, "Retrieval accuracy by language before and after training")
+
+
+def _dumbbells(names: Sequence[str], before: Sequence[float], after: Sequence[float]) -> Axes:
+    """Two values a name joined by a line: a ring for the first, a dot for the second."""
+    axes = new_axes(11.6, 3.2)
+    place = np.arange(len(names))
+    axes.vlines(place, before, after, color=MUTED, linewidth=1, alpha=0.5)
+    axes.scatter(place, before, s=20, facecolor=SURFACE, edgecolor=MUTED, linewidth=1.2, zorder=3)
+    axes.scatter(place, after, s=20, color=MONO, zorder=4)
+    axes.set_xlim(-0.8, len(names) - 0.2)
+    turned = len(names) > 24
+    axes.set_xticks(place, names, rotation=90 if turned else 0, fontsize=8 if turned else 11, color=INK)
+    return axes
+
+
+def number(value: float) -> str:
+    """A number of three figures for people: 1.23e-05, 0.0123, 12.3, 12.3K, 1.23M, 4.56T."""
+    size = abs(value)
+    if size >= 1e15 or 0 < size < 1e-3:
+        return f"{value:.3g}"
+    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
+        if size >= limit * 0.9995:
+            return f"{value / limit:.3g}{unit}"
+    return f"{value:.3g}"

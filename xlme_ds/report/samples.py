@@ -1,0 +1,99 @@
+"""Real sentences with the generator's replacements and the discriminator's verdict on each token, as HTML fragments.
+
+A token is flagged when its score is among the N highest of all the samples, N being the number of replaced tokens in
+them. A threshold of 0.5 would flag next to nothing while replaced tokens are a rare class; this one gives every model,
+good or bad, the same number of flags to place.
+"""
+
+import math
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+Token = Mapping[str, Any]
+
+_SPACE = "▁"  # SentencePiece's mark of a space before the piece
+_SPECIAL = {"<s>", "</s>", "<pad>"}
+_VERDICTS = {(True, True): "hit", (True, False): "miss", (False, True): "alarm", (False, False): "passed"}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One rendered item: its text (one paragraph a side) and how many tokens got which verdict."""
+
+    language: str
+    task: str
+    html: Markup
+    counts: Counter[str]
+
+
+def render_samples(samples: Sequence[Mapping[str, Any]]) -> tuple[list[Sample], float]:
+    """Every sample rendered, and the score from which on a token is flagged (infinite when none was replaced)."""
+    threshold = flag_threshold([token for sample in samples for token in sample["tokens"]])
+    return [_render(sample, threshold) for sample in samples], threshold
+
+
+def flag_threshold(tokens: Sequence[Token]) -> float:
+    """The N-th highest score, N = replaced tokens; infinite when no token was replaced."""
+    judged = [token for token in tokens if token["original"] not in _SPECIAL]
+    replaced = sum(bool(token["replaced"]) for token in judged)
+    return sorted((token["score"] for token in judged), reverse=True)[replaced - 1] if replaced else math.inf
+
+
+def verdict(token: Token, threshold: float) -> str:
+    """`hit` or `miss` for a replaced token, `alarm` or `passed` for an original one."""
+    return _VERDICTS[bool(token["replaced"]), token["score"] >= threshold]
+
+
+def direction(tokens: Sequence[Token]) -> str:
+    """`rtl` when most letters of the original text have a right-to-left direction, else `ltr`."""
+    classes = Counter(unicodedata.bidirectional(letter) for token in tokens for letter in token["original"])
+    return "rtl" if classes["R"] + classes["AL"] > classes["L"] else "ltr"
+
+
+def _render(sample: Mapping[str, Any], threshold: float) -> Sample:
+    sides: list[list[Token]] = [[]]
+    for token in sample["tokens"]:
+        if token["original"] == "</s>":
+            sides.append([])
+        elif token["original"] not in _SPECIAL:
+            sides[-1].append(token)
+    sides = [side for side in sides if side]
+    counts = Counter(verdict(token, threshold) for side in sides for token in side)
+    language = language_tag(sample["language"]) if sample["task"] == "mono" else ""
+    paragraphs = [
+        Markup('<p dir="{}"{}>{}</p>').format(
+            direction(side),
+            Markup(' lang="{}"').format(language) if language else "",
+            Markup("").join(_token(token, threshold, first=i == 0) for i, token in enumerate(side)),
+        )
+        for side in sides
+    ]
+    return Sample(sample["language"], sample["task"], Markup("").join(paragraphs), counts)
+
+
+def _token(token: Token, threshold: float, first: bool) -> Markup:
+    """One token: a space where the piece has one, then a span with the verdict's colour and a tooltip."""
+    piece, kind = token["piece"], verdict(token, threshold)
+    space = " " if piece.startswith(_SPACE) and not first else ""
+    text = piece.replace(_SPACE, " ").strip()
+    facts = f"probability of being replaced: {token['score']:.3f}"
+    if token["replaced"]:
+        original = token["original"].replace(_SPACE, " ").strip()
+        body = Markup("<ruby>{}<rt><s>{}</s></rt></ruby>").format(text or "␣", original or "␣")
+        facts = f"{facts}; original: {original or 'space'}"
+    else:
+        body = Markup("{}").format(text)
+        if token["masked"]:
+            kind, facts = f"{kind} restored", f"{facts}; masked, and the generator chose the original"
+    return Markup('{}<span class="{}" title="{}">{}</span>').format(space, kind, facts, body)
+
+
+def language_tag(code: str) -> str:
+    """BCP 47 tag of a CC-100 code, which picks fonts and hyphenation: `bn_rom` is `bn-Latn`, `my_zaw` is `my`."""
+    base, _, variant = code.partition("_")
+    return f"{base}-Latn" if variant == "rom" else base

@@ -1,0 +1,38 @@
+"""The training loop. It knows neither the model nor the engine."""
+
+import signal
+from collections.abc import Sequence
+from types import FrameType
+
+from ..config import RunConfig
+from ..engine.protocol import Engine
+from .callbacks import Callback
+from .schedule import learning_rate
+
+
+class StopRequest:
+    """Remembers SIGTERM and SIGINT until the step is finished; a second SIGINT ends the process at once."""
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.received == "SIGINT" and number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.received = signal.Signals(number).name
+
+
+def fit(engine: Engine, config: RunConfig, callbacks: Sequence[Callback], start: int, stop: StopRequest) -> int:
+    """Train from `start` finished steps to the end, or until any rank is asked to stop; returns the steps done."""
+    done = start
+    while done < config.train.steps and not engine.any(stop.received is not None):
+        detailed = (done + 1) % config.train.log_every == 0 or done + 1 == config.train.steps
+        stats = engine.train_batch(done, learning_rate(done, config.train.steps, config.optimizer), detailed)
+        done += 1
+        for callback in callbacks:
+            callback.after_step(done, stats)
+    for callback in callbacks:
+        callback.close(done)
+    return done

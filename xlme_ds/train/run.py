@@ -1,0 +1,75 @@
+"""A whole training run on a ready engine: resume, loop, records."""
+
+import math
+from pathlib import Path
+
+from ..config import DataConfig, RunConfig
+from ..data.loader import Loader
+from ..data.schema import TASKS
+from ..data.shards import RowStore
+from ..data.unigram import unigram_nll
+from ..engine.processes import together
+from ..engine.protocol import Engine
+from ..flops import flops_per_step
+from ..objectives import OBJECTIVES
+from .callbacks import Callback, Evaluate, Record, Save
+from .checkpoint import Checkpoints
+from .console import Console
+from .loop import StopRequest, fit
+
+
+def heldout_data(config: RunConfig, folder: Path, world: int) -> DataConfig:
+    """The rows of an evaluation: up to `train.eval_rows` from the start of each task, as many as divide among the ranks.
+
+    Raises ValueError for a folder with fewer rows than processes.
+    """
+    rows = [0, 0]
+    for task, name in enumerate(TASKS):
+        if (config.data.mono_rows, config.data.para_rows)[task] and (folder / name).is_dir():
+            rows[task] = min(RowStore(folder / name).rows, config.train.eval_rows)
+    pieces = world * max(math.ceil(max(rows) / (config.data.micro_batch * world)), 1)
+    rows = [count // pieces * pieces for count in rows]
+    if not any(rows):
+        raise ValueError(f"{folder} has too few rows to share among {pieces} micro-batches: mix more held-out rows, or lower the processes")
+    return DataConfig(rows[0], rows[1], config.data.micro_batch)
+
+
+def train(engine: Engine, config: RunConfig, out: Path, loader: Loader, heldout: Loader | None) -> bool:
+    """Train to the end or until stopped; True when the run is finished. Resumes from the newest whole checkpoint of `out`."""
+    root = engine.rank == 0
+    stop = StopRequest()
+    checkpoints = Checkpoints(out, config.train.keep_last, config.train.keep_every)
+    state = {"fingerprints": loader.fingerprints, "engine": f"{config.engine.kind} {config.engine.deepspeed}"}
+    start = 0
+    newest, complaints = checkpoints.newest()
+    if root:
+        print("\n".join(complaints), end="\n" if complaints else "")
+    if newest is not None:
+        start = together(lambda: checkpoints.load(engine, newest, state))
+    if start >= config.train.steps:
+        if root:
+            print(f"{out}: all {start} steps are done")
+        return True
+    if root:
+        print(f"{out}: {'resuming after' if start else 'starting at'} step {start} of {config.train.steps}, {engine.world} processes", flush=True)
+
+    console = Console(config.train.steps, start, max(config.train.steps // 20, 1)) if root else None
+    callbacks: list[Callback] = []
+    if console is not None:
+        flops = flops_per_step(config, loader.row_tokens)
+        callbacks.append(Record(out, config, start, loader.row_tokens, flops, console.step))
+    if heldout is not None:
+        objective = OBJECTIVES[config.objective.name](config.objective)
+        constants = {
+            f"unigram_nll_{TASKS[task]}": unigram_nll(loader.stores[task], store, heldout.plan.rows[task])
+            for task, store in heldout.stores.items()
+        } if root else {}
+        callbacks.append(Evaluate(out, engine, objective, config.train.eval_every, config.train.steps, start, constants,
+                                  console.evaluation if console is not None else None))
+    callbacks.append(Save(checkpoints, engine, config.train.save_every, state, start))
+    done = fit(engine, config, callbacks, start, stop)
+    if console is not None:
+        console.close()
+        if done < config.train.steps:
+            print(f"{out}: stopped after step {done} of {config.train.steps} and saved; the same command goes on from there")
+    return done >= config.train.steps
