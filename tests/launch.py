@@ -17,8 +17,13 @@ def free_port() -> int:
 
 def environment(**variables: object) -> dict[str, str]:
     """This environment with one thread a process and the tools of this interpreter on the PATH."""
-    base = dict(os.environ, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore", PYTHONPATH=str(ROOT),
-                PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    base = dict(
+        os.environ,
+        OMP_NUM_THREADS="1",
+        PYTHONWARNINGS="ignore",
+        PYTHONPATH=str(ROOT),
+        PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    )
     return base | {key: str(value) for key, value in variables.items()}
 
 
@@ -26,8 +31,14 @@ def run_ranks(world: int, arguments: list[str], timeout: float = 600) -> list[su
     """Run `python ARGUMENTS` on `world` ranks and wait for all."""
     port = free_port()
     processes = [
-        subprocess.Popen([sys.executable, *arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                         env=environment(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, MASTER_ADDR="127.0.0.1", MASTER_PORT=port))
+        subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, MASTER_ADDR="127.0.0.1", MASTER_PORT=port),
+        )
         for rank in range(world)
     ]
     done = []

@@ -4,14 +4,19 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import sentencepiece as spm
 
 from xlme_ds.data.schema import BOS, EOS, PAD, Manifest, Shard, file_sha256, row_schema, write_manifest
+from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
 LANGUAGES = ("de", "en", "fr")
 
 
-def random_row(rng: np.random.Generator, task: str, row_tokens: int, vocabulary: int) -> tuple[list[int], list[int], list[int]]:
+def random_row(
+    rng: np.random.Generator, task: str, row_tokens: int, vocabulary: int
+) -> tuple[list[int], list[int], list[int]]:
     """Tokens, item lengths and languages of one row; ids follow a Zipf-like law, so that there is something to learn."""
+
     def words(count: int) -> list[int]:
         return [int(4 + (vocabulary - 5) * u**3) for u in rng.random(count)]
 
@@ -28,8 +33,16 @@ def random_row(rng: np.random.Generator, task: str, row_tokens: int, vocabulary:
         languages += [1, 0] if rng.random() < 0.5 else [2, 1]
 
 
-def write_data(folder: Path, rows: int, row_tokens: int = 32, vocabulary: int = 200, rows_per_shard: int = 16,
-               rows_per_batch: int = 8, seed: int = 0) -> Path:
+def write_data(
+    folder: Path,
+    rows: int,
+    row_tokens: int = 32,
+    vocabulary: int = 200,
+    rows_per_shard: int = 16,
+    rows_per_batch: int = 8,
+    seed: int = 0,
+    sha256: str = "0" * 64,
+) -> Path:
     """A data folder of both tasks with `rows` rows each."""
     for task in ("mono", "para"):
         rng = np.random.default_rng([seed, task == "para"])
@@ -41,17 +54,48 @@ def write_data(folder: Path, rows: int, row_tokens: int = 32, vocabulary: int = 
             schema = row_schema(row_tokens)
             with pa.OSFile(str(folder / task / name), "wb") as file, pa.ipc.new_file(file, schema) as writer:
                 for start in range(first, min(first + rows_per_shard, rows), rows_per_batch):
-                    part = made[start:min(start + rows_per_batch, first + rows_per_shard, rows)]
+                    part = made[start : min(start + rows_per_batch, first + rows_per_shard, rows)]
                     flat = np.full((len(part), row_tokens), PAD, dtype=np.int32)
                     for i, (tokens, _, _) in enumerate(part):
                         flat[i, : len(tokens)] = tokens
-                    writer.write_batch(pa.record_batch([
-                        pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), row_tokens),
-                        pa.array([row[1] for row in part], pa.list_(pa.int16())),
-                        pa.array([row[2] for row in part], pa.list_(pa.int16())),
-                    ], schema=schema))
+                    writer.write_batch(
+                        pa.record_batch(
+                            [
+                                pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), row_tokens),
+                                pa.array([row[1] for row in part], pa.list_(pa.int16())),
+                                pa.array([row[2] for row in part], pa.list_(pa.int16())),
+                            ],
+                            schema=schema,
+                        )
+                    )
             path = folder / task / name
             shards.append(Shard(name, min(rows_per_shard, rows - first), path.stat().st_size, file_sha256(path)))
-        settings = {"row_tokens": row_tokens, "rows": rows, "rows_per_shard": rows_per_shard, "alpha": 0.7, "seed": seed}
-        write_manifest(folder / task, Manifest("mix", settings, vocabulary, "0" * 64, LANGUAGES, tuple(shards), {}))
+        settings = {
+            "row_tokens": row_tokens,
+            "rows": rows,
+            "rows_per_shard": rows_per_shard,
+            "alpha": 0.7,
+            "seed": seed,
+        }
+        write_manifest(
+            folder / task, Manifest("mix", settings, vocabulary, sha256, LANGUAGES, tuple(shards), {"by_language": {}})
+        )
     return folder
+
+
+def train_vocabulary(folder: Path, size: int = 120) -> Vocabulary:
+    """A real SentencePiece model of `size` ids in `folder`, trained on made-up words."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    syllables = ["ka", "lo", "mi", "ter", "un", "ve", "sa", "dor", "in", "pe"]
+    sentences = [" ".join("".join(rng.choice(syllables, rng.integers(1, 4))) for _ in range(8)) for _ in range(500)]
+    prefix = folder / Path(MODEL_FILE).stem
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences),
+        model_prefix=str(prefix),
+        vocab_size=size - 2,
+        minloglevel=2,
+        hard_vocab_limit=False,
+    )
+    prefix.with_suffix(".vocab").unlink()
+    return Vocabulary(folder)

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ from .recipes import recipe
 Command = TypeVar("Command")
 
 
-def parse(command: Callable[..., Command], description: str, arguments: list[str]) -> Command:
+def parse(command: type[Command], description: str, arguments: list[str]) -> Command:
     """Fill the dataclass `command` from `arguments`; its field `run` is the recipe's configuration with the overrides.
 
     Leaves the program with one message for an unknown recipe, a value that does not fit, or an unknown setting (the
@@ -32,8 +31,13 @@ def parse(command: Callable[..., Command], description: str, arguments: list[str
     asks_for_help = "-h" in rest or "--help" in rest
     if name is None and not asks_for_help:
         raise ValueError("--recipe is missing: name one, for example --recipe quickstart")
-    parsed: Command = tyro.cli(command, default=command(**defaults), args=rest, description=description,
-                               config=(tyro.conf.OmitSubcommandPrefixes,))
+    parsed: Command = tyro.cli(
+        command,
+        default=command(**defaults),
+        args=rest,
+        description=description,
+        config=(tyro.conf.OmitSubcommandPrefixes,),
+    )
     parsed.run.validate()  # type: ignore[attr-defined]
     return parsed
 
@@ -41,9 +45,9 @@ def parse(command: Callable[..., Command], description: str, arguments: list[str
 def _take_recipe(arguments: list[str]) -> tuple[str | None, list[str]]:
     for i, argument in enumerate(arguments):
         if argument == "--recipe" and i + 1 < len(arguments):
-            return arguments[i + 1], arguments[:i] + arguments[i + 2:]
+            return arguments[i + 1], arguments[:i] + arguments[i + 2 :]
         if argument.startswith("--recipe="):
-            return argument.removeprefix("--recipe="), arguments[:i] + arguments[i + 1:]
+            return argument.removeprefix("--recipe="), arguments[:i] + arguments[i + 1 :]
     return None, arguments
 
 

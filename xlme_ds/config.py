@@ -44,15 +44,30 @@ class ModelConfig:
 
     def validate(self) -> None:
         """Raise ValueError, naming the setting, for a model that cannot be built."""
-        for name in ("vocabulary", "width", "heads", "feed_forward", "generator_layers", "discriminator_layers",
-                     "max_positions", "vocabulary_blocks", "head_chunk"):
+        for name in (
+            "vocabulary",
+            "width",
+            "heads",
+            "feed_forward",
+            "generator_layers",
+            "discriminator_layers",
+            "max_positions",
+            "vocabulary_blocks",
+            "head_chunk",
+        ):
             _require(getattr(self, name) >= 1, f"model.{name} is {getattr(self, name)}: it must be at least 1")
-        _require(self.width % self.heads == 0,
-                 f"model.width {self.width} is not a multiple of model.heads {self.heads}: choose another number of heads")
-        _require(self.relative_buckets >= 4 and self.relative_buckets % 2 == 0,
-                 f"model.relative_buckets is {self.relative_buckets}: it must be even and at least 4 (half for each direction)")
-        _require(self.relative_max_distance > self.relative_buckets // 4,
-                 f"model.relative_max_distance {self.relative_max_distance} must exceed a quarter of model.relative_buckets")
+        _require(
+            self.width % self.heads == 0,
+            f"model.width {self.width} is not a multiple of model.heads {self.heads}: choose another number of heads",
+        )
+        _require(
+            self.relative_buckets >= 4 and self.relative_buckets % 2 == 0,
+            f"model.relative_buckets is {self.relative_buckets}: it must be even and at least 4 (half for each direction)",
+        )
+        _require(
+            self.relative_max_distance > self.relative_buckets // 4,
+            f"model.relative_max_distance {self.relative_max_distance} must exceed a quarter of model.relative_buckets",
+        )
         _require(0.0 <= self.dropout < 1.0, f"model.dropout is {self.dropout}: it must be in [0, 1)")
         _require(self.dropout == 0.0, "model.dropout is not supported yet above 0: set it to 0")
         _require(self.init_std > 0, f"model.init_std is {self.init_std}: it must be positive")
@@ -69,8 +84,14 @@ class ObjectiveConfig:
 
     def validate(self) -> None:
         """Raise ValueError, naming the setting, for values outside their range."""
-        _require(0.0 < self.mask_fraction < 1.0, f"objective.mask_fraction is {self.mask_fraction}: it must be between 0 and 1")
-        _require(self.discriminator_weight >= 0, f"objective.discriminator_weight is {self.discriminator_weight}: it must not be negative")
+        _require(
+            0.0 < self.mask_fraction < 1.0,
+            f"objective.mask_fraction is {self.mask_fraction}: it must be between 0 and 1",
+        )
+        _require(
+            self.discriminator_weight >= 0,
+            f"objective.discriminator_weight is {self.discriminator_weight}: it must not be negative",
+        )
 
 
 @dataclass(frozen=True)
@@ -87,7 +108,10 @@ class DataConfig:
     def validate(self) -> None:
         """Raise ValueError, naming the setting, for a batch without rows."""
         _require(min(self.mono_rows, self.para_rows) >= 0, "data.mono_rows and data.para_rows must not be negative")
-        _require(self.mono_rows + self.para_rows > 0, "data.mono_rows and data.para_rows are both 0: a step needs rows of a task")
+        _require(
+            self.mono_rows + self.para_rows > 0,
+            "data.mono_rows and data.para_rows are both 0: a step needs rows of a task",
+        )
         _require(self.micro_batch >= 1, f"data.micro_batch is {self.micro_batch}: it must be at least 1")
 
 
@@ -128,8 +152,10 @@ class EngineConfig:
 
     def validate(self) -> None:
         """Raise ValueError for a combination that no engine runs."""
-        _require(not (self.kind == "plain" and self.precision == "bf16"),
-                 "engine.kind plain runs in fp32 only: set engine.precision to fp32, or engine.kind to deepspeed")
+        _require(
+            not (self.kind == "plain" and self.precision == "bf16"),
+            "engine.kind plain runs in fp32 only: set engine.precision to fp32, or engine.kind to deepspeed",
+        )
 
 
 @dataclass(frozen=True)
@@ -174,6 +200,8 @@ class RunConfig:
         """Check every section and what binds them; returns self. Raises ValueError."""
         for section in (self.model, self.objective, self.data, self.optimizer, self.engine, self.train):
             section.validate()
-        _require(self.optimizer.warmup_steps <= self.train.steps,
-                 f"optimizer.warmup_steps {self.optimizer.warmup_steps} exceeds train.steps {self.train.steps}: shorten the warm-up")
+        _require(
+            self.optimizer.warmup_steps <= self.train.steps,
+            f"optimizer.warmup_steps {self.optimizer.warmup_steps} exceeds train.steps {self.train.steps}: shorten the warm-up",
+        )
         return self

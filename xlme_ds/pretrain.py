@@ -79,23 +79,42 @@ def check_run_folder(out: Path, config: RunConfig) -> None:
     ours, stored = flatten(asdict(config)), flatten(json.loads(path.read_text(encoding="utf-8"))["config"])
     for key in sorted(ours.keys() | stored.keys()):
         if ours.get(key) != stored.get(key) and not key.startswith(_MAY_CHANGE):
-            raise ValueError(f"{out} was started with {key} {stored.get(key)}, this call has {ours.get(key)}: "
-                             "use the same settings to resume, or another --out")
+            raise ValueError(
+                f"{out} was started with {key} {stored.get(key)}, this call has {ours.get(key)}: "
+                "use the same settings to resume, or another --out"
+            )
 
 
 def write_run_folder(out: Path, config: RunConfig, fingerprints: dict[str, str], world: int) -> None:
     """Write `config.json`: the resolved settings, and what they ran with."""
+    from .parameters import count_parameters
+
     out.mkdir(parents=True, exist_ok=True)
-    versions = {name: importlib.metadata.version(name) for name in ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy")}
-    write_json(out / "config.json", {
-        "config": asdict(config), "versions": versions | {"python": sys.version.split()[0]}, "world_size": world,
-        "data": {"fingerprints": fingerprints}, "parameters": count_parameters(config.model),
-    })
+    versions = {
+        name: importlib.metadata.version(name) for name in ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy")
+    }
+    write_json(
+        out / "config.json",
+        {
+            "config": asdict(config),
+            "versions": versions | {"python": sys.version.split()[0]},
+            "world_size": world,
+            "data": {"fingerprints": fingerprints},
+            "parameters": count_parameters(config.model),
+        },
+    )
 
 
 # Settings that do not shape the curve; a run may be resumed with others.
-_MAY_CHANGE = ("train.log_every", "train.eval_", "train.save_every", "train.keep_", "model.head_chunk", "model.activation_checkpointing",
-               "data.micro_batch")
+_MAY_CHANGE = (
+    "train.log_every",
+    "train.eval_",
+    "train.save_every",
+    "train.keep_",
+    "model.head_chunk",
+    "model.activation_checkpointing",
+    "data.micro_batch",
+)
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

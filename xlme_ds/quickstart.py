@@ -42,18 +42,62 @@ def preparation(data: Path, processes: int) -> list[list[str]]:
     corpus, vocab = data / "corpus", data / "vocab"
     stages = [
         ["sample", "--out", corpus],
-        ["vocab", "--mono", corpus / "train/mono", "--para", corpus / "train/para", "--out", vocab,
-         "--size", str(MODEL.vocabulary), "--sentences", "100000", *workers],
+        [
+            "vocab",
+            "--mono",
+            corpus / "train/mono",
+            "--para",
+            corpus / "train/para",
+            "--out",
+            vocab,
+            "--size",
+            str(MODEL.vocabulary),
+            "--sentences",
+            "100000",
+            *workers,
+        ],
     ]
-    for split, mono, para, alpha in (("train", MONO_ROWS, PARA_ROWS, "0.7"), ("heldout", HELDOUT_ROWS, HELDOUT_ROWS, "1.0")):
+    for split, mono, para, alpha in (
+        ("train", MONO_ROWS, PARA_ROWS, "0.7"),
+        ("heldout", HELDOUT_ROWS, HELDOUT_ROWS, "1.0"),
+    ):
         encoded = data / "encoded" / split
         stages += [
-            ["encode", "--mono", corpus / split / "mono", "--para", corpus / split / "para", "--vocab", vocab, "--out", encoded, *workers],
-            ["mix", "--encoded", encoded, "--vocab", vocab, "--out", data / split, "--row-tokens", str(ROW_TOKENS), "--alpha", alpha,
-             "--mono-rows", str(mono), "--para-rows", str(para), *workers],
+            [
+                "encode",
+                "--mono",
+                corpus / split / "mono",
+                "--para",
+                corpus / split / "para",
+                "--vocab",
+                vocab,
+                "--out",
+                encoded,
+                *workers,
+            ],
+            [
+                "mix",
+                "--encoded",
+                encoded,
+                "--vocab",
+                vocab,
+                "--out",
+                data / split,
+                "--row-tokens",
+                str(ROW_TOKENS),
+                "--alpha",
+                alpha,
+                "--mono-rows",
+                str(mono),
+                "--para-rows",
+                str(para),
+                *workers,
+            ],
         ]
-    stages += [["verify", "--data", data / "train"],
-               ["stats", "--encoded", data / "encoded" / "train", "--data", data / "train", "--out", data / "stats"]]
+    stages += [
+        ["verify", "--data", data / "train"],
+        ["stats", "--encoded", data / "encoded" / "train", "--data", data / "train", "--out", data / "stats"],
+    ]
     return [[str(word) for word in stage] for stage in stages]
 
 
@@ -62,8 +106,24 @@ def launch(data: Path, out: Path, processes: int) -> list[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    return ["deepspeed", "--num_gpus", str(processes), "--master_port", port, "--no_local_rank", "--module", "xlme_ds.pretrain",
-            "--recipe", quickstart().name, "--data", str(data / "train"), "--heldout", str(data / "heldout"), "--out", str(out)]
+    return [
+        "deepspeed",
+        "--num_gpus",
+        str(processes),
+        "--master_port",
+        port,
+        "--no_local_rank",
+        "--module",
+        "xlme_ds.pretrain",
+        "--recipe",
+        quickstart().name,
+        "--data",
+        str(data / "train"),
+        "--heldout",
+        str(data / "heldout"),
+        "--out",
+        str(out),
+    ]
 
 
 def run(command: list[str], environment: dict[str, str], quiet: bool = False) -> None:
@@ -93,7 +153,10 @@ def main() -> None:
         print(f"{arguments.out} is complete; open {arguments.out / 'report.html'} (make pretrain FRESH=1 starts over)")
         return
     threads = str(max((os.cpu_count() or 1) // arguments.processes, 1))
-    run(launch(data, arguments.out, arguments.processes), environment | {"OMP_NUM_THREADS": threads, "PYTHONWARNINGS": "ignore"})
+    run(
+        launch(data, arguments.out, arguments.processes),
+        environment | {"OMP_NUM_THREADS": threads, "PYTHONWARNINGS": "ignore"},
+    )
 
 
 if __name__ == "__main__":

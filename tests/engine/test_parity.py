@@ -12,7 +12,9 @@ from tests.rows import write_data
 PLAIN = {
     "plain": dict(kind="plain", deepspeed="zero1", micro_batch=8),
     "plain, micro-batch 2": dict(kind="plain", deepspeed="zero1", micro_batch=2),
-    "plain, pre-LN GDES": dict(kind="plain", deepspeed="zero1", micro_batch=8, norm="pre", embedding_sharing="gdes", vocabulary_blocks=3),
+    "plain, pre-LN GDES": dict(
+        kind="plain", deepspeed="zero1", micro_batch=8, norm="pre", embedding_sharing="gdes", vocabulary_blocks=3
+    ),
 }
 ONE = {f"zero{stage}": dict(kind="deepspeed", deepspeed=f"zero{stage}", micro_batch=8) for stage in (1, 2, 3)} | {
     "zero3, micro-batch 2": dict(kind="deepspeed", deepspeed="zero3", micro_batch=2),
@@ -21,8 +23,15 @@ ONE = {f"zero{stage}": dict(kind="deepspeed", deepspeed=f"zero{stage}", micro_ba
 TWO = {f"zero{stage} on 2": dict(kind="deepspeed", deepspeed=f"zero{stage}", micro_batch=4) for stage in (1, 2, 3)} | {
     "zero1 on 2, micro-batch 2": dict(kind="deepspeed", deepspeed="zero1", micro_batch=2),
     "zero3 on 2, micro-batch 2": dict(kind="deepspeed", deepspeed="zero3", micro_batch=2),
-    "zero3 on 2, pre-LN GDES": dict(kind="deepspeed", deepspeed="zero3", micro_batch=2, norm="pre", embedding_sharing="gdes",
-                                    vocabulary_blocks=3, activation_checkpointing=True),
+    "zero3 on 2, pre-LN GDES": dict(
+        kind="deepspeed",
+        deepspeed="zero3",
+        micro_batch=2,
+        norm="pre",
+        embedding_sharing="gdes",
+        vocabulary_blocks=3,
+        activation_checkpointing=True,
+    ),
     "bf16 zero3 on 2": dict(kind="deepspeed", deepspeed="zero3", micro_batch=4, precision="bf16"),
 }
 

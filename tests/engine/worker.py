@@ -14,11 +14,22 @@ STEPS = 20
 
 def tiny(kind: str, deepspeed: str, micro_batch: int, precision: str = "fp32", **model: object) -> RunConfig:
     """A model small enough to train in a second, with every part of a large one."""
-    sizes = dict(vocabulary=200, width=32, heads=4, feed_forward=64, generator_layers=1, discriminator_layers=2,
-                 max_positions=32, head_chunk=16)
+    sizes = dict(
+        vocabulary=200,
+        width=32,
+        heads=4,
+        feed_forward=64,
+        generator_layers=1,
+        discriminator_layers=2,
+        max_positions=32,
+        head_chunk=16,
+    )
     return RunConfig(
-        name="tiny", model=ModelConfig(**(sizes | model)), data=DataConfig(8, 4, micro_batch),
-        engine=EngineConfig(kind, deepspeed, precision), train=TrainConfig(steps=STEPS),
+        name="tiny",
+        model=ModelConfig(**(sizes | model)),
+        data=DataConfig(8, 4, micro_batch),
+        engine=EngineConfig(kind, deepspeed, precision),
+        train=TrainConfig(steps=STEPS),
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=5),
     ).validate()
 
@@ -32,7 +43,8 @@ def main(cases: Path, data: Path, out: Path) -> None:
         stats = [engine.train_batch(step, 1e-3, True) for step in range(STEPS)]
         weights = engine.full_state()
         curves[name] = {
-            "loss": [s.metrics["loss"] for s in stats], "norm": [s.gradient_norm for s in stats],
+            "loss": [s.metrics["loss"] for s in stats],
+            "norm": [s.gradient_norm for s in stats],
             "weights": {key: float(value.double().square().sum()) for key, value in weights.items()},
         }
     if rank == 0:

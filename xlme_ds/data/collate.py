@@ -26,8 +26,14 @@ def collate(parts: list[tuple[int, Rows, np.ndarray]], seed: int, mask_fraction:
         masked.append(where + offset)
         uniforms.append(uniform)
         offset += rows.tokens.size
-    integers = [torch.from_numpy(np.concatenate(group).astype(np.int64)) for group in (tokens, positions, segments, tasks, masked)]
-    return Batch(*integers, torch.from_numpy(np.concatenate(uniforms)))
+    return Batch(
+        _joined(tokens), _joined(positions), _joined(segments), _joined(tasks), _joined(masked),
+        torch.from_numpy(np.concatenate(uniforms)),
+    )  # fmt: skip
+
+
+def _joined(group: list[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(group).astype(np.int64))
 
 
 def item_layout(rows: Rows) -> tuple[np.ndarray, np.ndarray]:

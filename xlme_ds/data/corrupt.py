@@ -14,7 +14,10 @@ _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
 
 
-def philox(counter: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], key: tuple[int, int]) -> list[np.ndarray]:
+Word = np.ndarray | np.uint64
+
+
+def philox(counter: tuple[Word, Word, Word, Word], key: tuple[int, int]) -> list[np.ndarray]:
     """Four 32-bit words (in uint64 arrays) for every counter of four 32-bit words; broadcasts."""
     c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in counter)
     k0, k1 = key

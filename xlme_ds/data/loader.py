@@ -27,7 +27,9 @@ class Loader:
         for store in self.stores.values():
             for field in ("vocabulary_sha256", "vocabulary_size"):
                 if getattr(store.manifest, field) != getattr(first.manifest, field):
-                    raise ValueError(f"{store.folder} and {first.folder} were encoded with different vocabularies: prepare them together")
+                    raise ValueError(
+                        f"{store.folder} and {first.folder} were encoded with different vocabularies: prepare them together"
+                    )
             if store.row_tokens != first.row_tokens:
                 raise ValueError(f"{store.folder} and {first.folder} have rows of different lengths: mix them together")
         self.row_tokens = first.row_tokens

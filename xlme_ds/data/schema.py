@@ -117,7 +117,9 @@ def read_manifest(folder: Path) -> Manifest:
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is not a readable manifest ({error}): write the folder again") from None
     if manifest.format != FORMAT_VERSION:
-        raise ValueError(f"{path} has format {manifest.format}, this version reads {FORMAT_VERSION}: prepare the data again")
+        raise ValueError(
+            f"{path} has format {manifest.format}, this version reads {FORMAT_VERSION}: prepare the data again"
+        )
     return manifest
 
 

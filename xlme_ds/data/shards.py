@@ -30,7 +30,9 @@ class RowStore:
         self.folder = Path(folder)
         self.manifest: Manifest = read_manifest(self.folder)
         if self.manifest.stage != "mix":
-            raise ValueError(f"{folder} was written by the stage {self.manifest.stage}: name the folder that `data_prep mix` wrote")
+            raise ValueError(
+                f"{folder} was written by the stage {self.manifest.stage}: name the folder that `data_prep mix` wrote"
+            )
         self.row_tokens = int(self.manifest.settings["row_tokens"])
         self.rows = self.manifest.rows
         self._starts = np.cumsum([0] + [shard.rows for shard in self.manifest.shards])
@@ -45,7 +47,12 @@ class RowStore:
             if len(group):
                 shard = int(shards[group[0]])
                 pieces += self._from_shard(shard, records[group] - self._starts[shard])
-        return Rows(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("tokens", "items", "lengths", "languages")))
+        return Rows(
+            *(
+                np.concatenate([getattr(piece, name) for piece in pieces])
+                for name in ("tokens", "items", "lengths", "languages")
+            )
+        )
 
     def _from_shard(self, shard: int, rows: np.ndarray) -> list[Rows]:
         """Consecutive rows are sliced, the others taken one by one."""
@@ -69,7 +76,9 @@ class RowStore:
                 if sum(batch.num_rows for batch in batches) != self.manifest.shards[shard].rows:
                     raise ValueError("its row count is not the manifest's")
             except (OSError, ValueError, pa.ArrowInvalid) as error:
-                raise ValueError(f"{path} cannot be read ({error}): check the folder with `python -m data_prep verify`") from None
+                raise ValueError(
+                    f"{path} cannot be read ({error}): check the folder with `python -m data_prep verify`"
+                ) from None
             if len(self._open) >= 4:  # a reader moves front to back: older shards are done with
                 self._open.pop(next(iter(self._open)))
             self._open[shard] = batches
@@ -79,6 +88,10 @@ class RowStore:
 def _decode(batch: pa.RecordBatch, row_tokens: int) -> Rows:
     tokens, lengths, languages = batch.columns
     start = tokens.offset * row_tokens
-    flat = tokens.values.to_numpy(zero_copy_only=True)[start:start + len(tokens) * row_tokens]
-    return Rows(flat.reshape(-1, row_tokens), np.diff(lengths.offsets.to_numpy()).astype(np.int64),
-                lengths.flatten().to_numpy().astype(np.int64), languages.flatten().to_numpy().astype(np.int64))
+    flat = tokens.values.to_numpy(zero_copy_only=True)[start : start + len(tokens) * row_tokens]
+    return Rows(
+        flat.reshape(-1, row_tokens),
+        np.diff(lengths.offsets.to_numpy()).astype(np.int64),
+        lengths.flatten().to_numpy().astype(np.int64),
+        languages.flatten().to_numpy().astype(np.int64),
+    )

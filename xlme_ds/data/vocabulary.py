@@ -23,14 +23,18 @@ class Vocabulary:
         if path.is_dir():
             path = path / MODEL_FILE
         if not path.exists():
-            raise ValueError(f"{path} does not exist: make it with `python -m data_prep vocab`, or name a SentencePiece model file")
+            raise ValueError(
+                f"{path} does not exist: make it with `python -m data_prep vocab`, or name a SentencePiece model file"
+            )
         self.path = path
         try:
             self.processor = spm.SentencePieceProcessor(model_file=str(path))
         except (RuntimeError, OSError) as error:
             raise ValueError(f"{path} is not a SentencePiece model: {error}") from None
         if [self.processor.id_to_piece(i) for i in range(3)] != ["<unk>", "<s>", "</s>"]:
-            raise ValueError(f"{path} does not start with the pieces <unk>, <s>, </s>: train it with unk_id=0, bos_id=1, eos_id=2")
+            raise ValueError(
+                f"{path} does not start with the pieces <unk>, <s>, </s>: train it with unk_id=0, bos_id=1, eos_id=2"
+            )
         self.size = self.processor.get_piece_size() + 2
         self.mask = self.size - 1
 
@@ -57,4 +61,8 @@ class Vocabulary:
         """The piece of one id as SentencePiece writes it (`▁` marks a space before)."""
         if token == self.mask:
             return "<mask>"
-        return ("<s>", "<pad>", "</s>", "<unk>")[token] if token <= UNK else str(self.processor.id_to_piece(int(token) - _PIECE_OFFSET))
+        return (
+            ("<s>", "<pad>", "</s>", "<unk>")[token]
+            if token <= UNK
+            else str(self.processor.id_to_piece(int(token) - _PIECE_OFFSET))
+        )

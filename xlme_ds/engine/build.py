@@ -16,8 +16,17 @@ from .plain import PlainEngine
 from .protocol import Engine
 
 CONFIG_FOLDER = Path(__file__).resolve().parents[2] / "ds_configs"
-_OURS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
-         "optimizer", "scheduler", "bf16", "fp16", "data_types")
+_OURS = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "optimizer",
+    "scheduler",
+    "bf16",
+    "fp16",
+    "data_types",
+)
 
 
 def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
@@ -35,7 +44,9 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
         raise ValueError(f"{path} is not JSON: {error}") from None
     for key in _OURS:
         if key in settings:
-            raise ValueError(f"{path} sets {key}, which the recipe decides: remove it there and use the recipe's own setting")
+            raise ValueError(
+                f"{path} sets {key}, which the recipe decides: remove it there and use the recipe's own setting"
+            )
     return settings
 
 
@@ -54,11 +65,15 @@ def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None) -> E
     The process group, where the engine needs one, exists already. Raises ValueError for settings that do not fit.
     """
     if loader.vocabulary_size != config.model.vocabulary:
-        raise ValueError(f"the data was encoded with a vocabulary of {loader.vocabulary_size}, the model has {config.model.vocabulary}: "
-                         f"set model.vocabulary to {loader.vocabulary_size}")
+        raise ValueError(
+            f"the data was encoded with a vocabulary of {loader.vocabulary_size}, the model has {config.model.vocabulary}: "
+            f"set model.vocabulary to {loader.vocabulary_size}"
+        )
     if loader.row_tokens > config.model.max_positions:
-        raise ValueError(f"the data has rows of {loader.row_tokens} tokens, model.max_positions is {config.model.max_positions}: "
-                         f"raise it to {loader.row_tokens}")
+        raise ValueError(
+            f"the data has rows of {loader.row_tokens} tokens, model.max_positions is {config.model.max_positions}: "
+            f"raise it to {loader.row_tokens}"
+        )
     objective = OBJECTIVES[config.objective.name](config.objective)
     if config.engine.kind == "plain":
         model = objective.build(config.model)

@@ -16,7 +16,14 @@ class DataParallelEngine(ABC):
     rank = 0
     world = 1
 
-    def __init__(self, module: nn.Module, objective: ElectraObjective, loader: Loader, heldout: Loader | None, device: torch.device):
+    def __init__(
+        self,
+        module: nn.Module,
+        objective: ElectraObjective,
+        loader: Loader,
+        heldout: Loader | None,
+        device: torch.device,
+    ):
         self.module = module
         self.objective = objective
         self.loader = loader
@@ -68,8 +75,11 @@ class DataParallelEngine(ABC):
         for batch in self.heldout.step(step):
             batch = batch.to(self.device)
             output = self.module(batch)
-            for name, value in (("sums", self.objective.sums(output, batch).double()), ("counts", self.objective.counts(batch)),
-                                ("statistics", self.objective.statistics(output, batch))):
+            for name, value in (
+                ("sums", self.objective.sums(output, batch).double()),
+                ("counts", self.objective.counts(batch)),
+                ("statistics", self.objective.statistics(output, batch)),
+            ):
                 totals[name] = totals[name] + value if name in totals else value
         return {name: self._reduce(value).cpu() for name, value in totals.items()}
 

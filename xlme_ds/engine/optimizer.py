@@ -15,5 +15,8 @@ def build_optimizer(module: nn.Module, cfg: OptimizerConfig) -> torch.optim.Adam
         groups[has_weight_decay(name, len(shape))].append(parameter)
     return torch.optim.AdamW(
         [{"params": groups[True], "weight_decay": cfg.weight_decay}, {"params": groups[False], "weight_decay": 0.0}],
-        lr=cfg.learning_rate, betas=(cfg.beta1, cfg.beta2), eps=cfg.epsilon, fused=True,
+        lr=cfg.learning_rate,
+        betas=(cfg.beta1, cfg.beta2),
+        eps=cfg.epsilon,
+        fused=True,
     )

@@ -17,8 +17,15 @@ _STATE = "plain.pt"
 class PlainEngine(DataParallelEngine):
     """See `Engine`."""
 
-    def __init__(self, module: nn.Module, objective: ElectraObjective, loader: Loader, heldout: Loader | None,
-                 device: torch.device, optimizer: OptimizerConfig):
+    def __init__(
+        self,
+        module: nn.Module,
+        objective: ElectraObjective,
+        loader: Loader,
+        heldout: Loader | None,
+        device: torch.device,
+        optimizer: OptimizerConfig,
+    ):
         super().__init__(module.to(device), objective, loader, heldout, device)
         self.clip = optimizer.clip
         self.optimizer = build_optimizer(module, optimizer)

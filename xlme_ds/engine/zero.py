@@ -22,8 +22,15 @@ _TAG = "deepspeed"
 class ZeroEngine(DataParallelEngine):
     """See `Engine`."""
 
-    def __init__(self, module: nn.Module, objective: ElectraObjective, loader: Loader, heldout: Loader | None,
-                 optimizer: OptimizerConfig, ds_config: dict[str, Any]):
+    def __init__(
+        self,
+        module: nn.Module,
+        objective: ElectraObjective,
+        loader: Loader,
+        heldout: Loader | None,
+        optimizer: OptimizerConfig,
+        ds_config: dict[str, Any],
+    ):
         engine, *_ = deepspeed.initialize(model=module, optimizer=build_optimizer(module, optimizer), config=ds_config)
         super().__init__(engine, objective, loader, heldout, engine.device)
         self.engine = engine

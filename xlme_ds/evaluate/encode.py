@@ -21,7 +21,7 @@ def sentence_vectors(model: Electra, sentences: Sequence[np.ndarray], batch: int
     order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))  # little padding inside a batch
     out = np.zeros((model.cfg.discriminator_layers + 1, len(sentences), model.cfg.width), dtype=np.float32)
     for start in range(0, len(order), batch):
-        here = order[start:start + batch]
+        here = order[start : start + batch]
         items = [np.concatenate([[BOS], sentences[i][: longest - 2], [EOS]]) for i in here]
         width = max(len(item) for item in items)
         tokens_BT = torch.full((len(items), width), PAD, dtype=torch.int64)

@@ -29,9 +29,9 @@ def pairs(store: RowStore, limit: int | None = None) -> Iterator[Pair]:
             at = 0
             for _ in range(items):
                 length = int(next(lengths))
-                ids = tokens[at:at + length]
+                ids = tokens[at : at + length]
                 middle = int(np.flatnonzero(ids == EOS)[0])
-                first, second = rows.languages[2 * item:2 * item + 2]
-                yield Pair(ids[1:middle], ids[middle + 1:-1], codes[first], codes[second])
+                first, second = rows.languages[2 * item : 2 * item + 2]
+                yield Pair(ids[1:middle], ids[middle + 1 : -1], codes[first], codes[second])
                 at += length
                 item += 1

@@ -13,7 +13,9 @@ from .pairs import Pair
 PIVOT = "en"
 
 
-def by_language(pairs: Iterable[Pair], pivot: str = PIVOT, smallest: int = 5) -> dict[str, tuple[list[np.ndarray], list[np.ndarray]]]:
+def by_language(
+    pairs: Iterable[Pair], pivot: str = PIVOT, smallest: int = 5
+) -> dict[str, tuple[list[np.ndarray], list[np.ndarray]]]:
     """Pairs with `pivot` on one side, as (pivot sentences, the other's) by language; languages with fewer than
     `smallest` pairs are left out, and so are repetitions of a sentence, which no ranking could tell apart."""
     groups: dict[str, dict[bytes, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)
@@ -24,8 +26,11 @@ def by_language(pairs: Iterable[Pair], pivot: str = PIVOT, smallest: int = 5) ->
         ours, theirs = (pair.first, pair.second) if forward else (pair.second, pair.first)
         language = pair.second_language if forward else pair.first_language
         groups[language].setdefault(ours.tobytes(), (ours, theirs))
-    return {language: ([a for a, _ in group.values()], [b for _, b in group.values()])
-            for language, group in sorted(groups.items()) if len(group) >= smallest}
+    return {
+        language: ([a for a, _ in group.values()], [b for _, b in group.values()])
+        for language, group in sorted(groups.items())
+        if len(group) >= smallest
+    }
 
 
 def accuracy(vectors: np.ndarray, candidates: np.ndarray) -> float:
@@ -39,7 +44,12 @@ def retrieve(model: Electra, groups: dict[str, tuple[list[np.ndarray], list[np.n
     languages = {}
     for language, (ours, theirs) in groups.items():
         vectors = sentence_vectors(model, [*ours, *theirs])
-        halves = [(layer[: len(ours)], layer[len(ours):]) for layer in vectors]
-        languages[language] = {"en_xx": [accuracy(a, b) for a, b in halves], "xx_en": [accuracy(b, a) for a, b in halves]}
-    overall = {way: np.mean([scores[way] for scores in languages.values()], axis=0).tolist() for way in ("en_xx", "xx_en")}
+        halves = [(layer[: len(ours)], layer[len(ours) :]) for layer in vectors]
+        languages[language] = {
+            "en_xx": [accuracy(a, b) for a, b in halves],
+            "xx_en": [accuracy(b, a) for a, b in halves],
+        }
+    overall = {
+        way: np.mean([scores[way] for scores in languages.values()], axis=0).tolist() for way in ("en_xx", "xx_en")
+    }
     return {"overall": overall, "languages": languages}

@@ -14,8 +14,15 @@ from ..models.electra import Electra
 
 
 @torch.no_grad()
-def sample_rows(model: Electra, data: Path, vocabulary: Vocabulary, seed: int, mask_fraction: float,
-                a_task: int = 8, search: int = 256) -> list[dict[str, Any]]:
+def sample_rows(
+    model: Electra,
+    data: Path,
+    vocabulary: Vocabulary,
+    seed: int,
+    mask_fraction: float,
+    a_task: int = 8,
+    search: int = 256,
+) -> list[dict[str, Any]]:
     """The first row of each of up to `a_task` languages (or pairs) of every task in `data`, corrupted and judged.
 
     Only the first item of a row is shown. See docs/design.md for the format.
@@ -39,8 +46,13 @@ def sample_rows(model: Electra, data: Path, vocabulary: Vocabulary, seed: int, m
             masked = set(batch.masked_M.tolist())
             corrupted = output.corrupted_BT[0].tolist()
             tokens = [
-                {"piece": vocabulary.piece(corrupted[i]), "original": vocabulary.piece(int(original)), "masked": i in masked,
-                 "replaced": corrupted[i] != int(original), "score": scores[i]}
+                {
+                    "piece": vocabulary.piece(corrupted[i]),
+                    "original": vocabulary.piece(int(original)),
+                    "masked": i in masked,
+                    "replaced": corrupted[i] != int(original),
+                    "score": scores[i],
+                }
                 for i, original in enumerate(rows.tokens[0][: int(rows.lengths[0])])
             ]
             codes = [store.manifest.languages[i] for i in rows.languages[: 1 + task]]

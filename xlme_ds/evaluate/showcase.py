@@ -33,11 +33,16 @@ def showcase(run: Path, config: RunConfig, state: dict[str, torch.Tensor], data:
             untrained = Electra(config.model)
             initialise(untrained, config.seed, config.model.init_std)
             sizes = {language: len(ours) for language, (ours, _) in groups.items()}
-            write_json(run / "retrieval.json", {
-                "layers": list(range(config.model.discriminator_layers + 1)), "pairs": sizes,
-                "candidates": sum(sizes.values()) / len(sizes),
-                "before": retrieve(untrained, groups), "after": retrieve(model, groups),
-            })
+            write_json(
+                run / "retrieval.json",
+                {
+                    "layers": list(range(config.model.discriminator_layers + 1)),
+                    "pairs": sizes,
+                    "candidates": sum(sizes.values()) / len(sizes),
+                    "before": retrieve(untrained, groups),
+                    "after": retrieve(model, groups),
+                },
+            )
 
 
 def _write_model(folder: Path, state: dict[str, torch.Tensor], data: Path) -> None:
@@ -52,6 +57,8 @@ def _languages(data: Path) -> dict[str, Any]:
     for task in TASKS:
         if (data / task).is_dir():
             counts = read_manifest(data / task).counts["by_language"]
-            out[task] = {code: {"share": c["share_after"], "share_before": c["share_before"], "repeat": c["repeat"]}
-                         for code, c in counts.items()}
+            out[task] = {
+                code: {"share": c["share_after"], "share_before": c["share_before"], "repeat": c["repeat"]}
+                for code, c in counts.items()
+            }
     return out

@@ -63,10 +63,14 @@ class Electra(nn.Module):
         """Mask, generate, replace, discriminate (XLM-E equations (1) to (5))."""
         blocks = self._blocks("embedding")
         targets_M = batch.tokens_BT.flatten()[batch.masked_M]
-        masked_BT = batch.tokens_BT.flatten().index_fill(0, batch.masked_M, self.cfg.vocabulary - 1).view_as(batch.tokens_BT)
+        masked_BT = (
+            batch.tokens_BT.flatten().index_fill(0, batch.masked_M, self.cfg.vocabulary - 1).view_as(batch.tokens_BT)
+        )
         hidden_BTD = self.generator(lookup(masked_BT, blocks), batch.positions_BT, batch.segments_BT)
         generated = self.masked_head(hidden_BTD.flatten(0, 1)[batch.masked_M], blocks, targets_M, batch.uniforms_M)
-        corrupted_BT = batch.tokens_BT.flatten().index_copy(0, batch.masked_M, generated.sample_M).view_as(batch.tokens_BT)
+        corrupted_BT = (
+            batch.tokens_BT.flatten().index_copy(0, batch.masked_M, generated.sample_M).view_as(batch.tokens_BT)
+        )
         hidden_BTD = self.discriminator(
             self.embed_for_discriminator(corrupted_BT), batch.positions_BT, batch.segments_BT
         )
@@ -78,6 +82,8 @@ def block_sizes(cfg: ModelConfig) -> list[int]:
     size = -(-cfg.vocabulary // cfg.vocabulary_blocks)
     sizes = [min(size, cfg.vocabulary - start) for start in range(0, cfg.vocabulary, size)]
     if len(sizes) != cfg.vocabulary_blocks:
-        raise ValueError(f"model.vocabulary {cfg.vocabulary} does not split into model.vocabulary_blocks "
-                         f"{cfg.vocabulary_blocks} equal blocks: use {len(sizes)}")
+        raise ValueError(
+            f"model.vocabulary {cfg.vocabulary} does not split into model.vocabulary_blocks "
+            f"{cfg.vocabulary_blocks} equal blocks: use {len(sizes)}"
+        )
     return sizes

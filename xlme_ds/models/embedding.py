@@ -14,13 +14,13 @@ class _Lookup(torch.autograd.Function):
     """Rows of a table whose gradient adds up in float32: a frequent token sums thousands of rows, too many for bf16."""
 
     @staticmethod
-    def forward(ctx, ids: Tensor, weight: Tensor) -> Tensor:  # type: ignore[no-untyped-def, override]
+    def forward(ctx, ids: Tensor, weight: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.save_for_backward(ids)
         ctx.shape, ctx.dtype = weight.shape, weight.dtype
         return F.embedding(ids, weight)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[None, Tensor]:  # type: ignore[no-untyped-def, override]
+    def backward(ctx, grad: Tensor) -> tuple[None, Tensor]:  # type: ignore[no-untyped-def]
         (ids,) = ctx.saved_tensors
         used, position = ids.flatten().unique(return_inverse=True)
         sums = grad.new_zeros(len(used), ctx.shape[1], dtype=torch.float32)

@@ -23,7 +23,8 @@ class Encoder(nn.Module):
         self.positions = nn.Parameter(torch.empty(cfg.max_positions, cfg.width)) if cfg.absolute_positions else None
         self.relative = (
             RelativePositionTable(cfg.heads, cfg.relative_buckets, cfg.relative_max_distance)
-            if cfg.relative_bias != "none" else None
+            if cfg.relative_bias != "none"
+            else None
         )
         self.layers = nn.ModuleList(TransformerLayer(cfg) for _ in range(layers))
         # Post-LN normalises what enters the first layer, pre-LN what leaves the last.

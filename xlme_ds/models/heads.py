@@ -24,7 +24,9 @@ class MaskedLanguageModelHead(nn.Module):
         self.norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON)
         self.bias = nn.Parameter(torch.empty(cfg.vocabulary))
 
-    def forward(self, hidden_MD: Tensor, blocks: Sequence[Tensor], targets_M: Tensor, uniforms_M: Tensor) -> MaskedTokens:
+    def forward(
+        self, hidden_MD: Tensor, blocks: Sequence[Tensor], targets_M: Tensor, uniforms_M: Tensor
+    ) -> MaskedTokens:
         """Loss, sample and prediction at the masked positions; `blocks` are those of the tied embedding."""
         features_MD = self.norm(F.gelu(self.dense(hidden_MD)))
         return masked_softmax(features_MD, blocks, self.bias, targets_M, uniforms_M, self.chunk)

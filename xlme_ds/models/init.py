@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 def _kind(name: str, parameter_dim: int) -> str:
@@ -33,14 +33,14 @@ def has_weight_decay(name: str, parameter_dim: int) -> bool:
 
 
 def initialise(
-    model: nn.Module, seed: int, std: float, whole: Callable[[Tensor], AbstractContextManager[object]] | None = None
+    model: nn.Module, seed: int, std: float, whole: Callable[[nn.Parameter], AbstractContextManager[object]] | None = None
 ) -> None:
     """Fill every parameter in place by the scheme above; raises nothing.
 
     `whole(parameter)` is entered around the filling of each one, for engines that hold parameters in parts.
     """
     for name, parameter in model.named_parameters():
-        with (nullcontext() if whole is None else whole(parameter)), torch.no_grad():
+        with nullcontext() if whole is None else whole(parameter), torch.no_grad():
             if parameter.numel() == 0:  # the other ranks of a partitioned parameter
                 continue
             kind = _kind(name, parameter.dim())

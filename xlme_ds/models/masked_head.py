@@ -53,7 +53,7 @@ def _logits(hidden_CD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor) -> Tens
 
 class _MaskedSoftmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden_MD, bias_V, targets_M, uniforms_M, chunk, *blocks):  # type: ignore[no-untyped-def, override]
+    def forward(ctx, hidden_MD, bias_V, targets_M, uniforms_M, chunk, *blocks):  # type: ignore[no-untyped-def]
         nll, samples, predicted, lse = [], [], [], []
         for start in range(0, len(hidden_MD), chunk):
             here = slice(start, start + chunk)
@@ -72,7 +72,7 @@ class _MaskedSoftmax(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, grad_M, _samples, _predicted):  # type: ignore[no-untyped-def, override]
+    def backward(ctx, grad_M, _samples, _predicted):  # type: ignore[no-untyped-def]
         hidden_MD, bias_V, targets_M, lse_M, *blocks = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden_MD)
         grad_bias = torch.zeros_like(bias_V, dtype=torch.float32)

@@ -65,8 +65,14 @@ class ElectraObjective:
             here_BT = ordinary_BT & (batch.task_B == task)[:, None]
             replaced, original = here_BT & replaced_BT, here_BT & ~replaced_BT
             mine_M = task_M == task
-            scalars = [(output.predicted_M == targets_M)[mine_M].sum(), mine_M.sum(), replaced.sum(),
-                       (replaced & positive_BT).sum(), original.sum(), (original & ~positive_BT).sum()]
+            scalars = [
+                (output.predicted_M == targets_M)[mine_M].sum(),
+                mine_M.sum(),
+                replaced.sum(),
+                (replaced & positive_BT).sum(),
+                original.sum(),
+                (original & ~positive_BT).sum(),
+            ]
             histograms = [torch.bincount(bins_BT[group], minlength=_BINS) for group in (replaced, original)]
             rows.append(torch.cat([torch.stack(scalars), *histograms]))
         return torch.stack(rows).double()
@@ -81,7 +87,7 @@ class ElectraObjective:
             generator, discriminator = TERMS[task], TERMS[task + 2]
             metrics |= {generator: float(means[task]), discriminator: float(means[task + 2])}
             value = dict(zip(_SCALARS, statistics[task, : len(_SCALARS)].tolist(), strict=True))
-            replaced, original = statistics[task, len(_SCALARS):].split(_BINS)
+            replaced, original = statistics[task, len(_SCALARS) :].split(_BINS)
             metrics |= {
                 f"generator_accuracy_{name}": value["generator_correct"] / max(value["masked"], 1),
                 f"replaced_fraction_{name}": value["replaced"] / max(value["replaced"] + value["original"], 1),

@@ -3,11 +3,20 @@
 from ..config import DataConfig, EngineConfig, ModelConfig, RunConfig
 
 MODEL = ModelConfig(
-    vocabulary=524_288, width=1024, heads=16, feed_forward=4096, generator_layers=6, discriminator_layers=24,
-    norm="pre", relative_buckets=128, relative_max_distance=256,
+    vocabulary=524_288,
+    width=1024,
+    heads=16,
+    feed_forward=4096,
+    generator_layers=6,
+    discriminator_layers=24,
+    norm="pre",
+    relative_buckets=128,
+    relative_max_distance=256,
 )
 
 
 def large_zero2() -> RunConfig:
     """Large as published: gradients and optimizer are partitioned."""
-    return RunConfig(name="large", model=MODEL, data=DataConfig(2048, 2048, micro_batch=8), engine=EngineConfig(deepspeed="zero2"))
+    return RunConfig(
+        name="large", model=MODEL, data=DataConfig(2048, 2048, micro_batch=8), engine=EngineConfig(deepspeed="zero2")
+    )

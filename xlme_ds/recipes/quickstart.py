@@ -3,7 +3,13 @@
 from ..config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
 
 MODEL = ModelConfig(
-    vocabulary=8192, width=128, heads=4, feed_forward=512, generator_layers=1, discriminator_layers=4, max_positions=64,
+    vocabulary=8192,
+    width=128,
+    heads=4,
+    feed_forward=512,
+    generator_layers=1,
+    discriminator_layers=4,
+    max_positions=64,
 )
 
 
@@ -15,5 +21,7 @@ def quickstart() -> RunConfig:
         data=DataConfig(32, 32, micro_batch=32),
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=200),
         engine=EngineConfig(deepspeed="zero3"),
-        train=TrainConfig(steps=1500, log_every=10, eval_every=250, eval_rows=250, save_every=250, keep_last=2, keep_every=0),
+        train=TrainConfig(
+            steps=1500, log_every=10, eval_every=250, eval_rows=250, save_every=250, keep_last=2, keep_every=0
+        ),
     )

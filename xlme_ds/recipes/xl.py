@@ -3,11 +3,22 @@
 from ..config import DataConfig, EngineConfig, ModelConfig, RunConfig
 
 MODEL = ModelConfig(
-    vocabulary=524_288, width=1536, heads=24, feed_forward=6144, generator_layers=8, discriminator_layers=48,
-    norm="pre", relative_buckets=128, relative_max_distance=256, vocabulary_blocks=16, activation_checkpointing=True,
+    vocabulary=524_288,
+    width=1536,
+    heads=24,
+    feed_forward=6144,
+    generator_layers=8,
+    discriminator_layers=48,
+    norm="pre",
+    relative_buckets=128,
+    relative_max_distance=256,
+    vocabulary_blocks=16,
+    activation_checkpointing=True,
 )
 
 
 def xl_zero3() -> RunConfig:
     """XL as published, every kind of state partitioned (ZeRO-3)."""
-    return RunConfig(name="xl", model=MODEL, data=DataConfig(2048, 2048, micro_batch=4), engine=EngineConfig(deepspeed="zero3"))
+    return RunConfig(
+        name="xl", model=MODEL, data=DataConfig(2048, 2048, micro_batch=4), engine=EngineConfig(deepspeed="zero3")
+    )

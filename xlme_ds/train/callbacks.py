@@ -29,7 +29,15 @@ class Callback(Protocol):
 class Record:
     """Writes a line of metrics.jsonl at every logged step, and shows it."""
 
-    def __init__(self, run: Path, config: RunConfig, start: int, row_tokens: int, flops_per_step: float, show: Callable[[dict[str, Any], int], None]):
+    def __init__(
+        self,
+        run: Path,
+        config: RunConfig,
+        start: int,
+        row_tokens: int,
+        flops_per_step: float,
+        show: Callable[[dict[str, Any], int], None],
+    ):
         self.log = MetricsLog(run, "metrics", start)
         self.config = config
         self.tokens_per_step = (config.data.mono_rows + config.data.para_rows) * row_tokens
@@ -44,9 +52,16 @@ class Record:
         now = time.perf_counter()
         rate = (done - self.last[0]) / (now - self.last[1])
         self.last = (done, now)
-        values = {"step": done, **stats.metrics, "lr": learning_rate(done - 1, self.config.train.steps, self.config.optimizer),
-                  "grad_norm": stats.gradient_norm, "skipped_steps": stats.skipped, "tokens": done * self.tokens_per_step,
-                  "tokens_per_s": rate * self.tokens_per_step, "flops_per_s": rate * self.flops_per_step}
+        values = {
+            "step": done,
+            **stats.metrics,
+            "lr": learning_rate(done - 1, self.config.train.steps, self.config.optimizer),
+            "grad_norm": stats.gradient_norm,
+            "skipped_steps": stats.skipped,
+            "tokens": done * self.tokens_per_step,
+            "tokens_per_s": rate * self.tokens_per_step,
+            "flops_per_s": rate * self.flops_per_step,
+        }
         self.log.write(values)
         self.show(values, self.config.train.steps)
 
@@ -58,8 +73,17 @@ class Record:
 class Evaluate:
     """Runs the held-out rows and writes a line of heldout.jsonl; collective."""
 
-    def __init__(self, run: Path, engine: Engine, objective: Any, every: int, steps: int, start: int, constants: dict[str, float],
-                 show: Callable[[dict[str, Any], int], None] | None):
+    def __init__(
+        self,
+        run: Path,
+        engine: Engine,
+        objective: Any,
+        every: int,
+        steps: int,
+        start: int,
+        constants: dict[str, float],
+        show: Callable[[dict[str, Any], int], None] | None,
+    ):
         self.engine = engine
         self.objective = objective
         self.every = every

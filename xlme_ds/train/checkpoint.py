@@ -47,7 +47,7 @@ class Checkpoints:
 
     def newest(self) -> tuple[Path | None, list[str]]:
         """The newest complete checkpoint or None, and a sentence for each newer one that cannot be used."""
-        complaints = []
+        complaints: list[str] = []
         for folder in sorted(self.folder.glob(f"{_PREFIX}????????"), reverse=True):
             fault = _fault(folder)
             if fault is None:
@@ -63,11 +63,15 @@ class Checkpoints:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         for key, value in expected.items():
             if state[key] != value:
-                raise ValueError(f"{folder} was saved with {key} {state[key]}, this run has {value}: resume with the same, "
-                                 "or choose another --out")
+                raise ValueError(
+                    f"{folder} was saved with {key} {state[key]}, this run has {value}: resume with the same, "
+                    "or choose another --out"
+                )
         if state["world"] != engine.world:
-            raise ValueError(f"{folder} was saved by {state['world']} processes, there are {engine.world} now: "
-                             f"resume with {state['world']}")
+            raise ValueError(
+                f"{folder} was saved by {state['world']} processes, there are {engine.world} now: "
+                f"resume with {state['world']}"
+            )
         engine.load(folder)
         return int(state["step"])
 

@@ -14,7 +14,9 @@ class Console:
         self.shown = start
         self.progress = None
         if sys.stderr.isatty():
-            self.progress = Progress(TextColumn("{task.fields[line]}"), BarColumn(), TimeRemainingColumn(), transient=True)
+            self.progress = Progress(
+                TextColumn("{task.fields[line]}"), BarColumn(), TimeRemainingColumn(), transient=True
+            )
             self.task = self.progress.add_task("train", total=steps, completed=start, line="starting")
             self.progress.start()
 
@@ -29,7 +31,9 @@ class Console:
 
     def evaluation(self, values: dict[str, Any], steps: int) -> None:
         """An evaluation on held-out text."""
-        aucs = "  ".join(f"AUC {key.removeprefix('auc_')} {values[key]:.3f}" for key in values if key.startswith("auc_"))
+        aucs = "  ".join(
+            f"AUC {key.removeprefix('auc_')} {values[key]:.3f}" for key in values if key.startswith("auc_")
+        )
         line = f"step {values['step']}/{steps}  held-out text: {_terms(values)}  {aucs}"
         (self.progress.console.print if self.progress is not None else print)(line)
 

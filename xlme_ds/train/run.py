@@ -30,7 +30,9 @@ def heldout_data(config: RunConfig, folder: Path, world: int) -> DataConfig:
     pieces = world * max(math.ceil(max(rows) / (config.data.micro_batch * world)), 1)
     rows = [count // pieces * pieces for count in rows]
     if not any(rows):
-        raise ValueError(f"{folder} has too few rows to share among {pieces} micro-batches: mix more held-out rows, or lower the processes")
+        raise ValueError(
+            f"{folder} has too few rows to share among {pieces} micro-batches: mix more held-out rows, or lower the processes"
+        )
     return DataConfig(rows[0], rows[1], config.data.micro_batch)
 
 
@@ -51,7 +53,10 @@ def train(engine: Engine, config: RunConfig, out: Path, loader: Loader, heldout:
             print(f"{out}: all {start} steps are done")
         return True
     if root:
-        print(f"{out}: {'resuming after' if start else 'starting at'} step {start} of {config.train.steps}, {engine.world} processes", flush=True)
+        print(
+            f"{out}: {'resuming after' if start else 'starting at'} step {start} of {config.train.steps}, {engine.world} processes",
+            flush=True,
+        )
 
     console = Console(config.train.steps, start, max(config.train.steps // 20, 1)) if root else None
     callbacks: list[Callback] = []
@@ -60,16 +65,32 @@ def train(engine: Engine, config: RunConfig, out: Path, loader: Loader, heldout:
         callbacks.append(Record(out, config, start, loader.row_tokens, flops, console.step))
     if heldout is not None:
         objective = OBJECTIVES[config.objective.name](config.objective)
-        constants = {
-            f"unigram_nll_{TASKS[task]}": unigram_nll(loader.stores[task], store, heldout.plan.rows[task])
-            for task, store in heldout.stores.items()
-        } if root else {}
-        callbacks.append(Evaluate(out, engine, objective, config.train.eval_every, config.train.steps, start, constants,
-                                  console.evaluation if console is not None else None))
+        constants = (
+            {
+                f"unigram_nll_{TASKS[task]}": unigram_nll(loader.stores[task], store, heldout.plan.rows[task])
+                for task, store in heldout.stores.items()
+            }
+            if root
+            else {}
+        )
+        callbacks.append(
+            Evaluate(
+                out,
+                engine,
+                objective,
+                config.train.eval_every,
+                config.train.steps,
+                start,
+                constants,
+                console.evaluation if console is not None else None,
+            )
+        )
     callbacks.append(Save(checkpoints, engine, config.train.save_every, state, start))
     done = fit(engine, config, callbacks, start, stop)
     if console is not None:
         console.close()
         if done < config.train.steps:
-            print(f"{out}: stopped after step {done} of {config.train.steps} and saved; the same command goes on from there")
+            print(
+                f"{out}: stopped after step {done} of {config.train.steps} and saved; the same command goes on from there"
+            )
     return done >= config.train.steps

@@ -1,0 +1,115 @@
+"""Batches against a reference that goes row by row, and passes over the data."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from tests.rows import write_data
+from xlme_ds.config import DataConfig
+from xlme_ds.data.batch import Batch
+from xlme_ds.data.corrupt import corrupt
+from xlme_ds.data.loader import Loader
+from xlme_ds.data.schema import TASKS, read_manifest, write_manifest
+
+ROWS = 40
+DATA = DataConfig(mono_rows=12, para_rows=12, micro_batch=3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data") / "mixed", ROWS)
+
+
+def reference(folder: Path, numbers: list[list[int]], seed: int) -> Batch:
+    """The batch of row numbers by task, one token at a time."""
+    tokens, positions, segments, tasks, masked, uniforms = [], [], [], [], [], []
+    for task, name in enumerate(TASKS):
+        records = [r for shard in read_manifest(folder / name).shards
+                   for r in pa.ipc.open_file(str(folder / name / shard.name)).read_all().to_pylist()]
+        for number in numbers[task]:
+            record = records[number % len(records)]
+            position, segment = [], []
+            for n, length in enumerate(record["lengths"], 1):
+                position += range(length)
+                segment += [n] * length
+            padding = [0] * (len(record["tokens"]) - len(position))
+            where, uniform = corrupt(np.array([record["tokens"]]), np.array([segment + padding]), np.array([number]), seed, task, 0.15)
+            masked += [len(tokens) * len(record["tokens"]) + int(column) for column in where]
+            uniforms += uniform.tolist()
+            tokens.append(record["tokens"])
+            positions.append(position + padding)
+            segments.append(segment + padding)
+            tasks.append(task)
+    return Batch(*(torch.tensor(part) for part in (tokens, positions, segments, tasks, masked)), torch.tensor(uniforms))
+
+
+def assert_equal(one: Batch, other: Batch) -> None:
+    for name, ours, theirs in zip(Batch._fields, one, other, strict=True):
+        assert ours.dtype == theirs.dtype and torch.equal(ours, theirs), name
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("step", [0, 2, 3, 7])  # step 3 wraps around within the step, 7 starts in the third pass
+def test_a_batch_is_its_rows(folder: Path, world: int, step: int) -> None:
+    for rank in range(world):
+        loader = Loader(folder, DATA, 7, 0.15, rank, world)
+        batches = loader.step(step)
+        assert len(batches) == loader.plan.accumulation == 4 // world
+        for micro, batch in enumerate(batches):
+            start = step * 12 + (micro * world + rank) * 3
+            assert_equal(batch, reference(folder, [list(range(start, start + 3))] * 2, 7))
+
+
+def test_one_task_alone(folder: Path) -> None:
+    loader = Loader(folder, replace(DATA, mono_rows=0), 7, 0.15)
+    assert list(loader.fingerprints) == ["para"]
+    assert_equal(loader.batch(1, 0), reference(folder, [[], [12, 13, 14]], 7))
+
+
+def test_unequal_tasks(folder: Path) -> None:
+    loader = Loader(folder, replace(DATA, para_rows=4), 7, 0.15)
+    assert_equal(loader.batch(2, 1), reference(folder, [[27, 28, 29], [9]], 7))
+
+
+def test_a_second_pass_reads_the_same_rows_under_new_masks(folder: Path) -> None:
+    loader = Loader(folder, DataConfig(ROWS, ROWS, micro_batch=ROWS), 7, 0.15)
+    first, second = loader.batch(0, 0), loader.batch(1, 0)
+    for name in ("tokens_BT", "positions_BT", "segments_BT", "task_B"):
+        assert torch.equal(getattr(first, name), getattr(second, name))
+    assert len(first.masked_M) == len(second.masked_M) and not torch.equal(first.masked_M, second.masked_M)
+    # Two independent choices of 15% agree in about 15% of their positions.
+    common = len(set(first.masked_M.tolist()) & set(second.masked_M.tolist())) / len(first.masked_M)
+    assert 0.05 < common < 0.3
+    assert_equal(first, Loader(folder, DataConfig(ROWS, ROWS, micro_batch=ROWS), 7, 0.15).batch(0, 0))
+
+
+def test_the_cut_changes_no_row(folder: Path) -> None:
+    """The rows, masks and uniforms of a step, as a set, at several micro-batches and ranks."""
+    steps = []
+    for micro_batch, world in ((12, 1), (3, 1), (3, 2), (1, 4)):
+        rows = []
+        for rank in range(world):
+            for batch in Loader(folder, replace(DATA, micro_batch=micro_batch), 7, 0.15, rank, world).step(3):
+                masked, uniforms = batch.masked_M.numpy(), batch.uniforms_M.numpy()
+                for n, (task, tokens) in enumerate(zip(batch.task_B.tolist(), batch.tokens_BT.tolist(), strict=True)):
+                    mine = masked // 32 == n
+                    rows.append((task, tokens, (masked[mine] - 32 * n).tolist(), uniforms[mine].tolist()))
+        steps.append(sorted(rows))
+    assert len(steps[0]) == 24
+    assert all(other == steps[0] for other in steps[1:])
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"vocabulary_sha256": "1" * 64}, "encoded with different vocabularies: prepare them together"),
+    ({"vocabulary_size": 201}, "encoded with different vocabularies"),
+    ({"settings": {"row_tokens": 64}}, "rows of different lengths: mix them together"),
+])
+def test_tasks_that_do_not_belong_together(tmp_path: Path, change: dict, words: str) -> None:
+    folder = write_data(tmp_path / "mixed", 16)
+    write_manifest(folder / "para", replace(read_manifest(folder / "para"), **change))
+    with pytest.raises(ValueError, match=words):
+        Loader(folder, DATA, 7, 0.15)

@@ -1,0 +1,114 @@
+"""Random access to mixed shards, and one clear error for each kind of damage."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.rows import LANGUAGES, write_data
+from xlme_ds.data.schema import Manifest, read_manifest, write_manifest
+from xlme_ds.data.shards import Rows, RowStore
+
+ROWS = 53  # three shards of 16 rows in batches of 8, and a last one of 5
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data") / "mixed", ROWS)
+
+
+def plain_rows(folder: Path) -> list[dict[str, list[int]]]:
+    """All records, read by Arrow alone."""
+    return [record for shard in read_manifest(folder).shards
+            for record in pa.ipc.open_file(pa.memory_map(str(folder / shard.name))).read_all().to_pylist()]
+
+
+def unpacked(rows: Rows) -> list[dict[str, list[int]]]:
+    """Records of `rows`; of languages a row has one an item (mono) or two (para)."""
+    out, item, language = [], 0, 0
+    sides = len(rows.languages) // max(len(rows.lengths), 1)
+    for tokens, items in zip(rows.tokens, rows.items, strict=True):
+        out.append({"tokens": tokens.tolist(), "lengths": rows.lengths[item:item + items].tolist(),
+                    "languages": rows.languages[language:language + sides * items].tolist()})
+        item, language = item + items, language + sides * items
+    assert item == len(rows.lengths) and language == len(rows.languages)
+    return out
+
+
+@pytest.mark.parametrize("task", ["mono", "para"])
+@pytest.mark.parametrize("records", [
+    range(ROWS), range(7, 9), range(15, 18), range(5, 50), [16], [52], [0, 52, 0, 17], [8, 7, 6], [15, 16, 15, 16], [30, 31, 33, 34, 48],
+])
+def test_any_records_in_any_order(data: Path, task: str, records: list[int]) -> None:
+    store = RowStore(data / task)
+    expected = plain_rows(data / task)
+    rows = store.read(np.array(records))
+    assert unpacked(rows) == [expected[n] for n in records]
+    assert rows.tokens.dtype == np.int32 and rows.items.dtype == rows.lengths.dtype == rows.languages.dtype == np.int64
+
+
+def test_random_reads_equal_sequential_ones(data: Path) -> None:
+    store, expected = RowStore(data / "para"), plain_rows(data / "para")
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        records = rng.integers(0, ROWS, int(rng.integers(1, 30)))
+        assert unpacked(store.read(records)) == [expected[n] for n in records]
+
+
+def test_more_shards_than_are_held_open(tmp_path: Path) -> None:
+    folder = write_data(tmp_path / "many", 60, rows_per_shard=4, rows_per_batch=2) / "mono"
+    store, expected = RowStore(folder), plain_rows(folder)
+    records = np.random.default_rng(0).permutation(60)
+    assert unpacked(store.read(records)) == [expected[n] for n in records]
+    assert unpacked(store.read(np.arange(60))) == expected
+
+
+def test_sizes(data: Path) -> None:
+    store = RowStore(data / "mono")
+    assert (store.rows, store.row_tokens, store.manifest.languages) == (ROWS, 32, LANGUAGES)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-300])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def text(path: Path) -> None:
+    path.write_text("not Arrow\n" * 500)
+
+
+def other_schema(path: Path) -> None:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, pa.schema([("tokens", pa.int64())])) as writer:
+        writer.write_batch(pa.record_batch([pa.array([1, 2])], names=["tokens"]))
+
+
+def fewer_rows(path: Path) -> None:
+    table = pa.ipc.open_file(pa.memory_map(str(path))).read_all().slice(0, 8).combine_chunks()
+    with pa.OSFile(str(path) + ".new", "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    Path(str(path) + ".new").replace(path)
+
+
+@pytest.mark.parametrize("damage", [truncate, empty, text, other_schema, fewer_rows, Path.unlink])
+def test_a_damaged_shard_is_one_clear_error(tmp_path: Path, damage) -> None:  # type: ignore[no-untyped-def]
+    folder = write_data(tmp_path / "mixed", 40) / "mono"
+    damage(folder / "00001.arrow")
+    store = RowStore(folder)
+    store.read(np.arange(16))  # the whole shard before it is untouched
+    with pytest.raises(ValueError, match=r"00001\.arrow cannot be read \(.*\): check the folder with `python -m data_prep verify`"):
+        store.read(np.array([3, 20]))
+
+
+def test_a_folder_of_another_stage_or_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"manifest\.json does not exist: run the data_prep stage"):
+        RowStore(tmp_path)
+    write_manifest(tmp_path, Manifest("encode", {}, 10, "0" * 64, (), (), {}))
+    with pytest.raises(ValueError, match=r"written by the stage encode: name the folder that `data_prep mix` wrote"):
+        RowStore(tmp_path)
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(ValueError, match=r"manifest\.json is not a readable manifest"):
+        RowStore(tmp_path)

@@ -1,0 +1,215 @@
+"""The real command under the real launcher: killed, stopped and resumed, it ends bit for bit as if left alone."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from tests.launch import ROOT, environment, free_port
+from tests.rows import train_vocabulary, write_data
+
+STEPS = 40
+TIMED = ("tokens_per_s", "flops_per_s")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of 16 rows at 8 rows a step: a step in two starts or crosses a shard, and step 12 the second pass."""
+    folder = tmp_path_factory.mktemp("resume")
+    vocabulary = train_vocabulary(folder / "data" / "vocab")
+    write_data(folder / "data", rows=100, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    write_data(folder / "heldout", rows=16, vocabulary=vocabulary.size, seed=1, sha256=vocabulary.sha256)
+    return folder
+
+
+def start(folder: Path, out: Path) -> subprocess.Popen[str]:
+    vocabulary = json.loads((folder / "data/mono/manifest.json").read_text())["vocabulary_size"]
+    overrides = {
+        "model.vocabulary": vocabulary,
+        "model.width": 32,
+        "model.heads": 4,
+        "model.feed-forward": 64,
+        "model.max-positions": 32,
+        "model.discriminator-layers": 2,
+        "data.mono-rows": 8,
+        "data.para-rows": 4,
+        "data.micro-batch": 2,
+        "engine.precision": "fp32",
+        "optimizer.warmup-steps": 4,
+        "train.steps": STEPS,
+        "train.log-every": 1,
+        "train.eval-every": 10,
+        "train.save-every": 6,
+        "train.keep-last": 2,
+        "train.keep-every": 12,
+    }
+    command = [
+        "deepspeed",
+        "--num_gpus",
+        "2",
+        "--master_port",
+        str(free_port()),
+        "--module",
+        "xlme_ds.pretrain",
+        "--recipe",
+        "quickstart",
+        "--data",
+        str(folder / "data"),
+        "--heldout",
+        str(folder / "heldout"),
+        "--out",
+        str(out),
+        *(word for key, value in overrides.items() for word in (f"--{key}", str(value))),
+    ]
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(),
+        text=True,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def steps_logged(out: Path) -> int:
+    path = out / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def wait_for_step(process: subprocess.Popen[str], out: Path, step: int) -> None:
+    while steps_logged(out) < step:
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.02)
+
+
+def kill_session(process: subprocess.Popen[str]) -> None:
+    """SIGKILL the launcher and every rank: all share the session that the launcher leads."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if os.getsid(int(entry.name)) == process.pid:
+                    os.kill(int(entry.name), signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+    process.wait()
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> tuple[Path, Path, str]:
+    """A run left alone, and one that was killed, then stopped by SIGTERM, then finished; and what the last part said."""
+    alone, broken = folder / "alone", folder / "broken"
+    process = start(folder, alone)
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, output
+    process = start(folder, broken)
+    wait_for_step(process, broken, 15)
+    kill_session(process)
+    process = start(folder, broken)
+    wait_for_step(process, broken, 22)
+    ranks = [
+        int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _is_rank(entry, process.pid)
+    ]
+    os.kill(ranks[0], signal.SIGTERM)  # one rank is told, all must stop after the same step
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 0 and "stopped after step" in output, output
+    process = start(folder, broken)
+    output = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, output
+    return alone, broken, output
+
+
+def _is_rank(entry: Path, session: int) -> bool:
+    try:
+        words = (entry / "cmdline").read_bytes().split(b"\0")
+        return (
+            os.getsid(int(entry.name)) == session
+            and b"xlme_ds.pretrain" in words
+            and b"--out" in words
+            and b"-u" in words[:3]
+            and b"deepspeed.launcher.launch" not in words
+        )
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def lines(path: Path) -> list[dict]:
+    return [
+        {key: value for key, value in json.loads(line).items() if key not in TIMED}
+        for line in path.read_text().splitlines()
+    ]
+
+
+def test_same_weights(runs: tuple[Path, Path, str]) -> None:
+    alone, broken = (load_file(run / "model" / "model.safetensors") for run in runs[:2])
+    assert alone.keys() == broken.keys()
+    for name in alone:
+        assert alone[name].tobytes() == broken[name].tobytes(), name
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "heldout.jsonl"])
+def test_same_records(runs: tuple[Path, Path, str], name: str) -> None:
+    alone, broken = (lines(run / name) for run in runs[:2])
+    assert [line["step"] for line in alone] == list(
+        range(1, STEPS + 1) if name == "metrics.jsonl" else range(10, STEPS + 1, 10)
+    )
+    assert alone == broken
+
+
+def test_it_resumed_where_it_stopped(runs: tuple[Path, Path, str]) -> None:
+    assert "resuming after step 2" in runs[2]
+
+
+def test_retention(runs: tuple[Path, Path, str]) -> None:
+    kept = sorted(p.name for p in (runs[0] / "checkpoints").iterdir())
+    assert kept == ["latest.json", "step_00000012", "step_00000024", "step_00000036", "step_00000040"]
+    assert json.loads((runs[0] / "checkpoints/latest.json").read_text()) == {"checkpoint": "step_00000040"}
+
+
+def test_run_folder(runs: tuple[Path, Path, str]) -> None:
+    for name in (
+        "config.json",
+        "report.html",
+        "retrieval.json",
+        "samples.json",
+        "languages.json",
+        "model/sentencepiece.model",
+    ):
+        assert (runs[0] / name).stat().st_size > 0, name
+    assert list((runs[0] / "tensorboard").rglob("events.*"))
+    heldout = lines(runs[0] / "heldout.jsonl")[-1]
+    assert {
+        "mlm",
+        "tlm",
+        "mrtd",
+        "trtd",
+        "auc_mono",
+        "auc_para",
+        "unigram_nll_mono",
+        "unigram_nll_para",
+    } <= heldout.keys()
+    metrics = json.loads((runs[0] / "metrics.jsonl").read_text().splitlines()[-1])
+    assert {
+        "step",
+        "loss",
+        "mlm",
+        "tlm",
+        "mrtd",
+        "trtd",
+        "replaced_fraction_mono",
+        "accuracy_replaced_mono",
+        "accuracy_original_mono",
+        "auc_mono",
+        "generator_accuracy_mono",
+        "lr",
+        "grad_norm",
+        "tokens",
+        "tokens_per_s",
+        "flops_per_s",
+        "skipped_steps",
+    } <= metrics.keys()

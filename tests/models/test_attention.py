@@ -1,0 +1,128 @@
+"""Attention against a loop over the paper's equations (XLM-E section 3.3), and the gates' gradients by differences."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from tests.small import SMALL, lively
+from xlme_ds.models.attention import Attention, AttentionBias, item_mask
+from xlme_ds.models.relative_position import Gate, RelativePositionTable, bucket
+
+
+def t5_bucket(distance: int, buckets: int, max_distance: int) -> int:
+    """T5's definition for one distance j − i, with a margin for borders that floating point just misses."""
+    half = buckets // 2
+    exact = half // 2
+    sign = half if distance > 0 else 0
+    size = abs(distance)
+    if size < exact:
+        return sign + size
+    logarithmic = math.log(size / exact) / math.log(max_distance / exact) * (half - exact)
+    return sign + min(half - 1, exact + math.floor(logarithmic + 1e-9))
+
+
+@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (128, 256), (16, 64), (8, 12), (4, 8), (6, 9), (8, 3)])
+def test_bucket_is_t5s(buckets: int, max_distance: int) -> None:
+    distance = torch.arange(-1200, 1201)
+    ours = bucket(distance, buckets, max_distance)
+    assert ours.tolist() == [t5_bucket(d, buckets, max_distance) for d in distance.tolist()]
+    theirs = T5Attention._relative_position_bucket(distance, True, buckets, max_distance)
+    assert torch.equal(ours, theirs)
+
+
+def naive_attention(attention: Attention, table: Tensor | None, x_BTD: Tensor, segments_BT: Tensor, max_distance: int) -> Tensor:
+    """The paper's equations, one number at a time, in Python floats."""
+    rows, tokens, width = x_BTD.shape
+    size = width // attention.heads
+    projected = (x_BTD @ attention.qkv.weight.t() + attention.qkv.bias).tolist()
+    context = torch.zeros(rows, tokens, width, dtype=torch.float64)
+    for b in range(rows):
+        for h in range(attention.heads):
+            def part(j: int, which: int, b: int = b, h: int = h) -> list[float]:
+                start = which * width + h * size
+                return projected[b][j][start:start + size]
+
+            for i in range(tokens):
+                q = part(i, 0)
+                visible = [j for j in range(tokens) if segments_BT[b, j] == segments_BT[b, i]]
+                scores = []
+                for j in visible:
+                    score = dot(q, part(j, 1)) / math.sqrt(size)
+                    if table is not None:
+                        score += relative_bias(attention.gate, h, q, float(table[t5_bucket(j - i, len(table), max_distance), h]))
+                    scores.append(math.exp(score))
+                for j, score in zip(visible, scores, strict=True):
+                    for k, value in enumerate(part(j, 2)):
+                        context[b, i, h * size + k] += score / sum(scores) * value
+    return context @ attention.output.weight.t() + attention.output.bias
+
+
+def relative_bias(gate: Gate | None, head: int, q: list[float], d: float) -> float:
+    """r_{i-j} = d + g_update·d + (1 − g_update)·w·g_reset·d, or d alone without a gate."""
+    if gate is None:
+        return d
+    g_update, g_reset = (1 / (1 + math.exp(-dot(q, vector.tolist()))) for vector in (gate.update, gate.reset))
+    return d + g_update * d + (1 - g_update) * float(gate.scale[head]) * g_reset * d
+
+
+def dot(a: list[float], b: list[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+SEGMENTS = torch.tensor([[1] * 5 + [2] * 4 + [3] * 3 + [0] * 2, [1] * 14])
+
+
+@pytest.mark.parametrize("kind", ["gated", "plain", "none"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_attention_equals_the_papers_equations(kind: str, dtype: torch.dtype) -> None:
+    cfg = replace(SMALL, relative_bias=kind, relative_max_distance=7)  # the rows reach past the last bucket's start
+    attention = lively(Attention(cfg)).double()
+    table = lively(RelativePositionTable(cfg.heads, cfg.relative_buckets, cfg.relative_max_distance), 1, std=1.0).double()
+    x = torch.randn(*SEGMENTS.shape, cfg.width, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    used = None if kind == "none" else table.weight.detach()
+    with torch.no_grad():
+        expected = naive_attention(attention, used, x, SEGMENTS, cfg.relative_max_distance)
+        attention, table = attention.to(dtype), table.to(dtype)
+        distance = None if kind == "none" else table(SEGMENTS.shape[1])
+        actual = attention(x.to(dtype), AttentionBias(item_mask(SEGMENTS), distance))
+    # Rounding of sums of ~30 terms of size ~1: a few hundred units in the last place.
+    bound = 1e-12 if dtype == torch.float64 else 3e-5
+    torch.testing.assert_close(actual.double(), expected, atol=bound, rtol=0)
+
+
+def test_the_bias_matters() -> None:
+    """The three kinds differ clearly on these weights, so the comparison above can tell them apart."""
+    outputs = []
+    x = torch.randn(*SEGMENTS.shape, SMALL.width, generator=torch.Generator().manual_seed(2))
+    for kind in ("gated", "plain", "none"):
+        cfg = replace(SMALL, relative_bias=kind)
+        table = lively(RelativePositionTable(cfg.heads, cfg.relative_buckets, cfg.relative_max_distance), 1, std=1.0)
+        distance = None if kind == "none" else table(SEGMENTS.shape[1])
+        outputs.append(lively(Attention(cfg))(x, AttentionBias(item_mask(SEGMENTS), distance)))
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        assert (outputs[a] - outputs[b]).abs().max() > 0.05
+
+
+def test_gradients_of_the_gated_bias_by_finite_differences() -> None:
+    cfg = replace(SMALL, width=4, heads=2, feed_forward=4, relative_buckets=8, relative_max_distance=7)
+    attention = lively(Attention(cfg), std=0.6).double()
+    table = lively(RelativePositionTable(cfg.heads, cfg.relative_buckets, cfg.relative_max_distance), 1, std=0.6).double()
+    segments = torch.tensor([[1, 1, 1, 1, 2, 2, 0]])
+    x = torch.randn(1, 7, cfg.width, generator=torch.Generator().manual_seed(2), dtype=torch.float64, requires_grad=True)
+    assert attention.gate is not None
+    names = ["gate.update", "gate.reset", "gate.scale", "qkv.weight", "qkv.bias"]  # qkv carries q
+    parameters = dict(attention.named_parameters())
+
+    def run(d: Tensor, x: Tensor, *values: Tensor) -> Tensor:
+        distance = torch.func.functional_call(table, {"weight": d}, (7,))
+        replaced = dict(zip(names, values, strict=True))
+        return torch.func.functional_call(attention, replaced, (x, AttentionBias(item_mask(segments), distance)))
+
+    inputs = [table.weight.detach().requires_grad_(), x, *(parameters[name].detach().requires_grad_() for name in names)]
+    assert torch.autograd.gradcheck(run, inputs, eps=1e-6, atol=1e-7)
+    grads = torch.autograd.grad(run(*inputs).square().sum(), inputs)
+    assert all(grad.abs().max() > 1e-3 for grad in grads), "a gradient is too small for the check to mean anything"

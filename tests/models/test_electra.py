@@ -1,0 +1,212 @@
+"""The joint model: what moves where, packing, recomputation, and where gradients go."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.small import SMALL, batch_of, item, lively, model, rows_of, usual_batch
+from xlme_ds.config import ObjectiveConfig
+from xlme_ds.data.batch import Batch
+from xlme_ds.models.electra import Electra, block_sizes
+from xlme_ds.models.embedding import lookup
+from xlme_ds.objectives.electra import ElectraObjective
+
+OBJECTIVE = ElectraObjective(ObjectiveConfig())
+
+
+def losses(electra: Electra, batch: Batch) -> Tensor:
+    return OBJECTIVE.sums(electra(batch), batch)
+
+
+def test_only_masked_positions_change() -> None:
+    batch = usual_batch()
+    corrupted = model()(batch).corrupted_BT
+    changed = (corrupted != batch.tokens_BT).flatten().nonzero().squeeze(1)
+    assert len(changed) > 0
+    assert set(changed.tolist()) <= set(batch.masked_M.tolist())
+
+
+def test_uniforms_decide_the_samples() -> None:
+    batch, electra = usual_batch(), model()
+    first = electra(batch)
+    assert torch.equal(first.corrupted_BT, electra(batch).corrupted_BT)
+    other = electra(batch._replace(uniforms_M=1 - 2.0**-24 - batch.uniforms_M))
+    assert not torch.equal(first.corrupted_BT, other.corrupted_BT)
+    assert torch.equal(first.nll_M, other.nll_M)
+
+
+def test_the_generator_never_sees_the_original() -> None:
+    """Other tokens under the masks: the same samples and predictions, another loss."""
+    batch, electra = usual_batch(), model()
+    other_tokens = batch.tokens_BT.flatten().index_fill(0, batch.masked_M, 9).view_as(batch.tokens_BT)
+    assert not torch.equal(other_tokens, batch.tokens_BT)
+    one, other = electra(batch), electra(batch._replace(tokens_BT=other_tokens))
+    for name in ("predicted_M", "corrupted_BT", "replaced_logits_BT"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
+    assert not torch.equal(one.nll_M, other.nll_M)
+
+
+def test_a_sample_equal_to_the_original_counts_as_original() -> None:
+    """A generator that always says 7, on text that is all 7 but for one stretch of 8."""
+    electra = model()
+    with torch.no_grad():
+        electra.masked_head.bias[7] = 1000.0
+    sevens, mixed = [0, *[7] * 20, 2], [0, *[7] * 10, *[8] * 10, 2]
+    batch = batch_of([[sevens], [mixed]], [], 22)
+    output = electra(batch)
+    assert torch.equal(output.corrupted_BT[0], batch.tokens_BT[0])
+    labels = (output.corrupted_BT != batch.tokens_BT).float()
+    eights = (batch.tokens_BT.flatten()[batch.masked_M] == 8).sum()
+    assert 0 < labels.sum() == eights < len(batch.masked_M)
+    cost = torch.nn.functional.binary_cross_entropy_with_logits(output.replaced_logits_BT, labels, reduction="sum")
+    torch.testing.assert_close(OBJECTIVE.sums(output, batch)[2], cost, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("bias", ["gated", "none"])
+def test_a_packed_row_equals_its_items_alone(norm: str, bias: str) -> None:
+    electra = model(norm=norm, relative_bias=bias)
+    batch = usual_batch()
+    whole = electra(batch)
+    hidden = discriminator_states(electra, batch, whole.corrupted_BT)
+    sums, statistics, counts = torch.zeros(4), 0, torch.zeros(4, dtype=torch.float64)
+    for row, segments in enumerate(batch.segments_BT):
+        for segment in range(1, int(segments.max()) + 1):
+            (columns,) = torch.where(segments == segment)
+            alone = single_item(batch, row, columns)
+            output = electra(alone)
+            assert torch.equal(output.corrupted_BT[0], whole.corrupted_BT[row, columns])
+            # float32 attention sums in another order, through three layers.
+            torch.testing.assert_close(output.replaced_logits_BT[0], whole.replaced_logits_BT[row, columns], atol=2e-5, rtol=1e-5)
+            states = discriminator_states(electra, alone, output.corrupted_BT)
+            for ours, packed in zip(states, hidden, strict=True):
+                torch.testing.assert_close(ours[0], packed[row, columns], atol=1e-12, rtol=1e-12)  # float64
+            sums += OBJECTIVE.sums(output, alone)
+            counts += OBJECTIVE.counts(alone)
+            statistics = statistics + OBJECTIVE.statistics(output, alone)
+    torch.testing.assert_close(OBJECTIVE.sums(whole, batch), sums, rtol=1e-5, atol=0)
+    assert torch.equal(OBJECTIVE.counts(batch), counts)
+    assert statistics.sum(1).tolist() == OBJECTIVE.statistics(whole, batch).sum(1).tolist()
+
+
+def single_item(batch: Batch, row: int, columns: Tensor) -> Batch:
+    """The item at `columns` of `row` as a row of its own, with its own masks and uniforms, cut out without collate."""
+    width = batch.tokens_BT.shape[1]
+    position = batch.masked_M - row * width
+    mine = (position >= columns[0]) & (position <= columns[-1])
+    return Batch(batch.tokens_BT[row:row + 1, columns], torch.arange(len(columns))[None], torch.ones(1, len(columns), dtype=torch.int64),
+                 batch.task_B[row:row + 1], position[mine] - columns[0], batch.uniforms_M[mine])
+
+
+def discriminator_states(electra: Electra, batch: Batch, corrupted_BT: Tensor) -> list[Tensor]:
+    """All hidden states of a float64 copy."""
+    copy = Electra(electra.cfg).double()
+    copy.load_state_dict(electra.state_dict())
+    with torch.no_grad():
+        states = copy.discriminator.hidden_states(
+            copy.embed_for_discriminator(corrupted_BT), batch.positions_BT, batch.segments_BT)
+        last = copy.discriminator(copy.embed_for_discriminator(corrupted_BT), batch.positions_BT, batch.segments_BT)
+    assert torch.equal(states[-1], last)
+    assert len(states) == electra.cfg.discriminator_layers + 1
+    return states
+
+
+def test_padding_changes_nothing() -> None:
+    """The same rows, 11 columns of padding wider."""
+    electra = model(max_positions=60)
+    narrow = usual_batch(40)
+    pad = torch.nn.functional.pad
+    rows, columns = narrow.masked_M // 40, narrow.masked_M % 40
+    wide = Batch(pad(narrow.tokens_BT, (0, 11), value=1), pad(narrow.positions_BT, (0, 11)), pad(narrow.segments_BT, (0, 11)),
+                 narrow.task_B, rows * 51 + columns, narrow.uniforms_M)
+    torch.testing.assert_close(losses(electra, narrow), losses(electra, wide), rtol=1e-5, atol=0)
+    assert torch.equal(electra(wide).corrupted_BT[:, :40], electra(narrow).corrupted_BT)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_activation_checkpointing_gives_the_same_gradients(norm: str) -> None:
+    grads = []
+    for checkpointing in (False, True):
+        electra = model(norm=norm, activation_checkpointing=checkpointing)
+        losses(electra, usual_batch()).sum().backward()
+        grads.append({name: p.grad for name, p in electra.named_parameters()})
+    for name, grad in grads[0].items():
+        assert grad is not None and torch.equal(grad, grads[1][name]), name  # the same operations on the same numbers
+
+
+def test_vocabulary_blocks_give_the_same_losses_and_gradients() -> None:
+    one = model()
+    many = lively(Electra(replace(SMALL, vocabulary_blocks=3)))
+    state = {k: v for k, v in one.state_dict().items() if k != "embedding_0"}
+    blocks = one.embedding_0.detach().split(block_sizes(many.cfg))
+    many.load_state_dict(state | {f"embedding_{n}": block for n, block in enumerate(blocks)})
+    batch = usual_batch()
+    results = []
+    for electra in (one, many):
+        total = losses(electra, batch)
+        total.sum().backward()
+        embedding = torch.cat([getattr(electra, f"embedding_{n}").grad for n in range(electra.cfg.vocabulary_blocks)])
+        results.append((total.detach(), embedding, electra.generator.layers[0].up.weight.grad))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)  # float32 sums cut differently
+
+
+def test_block_sizes() -> None:
+    assert block_sizes(replace(SMALL, vocabulary_blocks=3)) == [33, 33, 31]
+    with pytest.raises(ValueError, match=r"vocabulary 97 does not split.*use 49"):
+        block_sizes(replace(SMALL, vocabulary_blocks=60))
+
+
+@pytest.mark.parametrize("sharing", ["tied", "gdes"])
+def test_where_the_discriminators_gradient_goes(sharing: str) -> None:
+    """Never into the generator; into the embedding when tied, into the difference alone with GDES."""
+    electra = model(embedding_sharing=sharing)
+    losses(electra, usual_batch())[2:].sum().backward()
+    reached = {name.split(".")[0] for name, p in electra.named_parameters() if p.grad is not None and p.grad.any()}
+    assert reached == {"discriminator", "replaced_head", "embedding_0" if sharing == "tied" else "difference_0"}
+
+
+@pytest.mark.parametrize("sharing", ["tied", "gdes"])
+def test_where_the_generators_gradient_goes(sharing: str) -> None:
+    electra = model(embedding_sharing=sharing)
+    losses(electra, usual_batch())[:2].sum().backward()
+    reached = {name.split(".")[0] for name, p in electra.named_parameters() if p.grad is not None and p.grad.any()}
+    assert reached == {"generator", "masked_head", "embedding_0"}
+
+
+def test_the_discriminator_reads_the_difference_on_top() -> None:
+    electra = model(embedding_sharing="gdes")
+    ids = torch.tensor([[5, 6], [7, 96]])
+    expected = lookup(ids, [electra.embedding_0]) + lookup(ids, [electra.difference_0])
+    assert torch.equal(electra.embed_for_discriminator(ids), expected)
+    with torch.no_grad():
+        electra.difference_0.zero_()
+    tied = model(embedding_sharing="tied")
+    tied.load_state_dict({k: v for k, v in electra.state_dict().items() if k != "difference_0"})
+    assert torch.equal(losses(electra, usual_batch()), losses(tied, usual_batch()))
+
+
+def test_every_parameter_is_trained() -> None:
+    """The joint loss reaches every parameter, those of ids that occur nowhere through the softmax."""
+    electra = model()
+    losses(electra, usual_batch()).sum().backward()
+    for name, parameter in electra.named_parameters():
+        assert parameter.grad is not None and parameter.grad.any(), name
+
+
+def test_positions_matter_only_where_they_are_on() -> None:
+    """Without absolute positions and bias the encoder is blind to order: a swapped item gives swapped states."""
+    rng = np.random.default_rng(0)
+    tokens = torch.from_numpy(rows_of([[item(rng, 12)]], 14).tokens).long()
+    swapped = tokens.clone()
+    swapped[0, [2, 9]] = tokens[0, [9, 2]]
+    segments, positions = torch.ones_like(tokens), torch.arange(14)[None]
+    for switches, blind in (({"absolute_positions": False, "relative_bias": "none"}, True), ({"relative_bias": "none"}, False),
+                            ({"absolute_positions": False}, False)):
+        electra = model(**switches)
+        states = [electra.discriminator(lookup(ids, [electra.embedding_0]), positions, segments) for ids in (tokens, swapped)]
+        difference = (states[0][0, 4] - states[1][0, 4]).abs().max()
+        assert (difference < 1e-5) == blind, switches

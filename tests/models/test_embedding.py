@@ -1,0 +1,40 @@
+"""Lookup in a table of one or several blocks against torch's own."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from xlme_ds.models.embedding import lookup
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("blocks", [1, 3, 50])
+def test_lookup_is_torchs_embedding(dtype: torch.dtype, blocks: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    table = torch.randn(50, 6, generator=g).to(dtype)
+    ids = torch.randint(50, (4, 9), generator=g)
+    ids[0, :3] = torch.tensor([0, 49, 49])
+    weight = torch.randn(4, 9, 6, generator=g).to(dtype)
+    ours = table.clone().requires_grad_()
+    out = lookup(ids, list(ours.split(-(-50 // blocks))))
+    (grad,) = torch.autograd.grad((out * weight).sum(), ours)
+    exact = table.double().requires_grad_()
+    expected = F.embedding(ids, exact)
+    (expected_grad,) = torch.autograd.grad((expected * weight.double()).sum(), exact)
+    assert out.dtype == grad.dtype == dtype
+    assert torch.equal(out.double(), expected)
+    # Sums of at most a few rows in float32 or better, rounded once to the table's type.
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(grad.double(), expected_grad, atol=4 * torch.finfo(torch.float32).eps, rtol=eps)
+
+
+def test_bf16_gradient_of_a_frequent_token() -> None:
+    """5,000 rows of one token: a running bf16 sum would stop growing at 256 times an addend."""
+    table = torch.zeros(10, 4, dtype=torch.bfloat16, requires_grad=True)
+    ids = torch.full((50, 100), 7)
+    ids[0, 0] = 3
+    for blocks in (1, 2):
+        (grad,) = torch.autograd.grad(lookup(ids, list(table.split(10 // blocks))).sum(), table)
+        assert (grad[7].double() - 4999).abs().max() <= 4999 * 2.0**-9  # one rounding to bf16
+        assert grad[3].tolist() == [1.0] * 4
+        assert not grad[[0, 1, 2, 4, 5, 6, 8, 9]].any()

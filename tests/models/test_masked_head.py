@@ -1,0 +1,170 @@
+"""The chunked softmax against the full one: loss, gradients, samples; and the sampler by itself."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.stats import chi2
+from torch import Tensor
+
+from xlme_ds.models.masked_head import inverse_cdf, masked_softmax
+
+M, D, V = 20, 16, 1300  # V is no multiple of the sampler's group of 512
+BELOW_ONE = 1 - 2.0**-24  # the largest uniform that the corruption gives
+
+
+def problem(dtype: torch.dtype = torch.float32, blocks: int = 1, scale: float = 1.0) -> tuple[Tensor, list[Tensor], Tensor, Tensor, Tensor]:
+    """Hidden states, embedding blocks, bias, targets, uniforms."""
+    g = torch.Generator().manual_seed(0)
+    hidden, embedding, bias = (torch.randn(*shape, generator=g) * scale for shape in ((M, D), (V, D), (V,)))
+    targets = torch.randint(V, (M,), generator=g)
+    targets[:3] = torch.tensor([0, V - 1, V - 1])
+    uniforms = torch.rand(M, generator=g)
+    size = -(-V // blocks)
+    parts = [part.to(dtype).requires_grad_() for part in embedding.split(size)]
+    assert len(parts) == blocks
+    return hidden.to(dtype).requires_grad_(), parts, bias.to(dtype).requires_grad_(), targets, uniforms
+
+
+def full_softmax(hidden: Tensor, blocks: list[Tensor], bias: Tensor) -> Tensor:
+    """Float64 logits [M, V] of the same values."""
+    return hidden.double() @ torch.cat([block.double() for block in blocks]).t() + bias.double()
+
+
+def gradients(nll: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    weights = torch.linspace(0.5, 2.0, M, dtype=nll.dtype)  # every position counts, none alike
+    return [grad.double() for grad in torch.autograd.grad((nll * weights).sum(), inputs)]
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("chunk", [1, 7, M, M + 30])
+def test_equals_the_full_softmax(blocks: int, chunk: int) -> None:
+    hidden, parts, bias, targets, uniforms = problem(blocks=blocks)
+    got = masked_softmax(hidden, parts, bias, targets, uniforms, chunk)
+    logits = full_softmax(hidden, parts, bias)
+    expected = F.cross_entropy(logits, targets, reduction="none")
+    assert got.nll_M.dtype == torch.float32
+    # float32 logits of size ~15 from 16 products: a few units of 2^-20.
+    torch.testing.assert_close(got.nll_M.double(), expected, atol=1e-5, rtol=1e-6)
+    assert torch.equal(got.predicted_M, logits.argmax(1))
+    inputs = [hidden, bias, *parts]
+    for ours, theirs in zip(gradients(got.nll_M, inputs), gradients(expected, inputs), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    assert_samples(got.sample_M, logits.softmax(1).detach().numpy(), uniforms.numpy(), doubtful=1e-6)
+
+
+def assert_samples(sample: Tensor, probabilities: np.ndarray, uniforms: np.ndarray, doubtful: float) -> None:
+    """Equal to numpy's float64 inverse CDF, but where the uniform lies within `doubtful` of a border between tokens."""
+    cdf = probabilities.cumsum(1)
+    expected = np.array([np.searchsorted(row, u * row[-1], side="right") for row, u in zip(cdf, uniforms, strict=True)])
+    clear = np.abs(cdf - (uniforms * cdf[:, -1])[:, None]).min(1) > doubtful
+    assert clear.mean() > 0.8, "too few samples are compared"
+    assert np.array_equal(sample.numpy()[clear], expected[clear])
+
+
+def test_the_chunk_size_changes_no_sample() -> None:
+    hidden, parts, bias, targets, _ = problem()
+    uniforms = torch.rand(M, generator=torch.Generator().manual_seed(5))
+    samples = [masked_softmax(hidden, parts, bias, targets, uniforms, chunk).sample_M for chunk in (M, 4, 1)]
+    assert torch.equal(samples[0], samples[1]) and torch.equal(samples[0], samples[2])
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("chunk", [1, 7, M])
+def test_bf16_within_the_rounding_of_its_logits(blocks: int, chunk: int) -> None:
+    hidden, parts, bias, targets, uniforms = problem(torch.bfloat16, blocks, scale=0.7)
+    got = masked_softmax(hidden, parts, bias, targets, uniforms, chunk)
+    logits = full_softmax(hidden, parts, bias)
+    expected = F.cross_entropy(logits, targets, reduction="none")
+    # Logits leave the product rounded to 8 bits: each is off by 2^-9 of itself, the loss by twice the largest of these.
+    bound = float(logits.detach().abs().max()) * 2.0**-8
+    assert (got.nll_M.double() - expected).abs().max() < bound < 0.05
+    inputs = [hidden, bias, *parts]
+    for ours, theirs in zip(gradients(got.nll_M, inputs), gradients(expected, inputs), strict=True):
+        # Probabilities are off by `bound` in proportion; the running sum over chunks is rounded at each, by 2^-9 of itself.
+        assert (ours - theirs).norm() < (bound + 2.0**-9 * (1 + (M / chunk) ** 0.5)) * theirs.norm()
+    # The sampler sees the rounded logits: cumulated probabilities are off by at most `bound`.
+    cdf = logits.softmax(1).cumsum(1).detach()
+    at = cdf.gather(1, got.sample_M[:, None]).squeeze(1)
+    before = torch.where(got.sample_M > 0, cdf.gather(1, (got.sample_M - 1).clamp(min=0)[:, None]).squeeze(1), 0.0)
+    assert ((before - bound <= uniforms) & (uniforms <= at + bound)).all()
+
+
+def test_no_masked_position() -> None:
+    hidden, parts, bias, targets, uniforms = problem()
+    got = masked_softmax(hidden[:0], parts, bias, targets[:0], uniforms[:0], 8)
+    assert [len(part) for part in got] == [0, 0, 0]
+    got.nll_M.sum().backward()
+    assert bias.grad is not None and not bias.grad.any()
+
+
+@pytest.mark.parametrize("vocabulary", [1, 5, 511, 512, 513, 1024, 1300, 4096])
+def test_inverse_cdf_is_numpys_search(vocabulary: int) -> None:
+    """Small whole weights: every sum is exact, so every sample must be equal, borders and zeros included."""
+    rng = np.random.default_rng(vocabulary)
+    weights = rng.integers(0, 4, (300, vocabulary)) * (rng.random((300, vocabulary)) < 0.3)
+    weights[np.arange(300), rng.integers(0, vocabulary, 300)] += 1
+    cdf = weights.cumsum(1).astype(np.float64)
+    uniforms = np.round(rng.random(300) * 2**24).clip(max=2**24 - 1) * 2.0**-24
+    uniforms[:50] = 0.0
+    uniforms[50:100] = BELOW_ONE
+    uniforms[100:200] = np.round(cdf[100:200, vocabulary // 2] / cdf[100:200, -1] * 2**24).clip(max=2**24 - 1) * 2.0**-24
+    expected = [np.searchsorted(row, u * row[-1], side="right") for row, u in zip(cdf, uniforms, strict=True)]
+    sample = inverse_cdf(torch.tensor(weights, dtype=torch.float32), torch.tensor(uniforms, dtype=torch.float32))
+    assert sample.tolist() == expected
+
+
+def test_a_token_of_probability_zero_is_never_drawn() -> None:
+    """Also at the ends of groups, where the float32 sum of a group and the float64 sum inside it disagree."""
+    g = torch.Generator().manual_seed(1)
+    weights = torch.rand(64, 2100, generator=g) * torch.rand(64, 1, generator=g) * 1e-3
+    weights[torch.rand(64, 2100, generator=g) < 0.6] = 0.0
+    weights[:, 500:530] = 0.0
+    weights[:32, 1020:1030] = 0.0
+    weights[::2, -40:] = 0.0
+    weights[::3, :70] = 0.0
+    borders = weights.double().cumsum(1) / weights.double().sum(1, keepdim=True)
+    for column in (*range(505, 515), *range(1015, 1030), *range(1530, 1540), *range(2044, 2100, 5), 0, 69):
+        exact = borders[:, column].float().clamp(max=BELOW_ONE)
+        for uniforms in (exact, exact.nextafter(torch.tensor(0.0)), exact.nextafter(torch.tensor(1.0)).clamp(max=BELOW_ONE)):
+            sample = inverse_cdf(weights, uniforms)
+            assert (weights.gather(1, sample[:, None]) > 0).all()
+    for uniform in (0.0, 2.0**-24, BELOW_ONE):
+        sample = inverse_cdf(weights, torch.full((64,), uniform))
+        assert (weights.gather(1, sample[:, None]) > 0).all()
+    first = (weights > 0).int().argmax(1)
+    last = weights.shape[1] - 1 - (weights > 0).flip(1).int().argmax(1)
+    assert torch.equal(inverse_cdf(weights, torch.zeros(64)), first)
+    # The last token's own probability may be less than 2^-24, the uniforms' step: then its neighbours are right.
+    assert (borders.gather(1, last[:, None]) - borders.gather(1, inverse_cdf(weights, torch.full((64,), BELOW_ONE))[:, None]) < 2.0**-23).all()
+
+
+def test_a_far_logit_takes_everything() -> None:
+    """Logits 200 apart: all other weights are exact zeros in float32, and the loss is finite."""
+    bias = torch.zeros(V)
+    bias[700] = 200.0
+    uniforms = torch.tensor([0.0, 0.5, BELOW_ONE])
+    got = masked_softmax(torch.zeros(3, D), [torch.zeros(V, D)], bias, torch.tensor([700, 5, 6]), uniforms, 2)
+    assert got.sample_M.tolist() == [700] * 3 and got.predicted_M.tolist() == [700] * 3
+    assert got.nll_M.tolist() == [0.0, 200.0, 200.0]
+
+
+def test_samples_follow_the_softmax() -> None:
+    """Evenly spaced uniforms hit token k N·p_k ± 1 times; random ones pass a chi-square test at 10^-4."""
+    draws, vocabulary = 12_000, 600
+    g = torch.Generator().manual_seed(0)
+    embedding = torch.randn(vocabulary, 8, generator=g) * 0.2
+    hidden = torch.randn(1, 8, generator=g).expand(draws, 8)
+    expected = (hidden[0].double() @ embedding.double().t()).softmax(0) * draws
+    assert expected.min() > 5
+    even = (torch.arange(draws, dtype=torch.float64) + 0.5) / draws
+    for name, uniforms in (("even", even.float()), ("random", torch.rand(draws, generator=g))):
+        targets = torch.zeros(draws, dtype=torch.int64)
+        sample = masked_softmax(hidden, [embedding], torch.zeros(vocabulary), targets, uniforms, 1024).sample_M
+        counts = torch.bincount(sample, minlength=vocabulary).double()
+        if name == "even":
+            # One at either border, and what float32 makes of uniforms and probabilities (2^-24 · 12,000 is far below 1).
+            assert (counts - expected).abs().max() <= 1.01
+        else:
+            statistic = float(((counts - expected) ** 2 / expected).sum())
+            assert chi2.ppf(1e-4, vocabulary - 1) < statistic < chi2.ppf(1 - 1e-4, vocabulary - 1)

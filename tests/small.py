@@ -1,0 +1,69 @@
+"""Small models with lively weights, and batches made from written-out items, for tests that compare two computations."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from xlme_ds.config import ModelConfig
+from xlme_ds.data.batch import Batch
+from xlme_ds.data.collate import collate
+from xlme_ds.data.schema import BOS, EOS, PAD
+from xlme_ds.data.shards import Rows
+from xlme_ds.models.electra import Electra
+
+Module = TypeVar("Module", bound=nn.Module)
+SMALL = ModelConfig(vocabulary=97, width=24, heads=3, feed_forward=40, generator_layers=1, discriminator_layers=2,
+                    max_positions=40, relative_buckets=8, relative_max_distance=12, head_chunk=5)
+
+
+def lively(module: Module, seed: int = 0, std: float = 0.3) -> Module:
+    """Fill every parameter with N(0, std²), LayerNorm weights around 1: nothing is zero or alike by chance."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            centre = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * std + centre)
+    return module
+
+
+def model(seed: int = 0, **changes: object) -> Electra:
+    """A small lively pre-training model with settings of `SMALL` changed."""
+    cfg = replace(SMALL, **changes)  # type: ignore[arg-type]
+    cfg.validate()
+    return lively(Electra(cfg), seed)
+
+
+def item(rng: np.random.Generator, *sides: int, vocabulary: int = SMALL.vocabulary) -> list[int]:
+    """`<s> … </s>`, one stretch of random ordinary tokens a side."""
+    tokens = [BOS]
+    for side in sides:
+        tokens += [*rng.integers(4, vocabulary - 1, side).tolist(), EOS]
+    return tokens
+
+
+def rows_of(packed: Sequence[Sequence[list[int]]], width: int) -> Rows:
+    """Rows from lists of items, padded to `width`."""
+    tokens = np.full((len(packed), width), PAD, dtype=np.int32)
+    for row, items in zip(tokens, packed, strict=True):
+        flat = [token for one in items for token in one]
+        row[: len(flat)] = flat
+    lengths = np.array([len(one) for items in packed for one in items], dtype=np.int64)
+    return Rows(tokens, np.array([len(items) for items in packed]), lengths, np.zeros(0, dtype=np.int64))
+
+
+def batch_of(mono: Sequence[Sequence[list[int]]], para: Sequence[Sequence[list[int]]], width: int, seed: int = 3) -> Batch:
+    """A batch with rows of both tasks, corrupted as in training."""
+    parts = [(task, rows_of(packed, width), np.arange(len(packed)) + 10) for task, packed in enumerate((mono, para)) if packed]
+    return collate(parts, seed, 0.15)
+
+
+def usual_batch(width: int = 40, seed: int = 3) -> Batch:
+    """Two monolingual rows and two packed ones, with padding."""
+    rng = np.random.default_rng(seed)
+    mono = [[item(rng, width - 2)], [item(rng, width - 9)]]
+    para = [[item(rng, 5, 6), item(rng, 1, 2), item(rng, 7, 3)], [item(rng, 15, 16)]]
+    return batch_of(mono, para, width, seed)

@@ -1,0 +1,93 @@
+"""Command lines: recipes, overrides, and what a mistake answers."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.launch import ROOT, environment
+from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, RunConfig, TrainConfig
+from xlme_ds.engine.build import deepspeed_settings
+from xlme_ds.recipes import RECIPES, recipe
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "xlme_ds.pretrain", *arguments],
+        cwd=ROOT,
+        env=environment(),
+        text=True,
+        capture_output=True,
+    )
+
+
+def test_unknown_override_names_the_nearest() -> None:
+    result = command("--recipe", "quickstart", "--data", "d", "--out", "o", "--model.widht", "64")
+    assert result.returncode == 2
+    assert "--model.width" in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--recipe", "basse", "--data", "d", "--out", "o"], "recipe basse is not known: choose one of"),
+        (["--data", "d", "--out", "o"], "--recipe is missing"),
+        (["--recipe", "quickstart", "--data", "no/such", "--out", "o"], "no/such/mono/manifest.json does not exist"),
+        (
+            ["--recipe", "quickstart", "--data", "d", "--out", "o", "--model.heads", "5"],
+            "model.width 128 is not a multiple of model.heads 5",
+        ),
+        (
+            [
+                "--recipe",
+                "quickstart",
+                "--data",
+                "d",
+                "--out",
+                "o",
+                "--engine.kind",
+                "plain",
+                "--engine.precision",
+                "bf16",
+            ],
+            "engine.kind plain runs in fp32 only",
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence(arguments: list[str], message: str, tmp_path: Path) -> None:
+    result = command(*arguments)
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.splitlines()[-1].startswith("xlme_ds.pretrain: error: ")
+    assert message in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_are_legal(name: str) -> None:
+    config = recipe(name).validate()
+    assert deepspeed_settings(config.engine)["zero_optimization"]["stage"] in (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (replace(recipe("quickstart"), data=DataConfig(0, 0, 1)), "both 0"),
+        (replace(recipe("quickstart"), model=ModelConfig(relative_buckets=7)), "model.relative_buckets is 7"),
+        (replace(recipe("quickstart"), train=TrainConfig(steps=10)), "optimizer.warmup_steps"),
+        (RunConfig("x", model=ModelConfig(dropout=1.5)), "model.dropout is 1.5"),
+    ],
+)
+def test_illegal_settings_are_named(broken: RunConfig, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        broken.validate()
+
+
+def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"gradient_clipping": 1.0}))
+    with pytest.raises(ValueError, match="gradient_clipping, which the recipe decides"):
+        deepspeed_settings(EngineConfig(deepspeed=str(path)))
+    with pytest.raises(ValueError, match="zero1, zero2, zero3"):
+        deepspeed_settings(EngineConfig(deepspeed="zero4"))
