@@ -1,11 +1,14 @@
-"""Progress of long work on stderr: a bar on a terminal, else a plain line at most every tenth of the work."""
+"""Progress of long work on stderr: a bar on a terminal, else plain lines, at most one every few seconds."""
 
 import sys
+import time
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+
+_PLAIN_SECONDS = 10.0
 
 
 class Progress:
@@ -15,7 +18,7 @@ class Progress:
         self.label = label
         self.total = total
         self.done = 0
-        self.tenths = 0
+        self.said = time.monotonic()
         self.plain = visible and not sys.stderr.isatty()
         self.bar: Bar | None = None
         if visible and not self.plain:
@@ -37,7 +40,6 @@ class Progress:
         self.done += amount
         if self.bar:
             self.bar.advance(self.bar.task_ids[0], amount)
-        tenths = 10 * self.done // max(self.total, 1)
-        if self.plain and tenths > self.tenths:
-            print(f"{self.label}: {100 * self.done // self.total}%", file=sys.stderr, flush=True)
-        self.tenths = tenths
+        if self.plain and time.monotonic() - self.said >= _PLAIN_SECONDS:
+            print(f"{self.label}: {100 * self.done // max(self.total, 1)}%", file=sys.stderr, flush=True)
+            self.said = time.monotonic()

@@ -36,69 +36,29 @@ class Quickstart:
     """Training processes, and workers of data preparation."""
 
 
-def preparation(data: Path, processes: int) -> list[list[str]]:
+def preparation(folder: Path, processes: int) -> list[list[str]]:
     """Arguments of `python -m data_prep` for every stage, in order."""
-    workers = ["--processes", str(processes)]
-    corpus, vocab = data / "corpus", data / "vocab"
-    stages = [
-        ["sample", "--out", corpus],
-        [
-            "vocab",
-            "--mono",
-            corpus / "train/mono",
-            "--para",
-            corpus / "train/para",
-            "--out",
-            vocab,
-            "--size",
-            str(MODEL.vocabulary),
-            "--sentences",
-            "100000",
-            *workers,
-        ],
-    ]
-    for split, mono, para, alpha in (
-        ("train", MONO_ROWS, PARA_ROWS, "0.7"),
-        ("heldout", HELDOUT_ROWS, HELDOUT_ROWS, "1.0"),
-    ):
-        encoded = data / "encoded" / split
-        stages += [
-            [
-                "encode",
-                "--mono",
-                corpus / split / "mono",
-                "--para",
-                corpus / split / "para",
-                "--vocab",
-                vocab,
-                "--out",
-                encoded,
-                *workers,
-            ],
-            [
-                "mix",
-                "--encoded",
-                encoded,
-                "--vocab",
-                vocab,
-                "--out",
-                data / split,
-                "--row-tokens",
-                str(ROW_TOKENS),
-                "--alpha",
-                alpha,
-                "--mono-rows",
-                str(mono),
-                "--para-rows",
-                str(para),
-                *workers,
-            ],
+    data = shlex.quote(str(folder))
+    vocab, train, encoded = f"{data}/vocab", f"{data}/corpus/train", f"{data}/encoded"
+
+    def prepare(split: str, mono_rows: int, para_rows: int, alpha: float) -> list[str]:
+        text = f"{data}/corpus/{split}"
+        return [
+            f"encode --mono {text}/mono --para {text}/para --vocab {vocab} --out {encoded}/{split} --processes {processes}",
+            f"mix --encoded {encoded}/{split} --vocab {vocab} --out {data}/{split} --row-tokens {ROW_TOKENS} "
+            f"--mono-rows {mono_rows} --para-rows {para_rows} --alpha {alpha} --processes {processes}",
         ]
-    stages += [
-        ["verify", "--data", data / "train"],
-        ["stats", "--encoded", data / "encoded" / "train", "--data", data / "train", "--out", data / "stats"],
+
+    stages = [
+        f"sample --out {data}/corpus",
+        f"vocab --mono {train}/mono --para {train}/para --out {vocab} --size {MODEL.vocabulary} --sentences 100000 "
+        f"--processes {processes}",
+        *prepare("train", MONO_ROWS, PARA_ROWS, alpha=0.7),
+        *prepare("heldout", HELDOUT_ROWS, HELDOUT_ROWS, alpha=1.0),
+        f"verify --data {data}/train",
+        f"stats --encoded {encoded}/train --data {data}/train --out {data}/stats",
     ]
-    return [[str(word) for word in stage] for stage in stages]
+    return [shlex.split(stage) for stage in stages]
 
 
 def launch(data: Path, out: Path, processes: int) -> list[str]:
@@ -106,24 +66,10 @@ def launch(data: Path, out: Path, processes: int) -> list[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    return [
-        "deepspeed",
-        "--num_gpus",
-        str(processes),
-        "--master_port",
-        port,
-        "--no_local_rank",
-        "--module",
-        "xlme_ds.pretrain",
-        "--recipe",
-        quickstart().name,
-        "--data",
-        str(data / "train"),
-        "--heldout",
-        str(data / "heldout"),
-        "--out",
-        str(out),
-    ]
+    launcher = f"deepspeed --num_gpus {processes} --master_port {port} --no_local_rank --log_level error"
+    program = f"--module xlme_ds.pretrain --recipe {quickstart().name}"
+    folders = ["--data", str(data / "train"), "--heldout", str(data / "heldout"), "--out", str(out)]
+    return [*launcher.split(), *program.split(), *folders]
 
 
 def run(command: list[str], environment: dict[str, str], quiet: bool = False) -> None:

@@ -41,7 +41,7 @@ def corrupt(
     `tokens` and `segments` are [B, T]; `numbers` [B] are the row numbers. Of each item, max(1, round(fraction · n))
     of its n ordinary tokens are chosen without replacement, all sets alike (XLM-E section 3.1: uniform masking).
     """
-    batch, width = tokens.shape
+    width = tokens.shape[1]
     flat = np.flatnonzero(tokens.ravel() > UNK)
     row, column = np.divmod(flat, width)
     number = numbers.astype(np.uint64)[row]

@@ -1,8 +1,6 @@
 """From settings to a ready engine: the one place where parallelism, precision and DeepSpeed's configuration meet."""
 
 import json
-import os
-import socket
 from pathlib import Path
 from typing import Any
 

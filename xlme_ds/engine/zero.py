@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import deepspeed
-import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_fp32_param
 from torch import Tensor, nn

@@ -47,8 +47,12 @@ def inverse_cdf(weights_CV: Tensor, uniforms_C: Tensor) -> Tensor:
 
 
 def _logits(hidden_CD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor) -> Tensor:
-    parts = [hidden_CD @ block.t() for block in blocks]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).float().add_(bias_V.float())
+    if len(blocks) == 1:
+        return (hidden_CD @ blocks[0].t()).float().add_(bias_V.float())
+    logits_CV = torch.empty(len(hidden_CD), len(bias_V), device=hidden_CD.device)  # filled in place: joining would hold it twice
+    for part, block in zip(logits_CV.split([len(block) for block in blocks], dim=1), blocks, strict=True):
+        part.copy_(hidden_CD @ block.t())
+    return logits_CV.add_(bias_V.float())
 
 
 class _MaskedSoftmax(torch.autograd.Function):
@@ -65,6 +69,7 @@ class _MaskedSoftmax(torch.autograd.Function):
             lse.append(weights_CV.sum(1).log() + highest.squeeze(1))
             nll.append(lse[-1] - at_target)
             predicted.append(argmax.squeeze(1))
+            del logits_CV, weights_CV  # or it would still be there while the next chunk is made
         ctx.save_for_backward(hidden_MD, bias_V, targets_M, torch.cat(lse), *blocks)
         ctx.chunk = chunk
         out = torch.cat(nll), torch.cat(samples), torch.cat(predicted)
@@ -84,9 +89,10 @@ class _MaskedSoftmax(torch.autograd.Function):
             grad_CV.mul_(grad_M[here, None])
             grad_bias += grad_CV.sum(0)
             parts = grad_CV.to(hidden_MD.dtype).split([len(block) for block in blocks], dim=1)
-            for part, block, grad_block in zip(parts, blocks, grad_blocks, strict=True):
+            for part, grad_block in zip(parts, grad_blocks, strict=True):
                 grad_block.addmm_(part.t(), hidden_MD[here])
             grad_hidden[here] = sum(part @ block for part, block in zip(parts, blocks, strict=True))
+            del grad_CV, parts, part
         return grad_hidden, grad_bias.to(bias_V.dtype), None, None, None, *grad_blocks
 
 
@@ -95,7 +101,7 @@ def masked_softmax(
 ) -> MaskedTokens:
     """Softmax over the vocabulary (`blocks` are the tied embedding's, V rows in all) at M positions, `chunk` at a time.
 
-    `targets_M` int64; `uniforms_M` float32 in [0, 1). Extra memory is a few float32 [chunk, V].
+    `targets_M` int64; `uniforms_M` float32 in [0, 1). Extra memory is little more than one float32 [chunk, V].
     """
     if len(hidden_MD) == 0:  # a row of padding alone; keeps the graph connected
         empty = targets_M.new_empty(0)

@@ -9,7 +9,9 @@ MODEL = ModelConfig(
     feed_forward=512,
     generator_layers=1,
     discriminator_layers=4,
-    max_positions=64,
+    max_positions=128,
+    norm="pre",
+    init_std=0.05,  # 0.02 is for widths near 768; the product of width and variance is what counts
 )
 
 
@@ -18,8 +20,8 @@ def quickstart() -> RunConfig:
     return RunConfig(
         name="quickstart",
         model=MODEL,
-        data=DataConfig(32, 32, micro_batch=32),
-        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=200),
+        data=DataConfig(8, 8, micro_batch=8),
+        optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=200),
         engine=EngineConfig(deepspeed="zero3"),
         train=TrainConfig(
             steps=1500, log_every=10, eval_every=250, eval_rows=250, save_every=250, keep_last=2, keep_every=0

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..config import RunConfig
-from ..engine.data_parallel import DataParallelEngine
 from ..engine.protocol import Engine, StepStats
 from .checkpoint import Checkpoints
 from .metrics import MetricsLog

@@ -1,0 +1,74 @@
+"""The whole road on the real sample corpus, with a few training steps: every command of `make pretrain`."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch import ROOT, environment
+from xlme_ds import quickstart
+from xlme_ds.data.schema import read_manifest
+
+STEPS = ["--train.steps", "4", "--optimizer.warmup-steps", "2", "--train.log-every", "2", "--train.eval-every", "2"]
+
+
+def run(command: list[str]) -> str:
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout[-4000:]}"
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("quickstart") / "run"
+    for stage in quickstart.preparation(out / "data", processes=2):
+        run([sys.executable, "-m", "data_prep", *stage])
+    said = run([*quickstart.launch(out / "data", out, processes=2), *STEPS])
+    assert f"open {out / 'report.html'}" in said
+    return out
+
+
+def test_data_are_what_was_asked_for(out: Path) -> None:
+    for task, rows in (("mono", quickstart.MONO_ROWS), ("para", quickstart.PARA_ROWS)):
+        manifest = read_manifest(out / "data/train" / task)
+        assert manifest.rows == rows
+        assert manifest.vocabulary_size == quickstart.MODEL.vocabulary
+        assert len(manifest.counts["by_language"]) == {"mono": 91, "para": 90}[task]
+    assert (out / "data/stats/stats.html").stat().st_size > 10_000
+
+
+def test_report_and_records(out: Path) -> None:
+    assert [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [2, 4]
+    retrieval = json.loads((out / "retrieval.json").read_text())
+    assert (
+        len(retrieval["pairs"]) >= 80
+        and len(retrieval["after"]["overall"]["en_xx"]) == quickstart.MODEL.discriminator_layers + 1
+    )
+    languages = {sample["language"] for sample in json.loads((out / "samples.json").read_text())}
+    assert len(languages) >= 12
+    page = (out / "report.html").read_text()
+    assert "<svg" in page and "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_second_call_says_it_is_complete(out: Path) -> None:
+    before = (out / "report.html").stat().st_mtime_ns
+    said = run([sys.executable, "-m", "xlme_ds.quickstart", "--out", str(out)])
+    assert "is complete; open" in said and (out / "report.html").stat().st_mtime_ns == before
+
+
+def test_other_settings_in_the_same_folder_are_refused(out: Path) -> None:
+    copy = out.with_name("copy")
+    copy.mkdir()
+    shutil.copy(out / "config.json", copy)
+    command = quickstart.launch(out / "data", copy, processes=1)
+    result = subprocess.run(
+        [*command, *STEPS, "--seed", "2"], cwd=ROOT, env=environment(), text=True, capture_output=True
+    )
+    assert result.returncode != 0
+    assert "was started with seed 1, this call has 2" in result.stderr
+    assert sorted(p.name for p in copy.iterdir()) == ["config.json"]
