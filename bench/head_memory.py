@@ -87,10 +87,8 @@ def run_once(settings: Settings, chunk: int, vocabulary: int, positions: int) ->
     uniforms = torch.rand(positions, generator=generator)
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = memory("VmRSS")
-    if chunk:
-        head = masked_softmax(hidden, blocks, bias, targets, uniforms, chunk)
-    else:
-        head = full_softmax(hidden, blocks, bias, targets)
+    arguments = hidden, blocks, bias, targets
+    head = masked_softmax(*arguments, uniforms, chunk) if chunk else full_softmax(*arguments)
     loss = head.nll_M.mean()
     loss.backward()
     gradients = sum(t.numel() * t.element_size() for t in (*blocks, hidden, bias))

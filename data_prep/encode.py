@@ -96,7 +96,7 @@ def _plan(config: EncodeConfig, kind: str, sources: list[Input], vocabulary: Voc
     settings: dict[str, Any] = {
         "task": kind,
         "vocabulary_sha256": vocabulary.sha256,
-        "inputs": [[source.name, source.files] for source in sources],
+        "inputs": [[source.name, [name for name, _ in source.files]] for source in sources],
         "shard_tokens": config.shard_tokens,
     }
     if kind == "para":
@@ -106,9 +106,9 @@ def _plan(config: EncodeConfig, kind: str, sources: list[Input], vocabulary: Voc
 
 
 def _run_plan(config: EncodeConfig, kind: str, plan: _Plan) -> None:
-    if on_root(lambda: plan.stage.complete):
-        return on_root(lambda: print(f"{plan.stage.folder} is complete"))
     todo = on_root(lambda: [task for task in plan.tasks if _finished(plan.stage, task) is None])
+    if not todo and on_root(lambda: plan.stage.complete):
+        return on_root(lambda: print(f"{plan.stage.folder} is complete"))
     work = partial(_encode, plan.stage, kind, config.vocab, config.max_pair_tokens, config.shard_tokens)
     run_tasks(work, todo, [task.source.size for task in todo], config.processes, f"encode {kind}")
     on_root(lambda: _close(plan))
@@ -141,8 +141,14 @@ def _close(plan: _Plan) -> None:
 
 
 def _finished(stage: Stage, task: Task) -> dict[str, Any] | None:
-    """The task's result, if its shards are there in full."""
+    """The task's result, if its shards are there in full. Raises ValueError when its input has changed since."""
     result = stage.task_result(task.name)
+    for (name, size), (_, encoded) in zip(task.source.files, result["inputs"] if result else (), strict=False):
+        if size != encoded:
+            raise ValueError(
+                f"{name} had {encoded} bytes when it was encoded into {stage.folder}, now it has {size}: restore it, or choose "
+                "another output folder"
+            )
     for shard in result["shards"] if result else ():
         path = stage.folder / shard["name"]
         if not path.exists() or path.stat().st_size != shard["bytes"]:
@@ -174,7 +180,8 @@ def _encode(stage: Stage, kind: str, vocab: Path, max_pair_tokens: int, shard_to
         for shard in shards:  # no task, no shard
             (stage.folder / shard.name).unlink()
         raise
-    stage.finish_task(task.name, {"shards": [asdict(shard) for shard in shards], "counts": counts.as_json()})
+    result = {"inputs": task.source.files, "shards": [asdict(shard) for shard in shards], "counts": counts.as_json()}
+    stage.finish_task(task.name, result)
 
 
 def _parts(batches: Iterator[pa.RecordBatch], shard_tokens: int) -> Iterator[Iterator[pa.RecordBatch]]:

@@ -68,10 +68,11 @@ def run(config: MixConfig) -> None:
     on_root(config.validate)
     wanted = {task: rows for task, rows in zip(TASKS, (config.mono_rows, config.para_rows), strict=True) if rows}
     encoded = on_root(lambda: {task: read_manifest(config.encoded / task) for task in wanted})
-    on_root(lambda: _take_vocabulary(config, encoded))
+    vocabulary = on_root(lambda: _vocabulary(config, encoded))
     languages = on_root(lambda: _languages(config.encoded))
     for task, rows in wanted.items():
         _mix(config, task, rows, encoded[task], languages)
+    on_root(lambda: _copy(vocabulary, config.out / "vocab" / MODEL_FILE))
 
 
 def _languages(encoded: Path) -> tuple[str, ...]:
@@ -80,7 +81,7 @@ def _languages(encoded: Path) -> tuple[str, ...]:
     return tuple(sorted({code for folder in finished for code in read_manifest(folder).languages}))
 
 
-def _take_vocabulary(config: MixConfig, encoded: dict[str, Manifest]) -> None:
+def _vocabulary(config: MixConfig, encoded: dict[str, Manifest]) -> Path:
     vocabulary = Vocabulary(config.vocab)
     for task, manifest in encoded.items():
         if manifest.vocabulary_sha256 != vocabulary.sha256:
@@ -88,7 +89,7 @@ def _take_vocabulary(config: MixConfig, encoded: dict[str, Manifest]) -> None:
                 f"{vocabulary.path} is not the vocabulary that {config.encoded / task} was encoded with: name that one "
                 "with --vocab, or encode again"
             )
-    _copy(vocabulary.path, config.out / "vocab" / MODEL_FILE)
+    return vocabulary.path
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -15,6 +15,9 @@ from xlme_ds.data.schema import BOS, EOS, PAD
 from xlme_ds.data.shards import Rows
 from xlme_ds.models.electra import Electra
 
+# On tensors this small a second thread costs more than it does.
+torch.set_num_threads(1)
+
 Module = TypeVar("Module", bound=nn.Module)
 SMALL = ModelConfig(vocabulary=97, width=24, heads=3, feed_forward=40, generator_layers=1, discriminator_layers=2,
                     max_positions=40, relative_buckets=8, relative_max_distance=12, head_chunk=5)

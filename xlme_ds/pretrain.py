@@ -7,7 +7,7 @@ import importlib.metadata
 import json
 import sys
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,31 +44,33 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None) -> 
     """Train `config` on `data` into `out`, from its newest checkpoint if it has one; collective over the launched ranks."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
     from .data.loader import Loader
-    from .engine.build import build_engine
-    from .engine.processes import start_process_group, together
+    from .engine.build import build_engine, resolve_precision
+    from .engine.processes import process_group, together
     from .train.run import heldout_data, train
 
-    rank, world = start_process_group(config.engine)
+    with process_group(config.engine) as (rank, world):
+        # A resumed run must not change its precision because the processor differs.
+        precision = resolve_precision(config.engine.precision)
+        config = replace(config, engine=replace(config.engine, precision=precision))
 
-    def load() -> tuple[Loader, Loader | None]:
-        check_run_folder(out, config)
-        arguments = config.seed, config.objective.mask_fraction, rank, world
-        unseen = None if heldout is None else Loader(heldout, heldout_data(config, heldout, world), *arguments)
-        return Loader(data, config.data, *arguments), unseen
+        def load() -> tuple[Loader, Loader | None]:
+            check_run_folder(out, config)
+            arguments = config.seed, config.objective.mask_fraction, rank, world
+            unseen = None if heldout is None else Loader(heldout, heldout_data(config, heldout, world), *arguments)
+            return Loader(data, config.data, *arguments), unseen
 
-    loader, unseen = together(load)
-    if rank == 0:
-        write_run_folder(out, config, loader.fingerprints, world)
-    engine = build_engine(config, loader, unseen)
-    if train(engine, config, out, loader, unseen):
-        state = engine.full_state()
+        loader, unseen = together(load)
         if rank == 0:
-            from .evaluate.showcase import showcase
-            from .report.page import write_report
+            write_run_folder(out, config, loader.fingerprints, world)
+        engine = build_engine(config, loader, unseen)
+        finished = train(engine, config, out, loader, unseen)
+        state = engine.full_state() if finished else {}
+    if finished and rank == 0:
+        from .evaluate.showcase import showcase
+        from .report.page import write_report
 
-            showcase(out, config, state, data, heldout)
-            print(f"{out}: finished; open {write_report(out)}", flush=True)
-    engine.barrier()
+        showcase(out, config, state, data, heldout)
+        print(f"{out}: finished; open {write_report(out)}", flush=True)
 
 
 def check_run_folder(out: Path, config: RunConfig) -> None:

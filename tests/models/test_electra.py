@@ -71,7 +71,8 @@ def test_a_packed_row_equals_its_items_alone(norm: str, bias: str) -> None:
     electra = model(norm=norm, relative_bias=bias)
     batch = usual_batch()
     whole = electra(batch)
-    hidden = discriminator_states(electra, batch, whole.corrupted_BT)
+    exact = float64_copy(electra)
+    hidden = discriminator_states(exact, batch, whole.corrupted_BT)
     sums, statistics, counts = torch.zeros(4), 0, torch.zeros(4, dtype=torch.float64)
     for row, segments in enumerate(batch.segments_BT):
         for segment in range(1, int(segments.max()) + 1):
@@ -81,7 +82,7 @@ def test_a_packed_row_equals_its_items_alone(norm: str, bias: str) -> None:
             assert torch.equal(output.corrupted_BT[0], whole.corrupted_BT[row, columns])
             # float32 attention sums in another order, through three layers.
             torch.testing.assert_close(output.replaced_logits_BT[0], whole.replaced_logits_BT[row, columns], atol=2e-5, rtol=1e-5)
-            states = discriminator_states(electra, alone, output.corrupted_BT)
+            states = discriminator_states(exact, alone, output.corrupted_BT)
             for ours, packed in zip(states, hidden, strict=True):
                 torch.testing.assert_close(ours[0], packed[row, columns], atol=1e-12, rtol=1e-12)  # float64
             sums += OBJECTIVE.sums(output, alone)
@@ -101,15 +102,18 @@ def single_item(batch: Batch, row: int, columns: Tensor) -> Batch:
                  batch.task_B[row:row + 1], position[mine] - columns[0], batch.uniforms_M[mine])
 
 
-def discriminator_states(electra: Electra, batch: Batch, corrupted_BT: Tensor) -> list[Tensor]:
-    """All hidden states of a float64 copy."""
+def float64_copy(electra: Electra) -> Electra:
     copy = Electra(electra.cfg).double()
     copy.load_state_dict(electra.state_dict())
+    return copy
+
+
+def discriminator_states(electra: Electra, batch: Batch, corrupted_BT: Tensor) -> list[Tensor]:
+    """Hidden states of the embeddings and of every layer."""
+    inputs = electra.embed_for_discriminator(corrupted_BT), batch.positions_BT, batch.segments_BT
     with torch.no_grad():
-        states = copy.discriminator.hidden_states(
-            copy.embed_for_discriminator(corrupted_BT), batch.positions_BT, batch.segments_BT)
-        last = copy.discriminator(copy.embed_for_discriminator(corrupted_BT), batch.positions_BT, batch.segments_BT)
-    assert torch.equal(states[-1], last)
+        states = electra.discriminator.hidden_states(*inputs)
+        assert torch.equal(states[-1], electra.discriminator(*inputs))
     assert len(states) == electra.cfg.discriminator_layers + 1
     return states
 

@@ -136,7 +136,8 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
     last = weights.shape[1] - 1 - (weights > 0).flip(1).int().argmax(1)
     assert torch.equal(inverse_cdf(weights, torch.zeros(64)), first)
     # The last token's own probability may be less than 2^-24, the uniforms' step: then its neighbours are right.
-    assert (borders.gather(1, last[:, None]) - borders.gather(1, inverse_cdf(weights, torch.full((64,), BELOW_ONE))[:, None]) < 2.0**-23).all()
+    drawn = inverse_cdf(weights, torch.full((64,), BELOW_ONE))
+    assert (borders.gather(1, last[:, None]) - borders.gather(1, drawn[:, None]) < 2.0**-23).all()
 
 
 def test_a_far_logit_takes_everything() -> None:
@@ -147,6 +148,14 @@ def test_a_far_logit_takes_everything() -> None:
     got = masked_softmax(torch.zeros(3, D), [torch.zeros(V, D)], bias, torch.tensor([700, 5, 6]), uniforms, 2)
     assert got.sample_M.tolist() == [700] * 3 and got.predicted_M.tolist() == [700] * 3
     assert got.nll_M.tolist() == [0.0, 200.0, 200.0]
+
+
+def test_nan_shows_in_the_loss() -> None:
+    """A diverged run ends with a NaN loss, not with an index outside the vocabulary."""
+    hidden = torch.full((2, D), float("nan"))
+    got = masked_softmax(hidden, [torch.ones(V, D)], torch.zeros(V), torch.tensor([1, 2]), torch.tensor([0.0, 0.7]), 2)
+    assert got.nll_M.isnan().all()
+    assert ((got.sample_M >= 0) & (got.sample_M < V)).all()
 
 
 def test_samples_follow_the_softmax() -> None:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -48,7 +48,7 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
     return settings
 
 
-def resolve_precision(precision: str) -> str:
+def resolve_precision(precision: Literal["auto", "bf16", "fp32"]) -> Literal["bf16", "fp32"]:
     """bf16 or fp32; `auto` takes bf16 where the processor computes in it."""
     if precision != "auto":
         return precision

@@ -2,7 +2,8 @@
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -35,6 +36,16 @@ def start_process_group(engine: EngineConfig) -> tuple[int, int]:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         deepspeed.init_distributed(dist_backend="nccl" if cuda else "gloo", verbose=False)
     return rank, world
+
+
+@contextmanager
+def process_group(engine: EngineConfig) -> Iterator[tuple[int, int]]:
+    """`start_process_group`, and leaving it: a process that just ends may abort in the threads of its connections."""
+    try:
+        yield start_process_group(engine)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def together(function: Callable[[], Result]) -> Result:

@@ -43,7 +43,8 @@ def inverse_cdf(weights_CV: Tensor, uniforms_C: Tensor) -> Tensor:
     offset = torch.searchsorted(inside.cumsum(1), threshold_C1 - before_C1, right=True)
     # Where rounding lets the threshold pass the group's own sum, the last token of non-zero probability is meant.
     last = _GROUP - 1 - (inside > 0).flip(1).int().argmax(1, keepdim=True)
-    return (group_C1 * _GROUP + torch.minimum(offset, last)).squeeze(1)
+    # NaN weights, of a run that diverged, have no sample: any id will do, and the loss will tell.
+    return (group_C1 * _GROUP + torch.minimum(offset, last)).squeeze(1).clamp(max=vocabulary - 1)
 
 
 def _logits(hidden_CD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor) -> Tensor:

@@ -93,16 +93,16 @@ class ElectraObjective:
                 f"replaced_fraction_{name}": value["replaced"] / max(value["replaced"] + value["original"], 1),
                 f"accuracy_replaced_{name}": value["replaced_found"] / max(value["replaced"], 1),
                 f"accuracy_original_{name}": value["original_kept"] / max(value["original"], 1),
-                f"auc_{name}": area_under_curve(replaced, original),
             }
+            if replaced.any() and original.any():
+                metrics[f"auc_{name}"] = area_under_curve(replaced, original)
         return metrics
 
 
 def area_under_curve(positive: Tensor, negative: Tensor) -> float:
-    """AUC of two histograms over ascending scores (ties inside a bin count half); NaN when either is empty."""
+    """AUC of two histograms over ascending scores; ties inside a bin count half. Neither may be empty."""
     below = negative.cumsum(0) - negative
-    pairs = positive.sum() * negative.sum()
-    return float((positive * (below + negative / 2)).sum() / pairs) if pairs > 0 else float("nan")
+    return float((positive * (below + negative / 2)).sum() / (positive.sum() * negative.sum()))
 
 
 def _task_of_masked(batch: Batch) -> Tensor:

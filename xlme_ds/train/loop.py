@@ -15,12 +15,15 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.received: str | None = None
+        self.interrupts = 0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.received == "SIGINT" and number == signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if number == signal.SIGINT:
+            self.interrupts += 1
+            if self.interrupts > 1:
+                raise KeyboardInterrupt
         self.received = signal.Signals(number).name
 
 

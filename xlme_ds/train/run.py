@@ -23,17 +23,18 @@ def heldout_data(config: RunConfig, folder: Path, world: int) -> DataConfig:
 
     Raises ValueError for a folder with fewer rows than processes.
     """
-    rows = [0, 0]
-    for task, name in enumerate(TASKS):
-        if (config.data.mono_rows, config.data.para_rows)[task] and (folder / name).is_dir():
-            rows[task] = min(RowStore(folder / name).rows, config.train.eval_rows)
-    pieces = world * max(math.ceil(max(rows) / (config.data.micro_batch * world)), 1)
-    rows = [count // pieces * pieces for count in rows]
-    if not any(rows):
+    asked = (config.data.mono_rows, config.data.para_rows)
+    available = [
+        min(RowStore(folder / name).rows, config.train.eval_rows) if asked[task] and (folder / name).is_dir() else 0
+        for task, name in enumerate(TASKS)
+    ]
+    pieces = world * max(math.ceil(max(available) // world / config.data.micro_batch), 1)
+    mono, para = (rows // pieces * pieces for rows in available)
+    if mono + para == 0:
         raise ValueError(
-            f"{folder} has too few rows to share among {pieces} micro-batches: mix more held-out rows, or lower the processes"
+            f"{folder} has too few rows for {pieces} micro-batches: mix more held-out rows, or use fewer processes"
         )
-    return DataConfig(rows[0], rows[1], config.data.micro_batch)
+    return DataConfig(mono, para, micro_batch=max(mono, para) // pieces)
 
 
 def train(engine: Engine, config: RunConfig, out: Path, loader: Loader, heldout: Loader | None) -> bool:

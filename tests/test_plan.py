@@ -1,0 +1,135 @@
+"""The plan of every recipe: legal, counted on the meta device, and in agreement with the published figures."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.small import SMALL, model, usual_batch
+from xlme_ds import plan
+from xlme_ds.config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from xlme_ds.engine.build import deepspeed_settings
+from xlme_ds.flops import flops_per_step, forward_per_token
+from xlme_ds.models.electra import Electra
+from xlme_ds.parameters import count_parameters
+from xlme_ds.recipes import RECIPES, recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+PUBLISHED = {"base": 279e6, "large": 840e6, "xl": 2.2e9}  # parameters of the discriminator
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_legal_and_can_be_built(name: str) -> None:
+    run = recipe(name).validate()
+    assert run.model.width % run.model.heads == 0
+    assert deepspeed_settings(run.engine)["zero_optimization"]["stage"] == int(run.engine.deepspeed.removeprefix("zero")[0])
+    with torch.device("meta"):
+        built = Electra(run.model)
+    assert all(parameter.is_meta for parameter in built.parameters())
+    assert count_parameters(run.model)["trained_total"] == sum(parameter.numel() for parameter in built.parameters())
+
+
+@pytest.mark.parametrize(("size", "vocabulary"), [("base", 250_002), ("large", 2**19), ("xl", 2**19)])
+def test_published_parameters(size: str, vocabulary: int) -> None:
+    names = [name for name in RECIPES if name.split("_")[0] == size]
+    assert names
+    for name in names:
+        run = recipe(name)
+        assert run.model.vocabulary == vocabulary
+        result = plan.plan(run)
+        assert result["parameters"]["discriminator"] == pytest.approx(PUBLISHED[size], rel=0.02)
+        assert all(word in result["accounting"] for word in ("encoder", "head", "token embeddings", "2^19 = 524,288"))
+
+
+def by_hand(cfg: ModelConfig) -> dict[str, int]:
+    """Sizes from the dimensions alone."""
+    d, f, heads, size = cfg.width, cfg.feed_forward, cfg.heads, cfg.width // cfg.heads
+    layer = 3 * (d * d + d) + (d * d + d) + (d * f + f) + (f * d + d) + 2 * 2 * d + (2 * size + heads)
+    around = cfg.max_positions * d + cfg.relative_buckets * heads + 2 * d
+    embedding = cfg.vocabulary * d
+    return {
+        "embedding": embedding,
+        "discriminator": embedding + cfg.discriminator_layers * layer + around + (d * d + d) + (d + 1),
+        "generator": cfg.generator_layers * layer + around + (d * d + d) + 2 * d + cfg.vocabulary,
+    }
+
+
+@pytest.mark.parametrize("name", ["base_zero1", "xl_zero3"])
+def test_parameters_by_hand(name: str) -> None:
+    cfg, counts = recipe(name).model, plan.plan(recipe(name))["parameters"]
+    expected = by_hand(cfg)
+    assert {key: counts[key] for key in expected} == expected
+    assert counts["trained_total"] == expected["discriminator"] + expected["generator"]
+    assert sum(counts["components"].values()) == counts["trained_total"]
+    assert counts["components"]["embedding"] == expected["embedding"]
+
+
+def test_a_difference_of_its_own_is_trained_on_top() -> None:
+    tied, gdes = (count_parameters(replace(SMALL, embedding_sharing=kind)) for kind in ("tied", "gdes"))
+    assert gdes == tied | {"trained_total": tied["trained_total"] + tied["embedding"]}
+
+
+def test_published_operations_of_base() -> None:
+    flops = plan.plan(recipe("base_zero1"))["flops"]
+    paper = flops["paper_convention"]
+    assert round(paper["forward_per_token"] / 1e6, 2) == 252.84
+    assert round(paper["mrtd"] / 1e19, 2) == 6.32 and round(paper["both"] / 1e19, 2) == 9.48
+    assert round(flops["standard"]["both_trtd_half"] / 1e20, 2) == 1.83
+    assert flops["standard"]["both"] == pytest.approx(2 * flops["standard"]["mrtd"])
+    assert flops["per_step"] * 125_000 == pytest.approx(flops["standard"]["both"])
+
+
+def test_operations_equal_torchs_counter() -> None:
+    """Matrix products that a real forward pass performs, counted by torch, every position masked as the fraction says."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    batch = usual_batch(40)
+    rows, tokens = batch.tokens_BT.shape
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model()(batch)
+    fraction = len(batch.masked_M) / (rows * tokens)
+    expected = rows * tokens * forward_per_token(SMALL, tokens, fraction)
+    # The gates' products with a vector are left out by both.
+    assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
+
+
+def test_operations_of_a_step_follow_the_rows() -> None:
+    run = RunConfig("test", model=SMALL, data=DataConfig(8, 4), train=TrainConfig(steps=10))
+    assert flops_per_step(run, 32) == pytest.approx(3 * 12 * 32 * forward_per_token(SMALL, 32, 0.15))
+    mono = plan.plan(replace(run, data=DataConfig(8, 0)))["flops"]["paper_convention"]
+    assert mono["both"] == mono["mrtd"]
+
+
+def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-m", "xlme_ds.plan", *arguments], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_the_command_prints_json_with_overrides() -> None:
+    done = command("--recipe", "base_zero1", "--json", "--model.discriminator-layers", "6")
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    expected = plan.plan(replace(recipe("base_zero1"), model=replace(recipe("base_zero1").model, discriminator_layers=6)))
+    assert printed == expected
+
+
+def test_the_command_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    plan.main(["--recipe", "xl_zero3"])
+    printed = capsys.readouterr().out
+    for words in ("trained_total", "2,168,381,569", "524,288", "the paper's"):
+        assert words in printed
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--recipe", "base_zero9"], "recipe base_zero9 is not known: choose one of"),
+    (["--recipe", "base_zero1", "--model.heads", "7"], "model.width 768 is not a multiple of model.heads 7"),
+])
+def test_a_mistake_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        plan.main(arguments)
+    assert exit_.value.code == 2
+    printed = capsys.readouterr().err
+    assert words in printed and printed.count("\n") == 1
