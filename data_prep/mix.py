@@ -192,10 +192,11 @@ def _write_shard(
     if result is None or not path.exists() or path.stat().st_size != result["shard"]["bytes"]:
         start, stop = number * rows_per_shard, min((number + 1) * rows_per_shard, rows)
         tally = Tally(np.zeros(len(plan.order.names), dtype=np.int64))
-        if first_rows is None:
-            batches = mono_rows(plan, start, stop, tally)
-        else:
-            batches = para_rows(plan, first_rows, start, stop, tally)
+        batches = (
+            mono_rows(plan, start, stop, tally)
+            if first_rows is None
+            else para_rows(plan, first_rows, start, stop, tally)
+        )
         shard = write_arrow(path, row_schema(plan.row_tokens), batches, stage.folder)
         assert shard.rows == stop - start
         result = {"shard": asdict(shard), "used": tally.used.tolist(), "tokens": tally.tokens}

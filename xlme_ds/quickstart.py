@@ -19,9 +19,10 @@ from .cli import fail
 from .recipes.quickstart import MODEL, quickstart
 
 ROW_TOKENS = MODEL.max_positions
-# The corpus is short: a pass over the mixed rows repeats every language several times, in new company and with new masks.
-MONO_ROWS, PARA_ROWS = 16_384, 16_384
-HELDOUT_ROWS = 256
+# One pass for the whole run. The corpus is short: every language repeats in it, in new company and with new masks.
+MONO_ROWS = quickstart().train.steps * quickstart().data.mono_rows
+PARA_ROWS = quickstart().train.steps * quickstart().data.para_rows
+HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS = 192, 280  # every held-out document and pair, about once
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def preparation(folder: Path, processes: int) -> list[list[str]]:
         f"vocab --mono {train}/mono --para {train}/para --out {vocab} --size {MODEL.vocabulary} --sentences 100000 "
         f"--processes {processes}",
         *prepare("train", MONO_ROWS, PARA_ROWS, alpha=0.7),
-        *prepare("heldout", HELDOUT_ROWS, HELDOUT_ROWS, alpha=1.0),
+        *prepare("heldout", HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS, alpha=1.0),
         f"verify --data {data}/train",
         f"stats --encoded {encoded}/train --data {data}/train --out {data}/stats",
     ]
