@@ -76,7 +76,7 @@ def test_recipes_are_legal(name: str) -> None:
         (replace(recipe("quickstart"), data=DataConfig(0, 0, 1)), "both 0"),
         (replace(recipe("quickstart"), model=ModelConfig(relative_buckets=7)), "model.relative_buckets is 7"),
         (replace(recipe("quickstart"), train=TrainConfig(steps=10)), "optimizer.warmup_steps"),
-        (RunConfig("x", model=ModelConfig(dropout=1.5)), "model.dropout is 1.5"),
+        (RunConfig("x", model=ModelConfig(init_std=0.0)), "model.init_std is 0"),
     ],
 )
 def test_illegal_settings_are_named(broken: RunConfig, message: str) -> None:

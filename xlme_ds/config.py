@@ -27,6 +27,8 @@ class ModelConfig:
     """Rows of the learned absolute position table; also the longest item."""
     absolute_positions: bool = True
     norm: Literal["post", "pre"] = "post"
+    embedding_norm: bool = False
+    """Normalise the embedded tokens in pre-LN models too; post-LN models always do."""
     relative_bias: Literal["gated", "plain", "none"] = "gated"
     """XLM-E section 3.3: gated, the plain bucket bias, or none (the paper's ablation)."""
     relative_buckets: int = 32
@@ -35,8 +37,6 @@ class ModelConfig:
     """gdes: the discriminator adds its own difference to a gradient-stopped copy (DeBERTa-v3)."""
     vocabulary_blocks: int = 1
     """Store the embedding as this many parameters: bounds the buffers of offloading engines."""
-    dropout: float = 0.0
-    """Of the discriminator; the generator has none (ELECTRA)."""
     init_std: float = 0.02
     head_chunk: int = 512
     """Masked positions whose vocabulary logits exist at the same time."""
@@ -68,8 +68,6 @@ class ModelConfig:
             self.relative_max_distance > self.relative_buckets // 4,
             f"model.relative_max_distance {self.relative_max_distance} must exceed a quarter of model.relative_buckets",
         )
-        _require(0.0 <= self.dropout < 1.0, f"model.dropout is {self.dropout}: it must be in [0, 1)")
-        _require(self.dropout == 0.0, "model.dropout is not supported yet above 0: set it to 0")
         _require(self.init_std > 0, f"model.init_std is {self.init_std}: it must be positive")
 
 

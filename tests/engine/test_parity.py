@@ -13,7 +13,7 @@ PLAIN = {
     "plain": dict(kind="plain", deepspeed="zero1", micro_batch=8),
     "plain, micro-batch 2": dict(kind="plain", deepspeed="zero1", micro_batch=2),
     "plain, pre-LN GDES": dict(
-        kind="plain", deepspeed="zero1", micro_batch=8, norm="pre", embedding_sharing="gdes", vocabulary_blocks=3
+        kind="plain", deepspeed="zero1", micro_batch=8, norm="pre", embedding_norm=True, embedding_sharing="gdes", vocabulary_blocks=3
     ),
 }
 ONE = {f"zero{stage}": dict(kind="deepspeed", deepspeed=f"zero{stage}", micro_batch=8) for stage in (1, 2, 3)} | {
@@ -28,6 +28,7 @@ TWO = {f"zero{stage} on 2": dict(kind="deepspeed", deepspeed=f"zero{stage}", mic
         deepspeed="zero3",
         micro_batch=2,
         norm="pre",
+        embedding_norm=True,
         embedding_sharing="gdes",
         vocabulary_blocks=3,
         activation_checkpointing=True,

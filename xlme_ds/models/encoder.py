@@ -27,15 +27,16 @@ class Encoder(nn.Module):
             else None
         )
         self.layers = nn.ModuleList(TransformerLayer(cfg) for _ in range(layers))
-        # Post-LN normalises what enters the first layer, pre-LN what leaves the last.
-        self.pre_norm = cfg.norm == "pre"
-        self.norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON)
+        # Post-LN normalises what enters the first layer; pre-LN what leaves the last, and the first on request.
+        pre = cfg.norm == "pre"
+        self.input_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON) if not pre or cfg.embedding_norm else None
+        self.output_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON) if pre else None
 
     def embed(self, embedded_BTD: Tensor, positions_BT: Tensor) -> Tensor:
         """What the first layer reads, [B, T, D]; `positions_BT` restart at every packed item."""
         if self.positions is not None:
             embedded_BTD = embedded_BTD + F.embedding(positions_BT, self.positions)
-        return embedded_BTD if self.pre_norm else self.norm(embedded_BTD)
+        return embedded_BTD if self.input_norm is None else self.input_norm(embedded_BTD)
 
     def bias(self, segments_BT: Tensor) -> AttentionBias:
         """The part of the attention bias that the layers share."""
@@ -51,7 +52,7 @@ class Encoder(nn.Module):
                 x_BTD = checkpoint(layer, x_BTD, bias, use_reentrant=False)
             else:
                 x_BTD = layer(x_BTD, bias)
-        return self.norm(x_BTD) if self.pre_norm else x_BTD
+        return x_BTD if self.output_norm is None else self.output_norm(x_BTD)
 
     def hidden_states(self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor) -> list[Tensor]:
         """Hidden states [B, T, D] of the embeddings (index 0) and of every layer; the last one is `forward`'s."""
@@ -59,6 +60,6 @@ class Encoder(nn.Module):
         states = [self.embed(embedded_BTD, positions_BT)]
         for layer in self.layers:
             states.append(layer(states[-1], bias))
-        if self.pre_norm:
-            states[-1] = self.norm(states[-1])
+        if self.output_norm is not None:
+            states[-1] = self.output_norm(states[-1])
         return states

@@ -10,7 +10,6 @@ MODEL = ModelConfig(
     generator_layers=1,
     discriminator_layers=4,
     max_positions=256,
-    norm="pre",
     embedding_sharing="gdes",
     init_std=0.05,  # 0.02 is for widths near 768; the product of width and variance is what counts
 )
@@ -22,9 +21,9 @@ def quickstart() -> RunConfig:
         name="quickstart",
         model=MODEL,
         data=DataConfig(8, 8, micro_batch=8),
-        optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=100),
+        optimizer=OptimizerConfig(learning_rate=1.2e-3, warmup_steps=100),
         engine=EngineConfig(deepspeed="zero3_cpu"),
         train=TrainConfig(
-            steps=1100, log_every=10, eval_every=100, eval_rows=128, save_every=100, keep_last=2, keep_every=0
+            steps=1200, log_every=10, eval_every=100, eval_rows=128, save_every=100, keep_last=2, keep_every=0
         ),
     )
