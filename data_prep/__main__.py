@@ -12,6 +12,7 @@ STAGES = {
     "mix": ("data_prep.mix", "MixConfig"),
     "verify": ("data_prep.verify", "VerifyConfig"),
     "stats": ("data_prep.stats", "StatsConfig"),
+    "show": ("data_prep.show", "ShowConfig"),
 }
 
 

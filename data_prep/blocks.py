@@ -1,78 +1,175 @@
 """Cleaned text to Arrow record batches of token ids. SentencePiece is called with many lines at once."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, compress
 from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from data_prep.clean import Counts
+from data_prep.dedup import Run
+from data_prep.filters import EXACT_DUPLICATES, Filters, Sides
 from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, UNK
 from xlme_ds.data.vocabulary import Vocabulary
 
 _LINES = 4_000  # of one SentencePiece call
 _CHARACTERS = 1_000_000  # of one SentencePiece call, so of one record batch
 
-T = TypeVar("T", bound=Sequence[str])
+T = TypeVar("T")
 Ragged = tuple[np.ndarray, np.ndarray]
 """Sequences one behind the other: int32 values of all, and int64 lengths of each."""
 
 
-def document_blocks(vocabulary: Vocabulary, documents: Iterable[list[str]], counts: Counts) -> Iterator[pa.RecordBatch]:
-    """Record batches of schema DOCUMENTS; a document without a single token is dropped (no_token)."""
-    for batch in _batches(documents):
-        paragraphs = np.array([len(document) for document in batch])
-        values, lengths = _encode(vocabulary, list(chain.from_iterable(batch)))
-        per_document = np.add.reduceat(lengths, np.cumsum(paragraphs) - paragraphs)
-        kept = per_document > 0
-        counts.dropped.update({"no_token": int((~kept).sum())} if not kept.all() else {})
-        counts.units += int(kept.sum())
-        for document, keep in zip(batch, kept, strict=True):
-            if keep:
-                _count_text(counts, document)
-        counts.unknown += int((values == UNK).sum())
-        per_document = per_document[kept]
-        values = np.insert(values, np.cumsum(per_document), EOS)
-        counts.tokens += len(values)
-        if len(per_document):
-            yield pa.record_batch([_list_array((values, per_document + 1))], schema=DOCUMENTS)
+@dataclass(frozen=True)
+class Encoder:
+    """How the text of one input becomes ids: vocabulary, languages of the sides, filters.
 
-
-def pair_blocks(
-    vocabulary: Vocabulary, pairs: Iterable[tuple[str, str]], counts: Counts, max_tokens: int
-) -> Iterator[pa.RecordBatch]:
-    """Record batches of schema PAIRS.
-
-    A pair is dropped when a side has no token (no_token) or both together have more than `max_tokens` (too_long).
+    `run` takes note of what is written, for the removal of duplicates; None where that is not asked for.
     """
-    for batch in _batches(pairs):
-        sides = [_encode(vocabulary, [pair[side] for pair in batch]) for side in (0, 1)]
-        a, b = sides[0][1], sides[1][1]
-        empty = (a == 0) | (b == 0)
-        too_long = ~empty & (a + b > max_tokens)
-        kept = ~(empty | too_long)
-        counts.dropped.update({r: int(m.sum()) for r, m in (("no_token", empty), ("too_long", too_long)) if m.any()})
-        counts.units += int(kept.sum())
-        for pair, keep in zip(batch, kept, strict=True):
-            if keep:
-                _count_text(counts, pair)
-        sides = [(values[np.repeat(kept, lengths)], lengths[kept]) for values, lengths in sides]
-        for values, _ in sides:
-            counts.tokens += len(values)
+
+    vocabulary: Vocabulary
+    languages: tuple[str, ...]
+    filters: Filters = Filters()  # noqa: RUF009 - frozen
+    run: Run | None = None
+
+    def documents(self, documents: Iterable[list[str]], counts: Counts) -> Iterator[pa.RecordBatch]:
+        """Record batches of schema DOCUMENTS.
+
+        Filters remove paragraphs. A document without any left is dropped for the reason of the last one removed, one
+        without a single token as no_token.
+        """
+        for batch in _batches(documents, lambda document: document):
+            lines = list(chain.from_iterable(batch))
+            owner = np.repeat(np.arange(len(batch)), [len(document) for document in batch])
+            reasons = _Reasons(len(lines))
+            self._text_filters(reasons, Sides((lines,), self.languages))
+            kept = reasons.kept
+            values, lengths = _encode(self.vocabulary, list(compress(lines, kept)))
+            (ragged,) = self._token_filters(reasons, kept, [(values, lengths)])
+            values, lengths = ragged
+            kept = reasons.kept
+            per_document = np.bincount(owner[kept], weights=lengths, minlength=len(batch)).astype(np.int64)
+            reasons.add("no_token", kept & (per_document == 0)[owner])
+            last = np.cumsum([len(document) for document in batch]) - 1
+            written = per_document > 0
+            counts.dropped.update(reasons.of(last[~written]))
+            counts.removed.update(reasons.of(np.flatnonzero(~reasons.kept)))
+            documents_of = counts.units + np.cumsum(written) - 1  # the records that they become
+            self._note(reasons.kept, (lines,), lengths[written[owner[kept]]], documents_of[owner[reasons.kept]], counts)
+            counts.units += int(written.sum())
             counts.unknown += int((values == UNK).sum())
-        if kept.any():
-            yield pa.record_batch([_list_array(side) for side in sides], schema=PAIRS)
+            per_document = per_document[written]
+            values = np.insert(values, np.cumsum(per_document), EOS)
+            counts.tokens += len(values)
+            if len(per_document):
+                yield pa.record_batch([list_array((values, per_document + 1))], schema=DOCUMENTS)
+
+    def pairs(
+        self, pairs: Iterable[tuple[str, str, float | None]], counts: Counts, max_tokens: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Record batches of schema PAIRS.
+
+        A pair is dropped when a side has no token (no_token), both together have more than `max_tokens` (too_long), or
+        a filter says so.
+        """
+        for scored in _batches(pairs, lambda pair: pair[:2]):
+            batch: tuple[list[str], list[str]] = ([a for a, _, _ in scored], [b for _, b, _ in scored])
+            scores = np.array([np.nan if score is None else score for _, _, score in scored])
+            reasons = _Reasons(len(scored))
+            self._text_filters(reasons, Sides(batch, self.languages, scores))
+            kept = reasons.kept
+            sides = [_encode(self.vocabulary, list(compress(side, kept))) for side in batch]
+            sides = self._token_filters(reasons, kept, sides)
+            a, b = (lengths for _, lengths in sides)
+            empty = (a == 0) | (b == 0)
+            kept = reasons.kept
+            reasons.add("no_token", _spread(empty, kept))
+            reasons.add("too_long", _spread(~empty & (a + b > max_tokens), kept))
+            final = reasons.kept[kept]
+            sides = [(values[np.repeat(final, lengths)], lengths[final]) for values, lengths in sides]
+            counts.dropped.update(reasons.of(np.flatnonzero(~reasons.kept)))
+            self._note(reasons.kept, batch, a[final] + b[final], counts.units + np.arange(final.sum()), counts)
+            counts.units += int(final.sum())
+            for values, _ in sides:
+                counts.tokens += len(values)
+                counts.unknown += int((values == UNK).sum())
+            if final.any():
+                yield pa.record_batch([list_array(side) for side in sides], schema=PAIRS)
+
+    def _text_filters(self, reasons: "_Reasons", sides: Sides) -> None:
+        for name, text_filter in self.filters.text:
+            reasons.add(name, text_filter.drops(sides))
+        if self.run is not None:
+            reasons.add(EXACT_DUPLICATES, self.run.repeated(sides.texts, reasons.kept))
+
+    def _token_filters(self, reasons: "_Reasons", kept: np.ndarray, sides: list[Ragged]) -> list[Ragged]:
+        """`sides` have what is `kept`; returned without what is dropped here."""
+        for name, token_filter in self.filters.tokens:
+            reasons.add(name, _spread(token_filter.drops([lengths for _, lengths in sides]), kept))
+        final = reasons.kept[kept]
+        if final.all():
+            return sides
+        return [(values[np.repeat(final, lengths)], lengths[final]) for values, lengths in sides]
+
+    def _note(
+        self, written: np.ndarray, texts: Sequence[list[str]], tokens: np.ndarray, records: np.ndarray, counts: Counts
+    ) -> None:
+        """Count what is `written` of `texts` (by side); `tokens` and `records` are of each that is."""
+        texts = texts if written.all() else [list(compress(side, written)) for side in texts]
+        counts.paragraphs += sum(map(len, texts))
+        for side in texts:
+            text = "".join(side)
+            counts.characters += len(text)
+            counts.bytes += len(text.encode())
+        if self.run is not None:
+            self.run.note(written, texts, tokens, records)
 
 
-def _batches(units: Iterable[T]) -> Iterator[list[T]]:
-    """Whole documents or pairs, about one SentencePiece call's worth."""
+class _Reasons:
+    """Why each of many paragraphs or pairs is dropped: the first reason counts."""
+
+    def __init__(self, number: int):
+        self.names: list[str] = []
+        self.first = np.zeros(number, np.int8)  # 0 kept, else 1 + index of the name
+
+    @property
+    def kept(self) -> np.ndarray:
+        """bool, those without a reason."""
+        kept: np.ndarray = self.first == 0
+        return kept
+
+    def add(self, name: str, drops: np.ndarray) -> None:
+        """Drop those that have no reason yet."""
+        self.names.append(name)
+        self.first[drops & self.kept] = len(self.names)
+
+    def of(self, indices: np.ndarray) -> dict[str, int]:
+        """How many of `indices`, all dropped, have which reason."""
+        names, numbers = np.unique(self.first[indices], return_counts=True)
+        assert 0 not in names
+        totals: dict[str, int] = {}
+        for name, number in zip(names, numbers, strict=True):
+            totals[self.names[name - 1]] = totals.get(self.names[name - 1], 0) + int(number)
+        return totals
+
+
+def _spread(of_kept: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """bool of all from bool of the kept ones."""
+    spread = np.zeros(len(kept), bool)
+    spread[kept] = of_kept
+    return spread
+
+
+def _batches(units: Iterable[T], texts: Callable[[T], Sequence[str]]) -> Iterator[list[T]]:
+    """Whole documents or pairs, about one SentencePiece call's worth of the `texts` in them."""
     batch: list[T] = []
     lines = characters = 0
     for unit in units:
         batch.append(unit)
-        lines += len(unit)
-        characters += sum(map(len, unit))
+        lines += len(texts(unit))
+        characters += sum(map(len, texts(unit)))
         if lines >= _LINES or characters >= _CHARACTERS:
             yield batch
             batch, lines, characters = [], 0, 0
@@ -87,13 +184,8 @@ def _encode(vocabulary: Vocabulary, lines: list[str]) -> Ragged:
     return vocabulary.from_pieces(values), lengths
 
 
-def _list_array(ragged: Ragged) -> pa.ListArray:
+def list_array(ragged: Ragged) -> pa.ListArray:
+    """A list<int32> column."""
     values, lengths = ragged
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
-
-
-def _count_text(counts: Counts, paragraphs: Sequence[str]) -> None:
-    counts.paragraphs += len(paragraphs)
-    counts.characters += sum(map(len, paragraphs))
-    counts.bytes += sum(len(paragraph.encode()) for paragraph in paragraphs)

@@ -16,6 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
+# The same in UTF-8, for a quick look at many lines; and CR, which needs a repair too.
+_C0 = bytes(code for code in range(32) if code not in (9, 10)) + b"\x7f"
+_C1 = re.compile(b"\xc2[\x80-\x84\x86-\x9f]")
+_BOM = "\ufeff".encode()
 
 
 @dataclass
@@ -23,7 +27,8 @@ class Counts:
     """What one task read, repaired, dropped and wrote; `unit` is "documents" or "pairs".
 
     `paragraphs`, `characters`, `bytes` (of UTF-8), `tokens` and `unknown` (tokens) are of the written units; `tokens`
-    includes a document's `</s>`. A pair has two paragraphs.
+    includes a document's `</s>`. A pair has two paragraphs. `removed` has the paragraphs that were read and not
+    written, by reason (of documents only): a document that lost all of them is dropped for the reason of the last.
     """
 
     unit: str
@@ -37,16 +42,23 @@ class Counts:
     files: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     repaired: Counter[str] = field(default_factory=Counter)
+    paragraphs_in: int = 0
+    removed: Counter[str] = field(default_factory=Counter)
 
     def as_json(self) -> dict[str, Any]:
         """The counts as the manifest has them, once everything read is accounted for."""
         assert self.units_in == self.units + self.dropped.total(), f"{self.unit} were lost: {self}"
+        removed: dict[str, Any] = {}
+        if self.unit == "documents":
+            assert self.paragraphs_in == self.paragraphs + self.removed.total(), f"paragraphs were lost: {self}"
+            removed = {"paragraphs_in": self.paragraphs_in, "removed": dict(sorted(self.removed.items()))}
         numbers = ("files", "paragraphs", "characters", "bytes", "tokens", "unknown")
         return {
             f"{self.unit}_in": self.units_in,
             self.unit: self.units,
             "dropped": dict(sorted(self.dropped.items())),
             "repaired": dict(sorted(self.repaired.items())),
+            **removed,
         } | {name: getattr(self, name) for name in numbers}
 
 
@@ -76,3 +88,18 @@ def clean_line(raw: bytes, repaired: Counter[str]) -> str:
         text = _CONTROL.sub("", text)
         repaired["control_character"] += 1
     return text.strip()
+
+
+def clean_lines(data: bytes, repaired: Counter[str]) -> list[str]:
+    """`clean_line` of every line of `data`; all at once where none of them needs a repair."""
+    lines = data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    if not lines:
+        return []
+    if len(data.translate(None, _C0)) == len(data) and not _C1.search(data) and _BOM not in data:
+        try:
+            return [line.strip() for line in data.decode().split("\n", len(lines) - 1)]
+        except UnicodeDecodeError:
+            pass
+    return [clean_line(line, repaired) for line in lines]

@@ -1,29 +1,30 @@
-"""Stage `encode`: a corpus to Arrow shards of token ids, per language and per pair.
+"""Stage `encode`: corpora to Arrow shards of token ids, per language and per pair.
 
     OUT/mono/<lang>/<file>-<block>.arrow   schema DOCUMENTS: a record a document, ending in `</s>`
     OUT/para/<a>-<b>/<file>-<block>.arrow  schema PAIRS: a record a pair, in the order of the pair's name
     OUT/{mono,para}/manifest.json          written when all shards of that task are there
 
-A task is one input file, written as blocks of about `shard_tokens` tokens, so the bytes depend on the input alone.
+A shard is a block of an input: about `block_bytes` of its text. So the bytes depend on the input alone.
 """
 
+import shutil
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from functools import cache, partial
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
+from tyro.conf import UseAppendAction
 
-from data_prep import readers
-from data_prep.blocks import document_blocks, pair_blocks
-from data_prep.clean import Counts, add_counts
-from data_prep.executor import on_root, run_tasks
-from data_prep.readers import Input
-from data_prep.store import Stage, write_arrow
-from xlme_ds.data.schema import DOCUMENTS, PAIRS, Manifest, Shard, write_manifest
+from data_prep.clean import add_counts
+from data_prep.corpus import Corpus, inputs_of, read_corpora
+from data_prep.encode_input import EncodeInputs, Task, discard, shards_there
+from data_prep.executor import on_root, run_tasks, world_size
+from data_prep.readers import Input, find_documents, find_pairs
+from data_prep.remove_duplicates import is_final, remove_duplicates
+from data_prep.store import Stage
+from data_prep.team import Team
+from xlme_ds.data.schema import TASKS, Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 
 
@@ -43,21 +44,14 @@ class EncodeConfig:
     """Local processes; the output is the same for any number. Under MPI the ranks are used instead."""
     max_pair_tokens: int = 509
     """Pairs with more tokens on both sides together are dropped, and counted: a row less its specials."""
-    shard_tokens: int = 64_000_000
-    """A new shard begins after this many tokens."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """One input file on its way to shards; `index` counts the files of the same language or pair."""
-
-    source: Input
-    index: int
-
-    @property
-    def name(self) -> str:
-        """Unique in its stage folder."""
-        return f"{self.source.name}-{self.index:03d}"
+    corpus: UseAppendAction[tuple[str, ...]] = ()
+    """Corpus description: a .toml file, or the name of a ready one such as cc100; may be given several times."""
+    where: UseAppendAction[tuple[str, ...]] = ()
+    """NAME=PLACE, the folder or URI of a described corpus instead of the description's; may be given several times."""
+    allow_missing: bool = False
+    """Go on when files of a description's languages are missing; they are named in a warning."""
+    block_bytes: int = 64_000_000
+    """A new shard begins after this many bytes of text."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +66,10 @@ class _Plan:
 
 def run(config: EncodeConfig) -> None:
     """Encode what is not encoded yet. Raises ValueError on bad input, or on settings other than the folder's."""
-    if config.mono is None and config.para is None:
-        raise ValueError("neither --mono nor --para is given: name at least one corpus folder")
-    if config.max_pair_tokens < 2 or config.shard_tokens < 1:
-        raise ValueError("--max-pair-tokens must be at least 2 and --shard-tokens at least 1")
+    if config.mono is None and config.para is None and not config.corpus:
+        raise ValueError("neither --mono nor --para nor --corpus is given: name at least one corpus")
+    if config.max_pair_tokens < 2 or config.block_bytes < 1:
+        raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
     plans = on_root(lambda: _plans(config))  # all of them first: a bad file name shows before hours of work
     for kind, plan in plans.items():
         plan.stage.open()
@@ -84,38 +78,70 @@ def run(config: EncodeConfig) -> None:
 
 def _plans(config: EncodeConfig) -> dict[str, _Plan]:
     vocabulary = Vocabulary(config.vocab)
+    corpora = read_corpora(config.corpus, config.where)
     plans = {}
-    if config.mono:
-        plans["mono"] = _plan(config, "mono", readers.find_documents(config.mono), vocabulary)
-    if config.para:
-        plans["para"] = _plan(config, "para", readers.find_pairs(config.para), vocabulary)
+    for kind, folder, find in zip(TASKS, (config.mono, config.para), (find_documents, find_pairs), strict=True):
+        sources = find(folder) if folder else []
+        sources += inputs_of(corpora, kind, config.allow_missing)
+        if sources:
+            plans[kind] = _plan(config, kind, sources, [c for c in corpora if c.task == kind], vocabulary)
     return plans
 
 
-def _plan(config: EncodeConfig, kind: str, sources: list[Input], vocabulary: Vocabulary) -> _Plan:
+def _plan(
+    config: EncodeConfig, kind: str, sources: list[Input], corpora: list[Corpus], vocabulary: Vocabulary
+) -> _Plan:
+    sources = sorted(sources, key=lambda source: source.name)  # stable: corpora stay in the order given
     settings: dict[str, Any] = {
         "task": kind,
         "vocabulary_sha256": vocabulary.sha256,
-        "inputs": [[source.name, [name for name, _ in source.files]] for source in sources],
-        "shard_tokens": config.shard_tokens,
+        "inputs": [[s.name, [name for name, _ in s.files], *([s.corpus] if s.corpus else [])] for s in sources],
+        "block_bytes": config.block_bytes,
     }
     if kind == "para":
         settings["max_pair_tokens"] = config.max_pair_tokens
+    for corpus in corpora:
+        settings |= corpus.settings
     tasks = [Task(source, i) for _, same in groupby(sources, lambda s: s.name) for i, source in enumerate(same)]
     return _Plan(Stage(config.out / kind, "encode", settings), tasks, vocabulary.size, vocabulary.sha256)
 
 
 def _run_plan(config: EncodeConfig, kind: str, plan: _Plan) -> None:
-    todo = on_root(lambda: [task for task in plan.tasks if _finished(plan.stage, task) is None])
-    if not todo and on_root(lambda: plan.stage.complete):
-        return on_root(lambda: print(f"{plan.stage.folder} is complete"))
-    work = partial(_encode, plan.stage, kind, config.vocab, config.max_pair_tokens, config.shard_tokens)
-    run_tasks(work, todo, [task.source.size for task in todo], config.processes, f"encode {kind}")
+    stage = plan.stage
+    todo = on_root(lambda: _todo(plan))
+    if not todo and on_root(lambda: stage.complete):
+        return on_root(lambda: print(f"{stage.folder} is complete"))
+    doubled = [task for task in todo if task.filters.exact_duplicates]
+    team = on_root(lambda: Team.prepare(stage.folder))
+    encoded = on_root(lambda: [task.name for task in doubled if stage.task_result(f"{task.name}.encoded")])
+    open_tasks = tuple(task for task in todo if task.name not in encoded)
+    members = world_size() if world_size() > 1 else config.processes
+    work = EncodeInputs(stage, open_tasks, config.vocab, config.block_bytes, config.max_pair_tokens, team)
+    if open_tasks:
+        run_tasks(work, range(members), [1] * members, config.processes, f"encode {kind}", visible=False)
+    if doubled:
+        remove_duplicates(stage, doubled, config.processes)
+    on_root(lambda: shutil.rmtree(team))
     on_root(lambda: _close(plan))
+
+
+def _todo(plan: _Plan) -> list[Task]:
+    """Inputs that are not finished; and those that are, where duplicates must be sought among all of them again."""
+    todo = [task for task in plan.tasks if _finished(plan.stage, task) is None]
+    again = {task.source.name for task in todo if task.filters.exact_duplicates and not is_final(plan.stage, task)}
+    for task in plan.tasks:
+        if task not in todo and task.source.name in again and task.filters.exact_duplicates:
+            discard(plan.stage, task)
+            plan.stage.forget_task(task.name)
+    return [task for task in plan.tasks if task in todo or plan.stage.task_result(task.name) is None]
 
 
 def _close(plan: _Plan) -> None:
     """The manifest, from the tasks' markers."""
+    wanted = {f"{task.name}.json" for task in plan.tasks}
+    for path in (plan.stage.folder / "tasks").iterdir():
+        if path.name not in wanted:
+            path.unlink()  # of a block, by a process of a killed run that lived a moment longer
     shards: list[Shard] = []
     by_language: dict[str, dict[str, Any]] = {}
     for task in plan.tasks:
@@ -146,53 +172,7 @@ def _finished(stage: Stage, task: Task) -> dict[str, Any] | None:
     for (name, size), (_, encoded) in zip(task.source.files, result["inputs"] if result else (), strict=False):
         if size != encoded:
             raise ValueError(
-                f"{name} had {encoded} bytes when it was encoded into {stage.folder}, now it has {size}: restore it, or choose "
-                "another output folder"
+                f"{name} had {encoded} bytes when it was encoded into {stage.folder}, now it has {size}: restore it, "
+                "or choose another output folder"
             )
-    for shard in result["shards"] if result else ():
-        path = stage.folder / shard["name"]
-        if not path.exists() or path.stat().st_size != shard["bytes"]:
-            return None
-    return result
-
-
-@cache
-def _vocabulary(path: Path) -> Vocabulary:
-    return Vocabulary(path)  # once a process
-
-
-def _encode(stage: Stage, kind: str, vocab: Path, max_pair_tokens: int, shard_tokens: int, task: Task) -> None:
-    """Write the shards of one input, then its marker."""
-    vocabulary = _vocabulary(vocab)
-    counts = Counts("documents" if kind == "mono" else "pairs", files=1)
-    if kind == "mono":
-        schema, batches = DOCUMENTS, document_blocks(vocabulary, readers.documents(task.source, counts), counts)
-    else:
-        texts = readers.pairs(task.source, counts)
-        schema, batches = PAIRS, pair_blocks(vocabulary, texts, counts, max_pair_tokens)
-    shards: list[Shard] = []
-    name = f"{task.source.name}/{task.index:03d}"
-    try:
-        for block, part in enumerate(_parts(batches, shard_tokens)):
-            path = stage.folder / f"{name}-{block:05d}.arrow"
-            shards.append(write_arrow(path, schema, part, stage.folder))
-    except BaseException:
-        for shard in shards:  # no task, no shard
-            (stage.folder / shard.name).unlink()
-        raise
-    result = {"inputs": task.source.files, "shards": [asdict(shard) for shard in shards], "counts": counts.as_json()}
-    stage.finish_task(task.name, result)
-
-
-def _parts(batches: Iterator[pa.RecordBatch], shard_tokens: int) -> Iterator[Iterator[pa.RecordBatch]]:
-    """Batches shard by shard; each part must be read to its end before the next is asked for."""
-    for first in batches:
-
-        def part(batch: pa.RecordBatch | None = first) -> Iterator[pa.RecordBatch]:
-            tokens = 0
-            while batch is not None:
-                yield batch
-                tokens += sum(len(column.values) for column in batch.columns)
-                batch = next(batches, None) if tokens < shard_tokens else None
-
-        yield part()
+    return result if result and shards_there(stage.folder, result["shards"]) else None

@@ -20,11 +20,16 @@ R = TypeVar("R")
 
 
 def run_tasks(
-    function: Callable[[T], R], tasks: Sequence[T], sizes: Sequence[int], processes: int, label: str
+    function: Callable[[T], R],
+    tasks: Sequence[T],
+    sizes: Sequence[int],
+    processes: int,
+    label: str,
+    visible: bool = True,
 ) -> list[R]:
     """`function` of every task, in task order; every rank gets the whole list.
 
-    `sizes` (any unit, one a task) steer the balance and the progress display. `processes` local processes are used
+    `sizes` (any unit, one a task) steer the balance and, if `visible`, the progress display. `processes` local processes are used
     (1: this one); under MPI every rank runs its share itself. `function` must pickle. The first failed task in task
     order is raised: as SharedError with its message when it was a ValueError, else as TaskError with its traceback.
     """
@@ -32,11 +37,11 @@ def run_tasks(
     if processes < 1:
         raise ValueError(f"--processes is {processes}: it must be at least 1")
     if world_size() > 1:
-        outcomes = run_ranks(function, tasks, sizes, label)
+        outcomes = run_ranks(function, tasks, sizes, label, visible)
     elif processes == 1 or len(tasks) <= 1:
-        outcomes = _collect((attempt(function, task, i) for i, task in enumerate(tasks)), sizes, label)
+        outcomes = _collect((attempt(function, task, i) for i, task in enumerate(tasks)), sizes, label, visible)
     else:
-        outcomes = _collect(run_processes(function, tasks, sizes, processes), sizes, label)
+        outcomes = _collect(run_processes(function, tasks, sizes, processes), sizes, label, visible)
     raise_first_error(outcomes)
     assert [outcome.index for outcome in outcomes] == list(range(len(tasks)))
     return [outcome.value for outcome in outcomes]
@@ -69,10 +74,10 @@ def abort() -> None:
         communicator().Abort(1)
 
 
-def _collect(stream: Generator[Outcome, None, None], sizes: Sequence[int], label: str) -> list[Outcome]:
+def _collect(stream: Generator[Outcome, None, None], sizes: Sequence[int], label: str, visible: bool) -> list[Outcome]:
     """Outcomes by index, up to the first error."""
     outcomes = []
-    with closing(stream), Progress(label, sum(sizes)) as progress:
+    with closing(stream), Progress(label, sum(sizes), visible) as progress:
         for outcome in stream:
             outcomes.append(outcome)
             if outcome.error is not None:

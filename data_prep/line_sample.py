@@ -7,11 +7,12 @@ whatever the number of processes.
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -48,16 +49,13 @@ def sample_lines(
 
     Raises ValueError when the inputs have no text.
     """
-    numbers, sizes = range(len(inputs)), [source.size for source in inputs]
-    counted = run_tasks(partial(_count, stage, inputs), numbers, sizes, processes, "count lines")
-    lines: Counter[str] = sum((Counter(counts) for counts in counted), Counter())
-    if not lines:
-        raise ValueError(f"there is no text in {inputs[0].paths[0].parent}: a vocabulary needs some lines")
+    counted = count_lines(stage, inputs, processes)
+    lines: Counter[str] = sum(counted, Counter())
     codes = sorted(lines)
     quotas = apportion(sentences, temperature_shares([lines[code] for code in codes], alpha))
     chosen = {code: min(quota, lines[code]) for code, quota in zip(codes, quotas, strict=True)}
-    choose = partial(_choose, stage, inputs, counted, dict(lines), chosen, seed)
-    paths = run_tasks(choose, numbers, sizes, processes, "sample lines")
+    chosen_files = choose_lines(stage, inputs, counted, chosen, seed, processes, split=False)
+    paths = [path for files in chosen_files for path in dict.fromkeys(files.values())]
     by_language = {
         code: {
             "lines": lines[code],
@@ -68,6 +66,33 @@ def sample_lines(
         for code in codes
     }
     return LineSample(tuple(paths), by_language)
+
+
+def count_lines(stage: Stage, inputs: Sequence[Input], processes: int) -> list[Counter[str]]:
+    """Lines of each language, an entry an input. Raises ValueError when the inputs have no text."""
+    sizes = [source.size for source in inputs]
+    counted = run_tasks(partial(_count, stage, inputs), range(len(inputs)), sizes, processes, "count lines")
+    if not any(counted):
+        raise ValueError(f"there is no text in {inputs[0].paths[0].parent}: a vocabulary needs some lines")
+    return [Counter(counts) for counts in counted]
+
+
+def choose_lines(
+    stage: Stage,
+    inputs: Sequence[Input],
+    counted: Sequence[Counter[str]],
+    quotas: dict[str, int],
+    seed: int,
+    processes: int,
+    split: bool,
+) -> list[dict[str, Path]]:
+    """Files of the chosen lines by language, an entry an input; as many lines of each language as `quotas` has.
+
+    `split`: every language of an input has a file of its own; else they share one.
+    """
+    choose = partial(_choose, stage, inputs, counted, dict(sum(counted, Counter())), quotas, seed, split)
+    sizes = [source.size for source in inputs]
+    return run_tasks(choose, range(len(inputs)), sizes, processes, "sample lines")
 
 
 def _language_lines(source: Input) -> Iterator[tuple[str, str]]:
@@ -98,17 +123,18 @@ def _choose(
     lines: dict[str, int],
     quotas: dict[str, int],
     seed: int,
+    split: bool,
     number: int,
-) -> Path:
+) -> dict[str, Path]:
     """Write the chosen lines of one input; a language's lines are numbered through all inputs."""
-    path = stage.folder / SAMPLE / f"{number:05d}.txt"
-    if path.exists():
-        return path
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    folder = stage.folder / SAMPLE
+    paths = {code: (folder / code if split else folder) / f"{number:05d}.txt" for code in inputs[number].languages}
+    if all(path.exists() for path in paths.values()):
+        return paths
     done = sum((Counter(counts) for counts in counted[:number]), Counter())
     stream = _language_lines(inputs[number])
-    with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+    with ExitStack() as stack:
+        opened = {path: stack.enter_context(_open_temporary(path)) for path in set(paths.values())}
         while block := list(islice(stream, _BLOCK)):
             chosen = np.zeros(len(block), dtype=bool)
             for language in {language for language, _ in block}:
@@ -116,6 +142,17 @@ def _choose(
                 index = done[language] + np.arange(len(at))
                 chosen[at] = permute(index, lines[language], key_of(seed, "vocab", language)) < quotas[language]
                 done[language] += len(at)
-            file.writelines(block[i][1][:_LINE_CHARACTERS] + "\n" for i in np.flatnonzero(chosen))
-    os.replace(temporary, path)
-    return path
+            for i in np.flatnonzero(chosen):
+                opened[paths[block[i][0]]].write(block[i][1][:_LINE_CHARACTERS] + "\n")
+    for path in opened:
+        os.replace(_temporary(path), path)
+    return paths
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def _open_temporary(path: Path) -> TextIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return open(_temporary(path), "w", encoding="utf-8", newline="\n")

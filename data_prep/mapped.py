@@ -70,6 +70,12 @@ class MappedShard:
             start, batch = end, batch + 1
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
+    def stretches(self, starts: np.ndarray, width: int) -> np.ndarray:
+        """Where in `words` the ids [start, start + width) of `stream` stand; −1 for those that are not in one piece."""
+        batch = np.searchsorted(self._stream, starts, side="right") - 1
+        inside = starts + width <= self._stream[batch + 1]
+        return np.where(inside, self._values[0][batch] - self._stream[batch] + starts, -1)
+
 
 @cache
 def mapped(path: Path) -> MappedShard:

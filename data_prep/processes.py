@@ -1,8 +1,10 @@
 """Tasks on local processes: plain pipes, for a pool neither ends running tasks nor survives a killed worker."""
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -12,6 +14,7 @@ from data_prep.outcomes import Outcome, attempt, largest_first
 
 T = TypeVar("T")
 R = TypeVar("R")
+_PDEATHSIG = 1  # of Linux's prctl: the signal that this process gets when its parent dies
 
 
 def run_processes(
@@ -61,6 +64,8 @@ def _serve(pipe: Connection, function: Callable[[T], R]) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     # a killed parent must not leave workers that write into a folder which a relaunch has taken up
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)  # at once; the thread must wait for a long call to end
     threading.Thread(target=_die_with, args=(parent.sentinel,), daemon=True).start()
     while True:
         try:

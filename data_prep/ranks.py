@@ -42,13 +42,15 @@ def communicator() -> Any:
     return MPI.COMM_WORLD
 
 
-def run_ranks(function: Callable[[T], R], tasks: Sequence[T], sizes: Sequence[int], label: str) -> list[Outcome]:
+def run_ranks(
+    function: Callable[[T], R], tasks: Sequence[T], sizes: Sequence[int], label: str, visible: bool = True
+) -> list[Outcome]:
     """Each rank runs its share (largest task to the least loaded rank) and reports to the root as it goes."""
     comm = communicator()
     rank, ranks = comm.Get_rank(), comm.Get_size()
     sent = []
     collected: list[Outcome | None] = []  # on the root; None is a rank's last word
-    with Progress(label, sum(sizes), visible=rank == 0) as progress:
+    with Progress(label, sum(sizes), visible=visible and rank == 0) as progress:
 
         def receive() -> None:
             outcome = comm.recv(tag=_OUTCOME)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from data_prep.mapped import mapped
+from data_prep.mapped import MappedShard, mapped
 from data_prep.packing import pack_shuffled
 from data_prep.permutation import hashed, key_of
 from data_prep.plan import PAIR_SPECIALS, Plan, pair_tokens
@@ -48,25 +48,43 @@ def mono_rows(plan: Plan, start: int, stop: int, tally: Tally) -> Iterator[pa.Re
     group, source, example = plan.find(np.arange(start, stop))
     languages = np.array([index for (index,) in plan.group_languages])
     shards = {s: mapped(plan.path(s)) for s in np.unique(source).tolist()}
+    at = np.empty(len(source), dtype=np.int64)
+    for same in _grouped(source):
+        at[same] = shards[int(source[same[0]])].stretches(example[same] * width, width)
     for begin in range(0, stop - start, BATCH_ROWS):
         part = slice(begin, min(begin + BATCH_ROWS, stop - start))
         rows = np.full((part.stop - begin, plan.row_tokens), PAD, dtype=np.int32)
-        lengths = np.empty(len(rows), dtype=np.int64)
-        for i, (s, e) in enumerate(zip(source[part].tolist(), example[part].tolist(), strict=True)):
-            text = shards[s].stream(e * width, (e + 1) * width)
-            text = text[int(text[0] == EOS) : len(text) - int(text[-1] == EOS)]
-            if not len(text):
-                raise ValueError(
-                    f"{plan.path(s)} has a document without text near token {e * width}: encode the data again"
-                )
-            rows[i, 1 : 1 + len(text)] = text
-            rows[i, 1 + len(text)] = EOS
-            lengths[i] = len(text) + 2
-        rows[:, 0] = BOS
+        rows[:, 0], rows[:, -1] = BOS, EOS
+        for row, s, word in zip(rows, source[part].tolist(), at[part].tolist(), strict=True):
+            if word >= 0:
+                row[1:-1] = shards[s].words[word : word + width]
+        lengths = np.full(len(rows), plan.row_tokens)
+        whole = (at[part] >= 0) & (rows[:, 1] != EOS) & (rows[:, -2] != EOS)
+        for i in np.flatnonzero(~whole).tolist():
+            s = int(source[begin + i])
+            lengths[i] = _fill(rows[i], plan.path(s), shards[s], int(example[begin + i]) * width)
         tally.used += np.bincount(group[part], minlength=len(tally.used))
         tally.tokens += int(lengths.sum())
         items = np.ones(len(rows), dtype=np.int64)
         yield _batch(rows, items, lengths, items, languages[group[part]])
+
+
+def _fill(row: np.ndarray, path: Path, shard: MappedShard, start: int) -> int:
+    """Write the row of the text that starts at token `start`, without `</s>` at its ends; its ids with specials."""
+    text = shard.stream(start, start + len(row) - 2)
+    text = text[int(text[0] == EOS) : len(text) - int(text[-1] == EOS)]
+    if not len(text):
+        raise ValueError(f"{path} has a document without text near token {start}: encode the data again")
+    row[1:] = PAD
+    row[1 : 1 + len(text)] = text
+    row[1 + len(text)] = EOS
+    return len(text) + 2
+
+
+def _grouped(source: np.ndarray) -> list[np.ndarray]:
+    """Positions of each value, one array a value."""
+    order = np.argsort(source, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(source[order])) + 1)
 
 
 def count_rows(plan: Plan, window: int) -> int:
@@ -84,8 +102,7 @@ def read_window(plan: Plan, number: int) -> Window:
     slots = np.arange(number * WINDOW, min((number + 1) * WINDOW, plan.order.total))
     group, source, example = plan.find(slots)
     starts, lengths = np.empty((2, 2, len(slots)), dtype=np.int64)
-    by_source = np.argsort(source, kind="stable")
-    for at in np.split(by_source, np.flatnonzero(np.diff(source[by_source])) + 1):
+    for at in _grouped(source):
         s = int(source[at[0]])
         records = example[at]
         if plan.sources[s].too_long:

@@ -59,6 +59,10 @@ class Stage:
         """Mark a task as finished; call it when all its shards are in place."""
         write_json(self._marker(task_name), result)
 
+    def forget_task(self, task_name: str) -> None:
+        """Remove a task's mark: it will be done again."""
+        self._marker(task_name).unlink(missing_ok=True)
+
     def _marker(self, task_name: str) -> Path:
         assert task_name and "/" not in task_name, f"a task name is a file name, not {task_name!r}"
         return self.folder / "tasks" / f"{task_name}.json"

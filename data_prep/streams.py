@@ -1,4 +1,4 @@
-"""Bytes of plain, compressed and zipped files as lines, in bounded memory.
+"""Bytes of plain, compressed and zipped files as blocks and lines, in bounded memory.
 
 Only LF ends a line. A damaged or truncated file is a ValueError that names the file and the line reached.
 """
@@ -7,91 +7,113 @@ import bz2
 import gzip
 import io
 import lzma
+import re
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
 
+from data_prep.places import Place
+
 MAX_LINE = 100_000  # bytes
+WINDOW = 1_000_000  # bytes behind a block's size in which its end is looked for
 _CHUNK = 1 << 18
 _DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa.ArrowException)
 Opener = Callable[[], IO[bytes]]
 
 
-def open_stream(path: Path, member: str | None = None) -> Opener:
+def open_stream(place: Place, member: str | None = None) -> Opener:
     """How to open a file by its ending (.xz .gz .bz2 .zst, else plain), or a member of a zip file.
 
     A file of zero bytes is empty text, whatever its ending.
     """
     if member is not None:
-        return lambda: zipfile.ZipFile(path).open(member)
-    if path.stat().st_size == 0:
+        return lambda: zipfile.ZipFile(place.open()).open(member)
+    if place.size == 0 and not place.pipe:
         return io.BytesIO
-    openers: dict[str, Callable[[Path], Any]] = {
+    openers: dict[str, Callable[[Any], Any]] = {
         ".xz": lzma.open,
-        ".gz": gzip.open,
+        ".gz": partial(gzip.open, mode="rb"),
         ".bz2": bz2.open,
-        ".zst": _open_zst,
+        ".zst": lambda file: pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd"),
     }
-    return partial(openers.get(path.suffix, partial(open, mode="rb")), path)
+    decompress = openers.get(place.suffix)
+    return (lambda: decompress(place.open())) if decompress else place.open
 
 
-def _open_zst(path: Path) -> Any:
-    return pa.input_stream(str(path), compression="zstd")
-
-
-def cut_lines(opener: Opener, name: str, repaired: Counter[str]) -> Iterator[bytes]:
-    """Lines without LF; one over MAX_LINE bytes comes in pieces, cut behind white space where there is some."""
-    inside = False
-    for piece, ended in _segments(opener, name):
-        if not ended and not inside:
-            repaired["long_line"] += 1
-        inside = not ended
-        yield piece
-
-
-def whole_lines(opener: Opener, name: str) -> Iterator[bytes | None]:
-    """Lines without LF; None for one over MAX_LINE bytes."""
-    inside = False
-    for piece, ended in _segments(opener, name):
-        if ended:
-            yield None if inside else piece
-        inside = not ended
-
-
-def _segments(opener: Opener, name: str) -> Iterator[tuple[bytes, bool]]:
-    """Pieces of lines, none over MAX_LINE bytes, and whether the line ends behind them."""
-    rest, number = b"", 0
+def chunks(opener: Opener, name: str) -> Iterator[bytes]:
+    """The bytes in pieces. Raises ValueError on a damaged file."""
+    number = 0
     try:
         with opener() as stream:
             while chunk := stream.read(_CHUNK):
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    *head, last = _cut(line)
-                    yield from ((piece, False) for piece in head)
-                    yield last, True
-                number += len(lines)
-                *head, rest = _cut(rest)
-                yield from ((piece, False) for piece in head)
-            if rest:
-                yield rest, True
+                yield chunk
+                number += chunk.count(b"\n")
     except _DAMAGED as error:
         reached = f"{name} cannot be read behind line {number} ({error})"
         raise ValueError(f"{reached}: it is truncated or damaged, fetch it again") from None
 
 
-def _cut(line: bytes) -> list[bytes]:
-    """A line in pieces of at most MAX_LINE bytes: a piece ends behind white space, or else between two characters."""
+def cut_blocks(opener: Opener, name: str, size: int, boundary: re.Pattern[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """The bytes in blocks that end behind the first `boundary` from `size` on; True with one that does not.
+
+    Where there is none within WINDOW bytes, a block ends behind a line, else as `cut_point` says. The blocks depend on
+    the bytes alone.
+    """
+    buffer = bytearray()
+    for chunk in chunks(opener, name):
+        buffer += chunk
+        while end := _block_end(buffer, size, boundary):
+            yield bytes(buffer[: end[0]]), end[1]
+            del buffer[: end[0]]
+    while buffer:
+        end = _block_end(buffer, size, boundary) or (len(buffer), False)
+        yield bytes(buffer[: end[0]]), end[1]
+        del buffer[: end[0]]
+
+
+def _block_end(buffer: bytearray, size: int, boundary: re.Pattern[bytes]) -> tuple[int, bool] | None:
+    """Where the first block of `buffer` ends, and whether without a boundary; None when that takes more bytes to say."""
+    limit = size + WINDOW
+    if match := boundary.search(buffer, size - 1, limit) if len(buffer) >= size else None:
+        return match.end(), False
+    if len(buffer) < limit:
+        return None
+    line_end = buffer.rfind(b"\n", size, limit) + 1
+    return line_end or size + cut_point(bytes(buffer[size : size + MAX_LINE + 1])), True
+
+
+def whole_lines(opener: Opener, name: str) -> Iterator[bytes | None]:
+    """Lines without LF; None for one over MAX_LINE bytes."""
+    rest, long = b"", False
+    for chunk in chunks(opener, name):
+        first, *lines = chunk.split(b"\n")
+        rest += first
+        if lines:
+            yield None if long or len(rest) > MAX_LINE else rest
+            *middle, rest = lines
+            long = False
+            yield from (line if len(line) <= MAX_LINE else None for line in middle)
+        if len(rest) > MAX_LINE:
+            rest, long = b"", True
+    if rest or long:
+        yield None if long else rest
+
+
+def cut_line(line: bytes) -> list[bytes]:
+    """A line in pieces of at most MAX_LINE bytes, cut at `cut_point`."""
     pieces = []
     while len(line) > MAX_LINE:
-        end = max(line.rfind(b" ", 0, MAX_LINE), line.rfind(b"\t", 0, MAX_LINE)) + 1
-        if not end:
-            end = next((i for i in range(MAX_LINE, MAX_LINE - 4, -1) if line[i] & 0xC0 != 0x80), MAX_LINE)
+        end = cut_point(line)
         pieces.append(line[:end])
         line = line[end:]
     return [*pieces, line]
+
+
+def cut_point(line: bytes) -> int:
+    """Where to cut a line over MAX_LINE bytes: behind the last white space before that, or else between characters."""
+    end = max(line.rfind(b" ", 0, MAX_LINE), line.rfind(b"\t", 0, MAX_LINE)) + 1
+    return end or next((i for i in range(MAX_LINE, MAX_LINE - 4, -1) if line[i] & 0xC0 != 0x80), MAX_LINE)

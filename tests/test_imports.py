@@ -33,7 +33,7 @@ FLOORS = {
     "xlme_ds.pretrain": 6,
     "xlme_ds.quickstart": 6,
 }
-SHARED_WITH_DATA_PREP = {"xlme_ds.data.schema", "xlme_ds.data.vocabulary"}
+SHARED_WITH_DATA_PREP = {"xlme_ds.data.schema", "xlme_ds.data.vocabulary", "xlme_ds.data.corrupt"}
 
 
 def module_name(path: Path) -> str:

@@ -17,6 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_prep.encode import EncodeConfig, run
+from data_prep.encode_input import EncodeInputs, Task, begin, block_done
+from data_prep.readers import find_documents, text_blocks
+from data_prep.store import Stage
+from data_prep.team import Team
 from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, file_sha256, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 
@@ -90,12 +94,12 @@ def test_everything_is_counted(corpus: tuple[Path, Path], vocab: Path, tmp_path:
     assert (pairs["pairs_in"], pairs["pairs"], pairs["paragraphs"]) == (4, 2, 4)
 
 
-def test_shards_end_after_their_tokens(vocab: Path, tmp_path: Path, sentences: list[str]) -> None:
+def test_shards_end_after_their_bytes(vocab: Path, tmp_path: Path, sentences: list[str]) -> None:
     mono = tmp_path / "in"
     mono.mkdir()
     (mono / "en.txt").write_text(f"{sentences[0]}\n\n" * 10_000)
     run(EncodeConfig(vocab, tmp_path / "one", mono))
-    run(EncodeConfig(vocab, tmp_path / "many", mono, shard_tokens=100_000))
+    run(EncodeConfig(vocab, tmp_path / "many", mono, block_bytes=200_000))
     one, many = (read_manifest(tmp_path / name / "mono") for name in ("one", "many"))
     assert (len(one.shards), one.rows) == (1, 10_000)
     assert len(many.shards) > 2
@@ -119,7 +123,9 @@ def test_changed_settings_are_refused(corpus: tuple[Path, Path], vocab: Path, tm
     with pytest.raises(ValueError, match=r"max_pair_tokens was 509, now 60\): choose another output folder, or delete"):
         run(replace(config, max_pair_tokens=60))
     (corpus[0] / "en.txt").write_text("changed")
-    with pytest.raises(ValueError, match=r"en\.txt had \d+ bytes when it was encoded into .*, now it has 7: restore it"):
+    with pytest.raises(
+        ValueError, match=r"en\.txt had \d+ bytes when it was encoded into .*, now it has 7: restore it"
+    ):
         run(config)
     assert tree(config.out) == before
 
@@ -162,8 +168,8 @@ def test_bytes_do_not_depend_on_processes_ranks_or_a_kill(
     data_prep: Run,
     start_data_prep: Callable[..., "subprocess.Popen[str]"],
 ) -> None:
-    flags = ["encode", "--mono", larger[0], "--para", larger[1], "--vocab", vocab, "--shard-tokens", 50_000, "--out"]
-    run(EncodeConfig(vocab, tmp_path / "one", *larger, shard_tokens=50_000))
+    flags = ["encode", "--mono", larger[0], "--para", larger[1], "--vocab", vocab, "--block-bytes", 100_000, "--out"]
+    run(EncodeConfig(vocab, tmp_path / "one", *larger, block_bytes=100_000))
     expected = tree(tmp_path / "one")
     assert len(expected) > 20
 
@@ -195,7 +201,7 @@ def test_a_truncated_file_ends_all_with_one_line(
         data = path.read_bytes()
         (tmp_path / path.name).write_bytes(data[: len(data) // 2] if path.name == "ja.txt.xz" else data)
     out = tmp_path / "out"
-    flags = ["encode", "--mono", tmp_path, "--vocab", vocab, "--out", out, "--shard-tokens", 10_000]
+    flags = ["encode", "--mono", tmp_path, "--vocab", vocab, "--out", out, "--block-bytes", 20_000]
     flags += ["--processes", 2] if how == "processes" else []
     done = data_prep(*flags, ranks=2 if how == "ranks" else 0)
     errors = [line for line in done.stderr.splitlines() if "error" in line]
@@ -263,3 +269,122 @@ def test_any_bytes_are_encoded_and_accounted_for(
     assert all(1 <= len(a) + len(b) <= 50 and EOS not in a + b for a, b in pairs)
     ids = np.array(list(itertools.chain(*sides, *(document for (document,) in documents))), np.int64)
     assert ((ids >= EOS) & (ids < size - 1)).all()
+
+
+@pytest.fixture(scope="module")
+def huge(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Path:
+    """One file, many blocks."""
+    folder = tmp_path_factory.mktemp("huge")
+    text = "".join(f"{sentences[i % 6]} {i}\n" + "\n" * (i % 9 == 0) for i in range(40_000))
+    (folder / "en.txt.xz").write_bytes(lzma.compress(text.encode(), preset=1))
+    return folder
+
+
+def test_one_file_is_shared_by_all_processes_and_ranks(
+    huge: Path, vocab: Path, tmp_path: Path, data_prep: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(EncodeConfig(vocab, tmp_path / "one", huge, block_bytes=50_000))
+    expected = tree(tmp_path / "one")
+    assert len(expected) > 60
+    helped: list[int] = []
+    monkeypatch.setattr(Team, "offer", lambda team, *_: helped.append(team.member))  # nobody waits where one is alone
+    run(EncodeConfig(vocab, tmp_path / "alone", huge, block_bytes=50_000))
+    assert set(helped) == {0}
+    for name, ranks in (("processes", 0), ("ranks", 2)):
+        flags = ["encode", "--mono", huge, "--vocab", vocab, "--block-bytes", 50_000, "--out", tmp_path / name]
+        done = data_prep(*flags, "--processes", 3, ranks=ranks)
+        assert done.returncode == 0, done.stderr
+        assert tree(tmp_path / name) == expected
+
+
+def test_a_reader_gives_blocks_to_those_who_wait(tmp_path: Path) -> None:
+    folder = Team.prepare(tmp_path)
+    reader, helper = Team(folder, 0), Team(folder, 1)
+    assert (reader.claim("a"), helper.claim("a"), helper.claim("b")) == (True, False, True)
+    assert not reader.offer("a", 0, "block")  # nobody waits
+    (folder / "waiting" / "1").touch()
+    assert [reader.offer("a", number, f"block {number}") for number in range(3)] == [True, True, False]
+    done: list[tuple[str, int, str]] = []
+    assert helper.help(lambda *block: done.append(block))
+    assert reader.settle("a", lambda *block: done.append(block))
+    assert done == [("a", 0, "block 0"), ("a", 1, "block 1")]
+    reader.finish("a")
+    helper.help_until(1, lambda *block: done.append(block))  # all inputs are finished
+    with pytest.raises(KeyError), helper.telling():
+        raise KeyError("a mistake")
+    assert reader.failed
+    assert not reader.settle("a", lambda *block: done.append(block))
+
+
+def test_finished_blocks_of_a_killed_run_are_kept(
+    huge: Path, vocab: Path, tmp_path: Path, start_data_prep: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    run(EncodeConfig(vocab, tmp_path / "one", huge, block_bytes=50_000))
+    out = tmp_path / "killed"
+    flags = ["encode", "--mono", huge, "--vocab", vocab, "--block-bytes", 50_000, "--processes", 2, "--out", out]
+    killed = start_data_prep(*flags)
+    while not (out / "mono" / "tasks" / "en-000.00007.json").exists():
+        assert killed.poll() is None, "it ended before it could be killed"
+        time.sleep(0.001)
+    killed.kill()
+    killed.wait()
+    assert not (out / "mono" / "manifest.json").exists()
+    first = out / "mono" / "en" / "000-00000.arrow"
+    before = first.stat().st_mtime_ns
+    run(EncodeConfig(vocab, out, huge, block_bytes=50_000))
+    assert sorted(tree(out)) == sorted(tree(tmp_path / "one"))
+    assert tree(out) == tree(tmp_path / "one")
+    assert first.stat().st_mtime_ns == before
+
+
+def test_an_input_that_changed_behind_a_kill_is_read_anew(vocab: Path, tmp_path: Path, sentences: list[str]) -> None:
+    for name, last in (("in", "one"), ("changed", "another")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "en.txt").write_text(f"{sentences[0]}\n\n" * 50 + last)
+    config = EncodeConfig(vocab, tmp_path / "out", tmp_path / "in", block_bytes=500)
+    stage = Stage(config.out / "mono", "encode")
+    task = Task(find_documents(tmp_path / "in")[0], 0)
+    (config.out / "mono" / "tasks").mkdir(parents=True)
+    begin(stage, task)
+    work = EncodeInputs(stage, (task,), vocab, 500, 509, tmp_path / "team")
+    work.encode_block(task, 0, next(iter(text_blocks(task.source, 500))))
+    assert block_done(stage, task, 0)
+    begin(stage, task)
+    assert block_done(stage, task, 0)  # the same input
+    run(replace(config, mono=tmp_path / "changed"))
+    run(replace(config, mono=tmp_path / "changed", out=tmp_path / "expected"))
+    assert tree(tmp_path / "out") == tree(tmp_path / "expected")
+
+
+def test_filters_are_counted_by_name_and_nothing_is_lost(vocab: Path, tmp_path: Path, sentences: list[str]) -> None:
+    english, german, russian = sentences[0], sentences[1], sentences[3]
+    (tmp_path / "en.txt").write_text(
+        f"{english}\nMenu\n\n{russian}\n\nMenu\n\n{english}\nNew and {english}\n\n{english}\n"
+    )
+    (tmp_path / "X.de-en.de").write_text(f"{german}\n{german}\n{german}\nOK\n{german}\n{russian}\n\n")
+    (tmp_path / "X.de-en.en").write_text(f"{english}\n{english}\nno\nok\n{german}\n{english}\nb\n")
+    shared = f'where = "{tmp_path}"\n'
+    (tmp_path / "m.toml").write_text(
+        f'name = "m"\n{shared}format = "cc100"\nfiles = "{{lang}}.txt"\nlanguages = ["en"]\n[filters.script]\n'
+        "[filters.boilerplate_length]\n[filters.exact_duplicates]\n"
+    )
+    (tmp_path / "p.toml").write_text(
+        f'name = "p"\n{shared}format = "moses"\nfiles = "X.{{src}}-{{tgt}}.{{side}}"\npairs = ["de-en"]\n'
+        "[filters.identical_sides]\n[filters.script]\n[filters.length_ratio]\n[filters.exact_duplicates]\n"
+    )
+    run(EncodeConfig(vocab, tmp_path / "out", corpus=(str(tmp_path / "m.toml"), str(tmp_path / "p.toml"))))
+    mono = read_manifest(tmp_path / "out" / "mono").counts["by_language"]["en"]
+    assert (mono["documents_in"], mono["documents"]) == (5, 2)
+    assert mono["dropped"] == {"boilerplate_length": 1, "exact_duplicates": 1, "script": 1}
+    assert mono["removed"] == {"boilerplate_length": 2, "exact_duplicates": 2, "script": 1}
+    assert (mono["paragraphs_in"], mono["paragraphs"]) == (7, 2)
+    para = read_manifest(tmp_path / "out" / "para")
+    counts = para.counts["by_language"]["de-en"]
+    expected = {"empty_side": 1, "exact_duplicates": 1, "identical_sides": 2, "length_ratio": 1, "script": 1}
+    assert (counts["pairs_in"], counts["pairs"], counts["dropped"]) == (7, 1, expected)
+    assert para.settings["p.filters"] == ["identical_sides", "script", "length_ratio", "exact_duplicates"]
+    assert str(tmp_path) not in json.dumps(para.settings)
+    changed = (tmp_path / "p.toml").read_text() + "[filters.length]\nmax_tokens = 5\n"
+    (tmp_path / "p.toml").write_text(changed)
+    with pytest.raises(ValueError, match=r"p\.filters was .* now .*; p\.length was null, now .*max_tokens"):
+        run(EncodeConfig(vocab, tmp_path / "out", corpus=(str(tmp_path / "p.toml"),)))

@@ -5,11 +5,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from data_prep import encode, mix
 from data_prep.stats import StatsConfig, run
-from data_prep.stats_page import plot
+from data_prep.stats_figures import length_plot, loss_plot, share_plot
+from data_prep.stats_lengths import EDGES, length_histograms, median
+from data_prep.stats_losses import Loss, LossTable, loss_tables
 from data_prep.stats_table import Line, lines_of, size_text, total
 from xlme_ds.data.schema import read_manifest
 
@@ -23,8 +27,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, sentences: list[str], voc
         (folder / "mono" / f"{code}.txt").write_text("\n\n".join(text), encoding="utf-8")
     (folder / "para").mkdir()
     for code in ("de", "en"):
-        (folder / "para" / f"X.de-en.{code}").write_text("\n".join(sentences * 4) + "\n", encoding="utf-8")
-    encode.run(encode.EncodeConfig(vocab, folder / "encoded", folder / "mono", folder / "para"))
+        lines = [*sentences * 4, "" if code == "en" else "Leer."]  # the last pair has an empty side
+        (folder / "para" / f"X.de-en.{code}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    encode.run(encode.EncodeConfig(vocab=vocab, out=folder / "encoded", mono=folder / "mono", para=folder / "para"))
     mix.run(mix.MixConfig(folder / "encoded", vocab, folder / "data", 40, 6, row_tokens=128))
     return folder
 
@@ -79,7 +84,9 @@ def test_page_and_table(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFi
         start = page.cells.index(cells[0])
         assert page.cells[start : start + len(cells)] == cells
         assert all(cell in printed for cell in cells)
-    assert len(page.sources) == 2 and all(source.startswith("data:image/svg+xml;base64,") for source in page.sources)
+    assert "1 (4.00%)" in page.cells and "1 (4.00%)" in printed  # of 25 pairs, the one with an empty side
+    # shares and lengths of both tasks, and what the pairs lost
+    assert len(page.sources) == 5 and all(source.startswith("data:image/svg+xml;base64,") for source in page.sources)
 
 
 def test_plot_shows_every_language_and_the_same_each_time() -> None:
@@ -89,8 +96,8 @@ def test_plot_shows_every_language_and_the_same_each_time() -> None:
         replace(line, share_before=0.1),
         line,
     ]
-    svg = plot(lines, 0.7)
-    assert svg == plot(lines, 0.7)
+    svg = share_plot(lines, 0.7)
+    assert svg == share_plot(lines, 0.7)
     ElementTree.fromstring(svg)
     assert svg.count(b"<!-- aa -->") == 1 and svg.count(b"<!-- xx -->") == 2
 
@@ -98,7 +105,7 @@ def test_plot_shows_every_language_and_the_same_each_time() -> None:
 def test_folders_that_do_not_belong_together(prepared: Path, sentences: list[str], vocab: Path, tmp_path: Path) -> None:
     (tmp_path / "mono").mkdir()
     (tmp_path / "mono" / "en.txt").write_text("\n".join(sentences), encoding="utf-8")
-    encode.run(encode.EncodeConfig(vocab, tmp_path / "encoded", tmp_path / "mono"))
+    encode.run(encode.EncodeConfig(vocab=vocab, out=tmp_path / "encoded", mono=tmp_path / "mono"))
     with pytest.raises(ValueError, match="was not mixed from"):
         run(StatsConfig(tmp_path / "encoded", prepared / "data", tmp_path / "out"))
     with pytest.raises(ValueError, match="run mix to its end first"):
@@ -109,3 +116,52 @@ def test_sizes_are_readable() -> None:
     assert [size_text(n) for n in (0, 999, 1000, 1_500_000, 2_300_000_000_000, 5 * 10**15)] == [
         "0 B", "999 B", "1.0 kB", "1.5 MB", "2.3 TB", "5000.0 TB",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("task", ["mono", "para"])
+def test_lengths_are_those_of_every_record(prepared: Path, task: str) -> None:
+    folder = prepared / "encoded" / task
+    manifest = read_manifest(folder)
+    expected = {name: np.zeros(len(EDGES), dtype=int) for name in manifest.counts["by_language"]}
+    for shard in manifest.shards:
+        for record in pa.ipc.open_file(folder / shard.name).read_all().to_pylist():
+            length = sum(map(len, record.values()))
+            expected[shard.name.split("/")[0]][max(i for i, edge in enumerate(EDGES) if edge <= length)] += 1
+    for processes in (1, 2):
+        found = length_histograms(folder, manifest, processes)
+        assert {name: counts.tolist() for name, counts in found.items()} == {k: v.tolist() for k, v in expected.items()}
+    assert sum(map(sum, expected.values())) == manifest.rows > 0
+    ElementTree.fromstring(length_plot(expected))
+
+
+def test_median_is_the_bin_of_the_middle_record() -> None:
+    histogram = np.zeros(len(EDGES), dtype=int)
+    assert median(histogram) == 0
+    histogram[[EDGES.index(4), EDGES.index(32), EDGES.index(1024)]] = 3, 3, 1
+    assert median(histogram) == 32
+
+
+def test_losses_are_the_manifests_with_any_reason(prepared: Path) -> None:
+    encoded = read_manifest(prepared / "encoded" / "para")
+    assert loss_tables(encoded) == [LossTable("pairs", (Loss("de-en", 25, {"empty_side": 1}),))]
+    counts = {
+        "aa-bb": {"pairs_in": 10, "dropped": {"new_filter": 2, "empty_side": 3}},
+        "aa-cc": {"pairs_in": 1000, "dropped": {"new_filter": 30}},
+        "aa-dd": {"pairs_in": 7, "dropped": {}},
+    }
+    (table,) = loss_tables(replace(encoded, counts={"by_language": counts}))
+    assert table.title == "Pairs dropped"
+    assert [loss.name for loss in table.losses] == ["aa-bb", "aa-cc"], "the largest share first, without aa-dd"
+    assert table.columns == ("pair", "pairs", "dropped", "new_filter", "empty_side")
+    assert table.rows[1] == ("aa-cc", "1,000", "3.00%", "30 (3.00%)", "")
+    assert table.rows[2] == ("all of these", "1,010", "3.47%", "32 (3.17%)", "3 (0.30%)")
+    assert loss_plot(table).count(b"<!-- new_filter -->") == 1
+
+
+def test_removed_paragraphs_have_a_table_of_their_own(prepared: Path) -> None:
+    counts = {"documents_in": 4, "dropped": {"no_token": 1}, "paragraphs_in": 9, "removed": {"exact_duplicates": 5}}
+    encoded = read_manifest(prepared / "encoded" / "mono")
+    documents, paragraphs = loss_tables(replace(encoded, counts={"by_language": {"sw": counts}}))
+    assert (documents.title, paragraphs.title) == ("Documents dropped", "Paragraphs removed")
+    assert documents.losses == (Loss("sw", 4, {"no_token": 1}),)
+    assert paragraphs.losses == (Loss("sw", 9, {"exact_duplicates": 5}),)

@@ -1,6 +1,6 @@
 """The contract between data preparation and training: Arrow schemas, special token ids, and manifests.
 
-This is the one module of `xlme_ds` (with `vocabulary`) that `data_prep` imports; it needs pyarrow and nothing else.
+This module, `vocabulary` and `corrupt` are all of `xlme_ds` that `data_prep` imports; this one needs pyarrow and nothing else.
 
 Three kinds of shard exist, all uncompressed Arrow IPC files, so that reading is a memory map:
 

@@ -1,0 +1,121 @@
+"""Exact duplicates over a whole language or pair at bounded memory; the first occurrence in input order stays.
+
+While a block is encoded, a paragraph (or pair) that was in the block before is dropped at once, and a `Run` takes note
+of the others: a 64-bit hash (BLAKE2b) of each, sorted. When a language is encoded, its runs are merged in slices of the
+hash's range: of equal hashes all but the first are duplicates. Then the blocks that hold some are written without them.
+
+Among n paragraphs, n²/2^65 are expected to be lost to equal hashes of unequal texts: 0.1 of two billion.
+
+    <run>.noted.npy                       a record a paragraph, in order: tokens, characters, bytes, document
+    <run>.hash.npy, <run>.position.npy    of each paragraph, by hash
+    <slice>.ends.npy, <slice>.found.npy   positions of duplicates, and where those of each block end
+"""
+
+import os
+from collections.abc import Sequence
+from hashlib import blake2b
+from itertools import compress
+from pathlib import Path
+
+import numpy as np
+
+_SLICE = 4_000_000  # hashes that are merged at once, about 300 MB of memory
+_NOTED = np.dtype([("tokens", "<u4"), ("characters", "<u4"), ("bytes", "<u4"), ("document", "<u4")])
+
+
+class Run:
+    """The paragraphs of one block, or its pairs; batch by batch, `repeated` and then `note`."""
+
+    def __init__(self) -> None:
+        self._seen: set[bytes] = set()
+        self._batch: list[bytes] = []
+        self._hashes: list[bytes] = []
+        self._noted: list[np.ndarray] = []
+
+    def repeated(self, texts: Sequence[Sequence[str]], asked: np.ndarray) -> np.ndarray:
+        """bool for each paragraph or pair (texts by side): whether it is `asked` for and the block had it before."""
+        answer = np.zeros(len(asked), bool)
+        self._batch = [b""] * len(asked)
+        for i in np.flatnonzero(asked).tolist():
+            digest = blake2b("\n".join([side[i] for side in texts]).encode(), digest_size=8).digest()
+            answer[i] = digest in self._seen
+            self._seen.add(digest)
+            self._batch[i] = digest
+        return answer
+
+    def note(
+        self, written: np.ndarray, texts: Sequence[Sequence[str]], tokens: np.ndarray, documents: np.ndarray
+    ) -> None:
+        """Add what is `written` of the batch: its texts by side, tokens, and the record in the shard that it is in."""
+        noted = np.zeros(len(tokens), _NOTED)
+        noted["tokens"], noted["document"] = tokens, documents
+        for side in texts:
+            noted["characters"] += np.fromiter(map(len, side), np.uint32, len(side))
+            noted["bytes"] += np.fromiter((len(text.encode()) for text in side), np.uint32, len(side))
+        self._hashes += compress(self._batch, written)
+        self._noted.append(noted)
+
+    def save(self, path: Path) -> int:
+        """Write the run's files beside `path`; gives its paragraphs."""
+        noted = np.concatenate([np.zeros(0, _NOTED), *self._noted])
+        hashes = np.frombuffer(b"".join(self._hashes), "<u8")
+        assert len(noted) == len(hashes)
+        order = np.argsort(hashes, kind="stable")
+        _save(path.with_suffix(".noted.npy"), noted)
+        _save(path.with_suffix(".hash.npy"), hashes[order])
+        _save(path.with_suffix(".position.npy"), order.astype("<u4"))
+        return len(noted)
+
+
+def slices(paragraphs: int) -> int:
+    """How many slices of the hashes a language of so many paragraphs is merged in."""
+    return max(1, -(-paragraphs // _SLICE))
+
+
+def find_duplicates(runs: Sequence[Path], number: int, total: int, out: Path) -> None:
+    """Write slice `number` of `total`: all but the first of equal hashes, over all runs in their order."""
+    if out.with_suffix(".found.npy").exists():
+        return
+    first, last = np.uint64(number * 2**64 // total), np.uint64((number + 1) * 2**64 // total - 1)
+    hashes, positions = [np.zeros(0, "<u8")], [np.zeros(0, "<u4")]
+    for run in runs:
+        all_hashes = _load(run.with_suffix(".hash.npy"))
+        part = slice(np.searchsorted(all_hashes, first), np.searchsorted(all_hashes, last, side="right"))
+        hashes.append(np.array(all_hashes[part]))
+        positions.append(np.array(_load(run.with_suffix(".position.npy"))[part]))
+    blocks = np.repeat(np.arange(len(runs), dtype=np.uint32), [len(part) for part in hashes[1:]])
+    at = np.concatenate(positions)
+    duplicate = np.ones(len(at), bool)
+    # the first of each stays, for a run has a hash once and the runs stand in order
+    duplicate[np.unique(np.concatenate(hashes), return_index=True)[1]] = False
+    blocks, at = blocks[duplicate], at[duplicate]
+    _save(out.with_suffix(".ends.npy"), np.searchsorted(blocks, np.arange(len(runs)), side="right"))
+    _save(out.with_suffix(".found.npy"), at)
+
+
+def duplicates_of(block: int, found: Sequence[Path]) -> np.ndarray:
+    """int64 positions of the duplicates in one block, from all slices."""
+    positions = [np.zeros(0, np.int64)]
+    for path in found:
+        ends = _load(path.with_suffix(".ends.npy"))
+        begin = ends[block - 1] if block else 0
+        positions.append(_load(path.with_suffix(".found.npy"))[begin : ends[block]].astype(np.int64))
+    return np.concatenate(positions)
+
+
+def noted(run: Path) -> np.ndarray:
+    """What a run noted, a record a paragraph: tokens, characters, bytes, document."""
+    return np.array(_load(run.with_suffix(".noted.npy")))
+
+
+def _save(path: Path, values: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        np.save(file, values)
+    os.replace(temporary, path)
+
+
+def _load(path: Path) -> np.ndarray:
+    values: np.ndarray = np.load(path, mmap_mode="r" if path.stat().st_size > 1 << 16 else None)
+    return values

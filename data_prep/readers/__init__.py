@@ -1,0 +1,19 @@
+"""Corpora to cleaned text, streaming: inputs are found by name, cut into blocks of bytes, and blocks are parsed."""
+
+from data_prep.readers.blocks import TextBlock, text_blocks
+from data_prep.readers.find import find_documents, find_pairs
+from data_prep.readers.inputs import FORMATS, Input
+from data_prep.readers.parse import block_documents, block_pairs, documents, pairs
+
+__all__ = [
+    "FORMATS",
+    "Input",
+    "TextBlock",
+    "block_documents",
+    "block_pairs",
+    "documents",
+    "find_documents",
+    "find_pairs",
+    "pairs",
+    "text_blocks",
+]

@@ -1,0 +1,205 @@
+"""Stage `show`: training rows as people read them: items, languages, and the positions that training will mask."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from rich.console import Console
+from rich.text import Text
+
+from data_prep.executor import on_root
+from data_prep.languages import canonical
+from xlme_ds.data.corrupt import corrupt
+from xlme_ds.data.schema import BOS, EOS, TASKS, Manifest, file_sha256, read_manifest, row_schema
+from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
+
+_OPEN, _CLOSE = "⟦", "⟧"  # around masked text where there is no colour
+_SPACE = "▁"  # SentencePiece's mark of a space
+
+
+@dataclass(frozen=True)
+class ShowConfig:
+    """Print training rows as text, with their items, languages and masked positions."""
+
+    data: Path
+    """Folder that `mix` wrote."""
+    task: Literal["mono", "para"] | None = None
+    """Rows of this task only; without it, of both."""
+    rows: int = 5
+    """Rows to print of each task."""
+    start: int = 0
+    """Number of the first row to look at."""
+    language: str | None = None
+    """Only rows with an item in this language."""
+    seed: int = 1
+    """The run's --seed, which decides the masked positions."""
+    mask_fraction: float = 0.15
+    """The run's --objective.mask-fraction; 0 marks nothing."""
+
+    def validate(self) -> None:
+        """Raise ValueError for settings that cannot work."""
+        if self.rows < 1 or self.start < 0:
+            raise ValueError(f"--rows is {self.rows} and --start {self.start}: at least 1 and 0 are needed")
+        if not 0 <= self.mask_fraction < 1:
+            raise ValueError(f"--mask-fraction is {self.mask_fraction}: it must be at least 0 and below 1")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training row: its `number`, `tokens` int32 [T], `lengths` of its items, `languages` (codes) of their sides."""
+
+    number: int
+    tokens: np.ndarray
+    lengths: list[int]
+    languages: list[str]
+
+    def masked(self, task: str, seed: int, fraction: float) -> set[int]:
+        """Positions that training masks when it reads this row for the first time."""
+        if not fraction:
+            return set()
+        segments = np.zeros(len(self.tokens), dtype=np.int64)
+        segments[: sum(self.lengths)] = np.repeat(np.arange(1, len(self.lengths) + 1), self.lengths)
+        numbers = np.array([self.number])
+        where, _ = corrupt(self.tokens[None], segments[None], numbers, seed, TASKS.index(task), fraction)
+        return set(where.tolist())
+
+
+def run(config: ShowConfig) -> None:
+    """Print rows. Raises ValueError when there are none to print, or the folder is not what `mix` wrote."""
+    on_root(lambda: _run(config))
+
+
+def _run(config: ShowConfig) -> None:
+    config.validate()
+    tasks = [config.task] if config.task else [t for t in TASKS if (config.data / t / "manifest.json").exists()]
+    if not tasks:
+        raise ValueError(f"{config.data} holds neither mono/manifest.json nor para/manifest.json: run mix first")
+    console = Console(highlight=False)
+    for task in tasks:
+        manifest = read_manifest(config.data / task)
+        if manifest.stage != "mix":
+            raise ValueError(f"{config.data / task} was written by stage {manifest.stage}: show reads what mix wrote")
+        vocabulary = _vocabulary(config.data, manifest)
+        language = _index(config, manifest)
+        shown = 0
+        for row in islice(rows_from(config.data / task, manifest, config.start, language), config.rows):
+            for line in describe(row, task, vocabulary, config, marks=not console.is_terminal):
+                console.print(line, soft_wrap=not console.is_terminal)
+            shown += 1
+        if not shown:
+            wanted = f" in {config.language}" if config.language else ""
+            raise ValueError(
+                f"{config.data / task} has no row{wanted} from row {config.start} on: it has {manifest.rows}"
+            )
+
+
+def _vocabulary(data: Path, manifest: Manifest) -> Vocabulary:
+    path = data / "vocab" / MODEL_FILE
+    vocabulary = Vocabulary(path)
+    if file_sha256(path) != manifest.vocabulary_sha256:
+        raise ValueError(f"{path} is not the vocabulary that {data} was made with: copy that one there")
+    return vocabulary
+
+
+def _index(config: ShowConfig, manifest: Manifest) -> int | None:
+    """The manifest's index of `--language`."""
+    if config.language is None:
+        return None
+    code = canonical(config.language)
+    if code not in manifest.languages:
+        raise ValueError(f"{config.data} has no text in {code}: its languages are {' '.join(manifest.languages)}")
+    return manifest.languages.index(code)
+
+
+def rows_from(folder: Path, manifest: Manifest, start: int, language: int | None) -> Iterator[Row]:
+    """Rows from number `start` on, those with `language` (an index) if given. Raises ValueError for a damaged shard."""
+    first = 0
+    for shard in manifest.shards:
+        if first + shard.rows > start:
+            for at, batch in _batches(folder / shard.name, manifest.settings["row_tokens"]):
+                for i in _wanted(batch, max(start - first - at, 0), language):
+                    yield _row(batch, i, first + at + i, manifest.languages)
+        first += shard.rows
+
+
+def _batches(path: Path, row_tokens: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """(rows of the shard before it, batch) of every record batch."""
+    try:
+        with pa.memory_map(str(path)) as file:
+            reader = pa.ipc.open_file(file)
+            if reader.schema != row_schema(row_tokens):
+                raise ValueError("its columns are not a training row's")
+            at = 0
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                yield at, batch
+                at += batch.num_rows
+    except (OSError, ValueError) as error:  # Arrow's own errors are of these
+        raise ValueError(
+            f"{path} cannot be read ({error}): check the folder with `python -m data_prep verify`"
+        ) from None
+
+
+def _wanted(batch: pa.RecordBatch, start: int, language: int | None) -> list[int]:
+    """Rows of a batch from `start` on, those with `language` if given: only its column of languages is read."""
+    if start >= batch.num_rows:
+        return []
+    wanted = np.ones(batch.num_rows, dtype=bool)
+    if language is not None:
+        codes = batch.column("languages")
+        sides = np.diff(codes.offsets.to_numpy())
+        found = np.repeat(np.arange(batch.num_rows), sides)[codes.flatten().to_numpy() == language]
+        wanted = np.isin(np.arange(batch.num_rows), found)
+    return [int(i) for i in np.flatnonzero(wanted) if i >= start]
+
+
+def _row(batch: pa.RecordBatch, i: int, number: int, codes: tuple[str, ...]) -> Row:
+    tokens, lengths, languages = (column[i].values.to_pylist() for column in batch.columns)
+    return Row(number, np.array(tokens, dtype=np.int32), lengths, [codes[index] for index in languages])
+
+
+def describe(row: Row, task: str, vocabulary: Vocabulary, config: ShowConfig, marks: bool) -> Iterator[Text]:
+    """The lines of one row: a heading, then every item with its languages and the text of its sides."""
+    masked = row.masked(task, config.seed, config.mask_fraction)
+    facts = f"{len(row.lengths)} item{'s' * (len(row.lengths) != 1)}, {sum(row.lengths)} of {len(row.tokens)} tokens"
+    yield Text(f"{task} row {row.number}: {facts}, {len(masked)} masked", style="bold")
+    sides = len(row.languages) // len(row.lengths)
+    ends = np.cumsum([0, *row.lengths]).tolist()
+    for item, (begin, end) in enumerate(pairwise(ends)):
+        codes = row.languages[item * sides : (item + 1) * sides]
+        for code, (first, stop) in zip(codes, _sides(row.tokens, begin, end, sides), strict=True):
+            heading = Text(f"{item + 1:>4} {code:<8}", style="cyan")
+            yield heading + Text(" ") + text_of(row.tokens, first, stop, masked, vocabulary, marks)
+    yield Text("")
+
+
+def _sides(tokens: np.ndarray, begin: int, end: int, sides: int) -> list[tuple[int, int]]:
+    """Where the text of each side of an item stands, without `<s>` and the `</s>` behind it."""
+    assert tokens[begin] == BOS and tokens[end - 1] == EOS
+    if sides == 1:  # may have several documents, with `</s>` in between
+        return [(begin + 1, end - 1)]
+    middle = begin + 1 + int(np.argmax(tokens[begin + 1 : end] == EOS))
+    return [(begin + 1, middle), (middle + 1, end - 1)]
+
+
+def text_of(tokens: np.ndarray, first: int, stop: int, masked: set[int], vocabulary: Vocabulary, marks: bool) -> Text:
+    """Text of the tokens [first, stop): masked ones reversed, and each in ⟦⟧ when `marks`; `</s>` is written out."""
+    line = Text()
+    for position in range(first, stop):
+        token = int(tokens[position])
+        piece = vocabulary.piece(token)
+        if token == EOS:
+            line.append(f" {piece}", style="dim")
+            continue
+        if piece.startswith(_SPACE) and position > first:
+            line.append(" ")
+        words = piece.removeprefix(_SPACE).replace(_SPACE, " ")
+        if position in masked:
+            line.append(f"{_OPEN}{words}{_CLOSE}" if marks else words or " ", style="reverse")
+        else:
+            line.append(words)
+    return line

@@ -1,0 +1,216 @@
+"""Corpus descriptions: every format and compression, local and by URI; the ready ones; mistakes in words."""
+
+import bz2
+import gzip
+import lzma
+import zipfile
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from data_prep.clean import Counts
+from data_prep.corpus import corpus_inputs, read_corpora, ready_descriptions
+from data_prep.languages import LANGUAGES
+from data_prep.places import Place, files_in, filesystem
+from data_prep.readers import FORMATS, Input, documents, pairs
+
+CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
+PAIRS = [("one & two", "ein & zwei"), ("three", "drei")]
+
+
+def describe(folder: Path, text: str, **values: str) -> str:
+    path = folder / "a.toml"
+    path.write_text("\n".join([*(f'{key} = "{value}"' for key, value in values.items()), text]), encoding="utf-8")
+    return str(path)
+
+
+def inputs(description: str, *where: str, allow_missing: bool = False) -> list[Input]:
+    (corpus,) = read_corpora([description], where)
+    return corpus_inputs(corpus, allow_missing)
+
+
+def read_pairs(source: Input) -> tuple[list[tuple[str, str]], Counts]:
+    counts = Counts("pairs")
+    return list(pairs(source, counts)), counts
+
+
+TMX = """<?xml version="1.0" encoding="UTF-8"?>
+<tmx version="1.4"><header srclang="en"/><body>
+<tu><tuv xml:lang="en"><seg>one &amp; <bpt i="1">&lt;b&gt;</bpt>two<ept i="1">x</ept></seg></tuv>
+<tuv xml:lang="de"><prop type="a">no</prop><seg>ein &#38; <hi>zwei</hi></seg></tuv></tu>
+<tu tuid="2"><tuv lang="DE"><seg>drei</seg></tuv><tuv
+ lang="EN"><seg>three</seg></tuv></tu>
+<tu><tuv xml:lang="en"><seg>alone</seg></tuv></tu></body></tmx>
+"""
+
+
+def write_para(folder: Path, layout: str) -> str:
+    """Files of PAIRS; the description's file pattern."""
+    sides = ["".join(pair[side] + "\n" for pair in PAIRS) for side in (0, 1)]
+    if layout == "moses":
+        (folder / "X.en-de.en.gz").write_bytes(gzip.compress(sides[0].encode()))
+        (folder / "X.en-de.de.gz").write_bytes(gzip.compress(sides[1].encode()))
+        return "X.{src}-{tgt}.{side}.gz"
+    if layout == "moses_zip":
+        with zipfile.ZipFile(folder / "en-de.txt.zip", "w") as archive:
+            archive.writestr("X.en-de.en", sides[0])
+            archive.writestr("X.en-de.de", sides[1])
+        return "{src}-{tgt}.txt.zip"
+    if layout == "wikimatrix_tsv":
+        text = "".join(f"1.0{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(PAIRS)) + "no number\ta\tb\n"
+        (folder / "WikiMatrix.en-de.tsv.gz").write_bytes(gzip.compress(text.encode()))
+        return "WikiMatrix.{src}-{tgt}.tsv.gz"
+    if layout == "ccaligned_tsv":
+        text = "".join(f"{a}\t{b}\t1.0{i}\n" for i, (a, b) in enumerate(PAIRS)) + "one column\n"
+        (folder / "en_XX-de_DE.tsv.xz").write_bytes(lzma.compress(text.encode()))
+        return "{src}-{tgt}.tsv.xz"
+    (folder / "en-de.tmx.bz2").write_bytes(bz2.compress(TMX.encode()))
+    return "{src}-{tgt}.tmx.bz2"
+
+
+@pytest.mark.parametrize("wanted", ["any", "listed"])
+@pytest.mark.parametrize("layout", [layout for layout, task in FORMATS.items() if task == "para"])
+def test_every_format_of_pairs(tmp_path: Path, layout: str, wanted: str) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    pattern = write_para(data, layout)
+    codes = "en_XX-de_DE" if layout == "ccaligned_tsv" else "en-de"
+    line = 'pairs = "any"' if wanted == "any" else f'pairs = ["{codes}"]'
+    (source,) = inputs(describe(tmp_path, line, name="x", where=str(data), format=layout, files=pattern))
+    assert (source.name, source.languages, source.format) == ("en-de", ("en", "de"), layout)
+    found, counts = read_pairs(source)
+    assert found == PAIRS
+    assert dict(counts.dropped) == ({"malformed": 1} if layout.endswith("tsv") or layout == "tmx" else {})
+    assert counts.units_in == len(PAIRS) + counts.dropped.total()
+
+
+def test_pages_of_ccaligned_by_their_columns(tmp_path: Path) -> None:
+    (tmp_path / "en_XX-fr_XX.tsv").write_text("d\thttp://a\tOne.\thttp://b\tUn.\nd\thttp://a\t\thttp://b\tUn.\n")
+    text = 'pairs = "any"\ncolumns = ["domain", "source_url", "source", "target_url", "target"]'
+    path = describe(tmp_path, text, name="x", where=str(tmp_path), format="ccaligned_tsv", files="{src}-{tgt}.tsv")
+    found, counts = read_pairs(inputs(path)[0])
+    assert (found, dict(counts.dropped)) == ([("One.", "Un.")], {"empty_side": 1})
+
+
+@pytest.mark.parametrize("layout", ["cc100", "lines"])
+def test_formats_of_documents(tmp_path: Path, layout: str) -> None:
+    (tmp_path / "zh_TW.txt.zst").write_bytes(pa.compress("一\n二\n\n三\n".encode(), codec="zstd", asbytes=True))
+    text = 'languages = ["zh_TW"]'
+    path = describe(tmp_path, text, name="x", where=str(tmp_path), format=layout, files="{lang}.txt.zst")
+    (source,) = inputs(path)
+    assert source.languages == ("zh-Hant",)
+    found = list(documents(source, Counts("documents")))
+    assert found == ([["一", "二"], ["三"]] if layout == "cc100" else [["一"], ["二"], ["三"]])
+
+
+@pytest.mark.parametrize("layout", ["moses", "moses_zip", "wikimatrix_tsv", "tmx"])
+@pytest.mark.parametrize("scheme", ["file", "mock"])
+def test_the_same_through_a_uri(tmp_path: Path, layout: str, scheme: str) -> None:
+    pattern = write_para(tmp_path, layout)
+    where = f"file://{tmp_path}"
+    if scheme == "mock":  # an object store that lives in memory
+        where = f"mock:///{layout}/deep"
+        system, root = filesystem(where)
+        system.create_dir(root, recursive=True)
+        for path in tmp_path.iterdir():
+            with system.open_output_stream(f"{root}/sub-{path.name}", compression=None) as stream:
+                stream.write(path.read_bytes())
+        pattern = f"sub-{pattern}"
+    description = describe(tmp_path, 'pairs = ["en-de"]', name="x", where="s3://nowhere", format=layout, files=pattern)
+    (source,) = inputs(description, f"x={where}")
+    assert source.size > 0
+    assert read_pairs(source)[0] == PAIRS
+
+
+def test_a_damaged_file_behind_a_uri_is_named() -> None:
+    system, root = filesystem("mock:///damaged")
+    system.create_dir(root)
+    data = lzma.compress("".join(f"{i * 7919}\n" for i in range(200_000)).encode())
+    with system.open_output_stream(f"{root}/de.txt.xz", compression=None) as stream:
+        stream.write(data[: len(data) // 2])
+    source = Input("de", ("de",), (Place("mock:///damaged", "de.txt.xz"),))
+    with pytest.raises(ValueError, match=r"mock:///damaged/de\.txt\.xz cannot be read behind line \d+"):
+        list(documents(source, Counts("documents")))
+    with pytest.raises(ValueError, match="cannot be reached"):
+        files_in("nonsense://x")
+
+
+def test_the_ready_descriptions(tmp_path: Path) -> None:
+    assert ready_descriptions() == ["cc100", "ccaligned", "iitb", "multiun", "opus", "wikimatrix"]
+    for code in LANGUAGES:
+        (tmp_path / f"{code}.txt.xz").write_bytes(b"")
+    assert [source.name for source in inputs("cc100", f"cc100={tmp_path}")] == list(LANGUAGES)
+    (tmp_path / "zh-Hant.txt.xz").rename(tmp_path / "zh_TW.txt.xz")
+    assert [source.name for source in inputs("cc100", f"cc100={tmp_path}")] == list(LANGUAGES)
+    corpora = read_corpora(ready_descriptions(), [f"{name}=x" for name in ready_descriptions()])
+    assert {corpus.task for corpus in corpora} == {"mono", "para"}
+    assert all("exact_duplicates" in corpus.filters for corpus in corpora)
+
+
+def test_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "af.txt.xz").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"99 of 100 files of cc100 are not in .* \(am, ar, as.*--allow-missing"):
+        inputs("cc100", f"cc100={tmp_path}")
+    assert [source.name for source in inputs("cc100", f"cc100={tmp_path}", allow_missing=True)] == ["af"]
+    assert "99 of 100" in capsys.readouterr().err
+    (tmp_path / "af.txt.xz").unlink()
+    with pytest.raises(ValueError, match="holds no file of cc100"):
+        inputs("cc100", f"cc100={tmp_path}", allow_missing=True)
+
+
+def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("en-fr", "en-zh-Hans", "zh_tw-en", "en-xx", "en-war", "pt-pt_br"):
+        with zipfile.ZipFile(tmp_path / f"{name}.txt.zip", "w") as archive:
+            for code in (name[: name.index("-")], name[name.index("-") + 1 :]):
+                archive.writestr(f"X.{name}.{code}", "a\n")
+    (tmp_path / "README").write_text("")
+    assert [source.name for source in inputs("opus", f"opus={tmp_path}")] == ["en-fr", "en-zh-Hans", "zh-Hant-en"]
+    warnings = capsys.readouterr().err
+    assert "1 files, by their names, are not read as opus: README" in warnings
+    assert "3 pairs, by their languages, are not read as opus: en-war, en-xx, pt-pt_br" in warnings
+
+
+@pytest.mark.parametrize(
+    ("changes", "text", "message"),
+    [
+        ({"format": "moses2"}, 'pairs = "any"', "format 'moses2' is none of cc100, lines, moses"),
+        ({"colour": "red"}, 'pairs = "any"', "there is no key 'colour'"),
+        ({"files": ""}, 'pairs = "any"', "files is missing"),
+        ({"where": ""}, 'pairs = "any"', "give --where x=FOLDER"),
+        ({}, 'languages = ["en"]', 'set pairs = \\["en-fr", …\\] or pairs = "any"'),
+        ({"format": "cc100"}, 'languages = ["zh-Hanss"]', "unknown language code 'zh-Hanss': did you mean 'zh-Hans'"),
+        (
+            {"format": "lines"},
+            'languages = ["zh|zh_TW"]',
+            "spellings of zh-Hans and zh-Hant: they must be one language",
+        ),
+        ({}, 'pairs = "any"\n[filters.lenght]', "there is no filter 'lenght': did you mean 'length'"),
+        ({}, 'pairs = "any"\n[filters.length]\nmin = 3', "filter length has no setting 'min': it has min_characters"),
+        ({}, 'pairs = "any"\n[filters.script]\nshare = "a"', "share of filter script is 'a': it must be a number"),
+        ({}, 'pairs = "any"\n[filters.boilerplate_length]', "filter boilerplate_length is not for task para"),
+        ({}, 'pairs = "any"\n[filters.score]', "filter score needs a column 'score'"),
+        ({}, "pairs = any", "cannot be read"),
+    ],
+)
+def test_mistakes_in_a_description(tmp_path: Path, changes: dict[str, str], text: str, message: str) -> None:
+    values = {"name": "x", "where": str(tmp_path), "format": "moses", "files": "{src}-{tgt}.{side}"} | changes
+    with pytest.raises(ValueError, match=message):
+        inputs(describe(tmp_path, text, **values))
+
+
+def test_mistakes_in_the_call(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no ready description 'cc101'.*one of cc100, ccaligned"):
+        inputs("cc101")
+    with pytest.raises(ValueError, match="--where cc=… names no corpus that is described: the names are cc100"):
+        inputs("cc100", f"cc100={tmp_path}", "cc=y")
+    with pytest.raises(ValueError, match="two descriptions are named 'cc100'"):
+        read_corpora(["cc100", "cc100"], ["cc100=x"])
+
+
+@pytest.mark.skipif(not CORPUS.exists(), reason="the corpus beside the repository is not there")
+def test_real_corpora_through_their_descriptions() -> None:
+    found = inputs("cc100", f"cc100={CORPUS / 'mono'}", allow_missing=True)
+    assert len(found) == len(list((CORPUS / "mono").glob("*.txt.xz"))) > 80
+    zipped = inputs("opus", f"opus={CORPUS / 'para'}")
+    assert len(zipped) == len(list((CORPUS / "para").glob("*.zip"))) > 80

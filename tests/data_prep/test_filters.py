@@ -1,0 +1,81 @@
+"""Filters: what each drops, counted by name; scripts on real sentences of every script."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.clean import Counts
+from data_prep.filters import Sides, make_filters
+from data_prep.languages import LANGUAGES, scripts_of
+from data_prep.readers import documents, find_documents
+from data_prep.scripts import SCRIPTS, letters
+
+CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
+
+
+def drops(
+    name: str, settings: dict[str, float], *sides: list[str], languages: tuple[str, ...] = ("en", "ru")
+) -> list[bool]:
+    filters = make_filters({name: settings}, "mono" if len(sides) == 1 else "para", "test")
+    dropped = np.zeros(len(sides[0]), bool)
+    for _, text_filter in filters.text:
+        dropped |= text_filter.drops(Sides(sides, languages[: len(sides)]))
+    for _, token_filter in filters.tokens:
+        dropped |= token_filter.drops([np.array([len(text.split()) for text in side]) for side in sides])
+    return [bool(drop) for drop in dropped]
+
+
+def test_length_in_characters_and_tokens() -> None:
+    lines = ["a", "ab", "abc", "a b c d"]
+    assert drops("length", {"min_characters": 2, "max_characters": 3}, lines) == [True, False, False, True]
+    assert drops("length", {"max_tokens": 3}, lines) == [False, False, False, True]
+    assert drops("length", {"min_tokens": 2}, ["a b", "a b"], ["a", "a b"]) == [True, False]
+    assert drops("length", {}, lines) == [False] * 4
+
+
+def test_length_ratio_spares_short_pairs() -> None:
+    sides = ["a " * 40, "a " * 30, "a"], ["b " * 10, "b " * 10, "b b b b b"]
+    assert drops("length_ratio", {}, *sides) == [True, False, False]
+    assert drops("length_ratio", {"largest": 2, "above": 3}, *sides) == [True, True, True]
+
+
+def test_identical_sides() -> None:
+    assert drops("identical_sides", {}, ["a", "A b", "c"], ["a", "a B", "d"]) == [True, True, False]
+
+
+def test_boilerplate_is_measured_in_bytes() -> None:
+    assert drops("boilerplate_length", {"min_bytes": 6}, ["Home", "首页", "Ho me now"]) == [True, False, False]
+
+
+def test_scores() -> None:
+    ((_, score),) = make_filters({"score": {"least": 1.1}}, "para", "test").text
+    dropped = score.drops(Sides((["a"] * 3, ["b"] * 3), ("en", "de"), np.array([1.0, 1.1, np.nan])))
+    assert dropped.tolist() == [True, False, False]
+
+
+def test_wrong_script_on_any_side() -> None:
+    assert drops("script", {}, ["Hello", "Привет", "123 !", "Hello мир"]) == [False, True, False, False]
+    assert drops("script", {}, ["Hello", "Hello", "Hello"], ["Привет", "Hello", "42"]) == [False, True, False]
+    assert drops("script", {"share": 0.9}, ["Hello мир"]) == [True]
+
+
+def test_letters_of_each_script() -> None:
+    lines = ["Würde", "Ґанок", "尊厳とアジア", "가나 abc", "ꙮ1", "Ελλάδα", "…"]
+    right, all_letters = letters(lines, ("Latin", "Han"))
+    assert right.tolist() == [5, 0, 2, 3, 0, 0, 0]
+    assert all_letters.tolist() == [5, 5, 6, 5, 1, 6, 0]
+    assert all(set(scripts_of(language)) <= set(SCRIPTS) for language in LANGUAGES)
+    assert scripts_of("hi_rom") == ("Latin",)
+
+
+@pytest.mark.skipif(not CORPUS.exists(), reason="the corpus beside the repository is not there")
+def test_real_text_is_in_the_script_of_its_language() -> None:
+    strange = {}
+    for source in find_documents(CORPUS / "mono"):
+        read = documents(source, Counts("documents"))
+        lines = [line for document, _ in zip(read, range(40), strict=False) for line in document]
+        right, all_letters = letters(lines, scripts_of(source.name))
+        strange[source.name] = 1 - right.sum() / all_letters.sum()
+    assert len(strange) > 80
+    assert {code: share for code, share in strange.items() if share > 0.5} == {}

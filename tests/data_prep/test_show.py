@@ -1,0 +1,136 @@
+"""`show` prints rows as the text they hold, and marks exactly the positions that training masks."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep import encode, mix
+from data_prep.show import ShowConfig, rows_from, run, text_of
+from tests.data_prep.conftest import TEXT
+from xlme_ds.config import DataConfig
+from xlme_ds.data.loader import Loader
+from xlme_ds.data.schema import BOS, EOS, TASKS, read_manifest
+from xlme_ds.data.vocabulary import Vocabulary
+
+ROWS = 24
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, vocab: Path) -> Path:
+    """Rows of both tasks in several shards; documents of two sentences, French is the rarest language."""
+    folder = tmp_path_factory.mktemp("show")
+    (folder / "mono").mkdir()
+    for code, text in (("en", TEXT * 9), ("de", TEXT * 4), ("fr", TEXT[2:3])):
+        documents = ["\n".join(text[i : i + 2]) for i in range(0, len(text), 2)]
+        (folder / "mono" / f"{code}.txt").write_text("\n\n".join(documents), encoding="utf-8")
+    (folder / "para").mkdir()
+    (folder / "para" / "X.de-en.de").write_text("\n".join(TEXT * 9), encoding="utf-8")
+    (folder / "para" / "X.de-en.en").write_text("\n".join(TEXT[1:] * 9 + TEXT[:1] * 9), encoding="utf-8")
+    encode.run(encode.EncodeConfig(vocab=vocab, out=folder / "encoded", mono=folder / "mono", para=folder / "para"))
+    out = folder / "data"
+    mix.run(mix.MixConfig(folder / "encoded", vocab, out, ROWS, ROWS, row_tokens=200, rows_per_shard=10))
+    return out
+
+
+def shown(capsys: pytest.CaptureFixture[str], config: ShowConfig) -> list[str]:
+    capsys.readouterr()
+    run(config)
+    return [line for line in capsys.readouterr().out.splitlines() if line]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_masked_positions_are_those_of_training(data: Path, task: str) -> None:
+    rows = (ROWS, 0) if task == "mono" else (0, ROWS)
+    batch = Loader(data, DataConfig(*rows, micro_batch=ROWS), seed=5, mask_fraction=0.15).batch(0, 0)
+    expected = [set() for _ in range(ROWS)]
+    for position in batch.masked_M.tolist():
+        expected[position // 200].add(position % 200)
+    manifest = read_manifest(data / task)
+    found = [row.masked(task, 5, 0.15) for row in rows_from(data / task, manifest, 0, None)]
+    assert found == expected
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_rows_are_their_text(data: Path, task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    vocabulary = Vocabulary(data / "vocab")
+    manifest = read_manifest(data / task)
+    lines = shown(capsys, ShowConfig(data, task, rows=ROWS, mask_fraction=0))
+    for row in rows_from(data / task, manifest, 0, None):
+        heading = lines.pop(0)
+        items = len(row.lengths)
+        assert heading.startswith(
+            f"{task} row {row.number}: {items} item{'s' * (items > 1)}, {sum(row.lengths)} of 200 tokens"
+        )
+        texts = np.split(row.tokens, np.cumsum(row.lengths))[:-1]
+        codes = iter(row.languages)
+        for number, item in enumerate(texts, 1):
+            assert item[0] == BOS and item[-1] == EOS
+            parts = np.split(item, np.flatnonzero(item == EOS))[:-1] if task == "para" else [item]
+            for part in parts:
+                number_and_code, text = lines[0][:13].split(), lines.pop(0)[14:]
+                assert number_and_code == [str(number), next(codes)]
+                documents = map(vocabulary.decode, np.split(part, np.flatnonzero(part == EOS)))
+                assert text == " </s> ".join(filter(None, documents))
+    assert not lines
+
+
+def test_text_without_marks_is_the_decoded_text(data: Path) -> None:
+    vocabulary = Vocabulary(data / "vocab")
+    for sentence in TEXT:
+        tokens = vocabulary.encode(sentence)
+        assert text_of(tokens, 0, len(tokens), set(), vocabulary, True).plain == vocabulary.decode(tokens)
+
+
+def test_marks_enclose_the_masked_pieces(data: Path) -> None:
+    vocabulary = Vocabulary(data / "vocab")
+    tokens = vocabulary.encode(TEXT[0])
+    masked = {0, 3, 4, len(tokens) - 1}
+    text = text_of(tokens, 0, len(tokens), masked, vocabulary, True).plain
+    assert re.findall("⟦(.*?)⟧", text) == [vocabulary.piece(int(tokens[i])).removeprefix("▁") for i in sorted(masked)]
+    assert text.replace("⟦", "").replace("⟧", "") == vocabulary.decode(tokens)
+    assert [span.style for span in text_of(tokens, 0, len(tokens), masked, vocabulary, False).spans] == ["reverse"] * 4
+
+
+def test_language_and_start(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = read_manifest(data / "mono")
+    rows = list(rows_from(data / "mono", manifest, 0, None))
+    assert [row.number for row in rows] == list(range(ROWS))
+    french = [row.number for row in rows if row.languages == ["fr"]]
+    assert french, "the test needs a row in French"
+    lines = shown(capsys, ShowConfig(data, "mono", rows=ROWS, language="FR"))
+    assert [int(line.split()[2][:-1]) for line in lines if "row" in line.split()[:2]] == french
+    lines = shown(capsys, ShowConfig(data, "para", rows=2, start=9))
+    assert [line.split(":")[0] for line in lines if line.startswith("para row")] == ["para row 9", "para row 10"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"start": ROWS}, f"has no row from row {ROWS} on: it has {ROWS}"),
+        ({"language": "sw"}, "has no text in sw: its languages are de en fr"),
+        ({"language": "xx"}, "unknown language code 'xx'"),
+        ({"task": "para", "language": "fr"}, "has no row in fr from row 0 on"),
+        ({"rows": 0}, "--rows is 0"),
+        ({"mask_fraction": 1.0}, "--mask-fraction is 1.0"),
+    ],
+)
+def test_mistakes_are_named(data: Path, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(ShowConfig(data, **settings))  # type: ignore[arg-type]
+
+
+def test_a_folder_that_mix_did_not_write(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="run mix first"):
+        run(ShowConfig(tmp_path))
+    with pytest.raises(ValueError, match="written by stage encode: show reads what mix wrote"):
+        run(ShowConfig(data.parent / "encoded"))
+
+
+def test_the_command_line(data: Path, data_prep) -> None:  # type: ignore[no-untyped-def]
+    done = data_prep("show", "--data", data, "--rows", 1)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(" row 0: ") == 2 and "⟦" in done.stdout
+    done = data_prep("show", "--data", data, "--language", "sw")
+    assert done.returncode == 1 and done.stderr.startswith("data_prep show: error: ") and done.stderr.count("\n") == 1
