@@ -8,6 +8,7 @@ import sys
 STAGES = {
     "sample": ("data_prep.sample", "SampleConfig"),
     "vocab": ("data_prep.vocab", "VocabConfig"),
+    "vocap": ("data_prep.vocap.stage", "VocapConfig"),
     "encode": ("data_prep.encode", "EncodeConfig"),
     "mix": ("data_prep.mix", "MixConfig"),
     "verify": ("data_prep.verify", "VerifyConfig"),

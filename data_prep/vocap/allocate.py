@@ -1,0 +1,84 @@
+"""How many pieces each language gets: greedily by the marginal gain of weighted ALP, until the union has its size.
+
+The objective is VoCap's, max Σ_i q_i^β ALP_i(t_i) (Zheng et al., 2021): on concave curves taking steps by falling slope
+is optimal for every Σ t_i. Languages share pieces, and a shared piece is paid for once: steps are taken until the union
+of the languages' pieces has the size asked for, the last one in part.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+Curve = Sequence[tuple[int, float]]  # (pieces, ALP) by rising size; the first point is the characters alone
+
+
+def concave_hull(curve: Curve) -> list[tuple[int, float]]:
+    """The points of the least concave function above the curve, its falling end left out."""
+    hull: list[tuple[int, float]] = []
+    for size, alp in sorted(curve):
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], (size, alp)):
+            hull.pop()
+        hull.append((size, alp))
+    while len(hull) > 1 and hull[-1][1] <= hull[-2][1]:
+        hull.pop()
+    return hull
+
+
+def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
+    return (b[1] - a[1]) / (b[0] - a[0])
+
+
+def steps(curves: Mapping[str, Curve], weights: Mapping[str, float], step: int) -> list[tuple[str, int, int]]:
+    """(language, from size, to size) of every step, of at most `step` pieces, by falling gain a piece.
+
+    A language's steps come in their order, for its slopes fall; equal gains go by language.
+    """
+    found = []
+    for language in sorted(curves):
+        hull = concave_hull(curves[language])
+        for a, b in pairwise(hull):
+            gain = weights[language] * _slope(a, b)
+            for start in range(a[0], b[0], step):
+                found.append((-gain, language, start, min(start + step, b[0])))
+    return [(language, start, stop) for _, language, start, stop in sorted(found)]
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Pieces of each language, and the size of their union."""
+
+    sizes: dict[str, int]
+    distinct: int
+
+
+def allocate(
+    orders: Mapping[str, Sequence[str]],
+    curves: Mapping[str, Curve],
+    weights: Mapping[str, float],
+    step: int,
+    size: int,
+) -> Allocation:
+    """Sizes t_i such that the first t_i pieces of each language's order have a union of `size` pieces.
+
+    `orders`: each language's pieces, so that the first n are its vocabulary of n pieces. Every language gets its
+    characters. Raises ValueError when those alone are more, or all pieces of all languages fewer.
+    """
+    sizes = {language: min(curves[language])[0] for language in orders}
+    union = {piece for language, order in orders.items() for piece in order[: sizes[language]]}
+    if len(union) > size:
+        raise ValueError(
+            f"--size leaves room for {size} pieces, but the characters of {len(orders)} languages are {len(union)}: "
+            "take a larger --size, or lower --character-coverage"
+        )
+    for language, start, stop in steps(curves, weights, step):
+        for piece in orders[language][start:stop]:
+            if len(union) == size:
+                return Allocation(sizes, len(union))
+            union.add(piece)
+            sizes[language] += 1
+    if len(union) < size:
+        raise ValueError(
+            f"--size leaves room for {size} pieces, but the curves end at {len(union)}: take a smaller --size, "
+            "a larger --largest, or more text"
+        )
+    return Allocation(sizes, len(union))

@@ -1,0 +1,155 @@
+"""One language's curve: nested unigram vocabularies of falling size, and the average log-probability (ALP) of each.
+
+VoCap (Zheng et al., 2021) trains a vocabulary from nothing at each of fifty sizes. Here one pruning path is followed
+instead, as SentencePiece itself does on its way from a million seeds to the size asked for: a vocabulary is trained
+from the pieces of the next larger one, so each is a subset of those before it. The path ends at the characters alone.
+"""
+
+import io
+import math
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import sentencepiece as spm
+
+from data_prep.vocap.model import NORMALIZATION, SPECIALS, Pieces, parse, serialize
+
+_SEED_FACTOR = 1.25  # the first training goes to this times the largest size: room to prune by likelihood
+_SEED_CHARACTERS = 10_000_000  # of distinct words for the first training, whose suffix array takes 40 bytes a character
+_LEAST_COUNT = 2.0  # expected occurrences of a piece longer than a character: a piece used once is learnt by heart
+_LONGEST_WORD = 16_384  # bytes; a line gives at most 1,000 characters
+_UNKNOWN_PENALTY = 10.0  # SentencePiece's: a run of unknown characters scores this below the least likely piece
+_WORDS = 50_000  # segmented at once
+
+
+@dataclass(frozen=True)
+class Words:
+    """Distinct normalised words with their occurrences, sorted; `sentences` is the number of lines they come from.
+
+    No piece crosses white space, so training on words and their counts is training on the sentences, and a sentence's
+    best segmentation is that of its words. A language written without spaces has whole sentences as words.
+    """
+
+    words: list[str]
+    counts: list[int]
+    sentences: int
+
+
+def count_words(lines: Iterable[str]) -> Words:
+    """Normalise lines of text and count their words."""
+    normalize = spm.SentencePieceNormalizer(rule_name=NORMALIZATION).normalize
+    counts: Counter[str] = Counter()
+    sentences = 0
+    for line in lines:
+        words = [word for word in normalize(line).split("▁") if word]
+        counts.update(words)
+        sentences += bool(words)
+    return Words(sorted(counts), [counts[word] for word in sorted(counts)], sentences)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A vocabulary on the curve: `alp` is the mean over sentences of their best segmentation's log-probability."""
+
+    pieces: Pieces
+    alp: float
+    tokens: int
+
+
+def curve(text: Words, largest: int, least: int, shrink: float, coverage: float) -> Iterator[Point]:
+    """Vocabularies from `largest` pieces by factors of `shrink` to `least` and last the characters, specials not counted.
+
+    A text that has fewer pieces than `largest` starts where it can. Each one's pieces are among those of the one before.
+    """
+    point = measure(text, train(_most_frequent(text), round(largest * _SEED_FACTOR), coverage))
+    frequent = math.log(_LEAST_COUNT / point.tokens)
+    kept = {piece: score for piece, score in point.pieces.items() if len(piece) == 1 or score >= frequent}
+    if _characters(kept) >= largest:
+        raise _too_many_characters(_characters(kept))
+    point = Point(kept, point.alp, point.tokens)
+    first = min(largest, len(kept))
+    grid = [round(largest * shrink**k) for k in range(math.ceil(math.log(least / largest, shrink)) + 1)]
+    for size in [first, *(size for size in grid if least <= size < first)]:
+        if size > _characters(point.pieces):
+            point = measure(text, train(text, size, coverage, point))
+            yield point
+    yield measure(text, train(text, _characters(point.pieces), coverage, point))
+
+
+def _characters(pieces: Pieces) -> int:
+    return sum(len(piece) == 1 for piece in pieces)
+
+
+def _too_many_characters(number: int) -> ValueError:
+    return ValueError(
+        f"--largest is too small for a language with {number} characters: take more, or lower --character-coverage"
+    )
+
+
+def _most_frequent(text: Words) -> Words:
+    """The words that bring most occurrences, as many as the first training has memory for."""
+    ranked = sorted(range(len(text.words)), key=lambda i: (-text.counts[i], i))
+    room = np.cumsum([len(text.words[i]) for i in ranked]) <= _SEED_CHARACTERS
+    kept = sorted(i for i, fits in zip(ranked, room, strict=True) if fits)
+    return Words([text.words[i] for i in kept], [text.counts[i] for i in kept], text.sentences)
+
+
+def train(text: Words, size: int, coverage: float, seeds: Point | None = None) -> Pieces:
+    """A unigram vocabulary of at most `size` pieces (specials not counted), from `seeds` or from all substrings."""
+    model = io.BytesIO()
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="\n", suffix=".seeds") as file:
+        options: dict[str, Any] = {}
+        if seeds is not None:
+            options["seed_sentencepieces_file"] = file.name
+            for piece, score in seeds.pieces.items():
+                if len(piece) > 1:  # the characters are always seeds
+                    file.write(f"{piece}\t{max(1, round(math.exp(score) * seeds.tokens))}\n")
+            file.flush()
+        try:
+            spm.SentencePieceTrainer.train(
+                sentence_iterator=(f"{word}\t{count}" for word, count in zip(text.words, text.counts, strict=True)),
+                input_format="tsv",
+                model_writer=model,
+                model_type="unigram",
+                vocab_size=size + len(SPECIALS),
+                hard_vocab_limit=False,
+                character_coverage=coverage,
+                normalization_rule_name="identity",  # the words are normalised
+                unk_id=0,
+                bos_id=1,
+                eos_id=2,
+                pad_id=-1,
+                num_threads=1,  # languages run side by side
+                max_sentence_length=_LONGEST_WORD,
+                input_sentence_size=0,
+                shuffle_input_sentence=False,
+                minloglevel=2,
+                **options,
+            )
+        except RuntimeError as error:
+            if found := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
+                raise _too_many_characters(int(found[1]) - len(SPECIALS)) from None
+            raise
+    return parse(model.getvalue())
+
+
+def measure(text: Words, pieces: Pieces) -> Point:
+    """The point of `pieces`: every word's best segmentation, times its occurrences."""
+    processor = spm.SentencePieceProcessor(model_proto=serialize(pieces, "identity"))
+    scores = np.array([0.0] * len(SPECIALS) + list(pieces.values()))
+    scores[0] = min(pieces.values()) - _UNKNOWN_PENALTY
+    total, tokens = 0.0, 0
+    stream = iter(zip(text.words, text.counts, strict=True))
+    while block := list(islice(stream, _WORDS)):
+        ids = processor.encode([word for word, _ in block])
+        lengths = np.array([len(word) for word in ids])
+        counts = np.repeat([count for _, count in block], lengths)
+        total += float(np.dot(scores[np.concatenate(ids).astype(np.int64)], counts))
+        tokens += int(counts.sum())
+    return Point(pieces, total / text.sentences, tokens)
