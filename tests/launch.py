@@ -20,6 +20,7 @@ def environment(**variables: object) -> dict[str, str]:
     base = dict(
         os.environ,
         OMP_NUM_THREADS="1",
+        DS_ACCELERATOR="cpu",
         PYTHONWARNINGS="ignore",
         PYTHONPATH=str(ROOT),
         PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",

@@ -86,8 +86,14 @@ def test_illegal_settings_are_named(broken: RunConfig, message: str) -> None:
 
 def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
-    path.write_text(json.dumps({"gradient_clipping": 1.0}))
+    path.write_text(json.dumps({"zero_optimization": {"stage": 1}, "gradient_clipping": 1.0}))
     with pytest.raises(ValueError, match="gradient_clipping, which the recipe decides"):
+        deepspeed_settings(EngineConfig(deepspeed=str(path)))
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="must be a JSON object with zero_optimization"):
+        deepspeed_settings(EngineConfig(deepspeed=str(path)))
+    path.write_text(json.dumps({"zero_optimization": {"stage": 0}}))
+    with pytest.raises(ValueError, match="stage to 1, 2 or 3"):
         deepspeed_settings(EngineConfig(deepspeed=str(path)))
     with pytest.raises(ValueError, match="zero1, zero2, zero3"):
         deepspeed_settings(EngineConfig(deepspeed="zero4"))

@@ -17,6 +17,7 @@ import tyro
 
 from .cli import fail
 from .recipes.quickstart import MODEL, quickstart
+from .train.folder import lock
 
 ROW_TOKENS = MODEL.max_positions
 # One pass for the whole run. The corpus is short: every language repeats in it, in new company and with new masks.
@@ -89,21 +90,36 @@ def main() -> None:
     arguments = tyro.cli(Quickstart, description=__doc__)
     if arguments.processes < 1:
         fail("xlme_ds.quickstart", ValueError(f"--processes is {arguments.processes}: it must be at least 1"))
-    if arguments.fresh:
-        shutil.rmtree(arguments.out, ignore_errors=True)
-    environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    data = arguments.out / "data"
+    out: Path = arguments.out
+    try:
+        with lock(out):
+            if arguments.fresh and out.exists():
+                if any(out.iterdir()) and not (out / "data").is_dir():
+                    raise ValueError(
+                        f"{out} is no run folder of the quickstart: --fresh would delete it, name another --out"
+                    )
+                shutil.rmtree(out)
+    except ValueError as error:
+        fail("xlme_ds.quickstart", error)
+    # The quickstart is a run for processors, also where there is a GPU: its ZeRO settings and sizes are chosen for them.
+    environment = dict(
+        os.environ, DS_ACCELERATOR="cpu", PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    )
+    data = out / "data"
     if not (data / "stats" / "stats.html").exists():
         for stage in preparation(data, arguments.processes):
             run([sys.executable, "-m", "data_prep", *stage], environment, quiet=stage[0] == "stats")
-    if (arguments.out / "report.html").exists():
-        print(f"{arguments.out} is complete; open {arguments.out / 'report.html'} (make pretrain FRESH=1 starts over)")
+    finished = out / "finished.json"
+    if finished.exists():
+        print(f"{out} is complete; open {out / 'report.html'} (make pretrain FRESH=1 starts over)")
         return
     threads = str(max((os.cpu_count() or 1) // arguments.processes, 1))
     run(
-        launch(data, arguments.out, arguments.processes),
+        launch(data, out, arguments.processes),
         environment | {"OMP_NUM_THREADS": threads, "PYTHONWARNINGS": "ignore"},
     )
+    if not finished.exists():  # stopped, or the launcher was killed, which it does not tell
+        sys.exit(1)
 
 
 if __name__ == "__main__":

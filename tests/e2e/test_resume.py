@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import time
@@ -12,6 +14,7 @@ from safetensors.numpy import load_file
 
 from tests.launch import ROOT, environment, free_port
 from tests.rows import train_vocabulary, write_data
+from xlme_ds.train.folder import RunFolder
 
 STEPS = 40
 TIMED = ("tokens_per_s", "flops_per_s")
@@ -24,6 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     vocabulary = train_vocabulary(folder / "data" / "vocab")
     write_data(folder / "data", rows=100, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
     write_data(folder / "heldout", rows=16, vocabulary=vocabulary.size, seed=1, sha256=vocabulary.sha256)
+    shutil.copytree(folder / "data" / "vocab", folder / "heldout" / "vocab")
     return folder
 
 
@@ -77,14 +81,15 @@ def start(folder: Path, out: Path) -> subprocess.Popen[str]:
     )
 
 
-def steps_logged(out: Path) -> int:
-    path = out / "metrics.jsonl"
-    return len(path.read_text().splitlines()) if path.exists() else 0
+def last_step(out: Path) -> int:
+    return RunFolder(out).steps_logged()
 
 
 def wait_for_step(process: subprocess.Popen[str], out: Path, step: int) -> None:
-    while steps_logged(out) < step:
+    deadline = time.monotonic() + 300  # far beyond what a loaded machine needs; a hang must not hold the suite
+    while last_step(out) < step:
         assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline, f"step {step} is not reached"
         time.sleep(0.02)
 
 
@@ -101,8 +106,8 @@ def kill_session(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(folder: Path) -> tuple[Path, Path, str]:
-    """A run left alone, and one that was killed, then stopped by SIGTERM, then finished; and what the last part said."""
+def runs(folder: Path) -> tuple[Path, Path, list[str]]:
+    """A run left alone; one that was killed, then stopped by SIGTERM, then finished; and what its last two parts said."""
     alone, broken = folder / "alone", folder / "broken"
     process = start(folder, alone)
     output = process.communicate(timeout=300)[0]
@@ -116,12 +121,12 @@ def runs(folder: Path) -> tuple[Path, Path, str]:
         int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _is_rank(entry, process.pid)
     ]
     os.kill(ranks[0], signal.SIGTERM)  # one rank is told, all must stop after the same step
-    output = process.communicate(timeout=120)[0]
-    assert process.returncode == 0 and "stopped after step" in output, output
+    said = [process.communicate(timeout=120)[0]]
+    assert process.returncode == 0, said
     process = start(folder, broken)
-    output = process.communicate(timeout=300)[0]
-    assert process.returncode == 0, output
-    return alone, broken, output
+    said.append(process.communicate(timeout=300)[0])
+    assert process.returncode == 0, said
+    return alone, broken, said
 
 
 def _is_rank(entry: Path, session: int) -> bool:
@@ -145,7 +150,7 @@ def lines(path: Path) -> list[dict]:
     ]
 
 
-def test_same_weights(runs: tuple[Path, Path, str]) -> None:
+def test_same_weights(runs: tuple[Path, Path, list[str]]) -> None:
     alone, broken = (load_file(run / "model" / "model.safetensors") for run in runs[:2])
     assert alone.keys() == broken.keys()
     for name in alone:
@@ -153,7 +158,7 @@ def test_same_weights(runs: tuple[Path, Path, str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "heldout.jsonl"])
-def test_same_records(runs: tuple[Path, Path, str], name: str) -> None:
+def test_same_records(runs: tuple[Path, Path, list[str]], name: str) -> None:
     alone, broken = (lines(run / name) for run in runs[:2])
     assert [line["step"] for line in alone] == list(
         range(1, STEPS + 1) if name == "metrics.jsonl" else range(10, STEPS + 1, 10)
@@ -161,17 +166,21 @@ def test_same_records(runs: tuple[Path, Path, str], name: str) -> None:
     assert alone == broken
 
 
-def test_it_resumed_where_it_stopped(runs: tuple[Path, Path, str]) -> None:
-    assert "resuming after step 2" in runs[2]
+def test_it_resumed_where_it_stopped(runs: tuple[Path, Path, list[str]]) -> None:
+    killed, stopped = runs[2]
+    assert re.search(r"resuming after step (12|18) ", killed), killed  # the last checkpoint before the SIGKILL
+    step = re.search(r"stopped after step (\d+) of 40 and saved", killed)
+    assert step is not None, killed
+    assert f"resuming after step {step[1]} " in stopped
 
 
-def test_retention(runs: tuple[Path, Path, str]) -> None:
+def test_retention(runs: tuple[Path, Path, list[str]]) -> None:
     kept = sorted(p.name for p in (runs[0] / "checkpoints").iterdir())
     assert kept == ["latest.json", "step_00000012", "step_00000024", "step_00000036", "step_00000040"]
     assert json.loads((runs[0] / "checkpoints/latest.json").read_text()) == {"checkpoint": "step_00000040"}
 
 
-def test_run_folder(runs: tuple[Path, Path, str]) -> None:
+def test_run_folder(runs: tuple[Path, Path, list[str]]) -> None:
     for name in (
         "config.json",
         "report.html",

@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from tests.launch import run_ranks
 from tests.rows import write_data
@@ -13,7 +15,13 @@ PLAIN = {
     "plain": dict(kind="plain", deepspeed="zero1", micro_batch=8),
     "plain, micro-batch 2": dict(kind="plain", deepspeed="zero1", micro_batch=2),
     "plain, pre-LN GDES": dict(
-        kind="plain", deepspeed="zero1", micro_batch=8, norm="pre", embedding_norm=True, embedding_sharing="gdes", vocabulary_blocks=3
+        kind="plain",
+        deepspeed="zero1",
+        micro_batch=8,
+        norm="pre",
+        embedding_norm=True,
+        embedding_sharing="gdes",
+        vocabulary_blocks=3,
     ),
 }
 ONE = {f"zero{stage}": dict(kind="deepspeed", deepspeed=f"zero{stage}", micro_batch=8) for stage in (1, 2, 3)} | {
@@ -37,6 +45,10 @@ TWO = {f"zero{stage} on 2": dict(kind="deepspeed", deepspeed=f"zero{stage}", mic
 }
 
 
+def reference(name: str) -> str:
+    return "plain, pre-LN GDES" if "GDES" in name else "plain"
+
+
 @pytest.fixture(scope="module")
 def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     folder = tmp_path_factory.mktemp("parity")
@@ -48,15 +60,12 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
         out = folder / f"curves{world}.json"
         results = run_ranks(world, [worker, str(folder / f"cases{world}.json"), str(data), str(out)])
         assert all(r.returncode == 0 for r in results), "\n".join(r.stderr[-3000:] for r in results)
-        found |= json.loads(out.read_text())
+        for name, curve in json.loads(out.read_text()).items():
+            found[name] = curve | {"weights": load_file(out.with_suffix("") / f"{name}.safetensors")}
     return found
 
 
-def reference(name: str) -> str:
-    return "plain, pre-LN GDES" if "GDES" in name else "plain"
-
-
-@pytest.mark.parametrize("name", [name for name in PLAIN | ONE | TWO if "bf16" not in name])
+@pytest.mark.parametrize("name", [name for name in PLAIN | ONE | TWO if "bf16" not in name and name != reference(name)])
 def test_same_curve(curves: dict[str, dict], name: str) -> None:
     ours, theirs = curves[name], curves[reference(name)]
     # float32 sums in another order differ by about 1e-7 a step; a sample that falls to the other side of a boundary
@@ -65,7 +74,8 @@ def test_same_curve(curves: dict[str, dict], name: str) -> None:
     assert ours["norm"] == pytest.approx(theirs["norm"], rel=1e-4)
     assert ours["weights"].keys() == theirs["weights"].keys()
     for key, value in theirs["weights"].items():
-        assert ours["weights"][key] == pytest.approx(value, rel=1e-4, abs=1e-9), key
+        # 20 steps of 1e-3 move a weight by up to 2e-2; the rounding of a norm's weight near 1 is 1.2e-7.
+        np.testing.assert_allclose(ours["weights"][key], value, rtol=0, atol=2e-6, err_msg=key)
 
 
 def test_something_is_learnt(curves: dict[str, dict]) -> None:

@@ -4,6 +4,8 @@ import json
 import sys
 from pathlib import Path
 
+from safetensors.torch import save_file
+
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
@@ -41,11 +43,15 @@ def main(cases: Path, data: Path, out: Path) -> None:
         rank, world = start_process_group(config.engine)
         engine = build_engine(config, Loader(data, config.data, config.seed, 0.15, rank, world), None)
         stats = [engine.train_batch(step, 1e-3, True) for step in range(STEPS)]
+        if rank == 0:
+            folder = out.with_suffix("")
+            folder.mkdir(exist_ok=True)
         weights = engine.full_state()
+        if rank == 0:
+            save_file(weights, folder / f"{name}.safetensors")
         curves[name] = {
             "loss": [s.metrics["loss"] for s in stats],
             "norm": [s.gradient_norm for s in stats],
-            "weights": {key: float(value.double().square().sum()) for key, value in weights.items()},
         }
     if rank == 0:
         out.write_text(json.dumps(curves))

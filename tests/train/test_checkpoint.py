@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,9 @@ from xlme_ds.config import RunConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.protocol import Engine
-from xlme_ds.pretrain import check_run_folder, write_run_folder
 from xlme_ds.train.checkpoint import Checkpoints
+from xlme_ds.train.folder import RunFolder
+from xlme_ds.train.run import train
 
 PLAIN = dict(kind="plain", deepspeed="zero1", micro_batch=8)
 
@@ -104,10 +107,53 @@ def test_other_data_or_world_is_refused(data: Path, tmp_path: Path) -> None:
         checkpoints.load(engine_once(data), newest, {"fingerprints": {"mono": "a"}})
 
 
+def test_a_damaged_newer_checkpoint_does_not_cost_the_good_ones(data: Path, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=1, keep_every=0)
+    checkpoints.save(engine_once(data), 9, {})
+    (checkpoints.folder / "step_00000009" / "complete.json").write_text("[]")
+    assert checkpoints.newest()[0] is None
+    checkpoints.save(engine_once(data), 6, {})
+    assert checkpoints.newest()[0] == checkpoints.folder / "step_00000006"
+    assert sorted(p.name for p in checkpoints.folder.iterdir()) == ["latest.json", "step_00000006"]
+
+
 def test_run_folder_refuses_other_settings(tmp_path: Path) -> None:
     config = tiny(**PLAIN)
-    write_run_folder(tmp_path, config, {}, 1)
-    check_run_folder(tmp_path, config)
-    check_run_folder(tmp_path, dataclasses.replace(config, train=dataclasses.replace(config.train, save_every=7)))
+    out = tmp_path / "run"
+    with closing(claimed(out, config)) as folder:
+        folder.begin(config, {}, 1)
+    claimed(out, dataclasses.replace(config, train=dataclasses.replace(config.train, save_every=7))).close()
     with pytest.raises(ValueError, match=r"started with model\.width 32, this call has 64"):
-        check_run_folder(tmp_path, dataclasses.replace(config, model=dataclasses.replace(config.model, width=64)))
+        claimed(out, dataclasses.replace(config, model=dataclasses.replace(config.model, width=64)))
+    (out / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json is damaged"):
+        claimed(out, config)
+
+
+def test_run_folder_is_for_one_process(tmp_path: Path) -> None:
+    config = tiny(**PLAIN)
+    with (
+        closing(claimed(tmp_path / "run", config)),
+        pytest.raises(ValueError, match="another process is still working"),
+    ):
+        claimed(tmp_path / "run", config)
+    claimed(tmp_path / "run", config).close()
+
+
+def claimed(path: Path, config: RunConfig) -> RunFolder:
+    folder = RunFolder(path)
+    folder.claim(config)
+    return folder
+
+
+def test_records_without_a_usable_checkpoint_are_not_overwritten(data: Path, tmp_path: Path) -> None:
+    config = dataclasses.replace(
+        tiny(**PLAIN), train=dataclasses.replace(tiny(**PLAIN).train, save_every=5, log_every=1)
+    )
+    loader = Loader(data, config.data, config.seed, 0.15)
+    folder = RunFolder(tmp_path / "run")
+    assert train(engine(data, config), config, folder, loader, None)
+    shutil.rmtree(folder.path / "checkpoints")
+    with pytest.raises(ValueError, match="has records but no usable checkpoint"):
+        train(engine(data, config), config, folder, loader, None)
+    assert folder.steps_logged() == config.train.steps

@@ -24,6 +24,7 @@ def test_heldout_rows_divide(tmp_path: Path, rows: int, world: int, micro_batch:
     assert 0 < data.mono_rows <= min(rows, 60) and data.micro_batch <= micro_batch
     plan = Loader(folder, data, 1, 0.15, 0, world).plan
     assert plan.accumulation * plan.world * plan.micro[0] == data.mono_rows
+    assert 0 < data.para_rows <= min(rows, 60)
 
 
 def test_too_few_rows(tmp_path: Path) -> None:

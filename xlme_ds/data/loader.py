@@ -32,7 +32,9 @@ class Loader:
                     )
             if store.row_tokens != first.row_tokens:
                 raise ValueError(f"{store.folder} and {first.folder} have rows of different lengths: mix them together")
+        self.folder = Path(folder)
         self.row_tokens = first.row_tokens
+        self.vocabulary_sha256 = first.manifest.vocabulary_sha256
         self.vocabulary_size = first.manifest.vocabulary_size
 
     @property

@@ -6,11 +6,13 @@ from typing import Any, Literal
 
 import torch
 
-from ..config import EngineConfig, RunConfig
+from ..config import EngineConfig, ModelConfig, RunConfig
 from ..data.loader import Loader
+from ..data.vocabulary import Vocabulary
 from ..models.init import initialise
 from ..objectives import OBJECTIVES
 from .plain import PlainEngine
+from .processes import on_gpu
 from .protocol import Engine
 
 CONFIG_FOLDER = Path(__file__).resolve().parents[2] / "ds_configs"
@@ -40,6 +42,10 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
         settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(settings, dict) or not isinstance(settings.get("zero_optimization"), dict):
+        raise ValueError(f"{path} is no DeepSpeed configuration: it must be a JSON object with zero_optimization")
+    if settings["zero_optimization"].get("stage") not in (1, 2, 3):
+        raise ValueError(f"{path} must set zero_optimization.stage to 1, 2 or 3")
     for key in _OURS:
         if key in settings:
             raise ValueError(
@@ -48,13 +54,35 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
     return settings
 
 
-def resolve_precision(precision: Literal["auto", "bf16", "fp32"]) -> Literal["bf16", "fp32"]:
-    """bf16 or fp32; `auto` takes bf16 where the processor computes in it."""
-    if precision != "auto":
-        return precision
-    if torch.cuda.is_available():
+def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:
+    """What the run computes in; `auto` takes bf16 where the processor has it and the engine can."""
+    if engine.precision != "auto":
+        return engine.precision
+    if engine.kind == "plain":
+        return "fp32"
+    if on_gpu():
         return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
     return "bf16" if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() else "fp32"
+
+
+def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> Loader:
+    """`loader`, if its data fit `model`, and have the vocabulary of `like`. Raises ValueError naming the setting."""
+    folder = loader.folder
+    if loader.vocabulary_size != model.vocabulary:
+        raise ValueError(
+            f"{folder} was encoded with a vocabulary of {loader.vocabulary_size}, the model has {model.vocabulary}: "
+            f"set model.vocabulary to {loader.vocabulary_size}"
+        )
+    if loader.row_tokens > model.max_positions:
+        raise ValueError(
+            f"{folder} has rows of {loader.row_tokens} tokens, model.max_positions is {model.max_positions}: "
+            f"raise it to {loader.row_tokens}"
+        )
+    if Vocabulary(folder / "vocab").sha256 != loader.vocabulary_sha256:
+        raise ValueError(f"{folder / 'vocab'} is not the vocabulary of the rows beside it: mix {folder} again")
+    if like is not None and loader.vocabulary_sha256 != like.vocabulary_sha256:
+        raise ValueError(f"{folder} and {like.folder} were encoded with different vocabularies: encode both with one")
+    return loader
 
 
 def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None) -> Engine:
@@ -62,21 +90,11 @@ def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None) -> E
 
     The process group, where the engine needs one, exists already. Raises ValueError for settings that do not fit.
     """
-    if loader.vocabulary_size != config.model.vocabulary:
-        raise ValueError(
-            f"the data was encoded with a vocabulary of {loader.vocabulary_size}, the model has {config.model.vocabulary}: "
-            f"set model.vocabulary to {loader.vocabulary_size}"
-        )
-    if loader.row_tokens > config.model.max_positions:
-        raise ValueError(
-            f"the data has rows of {loader.row_tokens} tokens, model.max_positions is {config.model.max_positions}: "
-            f"raise it to {loader.row_tokens}"
-        )
     objective = OBJECTIVES[config.objective.name](config.objective)
     if config.engine.kind == "plain":
         model = objective.build(config.model)
         initialise(model, config.seed, config.model.init_std)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = torch.device("cuda" if on_gpu() else "cpu")
         return PlainEngine(model, objective, loader, heldout, device, config.optimizer)
     return _build_zero(config, loader, heldout)
 
@@ -89,7 +107,7 @@ def _build_zero(config: RunConfig, loader: Loader, heldout: Loader | None) -> En
         "train_micro_batch_size_per_gpu": sum(loader.plan.micro),
         "gradient_accumulation_steps": loader.plan.accumulation,
         "gradient_clipping": config.optimizer.clip,
-        "bf16": {"enabled": resolve_precision(config.engine.precision) == "bf16"},
+        "bf16": {"enabled": resolve_precision(config.engine) == "bf16"},
         "data_types": {"grad_accum_dtype": "fp32"},
         "steps_per_print": 2**31,
     }

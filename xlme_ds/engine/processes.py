@@ -14,6 +14,10 @@ from ..config import EngineConfig
 Result = TypeVar("Result")
 
 
+class SharedError(ValueError):
+    """A mistake of the user's that every rank raises with the same message."""
+
+
 def start_process_group(engine: EngineConfig) -> tuple[int, int]:
     """Join the processes that the launcher started, and return (rank, world); a process that none started is alone.
 
@@ -27,14 +31,15 @@ def start_process_group(engine: EngineConfig) -> tuple[int, int]:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if engine.kind == "plain":
         if world > 1:
-            raise ValueError(f"engine.kind plain runs on one process, {world} were launched: use engine.kind deepspeed")
+            raise SharedError(
+                f"engine.kind plain runs on one process, {world} were launched: use engine.kind deepspeed"
+            )
     elif not dist.is_initialized():
         import deepspeed
 
-        cuda = torch.cuda.is_available()
-        if cuda:
+        if on_gpu():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        deepspeed.init_distributed(dist_backend="nccl" if cuda else "gloo", verbose=False)
+        deepspeed.init_distributed(dist_backend="nccl" if on_gpu() else "gloo", verbose=False)
     return rank, world
 
 
@@ -48,12 +53,25 @@ def process_group(engine: EngineConfig) -> Iterator[tuple[int, int]]:
             dist.destroy_process_group()
 
 
+def on_gpu() -> bool:
+    """Whether this run computes on GPUs; DS_ACCELERATOR=cpu keeps it off them."""
+    return torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
+
+
+def broadcast(value: Result) -> Result:
+    """The root's `value`, on every rank."""
+    box = [value]
+    if dist.is_initialized():
+        dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
 def together(function: Callable[[], Result]) -> Result:
-    """Run `function` on every rank; a ValueError on any of them is raised, with its message, on all."""
+    """Run `function` on every rank; a ValueError or OSError on any of them is raised on all, as a SharedError."""
     result, message = None, None
     try:
         result = function()
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         message = str(error)
     messages = [message]
     if dist.is_initialized():
@@ -61,5 +79,5 @@ def together(function: Callable[[], Result]) -> Result:
         dist.all_gather_object(messages, message)
     for first in messages:
         if first is not None:
-            raise ValueError(first)
+            raise SharedError(first)
     return result  # type: ignore[return-value]

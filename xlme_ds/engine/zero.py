@@ -1,4 +1,4 @@
-"""DeepSpeed's engine with ZeRO 0 to 3."""
+"""DeepSpeed's engine with ZeRO 1, 2 or 3."""
 
 import contextlib
 from pathlib import Path

@@ -33,7 +33,10 @@ def has_weight_decay(name: str, parameter_dim: int) -> bool:
 
 
 def initialise(
-    model: nn.Module, seed: int, std: float, whole: Callable[[nn.Parameter], AbstractContextManager[object]] | None = None
+    model: nn.Module,
+    seed: int,
+    std: float,
+    whole: Callable[[nn.Parameter], AbstractContextManager[object]] | None = None,
 ) -> None:
     """Fill every parameter in place by the scheme above; raises nothing.
 

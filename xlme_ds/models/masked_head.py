@@ -50,7 +50,9 @@ def inverse_cdf(weights_CV: Tensor, uniforms_C: Tensor) -> Tensor:
 def _logits(hidden_CD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor) -> Tensor:
     if len(blocks) == 1:
         return (hidden_CD @ blocks[0].t()).float().add_(bias_V.float())
-    logits_CV = torch.empty(len(hidden_CD), len(bias_V), device=hidden_CD.device)  # filled in place: joining would hold it twice
+    logits_CV = torch.empty(
+        len(hidden_CD), len(bias_V), device=hidden_CD.device
+    )  # filled in place: joining would hold it twice
     for part, block in zip(logits_CV.split([len(block) for block in blocks], dim=1), blocks, strict=True):
         part.copy_(hidden_CD @ block.t())
     return logits_CV.add_(bias_V.float())

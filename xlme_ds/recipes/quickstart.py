@@ -24,6 +24,6 @@ def quickstart() -> RunConfig:
         optimizer=OptimizerConfig(learning_rate=1.2e-3, warmup_steps=100),
         engine=EngineConfig(deepspeed="zero3_cpu"),
         train=TrainConfig(
-            steps=1200, log_every=10, eval_every=100, eval_rows=128, save_every=100, keep_last=2, keep_every=0
+            steps=1100, log_every=10, eval_every=100, eval_rows=128, save_every=100, keep_last=2, keep_every=0
         ),
     )

@@ -98,7 +98,7 @@ def training_cards(metrics: figures.Records) -> Iterator[Card]:
     if len(rate) and len(rate) == len(tokens):
         spent = [b - a for a, b in zip([0.0, *tokens[:-1]], tokens, strict=True)]
         seconds = sum(t / r for t, r in zip(spent, rate, strict=True) if r > 0)
-        yield Card("Training time", duration(seconds), "tokens over throughput: without start, evaluation and saving")
+        yield Card("Training time", duration(seconds), "tokens over throughput: from the first step to the last")
 
 
 def parameter_cards(config: Mapping[str, Any]) -> Iterator[Card]:

@@ -42,7 +42,7 @@ class Checkpoints:
             write_json(partial / _COMPLETE, files)
             partial.rename(final)
             write_json(self.folder / "latest.json", {"checkpoint": final.name})
-            self._prune()
+            self._prune(step)
         engine.barrier()
 
     def newest(self) -> tuple[Path | None, list[str]]:
@@ -62,9 +62,9 @@ class Checkpoints:
         """
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         for key, value in expected.items():
-            if state[key] != value:
+            if state.get(key) != value:
                 raise ValueError(
-                    f"{folder} was saved with {key} {state[key]}, this run has {value}: resume with the same, "
+                    f"{folder} was saved with {key} {state.get(key)}, this run has {value}: resume with the same, "
                     "or choose another --out"
                 )
         if state["world"] != engine.world:
@@ -75,8 +75,11 @@ class Checkpoints:
         engine.load(folder)
         return int(state["step"])
 
-    def _prune(self) -> None:
+    def _prune(self, newest: int) -> None:
         steps = sorted(int(p.name.removeprefix(_PREFIX)) for p in self.folder.glob(f"{_PREFIX}????????"))
+        for step in [step for step in steps if step > newest]:  # unusable: the run went on from one before it
+            shutil.rmtree(self.folder / f"{_PREFIX}{step:08d}")
+        steps = [step for step in steps if step <= newest]
         for step in steps[: -self.keep_last]:
             if not (self.keep_every and step % self.keep_every == 0):
                 shutil.rmtree(self.folder / f"{_PREFIX}{step:08d}")
@@ -88,6 +91,8 @@ def _fault(folder: Path) -> str | None:
     try:
         files = json.loads((folder / _COMPLETE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
+        return f"{_COMPLETE} is missing or damaged"
+    if not isinstance(files, dict):
         return f"{_COMPLETE} is missing or damaged"
     for name, size in files.items():
         path = folder / name

@@ -26,6 +26,11 @@ class StopRequest:
                 raise KeyboardInterrupt
         self.received = signal.Signals(number).name
 
+    def release(self) -> None:
+        """Give both signals their usual meaning back."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def fit(engine: Engine, config: RunConfig, callbacks: Sequence[Callback], start: int, stop: StopRequest) -> int:
     """Train from `start` finished steps to the end, or until any rank is asked to stop; returns the steps done."""

@@ -26,7 +26,7 @@ class MetricsLog:
         temporary = self.path.with_suffix(".tmp")
         temporary.write_text("".join(kept), encoding="utf-8")
         os.replace(temporary, self.path)
-        self.board = SummaryWriter(str(run / "tensorboard" / name), purge_step=steps_done + 1 if steps_done else None)
+        self.board = SummaryWriter(str(run / "tensorboard" / name), purge_step=steps_done + 1)
 
     def write(self, values: dict[str, Any]) -> None:
         """One line; `values` holds `step` and numbers."""

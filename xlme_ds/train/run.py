@@ -2,19 +2,21 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 from ..config import DataConfig, RunConfig
 from ..data.loader import Loader
 from ..data.schema import TASKS
 from ..data.shards import RowStore
 from ..data.unigram import unigram_nll
-from ..engine.processes import together
+from ..engine.processes import SharedError, broadcast, together
 from ..engine.protocol import Engine
 from ..flops import flops_per_step
 from ..objectives import OBJECTIVES
 from .callbacks import Callback, Evaluate, Record, Save
 from .checkpoint import Checkpoints
 from .console import Console
+from .folder import RunFolder
 from .loop import StopRequest, fit
 
 
@@ -25,30 +27,31 @@ def heldout_data(config: RunConfig, folder: Path, world: int) -> DataConfig:
     """
     asked = (config.data.mono_rows, config.data.para_rows)
     available = [
-        min(RowStore(folder / name).rows, config.train.eval_rows) if asked[task] and (folder / name).is_dir() else 0
-        for task, name in enumerate(TASKS)
+        min(RowStore(folder / name).rows, config.train.eval_rows) if rows else 0
+        for name, rows in zip(TASKS, asked, strict=True)
     ]
     pieces = world * max(math.ceil(max(available) // world / config.data.micro_batch), 1)
     mono, para = (rows // pieces * pieces for rows in available)
-    if mono + para == 0:
-        raise ValueError(
-            f"{folder} has too few rows for {pieces} micro-batches: mix more held-out rows, or use fewer processes"
-        )
+    for name, rows, kept in zip(TASKS, asked, (mono, para), strict=True):
+        if rows and not kept:
+            raise ValueError(
+                f"{folder / name} has too few rows for {pieces} micro-batches: mix more held-out rows, raise data.micro_batch, "
+                "or use fewer processes"
+            )
     return DataConfig(mono, para, micro_batch=max(mono, para) // pieces)
 
 
-def train(engine: Engine, config: RunConfig, out: Path, loader: Loader, heldout: Loader | None) -> bool:
-    """Train to the end or until stopped; True when the run is finished. Resumes from the newest whole checkpoint of `out`."""
-    root = engine.rank == 0
-    stop = StopRequest()
+def train(engine: Engine, config: RunConfig, folder: RunFolder, loader: Loader, heldout: Loader | None) -> bool:
+    """Train to the end or until stopped; True when the run is finished. Resumes from the newest whole checkpoint."""
+    root, out = engine.rank == 0, folder.path
     checkpoints = Checkpoints(out, config.train.keep_last, config.train.keep_every)
-    state = {"fingerprints": loader.fingerprints, "engine": f"{config.engine.kind} {config.engine.deepspeed}"}
-    start = 0
-    newest, complaints = checkpoints.newest()
-    if root:
-        print("\n".join(complaints), end="\n" if complaints else "")
-    if newest is not None:
-        start = together(lambda: checkpoints.load(engine, newest, state))
+    state = {
+        "fingerprints": loader.fingerprints,
+        "heldout": None if heldout is None else heldout.fingerprints,
+        "engine": f"{config.engine.kind} {config.engine.deepspeed}",
+    }
+    start = _resume(engine, config, folder, checkpoints, state)
+    together(lambda: folder.begin(config, loader.fingerprints, engine.world))
     if start >= config.train.steps:
         if root:
             print(f"{out}: all {start} steps are done")
@@ -59,6 +62,7 @@ def train(engine: Engine, config: RunConfig, out: Path, loader: Loader, heldout:
             flush=True,
         )
 
+    stop = StopRequest()
     console = Console(config.train.steps, start, max(config.train.steps // 20, 1)) if root else None
     callbacks: list[Callback] = []
     if console is not None:
@@ -66,14 +70,7 @@ def train(engine: Engine, config: RunConfig, out: Path, loader: Loader, heldout:
         callbacks.append(Record(out, config, start, loader.row_tokens, flops, console.step))
     if heldout is not None:
         objective = OBJECTIVES[config.objective.name](config.objective)
-        constants = (
-            {
-                f"unigram_nll_{TASKS[task]}": unigram_nll(loader.stores[task], store, heldout.plan.rows[task])
-                for task, store in heldout.stores.items()
-            }
-            if root
-            else {}
-        )
+        constants = together(lambda: _unigram(loader, heldout) if root else {})
         callbacks.append(
             Evaluate(
                 out,
@@ -88,6 +85,7 @@ def train(engine: Engine, config: RunConfig, out: Path, loader: Loader, heldout:
         )
     callbacks.append(Save(checkpoints, engine, config.train.save_every, state, start))
     done = fit(engine, config, callbacks, start, stop)
+    stop.release()
     if console is not None:
         console.close()
         if done < config.train.steps:
@@ -95,3 +93,24 @@ def train(engine: Engine, config: RunConfig, out: Path, loader: Loader, heldout:
                 f"{out}: stopped after step {done} of {config.train.steps} and saved; the same command goes on from there"
             )
     return done >= config.train.steps
+
+
+def _resume(
+    engine: Engine, config: RunConfig, folder: RunFolder, checkpoints: Checkpoints, state: dict[str, Any]
+) -> int:
+    """Load the newest whole checkpoint, which the root chooses; returns the steps done, 0 for a new run."""
+    newest, complaints = broadcast(checkpoints.newest())
+    if engine.rank == 0 and complaints:
+        print("\n".join(complaints))
+    if newest is not None:
+        return together(lambda: checkpoints.load(engine, newest, state))
+    if complaints or broadcast(folder.steps_logged()) > config.train.save_every:
+        raise SharedError(f"{folder.path} has records but no usable checkpoint: restore one, or choose another --out")
+    return 0
+
+
+def _unigram(loader: Loader, heldout: Loader) -> dict[str, float]:
+    return {
+        f"unigram_nll_{TASKS[task]}": unigram_nll(loader.stores[task], store, heldout.plan.rows[task])
+        for task, store in heldout.stores.items()
+    }
