@@ -68,6 +68,12 @@ class ModelConfig:
             self.relative_max_distance > self.relative_buckets // 4,
             f"model.relative_max_distance {self.relative_max_distance} must exceed a quarter of model.relative_buckets",
         )
+        block = -(-self.vocabulary // self.vocabulary_blocks)
+        _require(
+            block * (self.vocabulary_blocks - 1) < self.vocabulary,
+            f"model.vocabulary {self.vocabulary} does not split into model.vocabulary_blocks {self.vocabulary_blocks}: "
+            f"use {-(-self.vocabulary // block)}",
+        )
         _require(self.init_std > 0, f"model.init_std is {self.init_std}: it must be positive")
 
 

@@ -46,7 +46,7 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None) -> 
     """Train `config` on `data` into `out`, from its newest checkpoint if it has one; collective over the launched ranks."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
     from .data.loader import Loader
-    from .engine.build import build_engine, fitting, resolve_precision
+    from .engine.build import build_engine, check_engine, fitting, resolve_precision
     from .engine.processes import process_group, together
     from .train.folder import RunFolder
     from .train.run import heldout_data, train
@@ -58,6 +58,7 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None) -> 
 
         def load() -> tuple[Loader, Loader | None]:
             folder.claim(config)
+            check_engine(config.engine)
             arguments = config.seed, config.objective.mask_fraction, rank, world
             loader = fitting(Loader(data, config.data, *arguments), config.model)
             if heldout is None:
@@ -66,7 +67,7 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None) -> 
             return loader, fitting(Loader(heldout, rows, *arguments), config.model, like=loader)
 
         loader, unseen = together(load)
-        engine = together(lambda: build_engine(config, loader, unseen))
+        engine = build_engine(config, loader, unseen)
         finished = train(engine, config, folder, loader, unseen)
         state = engine.full_state() if finished else {}
     if finished and rank == 0:

@@ -160,8 +160,8 @@ def test_vocabulary_blocks_give_the_same_losses_and_gradients() -> None:
 
 def test_block_sizes() -> None:
     assert block_sizes(replace(SMALL, vocabulary_blocks=3)) == [33, 33, 31]
-    with pytest.raises(ValueError, match=r"vocabulary 97 does not split.*use 49"):
-        block_sizes(replace(SMALL, vocabulary_blocks=60))
+    with pytest.raises(ValueError, match=r"model\.vocabulary 97 does not split.*use 49"):
+        replace(SMALL, vocabulary_blocks=60).validate()
 
 
 @pytest.mark.parametrize("sharing", ["tied", "gdes"])

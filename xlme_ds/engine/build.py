@@ -54,6 +54,12 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
     return settings
 
 
+def check_engine(engine: EngineConfig) -> None:
+    """Raise ValueError for an engine that cannot be built, before anything is."""
+    if engine.kind == "deepspeed":
+        deepspeed_settings(engine)
+
+
 def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:
     """What the run computes in; `auto` takes bf16 where the processor has it and the engine can."""
     if engine.precision != "auto":

@@ -81,9 +81,5 @@ def block_sizes(cfg: ModelConfig) -> list[int]:
     """Rows of each embedding block: equal but for the last, which takes the remainder."""
     size = -(-cfg.vocabulary // cfg.vocabulary_blocks)
     sizes = [min(size, cfg.vocabulary - start) for start in range(0, cfg.vocabulary, size)]
-    if len(sizes) != cfg.vocabulary_blocks:
-        raise ValueError(
-            f"model.vocabulary {cfg.vocabulary} does not split into model.vocabulary_blocks "
-            f"{cfg.vocabulary_blocks} equal blocks: use {len(sizes)}"
-        )
+    assert len(sizes) == cfg.vocabulary_blocks, "ModelConfig.validate sees to this"
     return sizes

@@ -94,7 +94,7 @@ def lock(folder: Path) -> Any:
     file = open(folder.with_name(f".{folder.name}.lock"), "w")  # noqa: SIM115 - held until the process ends
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         file.close()
         raise ValueError(f"another process is still working in {folder}: wait for its end, or choose another") from None
     return file
