@@ -57,7 +57,7 @@ class Settings:
     """Of 2 KB: few of them are gone before the disk has begun."""
     rounds: int = 5
     quick: bool = False
-    """Within a minute: one round over 1.5 MB of each of some languages, with a small vocabulary."""
+    """Within a minute: one round over 4 MB of each of some languages, with a small vocabulary."""
     json: bool = False
     """Print JSON."""
 
@@ -171,7 +171,7 @@ def main(arguments: list[str] | None = None) -> None:
     settings = tyro.cli(Settings, description=__doc__, args=arguments)
     if settings.quick:
         languages = settings.languages or QUICK
-        settings = replace(settings, languages=languages, megabytes=1.5, rounds=1, size=8000, sentences=15_000)
+        settings = replace(settings, languages=languages, megabytes=4.0, rounds=1, size=8000, sentences=15_000)
         settings = replace(settings, hugging_face_kilobytes=100, mix_rows=100_000)
     load = round(os.getloadavg()[0], 2)
     try:

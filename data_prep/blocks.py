@@ -1,9 +1,8 @@
 """Cleaned text to Arrow record batches of token ids. SentencePiece is called with many lines at once."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, compress
-from typing import TypeVar
+from itertools import compress
 
 import numpy as np
 import pyarrow as pa
@@ -11,13 +10,14 @@ import pyarrow as pa
 from data_prep.clean import Counts
 from data_prep.dedup import Run
 from data_prep.filters import EXACT_DUPLICATES, Filters, Sides
+from data_prep.readers import Paragraphs
 from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, UNK
 from xlme_ds.data.vocabulary import Vocabulary
 
-_LINES = 4_000  # of one SentencePiece call
-_CHARACTERS = 1_000_000  # of one SentencePiece call, so of one record batch
+_PAIRS = 4_000  # of one SentencePiece call, so of one record batch
+_CHARACTERS = 1_000_000  # the same
 
-T = TypeVar("T")
+Pair = tuple[str, str, float | None]
 Ragged = tuple[np.ndarray, np.ndarray]
 """Sequences one behind the other: int32 values of all, and int64 lengths of each."""
 
@@ -34,25 +34,24 @@ class Encoder:
     filters: Filters = Filters()  # noqa: RUF009 - frozen
     run: Run | None = None
 
-    def documents(self, documents: Iterable[list[str]], counts: Counts) -> Iterator[pa.RecordBatch]:
+    def documents(self, paragraphs: Iterable[Paragraphs], counts: Counts) -> Iterator[pa.RecordBatch]:
         """Record batches of schema DOCUMENTS.
 
         Filters remove paragraphs. A document without any left is dropped for the reason of the last one removed, one
         without a single token as no_token.
         """
-        for batch in _batches(documents, lambda document: document):
-            lines = list(chain.from_iterable(batch))
-            owner = np.repeat(np.arange(len(batch)), [len(document) for document in batch])
+        for lines, of_document in paragraphs:
+            owner = np.repeat(np.arange(len(of_document)), of_document)
             reasons = _Reasons(len(lines))
             self._text_filters(reasons, Sides((lines,), self.languages))
             kept = reasons.kept
-            values, lengths = _encode(self.vocabulary, list(compress(lines, kept)))
+            values, lengths = self.vocabulary.encode_lines(_kept(lines, kept))
             (ragged,) = self._token_filters(reasons, kept, [(values, lengths)])
             values, lengths = ragged
             kept = reasons.kept
-            per_document = np.bincount(owner[kept], weights=lengths, minlength=len(batch)).astype(np.int64)
+            per_document = np.bincount(owner[kept], weights=lengths, minlength=len(of_document)).astype(np.int64)
             reasons.add("no_token", kept & (per_document == 0)[owner])
-            last = np.cumsum([len(document) for document in batch]) - 1
+            last = np.cumsum(of_document) - 1
             written = per_document > 0
             counts.dropped.update(reasons.of(last[~written]))
             counts.removed.update(reasons.of(np.flatnonzero(~reasons.kept)))
@@ -66,21 +65,19 @@ class Encoder:
             if len(per_document):
                 yield pa.record_batch([list_array((values, per_document + 1))], schema=DOCUMENTS)
 
-    def pairs(
-        self, pairs: Iterable[tuple[str, str, float | None]], counts: Counts, max_tokens: int
-    ) -> Iterator[pa.RecordBatch]:
+    def pairs(self, pairs: Iterable[Pair], counts: Counts, max_tokens: int) -> Iterator[pa.RecordBatch]:
         """Record batches of schema PAIRS.
 
         A pair is dropped when a side has no token (no_token), both together have more than `max_tokens` (too_long), or
         a filter says so.
         """
-        for scored in _batches(pairs, lambda pair: pair[:2]):
+        for scored in _batches(pairs):
             batch: tuple[list[str], list[str]] = ([a for a, _, _ in scored], [b for _, b, _ in scored])
             scores = np.array([np.nan if score is None else score for _, _, score in scored])
             reasons = _Reasons(len(scored))
             self._text_filters(reasons, Sides(batch, self.languages, scores))
             kept = reasons.kept
-            sides = [_encode(self.vocabulary, list(compress(side, kept))) for side in batch]
+            sides = [self.vocabulary.encode_lines(_kept(side, kept)) for side in batch]
             sides = self._token_filters(reasons, kept, sides)
             a, b = (lengths for _, lengths in sides)
             empty = (a == 0) | (b == 0)
@@ -117,7 +114,7 @@ class Encoder:
         self, written: np.ndarray, texts: Sequence[list[str]], tokens: np.ndarray, records: np.ndarray, counts: Counts
     ) -> None:
         """Count what is `written` of `texts` (by side); `tokens` and `records` are of each that is."""
-        texts = texts if written.all() else [list(compress(side, written)) for side in texts]
+        texts = [_kept(side, written) for side in texts]
         counts.paragraphs += sum(map(len, texts))
         for side in texts:
             text = "".join(side)
@@ -162,26 +159,22 @@ def _spread(of_kept: np.ndarray, kept: np.ndarray) -> np.ndarray:
     return spread
 
 
-def _batches(units: Iterable[T], texts: Callable[[T], Sequence[str]]) -> Iterator[list[T]]:
-    """Whole documents or pairs, about one SentencePiece call's worth of the `texts` in them."""
-    batch: list[T] = []
-    lines = characters = 0
-    for unit in units:
-        batch.append(unit)
-        lines += len(texts(unit))
-        characters += sum(map(len, texts(unit)))
-        if lines >= _LINES or characters >= _CHARACTERS:
+def _kept(lines: list[str], kept: np.ndarray) -> list[str]:
+    return lines if kept.all() else list(compress(lines, kept))
+
+
+def _batches(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+    """About one SentencePiece call's worth of pairs."""
+    batch: list[Pair] = []
+    characters = 0
+    for pair in pairs:
+        batch.append(pair)
+        characters += len(pair[0]) + len(pair[1])
+        if len(batch) >= _PAIRS or characters >= _CHARACTERS:
             yield batch
-            batch, lines, characters = [], 0, 0
+            batch, characters = [], 0
     if batch:
         yield batch
-
-
-def _encode(vocabulary: Vocabulary, lines: list[str]) -> Ragged:
-    pieces = vocabulary.processor.encode(lines, num_threads=1)  # processes are what we parallelise over
-    lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
-    values = np.fromiter(chain.from_iterable(pieces), np.int32, int(lengths.sum()))
-    return vocabulary.from_pieces(values), lengths
 
 
 def list_array(ragged: Ragged) -> pa.ListArray:

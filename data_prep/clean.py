@@ -20,6 +20,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
 _C0 = bytes(code for code in range(32) if code not in (9, 10)) + b"\x7f"
 _C1 = re.compile(b"\xc2[\x80-\x84\x86-\x9f]")
 _BOM = "\ufeff".encode()
+_FEW = 4_000  # bytes in which lines are looked at one by one
 
 
 @dataclass
@@ -91,15 +92,15 @@ def clean_line(raw: bytes, repaired: Counter[str]) -> str:
 
 
 def clean_lines(data: bytes, repaired: Counter[str]) -> list[str]:
-    """`clean_line` of every line of `data`; all at once where none of them needs a repair."""
-    lines = data.split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    if not lines:
+    """`clean_line` of every line of `data`, but many at once where none of them needs a repair."""
+    if not data:
         return []
     if len(data.translate(None, _C0)) == len(data) and not _C1.search(data) and _BOM not in data:
         try:
-            return [line.strip() for line in data.decode().split("\n", len(lines) - 1)]
+            return [line.strip() for line in data.decode().removesuffix("\n").split("\n")]
         except UnicodeDecodeError:
             pass
-    return [clean_line(line, repaired) for line in lines]
+    half = data.find(b"\n", len(data) // 2) + 1 if len(data) > _FEW else 0
+    if 0 < half < len(data):
+        return clean_lines(data[:half], repaired) + clean_lines(data[half:], repaired)
+    return [clean_line(line, repaired) for line in data.removesuffix(b"\n").split(b"\n")]

@@ -19,7 +19,7 @@ from data_prep.blocks import Encoder
 from data_prep.clean import Counts, add_counts
 from data_prep.dedup import Run
 from data_prep.filters import Filters, make_filters
-from data_prep.readers import Input, TextBlock, block_documents, block_pairs, text_blocks
+from data_prep.readers import Input, TextBlock, block_pairs, block_paragraphs, text_blocks
 from data_prep.store import Stage, write_arrow
 from data_prep.team import Team
 from xlme_ds.data.schema import DOCUMENTS, PAIRS
@@ -114,7 +114,7 @@ class EncodeInputs:
         encoder = Encoder(_vocabulary(self.vocab), task.source.languages, filters, run)
         counts = Counts("documents" if task.mono else "pairs")
         if task.mono:
-            schema, batches = DOCUMENTS, encoder.documents(block_documents(task.source, block, counts), counts)
+            schema, batches = DOCUMENTS, encoder.documents(block_paragraphs(task.source, block, counts), counts)
         else:
             units = block_pairs(task.source, block, counts)
             schema, batches = PAIRS, encoder.pairs(units, counts, self.max_pair_tokens)

@@ -63,19 +63,28 @@ def cut_blocks(opener: Opener, name: str, size: int, boundary: re.Pattern[bytes]
     Where there is none within WINDOW bytes, a block ends behind a line, else as `cut_point` says. The blocks depend on
     the bytes alone.
     """
-    buffer = bytearray()
+    parts: list[bytes] = []  # joined when they may hold a whole block
+    held = 0
     for chunk in chunks(opener, name):
-        buffer += chunk
-        while end := _block_end(buffer, size, boundary):
-            yield bytes(buffer[: end[0]]), end[1]
-            del buffer[: end[0]]
-    while buffer:
-        end = _block_end(buffer, size, boundary) or (len(buffer), False)
-        yield bytes(buffer[: end[0]]), end[1]
-        del buffer[: end[0]]
+        parts.append(chunk)
+        held += len(chunk)
+        while held >= size:
+            data = b"".join(parts)
+            end = _block_end(data, size, boundary)
+            if end:
+                yield data[: end[0]], end[1]
+                data = data[end[0] :]
+            parts, held = [data], len(data)
+            if not end:
+                break
+    data = b"".join(parts)
+    while data:
+        end = _block_end(data, size, boundary) or (len(data), False)
+        yield data[: end[0]], end[1]
+        data = data[end[0] :]
 
 
-def _block_end(buffer: bytearray, size: int, boundary: re.Pattern[bytes]) -> tuple[int, bool] | None:
+def _block_end(buffer: bytes, size: int, boundary: re.Pattern[bytes]) -> tuple[int, bool] | None:
     """Where the first block of `buffer` ends, and whether without a boundary; None when that takes more bytes to say."""
     limit = size + WINDOW
     if match := boundary.search(buffer, size - 1, limit) if len(buffer) >= size else None:
@@ -83,7 +92,7 @@ def _block_end(buffer: bytearray, size: int, boundary: re.Pattern[bytes]) -> tup
     if len(buffer) < limit:
         return None
     line_end = buffer.rfind(b"\n", size, limit) + 1
-    return line_end or size + cut_point(bytes(buffer[size : size + MAX_LINE + 1])), True
+    return line_end or size + cut_point(buffer[size : size + MAX_LINE + 1]), True
 
 
 def whole_lines(opener: Opener, name: str) -> Iterator[bytes | None]:

@@ -4,6 +4,10 @@ import html
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
 
 from data_prep.clean import Counts, clean_line, clean_lines
 from data_prep.readers.blocks import TextBlock, text_blocks
@@ -11,7 +15,7 @@ from data_prep.readers.inputs import Input
 from data_prep.streams import MAX_LINE, cut_line
 
 MAX_DOCUMENT = 1_000_000  # characters
-_PIECE = 1 << 18  # bytes that are cleaned at once
+_PIECE = 1 << 20  # bytes that are cleaned, and tokenized, at once
 _READ = 1 << 18  # bytes of a block where nobody asks for blocks
 
 _TU = re.compile(rb"<tu[\s>].*?</tu\s*>", re.S)
@@ -35,28 +39,62 @@ def pairs(source: Input, counts: Counts) -> Iterator[tuple[str, str]]:
             yield a, b
 
 
+class Paragraphs(NamedTuple):
+    """Whole documents, one behind the other: their paragraphs, none empty, and how many each has (int64)."""
+
+    lines: list[str]
+    of_document: np.ndarray
+
+
 def block_documents(source: Input, block: TextBlock, counts: Counts) -> Iterator[list[str]]:
     """The documents of one block, as lists of non-empty paragraphs; at least one each."""
-    document: list[str] = []
-    size = 0
-    for line in _lines(block.sides[0], counts.repaired):
-        if document and (not line or source.format == "lines" or size + len(line) > MAX_DOCUMENT):
-            if line and source.format != "lines":
-                counts.repaired["long_document"] += 1
-            yield _counted(document, counts)
-            document, size = [], 0
-        if line:
-            document.append(line)
-            size += len(line)
-    if document:
-        counts.repaired.update({"long_document": 1} if block.cut else {})
-        yield _counted(document, counts)
+    for lines, of_document in block_paragraphs(source, block, counts):
+        ends = np.cumsum(of_document).tolist()
+        yield from (lines[start:end] for start, end in pairwise([0, *ends]))
 
 
-def _counted(document: list[str], counts: Counts) -> list[str]:
-    counts.units_in += 1
-    counts.paragraphs_in += len(document)
-    return document
+def block_paragraphs(source: Input, block: TextBlock, counts: Counts) -> Iterator[Paragraphs]:
+    """The documents of one block, many at a time; at least one each time."""
+    opened: list[str] = []  # of the last document, which goes on
+    rest = len(block.sides[0])
+    for piece in _pieces(block.sides[0]):
+        rest -= len(piece)
+        lines = opened + _clean(piece, counts.repaired)
+        sizes = np.fromiter(map(len, lines), np.int64, len(lines))
+        text = sizes > 0
+        begins = text.copy()
+        if source.format != "lines":
+            begins[1:] &= ~text[:-1]
+        if not text.any():
+            opened = []
+            continue
+        ends_open = bool(text[-1])
+        counts.repaired.update({"long_document": 1} if block.cut and not rest and ends_open else {})
+        lines, sizes, starts = list(filter(None, lines)), sizes[text], np.flatnonzero(begins[text])
+        starts = _shorter(starts, sizes, counts.repaired)
+        opened = []
+        if rest and ends_open and source.format != "lines":
+            opened = lines[starts[-1] :]
+            lines, starts = lines[: starts[-1]], starts[:-1]
+        if lines:
+            counts.units_in += len(starts)
+            counts.paragraphs_in += len(lines)
+            yield Paragraphs(lines, np.diff(starts, append=len(lines)))
+
+
+def _shorter(starts: np.ndarray, sizes: np.ndarray, repaired: Counter[str]) -> np.ndarray:
+    """`starts` of documents, with another one wherever a document would pass MAX_DOCUMENT characters."""
+    long = np.flatnonzero(np.add.reduceat(sizes, starts) > MAX_DOCUMENT)
+    extra = []
+    for start, end in zip(starts[long], np.append(starts, len(sizes))[long + 1], strict=True):
+        size = 0
+        for line in range(start, end):
+            if size and size + sizes[line] > MAX_DOCUMENT:
+                extra.append(line)
+                size = 0
+            size += sizes[line]
+    repaired.update({"long_document": len(extra)} if extra else {})
+    return np.union1d(starts, extra).astype(np.int64) if extra else starts
 
 
 def block_pairs(source: Input, block: TextBlock, counts: Counts) -> Iterator[tuple[str, str, float | None]]:
@@ -82,15 +120,22 @@ def block_pairs(source: Input, block: TextBlock, counts: Counts) -> Iterator[tup
             counts.dropped["empty_side"] += 1
 
 
-def _lines(data: bytes, repaired: Counter[str]) -> Iterator[str]:
+def _clean(piece: bytes, repaired: Counter[str]) -> list[str]:
     """Cleaned lines; one over MAX_LINE bytes comes in pieces, cut behind white space where there is some."""
-    for piece in _pieces(data):
-        if len(piece) > MAX_LINE and max(map(len, piece.split(b"\n"))) > MAX_LINE:
-            cut = [cut_line(line) for line in piece.removesuffix(b"\n").split(b"\n")]
-            repaired["long_line"] += sum(len(pieces) > 1 for pieces in cut)
-            yield from (clean_line(part, repaired) for pieces in cut for part in pieces)
-        else:
-            yield from clean_lines(piece, repaired)
+    if not _has_long_line(piece):
+        return clean_lines(piece, repaired)
+    cut = [cut_line(line) for line in piece.removesuffix(b"\n").split(b"\n")]
+    repaired["long_line"] += sum(len(pieces) > 1 for pieces in cut)
+    return [clean_line(part, repaired) for pieces in cut for part in pieces]
+
+
+def _has_long_line(piece: bytes) -> bool:
+    start = 0
+    while len(piece) - start > MAX_LINE:
+        start = piece.rfind(b"\n", start, start + MAX_LINE + 1) + 1
+        if not start:
+            return True
+    return False
 
 
 def _aligned_lines(data: bytes, repaired: Counter[str]) -> Iterator[str]:

@@ -35,6 +35,9 @@ class Vocabulary:
             raise ValueError(
                 f"{path} does not start with the pieces <unk>, <s>, </s>: train it with unk_id=0, bos_id=1, eos_id=2"
             )
+        # Behind `encode(lines, return_type="numpy")`, which makes an array of every line: a tenth of the time.
+        # Arguments: threads, pool, sampling, n-best, alpha, <s>, </s>, reverse - sampling and extras are off.
+        self._encode_to_buffers = self.processor._processor._EncodeAsBufferBatch  # type: ignore[attr-defined]
         self.size = self.processor.get_piece_size() + 2
         self.mask = self.size - 1
 
@@ -47,11 +50,19 @@ class Vocabulary:
         """int32 ids of `text`, no special tokens."""
         return self.from_pieces(self.processor.encode(text))
 
+    def encode_lines(self, lines: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """`encode` of many lines in one call: int32 ids of all of them, and int64 number of ids of each."""
+        buffers = self._encode_to_buffers(lines, 1, None, False, -1, 0.1, False, False, False)
+        parts = list(map(bytes, buffers))
+        sizes = np.fromiter(map(len, parts), np.int64, len(parts))
+        return self.from_pieces(np.frombuffer(b"".join(parts), dtype=np.int32)), sizes // 4
+
     @staticmethod
     def from_pieces(piece_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """int32 ids for SentencePiece's own ids."""
-        ids = np.asarray(piece_ids, dtype=np.int32)
-        return np.where(ids == 0, np.int32(UNK), ids + np.int32(_PIECE_OFFSET))
+        ids = np.asarray(piece_ids, dtype=np.int32) + np.int32(_PIECE_OFFSET)
+        ids[ids == _PIECE_OFFSET] = UNK
+        return ids
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Text of `ids`; special tokens are left out."""
