@@ -1,5 +1,6 @@
 # make install   the environment in .venv, from the pinned set in constraints.txt
 # make pretrain  sample corpus -> data preparation -> pre-training -> runs/quickstart/report.html   (FRESH=1: start over)
+# make xl-step   three steps of the 2.4B-parameter XL in 20 GB of memory (80 GB of disk, libaio-dev, half an hour)
 # make test      the tests           make checks    ruff, mypy, import floors
 #
 # On Linux a plain package index gives torch with CUDA; point pip at torch's CPU wheels first for the smaller build.
@@ -14,7 +15,7 @@ PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check install -qq --pr
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export PYTHONUNBUFFERED := 1
 
-.PHONY: install pretrain test checks clean
+.PHONY: install pretrain xl-step test checks clean
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -29,6 +30,9 @@ $(STAMP): setup.py pyproject.toml constraints.txt
 
 pretrain: $(STAMP)
 	@$(VENV)/bin/python -m xlme_ds.quickstart --out runs/quickstart $(if $(FRESH),--fresh)
+
+xl-step: $(STAMP)
+	@$(VENV)/bin/python -m bench.xl_step --out runs/xl_step
 
 test: $(STAMP)
 	@$(VENV)/bin/python -m pytest

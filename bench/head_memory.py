@@ -105,7 +105,9 @@ def memory(field: str) -> int:
 
 def measure_all(settings: Settings) -> list[Measured]:
     """The full form, then every chunk size, each in a fresh process."""
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # freed memory goes back at once, so that peaks are the program's own
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = (
+        "65536"  # freed memory goes back at once, so that peaks are the program's own
+    )
     results = []
     for chunk in (0, *settings.chunks):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
@@ -118,14 +120,23 @@ def main(arguments: list[str] | None = None) -> None:
     settings = tyro.cli(Settings, description=__doc__, args=arguments)
     results = measure_all(settings)
     if settings.json:
-        print(json.dumps({"settings": asdict(settings), "results": [asdict(r) | {"in_chunks": r.in_chunks} for r in results]}, indent=1))
+        print(
+            json.dumps(
+                {"settings": asdict(settings), "results": [asdict(r) | {"in_chunks": r.in_chunks} for r in results]},
+                indent=1,
+            )
+        )
         return
-    print(f"V = {settings.vocabulary:,}, {settings.positions} masked positions, width {settings.width}, {settings.dtype}, "
-          f"{settings.blocks} block(s); memory beyond weights and gradients at the peak of forward and backward")
+    print(
+        f"V = {settings.vocabulary:,}, {settings.positions} masked positions, width {settings.width}, {settings.dtype}, "
+        f"{settings.blocks} block(s); memory beyond weights and gradients at the peak of forward and backward"
+    )
     print(f"{'form':<18}{'extra MiB':>12}{'chunk MiB':>12}{'chunks':>9}{'loss':>10}")
     for result in results:
         name = f"chunks of {result.chunk}" if result.chunk else "all logits"
-        print(f"{name:<18}{result.extra / MIB:>12,.0f}{result.chunk_bytes / MIB:>12,.0f}{result.in_chunks:>9.2f}{result.loss:>10.5f}")
+        print(
+            f"{name:<18}{result.extra / MIB:>12,.0f}{result.chunk_bytes / MIB:>12,.0f}{result.in_chunks:>9.2f}{result.loss:>10.5f}"
+        )
 
 
 if __name__ == "__main__":

@@ -14,42 +14,29 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from tyro.conf import UseAppendAction
-
 from data_prep.clean import add_counts
-from data_prep.corpus import Corpus, inputs_of, read_corpora
 from data_prep.encode_input import EncodeInputs, Task, discard, shards_there
 from data_prep.executor import on_root, run_tasks, world_size
-from data_prep.readers import Input, find_documents, find_pairs
 from data_prep.remove_duplicates import is_final, remove_duplicates
+from data_prep.sources import Sources, TextConfig, find_sources
 from data_prep.store import Stage
 from data_prep.team import Team
-from xlme_ds.data.schema import TASKS, Manifest, Shard, write_manifest
+from xlme_ds.data.schema import Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
-class EncodeConfig:
+class EncodeConfig(TextConfig):
     """Encode documents (CC-100's layout) and pairs (OPUS's) to Arrow shards; under mpiexec or srun on MPI ranks."""
 
     vocab: Path
     """Folder of stage vocab, or a SentencePiece model file such as XLM-R's."""
     out: Path
     """Folder to write: mono/ and para/."""
-    mono: Path | None = None
-    """Folder of <lang>.txt[.xz|.gz|.bz2|.zst]: a paragraph a line, an empty line between documents."""
-    para: Path | None = None
-    """Folder of a-b.txt.zip (OPUS), or of X.a-b.a and X.a-b.b."""
     processes: int = 1
     """Local processes; the output is the same for any number. Under MPI the ranks are used instead."""
     max_pair_tokens: int = 509
     """Pairs with more tokens on both sides together are dropped, and counted: a row less its specials."""
-    corpus: UseAppendAction[tuple[str, ...]] = ()
-    """Corpus description: a .toml file, or the name of a ready one such as cc100; may be given several times."""
-    where: UseAppendAction[tuple[str, ...]] = ()
-    """NAME=PLACE, the folder or URI of a described corpus instead of the description's; may be given several times."""
-    allow_missing: bool = False
-    """Go on when files of a description's languages are missing; they are named in a warning."""
     block_bytes: int = 64_000_000
     """A new shard begins after this many bytes of text."""
 
@@ -66,8 +53,6 @@ class _Plan:
 
 def run(config: EncodeConfig) -> None:
     """Encode what is not encoded yet. Raises ValueError on bad input, or on settings other than the folder's."""
-    if config.mono is None and config.para is None and not config.corpus:
-        raise ValueError("neither --mono nor --para nor --corpus is given: name at least one corpus")
     if config.max_pair_tokens < 2 or config.block_bytes < 1:
         raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
     plans = on_root(lambda: _plans(config))  # all of them first: a bad file name shows before hours of work
@@ -78,32 +63,22 @@ def run(config: EncodeConfig) -> None:
 
 def _plans(config: EncodeConfig) -> dict[str, _Plan]:
     vocabulary = Vocabulary(config.vocab)
-    corpora = read_corpora(config.corpus, config.where)
-    plans = {}
-    for kind, folder, find in zip(TASKS, (config.mono, config.para), (find_documents, find_pairs), strict=True):
-        sources = find(folder) if folder else []
-        sources += inputs_of(corpora, kind, config.allow_missing)
-        if sources:
-            plans[kind] = _plan(config, kind, sources, [c for c in corpora if c.task == kind], vocabulary)
-    return plans
+    return {task: _plan(config, task, sources, vocabulary) for task, sources in find_sources(config).items()}
 
 
-def _plan(
-    config: EncodeConfig, kind: str, sources: list[Input], corpora: list[Corpus], vocabulary: Vocabulary
-) -> _Plan:
-    sources = sorted(sources, key=lambda source: source.name)  # stable: corpora stay in the order given
+def _plan(config: EncodeConfig, task: str, sources: Sources, vocabulary: Vocabulary) -> _Plan:
+    inputs = sources.inputs
     settings: dict[str, Any] = {
-        "task": kind,
+        "task": task,
         "vocabulary_sha256": vocabulary.sha256,
-        "inputs": [[s.name, [name for name, _ in s.files], *([s.corpus] if s.corpus else [])] for s in sources],
+        "inputs": [[s.name, [name for name, _ in s.files], *([s.corpus] if s.corpus else [])] for s in inputs],
         "block_bytes": config.block_bytes,
     }
-    if kind == "para":
+    if task == "para":
         settings["max_pair_tokens"] = config.max_pair_tokens
-    for corpus in corpora:
-        settings |= corpus.settings
-    tasks = [Task(source, i) for _, same in groupby(sources, lambda s: s.name) for i, source in enumerate(same)]
-    return _Plan(Stage(config.out / kind, "encode", settings), tasks, vocabulary.size, vocabulary.sha256)
+    settings |= sources.settings
+    tasks = [Task(source, i) for _, same in groupby(inputs, lambda s: s.name) for i, source in enumerate(same)]
+    return _Plan(Stage(config.out / task, "encode", settings), tasks, vocabulary.size, vocabulary.sha256)
 
 
 def _run_plan(config: EncodeConfig, kind: str, plan: _Plan) -> None:

@@ -1,7 +1,8 @@
 """A temperature-sampled sample of a corpus's lines, exact, without replacement, and in constant memory.
 
 Lines are counted once, then read again and chosen by a keyed permutation of their numbers, so the sample is the same
-whatever the number of processes.
+whatever the number of processes. A line is a paragraph, or a side of a pair, that the filters of its corpus leave;
+those that count tokens wait for a vocabulary, and equal lines stay.
 """
 
 import os
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,14 +19,16 @@ import numpy as np
 
 from data_prep.clean import Counts
 from data_prep.executor import run_tasks
+from data_prep.filters import Sides, make_filters
 from data_prep.permutation import key_of, permute
-from data_prep.readers import Input, documents, pairs
+from data_prep.readers import Input, block_documents, block_pairs, text_blocks
 from data_prep.sampling import apportion, temperature_shares
+from data_prep.sources import TextConfig, find_sources
 from data_prep.store import Stage
 
-SAMPLE = "sample"  # folder of the chosen lines, a file an input, inside the stage's folder
+SAMPLE = "sample"  # folder of the chosen lines, SAMPLE/<language>/<input>.txt in the stage's folder
 _LINE_CHARACTERS = 1000  # SentencePiece skips lines over 4,192 bytes; longer ones are cut instead
-_BLOCK = 4096  # lines chosen at once
+_BLOCK = 1 << 18  # bytes of text that are filtered and chosen from at once
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,32 @@ class LineSample:
 
     def lines(self) -> Iterator[str]:
         """The chosen lines."""
-        for path in self.paths:
-            with open(path, encoding="utf-8", newline="\n") as file:
-                yield from (line.rstrip("\n") for line in file)
+        return read_lines(self.paths)
+
+
+def read_lines(paths: Sequence[Path]) -> Iterator[str]:
+    """The lines of some of the sample's files."""
+    for path in paths:
+        with open(path, encoding="utf-8", newline="\n") as file:
+            yield from (line.rstrip("\n") for line in file)
+
+
+def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]:
+    """The inputs that lines are sampled from, and what they add to a stage's settings.
+
+    Raises ValueError for names that cannot work, and for a named pipe.
+    """
+    sources = find_sources(text).values()
+    inputs = tuple(chain.from_iterable(found.inputs for found in sources))
+    for path in chain.from_iterable(source.paths for source in inputs):
+        if path.pipe:
+            raise ValueError(f"{path} is a named pipe, but lines are sampled in two passes: store it as a file")
+    settings = {key: value for found in sources for key, value in found.settings.items()}
+    settings["inputs"] = [
+        [source.name, [list(file) for file in source.files], *([source.corpus] if source.corpus else [])]
+        for source in inputs
+    ]
+    return inputs, settings
 
 
 def sample_lines(
@@ -54,8 +80,7 @@ def sample_lines(
     codes = sorted(lines)
     quotas = apportion(sentences, temperature_shares([lines[code] for code in codes], alpha))
     chosen = {code: min(quota, lines[code]) for code, quota in zip(codes, quotas, strict=True)}
-    chosen_files = choose_lines(stage, inputs, counted, chosen, seed, processes, split=False)
-    paths = [path for files in chosen_files for path in dict.fromkeys(files.values())]
+    chosen_files = choose_lines(stage, inputs, counted, chosen, seed, processes)
     by_language = {
         code: {
             "lines": lines[code],
@@ -65,7 +90,7 @@ def sample_lines(
         }
         for code in codes
     }
-    return LineSample(tuple(paths), by_language)
+    return LineSample(tuple(chain.from_iterable(files.values() for files in chosen_files)), by_language)
 
 
 def count_lines(stage: Stage, inputs: Sequence[Input], processes: int) -> list[Counter[str]]:
@@ -84,26 +109,31 @@ def choose_lines(
     quotas: dict[str, int],
     seed: int,
     processes: int,
-    split: bool,
 ) -> list[dict[str, Path]]:
-    """Files of the chosen lines by language, an entry an input; as many lines of each language as `quotas` has.
-
-    `split`: every language of an input has a file of its own; else they share one.
-    """
-    choose = partial(_choose, stage, inputs, counted, dict(sum(counted, Counter())), quotas, seed, split)
+    """Files of the chosen lines by language, an entry an input; as many lines of each language as `quotas` has."""
+    choose = partial(_choose, stage, inputs, counted, dict(sum(counted, Counter())), quotas, seed)
     sizes = [source.size for source in inputs]
     return run_tasks(choose, range(len(inputs)), sizes, processes, "sample lines")
 
 
-def _language_lines(source: Input) -> Iterator[tuple[str, str]]:
-    """(language, line) of a corpus file, cleaned."""
-    if len(source.languages) == 1:
-        for document in documents(source, Counts("documents")):
-            for line in document:
-                yield source.languages[0], line
-    else:
-        for sides in pairs(source, Counts("pairs")):
-            yield from zip(source.languages, sides, strict=True)
+def _sides(source: Input) -> Iterator[tuple[list[str], ...]]:
+    """Cleaned lines that the filters leave, by side, from some text at once."""
+    task = "mono" if len(source.languages) == 1 else "para"
+    filters = make_filters(source.filters, task, source.corpus).text
+    for block in text_blocks(source, _BLOCK):
+        sides: tuple[list[str], ...]
+        scores = None
+        if task == "mono":
+            sides = (list(chain.from_iterable(block_documents(source, block, Counts("documents")))),)
+        else:
+            pairs = list(block_pairs(source, block, Counts("pairs")))
+            sides = ([a for a, _, _ in pairs], [b for _, b, _ in pairs])
+            scores = np.array([np.nan if score is None else score for _, _, score in pairs])
+        kept = np.ones(len(sides[0]), bool)
+        if len(kept):
+            for _, text_filter in filters:
+                kept &= ~text_filter.drops(Sides(sides, source.languages, scores))
+            yield tuple(list(compress(side, kept)) for side in sides)
 
 
 def _count(stage: Stage, inputs: Sequence[Input], number: int) -> dict[str, int]:
@@ -111,7 +141,10 @@ def _count(stage: Stage, inputs: Sequence[Input], number: int) -> dict[str, int]
     name = f"count-{number:05d}"
     result = stage.task_result(name)
     if result is None:
-        result = dict(Counter(language for language, _ in _language_lines(inputs[number])))
+        counts: Counter[str] = Counter()
+        for sides in _sides(inputs[number]):
+            counts.update(dict(zip(inputs[number].languages, map(len, sides), strict=True)))
+        result = dict(+counts)
         stage.finish_task(name, result)
     return result
 
@@ -123,28 +156,25 @@ def _choose(
     lines: dict[str, int],
     quotas: dict[str, int],
     seed: int,
-    split: bool,
     number: int,
 ) -> dict[str, Path]:
     """Write the chosen lines of one input; a language's lines are numbered through all inputs."""
-    folder = stage.folder / SAMPLE
-    paths = {code: (folder / code if split else folder) / f"{number:05d}.txt" for code in inputs[number].languages}
+    languages = inputs[number].languages
+    paths = {code: stage.folder / SAMPLE / code / f"{number:05d}.txt" for code in languages}
     if all(path.exists() for path in paths.values()):
         return paths
     done = sum((Counter(counts) for counts in counted[:number]), Counter())
-    stream = _language_lines(inputs[number])
     with ExitStack() as stack:
-        opened = {path: stack.enter_context(_open_temporary(path)) for path in set(paths.values())}
-        while block := list(islice(stream, _BLOCK)):
-            chosen = np.zeros(len(block), dtype=bool)
-            for language in {language for language, _ in block}:
-                at = np.array([i for i, (code, _) in enumerate(block) if code == language])
-                index = done[language] + np.arange(len(at))
-                chosen[at] = permute(index, lines[language], key_of(seed, "vocab", language)) < quotas[language]
-                done[language] += len(at)
-            for i in np.flatnonzero(chosen):
-                opened[paths[block[i][0]]].write(block[i][1][:_LINE_CHARACTERS] + "\n")
-    for path in opened:
+        files = [stack.enter_context(_open_temporary(path)) for path in paths.values()]
+        for sides in _sides(inputs[number]):
+            for language, side, file in zip(languages, sides, files, strict=True):
+                if not side:
+                    continue
+                index = done[language] + np.arange(len(side))
+                chosen = permute(index, lines[language], key_of(seed, "vocab", language)) < quotas[language]
+                file.writelines(line[:_LINE_CHARACTERS] + "\n" for line in compress(side, chosen))
+                done[language] += len(side)
+    for path in paths.values():
         os.replace(_temporary(path), path)
     return paths
 

@@ -2,11 +2,14 @@
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from rich.text import Text
 
 _PLAIN_SECONDS = 10.0
 
@@ -43,3 +46,28 @@ class Progress:
         if self.plain and time.monotonic() - self.said >= _PLAIN_SECONDS:
             print(f"{self.label}: {100 * self.done // max(self.total, 1)}%", file=sys.stderr, flush=True)
             self.said = time.monotonic()
+
+
+class Status:
+    """Progress of work whose end is not known, in words: a line that changes on a terminal, else one now and then."""
+
+    def __init__(self) -> None:
+        self.said = time.monotonic()
+        self.live: Live | None = None
+
+    def show(self, words: Callable[[], str]) -> None:
+        """Tell `words()`; on a terminal they are asked for again every second until `stop`."""
+        if sys.stderr.isatty():
+            if self.live is None:
+                console = Console(stderr=True)
+                self.live = Live(get_renderable=lambda: Text(words()), console=console, refresh_per_second=1)
+                self.live.start(refresh=True)
+        elif time.monotonic() - self.said >= _PLAIN_SECONDS:
+            print(words(), file=sys.stderr, flush=True)
+            self.said = time.monotonic()
+
+    def stop(self) -> None:
+        """The last words stay."""
+        if self.live is not None:
+            self.live.stop()
+            self.live = None

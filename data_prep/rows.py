@@ -48,16 +48,20 @@ def mono_rows(plan: Plan, start: int, stop: int, tally: Tally) -> Iterator[pa.Re
     group, source, example = plan.find(np.arange(start, stop))
     languages = np.array([index for (index,) in plan.group_languages])
     shards = {s: mapped(plan.path(s)) for s in np.unique(source).tolist()}
+    words = {s: shard.words.data for s, shard in shards.items()}  # slices of it are made in no time
+    missing = np.full(width, PAD, dtype=np.int32).data
     at = np.empty(len(source), dtype=np.int64)
     for same in _grouped(source):
         at[same] = shards[int(source[same[0]])].stretches(example[same] * width, width)
     for begin in range(0, stop - start, BATCH_ROWS):
         part = slice(begin, min(begin + BATCH_ROWS, stop - start))
-        rows = np.full((part.stop - begin, plan.row_tokens), PAD, dtype=np.int32)
-        rows[:, 0], rows[:, -1] = BOS, EOS
-        for row, s, word in zip(rows, source[part].tolist(), at[part].tolist(), strict=True):
-            if word >= 0:
-                row[1:-1] = shards[s].words[word : word + width]
+        texts = [
+            words[s][start : start + width] if start >= 0 else missing
+            for s, start in zip(source[part].tolist(), at[part].tolist(), strict=True)
+        ]
+        # One copy for all rows: between two texts, and at both ends, stand the last id of a row and the first of another.
+        joined = bytearray(np.array([EOS, BOS], dtype=np.int32)).join([b"", *texts, b""])
+        rows = np.frombuffer(joined, dtype=np.int32)[1:-1].reshape(len(texts), plan.row_tokens)
         lengths = np.full(len(rows), plan.row_tokens)
         whole = (at[part] >= 0) & (rows[:, 1] != EOS) & (rows[:, -2] != EOS)
         for i in np.flatnonzero(~whole).tolist():

@@ -5,17 +5,19 @@ OUT/tasks/<task>.json        marker of a finished task with its result, written 
 OUT/manifest.json            completeness marker, written by the stage itself (`schema.write_manifest`)
 """
 
+import hashlib
+import io
 import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 
 from data_prep.executor import on_root
-from xlme_ds.data.schema import Shard, file_sha256, write_json
+from xlme_ds.data.schema import Shard, write_json
 
 
 @dataclass(frozen=True)
@@ -74,18 +76,32 @@ def write_arrow(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     rows = 0
     try:
-        with open(temporary, "wb") as file:
-            with pa.ipc.new_file(file, schema) as writer:
+        with open(temporary, "wb", buffering=0) as file, _Hashing(file) as hashing:
+            with pa.ipc.new_file(hashing, schema) as writer:
                 for batch in batches:
                     writer.write_batch(batch)
                     rows += batch.num_rows
-            file.flush()
             os.fsync(file.fileno())
-        shard = Shard(path.relative_to(root).as_posix(), rows, temporary.stat().st_size, file_sha256(temporary))
+        shard = Shard(path.relative_to(root).as_posix(), rows, temporary.stat().st_size, hashing.sha256.hexdigest())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     return shard
+
+
+class _Hashing(io.RawIOBase):
+    """Writes to `file`, and hashes what is written while it is at hand."""
+
+    def __init__(self, file: IO[bytes]):
+        self.file = file
+        self.sha256 = hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        return self.file.write(data)
 
 
 def _refuse_changes(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:

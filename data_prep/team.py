@@ -9,15 +9,15 @@ file system. Who does what changes nothing in the output.
 import os
 import pickle
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_SAY = 10.0  # seconds between two lines of progress
+from data_prep.progress import Status
+
 _WAIT = 0.01  # seconds between two looks
 _AHEAD = 2  # blocks that are offered for each waiting member
 
@@ -28,6 +28,7 @@ class Team:
 
     folder: Path
     member: int = 0
+    status: Status = field(default_factory=Status, compare=False)
 
     @staticmethod
     def prepare(parent: Path) -> Path:
@@ -67,6 +68,8 @@ class Team:
         except BaseException:
             (self.folder / "failed").touch()
             raise
+        finally:
+            self.status.stop()
 
     def offer(self, name: str, number: int, block: Any) -> bool:
         """Leave block `number` of input `name` to those who wait; False when nobody does, or they have enough to do."""
@@ -120,16 +123,17 @@ class Team:
         self.settle(name, lambda *_: None)
 
     def report(self, done: int, inputs: int, label: str) -> None:
-        """Note `done` bytes of text; member 0 tells all members' progress on stderr now and then."""
+        """Note `done` bytes of text; member 0 shows what all members have done."""
         path = self.folder / f"done-{self.member}"
-        path.write_text(str(int(path.read_text() or 0) + done if path.exists() else done))
-        said = self.folder / "said"
-        if (
-            self.member == 0
-            and time.time() - (said if said.exists() else self.folder / "claimed").stat().st_mtime > _SAY
-        ):
-            said.touch()
-            total = sum(int(part.read_text() or 0) for part in self.folder.glob("done-*"))
-            finished = len(os.listdir(self.folder / "finished"))
-            words = f"encode {label}: {total / 1e9:.2f} GB of text, {finished} of {inputs} inputs finished"
-            print(words, file=sys.stderr, flush=True)
+        path.write_text(str(_number(path) + done))
+        if self.member == 0:
+            self.status.show(lambda: self._words(inputs, label))
+
+    def _words(self, inputs: int, label: str) -> str:
+        total = sum(map(_number, self.folder.glob("done-*")))
+        finished = len(os.listdir(self.folder / "finished"))
+        return f"encode {label}: {total / 1e9:.2f} GB of text, {finished} of {inputs} inputs finished"
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text() or 0) if path.exists() else 0  # empty while another member writes it

@@ -12,8 +12,8 @@ from typing import Any
 import sentencepiece as spm
 
 from data_prep.executor import is_root, on_root
-from data_prep.line_sample import SAMPLE, sample_lines
-from data_prep.readers import Input, find_documents, find_pairs
+from data_prep.line_sample import SAMPLE, sample_lines, sampled_inputs
+from data_prep.sources import TextConfig
 from data_prep.store import Stage
 from xlme_ds.data.schema import Manifest, Shard, file_sha256, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
@@ -22,15 +22,11 @@ _THREADS = 16  # a constant: SentencePiece sums by thread, so another number giv
 
 
 @dataclass(frozen=True)
-class VocabConfig:
+class VocabConfig(TextConfig):
     """Train a vocabulary, or take over an existing SentencePiece model."""
 
     out: Path
     """Output folder: sentencepiece.model and manifest.json."""
-    mono: Path | None = None
-    """Folder of documents, `<lang>.txt[.xz|...]`."""
-    para: Path | None = None
-    """Folder of translation pairs; each side counts as text of its language."""
     model: Path | None = None
     """An existing SentencePiece model, such as XLM-R's, to take instead of training one."""
     size: int = 250002
@@ -48,13 +44,13 @@ class VocabConfig:
 
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""
-        if self.model is None and self.mono is None and self.para is None:
+        if self.model is None and not self.names_text:
             raise ValueError(
-                "no text is given: set --mono or --para to train a vocabulary, or --model to take one over"
+                "no text is given: set --mono, --para or --corpus to train a vocabulary, or --model to take one over"
             )
-        if self.model is not None and (self.mono is not None or self.para is not None):
+        if self.model is not None and self.names_text:
             raise ValueError(
-                "--model takes a vocabulary over as it is: leave out --mono and --para, or leave out --model"
+                "--model takes a vocabulary over as it is: leave out --mono, --para and --corpus, or leave out --model"
             )
         if self.size < 16 or self.sentences < 1:
             raise ValueError(f"--size is {self.size} and --sentences {self.sentences}: at least 16 and 1 are needed")
@@ -82,20 +78,15 @@ def _take_over(config: VocabConfig, model: Path) -> None:
         on_root(lambda: _finish(stage, source.path.read_bytes(), {}))
 
 
-def _find(config: VocabConfig) -> tuple[Input, ...]:
-    mono = find_documents(config.mono) if config.mono else []
-    return (*mono, *(find_pairs(config.para) if config.para else []))
-
-
 def _train(config: VocabConfig) -> None:
-    inputs = on_root(lambda: _find(config))
+    inputs, text_settings = on_root(lambda: sampled_inputs(config))
     settings = {
         "size": config.size,
         "alpha": config.alpha,
         "sentences": config.sentences,
         "seed": config.seed,
         "character_coverage": config.character_coverage,
-        "inputs": [[source.name, [list(file) for file in source.files]] for source in inputs],
+        **text_settings,
     }
     stage = Stage(config.out, "vocab", settings)
     stage.open()

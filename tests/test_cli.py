@@ -10,7 +10,7 @@ import pytest
 
 from tests.launch import ROOT, environment
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, RunConfig, TrainConfig
-from xlme_ds.engine.build import deepspeed_settings
+from xlme_ds.engine.build import check_engine, deepspeed_settings
 from xlme_ds.recipes import RECIPES, recipe
 
 
@@ -101,3 +101,9 @@ def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
         deepspeed_settings(EngineConfig(deepspeed=str(path)))
     with pytest.raises(ValueError, match="zero1, zero2, zero3"):
         deepspeed_settings(EngineConfig(deepspeed="zero4"))
+
+
+def test_a_pipeline_runs_with_zero_1() -> None:
+    check_engine(EngineConfig("pipeline", "zero1"))
+    with pytest.raises(ValueError, match="zero3 is ZeRO-3, a pipeline runs with ZeRO-1: set it to pipe_zero1"):
+        check_engine(EngineConfig("pipeline", "zero3"))

@@ -53,6 +53,6 @@ def _take_recipe(arguments: list[str]) -> tuple[str | None, list[str]]:
 
 def fail(program: str, error: Exception) -> None:
     """Print a user's mistake as one line, from the first process only, and leave with exit code 2."""
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         print(f"{program}: error: {error}", file=sys.stderr, flush=True)
     sys.exit(2)

@@ -44,17 +44,8 @@ class ModelConfig:
 
     def validate(self) -> None:
         """Raise ValueError, naming the setting, for a model that cannot be built."""
-        for name in (
-            "vocabulary",
-            "width",
-            "heads",
-            "feed_forward",
-            "generator_layers",
-            "discriminator_layers",
-            "max_positions",
-            "vocabulary_blocks",
-            "head_chunk",
-        ):
+        sizes = ("vocabulary", "width", "heads", "feed_forward", "generator_layers", "discriminator_layers")
+        for name in (*sizes, "max_positions", "vocabulary_blocks", "head_chunk"):
             _require(getattr(self, name) >= 1, f"model.{name} is {getattr(self, name)}: it must be at least 1")
         _require(
             self.width % self.heads == 0,
@@ -147,12 +138,37 @@ class OptimizerConfig:
 class EngineConfig:
     """How the model is run; changes speed and memory, never the loss curve."""
 
-    kind: Literal["deepspeed", "plain"] = "deepspeed"
-    """plain: torch on one process, the reference the others are compared with."""
+    kind: Literal["deepspeed", "pipeline", "plain"] = "deepspeed"
+    """deepspeed: data parallel with ZeRO; pipeline: stages of layers, data parallel besides, with ZeRO-1;
+    plain: torch on one process, the reference the others are compared with."""
     deepspeed: str = "zero1"
     """A file of ds_configs/ by name, or a path to a DeepSpeed JSON that holds engine keys only."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """auto: bf16 where the processor computes in it, else fp32."""
+    gradient_precision: Literal["fp32", "bf16"] = "fp32"
+    """What micro-batches add up in, when computing in bf16; bf16 halves the memory, and with one micro-batch a step loses nothing."""
+    pipeline_stages: int = 2
+    """Processes that share one copy of the model under engine.kind pipeline."""
+    pipeline_schedule: Literal["1f1b", "dualpipev"] = "1f1b"
+    """dualpipev: a process holds two parts of the model, and a step needs two micro-batches a stage."""
+    balance: tuple[int, ...] = ()
+    """Layers of the discriminator in each part of the pipeline; empty: from counted operations. The first may have none."""
+    offload_optimizer: Literal["none", "cpu", "nvme"] = "none"
+    """Where master weights and moments wait between the steps; nvme needs ZeRO-3."""
+    offload_parameters: Literal["none", "cpu", "nvme"] = "none"
+    """Where the weights wait between the layers' turns; needs ZeRO-3."""
+    nvme_folder: str = ""
+    """Folder on a local disk for what is offloaded to nvme; what is in it after a run may be deleted."""
+
+    @property
+    def pipeline_parts(self) -> int:
+        """Parts into which the pipeline cuts the model, from the embedding to the loss."""
+        return self.pipeline_stages * (2 if self.pipeline_schedule == "dualpipev" else 1)
+
+    @property
+    def processes_per_replica(self) -> int:
+        """Processes that together hold one copy of the model and read the same rows."""
+        return self.pipeline_stages if self.kind == "pipeline" else 1
 
     def validate(self) -> None:
         """Raise ValueError for a combination that no engine runs."""
@@ -160,6 +176,33 @@ class EngineConfig:
             not (self.kind == "plain" and self.precision == "bf16"),
             "engine.kind plain runs in fp32 only: set engine.precision to fp32, or engine.kind to deepspeed",
         )
+        _require(
+            self.pipeline_stages >= 2,
+            f"engine.pipeline_stages is {self.pipeline_stages}: it must be at least 2, or use engine.kind deepspeed",
+        )
+        _require(
+            self.gradient_precision == "fp32" or (self.kind == "deepspeed" and self.precision != "fp32"),
+            "engine.gradient_precision bf16 is for engine.kind deepspeed computing in bf16: set it to fp32",
+        )
+        offloads = (self.offload_optimizer, self.offload_parameters)
+        _require(
+            self.kind == "deepspeed" or offloads == ("none", "none"),
+            f"engine.kind {self.kind} offloads nothing: set engine.offload_optimizer and engine.offload_parameters to none",
+        )
+        _require(
+            "nvme" not in offloads or bool(self.nvme_folder),
+            "offloading to nvme needs engine.nvme_folder: name a folder on a local disk",
+        )
+        if self.balance:
+            _require(self.kind == "pipeline", f"engine.balance is not for engine.kind {self.kind}: leave it empty")
+            _require(
+                len(self.balance) == self.pipeline_parts,
+                f"engine.balance {self.balance} must have {self.pipeline_parts} numbers, one for each part of the pipeline",
+            )
+            _require(
+                self.balance[0] >= 0 and min(self.balance[1:]) >= 1,
+                f"engine.balance {self.balance} leaves a part empty: only the first may have 0 layers",
+            )
 
 
 @dataclass(frozen=True)
@@ -177,12 +220,14 @@ class TrainConfig:
     """Newest checkpoints that are kept."""
     keep_every: int = 25_000
     """Checkpoints of multiples of this step are kept for good; 0: none."""
+    save_buffer_gib: float = 4.0
+    """Host memory of a process, in GiB, for what is copied and not yet written while training goes on; 0: training waits."""
 
     def validate(self) -> None:
         """Raise ValueError, naming the setting, for values outside their range."""
         for name in ("steps", "log_every", "save_every", "keep_last", "eval_rows"):
             _require(getattr(self, name) >= 1, f"train.{name} is {getattr(self, name)}: it must be at least 1")
-        for name in ("eval_every", "keep_every"):
+        for name in ("eval_every", "keep_every", "save_buffer_gib"):
             _require(getattr(self, name) >= 0, f"train.{name} is {getattr(self, name)}: it must not be negative")
 
 
@@ -208,4 +253,19 @@ class RunConfig:
             self.optimizer.warmup_steps <= self.train.steps,
             f"optimizer.warmup_steps {self.optimizer.warmup_steps} exceeds train.steps {self.train.steps}: shorten the warm-up",
         )
+        if self.engine.kind == "pipeline":
+            self._validate_pipeline(self.engine, self.model.discriminator_layers)
         return self
+
+    @staticmethod
+    def _validate_pipeline(engine: EngineConfig, layers: int) -> None:
+        _require(
+            engine.pipeline_parts <= layers + 1,
+            f"engine.pipeline_stages {engine.pipeline_stages} ({engine.pipeline_schedule}) cuts the model into "
+            f"{engine.pipeline_parts} parts, of which all but the first need one of model.discriminator_layers {layers}: "
+            "use fewer stages",
+        )
+        _require(
+            not engine.balance or sum(engine.balance) == layers,
+            f"engine.balance {engine.balance} adds up to {sum(engine.balance)}, model.discriminator_layers is {layers}",
+        )

@@ -13,11 +13,20 @@ def encoder_forward(cfg: ModelConfig, layers: int, row_tokens: int) -> float:
     return 2.0 * layers * products
 
 
+def masked_head_forward(cfg: ModelConfig, mask_fraction: float) -> float:
+    """The masked head with its vocabulary softmax at the masked fraction, a token."""
+    return 2.0 * mask_fraction * (cfg.width**2 + cfg.width * cfg.vocabulary)
+
+
+def replaced_head_forward(cfg: ModelConfig) -> float:
+    """The discriminator's head, a token."""
+    return 2.0 * (cfg.width**2 + cfg.width)
+
+
 def forward_per_token(cfg: ModelConfig, row_tokens: int, mask_fraction: float) -> float:
     """Both encoders, the masked head with its vocabulary softmax at the masked fraction, and the discriminator's head."""
     encoders = encoder_forward(cfg, cfg.generator_layers + cfg.discriminator_layers, row_tokens)
-    masked_head = 2.0 * mask_fraction * (cfg.width**2 + cfg.width * cfg.vocabulary)
-    return encoders + masked_head + 2.0 * (cfg.width**2 + cfg.width)
+    return encoders + masked_head_forward(cfg, mask_fraction) + replaced_head_forward(cfg)
 
 
 def flops_per_step(run: RunConfig, row_tokens: int) -> float:

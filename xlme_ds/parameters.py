@@ -4,12 +4,13 @@ import torch
 
 from .config import ModelConfig
 from .models.electra import Electra
+from .models.encoder import Part
 
 
-def parameter_sizes(cfg: ModelConfig) -> dict[str, int]:
-    """Size of every parameter by its name."""
+def parameter_sizes(cfg: ModelConfig, part: Part | None = None) -> dict[str, int]:
+    """Size of every parameter by its name, of the whole model or of one `part`."""
     with torch.device("meta"):
-        model = Electra(cfg)
+        model = Electra(cfg, part)
     return {name: parameter.numel() for name, parameter in model.named_parameters()}
 
 

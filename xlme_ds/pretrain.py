@@ -47,7 +47,7 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None) -> 
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
     from .data.loader import Loader
     from .engine.build import build_engine, check_engine, fitting, resolve_precision
-    from .engine.processes import process_group, together
+    from .engine.processes import data_parallel, process_group, together
     from .train.folder import RunFolder
     from .train.run import heldout_data, train
 
@@ -59,11 +59,12 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None) -> 
         def load() -> tuple[Loader, Loader | None]:
             folder.claim(config)
             check_engine(config.engine)
-            arguments = config.seed, config.objective.mask_fraction, rank, world
+            share, shares = data_parallel(config.engine, rank, world)
+            arguments = config.seed, config.objective.mask_fraction, share, shares
             loader = fitting(Loader(data, config.data, *arguments), config.model)
             if heldout is None:
                 return loader, None
-            rows = heldout_data(config, heldout, world)
+            rows = heldout_data(config, heldout, shares)
             return loader, fitting(Loader(heldout, rows, *arguments), config.model, like=loader)
 
         loader, unseen = together(load)

@@ -1,4 +1,4 @@
-"""An input as blocks of raw bytes: what one process reads and any other can parse. Nothing is decoded here."""
+"""An input as blocks of raw bytes: what one process reads and any other can parse. Nothing but UTF-16 is decoded here."""
 
 import re
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from data_prep.readers.inputs import Input
+from data_prep.readers.utf16 import as_utf8
 from data_prep.streams import cut_blocks, open_stream, whole_lines
 
 _NO_LINE = b"\n"  # behind the end of the shorter side; no line holds a LF
@@ -37,6 +38,8 @@ def text_blocks(source: Input, size: int) -> Iterator[TextBlock]:
     """
     if source.format in _BOUNDARIES:
         opener = open_stream(source.paths[0])
+        if source.format == "tmx":
+            opener = as_utf8(opener)
         for data, cut in cut_blocks(opener, str(source.paths[0]), size, _BOUNDARIES[source.format]):
             yield TextBlock((data,), cut=cut)
     else:

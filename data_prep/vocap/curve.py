@@ -10,7 +10,7 @@ import math
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -21,7 +21,11 @@ import sentencepiece as spm
 from data_prep.vocap.model import NORMALIZATION, SPECIALS, Pieces, parse, serialize
 
 _SEED_FACTOR = 1.25  # the first training goes to this times the largest size: room to prune by likelihood
-_SEED_CHARACTERS = 10_000_000  # of distinct words for the first training, whose suffix array takes 40 bytes a character
+_SEED_CHARACTERS = (
+    10_000_000  # of all occurrences in the first training, whose suffix array takes 20 to 40 bytes of each
+)
+_MEMORY = 900_000_000  # bytes for a language's distinct words, here and in SentencePiece
+_WORD_BYTES, _CHARACTER_BYTES = 100, 20  # of each, a little more than measured
 _LEAST_COUNT = 2.0  # expected occurrences of a piece longer than a character: a piece used once is learnt by heart
 _LONGEST_WORD = 16_384  # bytes; a line gives at most 1,000 characters
 _UNKNOWN_PENALTY = 10.0  # SentencePiece's: a run of unknown characters scores this below the least likely piece
@@ -43,11 +47,30 @@ class Words:
 
 def count_words(lines: Iterable[str]) -> Words:
     """Normalise lines of text and count their words."""
+    text = _count_words(lines, math.inf)
+    assert text is not None
+    return text
+
+
+def fitting_words(read: Callable[[], Iterable[str]]) -> Words:
+    """The words of all lines; or of every second, fourth or eighth … where training on more takes too much memory."""
+    step = 1
+    while (text := _count_words(islice(read(), 0, None, step), _MEMORY)) is None:
+        step *= 2
+    return text
+
+
+def _count_words(lines: Iterable[str], memory: float) -> Words | None:
+    """None when training on their words would take more than `memory` bytes."""
     normalize = spm.SentencePieceNormalizer(rule_name=NORMALIZATION).normalize
     counts: Counter[str] = Counter()
     sentences = 0
+    needed = 0
     for line in lines:
         words = [word for word in normalize(line).split("▁") if word]
+        needed += sum(_WORD_BYTES + _CHARACTER_BYTES * len(word) for word in set(words) if word not in counts)
+        if needed > memory:
+            return None
         counts.update(words)
         sentences += bool(words)
     return Words(sorted(counts), [counts[word] for word in sorted(counts)], sentences)
@@ -67,7 +90,7 @@ def curve(text: Words, largest: int, least: int, shrink: float, coverage: float)
 
     A text that has fewer pieces than `largest` starts where it can. Each one's pieces are among those of the one before.
     """
-    point = measure(text, train(_most_frequent(text), round(largest * _SEED_FACTOR), coverage))
+    point = measure(text, train(seed_text(text), round(largest * _SEED_FACTOR), coverage))
     frequent = math.log(_LEAST_COUNT / point.tokens)
     kept = {piece: score for piece, score in point.pieces.items() if len(piece) == 1 or score >= frequent}
     if _characters(kept) >= largest:
@@ -92,12 +115,20 @@ def _too_many_characters(number: int) -> ValueError:
     )
 
 
-def _most_frequent(text: Words) -> Words:
-    """The words that bring most occurrences, as many as the first training has memory for."""
-    ranked = sorted(range(len(text.words)), key=lambda i: (-text.counts[i], i))
-    room = np.cumsum([len(text.words[i]) for i in ranked]) <= _SEED_CHARACTERS
-    kept = sorted(i for i, fits in zip(ranked, room, strict=True) if fits)
-    return Words([text.words[i] for i in kept], [text.counts[i] for i in kept], text.sentences)
+def seed_text(text: Words) -> Words:
+    """The first training's text, which SentencePiece lays out with every word as often as it occurs.
+
+    Counts are divided until that fits, but two occurrences stay two; then the words that occur most are taken.
+    """
+    counts = np.array(text.counts, np.int64)
+    lengths = np.fromiter(map(len, text.words), np.int64, len(text.words))
+    divided, divisor = counts, 1
+    while (lengths * divided).sum() > _SEED_CHARACTERS and divided.max() > 2:
+        divisor *= 2
+        divided = np.minimum(counts, np.maximum(2, counts // divisor))
+    ranked = np.argsort(-counts, kind="stable")
+    kept = np.sort(ranked[np.cumsum((lengths * divided)[ranked]) <= _SEED_CHARACTERS]).tolist()
+    return Words([text.words[i] for i in kept], divided[kept].tolist(), text.sentences)
 
 
 def train(text: Words, size: int, coverage: float, seeds: Point | None = None) -> Pieces:

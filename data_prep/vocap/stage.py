@@ -8,19 +8,20 @@ OUT/curves/<language>/      vocabularies on the curve, until the stage is comple
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from data_prep.executor import is_root, on_root, run_tasks
-from data_prep.line_sample import SAMPLE, choose_lines, count_lines
-from data_prep.readers import Input, find_documents, find_pairs
+from data_prep.line_sample import SAMPLE, choose_lines, count_lines, read_lines, sampled_inputs
+from data_prep.readers import Input
 from data_prep.sampling import temperature_shares
+from data_prep.sources import TextConfig
 from data_prep.store import Stage
 from data_prep.vocap.allocate import allocate
-from data_prep.vocap.curve import count_words, curve
+from data_prep.vocap.curve import curve, fitting_words
 from data_prep.vocap.merge import piece_order, pool
 from data_prep.vocap.model import SPECIALS, Pieces, parse, serialize
 from data_prep.vocap.plot import plot
@@ -28,19 +29,16 @@ from xlme_ds.data.schema import Manifest, Shard, file_sha256, write_json, write_
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
 CURVES = "curves"
+_SETTINGS = ("size", "step", "largest", "shrink", "sentences", "alpha", "beta", "seed", "character_coverage")
 _ADDED = 2  # <pad> and <mask> are ids of the vocabulary, not pieces
 
 
 @dataclass(frozen=True)
-class VocapConfig:
+class VocapConfig(TextConfig):
     """Make a vocabulary by VoCap: a curve a language, greedy allocation, one merged model."""
 
     out: Path
     """Output folder: sentencepiece.model, manifest.json, vocap.json and vocap.svg."""
-    mono: Path | None = None
-    """Folder of documents, `<lang>.txt[.xz|...]`."""
-    para: Path | None = None
-    """Folder of translation pairs; each side counts as text of its language."""
     size: int = 524_288
     """Ids of the full vocabulary as the model sees it, <pad> and <mask> included."""
     step: int = 1000
@@ -64,8 +62,6 @@ class VocapConfig:
 
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""
-        if self.mono is None and self.para is None:
-            raise ValueError("no text is given: set --mono or --para, or both")
         if min(self.step, self.sentences) < 1 or self.largest < self.step:
             raise ValueError(
                 f"--step is {self.step}, --largest {self.largest} and --sentences {self.sentences}: they must be at "
@@ -93,8 +89,8 @@ class _Task:
 def run(config: VocapConfig) -> None:
     """Write `config.out`. Raises ValueError for settings or inputs that cannot work."""
     on_root(config.validate)
-    inputs = on_root(lambda: _find(config))
-    stage = Stage(config.out, "vocap", _settings(config, inputs))
+    inputs, text_settings = on_root(lambda: sampled_inputs(config))
+    stage = Stage(config.out, "vocap", {name: getattr(config, name) for name in _SETTINGS} | text_settings)
     stage.open()
     if not on_root(lambda: stage.complete):
         _make(stage, config, inputs)
@@ -105,27 +101,17 @@ def run(config: VocapConfig) -> None:
         print(f"{vocabulary.path}: {vocabulary.size:,} ids", flush=True)
 
 
-def _find(config: VocapConfig) -> tuple[Input, ...]:
-    mono = find_documents(config.mono) if config.mono else []
-    return (*mono, *(find_pairs(config.para) if config.para else []))
-
-
-def _settings(config: VocapConfig, inputs: Sequence[Input]) -> dict[str, Any]:
-    names = ("size", "step", "largest", "shrink", "sentences", "alpha", "beta", "seed", "character_coverage")
-    files = [[source.name, [list(file) for file in source.files]] for source in inputs]
-    return {name: getattr(config, name) for name in names} | {"inputs": files}
-
-
 def _make(stage: Stage, config: VocapConfig, inputs: Sequence[Input]) -> None:
     counted = count_lines(stage, inputs, config.processes)
     lines = dict(sorted(sum(counted, Counter[str]()).items()))
     quotas = {code: min(count, config.sentences) for code, count in lines.items()}
-    chosen = choose_lines(stage, inputs, counted, quotas, config.seed, config.processes, split=True)
+    chosen = choose_lines(stage, inputs, counted, quotas, config.seed, config.processes)
     tasks = [_Task(code, tuple(files[code] for files in chosen if code in files)) for code in lines]
     sizes = list(quotas.values())
     results = run_tasks(partial(_curve, stage, config), tasks, sizes, config.processes, "curves")
     curves = {code: result["curve"] for code, result in zip(lines, results, strict=True) if result["curve"]}
-    on_root(lambda: _finish(stage, config, lines, quotas, curves))
+    sampled = {code: result["sentences"] for code, result in zip(lines, results, strict=True)}
+    on_root(lambda: _finish(stage, config, lines, sampled, curves))
 
 
 def _curve(stage: Stage, config: VocapConfig, task: _Task) -> dict[str, Any]:
@@ -135,7 +121,7 @@ def _curve(stage: Stage, config: VocapConfig, task: _Task) -> dict[str, Any]:
     if result is None:
         folder = stage.folder / CURVES / task.name
         folder.mkdir(parents=True, exist_ok=True)
-        text = count_words(_lines(task.paths))
+        text = fitting_words(partial(read_lines, task.paths))
         points = []
         if text.words:
             for point in curve(text, config.largest, config.step, config.shrink, config.character_coverage):
@@ -144,12 +130,6 @@ def _curve(stage: Stage, config: VocapConfig, task: _Task) -> dict[str, Any]:
         result = {"curve": points[::-1], "sentences": text.sentences, "words": len(text.words)}
         stage.finish_task(marker, result)
     return result
-
-
-def _lines(paths: Sequence[Path]) -> Iterator[str]:
-    for path in paths:
-        with open(path, encoding="utf-8", newline="\n") as file:
-            yield from (line.rstrip("\n") for line in file)
 
 
 def _finish(

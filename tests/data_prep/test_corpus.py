@@ -1,6 +1,7 @@
 """Corpus descriptions: every format and compression, local and by URI; the ready ones; mistakes in words."""
 
 import bz2
+import codecs
 import gzip
 import lzma
 import zipfile
@@ -13,7 +14,7 @@ from data_prep.clean import Counts
 from data_prep.corpus import corpus_inputs, read_corpora, ready_descriptions
 from data_prep.languages import LANGUAGES
 from data_prep.places import Place, files_in, filesystem
-from data_prep.readers import FORMATS, Input, documents, pairs
+from data_prep.readers import FORMATS, Input, documents, pairs, text_blocks
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
 PAIRS = [("one & two", "ein & zwei"), ("three", "drei")]
@@ -83,6 +84,46 @@ def test_every_format_of_pairs(tmp_path: Path, layout: str, wanted: str) -> None
     assert found == PAIRS
     assert dict(counts.dropped) == ({"malformed": 1} if layout.endswith("tsv") or layout == "tmx" else {})
     assert counts.units_in == len(PAIRS) + counts.dropped.total()
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-16-le"])
+def test_tmx_in_utf16_is_that_in_utf8(tmp_path: Path, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under every mark or none, also where a chunk of the file ends inside of a character."""
+    monkeypatch.setattr("data_prep.streams._CHUNK", 1001)
+    words = "尊厳 🙂 ß "
+    units = "".join(
+        f'<tu>\n<tuv xml:lang="en"><seg>{i} {words}</seg></tuv>\r\n<tuv xml:lang="de"><seg>{words}{i}</seg></tuv></tu>'
+        for i in range(9000)
+    )
+    text = TMX.replace("UTF-8", "UTF-16").replace("</body>", f"{units}</body>").replace("<tmx", "\N{PARTY POPPER}<tmx")
+    found = []
+    for name in ("utf-8", encoding):
+        (tmp_path / f"en-de-{name}.tmx").write_bytes(text.encode(name))
+        source = Input(
+            "en-de", ("en", "de"), (Place(str(tmp_path), f"en-de-{name}.tmx"),), (), "tmx", codes=("en", "de")
+        )
+        blocks = [block.sides[0].lstrip(codecs.BOM_UTF8) for block in text_blocks(source, 100_000)]
+        found.append((blocks[1:], *read_pairs(source)))
+    assert found[0] == found[1]
+    assert len(found[0][0]) > 10
+    assert found[0][1][:2] == PAIRS and found[0][1][-1] == (f"8999 {words.strip()}", f"{words}8999")
+
+
+def test_damage_in_utf16(tmp_path: Path) -> None:
+    place = Place(str(tmp_path), "en-de.tmx.gz")
+    source = Input("en-de", ("en", "de"), (place,), (), "tmx", codes=("en", "de"))
+    data = TMX.replace("three", "th\ud83dree").encode("utf-16", "surrogatepass")
+    Path(str(place)).write_bytes(gzip.compress(data))
+    found, counts = read_pairs(source)
+    assert found == [PAIRS[0], ("th\ufffd\ufffd\ufffdree", "drei")]
+    assert counts.repaired["invalid_utf8"] == 1
+    Path(str(place)).write_bytes(gzip.compress(data[:-1]))
+    with pytest.raises(
+        ValueError, match=r"en-de\.tmx\.gz cannot be read behind line \d+ \(it ends inside of a character"
+    ):
+        read_pairs(source)
+    Path(str(place)).write_bytes(gzip.compress(b"<"))
+    assert read_pairs(source)[0] == []
 
 
 def test_pages_of_ccaligned_by_their_columns(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def corpus(tmp_path: Path, sentences: list[str]) -> tuple[Path, Path]:
 def test_ids_are_those_of_the_text(
     corpus: tuple[Path, Path], vocab: Path, tmp_path: Path, sentences: list[str]
 ) -> None:
-    run(EncodeConfig(vocab, tmp_path / "out", *corpus, max_pair_tokens=100))
+    run(EncodeConfig(vocab, tmp_path / "out", mono=corpus[0], para=corpus[1], max_pair_tokens=100))
     vocabulary = Vocabulary(vocab)
     ids = [vocabulary.encode(sentence).tolist() for sentence in sentences]
     mono = records(tmp_path / "out" / "mono", "en")
@@ -76,7 +76,7 @@ def test_ids_are_those_of_the_text(
 
 
 def test_everything_is_counted(corpus: tuple[Path, Path], vocab: Path, tmp_path: Path, sentences: list[str]) -> None:
-    run(EncodeConfig(vocab, tmp_path / "out", *corpus, max_pair_tokens=100))
+    run(EncodeConfig(vocab, tmp_path / "out", mono=corpus[0], para=corpus[1], max_pair_tokens=100))
     manifest = read_manifest(tmp_path / "out" / "mono")
     assert manifest.languages == ("de", "en", "fr")
     assert manifest.vocabulary_sha256 == file_sha256(vocab / "sentencepiece.model")
@@ -98,8 +98,8 @@ def test_shards_end_after_their_bytes(vocab: Path, tmp_path: Path, sentences: li
     mono = tmp_path / "in"
     mono.mkdir()
     (mono / "en.txt").write_text(f"{sentences[0]}\n\n" * 10_000)
-    run(EncodeConfig(vocab, tmp_path / "one", mono))
-    run(EncodeConfig(vocab, tmp_path / "many", mono, block_bytes=200_000))
+    run(EncodeConfig(vocab, tmp_path / "one", mono=mono))
+    run(EncodeConfig(vocab, tmp_path / "many", mono=mono, block_bytes=200_000))
     one, many = (read_manifest(tmp_path / name / "mono") for name in ("one", "many"))
     assert (len(one.shards), one.rows) == (1, 10_000)
     assert len(many.shards) > 2
@@ -110,14 +110,14 @@ def test_shards_end_after_their_bytes(vocab: Path, tmp_path: Path, sentences: li
 def test_two_files_of_one_language_are_joined(vocab: Path, tmp_path: Path, sentences: list[str]) -> None:
     for name in ("zh_CN.txt", "zh-Hans.txt"):
         (tmp_path / name).write_text(sentences[4])
-    run(EncodeConfig(vocab, tmp_path / "out", tmp_path))
+    run(EncodeConfig(vocab, tmp_path / "out", mono=tmp_path))
     counts = read_manifest(tmp_path / "out" / "mono").counts["by_language"]
     assert (list(counts), counts["zh-Hans"]["files"], counts["zh-Hans"]["documents"]) == (["zh-Hans"], 2, 2)
     assert len(records(tmp_path / "out" / "mono", "zh-Hans")) == 2
 
 
 def test_changed_settings_are_refused(corpus: tuple[Path, Path], vocab: Path, tmp_path: Path) -> None:
-    config = EncodeConfig(vocab, tmp_path / "out", *corpus)
+    config = EncodeConfig(vocab, tmp_path / "out", mono=corpus[0], para=corpus[1])
     run(config)
     before = tree(config.out)
     with pytest.raises(ValueError, match=r"max_pair_tokens was 509, now 60\): choose another output folder, or delete"):
@@ -131,7 +131,7 @@ def test_changed_settings_are_refused(corpus: tuple[Path, Path], vocab: Path, tm
 
 
 def test_a_relaunch_does_only_what_is_missing(corpus: tuple[Path, Path], vocab: Path, tmp_path: Path) -> None:
-    config = EncodeConfig(vocab, tmp_path / "out", *corpus)
+    config = EncodeConfig(vocab, tmp_path / "out", mono=corpus[0], para=corpus[1])
     run(config)
     before = tree(config.out)
     folder = config.out / "mono"
@@ -169,7 +169,7 @@ def test_bytes_do_not_depend_on_processes_ranks_or_a_kill(
     start_data_prep: Callable[..., "subprocess.Popen[str]"],
 ) -> None:
     flags = ["encode", "--mono", larger[0], "--para", larger[1], "--vocab", vocab, "--block-bytes", 100_000, "--out"]
-    run(EncodeConfig(vocab, tmp_path / "one", *larger, block_bytes=100_000))
+    run(EncodeConfig(vocab, tmp_path / "one", mono=larger[0], para=larger[1], block_bytes=100_000))
     expected = tree(tmp_path / "one")
     assert len(expected) > 20
 
@@ -253,7 +253,7 @@ def test_any_bytes_are_encoded_and_accounted_for(
         for side in (0, 1):
             text = b"".join(pair[side].replace(b"\n", b"") + b"\n" for pair in para)
             (folder / "para" / f"X.de-en.{('de', 'en')[side]}").write_bytes(text)
-        run(EncodeConfig(vocab, folder / "out", folder / "mono", folder / "para", max_pair_tokens=50))
+        run(EncodeConfig(vocab, folder / "out", mono=folder / "mono", para=folder / "para", max_pair_tokens=50))
         documents, pairs = records(folder / "out" / "mono", "en"), records(folder / "out" / "para", "de-en")
         counts = json.loads((folder / "out" / "mono" / "manifest.json").read_text())["counts"]["by_language"]["en"]
         pair_counts = json.loads((folder / "out" / "para" / "manifest.json").read_text())["counts"]["by_language"][
@@ -283,12 +283,12 @@ def huge(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Path
 def test_one_file_is_shared_by_all_processes_and_ranks(
     huge: Path, vocab: Path, tmp_path: Path, data_prep: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(EncodeConfig(vocab, tmp_path / "one", huge, block_bytes=50_000))
+    run(EncodeConfig(vocab, tmp_path / "one", mono=huge, block_bytes=50_000))
     expected = tree(tmp_path / "one")
     assert len(expected) > 60
     helped: list[int] = []
     monkeypatch.setattr(Team, "offer", lambda team, *_: helped.append(team.member))  # nobody waits where one is alone
-    run(EncodeConfig(vocab, tmp_path / "alone", huge, block_bytes=50_000))
+    run(EncodeConfig(vocab, tmp_path / "alone", mono=huge, block_bytes=50_000))
     assert set(helped) == {0}
     for name, ranks in (("processes", 0), ("ranks", 2)):
         flags = ["encode", "--mono", huge, "--vocab", vocab, "--block-bytes", 50_000, "--out", tmp_path / name]
@@ -319,7 +319,7 @@ def test_a_reader_gives_blocks_to_those_who_wait(tmp_path: Path) -> None:
 def test_finished_blocks_of_a_killed_run_are_kept(
     huge: Path, vocab: Path, tmp_path: Path, start_data_prep: Callable[..., "subprocess.Popen[str]"]
 ) -> None:
-    run(EncodeConfig(vocab, tmp_path / "one", huge, block_bytes=50_000))
+    run(EncodeConfig(vocab, tmp_path / "one", mono=huge, block_bytes=50_000))
     out = tmp_path / "killed"
     flags = ["encode", "--mono", huge, "--vocab", vocab, "--block-bytes", 50_000, "--processes", 2, "--out", out]
     killed = start_data_prep(*flags)
@@ -331,7 +331,7 @@ def test_finished_blocks_of_a_killed_run_are_kept(
     assert not (out / "mono" / "manifest.json").exists()
     first = out / "mono" / "en" / "000-00000.arrow"
     before = first.stat().st_mtime_ns
-    run(EncodeConfig(vocab, out, huge, block_bytes=50_000))
+    run(EncodeConfig(vocab, out, mono=huge, block_bytes=50_000))
     assert sorted(tree(out)) == sorted(tree(tmp_path / "one"))
     assert tree(out) == tree(tmp_path / "one")
     assert first.stat().st_mtime_ns == before
@@ -341,7 +341,7 @@ def test_an_input_that_changed_behind_a_kill_is_read_anew(vocab: Path, tmp_path:
     for name, last in (("in", "one"), ("changed", "another")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "en.txt").write_text(f"{sentences[0]}\n\n" * 50 + last)
-    config = EncodeConfig(vocab, tmp_path / "out", tmp_path / "in", block_bytes=500)
+    config = EncodeConfig(vocab, tmp_path / "out", mono=tmp_path / "in", block_bytes=500)
     stage = Stage(config.out / "mono", "encode")
     task = Task(find_documents(tmp_path / "in")[0], 0)
     (config.out / "mono" / "tasks").mkdir(parents=True)

@@ -29,7 +29,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, sentences: list[str], voc
     for code, side in (("en", words), ("de", words[::-1])):
         (folder / "corpus" / "para" / f"X.de-en.{code}").write_text("\n".join(side) + "\n", encoding="utf-8")
     corpus, encoded = folder / "corpus", folder / "encoded"
-    encode.run(encode.EncodeConfig(vocab, encoded, corpus / "mono", corpus / "para", max_pair_tokens=ROW - 3))
+    encode.run(encode.EncodeConfig(vocab, encoded, mono=corpus / "mono", para=corpus / "para", max_pair_tokens=ROW - 3))
     mix.run(mix.MixConfig(encoded, vocab, folder / "data", 50, 30, row_tokens=ROW, rows_per_shard=20))
     return folder
 

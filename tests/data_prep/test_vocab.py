@@ -1,6 +1,7 @@
 """`vocab` on small texts in several scripts, and agreement with Hugging Face's XLM-R tokenizer."""
 
 import lzma
+import os
 import re
 import shutil
 import unicodedata
@@ -92,6 +93,62 @@ def test_both_sides_of_pairs_are_text_of_their_languages(corpus: Path, tmp_path:
     assert (counts["de"]["lines"], counts["en"]["lines"], counts["ru"]["lines"]) == (200, 400, 30)
 
 
+@pytest.fixture(scope="module")
+def described(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[str, str], Path]:
+    """Descriptions of two corpora with lines that their filters drop; and a folder with the others, in two layouts."""
+    folder = tmp_path_factory.mktemp("described")
+    for name in ("dirty", "pairs", "clean/mono", "clean/para"):
+        (folder / name).mkdir(parents=True)
+    english = (corpus / "en.txt").read_text(encoding="utf-8").splitlines()
+    russian = (corpus / "ru.txt").read_text(encoding="utf-8").splitlines()
+    dirty = "".join(f"{line}\n{russian[0]}\n\n{'Home' if i % 3 else ''}\n\n" for i, line in enumerate(english))
+    with lzma.open(folder / "dirty" / "en.txt.xz", "wt", encoding="utf-8") as file:
+        file.write(dirty)
+    scored = [(1.0 + 0.01 * (i % 9), *lines) for i, lines in enumerate(zip(english, russian, strict=False))]
+    table = "".join(f"{score}\t{a}\t{b}\n1.5\t{a}\t{a.upper()}\nno number\t{a}\t{b}\n" for score, a, b in scored)
+    (folder / "pairs" / "en-ru.tsv").write_text(table, encoding="utf-8")
+    (folder / "clean" / "mono" / "en.txt").write_text("\n".join(english), encoding="utf-8")
+    for side, code in enumerate(("en", "ru")):
+        kept = [lines[side] for score, *lines in scored if score >= 1.04]
+        (folder / "clean" / "para" / f"en-ru.{code}").write_text(
+            "".join(f"{line}\n" for line in kept), encoding="utf-8"
+        )
+    (folder / "web.toml").write_text(
+        f'name = "web"\nwhere = "{folder / "dirty"}"\nformat = "cc100"\nfiles = "{{lang}}.txt.xz"\n'
+        'languages = ["en", "de"]\n[filters.script]\n[filters.boilerplate_length]\n[filters.exact_duplicates]\n'
+    )
+    (folder / "mined.toml").write_text(
+        'name = "mined"\nformat = "wikimatrix_tsv"\nfiles = "{src}-{tgt}.tsv"\npairs = "any"\n'
+        "[filters.score]\nleast = 1.04\n[filters.identical_sides]\n[filters.length]\nmax_tokens = 1\n"
+    )
+    return (str(folder / "web.toml"), str(folder / "mined.toml")), folder
+
+
+def test_described_corpora_are_sampled_behind_their_filters(
+    described: tuple[tuple[str, str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The vocabulary is that of the text that the filters leave; those that count tokens or compare lines wait."""
+    descriptions, folder = described
+    base = VocabConfig(tmp_path / "clean", size=80, sentences=200, character_coverage=1.0)
+    run(replace(base, mono=folder / "clean" / "mono", para=folder / "clean" / "para"))
+    text = {"corpus": descriptions, "where": (f"mined={folder / 'pairs'}",), "allow_missing": True}
+    run(replace(base, out=tmp_path / "one", **text))
+    run(replace(base, out=tmp_path / "two", processes=2, **text))
+    assert "1 of 2 files of web" in capsys.readouterr().err
+    assert folder_bytes(tmp_path / "one") == folder_bytes(tmp_path / "two")
+    assert (tmp_path / "one" / MODEL_FILE).read_bytes() == (tmp_path / "clean" / MODEL_FILE).read_bytes()
+    counts = read_manifest(tmp_path / "one").counts["by_language"]
+    assert {code: c["lines"] for code, c in counts.items()} == {"en": 300 + 15, "ru": 15}
+    with pytest.raises(ValueError, match=r"1 of 2 files of web .*\(de\): fetch them, or give --allow-missing"):
+        run(replace(base, out=tmp_path / "three", **text | {"allow_missing": False}))
+
+
+def test_a_named_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "de.txt")
+    with pytest.raises(ValueError, match=r"de\.txt is a named pipe, but lines are sampled in two passes"):
+        run(VocabConfig(tmp_path / "out", mono=tmp_path))
+
+
 def test_too_large_a_size_names_the_largest_that_works(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--size is 100000, but the sampled text allows no more than") as error:
         run(config(corpus, tmp_path / "large", size=100_000))
@@ -125,7 +182,7 @@ def test_an_existing_model_is_taken_over(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "text.model").write_text("no model")
     with pytest.raises(ValueError, match="is not a SentencePiece model"):
         run(VocabConfig(tmp_path / "no", model=tmp_path / "text.model"))
-    with pytest.raises(ValueError, match="leave out --mono and --para"):
+    with pytest.raises(ValueError, match="leave out --mono, --para and --corpus"):
         run(VocabConfig(tmp_path / "no", mono=corpus, model=tmp_path / "sentencepiece.bpe.model"))
 
 

@@ -16,7 +16,7 @@ import sentencepiece as spm
 from data_prep.encode import EncodeConfig
 from data_prep.encode import run as encode
 from data_prep.vocap.allocate import allocate, concave_hull, steps
-from data_prep.vocap.curve import Point, Words, count_words, curve, measure
+from data_prep.vocap.curve import Point, Words, count_words, curve, fitting_words, measure, seed_text
 from data_prep.vocap.merge import piece_order, pool
 from data_prep.vocap.model import parse, serialize
 from data_prep.vocap.stage import VocapConfig, run
@@ -57,7 +57,7 @@ def corpus(lines: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
     return folder
 
 
-def config(corpus: Path, out: Path, **settings: object) -> VocapConfig:
+def config(corpus: Path, out: Path, /, **settings: object) -> VocapConfig:
     base = VocapConfig(out, mono=corpus, size=230, step=5, largest=120, sentences=300, character_coverage=1.0)
     return replace(base, **settings)
 
@@ -97,12 +97,35 @@ def test_the_first_training_may_see_a_part_of_the_words(
 ) -> None:
     for texts in lines.values():
         _, whole = points(texts, 100, 5)
-        monkeypatch.setattr("data_prep.vocap.curve._SEED_CHARACTERS", 100)
+        monkeypatch.setattr("data_prep.vocap.curve._SEED_CHARACTERS", 300)
         _, part = points(texts, 100, 5)
         monkeypatch.undo()
         assert part[-1].pieces.keys() == whole[-1].pieces.keys()  # every character is there
         assert part[0].pieces.keys() != whole[0].pieces.keys()
         assert all(b.pieces.keys() < a.pieces.keys() for a, b in itertools.pairwise(part))
+
+
+def test_the_first_training_lays_out_a_bounded_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frequent words are made rarer before rare ones are left out."""
+    text = Words([f"{i:04}" for i in range(100)], [1, 2, 3, 40, 500] * 20, 1000)
+    for room, distinct in ((50_000, 100), (10_000, 100), (800, 100), (400, 50)):
+        monkeypatch.setattr("data_prep.vocap.curve._SEED_CHARACTERS", room)
+        seeds = seed_text(text)
+        counts = dict(zip(text.words, text.counts, strict=True))
+        assert sum(4 * count for count in seeds.counts) <= room
+        assert len(seeds.words) == distinct and seeds.words == sorted(seeds.words)
+        assert all(min(2, counts[w]) <= count <= counts[w] for w, count in zip(seeds.words, seeds.counts, strict=True))
+        assert (seeds == text) == (room == 50_000)
+
+
+def test_lines_are_thinned_until_their_words_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evenly over the text, and no more than needed; repeated words cost nothing."""
+    lines = [f"wort{i} das {'x' * (i % 7)}" for i in range(1000)]
+    whole = count_words(lines)
+    needed = sum(100 + 20 * len(word) for word in whole.words)
+    for memory, step in ((needed, 1), (needed - 1, 2), (needed // 3, 4)):
+        monkeypatch.setattr("data_prep.vocap.curve._MEMORY", memory)
+        assert fitting_words(lambda: iter(lines)) == count_words(lines[::step])
 
 
 def test_too_small_a_largest_size_for_the_characters(lines: dict[str, list[str]]) -> None:
@@ -295,12 +318,34 @@ def test_pairs_are_text_of_both_languages(corpus: Path, lines: dict[str, list[st
     assert (counts["de"]["lines"], counts["en"]["lines"], counts["ru"]["lines"]) == (220, 500, 60)
 
 
+def test_a_described_corpus_behind_its_filters(corpus: Path, lines: dict[str, list[str]], tmp_path: Path) -> None:
+    """Lines in another script and short ones are dropped before they are counted: the model is that of the others."""
+    (tmp_path / "dirty").mkdir()
+    for code, texts in lines.items():
+        foreign = lines["ja" if code != "ja" else "en"][0]
+        text = "".join(f"{line}\n{foreign}\n\n!\n" for line in texts)
+        (tmp_path / "dirty" / f"{code}.txt").write_text(text, encoding="utf-8")
+    (tmp_path / "web.toml").write_text(
+        'name = "web"\nformat = "cc100"\nfiles = "{lang}.txt"\nlanguages = ["en", "de", "fr", "ru", "ja", "ur", "sw"]\n'
+        "[filters.script]\n[filters.boilerplate_length]\nmin_bytes = 2\n"
+    )
+    text = {"mono": None, "corpus": (str(tmp_path / "web.toml"),), "where": (f"web={tmp_path / 'dirty'}",)}
+    run(config(corpus, tmp_path / "clean"))
+    run(config(corpus, tmp_path / "described", allow_missing=True, processes=2, **text))
+    names = ("sentencepiece.model", "vocap.json", "vocap.svg")
+    assert [made(tmp_path / "described")[n] for n in names] == [made(tmp_path / "clean")[n] for n in names]
+    with pytest.raises(ValueError, match=r"web\.filters was .*script.*, now .*length"):
+        description = (tmp_path / "web.toml").read_text()
+        (tmp_path / "web.toml").write_text(description.replace("[filters.script]", "[filters.length]"))
+        run(config(corpus, tmp_path / "described", allow_missing=True, **text))
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"size": 5000}, "the curves end at"),
         ({"size": 40}, "the characters of 6 languages are"),
-        ({"mono": None}, "no text is given"),
+        ({"mono": None}, "neither --mono nor --para nor --corpus is given"),
         ({"shrink": 1.0}, "--shrink is 1.0"),
         ({"beta": 1.5}, "--beta is 1.5"),
         ({"step": 200}, "--largest at least --step"),

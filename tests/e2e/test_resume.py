@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -31,7 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start(folder: Path, out: Path) -> subprocess.Popen[str]:
+def pretrain(folder: Path, out: Path, **changes: object) -> list[str]:
+    """The words of the command after its module; `changes` of settings, with `__` for the dot."""
     vocabulary = json.loads((folder / "data/mono/manifest.json").read_text())["vocabulary_size"]
     overrides = {
         "model.vocabulary": vocabulary,
@@ -51,14 +53,8 @@ def start(folder: Path, out: Path) -> subprocess.Popen[str]:
         "train.save-every": 6,
         "train.keep-last": 2,
         "train.keep-every": 12,
-    }
-    command = [
-        "deepspeed",
-        "--num_gpus",
-        "2",
-        "--master_port",
-        str(free_port()),
-        "--module",
+    } | {key.replace("__", "."): value for key, value in changes.items()}
+    return [
         "xlme_ds.pretrain",
         "--recipe",
         "quickstart",
@@ -70,8 +66,12 @@ def start(folder: Path, out: Path) -> subprocess.Popen[str]:
         str(out),
         *(word for key, value in overrides.items() for word in (f"--{key}", str(value))),
     ]
+
+
+def start(folder: Path, out: Path) -> subprocess.Popen[str]:
+    launcher = ["deepspeed", "--num_gpus", "2", "--master_port", str(free_port()), "--module"]
     return subprocess.Popen(
-        command,
+        [*launcher, *pretrain(folder, out)],
         cwd=ROOT,
         env=environment(),
         text=True,
@@ -172,6 +172,20 @@ def test_it_resumed_where_it_stopped(runs: tuple[Path, Path, list[str]]) -> None
     step = re.search(r"stopped after step (\d+) of 40 and saved", killed)
     assert step is not None, killed
     assert f"resuming after step {step[1]} " in stopped
+
+
+def test_it_goes_on_in_one_process_of_plain_torch(folder: Path, runs: tuple[Path, Path, list[str]]) -> None:
+    moved = folder / "moved"
+    shutil.copytree(runs[0], moved)
+    shutil.rmtree(moved / "checkpoints" / f"step_{STEPS:08d}")
+    command = [sys.executable, "-m", *pretrain(folder, moved, engine__kind="plain")]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "resuming after step 36 of 40, 1 processes" in done.stdout
+    ours, theirs = (lines(run / "metrics.jsonl") for run in (moved, runs[0]))
+    assert ours[:36] == theirs[:36]
+    # float32 sums in another order
+    assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in theirs], rel=1e-5)
 
 
 def test_retention(runs: tuple[Path, Path, list[str]]) -> None:

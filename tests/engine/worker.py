@@ -1,60 +1,93 @@
-"""One rank of the parity test: trains every given case and writes its loss curve. Run by test_parity.py."""
+"""One rank of the parity test: trains every given case and writes its curve, gradients and weights. Run by test_parity.py."""
 
 import json
 import sys
 from pathlib import Path
 
+import torch
 from safetensors.torch import save_file
 
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
-from xlme_ds.engine.processes import start_process_group
+from xlme_ds.engine.processes import data_parallel, start_process_group
+from xlme_ds.engine.protocol import Engine
 
 STEPS = 20
+HELDOUT = DataConfig(12, 12, micro_batch=6)  # other micro-batches than in training, too few for DualPipeV alone
+SIZES = dict(
+    vocabulary=200,
+    width=32,
+    heads=4,
+    feed_forward=64,
+    generator_layers=1,
+    discriminator_layers=3,
+    max_positions=32,
+    head_chunk=16,
+)
 
 
-def tiny(kind: str, deepspeed: str, micro_batch: int, precision: str = "fp32", **model: object) -> RunConfig:
+def tiny(engine: dict[str, object], micro_batch: int, para_rows: int = 8, **model: object) -> RunConfig:
     """A model small enough to train in a second, with every part of a large one."""
-    sizes = dict(
-        vocabulary=200,
-        width=32,
-        heads=4,
-        feed_forward=64,
-        generator_layers=1,
-        discriminator_layers=2,
-        max_positions=32,
-        head_chunk=16,
-    )
     return RunConfig(
         name="tiny",
-        model=ModelConfig(**(sizes | model)),
-        data=DataConfig(8, 4, micro_batch),
-        engine=EngineConfig(kind, deepspeed, precision),
+        model=ModelConfig(**(SIZES | model)),
+        data=DataConfig(8, para_rows, micro_batch),
+        engine=EngineConfig(**{"precision": "fp32"} | engine),
         train=TrainConfig(steps=STEPS),
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=5),
     ).validate()
 
 
+def gradients(engine: Engine, beta1: float) -> dict[str, torch.Tensor]:
+    """The clipped gradients of the only step so far, of this rank's parameters: Adam's first moment is their (1 − β1)-fold."""
+    if not hasattr(engine, "engine"):
+        states = engine.optimizer.state
+        return {name: states[p]["exp_avg"] / (1 - beta1) for name, p in engine.module.named_parameters()}
+    from deepspeed.utils import safe_get_full_optimizer_state
+
+    optimizer = engine.engine.optimizer
+    if hasattr(optimizer, "_hp_optimizer_states_linked"):
+        # ZeRO 1 and 2 link the states after the first group's step, when those of the second do not exist yet (0.19.8).
+        optimizer._hp_optimizer_states_linked = False
+        optimizer._lazy_init_hp_params_optimizer_state()
+    names = engine.canonical_names() if hasattr(engine, "canonical_names") else {}
+    return {
+        names.get(name, name): safe_get_full_optimizer_state(p, "exp_avg").float() / (1 - beta1)
+        for name, p in engine.engine.module.named_parameters()
+    }
+
+
+def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> dict[str, object]:
+    """Train one case; rank by rank the gradients of step 1, on the root the weights in the end."""
+    share = data_parallel(config.engine, rank, world)
+    loaders = [Loader(data, rows, config.seed, 0.15, *share) for rows in (config.data, HELDOUT)]
+    engine = build_engine(config, *loaders)
+    stats, heldout = [], {}
+    for step in range(STEPS):
+        stats.append(engine.train_batch(step, 1e-3, detailed=True))
+        if step == 0:
+            first = {name: value.contiguous() for name, value in gradients(engine, config.optimizer.beta1).items()}
+            save_file(first, f"{prefix}.gradients{rank}.safetensors")
+            heldout = engine.eval_batch(1)
+    weights = engine.full_state()
+    if rank == 0:
+        save_file(weights, f"{prefix}.weights.safetensors")
+    return {
+        "loss": [s.metrics["loss"] for s in stats],
+        "norm": [s.gradient_norm for s in stats],
+        "heldout": {key: value.flatten().tolist() for key, value in heldout.items()},
+    }
+
+
 def main(cases: Path, data: Path, out: Path) -> None:
-    curves = {}
+    out.mkdir(exist_ok=True)
     for name, case in json.loads(cases.read_text()).items():
         config = tiny(**case)
         rank, world = start_process_group(config.engine)
-        engine = build_engine(config, Loader(data, config.data, config.seed, 0.15, rank, world), None)
-        stats = [engine.train_batch(step, 1e-3, True) for step in range(STEPS)]
+        curve = run(config, data, rank, world, out / name)
         if rank == 0:
-            folder = out.with_suffix("")
-            folder.mkdir(exist_ok=True)
-        weights = engine.full_state()
-        if rank == 0:
-            save_file(weights, folder / f"{name}.safetensors")
-        curves[name] = {
-            "loss": [s.metrics["loss"] for s in stats],
-            "norm": [s.gradient_norm for s in stats],
-        }
-    if rank == 0:
-        out.write_text(json.dumps(curves))
+            (out / f"{name}.json").write_text(json.dumps(curve))
 
 
 if __name__ == "__main__":

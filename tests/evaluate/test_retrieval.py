@@ -19,7 +19,7 @@ from xlme_ds.models.init import initialise
 
 @pytest.fixture(scope="module")
 def model() -> Electra:
-    model = Electra(tiny("plain", "zero1", 8).model)
+    model = Electra(tiny({"kind": "plain"}, 8).model)
     initialise(model, seed=1, std=0.1)
     return model
 
@@ -56,7 +56,7 @@ def test_vectors_do_not_depend_on_the_batch(model: Electra) -> None:
     sentences = [rng.integers(4, 199, size=n).astype(np.int32) for n in (3, 30, 1, 12, 7, 25)]
     together = sentence_vectors(model, sentences, batch=4)
     alone = np.concatenate([sentence_vectors(model, [sentence]) for sentence in sentences], axis=1)
-    assert together.shape == (3, 6, 32)
+    assert together.shape == (model.cfg.discriminator_layers + 1, 6, 32)
     np.testing.assert_allclose(together, alone, atol=2e-6)  # float32 sums over another padding
 
 
@@ -64,7 +64,8 @@ def test_a_sentence_finds_its_copy_at_every_layer(model: Electra) -> None:
     rng = np.random.default_rng(1)
     sentences = [rng.integers(4, 199, size=10).astype(np.int32) for _ in range(20)]
     scores = retrieve(model, {"fr": (sentences, sentences)})
-    assert scores["overall"] == {"en_xx": [1.0] * 3, "xx_en": [1.0] * 3}
+    states = model.cfg.discriminator_layers + 1
+    assert scores["overall"] == {"en_xx": [1.0] * states, "xx_en": [1.0] * states}
 
 
 def test_groups_leave_out_repetitions_and_small_languages(tmp_path: Path) -> None:

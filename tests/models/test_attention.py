@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from tests.small import SMALL, lively
-from xlme_ds.models.attention import Attention, AttentionBias, item_mask
+from xlme_ds.models.attention import Attention, AttentionBias, attend, fused_attend, item_mask
 from xlme_ds.models.relative_position import Gate, RelativePositionTable, bucket
 
 
@@ -126,3 +126,21 @@ def test_gradients_of_the_gated_bias_by_finite_differences() -> None:
     assert torch.autograd.gradcheck(run, inputs, eps=1e-6, atol=1e-7)
     grads = torch.autograd.grad(run(*inputs).square().sum(), inputs)
     assert all(grad.abs().max() > 1e-3 for grad in grads), "a gradient is too small for the check to mean anything"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_gpus_form_equals_the_explicit_one(dtype: torch.dtype) -> None:
+    """torch's function with a bias that needs a gradient, also one of another type than the queries."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 14, 8, generator=g).to(dtype).requires_grad_() for _ in range(3))
+    distance = torch.randn(3, 14, 14, generator=g).bfloat16().to(torch.promote_types(dtype, torch.float32)).requires_grad_()
+    bias = torch.where(item_mask(SEGMENTS), distance, float("-inf"))
+    weights = torch.randn(2, 3, 14, 8, generator=g)
+    results = []
+    for function, kind in ((fused_attend, dtype), (attend, torch.float64)):
+        out = function(q.to(kind), k.to(kind), v.to(kind), bias if kind == dtype else bias.to(kind))
+        grads = torch.autograd.grad((out * weights).sum(), [q, k, v, distance], retain_graph=True)
+        results.append([out, *grads])
+    bound = 1e-12 if dtype == torch.float64 else 2e-2  # bf16: a few roundings by 2^-9 of numbers up to 4
+    for fused, explicit in zip(*results, strict=True):
+        torch.testing.assert_close(fused.double(), explicit.double(), atol=bound, rtol=bound)

@@ -153,7 +153,7 @@ def test_vocabulary_blocks_give_the_same_losses_and_gradients() -> None:
         total = losses(electra, batch)
         total.sum().backward()
         embedding = torch.cat([getattr(electra, f"embedding_{n}").grad for n in range(electra.cfg.vocabulary_blocks)])
-        results.append((total.detach(), embedding, electra.generator.layers[0].up.weight.grad))
+        results.append((total.detach(), embedding, electra.generator.layers["0"].up.weight.grad))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)  # float32 sums cut differently
 

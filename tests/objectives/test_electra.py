@@ -131,6 +131,14 @@ def test_statistics_equal_a_loop() -> None:
         assert 0 < metrics[f"accuracy_replaced_{name}"] < 1 and 0 < metrics[f"accuracy_original_{name}"] < 1
 
 
+def test_a_run_that_diverged_still_has_statistics() -> None:
+    batch = usual_batch()
+    output = random_output(batch)
+    nan = output._replace(replaced_logits_BT=output.replaced_logits_BT * float("nan"))
+    totals = OBJECTIVE.statistics(nan, batch).sum(0), OBJECTIVE.statistics(output, batch).sum(0)
+    assert torch.equal(totals[0][[0, 1, 2, 4]], totals[1][[0, 1, 2, 4]])  # what does not ask the discriminator
+
+
 @pytest.mark.parametrize("scale", [0.3, 2.0, 30.0])
 def test_auc_is_scikit_learns_up_to_its_bins(scale: float) -> None:
     """Only pairs (replaced, original) that share a bin are decided by halves: the error is at most half their share."""

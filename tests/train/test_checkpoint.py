@@ -3,22 +3,29 @@
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
+import zlib
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.engine.worker import tiny
+from tests.launch import ROOT, environment
 from tests.rows import write_data
-from xlme_ds.config import RunConfig
+from xlme_ds import checkpoint as commands
+from xlme_ds.config import EngineConfig, RunConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
+from xlme_ds.engine.processes import SharedError
 from xlme_ds.engine.protocol import Engine
 from xlme_ds.train.checkpoint import Checkpoints
 from xlme_ds.train.folder import RunFolder
 from xlme_ds.train.run import train
 
-PLAIN = dict(kind="plain", deepspeed="zero1", micro_batch=8)
+PLAIN = dict(engine=dict(kind="plain"), micro_batch=8)
+STATE_FILE = "state_00000_of_00001.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -31,35 +38,6 @@ def engine(data: Path, config: RunConfig | None = None) -> Engine:
     return build_engine(config, Loader(data, config.data, config.seed, 0.15), None)
 
 
-def test_resumed_run_continues_exactly(data: Path, tmp_path: Path) -> None:
-    straight = engine(data)
-    checkpoints = Checkpoints(tmp_path, keep_last=2, keep_every=0)
-    for step in range(6):
-        straight.train_batch(step, 1e-3, False)
-        if step == 2:
-            checkpoints.save(straight, 3, {"fingerprints": "f"})
-    resumed = engine(data)
-    newest, complaints = checkpoints.newest()
-    assert newest is not None and not complaints
-    assert checkpoints.load(resumed, newest, {"fingerprints": "f"}) == 3
-    for step in range(3, 6):
-        resumed.train_batch(step, 1e-3, False)
-    ours, theirs = resumed.full_state(), straight.full_state()
-    assert all((ours[name] == theirs[name]).all() for name in theirs)
-
-
-def test_keeps_the_last_and_every_nth(data: Path, tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep_last=2, keep_every=4)
-    for step in range(1, 10):
-        checkpoints.save(engine_once(data), step, {})
-    assert sorted(p.name for p in checkpoints.folder.iterdir()) == [
-        "latest.json",
-        "step_00000004",
-        "step_00000008",
-        "step_00000009",
-    ]
-
-
 _ENGINE: dict[Path, Engine] = {}
 
 
@@ -69,18 +47,59 @@ def engine_once(data: Path) -> Engine:
     return _ENGINE[data]
 
 
-@pytest.mark.parametrize("damage", ["marker", "truncated", "missing"])
+def save(checkpoints: Checkpoints, engine: Engine, step: int, state: dict | None = None) -> Path:
+    checkpoints.save(engine, step, state or {})
+    checkpoints.wait(engine)
+    return checkpoints.folder / f"step_{step:08d}"
+
+
+def test_resumed_run_continues_exactly(data: Path, tmp_path: Path) -> None:
+    straight = engine(data)
+    checkpoints = Checkpoints(tmp_path, keep_last=2, keep_every=0)
+    for step in range(6):
+        straight.train_batch(step, 1e-3, False)
+        if step == 2:
+            checkpoints.save(straight, 3, {"fingerprints": "f"})
+        if step == 4:  # it was written beside two steps, and holds the state before them
+            assert checkpoints.newest() == (None, [])
+            checkpoints.wait(straight)
+    resumed = engine(data)
+    newest, complaints = checkpoints.newest()
+    assert newest is not None and not complaints
+    assert checkpoints.load(resumed, newest, {"fingerprints": "f"}, tolerance=0) == 3
+    for step in range(3, 6):
+        resumed.train_batch(step, 1e-3, False)
+    ours, theirs = resumed.full_state(), straight.full_state()
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+
+
+def test_keeps_the_last_and_every_nth(data: Path, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=2, keep_every=4)
+    for step in range(1, 10):
+        checkpoints.save(engine_once(data), step, {})  # completes the one before
+    checkpoints.wait(engine_once(data))
+    assert sorted(p.name for p in checkpoints.folder.iterdir()) == [
+        "latest.json",
+        "step_00000004",
+        "step_00000008",
+        "step_00000009",
+    ]
+
+
+@pytest.mark.parametrize("damage", ["marker", "truncated", "missing", "flipped bit"])
 def test_damaged_checkpoint_is_named_and_the_one_before_taken(data: Path, tmp_path: Path, damage: str) -> None:
     checkpoints = Checkpoints(tmp_path, keep_last=3, keep_every=0)
-    for step in (1, 2):
-        checkpoints.save(engine_once(data), step, {})
-    last = checkpoints.folder / "step_00000002"
+    last = [save(checkpoints, engine_once(data), step) for step in (1, 2)][-1]
+    content = bytearray((last / STATE_FILE).read_bytes())
     if damage == "marker":
         (last / "complete.json").unlink()
     elif damage == "truncated":
-        (last / "plain.pt").write_bytes((last / "plain.pt").read_bytes()[:-1])
+        (last / STATE_FILE).write_bytes(content[:-1])
+    elif damage == "missing":
+        (last / STATE_FILE).unlink()
     else:
-        (last / "plain.pt").unlink()
+        content[-5] ^= 4
+        (last / STATE_FILE).write_bytes(content)
     newest, complaints = checkpoints.newest()
     assert newest is not None and newest.name == "step_00000001"
     assert len(complaints) == 1 and "step_00000002" in complaints[0]
@@ -90,29 +109,97 @@ def test_half_written_checkpoint_is_not_seen(data: Path, tmp_path: Path) -> None
     checkpoints = Checkpoints(tmp_path, keep_last=3, keep_every=0)
     (checkpoints.folder / "step_00000002.partial").mkdir(parents=True)
     assert checkpoints.newest() == (None, [])
-    checkpoints.save(engine_once(data), 1, {})
+    save(checkpoints, engine_once(data), 1)
     assert not (checkpoints.folder / "step_00000002.partial").exists()
 
 
-def test_other_data_or_world_is_refused(data: Path, tmp_path: Path) -> None:
+def test_other_data_is_refused(data: Path, tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep_last=3, keep_every=0)
-    checkpoints.save(engine_once(data), 1, {"fingerprints": {"mono": "a"}})
-    newest, _ = checkpoints.newest()
-    assert newest is not None
-    with pytest.raises(ValueError, match="fingerprints"):
-        checkpoints.load(engine_once(data), newest, {"fingerprints": {"mono": "b"}})
-    state = json.loads((newest / "state.json").read_text())
-    (newest / "state.json").write_text(json.dumps(state | {"world": 2}))
-    with pytest.raises(ValueError, match="saved by 2 processes, there are 1"):
-        checkpoints.load(engine_once(data), newest, {"fingerprints": {"mono": "a"}})
+    newest = save(checkpoints, engine_once(data), 1, {"fingerprints": {"mono": "a"}})
+    with pytest.raises(SharedError, match="fingerprints"):
+        checkpoints.load(engine_once(data), newest, {"fingerprints": {"mono": "b"}}, 1e-5)
+
+
+def test_a_state_that_is_not_what_was_saved_is_refused(data: Path, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=3, keep_every=0)
+    older, newer = engine(data), engine(data)
+    newer.train_batch(0, 1e-3, False)
+    first, second = save(checkpoints, older, 1), save(checkpoints, newer, 2)
+    shutil.copy(first / STATE_FILE, second / STATE_FILE)  # sound files, of another step
+    files = json.loads((second / "complete.json").read_text())
+    files[STATE_FILE]["crc32"] = zlib.crc32((second / STATE_FILE).read_bytes())
+    (second / "complete.json").write_text(json.dumps(files))
+    assert checkpoints.newest() == (second, [])
+    with pytest.raises(
+        SharedError, match=r"step_00000002 was saved with a loss of \S+ on the probe batch, loaded it gives"
+    ):
+        checkpoints.load(engine(data), second, {}, 1e-5)
+
+
+def test_another_model_is_refused(data: Path, tmp_path: Path) -> None:
+    folder = save(Checkpoints(tmp_path, 3, 0), engine_once(data), 1)
+    larger = engine(data, tiny(**PLAIN, feed_forward=80))
+    with pytest.raises(SharedError, match="belongs to another model"):
+        Checkpoints(tmp_path, 3, 0).load(larger, folder, {}, 1e-5)
+
+
+WORKER = """
+import os, resource, sys
+from pathlib import Path
+from tests.train.test_checkpoint import Checkpoints, engine, save
+data, out, end = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+trained, checkpoints = engine(data), Checkpoints(out, 3, 0)
+save(checkpoints, trained, 1)
+if end == "full":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # as a disk that fills up in the middle of a file
+checkpoints.save(trained, 2, {})
+if end == "killed":
+    os.kill(os.getpid(), 9)
+for step in range(2):
+    trained.train_batch(step, 1e-3, False)
+checkpoints.wait(trained)
+"""
+
+
+@pytest.mark.parametrize("end", ["killed", "full"])
+def test_a_save_that_fails_leaves_the_one_before(data: Path, tmp_path: Path, end: str) -> None:
+    done = subprocess.run([sys.executable, "-c", WORKER, str(data), str(tmp_path), end],
+                          cwd=ROOT, env=environment(), capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == (-9 if end == "killed" else 1), done.stderr
+    if end == "full":
+        assert "SharedError" in done.stderr and "could not be written: File too large" in done.stderr
+    newest, complaints = Checkpoints(tmp_path, 3, 0).newest()
+    assert newest is not None and newest.name == "step_00000001" and not complaints
+    assert (tmp_path / "checkpoints" / "step_00000002.partial").exists()
+
+
+def test_converted_checkpoint_is_read_like_any(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained = engine(data)
+    trained.train_batch(0, 1e-3, False)
+    run, other = tmp_path / "run", Checkpoints(tmp_path / "other", 3, 0)
+    folder = save(Checkpoints(run, 3, 0), trained, 1)
+    commands.main(["convert", "--run", str(run), "--out", str(other.folder / folder.name)])
+    assert other.newest() == (other.folder / folder.name, [])
+    loaded = engine(data)
+    assert other.load(loaded, other.folder / folder.name, {}, tolerance=0) == 1
+    for each in (trained, loaded):
+        each.train_batch(1, 1e-3, False)
+    ours, theirs = loaded.full_state(), trained.full_state()
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+    commands.main(["check", "--run", str(run)])
+    assert "step_00000001" in capsys.readouterr().out
+    (folder / STATE_FILE).write_bytes(b"")
+    with pytest.raises(SystemExit) as end:
+        commands.main(["check", "--run", str(run)])
+    assert end.value.code == 1 and "has 0 bytes instead of" in capsys.readouterr().out
 
 
 def test_a_damaged_newer_checkpoint_does_not_cost_the_good_ones(data: Path, tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep_last=1, keep_every=0)
-    checkpoints.save(engine_once(data), 9, {})
+    save(checkpoints, engine_once(data), 9)
     (checkpoints.folder / "step_00000009" / "complete.json").write_text("[]")
     assert checkpoints.newest()[0] is None
-    checkpoints.save(engine_once(data), 6, {})
+    save(checkpoints, engine_once(data), 6)
     assert checkpoints.newest()[0] == checkpoints.folder / "step_00000006"
     assert sorted(p.name for p in checkpoints.folder.iterdir()) == ["latest.json", "step_00000006"]
 
@@ -123,6 +210,9 @@ def test_run_folder_refuses_other_settings(tmp_path: Path) -> None:
     with closing(claimed(out, config)) as folder:
         folder.begin(config, {}, 1)
     claimed(out, dataclasses.replace(config, train=dataclasses.replace(config.train, save_every=7))).close()
+    claimed(out, dataclasses.replace(config, engine=dataclasses.replace(config.engine, kind="deepspeed"))).close()
+    with pytest.raises(ValueError, match=r"started with engine\.precision fp32, this call has bf16"):
+        claimed(out, dataclasses.replace(config, engine=EngineConfig(precision="bf16")))
     with pytest.raises(ValueError, match=r"started with model\.width 32, this call has 64"):
         claimed(out, dataclasses.replace(config, model=dataclasses.replace(config.model, width=64)))
     (out / "config.json").write_text("{")

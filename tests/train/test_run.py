@@ -16,7 +16,7 @@ from xlme_ds.train.run import heldout_data
 @pytest.mark.parametrize("micro_batch", [1, 8, 16])
 def test_heldout_rows_divide(tmp_path: Path, rows: int, world: int, micro_batch: int) -> None:
     folder = write_data(tmp_path / "data", rows=rows)
-    config = tiny("plain", "zero1", 8)
+    config = tiny({"kind": "plain"}, 8)
     config = replace(
         config, data=replace(config.data, micro_batch=micro_batch), train=replace(config.train, eval_rows=60)
     )
@@ -29,4 +29,4 @@ def test_heldout_rows_divide(tmp_path: Path, rows: int, world: int, micro_batch:
 
 def test_too_few_rows(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="too few rows for 4 micro-batches"):
-        heldout_data(tiny("plain", "zero1", 8), write_data(tmp_path / "data", rows=3), world=4)
+        heldout_data(tiny({"kind": "plain"}, 8), write_data(tmp_path / "data", rows=3), world=4)

@@ -5,8 +5,7 @@ import torch
 
 from .batch import Batch
 from .corrupt import corrupt
-from .schema import PAD
-from .shards import Rows
+from .rows import PAD, Rows
 
 
 def collate(parts: list[tuple[int, Rows, np.ndarray]], seed: int, mask_fraction: float) -> Batch:

@@ -6,7 +6,7 @@ corruption of a row is the same wherever, whenever and beside whatever it is com
 
 import numpy as np
 
-from .schema import UNK
+from .rows import UNK
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (0x9E3779B9, 0xBB67AE85)

@@ -50,6 +50,12 @@ class Loader:
             parts.append((task, store.read(numbers % store.rows), numbers))
         return collate(parts, self.seed, self.mask_fraction)
 
+    def probe(self) -> Batch:
+        """The first row of every task, corrupted as in step 0: the same batch on all ranks, whatever their number."""
+        first = np.zeros(1, dtype=np.int64)
+        parts = [(task, store.read(first), first) for task, store in self.stores.items()]
+        return collate(parts, self.seed, self.mask_fraction)
+
     def step(self, step: int) -> list[Batch]:
         """All micro-batches of this rank in step `step`."""
         return [self.batch(step, micro) for micro in range(self.plan.accumulation)]

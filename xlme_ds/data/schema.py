@@ -19,12 +19,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from .rows import BOS, EOS, PAD, TASKS, UNK  # noqa: F401  they are part of the contract
+
 FORMAT_VERSION = 1
-
-# XLM-R's id layout: four specials, the SentencePiece pieces, and `<mask>` as the last id of the vocabulary.
-BOS, PAD, EOS, UNK = 0, 1, 2, 3
-
-TASKS = ("mono", "para")
 
 DOCUMENTS = pa.schema([pa.field("tokens", pa.list_(pa.int32()), nullable=False)])
 PAIRS = pa.schema(

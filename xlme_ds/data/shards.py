@@ -1,26 +1,12 @@
 """Random access to the rows of a mixed data folder: memory-mapped, nothing copied before it is asked for."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from .rows import Rows
 from .schema import Manifest, read_manifest, row_schema
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows in reading order.
-
-    `tokens` int32 [B, T]; `items` int64 [B]: items of each row; `lengths` int64: tokens of all items, row after row;
-    `languages` int64: language indices of all sides, row after row.
-    """
-
-    tokens: np.ndarray
-    items: np.ndarray
-    lengths: np.ndarray
-    languages: np.ndarray
 
 
 class RowStore:

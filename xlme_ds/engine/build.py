@@ -6,13 +6,16 @@ from typing import Any, Literal
 
 import torch
 
+from ..balance import describe_balance, pipeline_balance
 from ..config import EngineConfig, ModelConfig, RunConfig
 from ..data.loader import Loader
 from ..data.vocabulary import Vocabulary
 from ..models.init import initialise
+from ..models.pipeline import parts
 from ..objectives import OBJECTIVES
+from ..objectives.electra import ElectraObjective
 from .plain import PlainEngine
-from .processes import on_gpu
+from .processes import SharedError, on_gpu
 from .protocol import Engine
 
 CONFIG_FOLDER = Path(__file__).resolve().parents[2] / "ds_configs"
@@ -56,8 +59,22 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
 
 def check_engine(engine: EngineConfig) -> None:
     """Raise ValueError for an engine that cannot be built, before anything is."""
-    if engine.kind == "deepspeed":
-        deepspeed_settings(engine)
+    if engine.kind == "plain":
+        return
+    stage = deepspeed_settings(engine)["zero_optimization"]["stage"]
+    if engine.kind == "pipeline" and stage != 1:
+        raise ValueError(
+            f"engine.deepspeed {engine.deepspeed} is ZeRO-{stage}, a pipeline runs with ZeRO-1: set it to pipe_zero1"
+        )
+    if stage != 3 and engine.gradient_precision == "bf16":
+        raise ValueError(
+            f"engine.deepspeed {engine.deepspeed} is ZeRO-{stage}, engine.gradient_precision bf16 needs ZeRO-3: set it to zero3"
+        )
+    if stage != 3 and (engine.offload_parameters != "none" or engine.offload_optimizer == "nvme"):
+        raise ValueError(
+            f"engine.deepspeed {engine.deepspeed} is ZeRO-{stage}, which offloads the optimizer to cpu and nothing else: "
+            "set it to zero3"
+        )
 
 
 def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:
@@ -102,23 +119,37 @@ def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None) -> E
         initialise(model, config.seed, config.model.init_std)
         device = torch.device("cuda" if on_gpu() else "cpu")
         return PlainEngine(model, objective, loader, heldout, device, config.optimizer)
-    return _build_zero(config, loader, heldout)
+    if config.engine.kind == "pipeline":
+        return _build_pipeline(config, objective, loader, heldout)
+    return _build_zero(config, objective, loader, heldout)
 
 
-def _build_zero(config: RunConfig, loader: Loader, heldout: Loader | None) -> Engine:
-    from .zero import ZeroEngine, partitioned_construction, whole_parameter
+def _offload(engine: EngineConfig, zero: dict[str, Any]) -> dict[str, Any]:
+    """DeepSpeed's keys for what `engine` keeps off the accelerator, with the buffer sizes that `zero` has for it."""
+    wanted = {"offload_optimizer": engine.offload_optimizer, "offload_param": engine.offload_parameters}
+    folder = {"nvme_path": str(Path(engine.nvme_folder).absolute())} if engine.nvme_folder else {}
+    return {key: zero.get(key, {}) | {"device": device, **folder} for key, device in wanted.items() if device != "none"}
 
-    objective = OBJECTIVES[config.objective.name](config.objective)
-    ds_config = deepspeed_settings(config.engine) | {
+
+def _deepspeed_config(config: RunConfig, loader: Loader) -> dict[str, Any]:
+    settings = deepspeed_settings(config.engine)
+    settings["zero_optimization"] |= _offload(config.engine, settings["zero_optimization"])
+    return settings | {
         "train_micro_batch_size_per_gpu": sum(loader.plan.micro),
         "gradient_accumulation_steps": loader.plan.accumulation,
         "gradient_clipping": config.optimizer.clip,
         "bf16": {"enabled": resolve_precision(config.engine) == "bf16"},
-        "data_types": {"grad_accum_dtype": "fp32"},
+        "data_types": {"grad_accum_dtype": config.engine.gradient_precision},
+        "zero_force_ds_cpu_optimizer": False,  # the optimizer is torch's on every engine, so that their curves agree
         "steps_per_print": 2**31,
     }
-    stage = ds_config.get("zero_optimization", {}).get("stage", 0)
-    if stage == 3:
+
+
+def _build_zero(config: RunConfig, objective: ElectraObjective, loader: Loader, heldout: Loader | None) -> Engine:
+    from .zero import ZeroEngine, partitioned_construction, whole_parameter
+
+    ds_config = _deepspeed_config(config, loader)
+    if ds_config["zero_optimization"]["stage"] == 3:
         with partitioned_construction(ds_config):
             model = objective.build(config.model)
         initialise(model, config.seed, config.model.init_std, whole_parameter)
@@ -126,3 +157,19 @@ def _build_zero(config: RunConfig, loader: Loader, heldout: Loader | None) -> En
         model = objective.build(config.model)
         initialise(model, config.seed, config.model.init_std)
     return ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config)
+
+
+def _build_pipeline(config: RunConfig, objective: ElectraObjective, loader: Loader, heldout: Loader | None) -> Engine:
+    from .pipe import PipelineEngine, pipeline_module
+
+    needed = 2 * config.engine.pipeline_stages if config.engine.pipeline_schedule == "dualpipev" else 1
+    if loader.plan.accumulation < needed:
+        raise SharedError(
+            f"engine.pipeline_schedule dualpipev needs at least {needed} micro-batches a step, "
+            f"data.micro_batch {config.data.micro_batch} gives {loader.plan.accumulation}: lower it, or use 1f1b"
+        )
+    counted = config.engine, config.model, loader.row_tokens, config.objective.mask_fraction
+    if torch.distributed.get_rank() == 0:
+        print(describe_balance(*counted), flush=True)
+    module = pipeline_module(objective, config.model, parts(pipeline_balance(*counted)), config.engine, config.seed)
+    return PipelineEngine(module, objective, loader, heldout, config.optimizer, _deepspeed_config(config, loader))

@@ -1,13 +1,17 @@
 """The step that all data-parallel engines share: exact global means, whatever the micro-batches and ranks."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from ..data.loader import Loader
+from ..data.batch import Batch, BatchSource
 from ..objectives.electra import ElectraObjective
+from .processes import together
 from .protocol import StepStats
+from .state import Bucket, read_state, write_state
+from .statefile import StateReader, StateWriter
 
 
 class DataParallelEngine(ABC):
@@ -20,8 +24,8 @@ class DataParallelEngine(ABC):
         self,
         module: nn.Module,
         objective: ElectraObjective,
-        loader: Loader,
-        heldout: Loader | None,
+        loader: BatchSource,
+        heldout: BatchSource | None,
         device: torch.device,
     ):
         self.module = module
@@ -41,6 +45,14 @@ class DataParallelEngine(ABC):
     @abstractmethod
     def _reduce(self, values: Tensor) -> Tensor:
         """Sum of `values` over the ranks, in place."""
+
+    @abstractmethod
+    def _buckets(self) -> Sequence[Bucket]:
+        """The parts of weights and optimizer state that this rank owns."""
+
+    @abstractmethod
+    def _publish(self) -> None:
+        """Make what was written into the buckets the weights to compute with; collective."""
 
     @property
     def skipped(self) -> int:
@@ -66,13 +78,32 @@ class DataParallelEngine(ABC):
             metrics = self.objective.summarise(sums.cpu(), counts.cpu(), statistics.cpu())
         return StepStats(metrics, self._update(learning_rate), self.skipped)
 
-    @torch.no_grad()
     def eval_batch(self, step: int) -> dict[str, Tensor]:
         """See `Engine`."""
         assert self.heldout is not None
+        return self._evaluate(self.heldout.step(step))
+
+    def probe_loss(self) -> float:
+        """See `Engine`."""
+        totals = self._evaluate([self.loader.probe()])  # the same on all ranks: their number cancels out
+        means = totals["sums"] / totals["counts"].clamp(min=1)
+        return float((self.objective.weights * means).sum())
+
+    def save(self, writer: StateWriter) -> None:
+        """See `Engine`."""
+        write_state(self._buckets(), writer)
+
+    def load(self, reader: StateReader) -> None:
+        """See `Engine`."""
+        together(lambda: read_state(self._buckets(), reader))
+        self._publish()
+
+    @torch.no_grad()
+    def _evaluate(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
+        """Sums, counts and statistics of `batches`, added up over them and over the ranks."""
         self.module.eval()
         totals: dict[str, Tensor] = {}
-        for batch in self.heldout.step(step):
+        for batch in batches:
             batch = batch.to(self.device)
             output = self.module(batch)
             for name, value in (

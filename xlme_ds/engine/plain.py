@@ -1,17 +1,14 @@
 """Plain torch on one process, in float32: the reference that every other engine is compared with."""
 
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 
 from ..config import OptimizerConfig
-from ..data.loader import Loader
+from ..data.batch import BatchSource
 from ..objectives.electra import ElectraObjective
 from .data_parallel import DataParallelEngine
 from .optimizer import build_optimizer
-
-_STATE = "plain.pt"
+from .state import Bucket, Piece
 
 
 class PlainEngine(DataParallelEngine):
@@ -21,8 +18,8 @@ class PlainEngine(DataParallelEngine):
         self,
         module: nn.Module,
         objective: ElectraObjective,
-        loader: Loader,
-        heldout: Loader | None,
+        loader: BatchSource,
+        heldout: BatchSource | None,
         device: torch.device,
         optimizer: OptimizerConfig,
     ):
@@ -44,20 +41,14 @@ class PlainEngine(DataParallelEngine):
     def _reduce(self, values: Tensor) -> Tensor:
         return values
 
-    def barrier(self) -> None:
-        """See `Engine`."""
+    def _buckets(self) -> list[Bucket]:
+        return [
+            Bucket([Piece(name, 0, parameter.numel(), 0)], self.optimizer, parameter)
+            for name, parameter in self.module.named_parameters()
+        ]
 
-    def save(self, folder: Path) -> None:
-        """See `Engine`."""
-        torch.save({"model": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}, folder / _STATE)
-
-    def load(self, folder: Path) -> None:
-        """See `Engine`."""
-        if not (folder / _STATE).exists():
-            raise ValueError(f"{folder} was not saved by engine.kind plain: resume with the engine that saved it")
-        state = torch.load(folder / _STATE, weights_only=True, map_location=self.device)
-        self.module.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+    def _publish(self) -> None:
+        """The master weights are the weights."""
 
     def full_state(self) -> dict[str, Tensor]:
         """See `Engine`."""

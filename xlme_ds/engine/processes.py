@@ -4,12 +4,14 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from ..config import EngineConfig
+from .launcher import TORCH_VARIABLES, rendezvous
 
 Result = TypeVar("Result")
 
@@ -23,24 +25,65 @@ def start_process_group(engine: EngineConfig) -> tuple[int, int]:
 
     Raises ValueError when `engine` cannot run on that many.
     """
-    if "RANK" not in os.environ:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    try:
+        os.environ.update(rendezvous(os.environ) or _alone())
+    except ValueError as error:
+        raise SharedError(str(error)) from None
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if engine.kind == "plain":
         if world > 1:
             raise SharedError(
                 f"engine.kind plain runs on one process, {world} were launched: use engine.kind deepspeed"
             )
-    elif not dist.is_initialized():
+        return rank, world
+    if world % engine.processes_per_replica:
+        raise SharedError(
+            f"engine.pipeline_stages {engine.pipeline_stages} needs a multiple of as many processes, {world} were launched"
+        )
+    if not dist.is_initialized():
         import deepspeed
 
         if on_gpu():
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(_device())
         deepspeed.init_distributed(dist_backend="nccl" if on_gpu() else "gloo", verbose=False)
+        _unlink_shared_memory(rank)
     return rank, world
+
+
+def _unlink_shared_memory(rank: int) -> None:
+    """Remove the name of DeepSpeed's buffer for reductions between processors, which all ranks have opened by now.
+
+    DeepSpeed 0.19.8 leaves the 69 MB of every killed process in memory, where a run on the same port would find it.
+    """
+    dist.barrier()
+    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    Path(f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_{address}_{port}_{rank}").unlink(missing_ok=True)
+
+
+def _alone() -> dict[str, str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return dict(zip(TORCH_VARIABLES, ("0", "0", "1", "127.0.0.1", str(port)), strict=True))
+
+
+def _device() -> int:
+    """The GPU of this process. DeepSpeed reads LOCAL_RANK by itself, so that is put right too."""
+    number, visible = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if visible == 1:  # a launcher may show each process its own GPU alone (srun --gpus-per-task=1)
+        number = 0
+    if number >= visible:
+        raise SharedError(
+            f"a node has more processes than the {visible} GPUs that they see: start one process a GPU (--ntasks-per-node)"
+        )
+    os.environ["LOCAL_RANK"] = str(number)
+    return number
+
+
+def data_parallel(engine: EngineConfig, rank: int, world: int) -> tuple[int, int]:
+    """(which, of how many) shares of the rows rank `rank` reads; the stages of one pipeline read the same."""
+    replicas = world // engine.processes_per_replica
+    return rank % replicas, replicas  # the order of DeepSpeed's PipeDataParallelTopology: data varies fastest
 
 
 @contextmanager
@@ -66,6 +109,15 @@ def broadcast(value: Result) -> Result:
     return box[0]
 
 
+def gather(value: Result) -> list[Result]:
+    """The `value` of every rank, on every rank."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Result] = [value] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 def together(function: Callable[[], Result]) -> Result:
     """Run `function` on every rank; a ValueError or OSError on any of them is raised on all, as a SharedError."""
     result, message = None, None
@@ -73,11 +125,7 @@ def together(function: Callable[[], Result]) -> Result:
         result = function()
     except (ValueError, OSError) as error:
         message = str(error)
-    messages = [message]
-    if dist.is_initialized():
-        messages = [None] * dist.get_world_size()
-        dist.all_gather_object(messages, message)
-    for first in messages:
+    for first in gather(message):
         if first is not None:
             raise SharedError(first)
     return result  # type: ignore[return-value]

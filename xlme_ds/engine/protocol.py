@@ -1,10 +1,11 @@
 """What the training loop sees of an engine, whichever it is."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
+
+from .statefile import StateReader, StateWriter
 
 
 @dataclass(frozen=True)
@@ -32,17 +33,17 @@ class Engine(Protocol):
     def eval_batch(self, step: int) -> dict[str, torch.Tensor]:
         """Additive sums, counts and statistics (float64, on the CPU) of step `step` of the held-out rows."""
 
-    def save(self, folder: Path) -> None:
-        """Write all that `load` needs into the existing `folder`."""
+    def probe_loss(self) -> float:
+        """Loss of the probe batch with the weights as they are: the same under any engine and number of ranks."""
 
-    def load(self, folder: Path) -> None:
-        """Take the state that `save` wrote, with the same engine and world size. Raises ValueError otherwise."""
+    def save(self, writer: StateWriter) -> None:
+        """Hand this rank's part of weights and optimizer state to `writer`; they may change once this returns."""
+
+    def load(self, reader: StateReader) -> None:
+        """Take weights and optimizer state, from whatever engine. Raises SharedError when they are another model's."""
 
     def full_state(self) -> dict[str, torch.Tensor]:
         """The whole model in float32 on the CPU of rank 0, by parameter name; empty on the other ranks."""
 
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true on any rank."""
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""

@@ -1,7 +1,6 @@
 """DeepSpeed's engine with ZeRO 1, 2 or 3."""
 
 import contextlib
-from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -10,12 +9,12 @@ from deepspeed.utils import safe_get_full_fp32_param
 from torch import Tensor, nn
 
 from ..config import OptimizerConfig
-from ..data.loader import Loader
+from ..data.batch import BatchSource
 from ..objectives.electra import ElectraObjective
 from .data_parallel import DataParallelEngine
 from .optimizer import build_optimizer
-
-_TAG = "deepspeed"
+from .partitions import buckets, publish
+from .state import Bucket
 
 
 class ZeroEngine(DataParallelEngine):
@@ -25,8 +24,8 @@ class ZeroEngine(DataParallelEngine):
         self,
         module: nn.Module,
         objective: ElectraObjective,
-        loader: Loader,
-        heldout: Loader | None,
+        loader: BatchSource,
+        heldout: BatchSource | None,
         optimizer: OptimizerConfig,
         ds_config: dict[str, Any],
     ):
@@ -57,22 +56,16 @@ class ZeroEngine(DataParallelEngine):
         """See `DataParallelEngine`."""
         return int(self.engine.skipped_steps)
 
-    def barrier(self) -> None:
-        """See `Engine`."""
-        dist.barrier()
+    def canonical_names(self) -> dict[str, str]:
+        """The model's name of every parameter that this rank knows, by DeepSpeed's name for it."""
+        return {name: name for name, _ in self.engine.module.named_parameters()}
 
-    def save(self, folder: Path) -> None:
-        """See `Engine`."""
-        self.engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+    def _buckets(self) -> list[Bucket]:
+        names = self.canonical_names()
+        return buckets(self.engine.optimizer, {p: names[name] for name, p in self.engine.module.named_parameters()})
 
-    def load(self, folder: Path) -> None:
-        """See `Engine`."""
-        if not (folder / _TAG).is_dir():
-            raise ValueError(f"{folder} was not saved by engine.kind deepspeed: resume with the engine that saved it")
-        with contextlib.redirect_stdout(None):
-            path, _ = self.engine.load_checkpoint(str(folder), tag=_TAG)
-        if path is None:
-            raise ValueError(f"DeepSpeed found no usable state in {folder}: resume from another checkpoint")
+    def _publish(self) -> None:
+        publish(self.engine.optimizer)
 
     def full_state(self) -> dict[str, Tensor]:
         """See `Engine`."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import ModelConfig
 from .relative_position import Gate
@@ -57,7 +58,14 @@ class Attention(nn.Module):
 def attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor) -> Tensor:
     """softmax(q kᵀ / sqrt(K) + bias) v, [B, H, T, K]."""
     if q_BHTK.is_cuda:
-        return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=bias)
+        return fused_attend(q_BHTK, k_BHTK, v_BHTK, bias)
     # On the CPU the fused kernel has no gradient for the bias, and its fallback looks twice for rows that see nothing.
     scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.transpose(-1, -2) + bias
     return scores_BHTT.softmax(-1) @ v_BHTK
+
+
+def fused_attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor) -> Tensor:
+    """`attend` by torch's kernels for the GPU; the scores never exist whole."""
+    # cuDNN's kernel, torch's first choice on Hopper, has no gradient for the bias and misreads one of another type.
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=bias.to(q_BHTK.dtype))

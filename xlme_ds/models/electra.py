@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from ..data.batch import Batch
 from .embedding import lookup
-from .encoder import Encoder
+from .encoder import Encoder, Part
 from .heads import MaskedLanguageModelHead, ReplacedTokenHead
 
 
@@ -29,25 +29,36 @@ class ElectraOutput(NamedTuple):
     """The discriminator's logits; positive says replaced."""
 
 
+class Generated(NamedTuple):
+    """What the generator hands to the discriminator and to the loss; fields as in `ElectraOutput`."""
+
+    nll_M: Tensor
+    predicted_M: Tensor
+    corrupted_BT: Tensor
+
+
 class Electra(nn.Module):
-    """XLM-E's pre-training model.
+    """XLM-E's pre-training model, or one stage of it: the `part` of the discriminator, and before the first one
+    embedding and generator, behind the last the head.
 
     The embedding's parameters are this module's own (`embedding_0`, …): both encoders and the masked head read them
     while this module's forward runs, which is when a partitioning engine has them whole.
     """
 
-    def __init__(self, cfg: ModelConfig):
+    def __init__(self, cfg: ModelConfig, part: Part | None = None):
         super().__init__()
         self.cfg = cfg
-        sizes = block_sizes(cfg)
-        for n, size in enumerate(sizes):
-            self.register_parameter(f"embedding_{n}", nn.Parameter(torch.empty(size, cfg.width)))
-            if cfg.embedding_sharing == "gdes":
-                self.register_parameter(f"difference_{n}", nn.Parameter(torch.empty(size, cfg.width)))
-        self.generator = Encoder(cfg, cfg.generator_layers)
-        self.masked_head = MaskedLanguageModelHead(cfg)
-        self.discriminator = Encoder(cfg, cfg.discriminator_layers)
-        self.replaced_head = ReplacedTokenHead(cfg)
+        self.part = Part(range(cfg.discriminator_layers)) if part is None else part
+        if self.part.first:
+            for n, size in enumerate(block_sizes(cfg)):
+                self.register_parameter(f"embedding_{n}", nn.Parameter(torch.empty(size, cfg.width)))
+                if cfg.embedding_sharing == "gdes":
+                    self.register_parameter(f"difference_{n}", nn.Parameter(torch.empty(size, cfg.width)))
+            self.generator = Encoder(cfg, Part(range(cfg.generator_layers)))
+            self.masked_head = MaskedLanguageModelHead(cfg)
+        self.discriminator = Encoder(cfg, self.part)
+        if self.part.last:
+            self.replaced_head = ReplacedTokenHead(cfg)
 
     def _blocks(self, name: str) -> Sequence[Tensor]:
         return [getattr(self, f"{name}_{n}") for n in range(self.cfg.vocabulary_blocks)]
@@ -59,8 +70,8 @@ class Electra(nn.Module):
             return shared
         return shared.detach() + lookup(ids_BT, self._blocks("difference"))
 
-    def forward(self, batch: Batch) -> ElectraOutput:
-        """Mask, generate, replace, discriminate (XLM-E equations (1) to (5))."""
+    def generate(self, batch: Batch) -> Generated:
+        """Mask, predict, sample (XLM-E equations (1) to (3))."""
         blocks = self._blocks("embedding")
         targets_M = batch.tokens_BT.flatten()[batch.masked_M]
         masked_BT = (
@@ -71,10 +82,14 @@ class Electra(nn.Module):
         corrupted_BT = (
             batch.tokens_BT.flatten().index_copy(0, batch.masked_M, generated.sample_M).view_as(batch.tokens_BT)
         )
-        hidden_BTD = self.discriminator(
-            self.embed_for_discriminator(corrupted_BT), batch.positions_BT, batch.segments_BT
-        )
-        return ElectraOutput(generated.nll_M, generated.predicted_M, corrupted_BT, self.replaced_head(hidden_BTD))
+        return Generated(generated.nll_M, generated.predicted_M, corrupted_BT)
+
+    def forward(self, batch: Batch) -> ElectraOutput:
+        """Generate, then discriminate (XLM-E equations (1) to (5))."""
+        generated = self.generate(batch)
+        embedded_BTD = self.embed_for_discriminator(generated.corrupted_BT)
+        hidden_BTD = self.discriminator(embedded_BTD, batch.positions_BT, batch.segments_BT)
+        return ElectraOutput(*generated, self.replaced_head(hidden_BTD))
 
 
 def block_sizes(cfg: ModelConfig) -> list[int]:

@@ -3,6 +3,8 @@
 B rows, T tokens, D width.
 """
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,23 +16,38 @@ from .layers import LAYER_NORM_EPSILON, TransformerLayer
 from .relative_position import RelativePositionTable
 
 
-class Encoder(nn.Module):
-    """Positions, layers and norms of one encoder; the token embedding is its owner's, because two encoders share it."""
+@dataclass(frozen=True)
+class Part:
+    """Consecutive layers of an encoder: what a stage of a pipeline holds of it. The first part may hold none."""
 
-    def __init__(self, cfg: ModelConfig, layers: int):
+    layers: range
+    first: bool = True
+    """Holds what stands before the layers: positions, relative table, input norm."""
+    last: bool = True
+    """Holds what stands behind them: the output norm."""
+
+
+class Encoder(nn.Module):
+    """Positions, layers and norms of one encoder; the token embedding is its owner's, because two encoders share it.
+
+    `part` is the whole encoder but in a pipeline, and its parameters are named as in the whole.
+    """
+
+    def __init__(self, cfg: ModelConfig, part: Part):
         super().__init__()
         self.checkpointing = cfg.activation_checkpointing
-        self.positions = nn.Parameter(torch.empty(cfg.max_positions, cfg.width)) if cfg.absolute_positions else None
+        positions = part.first and cfg.absolute_positions
+        self.positions = nn.Parameter(torch.empty(cfg.max_positions, cfg.width)) if positions else None
         self.relative = (
             RelativePositionTable(cfg.heads, cfg.relative_buckets, cfg.relative_max_distance)
-            if cfg.relative_bias != "none"
+            if part.first and cfg.relative_bias != "none"
             else None
         )
-        self.layers = nn.ModuleList(TransformerLayer(cfg) for _ in range(layers))
+        self.layers = nn.ModuleDict({str(n): TransformerLayer(cfg) for n in part.layers})
         # Post-LN normalises what enters the first layer; pre-LN what leaves the last, and the first on request.
-        pre = cfg.norm == "pre"
-        self.input_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON) if not pre or cfg.embedding_norm else None
-        self.output_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON) if pre else None
+        input_norm, output_norm = cfg.norm == "post" or cfg.embedding_norm, cfg.norm == "pre"
+        self.input_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON) if part.first and input_norm else None
+        self.output_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON) if part.last and output_norm else None
 
     def embed(self, embedded_BTD: Tensor, positions_BT: Tensor) -> Tensor:
         """What the first layer reads, [B, T, D]; `positions_BT` restart at every packed item."""
@@ -43,22 +60,24 @@ class Encoder(nn.Module):
         distance = None if self.relative is None else self.relative(segments_BT.shape[1])
         return AttentionBias(item_mask(segments_BT), distance)
 
-    def forward(self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor) -> Tensor:
-        """Last hidden states, [B, T, D]."""
-        bias = self.bias(segments_BT)
-        x_BTD = self.embed(embedded_BTD, positions_BT)
-        for layer in self.layers:
+    def body(self, x_BTD: Tensor, bias: AttentionBias) -> Tensor:
+        """The layers, and the norm behind the last: [B, T, D] to [B, T, D]."""
+        for layer in self.layers.values():
             if self.checkpointing and torch.is_grad_enabled():
                 x_BTD = checkpoint(layer, x_BTD, bias, use_reentrant=False)
             else:
                 x_BTD = layer(x_BTD, bias)
         return x_BTD if self.output_norm is None else self.output_norm(x_BTD)
 
+    def forward(self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor) -> Tensor:
+        """Last hidden states, [B, T, D]."""
+        return self.body(self.embed(embedded_BTD, positions_BT), self.bias(segments_BT))
+
     def hidden_states(self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor) -> list[Tensor]:
         """Hidden states [B, T, D] of the embeddings (index 0) and of every layer; the last one is `forward`'s."""
         bias = self.bias(segments_BT)
         states = [self.embed(embedded_BTD, positions_BT)]
-        for layer in self.layers:
+        for layer in self.layers.values():
             states.append(layer(states[-1], bias))
         if self.output_norm is not None:
             states[-1] = self.output_norm(states[-1])

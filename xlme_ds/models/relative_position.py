@@ -34,7 +34,8 @@ def bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
     `distance` is j − i as integers of any shape; returns int64 bucket numbers of the same shape.
     """
     half = buckets // 2
-    borders = torch.tensor(_borders(half, max_distance), device=distance.device)
+    # Made on the GPU at once, they would let the host wait for all that is queued there.
+    borders = torch.tensor(_borders(half, max_distance)).to(distance.device, non_blocking=True)
     return torch.bucketize(distance.abs(), borders, right=True) + half * (distance > 0).long()
 
 
@@ -46,16 +47,23 @@ class RelativePositionTable(nn.Module):
         self.max_distance = max_distance
         self.weight = nn.Parameter(torch.empty(buckets, heads))
 
+    def per_distance(self, tokens: int) -> Tensor:
+        """d for the distances 1−T to T−1 of a row of T = `tokens` tokens, float32 (or wider) [H, 2T−1]."""
+        # Only these exist; gathering from them in float32 keeps the gradient's long sums exact enough for bf16.
+        distances = torch.arange(1 - tokens, tokens, device=self.weight.device)
+        weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
+        return weight[bucket(distances, self.weight.shape[0], self.max_distance)].t()
+
     def forward(self, tokens: int) -> Tensor:
         """d_{i-j} for a row of `tokens` tokens, as [H, T, T] in the weight's dtype."""
-        device = self.weight.device
-        # Only 2T−1 distances exist; gathering from those in float32 keeps the gradient's long sums exact enough for bf16.
-        distances = torch.arange(1 - tokens, tokens, device=device)
-        weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
-        per_distance = weight[bucket(distances, self.weight.shape[0], self.max_distance)]
-        position = torch.arange(tokens, device=device)
-        index = position[None, :] - position[:, None] + tokens - 1
-        return per_distance.t()[:, index].to(self.weight.dtype)
+        return spread(self.per_distance(tokens)).to(self.weight.dtype)
+
+
+def spread(per_distance: Tensor) -> Tensor:
+    """[H, 2T−1] by distance j − i to [H, T, T] by query i and key j."""
+    tokens = (per_distance.shape[1] + 1) // 2
+    position = torch.arange(tokens, device=per_distance.device)
+    return per_distance[:, position[None, :] - position[:, None] + tokens - 1]
 
 
 class Gate(nn.Module):

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ..config import ModelConfig, ObjectiveConfig
 from ..data.batch import Batch
-from ..data.schema import TASKS, UNK
+from ..data.rows import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
+from ..models.pipeline import ElectraStage
 
 TERMS = ("mlm", "tlm", "mrtd", "trtd")
 _BINS = 512  # of the discriminator's logits, from −_RANGE to _RANGE, for the area under the ROC curve
@@ -25,6 +26,9 @@ class ElectraObjective:
     """What the engine and the training loop need to know of the objective."""
 
     terms = TERMS
+    stage = ElectraStage
+    """The model's form for pipelines."""
+    statistics_shape = (len(TASKS), len(_SCALARS) + 2 * _BINS)
 
     def __init__(self, cfg: ObjectiveConfig):
         self.weights = torch.tensor([1.0, 1.0, cfg.discriminator_weight, cfg.discriminator_weight], dtype=torch.float64)
@@ -53,29 +57,21 @@ class ElectraObjective:
     @staticmethod
     def statistics(output: ElectraOutput, batch: Batch) -> Tensor:
         """Counts behind the reported accuracies and the AUC, float64 [2, S], additive; special tokens are left out."""
-        targets_M = batch.tokens_BT.flatten()[batch.masked_M]
-        replaced_BT = output.corrupted_BT != batch.tokens_BT
-        ordinary_BT = batch.tokens_BT > UNK
+        # Sums under masks and no selection: a selection has a size that the host would wait for.
+        right_M = output.predicted_M == batch.tokens_BT.flatten()[batch.masked_M]
+        replaced_BT, ordinary_BT = output.corrupted_BT != batch.tokens_BT, batch.tokens_BT > UNK
         logits_BT = output.replaced_logits_BT.float()
-        positive_BT = logits_BT > 0
-        bins_BT = ((logits_BT.clamp(-_RANGE, _RANGE) + _RANGE) / (2 * _RANGE) * _BINS).long().clamp(max=_BINS - 1)
+        found_BT = (logits_BT > 0) == replaced_BT
+        bins_BT = ((logits_BT.clamp(-_RANGE, _RANGE) + _RANGE) / (2 * _RANGE) * _BINS).long().clamp(0, _BINS - 1)
         task_M = _task_of_masked(batch)
-        rows = []
-        for task in range(len(TASKS)):
-            here_BT = ordinary_BT & (batch.task_B == task)[:, None]
-            replaced, original = here_BT & replaced_BT, here_BT & ~replaced_BT
-            mine_M = task_M == task
-            scalars = [
-                (output.predicted_M == targets_M)[mine_M].sum(),
-                mine_M.sum(),
-                replaced.sum(),
-                (replaced & positive_BT).sum(),
-                original.sum(),
-                (original & ~positive_BT).sum(),
-            ]
-            histograms = [torch.bincount(bins_BT[group], minlength=_BINS) for group in (replaced, original)]
-            rows.append(torch.cat([torch.stack(scalars), *histograms]))
-        return torch.stack(rows).double()
+        columns = [_by_task(right_M, task_M), _by_task(torch.ones_like(task_M), task_M)]
+        place_BT, histograms = batch.task_B[:, None] * _BINS + bins_BT, []
+        for group_BT in (ordinary_BT & replaced_BT, ordinary_BT & ~replaced_BT):
+            columns += [_by_task(each.sum(1), batch.task_B) for each in (group_BT, group_BT & found_BT)]
+            histogram = torch.zeros(len(TASKS) * _BINS, dtype=torch.int64, device=place_BT.device)
+            histogram.scatter_add_(0, place_BT.flatten(), group_BT.flatten().long())
+            histograms.append(histogram.view(len(TASKS), _BINS))
+        return torch.cat([torch.stack(columns, dim=1), *histograms], dim=1).double()
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
         """The metrics of a global batch from its added-up sums, counts and statistics; a task without rows is left out."""

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 from ..config import RunConfig
 from .base import base_zero1
-from .large import large_zero2
+from .large import large_pipe, large_zero2
 from .quickstart import quickstart
-from .xl import xl_zero3
+from .xl import xl_pipe, xl_zero3
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
-    function.__name__: function for function in (quickstart, base_zero1, large_zero2, xl_zero3)
+    function.__name__: function for function in (quickstart, base_zero1, large_zero2, large_pipe, xl_zero3, xl_pipe)
 }
 
 

@@ -20,3 +20,13 @@ def large_zero2() -> RunConfig:
     return RunConfig(
         name="large", model=MODEL, data=DataConfig(2048, 2048, micro_batch=8), engine=EngineConfig(deepspeed="zero2")
     )
+
+
+def large_pipe() -> RunConfig:
+    """The same in two stages: the embedding and the generator beside a few layers, the other layers apart from them."""
+    return RunConfig(
+        name="large",
+        model=MODEL,
+        data=DataConfig(2048, 2048, micro_batch=8),
+        engine=EngineConfig("pipeline", "pipe_zero1", pipeline_stages=2),
+    )

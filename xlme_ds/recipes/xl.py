@@ -22,3 +22,13 @@ def xl_zero3() -> RunConfig:
     return RunConfig(
         name="xl", model=MODEL, data=DataConfig(2048, 2048, micro_batch=4), engine=EngineConfig(deepspeed="zero3")
     )
+
+
+def xl_pipe() -> RunConfig:
+    """The same in four stages, data parallel besides; only the optimizer is partitioned (ZeRO-1)."""
+    return RunConfig(
+        name="xl",
+        model=MODEL,
+        data=DataConfig(2048, 2048, micro_batch=4),
+        engine=EngineConfig("pipeline", "pipe_zero1", pipeline_stages=4),
+    )

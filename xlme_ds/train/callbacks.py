@@ -118,6 +118,7 @@ class Save:
 
     def after_step(self, done: int, stats: StepStats) -> None:
         """See `Callback`."""
+        self.checkpoints.poll(self.engine)
         if done % self.every == 0:
             self._save(done)
 
@@ -125,6 +126,7 @@ class Save:
         """See `Callback`."""
         if done > self.saved:
             self._save(done)
+        self.checkpoints.wait(self.engine)
 
     def _save(self, done: int) -> None:
         self.checkpoints.save(self.engine, done, self.state)

@@ -1,82 +1,118 @@
-"""Checkpoints of a run: written under a temporary name, renamed when whole, the newest found again.
+"""Checkpoints of a run: written beside training under a temporary name, renamed when whole, the newest found again.
 
-A checkpoint folder holds what the engine wrote, `state.json` (position, data fingerprints, versions) and `complete.json`
-(every file with its size), which is written last.
+A checkpoint folder holds one state file a rank (`engine/statefile.py`), `state.json` (position, data fingerprints, the
+probe's loss) and `complete.json` (bytes and CRC-32 of every file), which is written last. All that is named without a
+marker does not exist; all is on the disk before the marker is.
 """
 
 import json
+import math
+import os
 import shutil
+import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..data.schema import write_json
+from ..engine.processes import SharedError, broadcast, gather, together
 from ..engine.protocol import Engine
+from ..engine.statefile import StateReader, StateWriter, state_file
 
 _PREFIX = "step_"
 _COMPLETE = "complete.json"
+_STATE = "state.json"
+
+# How far the probe's loss may lie from the stored one, relative. float32: sums in another order. bf16 weights are the cast
+# of equal master weights; another processor may round otherwise and flip a sample of the generator.
+PROBE_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
+
+
+@dataclass(frozen=True)
+class _Saving:
+    """A checkpoint that is being written."""
+
+    step: int
+    state: dict[str, Any]
+    writer: StateWriter
 
 
 class Checkpoints:
-    """The folder `checkpoints/` of a run."""
+    """The folder `checkpoints/` of a run. Methods that take the engine are collective."""
 
-    def __init__(self, run: Path, keep_last: int, keep_every: int):
+    def __init__(self, run: Path, keep_last: int, keep_every: int, buffer_bytes: int = 1 << 30):
         self.folder = run / "checkpoints"
         self.keep_last = keep_last
         self.keep_every = keep_every
+        self.buffer_bytes = buffer_bytes
+        self._saving: _Saving | None = None
 
     def save(self, engine: Engine, step: int, state: Mapping[str, Any]) -> None:
-        """Save the state after `step` steps; collective."""
-        final = self.folder / f"{_PREFIX}{step:08d}"
-        partial = final.with_suffix(".partial")
-        if engine.rank == 0:
-            for folder in (partial, final):  # an earlier try at the same step
-                shutil.rmtree(folder, ignore_errors=True)
-            partial.mkdir(parents=True)
-        engine.barrier()
-        engine.save(partial)
-        engine.barrier()
-        if engine.rank == 0:
-            write_json(partial / "state.json", {"step": step, "world": engine.world, **state})
-            files = {str(p.relative_to(partial)): p.stat().st_size for p in sorted(partial.rglob("*")) if p.is_file()}
-            write_json(partial / _COMPLETE, files)
-            partial.rename(final)
-            write_json(self.folder / "latest.json", {"checkpoint": final.name})
-            self._prune(step)
-        engine.barrier()
+        """Copy the state after `step` steps and write it from a thread; `poll` or `wait` complete the checkpoint."""
+        self.wait(engine)
+        probe = engine.probe_loss()
+        partial = self._partial(step)
+        together(lambda: _renew(partial) if engine.rank == 0 else None)
+        writer = StateWriter(partial / state_file(engine.rank, engine.world), self.buffer_bytes)
+        engine.save(writer)
+        self._saving = _Saving(step, {"step": step, "world": engine.world, "probe": probe, **state}, writer)
 
-    def newest(self) -> tuple[Path | None, list[str]]:
-        """The newest complete checkpoint or None, and a sentence for each newer one that cannot be used."""
+    def poll(self, engine: Engine) -> None:
+        """Complete the checkpoint that is being written, if every rank has written its part."""
+        if self._saving is not None and not engine.any(self._saving.writer.running):
+            self.wait(engine)
+
+    def wait(self, engine: Engine) -> None:
+        """Complete the checkpoint that is being written, if there is one. Raises SharedError when it cannot be."""
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return
+        written = {saving.writer.path.name: together(saving.writer.result)}
+        files = {name: entry for part in gather(written) for name, entry in part.items()}
+        together(lambda: self._complete(saving, files) if engine.rank == 0 else None)
+
+    def newest(self, rank: int = 0, world: int = 1) -> tuple[Path | None, list[str]]:
+        """The newest sound checkpoint or None, and a sentence for each newer one that cannot be used; collective."""
         complaints: list[str] = []
-        for folder in sorted(self.folder.glob(f"{_PREFIX}????????"), reverse=True):
-            fault = _fault(folder)
+        for folder in sorted(broadcast(self.all()), reverse=True):
+            fault = find_fault(folder, rank, world)
             if fault is None:
                 return folder, complaints
             complaints.append(f"{folder} is left out: {fault}")
         return None, complaints
 
-    def load(self, engine: Engine, folder: Path, expected: Mapping[str, Any]) -> int:
-        """Load `folder` into `engine` and return the number of steps done; collective.
+    def load(self, engine: Engine, folder: Path, expected: Mapping[str, Any], tolerance: float) -> int:
+        """Load `folder` into `engine`, whatever layout saved it, and return the number of steps done.
 
-        Raises ValueError when it belongs to other data (`expected` against the stored state) or another world size.
+        Raises SharedError when it belongs to other data (`expected` against the stored state), or when the loaded model's
+        probe loss is further than `tolerance` (relative) from the stored one.
         """
-        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        for key, value in expected.items():
-            if state.get(key) != value:
-                raise ValueError(
-                    f"{folder} was saved with {key} {state.get(key)}, this run has {value}: resume with the same, "
-                    "or choose another --out"
-                )
-        if state["world"] != engine.world:
-            raise ValueError(
-                f"{folder} was saved by {state['world']} processes, there are {engine.world} now: "
-                f"resume with {state['world']}"
+        state = together(lambda: _matching(read_state(folder), folder, expected))
+        engine.load(together(lambda: StateReader(folder)))
+        probe = broadcast(engine.probe_loss())
+        if not math.isclose(probe, state["probe"], rel_tol=tolerance):
+            raise SharedError(
+                f"{folder} was saved with a loss of {state['probe']:.7g} on the probe batch, loaded it gives {probe:.7g}: "
+                "the state did not come back as it was, resume from another checkpoint or with the engine that saved it"
             )
-        engine.load(folder)
         return int(state["step"])
 
+    def all(self) -> list[Path]:
+        """Checkpoint folders, oldest first; whole or not."""
+        return sorted(self.folder.glob(f"{_PREFIX}????????"))
+
+    def _partial(self, step: int) -> Path:
+        return self.folder / f"{_PREFIX}{step:08d}.partial"
+
+    def _complete(self, saving: _Saving, files: dict[str, dict[str, int]]) -> None:
+        final = complete(self._partial(saving.step), saving.state, files)
+        write_json(self.folder / "latest.json", {"checkpoint": final.name})
+        _to_disk(self.folder / "latest.json", self.folder)
+        self._prune(saving.step)
+
     def _prune(self, newest: int) -> None:
-        steps = sorted(int(p.name.removeprefix(_PREFIX)) for p in self.folder.glob(f"{_PREFIX}????????"))
+        steps = [int(folder.name.removeprefix(_PREFIX)) for folder in self.all()]
         for step in [step for step in steps if step > newest]:  # unusable: the run went on from one before it
             shutil.rmtree(self.folder / f"{_PREFIX}{step:08d}")
         steps = [step for step in steps if step <= newest]
@@ -87,17 +123,73 @@ class Checkpoints:
             shutil.rmtree(partial)
 
 
-def _fault(folder: Path) -> str | None:
+def complete(partial: Path, state: Mapping[str, Any], files: Mapping[str, Mapping[str, int]]) -> Path:
+    """Turn `X.partial`, whose state files are on the disk as `files` says, into the checkpoint `X`."""
+    final = partial.with_suffix("")
+    shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step
+    write_json(partial / _STATE, state)
+    text = (partial / _STATE).read_bytes()
+    _to_disk(partial / _STATE, partial)
+    write_json(partial / _COMPLETE, {**files, _STATE: {"bytes": len(text), "crc32": zlib.crc32(text)}})
+    _to_disk(partial / _COMPLETE, partial)
+    partial.rename(final)
+    _to_disk(final.parent)
+    return final
+
+
+def find_fault(folder: Path, rank: int = 0, world: int = 1, checksums: bool = True) -> str | None:
+    """What is wrong with a checkpoint, or None: sizes and checksums of all files, shared out among the ranks; collective."""
     try:
         files = json.loads((folder / _COMPLETE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return f"{_COMPLETE} is missing or damaged"
-    if not isinstance(files, dict):
-        return f"{_COMPLETE} is missing or damaged"
-    for name, size in files.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != size:
-            return f"{name} has {path.stat().st_size} bytes instead of {size}"
-    return None
+        expected = {name: (entry["bytes"], entry["crc32"]) for name, entry in sorted(files.items())}
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+        fault: str | None = f"{_COMPLETE} is missing or damaged"
+    else:
+        mine = list(expected.items())[rank::world]
+        fault = next((found for name, what in mine if (found := _file_fault(folder / name, *what, checksums))), None)
+    return next((found for found in gather(fault) if found), None)
+
+
+def _file_fault(path: Path, size: int, crc: int, checksum: bool) -> str | None:
+    if not path.is_file():
+        return f"{path.name} is missing"
+    if path.stat().st_size != size:
+        return f"{path.name} has {path.stat().st_size} bytes instead of {size}"
+    if not checksum:
+        return None
+    found = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 24):
+            found = zlib.crc32(block, found)
+    return None if found == crc else f"{path.name} has changed since it was written (checksum)"
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself: `step`, `world` (processes that saved it), `probe`, data fingerprints."""
+    state: dict[str, Any] = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+    return state
+
+
+def _matching(state: dict[str, Any], folder: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
+    for key, value in expected.items():
+        if state.get(key) != value:
+            raise ValueError(
+                f"{folder} was saved with {key} {state.get(key)}, this run has {value}: resume with the same, "
+                "or choose another --out"
+            )
+    return state
+
+
+def _renew(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def _to_disk(*paths: Path) -> None:
+    """Have what was written into files, or the names in folders, on the disk before going on."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

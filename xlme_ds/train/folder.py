@@ -16,12 +16,14 @@ from ..parameters import count_parameters
 _MAY_CHANGE = (
     "train.log_every",
     "train.eval_",
-    "train.save_every",
+    "train.save_",
     "train.keep_",
     "model.head_chunk",
     "model.activation_checkpointing",
     "data.micro_batch",
+    "engine.",
 )
+_MUST_STAY = ("engine.precision",)
 _PACKAGES = ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy")
 
 
@@ -46,9 +48,10 @@ class RunFolder:
             stored = flatten(json.loads(path.read_text(encoding="utf-8"))["config"])
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{path} is damaged: restore it, or choose another --out") from None
-        ours = flatten(asdict(config))
+        ours = flatten(json.loads(json.dumps(asdict(config))))  # tuples as the lists that JSON has
         for key in sorted(ours.keys() | stored.keys()):
-            if ours.get(key) != stored.get(key) and not key.startswith(_MAY_CHANGE):
+            free = key.startswith(_MAY_CHANGE) and key not in _MUST_STAY
+            if ours.get(key) != stored.get(key) and not free:
                 raise ValueError(
                     f"{self.path} was started with {key} {stored.get(key)}, this call has {ours.get(key)}: "
                     "use the same settings to resume, or another --out"

@@ -9,14 +9,17 @@ from ..engine.protocol import Engine
 from .callbacks import Callback
 from .schedule import learning_rate
 
+# Slurm sends SIGUSR1 some time before the limit of a job (sbatch --signal), SIGTERM at it and on preemption.
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
 
 class StopRequest:
-    """Remembers SIGTERM and SIGINT until the step is finished; a second SIGINT ends the process at once."""
+    """Remembers a signal to stop until the step is finished; a second SIGINT ends the process at once."""
 
     def __init__(self) -> None:
         self.received: str | None = None
         self.interrupts = 0
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _STOP_SIGNALS:
             signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
@@ -27,9 +30,9 @@ class StopRequest:
         self.received = signal.Signals(number).name
 
     def release(self) -> None:
-        """Give both signals their usual meaning back."""
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        """Give the signals their usual meaning back."""
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def fit(engine: Engine, config: RunConfig, callbacks: Sequence[Callback], start: int, stop: StopRequest) -> int:

@@ -9,12 +9,13 @@ from ..data.loader import Loader
 from ..data.schema import TASKS
 from ..data.shards import RowStore
 from ..data.unigram import unigram_nll
+from ..engine.build import resolve_precision
 from ..engine.processes import SharedError, broadcast, together
 from ..engine.protocol import Engine
 from ..flops import flops_per_step
 from ..objectives import OBJECTIVES
 from .callbacks import Callback, Evaluate, Record, Save
-from .checkpoint import Checkpoints
+from .checkpoint import PROBE_TOLERANCE, Checkpoints
 from .console import Console
 from .folder import RunFolder
 from .loop import StopRequest, fit
@@ -44,11 +45,11 @@ def heldout_data(config: RunConfig, folder: Path, world: int) -> DataConfig:
 def train(engine: Engine, config: RunConfig, folder: RunFolder, loader: Loader, heldout: Loader | None) -> bool:
     """Train to the end or until stopped; True when the run is finished. Resumes from the newest whole checkpoint."""
     root, out = engine.rank == 0, folder.path
-    checkpoints = Checkpoints(out, config.train.keep_last, config.train.keep_every)
+    buffer_bytes = int(config.train.save_buffer_gib * 2**30)
+    checkpoints = Checkpoints(out, config.train.keep_last, config.train.keep_every, buffer_bytes)
     state = {
         "fingerprints": loader.fingerprints,
         "heldout": None if heldout is None else heldout.fingerprints,
-        "engine": f"{config.engine.kind} {config.engine.deepspeed}",
     }
     start = _resume(engine, config, folder, checkpoints, state)
     together(lambda: folder.begin(config, loader.fingerprints, engine.world))
@@ -99,11 +100,11 @@ def _resume(
     engine: Engine, config: RunConfig, folder: RunFolder, checkpoints: Checkpoints, state: dict[str, Any]
 ) -> int:
     """Load the newest whole checkpoint, which the root chooses; returns the steps done, 0 for a new run."""
-    newest, complaints = broadcast(checkpoints.newest())
+    newest, complaints = checkpoints.newest(engine.rank, engine.world)
     if engine.rank == 0 and complaints:
         print("\n".join(complaints))
     if newest is not None:
-        return together(lambda: checkpoints.load(engine, newest, state))
+        return checkpoints.load(engine, newest, state, PROBE_TOLERANCE[resolve_precision(config.engine)])
     if complaints or broadcast(folder.steps_logged()) > config.train.save_every:
         raise SharedError(f"{folder.path} has records but no usable checkpoint: restore one, or choose another --out")
     return 0

@@ -1,0 +1,158 @@
+"""The model's kernels on a device against the same code on the CPU in float64, on the same inputs, which bf16 can hold.
+
+B rows, T tokens, M masked positions, D width, V vocabulary. An error is the largest difference over the reference's
+largest number; of integers, the share that differs.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bench.gpu_device import DTYPES, Device
+from bench.gpu_rows import synthetic_batch
+from xlme_ds.config import ModelConfig, ObjectiveConfig
+from xlme_ds.models.attention import Attention, AttentionBias, item_mask
+from xlme_ds.models.embedding import lookup
+from xlme_ds.models.init import initialise
+from xlme_ds.models.masked_head import masked_softmax
+from xlme_ds.models.relative_position import RelativePositionTable
+from xlme_ds.objectives.electra import ElectraObjective
+
+Tensors = dict[str, Tensor]
+Case = Callable[[torch.device, torch.dtype], Tensors]
+# float32: sums of up to thousands of terms in another order. bf16 rounds to 2^-9 of each number, several times in a row.
+BOUNDS = {"fp32": 1e-4, "bf16": 3e-2}
+INTEGERS = 0.01  # a uniform may lie at the border of two tokens
+SMALL = ModelConfig(
+    vocabulary=1000, width=256, heads=4, feed_forward=512, generator_layers=1, discriminator_layers=2,
+    max_positions=192, head_chunk=64, init_std=0.05,
+)  # fmt: skip
+
+
+def parity(case: Case, device: Device, dtype: str) -> dict[str, Any]:
+    """Run `case` both ways; names the tensor that is worst beside its bound."""
+    reference = case(torch.device("cpu"), torch.float64)
+    got = case(device.torch, DTYPES[dtype])
+    found = []
+    for key, value in got.items():
+        integer = not value.is_floating_point()
+        found.append(
+            (_error(value.detach().cpu(), reference[key].detach()), INTEGERS if integer else BOUNDS[dtype], key)
+        )
+    error, bound, worst = max(found, key=lambda one: one[0] / one[1])
+    # Written so that a NaN is no success.
+    ok = all(error <= bound for error, bound, _ in found)
+    return {"worst": worst, "error": error, "bound": bound, "ok": ok, "compared": len(got)}
+
+
+def _error(value: Tensor, reference: Tensor) -> float:
+    if not value.is_floating_point():
+        return float((value != reference).double().mean())
+    scale = float(reference.abs().max()) or 1.0
+    return float((value.double() - reference).abs().max()) / scale
+
+
+def _fill(shape: tuple[int, ...], seed: int, std: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * std
+    return values.bfloat16().to(device, dtype).requires_grad_()
+
+
+def _fill_module(module: nn.Module, std: float, device: torch.device, dtype: torch.dtype) -> nn.Module:
+    for seed, parameter in enumerate(module.parameters()):
+        parameter.data = _fill(tuple(parameter.shape), seed, std, device, dtype).data
+    return module
+
+
+def _with_gradients(outputs: Tensors, by: Mapping[str, Tensor]) -> Tensors:
+    """`outputs` and the gradients of a weighted sum of all of them; every number counts, none alike."""
+    total = torch.zeros((), dtype=torch.float64, device=next(iter(outputs.values())).device)
+    for value in outputs.values():
+        weights = torch.linspace(0.5, 2.0, value.numel(), dtype=torch.float64, device=value.device)
+        total = total + (value.double().flatten() * weights).sum()
+    gradients = torch.autograd.grad(total, list(by.values()))
+    return outputs | {f"gradient of {name}": grad for name, grad in zip(by, gradients, strict=True)}
+
+
+def attention(device: torch.device, dtype: torch.dtype) -> Tensors:
+    """Gated bias and block-diagonal mask, padding included."""
+    module = _fill_module(Attention(SMALL), 0.1, device, dtype)
+    table = _fill_module(RelativePositionTable(SMALL.heads, 32, 128), 0.5, device, dtype)
+    x_BTD = _fill((3, 192, SMALL.width), 9, 1.0, device, dtype)
+    rows = [[70, 50, 60, 12], [192], [1, 100, 91]]  # the last item of the first row is padding
+    segments_BT = torch.tensor([np.repeat((1, 2, 3, 0)[: len(row)], row).tolist() for row in rows], device=device)
+    out_BTD = module(x_BTD, AttentionBias(item_mask(segments_BT), table(192)))
+    return _with_gradients({"output": out_BTD}, {"x": x_BTD, "table": table.weight, **dict(module.named_parameters())})
+
+
+def relative_table(device: torch.device, dtype: torch.dtype) -> Tensors:
+    """Buckets of Base and of Large, on rows of 512."""
+    outputs: Tensors = {}
+    weights = {}
+    for buckets, reach in ((32, 128), (128, 256)):
+        module = _fill_module(RelativePositionTable(2, buckets, reach), 1.0, device, dtype)
+        outputs[f"{buckets} buckets"] = module(512)
+        weights[f"{buckets} buckets"] = module.weight
+    return _with_gradients(outputs, weights)
+
+
+def token_lookup(device: torch.device, dtype: torch.dtype) -> Tensors:
+    """A frequent token among others, in one block and in three; torch's gradient has one kernel up to 3,072 ids."""
+    found: Tensors = {}
+    for ids in (2048, 8192):
+        table = _fill((600, 64), ids, 1.0, device, dtype)
+        where = torch.randint(600, (ids,), generator=torch.Generator().manual_seed(0)).to(device)
+        where[: ids // 2] = 7
+        for blocks in (1, 3):
+            out = lookup(where.view(8, -1), table.split(600 // blocks))
+            one = _with_gradients({"output": out}, {"table": table})
+            found |= {f"{key}, {ids} ids, {blocks} blocks": value for key, value in one.items()}
+    return found
+
+
+def masked_head(device: torch.device, dtype: torch.dtype) -> Tensors:
+    """In chunks, in one block and in three: losses, predictions, samples by the same uniforms, gradients."""
+    found: Tensors = {}
+    for blocks in (1, 3):
+        hidden, table = _fill((100, 128), 1, 1.0, device, dtype), _fill((3000, 128), 2, 0.2, device, dtype)
+        bias = _fill((3000,), 3, 0.5, device, dtype)
+        g = torch.Generator().manual_seed(4)
+        targets, uniforms = torch.randint(3000, (100,), generator=g).to(device), torch.rand(100, generator=g).to(device)
+        got = masked_softmax(hidden, table.split(3000 // blocks), bias, targets, uniforms, 64)
+        cdf = (hidden.detach().double() @ table.detach().double().t() + bias.detach().double()).softmax(1).cumsum(1)
+        at = cdf.gather(1, got.sample_M[:, None]).squeeze(1)
+        before = torch.where(got.sample_M > 0, cdf.gather(1, (got.sample_M - 1).clamp(min=0)[:, None]).squeeze(1), 0.0)
+        outside = (before - uniforms).clamp(min=0) + (uniforms - at).clamp(min=0)
+        one = _with_gradients({"loss": got.nll_M}, {"hidden": hidden, "table": table, "bias": bias})
+        one["uniforms outside their sample's share of the CDF"] = outside
+        if dtype != torch.bfloat16:  # whose rounded logits move the borders by more than most tokens' share
+            one |= {"samples": got.sample_M, "predictions": got.predicted_M}
+        found |= {f"{key}, {blocks} blocks": value for key, value in one.items()}
+    return found
+
+
+def electra(device: torch.device, dtype: torch.dtype) -> Tensors:
+    """The whole model, forward and backward; in bf16, whose samples are others, the losses and the gradient's norm."""
+    objective = ElectraObjective(ObjectiveConfig())
+    model = objective.build(SMALL)
+    initialise(model, 0, SMALL.init_std)
+    model = model.bfloat16().to(device, dtype)
+    batch = synthetic_batch((3, 3), SMALL.max_positions, SMALL.vocabulary).to(device)
+    output = model(batch)
+    losses = objective.sums(output, batch).double() / objective.counts(batch)
+    (losses * objective.weights.to(device)).sum().backward()
+    gradients = {f"gradient of {name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    norm = torch.stack([grad.double().norm() for grad in gradients.values()]).norm()
+    exact = {} if dtype == torch.bfloat16 else {"samples": output.corrupted_BT} | gradients
+    return {"losses": losses.detach(), "gradient norm": norm} | exact
+
+
+CASES: dict[str, Case] = {
+    "relative position table": relative_table,
+    "attention with gated bias and item mask": attention,
+    "token lookup": token_lookup,
+    "masked head": masked_head,
+    "whole model": electra,
+}

@@ -1,0 +1,59 @@
+"""Synthetic packed rows in memory, as data preparation would write them: no data folder, no Arrow."""
+
+import numpy as np
+
+from xlme_ds.config import RunConfig
+from xlme_ds.data.batch import Batch
+from xlme_ds.data.collate import collate
+from xlme_ds.data.order import plan_step
+from xlme_ds.data.rows import BOS, EOS, PAD, UNK, Rows
+
+
+def synthetic_rows(rng: np.random.Generator, count: int, row_tokens: int, vocabulary: int, pairs: bool) -> Rows:
+    """`count` rows of ids that follow a Zipf-like law: one item that fills its row, or pairs of about a ninth of it a side."""
+    tokens = np.full((count, row_tokens), PAD, dtype=np.int32)
+    items, lengths = np.zeros(count, dtype=np.int64), []
+    for row in range(count):
+        end = 0
+        while True:
+            sides = rng.integers(row_tokens // 16 + 1, row_tokens // 6, 2) if pairs else np.array([row_tokens - 2])
+            size = int(sides.sum()) + 1 + len(sides)
+            if end + size > row_tokens:
+                break
+            words = UNK + 1 + ((vocabulary - UNK - 2) * rng.random(size) ** 3).astype(np.int32)
+            words[0], words[np.cumsum(sides + 1)] = BOS, EOS
+            tokens[row, end : end + size] = words
+            items[row] += 1
+            lengths.append(size)
+            end += size
+    return Rows(tokens, items, np.array(lengths, dtype=np.int64), np.zeros(0, dtype=np.int64))
+
+
+def synthetic_batch(rows: tuple[int, int], row_tokens: int, vocabulary: int, seed: int = 0) -> Batch:
+    """A micro-batch with `rows` of each task, corrupted as in training."""
+    rng = np.random.default_rng(seed)
+    parts = [
+        (task, synthetic_rows(rng, count, row_tokens, vocabulary, pairs=task == 1), np.arange(count))
+        for task, count in enumerate(rows)
+    ]
+    return collate(parts, seed, mask_fraction=0.15)
+
+
+class SyntheticSource:
+    """Micro-batches for every step of `run` on one process, the same in each; a `BatchSource`."""
+
+    def __init__(self, run: RunConfig, row_tokens: int):
+        self.plan = plan_step(run.data, world=1)
+        self.row_tokens = row_tokens
+        rows = self.plan.micro[0], self.plan.micro[1]
+        self.batches = [
+            synthetic_batch(rows, row_tokens, run.model.vocabulary, seed) for seed in range(self.plan.accumulation)
+        ]
+
+    def step(self, step: int) -> list[Batch]:
+        """All micro-batches."""
+        return self.batches
+
+    def probe(self) -> Batch:
+        """The first micro-batch."""
+        return self.batches[0]

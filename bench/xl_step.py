@@ -1,0 +1,172 @@
+"""Real steps of a model that is larger than the machine: built, trained, saved, loaded again, trained on.
+
+    python -m bench.xl_step --out DIR [--data DIR] [--recipe xl_zero3] [--section.key value ...]
+
+Weights and optimizer state wait on the disk (ZeRO-3 with NVMe offload), so XL's 2.4B parameters train in less than 20 GB
+of memory. One process takes two steps, saves, and takes a third; a new one loads the checkpoint, compares the loss of the
+probe batch, and takes the same third step. Both print what they do with the time, the memory in use and its peak.
+
+The rows are real text: without `--data` of the sample corpus. They may be of any vocabulary up to the model's; the
+softmax is over all of the model's.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from xlme_ds.cli import fail, parse
+from xlme_ds.config import DataConfig, EngineConfig, RunConfig
+from xlme_ds.parameters import count_parameters
+from xlme_ds.quickstart import preparation
+from xlme_ds.quickstart import run as run_stage
+
+STEPS = 3
+SAVED_AFTER = 2
+# Bytes a parameter: weights (2), master weights, moments and gradients (16) in the swap folder, the checkpoint (12).
+_SWAP, _CHECKPOINT = 18, 12
+_LEARNING_RATE = 1e-5  # where the published warm-up is after 200 steps
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What is run."""
+
+    out: Path
+    """Folder for the swap files and the checkpoint; both are removed at the end."""
+    run: Annotated[RunConfig, tyro.conf.arg(name="")]
+    data_folder: Annotated[Path | None, tyro.conf.arg(name="data")] = None
+    """Folder that `data_prep mix` wrote; without it rows of the sample corpus are made in `out`."""
+    part: str = ""
+    """Used by the command itself: first or second."""
+
+
+def small(run: RunConfig, folder: Path) -> RunConfig:
+    """`run` with the smallest batch, and everything that can wait on the disk below `folder`."""
+    engine = EngineConfig(
+        deepspeed="zero3_offload",
+        precision="bf16",
+        gradient_precision="bf16",
+        offload_optimizer="nvme",
+        offload_parameters="nvme",
+        nvme_folder=str(folder / "swap"),
+    )
+    return replace(
+        run,
+        model=replace(run.model, head_chunk=min(run.model.head_chunk, 64)),
+        data=DataConfig(1, 1, micro_batch=1),
+        engine=engine,
+        train=replace(run.train, steps=STEPS),
+        optimizer=replace(run.optimizer, learning_rate=_LEARNING_RATE, warmup_steps=0),
+    )
+
+
+def sample_rows(folder: Path, row_tokens: int) -> Path:
+    """Rows of the sample corpus, made as the quickstart makes them."""
+    rows = folder / "rows"
+    last = f"mix --encoded {folder}/encoded/train --vocab {folder}/vocab --out {rows} --row-tokens {row_tokens}"
+    stages = [*preparation(folder, processes=2)[:3], [*last.split(), "--mono-rows", "16", "--para-rows", "16"]]
+    for stage in stages:
+        run_stage([sys.executable, "-m", "data_prep", *stage], dict(os.environ))
+    return rows
+
+
+def work(config: RunConfig, data: Path, out: Path, first: bool) -> list[float]:
+    """Losses of the steps that this process took."""
+    from xlme_ds.data.loader import Loader
+    from xlme_ds.engine.build import build_engine, resolve_precision
+    from xlme_ds.engine.processes import process_group
+    from xlme_ds.train.checkpoint import PROBE_TOLERANCE, Checkpoints
+    from xlme_ds.train.schedule import learning_rate
+
+    begin = time.perf_counter()
+
+    def say(what: str) -> None:
+        memory = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        now, peak = (int(memory[key].split()[0]) / 2**20 for key in ("VmRSS", "VmHWM"))
+        disk = sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 2**30
+        seconds = time.perf_counter() - begin
+        print(f"{seconds:7.1f} s  {now:5.2f} GiB, peak {peak:5.2f}  disk {disk:5.1f} GiB  {what}", flush=True)
+
+    with process_group(config.engine) as (rank, world):
+        assert (rank, world) == (0, 1)
+        loader = Loader(data, config.data, config.seed, config.objective.mask_fraction)
+        engine = build_engine(config, loader, None)
+        checkpoints = Checkpoints(out, keep_last=1, keep_every=0, buffer_bytes=1 << 28)
+        say("the model is built")
+        start = 0
+        if not first:
+            newest, complaints = checkpoints.newest()
+            assert newest is not None, complaints
+            tolerance = PROBE_TOLERANCE[resolve_precision(config.engine)]
+            start = checkpoints.load(engine, newest, {"fingerprints": loader.fingerprints}, tolerance)
+            say(f"loaded after step {start}, the probe's loss is the stored one")
+        losses = []
+        for step in range(start, STEPS):
+            stats = engine.train_batch(step, learning_rate(step, STEPS + 1, config.optimizer), detailed=True)
+            losses.append(stats.metrics["loss"])
+            say(f"step {step + 1}: loss {losses[-1]:.6f}, gradient norm {stats.gradient_norm:.4f}")
+            if step + 1 == SAVED_AFTER and first:
+                checkpoints.save(engine, step + 1, {"fingerprints": loader.fingerprints})
+                checkpoints.wait(engine)
+                say("saved")
+    return losses
+
+
+def both(arguments: list[str], run: RunConfig, out: Path) -> dict[str, float]:
+    """Run the two processes one after the other, and compare the step that both took."""
+    parameters = count_parameters(run.model)["trained_total"]
+    needed = parameters * (_SWAP + _CHECKPOINT)
+    out.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(out).free
+    print(
+        f"{parameters / 1e9:.3f}B parameters; {needed / 1e9:.0f} GB of disk needed, {free / 1e9:.0f} free", flush=True
+    )
+    if free < needed:
+        raise ValueError(f"{out} has {free / 1e9:.0f} GB free, {needed / 1e9:.0f} are needed: name another --out")
+    losses = {}
+    for part in ("first", "second"):
+        shutil.rmtree(out / "swap", ignore_errors=True)
+        (out / "swap").mkdir()
+        print(f"-- {part} process", flush=True)
+        command = [sys.executable, "-W", "ignore", "-m", "bench.xl_step", *arguments, "--part", part]
+        done = subprocess.run(command, env=os.environ | {"DS_ACCELERATOR": "cpu"})
+        if done.returncode:
+            raise ValueError(f"the {part} process ended with code {done.returncode}")
+        losses[part] = json.loads((out / f"{part}.json").read_text())[-1]
+    shutil.rmtree(out / "swap")
+    shutil.rmtree(out / "checkpoints")
+    return losses
+
+
+def main() -> None:
+    """Run both processes, or one of them."""
+    given = sys.argv[1:] if "--recipe" in sys.argv else ["--recipe", "xl_zero3", *sys.argv[1:]]
+    try:
+        command = parse(Arguments, __doc__ or "", given)
+        run = small(command.run, command.out).validate()
+        if command.part:
+            assert command.data_folder is not None
+            losses = work(run, command.data_folder, command.out, command.part == "first")
+            (command.out / f"{command.part}.json").write_text(json.dumps(losses))
+            return
+        if command.data_folder is None:
+            given += ["--data", str(sample_rows(command.out / "data", run.model.max_positions))]
+        third = both(given, run, command.out)
+    except ValueError as error:
+        fail("bench.xl_step", error)
+    difference = abs(third["second"] - third["first"]) / abs(third["first"])
+    print(f"step {STEPS}: loss {third['first']:.6f} without a stop, {third['second']:.6f} after loading")
+    if not difference <= 1e-3:
+        sys.exit(f"bench.xl_step: error: the third steps' losses differ by {difference:.1e}")
+
+
+if __name__ == "__main__":
+    main()

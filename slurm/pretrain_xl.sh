@@ -1,0 +1,19 @@
+#!/bin/bash
+# XLM-E XL on 128 GPUs, ENGINE=zero3 or pipe: ENGINE=pipe sbatch slurm/pretrain_xl.sh [--section.key value ...]
+#SBATCH --job-name=xlme-xl
+#SBATCH --nodes=16
+#SBATCH --ntasks-per-node=8      # one process a GPU
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --exclusive
+#SBATCH --mem=0                  # all of the node's
+#SBATCH --time=24:00:00
+#SBATCH --signal=USR1@600        # seconds before the limit: time for one step and a checkpoint; then the job is requeued
+#SBATCH --requeue                # after the loss of a node
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.out
+cd "$SLURM_SUBMIT_DIR"
+RECIPE=${RECIPE:-xl_${ENGINE:-zero3}}
+DATA=${DATA:-mixed}
+OUT=${OUT:-runs/xl}
+. slurm/train.sh

@@ -1,0 +1,86 @@
+"""The real command under the real launcher, with the model in two stages: it trains, evaluates, saves and reports."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.launch import ROOT, environment, free_port
+from tests.rows import train_vocabulary, write_data
+
+OVERRIDES = {
+    "engine.kind": "pipeline",
+    "engine.deepspeed": "pipe_zero1",
+    "engine.precision": "fp32",
+    "model.width": 32,
+    "model.heads": 4,
+    "model.feed-forward": 64,
+    "model.max-positions": 32,
+    "model.discriminator-layers": 3,
+    "data.mono-rows": 8,
+    "data.para-rows": 4,
+    "data.micro-batch": 2,
+    "optimizer.warmup-steps": 4,
+    "train.steps": 12,
+    "train.log-every": 1,
+    "train.eval-every": 6,
+    "train.save-every": 6,
+}
+
+
+def command(folder: Path, out: Path, processes: int, **changes: object) -> subprocess.CompletedProcess[str]:
+    vocabulary = json.loads((folder / "data/mono/manifest.json").read_text())["vocabulary_size"]
+    settings = OVERRIDES | {"model.vocabulary": vocabulary} | changes
+    launcher = (
+        f"deepspeed --num_gpus {processes} --master_port {free_port()} --module xlme_ds.pretrain --recipe quickstart"
+    )
+    folders = ["--data", str(folder / "data"), "--heldout", str(folder / "heldout"), "--out", str(out)]
+    words = [word for key, value in settings.items() for word in (f"--{key}", *str(value).split())]
+    return subprocess.run(
+        [*launcher.split(), *folders, *words], cwd=ROOT, env=environment(), text=True, capture_output=True, timeout=600
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pipeline")
+    vocabulary = train_vocabulary(folder / "data" / "vocab")
+    write_data(folder / "data", rows=100, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    write_data(folder / "heldout", rows=6, vocabulary=vocabulary.size, seed=1, sha256=vocabulary.sha256)
+    shutil.copytree(folder / "data" / "vocab", folder / "heldout" / "vocab")
+    return folder
+
+
+def test_two_stages_train_and_report(folder: Path) -> None:
+    out = folder / "run"
+    result = command(folder, out, 2, **{"engine.balance": "1 2"})
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    assert "embedding, generator, layer 0 (" in result.stdout and "| layers 1-2 (" in result.stdout
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == list(range(1, 13))
+    assert records[-1]["loss"] < records[0]["loss"]
+    assert {"auc_mono", "generator_accuracy_para", "grad_norm"} <= records[-1].keys()
+    heldout = [json.loads(line)["step"] for line in (out / "heldout.jsonl").read_text().splitlines()]
+    assert heldout == [6, 12]
+    assert (out / "report.html").exists() and (out / "model" / "model.safetensors").exists()
+    again = command(folder, out, 2, **{"engine.balance": "1 2"})
+    assert again.returncode == 0 and "all 12 steps are done" in again.stdout, again.stdout + again.stderr
+
+
+@pytest.mark.parametrize(
+    ("processes", "changes", "message"),
+    [
+        (1, {}, "engine.pipeline_stages 2 needs a multiple of as many processes, 1 were launched"),
+        (
+            2,
+            {"engine.pipeline-schedule": "dualpipev", "data.micro-batch": 4},
+            "engine.pipeline_schedule dualpipev needs at least 4 micro-batches a step, data.micro_batch 4 gives 2",
+        ),
+    ],
+)
+def test_a_mistake_is_one_sentence(folder: Path, processes: int, changes: dict[str, object], message: str) -> None:
+    result = command(folder, folder / f"wrong{processes}", processes, **changes)
+    assert result.returncode == 2
+    assert message in result.stderr and "Traceback" not in result.stderr

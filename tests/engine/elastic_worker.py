@@ -1,0 +1,50 @@
+"""One rank of the elastic test: goes through its links of every chain of layouts. Run by test_elastic.py."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+
+from tests.engine.worker import tiny
+from xlme_ds.data.loader import Loader
+from xlme_ds.engine.build import build_engine
+from xlme_ds.engine.processes import data_parallel, start_process_group
+from xlme_ds.engine.protocol import Engine
+from xlme_ds.train.checkpoint import PROBE_TOLERANCE, Checkpoints
+
+STEPS = 4  # of a link
+
+
+def go_on(engine: Engine, chain: Path, tolerance: float) -> list[float]:
+    """Load the newest checkpoint of `chain`, save it again as `copies/`, take some steps and save."""
+    checkpoints = Checkpoints(chain, keep_last=99, keep_every=0)
+    newest, complaints = checkpoints.newest(engine.rank, engine.world)
+    assert not complaints, complaints
+    start = 0
+    if newest is not None:
+        start = checkpoints.load(engine, newest, {}, tolerance)
+        copies = Checkpoints(chain / "copies", keep_last=99, keep_every=0, buffer_bytes=0)
+        copies.save(engine, start, {})
+        copies.wait(engine)
+    losses = [engine.train_batch(step, 1e-3, True).metrics["loss"] for step in range(start, start + STEPS)]
+    checkpoints.save(engine, start + STEPS, {})
+    checkpoints.wait(engine)
+    return losses
+
+
+def main(links: Path, data: Path, out: Path) -> None:
+    for chain, case in json.loads(links.read_text()):
+        config = tiny(**case)
+        rank, world = start_process_group(config.engine)
+        loader = Loader(data, config.data, config.seed, 0.15, *data_parallel(config.engine, rank, world))
+        engine = build_engine(config, loader, None)
+        losses = go_on(engine, out / chain, PROBE_TOLERANCE[config.engine.precision])
+        if rank == 0:
+            with open(out / chain / "losses.jsonl", "a") as file:
+                file.writelines(f"{loss}\n" for loss in losses)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

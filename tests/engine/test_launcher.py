@@ -1,0 +1,89 @@
+"""What launchers say about a process, in the words that they say it in."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.launch import ROOT, environment
+from xlme_ds.engine.launcher import first_host, rendezvous
+
+# Of Slurm 22.05: sbatch --nodes=2 --ntasks-per-node=2, the batch script itself and task 3 of srun in it.
+SCRIPT = {"SLURM_JOB_ID": "1234567", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
+TASK = SCRIPT | {
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NODELIST": "n[1-2]",
+}
+TORCH = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+
+
+def test_srun() -> None:
+    found = rendezvous(TASK)
+    port = found.pop("MASTER_PORT")
+    assert found == {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "n1"}
+    assert port == rendezvous(TASK | {"SLURM_PROCID": "0"})["MASTER_PORT"] and 10_000 <= int(port) < 30_000
+    assert port != rendezvous(TASK | {"SLURM_JOB_ID": "1234568"})["MASTER_PORT"], "two jobs may share a node"
+    assert port != rendezvous(TASK | {"SLURM_STEP_ID": "1"})["MASTER_PORT"], "two steps of a job too"
+
+
+def test_the_user_may_choose_where_ranks_meet() -> None:
+    found = rendezvous(TASK | {"MASTER_ADDR": "n1-ib", "MASTER_PORT": "29500"})
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("n1-ib", "29500")
+
+
+@pytest.mark.parametrize("around", [{}, SCRIPT, TASK | {"SLURM_STEP_NUM_TASKS": "2"}, {"PMI_SIZE": "4"}])
+def test_torchs_variables_hold_wherever_they_are_set(around: dict[str, str]) -> None:
+    """deepspeed in a batch script; srun of one torchrun a node; mpiexec of a script that sets them."""
+    assert rendezvous(around | TORCH) == TORCH
+
+
+@pytest.mark.parametrize("variables", [{}, SCRIPT | {"SLURM_NTASKS": "1"}, {"PMI_SIZE": "1"}])
+def test_a_process_that_is_meant_to_be_alone(variables: dict[str, str]) -> None:
+    assert rendezvous(variables) == {}
+    alone = SCRIPT | {"SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "n1"}
+    assert rendezvous(alone) == {}
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        (SCRIPT, "this job has 4 tasks, but srun did not start this process: put srun before python"),
+        (
+            TASK | TORCH | {"WORLD_SIZE": "1"},
+            "srun started 4 processes, but WORLD_SIZE is 1: unset RANK and WORLD_SIZE",
+        ),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK is set, LOCAL_RANK and MASTER_ADDR and MASTER_PORT not"),
+        ({"PMI_SIZE": "2"}, "mpiexec started 2 processes, but not as one run"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "mpiexec started 2 processes, but not as one run"),
+    ],
+)
+def test_several_runs_of_one_process_are_refused(variables: dict[str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        rendezvous(variables)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("n1", "n1"),
+        ("n[1-2]", "n1"),
+        ("gpu-[001-004,007],login1", "gpu-001"),
+        ("gpu[3,5]", "gpu3"),
+        ("login1,gpu-[001-004]", "login1"),
+        ("r[1-2]n[03-04]-ib", "r1n03-ib"),
+    ],
+)
+def test_first_host(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+def test_the_command_says_it_in_a_sentence() -> None:
+    command = ["-m", "xlme_ds.pretrain", "--recipe", "quickstart", "--data", "nowhere", "--out", "nowhere"]
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment(**SCRIPT), text=True, capture_output=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("xlme_ds.pretrain: error: this job has 4 tasks, but srun did not")

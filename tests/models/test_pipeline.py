@@ -1,0 +1,73 @@
+"""The model cut into stages computes what the whole one does: outputs, gradients and parameter names."""
+
+import pytest
+import torch
+
+from tests.small import SMALL, model, usual_batch
+from xlme_ds.data.batch import Batch
+from xlme_ds.models.pipeline import ElectraStage, Flow, parts
+from xlme_ds.objectives.electra import ElectraObjective
+
+WEIGHTS = torch.tensor([1.0, 1.0, 50.0, 50.0])
+VARIANTS = [
+    {},
+    dict(norm="pre", embedding_norm=True, embedding_sharing="gdes", vocabulary_blocks=3, activation_checkpointing=True),
+    dict(relative_bias="plain"),
+    dict(relative_bias="none", absolute_positions=False),
+]
+
+
+def run_stages(stages: list[ElectraStage], batch: Batch) -> tuple[torch.Tensor, ...]:
+    """Every stage on its own graph as on its own process, with gradients sent back by hand; returns the last outputs."""
+    crossings = []
+    flow = stages[0](tuple(batch))
+    for stage in stages[1:]:
+        received = tuple(t.detach().requires_grad_(t.is_floating_point()) for t in flow)
+        crossings.append((flow, received))
+        flow = stage(received)
+    (WEIGHTS * ElectraObjective.sums(ElectraStage.output(flow, batch), batch)).sum().backward()
+    for sent, received in reversed(crossings):
+        floats = [t for t in sent if t.is_floating_point()]
+        assert all(t.is_floating_point() for t in sent[: len(floats)]), "DeepSpeed needs them first"
+        torch.autograd.backward(floats, [t.grad for t in received if t.is_floating_point()])
+    return flow
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+@pytest.mark.parametrize("balance", [(1, 2), (0, 1, 2), (0, 1, 1, 1)])
+def test_stages_are_the_model(changes: dict[str, object], balance: tuple[int, ...]) -> None:
+    whole = model(discriminator_layers=3, **changes)
+    batch = usual_batch()
+    expected = whole(batch)
+    (WEIGHTS * ElectraObjective.sums(expected, batch)).sum().backward()
+    gradients = {name: p.grad for name, p in whole.named_parameters()}
+
+    stages = [ElectraStage(whole.cfg, part) for part in parts(balance)]
+    names = [name for stage in stages for name, _ in stage.named_parameters()]
+    assert sorted(names) == sorted(gradients), "every parameter stands in one stage, under its name"
+    for stage in stages:
+        stage.load_state_dict({name: whole.state_dict()[name] for name in stage.state_dict()})
+    outputs = run_stages(stages, batch)
+    for ours, theirs in zip(ElectraStage.output(outputs, batch), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    for stage in stages:
+        for name, parameter in stage.named_parameters():
+            scale = float(gradients[name].abs().max())
+            torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-5, atol=1e-6 * scale + 1e-7, msg=name)
+
+
+def test_only_the_rows_set_the_shapes() -> None:
+    stage = ElectraStage(SMALL, parts((1, 1))[0])
+    torch.nn.init.normal_(stage.embedding_0)
+    few, many = usual_batch(), usual_batch(seed=4)
+    few = few._replace(masked_M=few.masked_M[:1], uniforms_M=few.uniforms_M[:1])
+    assert len(few.masked_M) != len(many.masked_M)
+    assert [t.shape for t in stage(tuple(few))] == [t.shape for t in stage(tuple(many))]
+
+
+def test_flow_survives_packing() -> None:
+    tensors = [torch.full((2, 3), float(n)) for n in range(2)] + [torch.full((2, 3), n) for n in range(3)]
+    for relative in (None, torch.ones(1, 5)):
+        flow = Flow(*tensors, relative)
+        again = Flow.unpack(flow.pack())
+        assert all(ours is theirs or torch.equal(ours, theirs) for ours, theirs in zip(again, flow, strict=True))

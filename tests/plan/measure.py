@@ -1,0 +1,116 @@
+"""One rank that measures what real engines allocate and send in a training step. Run by test_memory.py.
+
+Every allocation and release is reported by torch's profiler, so the figures are exact and the same every time.
+"""
+
+import contextlib
+import gc
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, RunConfig
+from xlme_ds.data.loader import Loader
+from xlme_ds.engine.build import build_engine
+from xlme_ds.engine.processes import start_process_group
+
+STEPS = 2  # the optimizer makes its moments in the first
+
+
+def run_config(case: dict[str, Any]) -> RunConfig:
+    """The run of a case: {engine, data, model}, each the settings of that section."""
+    sections = EngineConfig(**case["engine"]), DataConfig(*case["data"]), ModelConfig(**case["model"])
+    return RunConfig("measured", engine=sections[0], data=sections[1], model=sections[2]).validate()
+
+
+class Traffic(TorchDispatchMode):
+    """Bytes of every kind of collective, counted whole: of a gather what comes out, of a scatter what goes in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, and count it if it is a collective."""
+        kind = func.name().removeprefix("c10d::")
+        if kind != func.name():
+            operands = [arg for arg in tree_leaves(args[:2]) if isinstance(arg, torch.Tensor)]
+            size = max((tensor.nbytes for tensor in operands), default=0)
+            if kind in ("allreduce_", "send"):
+                size = sum(tensor.nbytes for tensor in operands)
+            self.bytes[kind] = self.bytes.get(kind, 0) + size
+        return func(*args, **(kwargs or {}))
+
+
+def allocations(event: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[int, int, int, tuple[str, ...]]]:
+    """(time, address, bytes, names of what was running) of every allocation and release, releases negative."""
+    if event.tag.name == "Allocation":
+        yield event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size, above
+    for child in event.children:
+        yield from allocations(child, (*above, event.name))
+
+
+def peak(found: list[tuple[int, int, int, tuple[str, ...]]], last: str) -> dict[str, Any]:
+    """The most bytes alive at once while `last` ran, of those allocated since the start; and what they were.
+
+    What gloo allocates for a collective is left out: NCCL needs nothing of the kind.
+    """
+    alive: dict[int, tuple[int, tuple[str, ...]]] = {}
+    now = most = 0
+    at: dict[int, tuple[int, tuple[str, ...]]] = {}
+    running: tuple[str, ...] = ()
+    for _, address, size, above in sorted(found, key=lambda one: one[0]):
+        # A release by a thread of gloo's goes unreported: the address given out again tells of it.
+        now -= alive.pop(address, (0, ()))[0]
+        if size > 0 and not any(name.startswith("c10d::") for name in above):
+            alive[address] = size, above
+            now += size
+        if above and above[0] == last and now > most:
+            most, at, running = now, dict(alive), above
+    kinds: dict[str, int] = {}
+    for size, above in at.values():
+        key = " > ".join(above[:1] + above[-3:])
+        kinds[key] = kinds.get(key, 0) + size
+    return {"peak": most, "running": " > ".join(running[-3:]), "kinds": kinds}
+
+
+def measure(case: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
+    """Peak bytes of the last step of a case."""
+    config = run_config(case)
+    replicas = world // config.engine.processes_per_replica
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        with record_function("build"), contextlib.redirect_stdout(io.StringIO()):
+            loader = Loader(Path(case["folder"]), config.data, config.seed, 0.15, rank % replicas, replicas)
+            engine = build_engine(config, loader, None)
+            gc.collect()
+        for step in range(STEPS):
+            with record_function(f"step {step}"):
+                engine.train_batch(step, 1e-3, True)
+    with Traffic() as traffic:  # not in the measured step: passing through Python, tensors live a little longer
+        engine.train_batch(STEPS, 1e-3, True)
+    tree = profiled.profiler.kineto_results.experimental_event_tree()
+    found = [one for event in tree for one in allocations(event)]
+    return peak(found, f"step {STEPS - 1}") | {"bytes": traffic.bytes}
+
+
+def main(cases: Path, out: Path) -> None:
+    torch.set_num_threads(1)
+    found = {}
+    for name, case in json.loads(cases.read_text()).items():
+        rank, world = start_process_group(run_config(case).engine)
+        found[name] = measure(case, rank, world)
+        gc.collect()
+    out.with_suffix(f".{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

@@ -1,0 +1,67 @@
+"""What a layer keeps for its backward pass, byte for byte as autograd keeps it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.small import SMALL, lively
+from xlme_ds.config import ModelConfig
+from xlme_ds.models.encoder import Encoder, Part
+from xlme_ds.plan import activations
+from xlme_ds.plan.layout import Layout, Zero
+
+ROWS, TOKENS = 3, 40
+ZERO = Zero(1, False, 1000, 1000, 1000, 1000, 4, False, False)
+
+
+def layout(cfg: ModelConfig, element: int, fused: bool) -> Layout:
+    return Layout(cfg, ZERO, (Part(range(cfg.discriminator_layers)),), 1, ROWS, 1, TOKENS, 0.15, element, fused)
+
+
+def kept_by_a_layer(cfg: ModelConfig, dtype: torch.dtype, device: str) -> int:
+    """Bytes of all storages that autograd saves in one layer, parameters and what all layers share left out."""
+    encoder = lively(Encoder(cfg, Part(range(1)))).to(device, dtype)
+    bias = encoder.bias(torch.ones(ROWS, TOKENS, dtype=torch.long, device=device))
+    x_BTD = torch.randn(ROWS, TOKENS, cfg.width, device=device).to(dtype).requires_grad_()
+    outside = [*encoder.parameters(), *(tensor for tensor in bias if tensor is not None)]
+    addresses = {tensor.untyped_storage().data_ptr() for tensor in outside}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in addresses:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        encoder.layers["0"](x_BTD, bias)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("relative_bias", ["gated", "plain", "none"])
+def test_a_layer_on_the_cpu(norm: str, relative_bias: str, dtype: torch.dtype) -> None:
+    cfg = replace(SMALL, norm=norm, relative_bias=relative_bias)  # type: ignore[arg-type]
+    # The scale of q·k is kept as a number of 8 bytes by some versions of torch.
+    assert kept_by_a_layer(cfg, dtype, "cpu") == pytest.approx(
+        activations.layer(layout(cfg, dtype.itemsize, False)), abs=64
+    )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("relative_bias", ["gated", "plain", "none"])
+def test_a_layer_in_the_fused_kernel(norm: str, relative_bias: str) -> None:
+    cfg = replace(SMALL, norm=norm, relative_bias=relative_bias)  # type: ignore[arg-type]
+    # The kernel may pad its log-sum-exp to a multiple of 32 tokens.
+    kept = kept_by_a_layer(cfg, torch.bfloat16, "cuda")
+    assert kept == pytest.approx(activations.layer(layout(cfg, 2, True)), rel=0.05)
+
+
+def test_checkpointing_keeps_only_what_a_layer_reads() -> None:
+    cfg = replace(SMALL, activation_checkpointing=True)
+    of = layout(cfg, 2, False)
+    assert activations.kept_layer(of) == ROWS * TOKENS * cfg.width * 2
+    assert activations.working(of) - activations.working(layout(SMALL, 2, False)) == activations.layer(of)

@@ -1,0 +1,112 @@
+"""The command's figures: keys, legality, ranking, and the paper's own run as a check."""
+
+import json
+
+import pytest
+
+from xlme_ds import plan
+from xlme_ds.cli import parse
+from xlme_ds.plan.command import Plan
+from xlme_ds.plan.hardware import GPU, GPUS, gpu
+from xlme_ds.plan.layout import Layout
+from xlme_ds.plan.memory import peak
+from xlme_ds.recipes import RECIPES, recipe
+
+KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
+
+
+@pytest.fixture(scope="module")
+def xl() -> dict:
+    return plan.plan(recipe("xl_zero3"), 64, gpu("a100-80g"), layouts=1000)
+
+
+def test_keys(xl: dict) -> None:
+    assert {"parameters", "flops", "memory_per_gpu_gib", "fits", "tokens_per_s", "days", "layouts"} <= xl.keys()
+    assert {"paper_convention", "standard"} <= xl["flops"].keys()
+    memory = xl["memory_per_gpu_gib"]
+    assert tuple(memory) == (*KINDS, "total")
+    assert sum(memory[kind] for kind in KINDS) == pytest.approx(memory["total"], abs=0.01)
+
+
+def test_layouts_fit_and_are_ranked(xl: dict) -> None:
+    layouts = xl["layouts"]
+    assert len(layouts) == xl["layouts_that_fit"] > 20
+    speeds = [one["tokens_per_s"] for one in layouts]
+    assert all(later <= earlier + 100 for earlier, later in zip(speeds, speeds[1:], strict=False))
+    assert all(one["fits"] and one["memory_per_gpu_gib"]["total"] <= 72 for one in layouts)
+    engines = {one["settings"].split("--data")[0] for one in layouts}
+    assert any("zero1" in engine and "pipe" not in engine for engine in engines)
+    assert any("--engine.offload-optimizer cpu" in engine for engine in engines)
+    assert {stages for stages in (2, 4, 8, 16, 32) if any(f"stages {stages} " in engine for engine in engines)} >= {2, 4, 8}
+
+
+def test_settings_are_ready_for_the_command_line(xl: dict) -> None:
+    for one in xl["layouts"][::20]:
+        run = parse(Plan, "", ["--recipe", "xl_zero3", *one["settings"].split()]).run
+        again = plan.plan(run, 64, gpu("a100-80g"), layouts=0)
+        assert {key: again[key] for key in one} == one
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name != "quickstart"])
+def test_recipes_fit_the_gpus_they_are_for(name: str) -> None:
+    result = plan.plan(recipe(name), 64, gpu("a100-80g"), layouts=0)
+    assert result["fits"], result["memory_per_gpu_gib"]
+
+
+def test_the_papers_run() -> None:
+    """1.7 days on 64 A100 for Base are 27K tokens/s a GPU: what our count makes of that is a share of the peak."""
+    run, published = recipe("base_zero1"), 1.7
+    per_gpu = 2 * 2048 * 512 * 125_000 / (published * 86_400 * 64)
+    assert per_gpu == pytest.approx(27_900, rel=0.01)
+    share = plan.plan(run)["flops"]["per_step"] * 125_000 / (published * 86_400 * 64 * 312e12)
+    assert share == pytest.approx(0.083, abs=0.001)
+    found = plan.plan(run, 64, gpu("a100-80g"), utilisation=0.1)
+    assert 0.05 < found["of_peak"] < 0.1 and 1.4 < found["days"] < 2.8
+
+
+def test_more_stages_hold_less_of_the_model_and_more_replicas_less_of_the_optimizer() -> None:
+    run = recipe("large_pipe")
+    two = peak(Layout.of(run, 2, "bf16", 512))[1]
+    assert two.weights < peak(Layout.of(recipe("large_zero2"), 2, "bf16", 512))[1].weights
+    assert peak(Layout.of(run, 64, "bf16", 512))[1].optimizer == pytest.approx(two.optimizer / 32)
+
+
+def test_gpus_by_name_and_by_figures() -> None:
+    assert gpu("h200") is GPUS["h200"]
+    assert gpu("48,181.05") == GPU("48,181.05", 48, 181.05)
+    assert not plan.plan(recipe("xl_zero3"), 1, gpu("a10-24g"), layouts=0)["fits"]
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
+    plan.main([*arguments, "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_command_takes_a_number_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    found = command(capsys, "--recipe", "large_zero2", "--gpus", "8", "--gpu", "h100-80g", "--utilisation", "0.3")
+    assert found["hardware"]["gpus"] == 8 and found["assumptions"]["utilisation"] == 0.3
+    faster = command(capsys, "--recipe", "large_zero2", "--gpus", "8", "--gpu", "h100-80g", "--utilisation", "0.6")
+    assert faster["tokens_per_s"] > 1.5 * found["tokens_per_s"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--gpus", "3"], "data.mono_rows 2048 does not divide into 3 processes"),
+        (["--gpus", "0"], "--gpus 0: it must be at least 1"),
+        (["--gpu", "a999"], "--gpu a999 is not known: choose one of h200"),
+        (["--utilisation", "1.5"], "--utilisation 1.5: it must be above 0"),
+        (["--engine.kind", "pipeline", "--engine.deepspeed", "pipe_zero1", "--gpus", "3"], "--gpus 3 is not a multiple"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        plan.main(["--recipe", "base_zero1", *arguments])
+    assert exit_.value.code == 2
+    printed = capsys.readouterr().err
+    assert words in printed and printed.count("\n") == 1
+
+
+def test_the_plain_engine_is_not_planned() -> None:
+    with pytest.raises(ValueError, match="plan for deepspeed or pipeline"):
+        plan.plan(parse(Plan, "", ["--recipe", "base_zero1", "--engine.kind", "plain"]).run)

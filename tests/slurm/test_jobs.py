@@ -1,0 +1,194 @@
+"""The job scripts on a real Slurm cluster of two nodes: stopped, killed and cut off, a run ends as if left alone."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from tests.launch import ROOT, environment
+from tests.slurm.cluster import SLURM_CONF, SMALL, Cluster, Job, slurm, wait_until
+from xlme_ds.train.folder import RunFolder
+
+STEPS = 48
+SETTINGS = {
+    "model.vocabulary": 160,
+    "model.vocabulary-blocks": 2,
+    "model.width": 32,
+    "model.heads": 4,
+    "model.feed-forward": 64,
+    "model.max-positions": 32,
+    "model.generator-layers": 1,
+    "model.discriminator-layers": 2,
+    "data.mono-rows": 8,
+    "data.para-rows": 4,
+    "data.micro-batch": 2,
+    "engine.precision": "fp32",
+    "optimizer.warmup-steps": 4,
+    "train.steps": STEPS,
+    "train.log-every": 1,
+    "train.save-every": 6,
+}
+
+
+def words(**changes: object) -> list[str]:
+    settings = SETTINGS | {key.replace("__", "."): value for key, value in changes.items()}
+    return [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+
+
+def write_corpus(folder: Path) -> str:
+    """Two languages and a pair in made-up words; returns the flags of data_prep that name them."""
+    rng = random.Random(0)
+    syllables = {"en": ["ka", "lo", "mi", "ter", "un"], "de": ["ve", "sa", "dor", "in", "pe"]}
+
+    def line(language: str) -> str:
+        return " ".join("".join(rng.choices(syllables[language], k=rng.randint(1, 4))) for _ in range(8))
+
+    (folder / "mono").mkdir(parents=True)
+    (folder / "para").mkdir()
+    for language in syllables:
+        text = "\n\n".join("\n".join(line(language) for _ in range(4)) for _ in range(80))
+        (folder / "mono" / f"{language}.txt").write_text(text)
+        (folder / "para" / f"de-en.{language}").write_text("\n".join(line(language)[:24] for _ in range(300)))
+    return f"--mono {folder / 'mono'} --para {folder / 'para'}"
+
+
+def step(out: Path) -> int:
+    return RunFolder(out).steps_logged()
+
+
+def wait_for_step(job: Job, out: Path, number: int) -> None:
+    wait_until(lambda: step(out) >= number or job.field("JobState") == "FAILED", f"step {number} of job {job.number}")
+    assert job.field("JobState") == "RUNNING", job.said()
+
+
+def processes(out: Path) -> list[int]:
+    """The training processes of the run in `out`, on all nodes: their file system and process table are this one's."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            arguments = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if b"xlme_ds.pretrain" in arguments and str(out).encode() in arguments and b"srun" not in arguments[0]:
+            found.append(int(entry.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def prepared(cluster: Cluster, folder: Path) -> Job:
+    """The last job of data preparation, which may still have to run."""
+    text = write_corpus(folder / "corpus")
+    variables = {
+        "WORK": folder,
+        "TEXT": text,
+        "VOCAB": f"{text} --size 160",
+        "MIX": "--row-tokens 32 --alpha 0.7 --mono-rows 100 --para-rows 100",
+    }
+    command = ["bash", "slurm/prep.sh", "--output", str(cluster.logs / "%j.out"), *SMALL]
+    return cluster.job(slurm(*command, **variables))
+
+
+@pytest.fixture(scope="module")
+def disturbed(cluster: Cluster, folder: Path, prepared: Job) -> Job:
+    """XL under ZeRO-3, submitted before its data exist; told to stop, then a node loses its power."""
+    out = folder / "disturbed"
+    after = [f"--dependency=afterok:{prepared.number}"]
+    job = cluster.submit("pretrain_xl.sh", *words(), options=after, ENGINE="zero3", DATA=folder / "mixed", OUT=out)
+    wait_for_step(job, out, 5)
+    slurm("scancel", "--signal=USR1", str(job.number))  # as --signal does before the time limit
+    job.wait_for_restart(1)
+    wait_for_step(job, out, step(out) + 7)
+    cluster.fail("n2")
+    job.wait_for_restart(2)
+    cluster.recover("n2")
+    job.wait("COMPLETED")
+    return job
+
+
+@pytest.fixture(scope="module")
+def alone(cluster: Cluster, folder: Path, disturbed: Job) -> Path:
+    """The same run under another script, left alone."""
+    out = folder / "alone"
+    job = cluster.submit("pretrain_large.sh", *words(), RECIPE="xl_zero3", DATA=folder / "mixed", OUT=out)
+    job.wait("COMPLETED")
+    return out
+
+
+def test_stages_run_over_mpi_one_after_the_other(cluster: Cluster, disturbed: Job, prepared: Job) -> None:
+    said = [cluster.job(str(number)).said() for number in range(prepared.number - 3, prepared.number + 1)]
+    for stage, text in zip(("vocab", "encoded", "mixed", "mixed"), said, strict=True):
+        assert stage in text, said
+
+
+def test_a_run_survives_a_signal_and_the_loss_of_a_node(disturbed: Job, folder: Path, alone: Path) -> None:
+    said = disturbed.said()
+    assert disturbed.field("Restarts") == "2"
+    assert said.count("starting at step 0 ") == 1 and said.count("resuming after step ") == 2, said
+    assert "requeueing job" in said and (folder / "disturbed/report.html").exists()
+    ours, theirs = (load_file(out / "model/model.safetensors") for out in (folder / "disturbed", alone))
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        assert ours[name].tobytes() == theirs[name].tobytes(), name
+
+
+def test_every_step_is_logged_once(disturbed: Job, folder: Path, alone: Path) -> None:
+    ours, theirs = ((out / "metrics.jsonl").read_text().splitlines() for out in (folder / "disturbed", alone))
+    assert [json.loads(line)["step"] for line in ours] == list(range(1, STEPS + 1))
+    assert [json.loads(line)["loss"] for line in ours] == [json.loads(line)["loss"] for line in theirs]
+
+
+def test_a_dead_rank_a_lost_node_and_scancel(cluster: Cluster, folder: Path, disturbed: Job) -> None:
+    """A job that may run on one node or two: it is tried again, goes on on the node that is left, and stops for good."""
+    out, either = folder / "killed", ["--nodes=1-2"]
+    job = cluster.submit("pretrain_base.sh", *words(train__steps=1000), options=either, DATA=folder / "mixed", OUT=out)
+    wait_for_step(job, out, 8)
+    os.kill(random.choice(processes(out)), signal.SIGKILL)
+    job.wait_for_restart(1)
+    wait_for_step(job, out, step(out) + 7)
+    cluster.fail("n2")
+    try:
+        job.wait_for_restart(2)
+        wait_for_step(job, out, step(out) + 7)
+        slurm("scancel", str(job.number))
+        said = job.wait("CANCELLED")
+        wait_until(lambda: not processes(out), "the end of its processes")
+    finally:
+        cluster.recover("n2")
+    assert "not finished (exit code 137), requeueing" in said, said
+    starts = re.findall(r"(starting at|resuming after) step (\d+) of 1000, (\d) processes", said)
+    assert [processes for _, _, processes in starts] == ["2", "2", "1"], said
+    assert 6 <= int(starts[1][1]) < int(starts[2][1]), said
+    saved = json.loads((out / "checkpoints/latest.json").read_text())["checkpoint"]
+    assert saved == f"step_{step(out):08d}", "scancel sends SIGTERM: the last step is saved"
+
+
+def test_a_pipeline_across_nodes(cluster: Cluster, folder: Path, disturbed: Job) -> None:
+    out = folder / "pipe"
+    changed = [*words(train__steps=4), "--engine.pipeline-stages", "2"]
+    job = cluster.submit("pretrain_xl.sh", *changed, ENGINE="pipe", DATA=folder / "mixed", OUT=out)
+    job.wait("COMPLETED")
+    assert json.loads((out / "finished.json").read_text()) == {"steps": 4}
+
+
+def test_a_users_mistake_is_not_tried_again(cluster: Cluster, folder: Path, disturbed: Job) -> None:
+    job = cluster.submit("pretrain_base.sh", "--train.stepz", 3, DATA=folder / "mixed", OUT=folder / "mistake")
+    said = job.wait("FAILED")
+    assert job.field("Restarts") == "0" and "train.steps" in said, said
+
+
+def test_ranks_that_do_not_know_of_each_other_are_refused(cluster: Cluster, folder: Path, disturbed: Job) -> None:
+    command = ["srun", "--mpi=none", *SMALL, "python", "-m", "data_prep", "verify", "--data", str(folder / "mixed")]
+    done = subprocess.run(command, cwd=ROOT, env=environment(SLURM_CONF=SLURM_CONF), capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "the launcher started 2 processes but MPI sees each alone" in done.stderr

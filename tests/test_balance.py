@@ -1,0 +1,74 @@
+"""The layers of a pipeline's parts: as even as whole layers allow, by counted operations."""
+
+import itertools
+
+import pytest
+
+from xlme_ds.balance import describe_balance, pipeline_balance, process_costs, stage_costs
+from xlme_ds.config import EngineConfig, ModelConfig
+from xlme_ds.recipes import RECIPES
+
+MODEL = ModelConfig(vocabulary=5000, width=64, heads=4, feed_forward=256, generator_layers=2, discriminator_layers=9)
+COUNTED = (128, 0.15)
+
+
+def splits(layers: int, parts: int) -> list[tuple[int, ...]]:
+    """Every way to give all parts but the first a layer at least."""
+    return [s for s in itertools.product(range(layers + 1), repeat=parts) if sum(s) == layers and min(s[1:]) >= 1]
+
+
+@pytest.mark.parametrize("vocabulary", [100, 5000, 100_000])
+@pytest.mark.parametrize("schedule, stages", [("1f1b", 2), ("1f1b", 3), ("1f1b", 4), ("dualpipev", 2)])
+def test_no_other_split_has_a_cheaper_busiest_process(vocabulary: int, schedule: str, stages: int) -> None:
+    model = ModelConfig(**{**MODEL.__dict__, "vocabulary": vocabulary})
+    engine = EngineConfig("pipeline", pipeline_stages=stages, pipeline_schedule=schedule)  # type: ignore[arg-type]
+
+    def busiest(balance: tuple[int, ...]) -> float:
+        return max(process_costs(stage_costs(model, balance, *COUNTED), stages))
+
+    ours = pipeline_balance(engine, model, *COUNTED)
+    assert sum(ours) == model.discriminator_layers
+    best = min(busiest(split) for split in splits(model.discriminator_layers, engine.pipeline_parts))
+    assert busiest(ours) == pytest.approx(best)
+
+
+def test_the_softmax_counts() -> None:
+    engine = EngineConfig("pipeline", pipeline_stages=2)
+    small, large = (
+        pipeline_balance(engine, ModelConfig(**{**MODEL.__dict__, "vocabulary": v}), *COUNTED) for v in (100, 5000)
+    )
+    assert large[0] < small[0]
+
+
+def test_a_given_balance_stands() -> None:
+    engine = EngineConfig("pipeline", pipeline_stages=2, balance=(8, 1))
+    assert pipeline_balance(engine, MODEL, *COUNTED) == (8, 1)
+    line = describe_balance(engine, MODEL, *COUNTED)
+    assert "embedding, generator, layers 0-7 (" in line and "| layer 8 (" in line
+
+
+@pytest.mark.parametrize("name", [name for name, run in RECIPES.items() if run().engine.kind == "pipeline"])
+def test_recipes_are_balanced(name: str) -> None:
+    run = RECIPES[name]().validate()
+    balance = pipeline_balance(run.engine, run.model, run.model.max_positions, run.objective.mask_fraction)
+    costs = stage_costs(run.model, balance, run.model.max_positions, run.objective.mask_fraction)
+    assert max(costs) < 1.15 * sum(costs) / len(costs)
+
+
+@pytest.mark.parametrize(
+    "engine, fault",
+    [
+        (dict(pipeline_stages=1), "at least 2"),
+        (dict(pipeline_stages=11), "use fewer stages"),
+        (dict(pipeline_stages=6, pipeline_schedule="dualpipev"), "12 parts"),
+        (dict(balance=(4, 5, 0)), "2 numbers"),
+        (dict(balance=(9, 0)), "leaves a part empty"),
+        (dict(balance=(4, 4)), "adds up to 8"),
+        (dict(kind="deepspeed", balance=(4, 5)), "leave it empty"),
+    ],
+)
+def test_impossible_pipelines_are_refused(engine: dict[str, object], fault: str) -> None:
+    from xlme_ds.config import RunConfig
+
+    with pytest.raises(ValueError, match=fault):
+        RunConfig("test", model=MODEL, engine=EngineConfig(**{"kind": "pipeline"} | engine)).validate()  # type: ignore[arg-type]

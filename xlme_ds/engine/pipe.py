@@ -1,0 +1,147 @@
+"""DeepSpeed's pipeline engines: parts of the model on different processes, data parallel besides, with ZeRO-1.
+
+The ranks of a stage are consecutive: rank = stage · replicas + replica. Only the first and the last stage read data.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.pipe import LayerSpec, PipelineModule
+from deepspeed.runtime.pipe.dualpipev import DualPipeVModule
+from deepspeed.utils import safe_get_full_fp32_param
+from torch import Tensor
+
+from ..config import EngineConfig, ModelConfig, OptimizerConfig
+from ..data.batch import Batch
+from ..data.loader import Loader
+from ..models.encoder import Part
+from ..models.init import initialise
+from ..objectives.electra import ElectraObjective
+from .protocol import StepStats
+from .zero import ZeroEngine
+
+
+def pipeline_module(
+    objective: ElectraObjective, cfg: ModelConfig, parts: Sequence[Part], engine: EngineConfig, seed: int
+) -> PipelineModule:
+    """The parts of this rank, initialised as the same parameters of the whole model are."""
+    # One entry a part, not a layer: what its layers share (mask, relative bias) is then computed once for all of them.
+    specs = [LayerSpec(objective.stage, cfg, part) for part in parts]
+    kind = DualPipeVModule if engine.pipeline_schedule == "dualpipev" else PipelineModule
+    with contextlib.redirect_stdout(None):
+        module = kind(specs, num_stages=engine.pipeline_stages, partition_method="uniform")
+    for stage in module.children():
+        if isinstance(stage, objective.stage):
+            initialise(stage, seed, cfg.init_std)
+    return module
+
+
+class PipelineEngine(ZeroEngine):
+    """See `Engine`. The schedule drives forward, backward and update; everything around it is `ZeroEngine`'s."""
+
+    def __init__(
+        self,
+        module: PipelineModule,
+        objective: ElectraObjective,
+        loader: Loader,
+        heldout: Loader | None,
+        optimizer: OptimizerConfig,
+        ds_config: dict[str, Any],
+    ):
+        with contextlib.redirect_stdout(None):
+            super().__init__(module, objective, loader, heldout, optimizer, ds_config)
+        self._undo_averaging = self.engine.dp_world_size * self.engine.gradient_accumulation_steps()
+        self._reads = self.engine.is_first_stage() or self.engine.is_last_stage()
+        self._weights = torch.zeros(len(objective.terms), device=self.device)
+        self._gathered: list[tuple[Tensor, Tensor]] = []
+        self._detailed = False
+        self._least_micro_batches = 2 * self.engine.num_stages if isinstance(module, DualPipeVModule) else 1
+        module.loss_fn = self._loss
+
+    def _loss(self, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:
+        """On the last stage, for every micro-batch."""
+        batch = Batch(*labels)
+        output = self.objective.stage.output(outputs, batch)
+        sums = self.objective.sums(output, batch)
+        if self._detailed:
+            self._gathered.append((sums.detach().double(), self.objective.statistics(output, batch)))
+        return (self._weights * sums).sum() * self._undo_averaging
+
+    def _counts(self, batches: Sequence[Batch]) -> Tensor:
+        """Counts of the whole step; the first stages count."""
+        counts = torch.zeros(len(self.objective.terms), dtype=torch.float64, device=self.device)
+        if self.engine.is_first_stage():
+            counts += torch.stack([self.objective.counts(batch) for batch in batches]).sum(0)
+        return self._reduce(counts)
+
+    def _collect(self) -> tuple[Tensor, Tensor]:
+        """Sums and statistics of the whole step, on every rank; the last stages have them."""
+        sums = torch.zeros(len(self.objective.terms), dtype=torch.float64, device=self.device)
+        statistics = torch.zeros(self.objective.statistics_shape, dtype=torch.float64, device=self.device)
+        for one, others in self._gathered:
+            sums += one
+            statistics += others
+        self._gathered.clear()
+        return self._reduce(sums), self._reduce(statistics)
+
+    def train_batch(self, step: int, learning_rate: float, detailed: bool) -> StepStats:
+        """See `Engine`."""
+        batches = [batch.to(self.device) for batch in self.loader.step(step)] if self._reads else []
+        counts = self._counts(batches)
+        self._weights = (self.objective.weights.to(self.device) / counts.clamp(min=1)).float()
+        self._detailed = detailed
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.engine.train_batch((batch, batch) for batch in batches)
+        metrics = {}
+        if detailed:
+            sums, statistics = self._collect()
+            metrics = self.objective.summarise(sums.cpu(), counts.cpu(), statistics.cpu())
+        return StepStats(metrics, float(self.engine.get_global_grad_norm()), self.skipped)
+
+    def _evaluate(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
+        batches = [batch.to(self.device) for batch in batches]
+        counts = self._counts(batches)
+        micro_batches = max(len(batches), self._least_micro_batches)
+        self._detailed = True
+        self.engine.reset_activation_shape()  # these micro-batches may have another number of rows
+        self.engine.eval_batch(
+            ((batch, batch) for batch in itertools.islice(itertools.cycle(batches), micro_batches)),
+            reduce_output=None,
+            bcast_loss=False,
+            num_micro_batches=micro_batches,
+        )
+        self.engine.reset_activation_shape()
+        del self._gathered[len(batches) :]  # those that only filled the schedule
+        sums, statistics = self._collect()
+        return {"sums": sums.cpu(), "counts": counts.cpu(), "statistics": statistics.cpu()}
+
+    def canonical_names(self) -> dict[str, str]:
+        """The model's name of every parameter of this rank's stage, by the name that DeepSpeed has for it."""
+        return {name: name.split(".", 1)[1] for name, _ in self.engine.module.named_parameters()}
+
+    def full_state(self) -> dict[str, Tensor]:
+        """See `Engine`."""
+        names = self.canonical_names()
+        leads = self.engine.grid.get_data_parallel_rank() == 0
+        mine = [(names[name], tuple(p.shape)) for name, p in self.engine.module.named_parameters() if leads]
+        listings: list[Any] = [None] * self.world
+        dist.all_gather_object(listings, mine)
+        state = {}
+        for name, parameter in self.engine.module.named_parameters():
+            whole = safe_get_full_fp32_param(parameter).detach().float().contiguous()  # collective within the stage
+            if self.rank == 0:
+                state[names[name]] = whole.cpu().clone()
+            elif leads:
+                dist.send(whole, dst=0)
+        if self.rank == 0:
+            for source, listing in enumerate(listings[1:], start=1):
+                for name, shape in listing:
+                    whole = torch.empty(shape, device=self.device)
+                    dist.recv(whole, src=source)
+                    state[name] = whole.cpu()
+        return state

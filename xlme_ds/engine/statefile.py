@@ -1,0 +1,164 @@
+"""Training state in files: every rank writes the parts it owns, and any layout of ranks reads them back.
+
+A file is in safetensors form and holds flat float32 tensors named `parameter/kind/start`: elements from `start` on of the
+flattened parameter (kind `fp32`, the master weights) or of one of Adam's moments. Nothing in it depends on the engine.
+"""
+
+import json
+import os
+import threading
+import zlib
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+KINDS = ("fp32", *MOMENTS)
+CHUNK = 1 << 24  # elements that are copied, written or read at once: 64 MiB
+
+
+def state_file(rank: int, world: int) -> str:
+    """Name of the file of one rank."""
+    return f"state_{rank:05d}_of_{world:05d}.safetensors"
+
+
+class StateWriter:
+    """Writes one rank's file from a thread of its own, so that training goes on once all is copied to host memory.
+
+    `buffer_bytes` bounds the copies that wait to be written: `put` blocks while they are more. Errors of the thread are
+    raised by `result`, never by `put`: the ranks must not part ways in the middle of a collective.
+    """
+
+    def __init__(self, path: Path, buffer_bytes: int):
+        self.path = path
+        self.buffer_bytes = buffer_bytes
+        self._blocks: deque[memoryview | None] = deque()
+        self._waiting = 0
+        self._changed = threading.Condition()
+        self._error: OSError | None = None
+        self._crc = 0
+        self._thread = threading.Thread(target=self._run, name=f"write {path.name}", daemon=True)
+        self._thread.start()
+
+    def begin(self, sizes: Mapping[str, int], step: int) -> None:
+        """Announce the tensors that will be put, by name and in order, with their numbers of elements.
+
+        `step`: optimizer steps behind the moments.
+        """
+        header: dict[str, object] = {"__metadata__": {"step": str(step)}}
+        offset = 0
+        for name, numel in sizes.items():
+            header[name] = {"dtype": "F32", "shape": [numel], "data_offsets": [offset, offset + 4 * numel]}
+            offset += 4 * numel
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        self._queue(memoryview(len(text).to_bytes(8, "little") + text))
+
+    def put(self, values: Tensor) -> None:
+        """Copy the next tensor (flat, any float type and device) to host memory, and return."""
+        for chunk in values.detach().split(CHUNK):
+            with self._changed:
+                self._changed.wait_for(lambda: not self._waiting or self._waiting + 4 * CHUNK <= self.buffer_bytes)
+            self._queue(memoryview(chunk.to("cpu", torch.float32, copy=True).numpy()).cast("B"))
+
+    def end(self) -> None:
+        """All tensors are put."""
+        self._queue(None)
+
+    @property
+    def running(self) -> bool:
+        """Whether anything has yet to be written."""
+        return self._thread.is_alive()
+
+    def result(self) -> dict[str, int]:
+        """Wait for the end: `bytes` and `crc32` of the file, which is on the disk. Raises OSError when it could not be written."""
+        self._thread.join()
+        if self._error is not None:
+            raise OSError(f"{self.path} could not be written: {self._error.strerror}")
+        return {"bytes": self.path.stat().st_size, "crc32": self._crc}
+
+    def _queue(self, block: memoryview | None) -> None:
+        with self._changed:
+            self._blocks.append(block)
+            self._waiting += len(block or b"")
+            self._changed.notify_all()
+
+    def _next(self) -> memoryview | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._blocks)
+            return self._blocks[0]
+
+    def _done(self) -> None:
+        with self._changed:
+            self._waiting -= len(self._blocks.popleft() or b"")
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            with open(self.path, "wb") as file:
+                while (block := self._next()) is not None:
+                    self._crc = zlib.crc32(block, self._crc)
+                    file.write(block)
+                    self._done()
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            self._error = error
+            while self._next() is not None:  # what still comes is let go, so that `put` does not wait for ever
+                self._done()
+
+
+class StateReader:
+    """Reads any part of the state from the files of a checkpoint. Raises ValueError when they do not fit together."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._parts: dict[tuple[str, str], list[tuple[int, int, Path, int]]] = {}  # start, numel, file, byte offset
+        steps = {self._index(path) for path in sorted(folder.glob("state_*.safetensors"))}
+        if len(steps) != 1:
+            raise ValueError(f"{folder} holds state of steps {sorted(steps)}: resume from another checkpoint")
+        (self.step,) = steps
+        for parts in self._parts.values():
+            parts.sort()
+
+    def sizes(self) -> dict[str, int]:
+        """Elements of every parameter."""
+        return {name: max(start + numel for start, numel, *_ in self._parts[name, kind])
+                for name, kind in sorted(self._parts) if kind == KINDS[0]}  # fmt: skip
+
+    def read(self, name: str, kind: str, start: int, out: Tensor) -> None:
+        """Fill `out` (flat, any float type and device) with elements from `start` on; in pieces, to need little memory.
+
+        Raises ValueError when the files do not hold them all.
+        """
+        done = 0
+        for first, numel, path, offset in self._parts.get((name, kind), []):
+            skip = start + done - first
+            count = min(first + numel - start, out.numel()) - done
+            if skip < 0 or count <= 0:
+                continue
+            for at in range(0, count, CHUNK):
+                size = min(CHUNK, count - at)
+                values = np.fromfile(path, np.float32, size, offset=offset + 4 * (skip + at))
+                out[done + at : done + at + size] = torch.from_numpy(values)
+            done += count
+        if done != out.numel():
+            raise ValueError(
+                f"{self.folder} has {done} of {out.numel()} elements of {kind} of {name} from {start} on: "
+                "it belongs to another model, resume from another checkpoint"
+            )
+
+    def _index(self, path: Path) -> int:
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+        step = int(header.pop("__metadata__")["step"])
+        for key, entry in header.items():
+            name, kind, start = key.rsplit("/", 2)
+            part = (int(start), entry["shape"][0], path, 8 + length + entry["data_offsets"][0])
+            self._parts.setdefault((name, kind), []).append(part)
+        return step

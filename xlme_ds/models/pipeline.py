@@ -1,0 +1,97 @@
+"""The model as stages of a pipeline: the same modules and parameter names, cut along the discriminator's layers.
+
+Generator, masked head, sampling and every embedding stand in the first stage, the replaced token head in the last one.
+B rows, T tokens, H heads, D width.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..data.batch import Batch
+from .attention import AttentionBias, item_mask
+from .electra import Electra, ElectraOutput
+from .encoder import Part
+from .relative_position import spread
+
+
+class Flow(NamedTuple):
+    """What crosses from stage to stage. Its shapes are those of the rows, whatever number of tokens is masked.
+
+    The floating-point tensors stand first: DeepSpeed 0.19.8 receives gradients in the buffers of the activations with
+    the same index, and does not look at their type.
+    """
+
+    nll_BT: Tensor
+    """float32, the generator's −log p of the original token, 0 where nothing is masked; on its way to the loss."""
+    hidden_BTD: Tensor
+    """Of the last layer so far; behind the last stage the discriminator's logits [B, T]."""
+    segments_BT: Tensor
+    corrupted_BT: Tensor
+    predicted_BT: Tensor
+    """int64, the generator's most likely token, 0 where nothing is masked."""
+    per_distance: Tensor | None
+    """float32 [H, 2T−1], the shared relative bias d: travelling, it needs no copy of its table in every stage."""
+
+    def pack(self) -> tuple[Tensor, ...]:
+        """As plain tensors, floating-point ones first."""
+        # The hidden states stand last among these: only the last backward pass frees its graph, and theirs is the big one.
+        relative = () if self.per_distance is None else (self.per_distance,)
+        integers = self.segments_BT, self.corrupted_BT, self.predicted_BT
+        return tuple(tensor.contiguous() for tensor in (self.nll_BT, *relative, self.hidden_BTD, *integers))
+
+    @staticmethod
+    def unpack(tensors: Sequence[Tensor]) -> "Flow":
+        """What `pack` gave."""
+        nll_BT, *relative, hidden_BTD, segments_BT, corrupted_BT, predicted_BT = tensors
+        return Flow(nll_BT, hidden_BTD, segments_BT, corrupted_BT, predicted_BT, relative[0] if relative else None)
+
+
+class ElectraStage(Electra):
+    """The part of `Electra` that one stage runs, as a function of plain tensors."""
+
+    def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """The first stage takes a `Batch`, the others a packed `Flow`, which all of them return."""
+        flow = self._start(Batch(*tensors)) if self.part.first else Flow.unpack(tensors)
+        hidden_BTD, d = flow.hidden_BTD, flow.per_distance
+        distance_HTT = None if d is None else spread(d).to(hidden_BTD.dtype)
+        hidden_BTD = self.discriminator.body(hidden_BTD, AttentionBias(item_mask(flow.segments_BT), distance_HTT))
+        if self.part.last:
+            hidden_BTD = self.replaced_head(hidden_BTD)
+        return flow._replace(hidden_BTD=hidden_BTD).pack()
+
+    def _start(self, batch: Batch) -> Flow:
+        generated = self.generate(batch)
+        embedded_BTD = self.embed_for_discriminator(generated.corrupted_BT)
+        relative = self.discriminator.relative
+        return Flow(
+            nll_BT=_scatter(generated.nll_M, batch),
+            hidden_BTD=self.discriminator.embed(embedded_BTD, batch.positions_BT),
+            segments_BT=batch.segments_BT,
+            corrupted_BT=generated.corrupted_BT,
+            predicted_BT=_scatter(generated.predicted_M, batch),
+            per_distance=None if relative is None else relative.per_distance(batch.tokens_BT.shape[1]),
+        )
+
+    @staticmethod
+    def output(tensors: Sequence[Tensor], batch: Batch) -> ElectraOutput:
+        """What `Electra` gives for `batch`, from what the last stage returned."""
+        flow = Flow.unpack(tensors)
+        nll_M, predicted_M = (dense.flatten()[batch.masked_M] for dense in (flow.nll_BT, flow.predicted_BT))
+        return ElectraOutput(nll_M, predicted_M, flow.corrupted_BT, flow.hidden_BTD)
+
+
+def _scatter(values_M: Tensor, batch: Batch) -> Tensor:
+    zeros = values_M.new_zeros(batch.tokens_BT.numel())
+    return zeros.index_copy(0, batch.masked_M, values_M).view_as(batch.tokens_BT)
+
+
+def parts(balance: Sequence[int]) -> list[Part]:
+    """The parts of the discriminator, from the layers that each holds."""
+    ends = torch.tensor(balance).cumsum(0).tolist()
+    return [
+        Part(range(end - layers, end), first=n == 0, last=n == len(balance) - 1)
+        for n, (end, layers) in enumerate(zip(ends, balance, strict=True))
+    ]

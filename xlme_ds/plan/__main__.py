@@ -1,0 +1,5 @@
+"""python -m xlme_ds.plan."""
+
+from .command import main
+
+main()

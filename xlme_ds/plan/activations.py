@@ -1,0 +1,104 @@
+"""Bytes that the forward pass keeps for the backward pass, by part of the model, read off models/.
+
+B rows, T tokens, H heads, D width, F feed-forward size, M masked positions, V vocabulary, C positions of a chunk. Which
+tensors autograd keeps is tested against autograd itself.
+"""
+
+from .layout import Layout
+
+INTEGER = 8  # token ids, positions, segments
+FLOAT = 4
+
+
+def layer(of: Layout) -> float:
+    """One Transformer layer, from what it reads to what the next one reads.
+
+    D-wide, 8 in all: the inputs of both norms and what they give, what the output projection reads, and of attention q,
+    k and v; 2 more for the gate, which copies q for each of its two products.
+    """
+    cfg, rows = of.model, of.rows * of.row_tokens
+    gated = cfg.relative_bias == "gated"
+    wide = (10 if gated else 8) * rows * cfg.width
+    feed_forward = 2 * rows * cfg.feed_forward
+    # On the GPU the bias that the fused kernel takes, on the CPU the softmax.
+    scores = rows * of.row_tokens * (1 if of.fused and cfg.relative_bias == "none" else cfg.heads)
+    per_head = rows * cfg.heads * ((5 if gated else 0) * of.element + (FLOAT if of.fused else 0))
+    norms = 4 * rows * (FLOAT if of.fused else of.element)
+    return (wide + feed_forward + scores) * of.element + per_head + norms
+
+
+def wide(of: Layout) -> float:
+    """One tensor [B, T, D]."""
+    return of.tokens * of.model.width * of.element
+
+
+def kept_layer(of: Layout) -> float:
+    """What a layer leaves until its backward pass: with checkpointing only what it read."""
+    return wide(of) if of.model.activation_checkpointing else layer(of)
+
+
+def encoder(of: Layout, layers: int, first: bool = True, last: bool = True) -> float:
+    """The layers of an encoder and what stands around them."""
+    cfg = of.model
+    kept = layers * kept_layer(of)
+    around = 0.0
+    if first and (cfg.norm == "post" or cfg.embedding_norm):
+        around += 2 * wide(of) if cfg.norm == "post" else wide(of)
+    if last and cfg.norm == "pre":
+        around += 2 * wide(of)
+    shared = of.tokens * of.row_tokens  # who may see whom, a byte each
+    if cfg.relative_bias != "none":
+        shared += of.row_tokens**2 * (INTEGER + cfg.heads * of.element)
+    blocks = 9 * cfg.vocabulary_blocks if cfg.vocabulary_blocks > 1 else INTEGER
+    return kept + around + shared + (of.tokens * (blocks + INTEGER) if first else 0)
+
+
+def masked_head(of: Layout) -> float:
+    """Dense, GELU, norm at the masked positions; of the softmax itself only a number a position."""
+    return of.mask_fraction * of.tokens * (4 * of.model.width * of.element + 4 * INTEGER)
+
+
+def replaced_head(of: Layout) -> float:
+    """Dense, GELU, one logit a token and its loss."""
+    return 2 * wide(of) + of.tokens * 6 * FLOAT
+
+
+def generator(of: Layout) -> float:
+    """Everything before the discriminator."""
+    return encoder(of, of.model.generator_layers) + masked_head(of)
+
+
+def stage(of: Layout, number: int) -> float:
+    """All that one micro-batch leaves on a stage."""
+    part = of.stages[number]
+    kept = encoder(of, len(part.layers), part.first, part.last)
+    return kept + (generator(of) if part.first else 0) + (replaced_head(of) if part.last else 0)
+
+
+def working(of: Layout) -> float:
+    """What the backward pass of one layer holds besides: gradients in flight, and with checkpointing the layer itself."""
+    feed_forward = 2 * of.tokens * of.model.feed_forward * of.element
+    heads = of.model.heads if of.model.relative_bias != "none" or not of.fused else 1
+    scores = 3 * of.tokens * of.row_tokens * heads * of.element - feed_forward
+    recomputed = layer(of) if of.model.activation_checkpointing else 0.0
+    return max(feed_forward, scores) + 2 * wide(of) + recomputed
+
+
+def logits(of: Layout, backward: bool) -> float:
+    """What a chunk of the vocabulary softmax holds: float32 [C, V], and beside it once the same in `element`."""
+    positions = min(of.model.head_chunk, of.mask_fraction * of.tokens)
+    copy = 0.0 if of.element == FLOAT else float(of.element)
+    if of.model.vocabulary_blocks > 1 and not backward:
+        copy /= of.model.vocabulary_blocks  # the logits of a block at a time
+    return positions * of.model.vocabulary * (FLOAT + copy)
+
+
+def flow(of: Layout) -> float:
+    """What crosses from stage to stage a micro-batch: hidden states, losses and three kinds of integers."""
+    return wide(of) + of.tokens * (FLOAT + 3 * INTEGER)
+
+
+def between_stages(of: Layout, stage: int) -> float:
+    """What a pipeline keeps of its traffic, each way."""
+    sides = (stage > 0) + (stage < len(of.stages) - 1)
+    return sides * of.in_flight(stage) * flow(of)

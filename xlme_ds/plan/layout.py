@@ -1,0 +1,153 @@
+"""A recipe on a number of GPUs, as the sizes that memory, communication and time follow from."""
+
+import functools
+from dataclasses import dataclass
+
+from ..balance import pipeline_balance
+from ..config import EngineConfig, ModelConfig, RunConfig
+from ..data.order import plan_step
+from ..engine.build import check_engine, deepspeed_settings
+from ..models.encoder import Part
+from ..models.pipeline import parts
+from ..parameters import parameter_sizes
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Parameters of one stage; the masked head counts as generator, the other one as discriminator."""
+
+    embedding: int
+    difference: int
+    generator: int
+    discriminator: int
+    largest: int
+    """The largest single parameter."""
+
+    @property
+    def total(self) -> int:
+        """All parameters of the stage."""
+        return self.embedding + self.difference + self.generator + self.discriminator
+
+    @property
+    def tables(self) -> int:
+        """Token tables: the embedding and, with GDES, the difference."""
+        return self.embedding + self.difference
+
+
+@functools.cache
+def stage_sizes(cfg: ModelConfig, part: Part) -> Sizes:
+    """Sizes of the parameters that `part` of the model holds."""
+    sizes = parameter_sizes(cfg, part)
+
+    def total(*prefixes: str) -> int:
+        return sum(size for name, size in sizes.items() if name.startswith(prefixes))
+
+    return Sizes(
+        embedding=total("embedding_"),
+        difference=total("difference_"),
+        generator=total("generator.", "masked_head."),
+        discriminator=total("discriminator.", "replaced_head."),
+        largest=max(sizes.values()),
+    )
+
+
+@dataclass(frozen=True)
+class Zero:
+    """What the engine's file and settings say, with DeepSpeed 0.19.8's defaults; sizes in elements."""
+
+    stage: int
+    overlap: bool
+    reduce_bucket: int
+    prefetch_bucket: int
+    reuse_distance: int
+    sub_group: int
+    gradient_bytes: int
+    """Of an element of the gradients that micro-batches add up in."""
+    offload_optimizer: bool
+    offload_parameters: bool
+
+    @staticmethod
+    def of(engine: EngineConfig) -> "Zero":
+        """Read the section zero_optimization of the engine's file, and the settings beside it."""
+        zero = deepspeed_settings(engine)["zero_optimization"]
+        return Zero(
+            stage=zero["stage"],
+            overlap=zero.get("overlap_comm", zero["stage"] == 3),
+            reduce_bucket=int(zero.get("reduce_bucket_size", 5e8)),
+            prefetch_bucket=int(zero.get("stage3_prefetch_bucket_size", 5e7)),
+            reuse_distance=int(zero.get("stage3_max_reuse_distance", 1e9)),
+            sub_group=int(zero.get("sub_group_size", 1e9)),
+            gradient_bytes=2 if engine.gradient_precision == "bf16" else 4,
+            offload_optimizer=engine.offload_optimizer != "none",
+            offload_parameters=engine.offload_parameters != "none",
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the work is spread: `replicas` of a pipeline of `len(stages)` stages, `rows` of both tasks a micro-batch.
+
+    `element` is the size of a weight or activation in bytes; `fused`: attention runs in the GPU's fused kernel.
+    """
+
+    model: ModelConfig
+    zero: Zero
+    stages: tuple[Part, ...]
+    replicas: int
+    rows: int
+    accumulation: int
+    row_tokens: int
+    mask_fraction: float
+    element: int
+    fused: bool
+
+    @staticmethod
+    def of(run: RunConfig, gpus: int, precision: str, row_tokens: int, fused: bool = True) -> "Layout":
+        """The layout of `run` on `gpus` processes. Raises ValueError, in the words of the run, where it is not legal."""
+        run.validate()
+        check_engine(run.engine)
+        if run.engine.kind == "plain":
+            raise ValueError("engine.kind plain is for comparisons on one process: plan for deepspeed or pipeline")
+        if run.engine.pipeline_schedule != "1f1b":
+            raise ValueError(
+                f"engine.pipeline_schedule {run.engine.pipeline_schedule} is not counted by the planner: set it to 1f1b"
+            )
+        group = run.engine.processes_per_replica
+        if gpus % group:
+            raise ValueError(f"--gpus {gpus} is not a multiple of engine.pipeline_stages {group}: choose one that is")
+        if run.engine.kind == "pipeline":
+            balance = pipeline_balance(run.engine, run.model, row_tokens, run.objective.mask_fraction)
+            stages = tuple(parts(balance))
+        else:
+            stages = (Part(range(run.model.discriminator_layers)),)
+        step = plan_step(run.data, gpus // group)
+        return Layout(
+            model=run.model,
+            zero=Zero.of(run.engine),
+            stages=stages,
+            replicas=gpus // group,
+            rows=sum(step.micro),
+            accumulation=step.accumulation,
+            row_tokens=row_tokens,
+            mask_fraction=run.objective.mask_fraction,
+            element=2 if precision == "bf16" else 4,
+            fused=fused,
+        )
+
+    @property
+    def gpus(self) -> int:
+        """Processes in all."""
+        return self.replicas * len(self.stages)
+
+    @property
+    def tokens(self) -> int:
+        """Positions of a micro-batch."""
+        return self.rows * self.row_tokens
+
+    def sizes(self, stage: int = 0) -> Sizes:
+        """Parameters of a stage."""
+        return stage_sizes(self.model, self.stages[stage])
+
+    def in_flight(self, stage: int) -> int:
+        """Micro-batches whose activations a stage holds at once under the 1F1B schedule (PipeDream-Flush)."""
+        return min(len(self.stages) - stage, self.accumulation)

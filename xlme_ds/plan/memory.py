@@ -1,0 +1,117 @@
+"""Peak memory of one GPU by kind: the fullest of the moments that a step passes through.
+
+tests/plan/test_memory.py compares it with what the engines allocate.
+"""
+
+from dataclasses import dataclass, fields, replace
+
+from . import activations, states
+from .layout import Layout
+
+GIB = 2.0**30
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes by kind at one moment."""
+
+    weights: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    activations: float = 0.0
+    logits: float = 0.0
+    buffers: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Bytes in all."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    def plus(self, **kinds: float) -> "Memory":
+        """With more bytes of some kinds."""
+        return replace(self, **{kind: getattr(self, kind) + size for kind, size in kinds.items()})
+
+    def gib(self) -> dict[str, float]:
+        """GiB by kind, with the total."""
+        names = [field.name for field in fields(self)] + ["total"]
+        return {name: getattr(self, name) / GIB for name in names}
+
+
+def peak(of: Layout) -> tuple[str, Memory]:
+    """The fullest moment of the fullest stage: its name, and the bytes by kind."""
+    found = [
+        (f"{name}, stage {stage}" if len(of.stages) > 1 else name, memory)
+        for stage in range(len(of.stages))
+        for name, memory in moments(of, stage).items()
+    ]
+    return max(found, key=lambda pair: pair[1].total)
+
+
+def moments(of: Layout, stage: int) -> dict[str, Memory]:
+    """Bytes by kind at the moments that can be the fullest, for a step in the middle of a run."""
+    sizes, part = of.sizes(stage), of.stages[stage]
+    generator, discriminator = states.reused(of, stage)
+    idle = Memory(
+        weights=states.weights(of, stage),
+        gradients=states.standing_gradients(of, stage),
+        optimizer=states.optimizer(of, stage),
+        buffers=states.buckets(of, stage, backward=False),
+    )
+    filling = states.buckets(of, stage, backward=True) - states.buckets(of, stage, backward=False)
+    busy = idle.plus(
+        activations=(of.in_flight(stage) - 1) * activations.stage(of, stage),
+        buffers=activations.between_stages(of, stage),
+    )
+    found = {
+        "start of the backward pass": busy.plus(
+            weights=states.gathered(of, stage, generator + discriminator),
+            activations=activations.stage(of, stage) + activations.working(of),
+            buffers=filling,
+        ),
+        "update": idle.plus(gradients=states.reduced_gradients(of, stage), buffers=states.updating(of, stage)),
+    }
+    if part.first:
+        found |= _around_the_softmax(of, stage, busy, filling)
+    if states.uses_bf16_optimizer(of):
+        end = states.reduced_gradients(of, stage)
+        return found | {"reduction": idle.plus(gradients=end, buffers=states.reducing(of, stage, sizes.total))}
+    bucket = min(of.zero.reduce_bucket, sizes.total)
+    # The backward pass is through so many layers when it has filled the first bucket.
+    behind = min(len(part.layers), bucket * len(part.layers) // max(1, sizes.discriminator))
+    reduced = busy.plus(
+        weights=states.gathered(of, stage, generator + discriminator),
+        gradients=states.arriving_gradients(of, stage, bucket),
+        activations=activations.stage(of, stage) - behind * activations.kept_layer(of),
+        buffers=filling,
+    )
+    found["first reduction"] = reduced.plus(buffers=states.reducing(of, stage, bucket))
+    found["behind the first reduction"] = reduced.plus(activations=activations.working(of))
+    found["reduction of the largest parameter"] = idle.plus(
+        weights=states.gathered(of, stage, 0),
+        gradients=states.reduced_gradients(of, stage) + of.element * sizes.largest,
+        buffers=filling + states.reducing(of, stage, sizes.largest),
+    )
+    return found
+
+
+def _around_the_softmax(of: Layout, stage: int, busy: Memory, filling: float) -> dict[str, Memory]:
+    sizes = of.sizes(stage)
+    generator, _ = states.reused(of, stage)
+    start = busy.plus(weights=states.gathered(of, stage, generator))
+    # With the tables tied, the gradient of the discriminator's lookup is there already.
+    tables = 1 if sizes.difference else 2
+    blocks = of.model.vocabulary_blocks
+    back = start.plus(
+        gradients=states.arriving_gradients(of, stage, sizes.discriminator + sizes.difference), buffers=filling
+    )
+    return {
+        "vocabulary softmax, forward": start.plus(
+            activations=activations.generator(of), logits=activations.logits(of, backward=False)
+        ),
+        "vocabulary softmax, backward": back.plus(
+            gradients=tables * of.element * sizes.embedding,
+            activations=activations.generator(of),
+            logits=activations.logits(of, backward=True),
+        ),
+        "embedding, backward": back.plus(gradients=of.element * sizes.embedding * (1 + 1 / blocks)),
+    }

@@ -1,0 +1,80 @@
+"""The plan as tables for people."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """Print the plan."""
+    for part in (_parameters, _operations, _own_layout, _layouts):
+        table, note = part(result)
+        console.print(table)
+        console.print(note + "\n", highlight=False)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for n, column in enumerate(columns):
+        table.add_column(column, justify="right" if n else "left", overflow="fold")
+    return table
+
+
+def _parameters(result: dict[str, Any]) -> tuple[Table, str]:
+    parameters = result["parameters"]
+    table = _table(f"{result['recipe']}: parameters", "component", "parameters")
+    for name, size in parameters["components"].items():
+        table.add_row(name, f"{size:,}")
+    table.add_section()
+    for name in ("discriminator", "generator", "embedding", "trained_total"):
+        table.add_row(name, f"{parameters[name]:,}")
+    return table, result["accounting"]
+
+
+def _operations(result: dict[str, Any]) -> tuple[Table, str]:
+    flops = result["flops"]
+    standard, paper = flops["standard"], flops["paper_convention"]
+    table = _table(f"{result['recipe']}: FLOP of the whole run", "count", "MRTD", "MRTD + TRTD", "MRTD + TRTD / 2")
+    table.add_row("standard", f"{standard['mrtd']:.3g}", f"{standard['both']:.3g}", f"{standard['both_trtd_half']:.3g}")
+    table.add_row("the paper's", f"{paper['mrtd']:.3g}", "", f"{paper['both']:.3g}")
+    return table, (
+        f"standard: {standard['accounting']}; {flops['per_step']:.4g} a step\nthe paper's: {paper['accounting']}; "
+        f"{paper['forward_per_token'] / 1e6:.2f} MFLOP forward a token"
+    )
+
+
+def _own_layout(result: dict[str, Any]) -> tuple[Table, str]:
+    hardware, memory = result["hardware"], result["memory_per_gpu_gib"]
+    table = _table(f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: as the recipe stands", *memory)
+    table.columns[0].justify = "right"
+    table.add_row(*(f"{size:.2f}" for size in memory.values()))
+    assumed, seconds = result["assumptions"], result["seconds_per_step"]
+    parts = ", ".join(f"{name} {seconds[name]:.3g}" for name in ("compute", "bubble", "transfer", "offload"))
+    return table, (
+        f"GiB a GPU at the fullest moment ({result['fullest_at']}): "
+        f"{'fits' if result['fits'] else 'does not fit'} into {hardware['memory_gib']:g} GiB with "
+        f"{assumed['memory_reserved']:.0%} of it set aside\n"
+        f"{result['rows_per_micro_batch']} rows a micro-batch, {result['accumulation']} micro-batches a step; a GPU sends "
+        f"{result['communication_bytes_per_step']['total'] / 1e9:.3g} GB a step\n"
+        f"estimated {result['tokens_per_s']:,} tokens/s ({result['tokens_per_s_per_gpu']:,} a GPU), "
+        f"{result['days']:g} days; a step {seconds['step']:.3g} s ({parts})\n"
+        f"assumed, not measured: {assumed['utilisation']:.0%} of {hardware['peak_tflops']:g} TFLOP/s ({hardware['precision']}) "
+        f"while computing, {assumed['link_efficiency']:.0%} of the links; over the whole step {result['of_peak']:.1%} of peak\n"
+        f"{hardware['source']}"
+    )
+
+
+def _layouts(result: dict[str, Any]) -> tuple[Table, str]:
+    table = _table(
+        f"layouts that fit, the fastest first ({len(result['layouts'])} of {result['layouts_that_fit']})",
+        "settings",
+        "GiB",
+        "tokens/s",
+        "days",
+    )
+    for one in result["layouts"]:
+        total = one["memory_per_gpu_gib"]["total"]
+        table.add_row(one["settings"], f"{total:.1f}", f"{one['tokens_per_s']:,}", f"{one['days']:.2f}")
+    note = "the same assumptions; add the settings to the command line of the run"
+    return table, note if result["layouts"] else "no layout fits: take more GPUs, larger ones, or offload"
