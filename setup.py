@@ -61,7 +61,11 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=[*find_packages(include=["xlme_ds", "xlme_ds.*", "data_prep", "data_prep.*"]), "ds_configs"],
-    package_data={"xlme_ds.report": ["template.html"], "data_prep": ["*.jinja", "corpora/*.toml"], "ds_configs": ["*.json"]},
+    package_data={
+        "xlme_ds.report": ["template.html"],
+        "data_prep": ["*.jinja", "corpora/*.toml"],
+        "ds_configs": ["*.json"],
+    },
     install_requires=CORE,
     extras_require=EXTRAS,
     zip_safe=False,

@@ -19,8 +19,18 @@ from xlme_ds.models.electra import Electra
 torch.set_num_threads(1)
 
 Module = TypeVar("Module", bound=nn.Module)
-SMALL = ModelConfig(vocabulary=97, width=24, heads=3, feed_forward=40, generator_layers=1, discriminator_layers=2,
-                    max_positions=40, relative_buckets=8, relative_max_distance=12, head_chunk=5)
+SMALL = ModelConfig(
+    vocabulary=97,
+    width=24,
+    heads=3,
+    feed_forward=40,
+    generator_layers=1,
+    discriminator_layers=2,
+    max_positions=40,
+    relative_buckets=8,
+    relative_max_distance=12,
+    head_chunk=5,
+)
 
 
 def lively(module: Module, seed: int = 0, std: float = 0.3) -> Module:
@@ -58,9 +68,15 @@ def rows_of(packed: Sequence[Sequence[list[int]]], width: int) -> Rows:
     return Rows(tokens, np.array([len(items) for items in packed]), lengths, np.zeros(0, dtype=np.int64))
 
 
-def batch_of(mono: Sequence[Sequence[list[int]]], para: Sequence[Sequence[list[int]]], width: int, seed: int = 3) -> Batch:
+def batch_of(
+    mono: Sequence[Sequence[list[int]]], para: Sequence[Sequence[list[int]]], width: int, seed: int = 3
+) -> Batch:
     """A batch with rows of both tasks, corrupted as in training."""
-    parts = [(task, rows_of(packed, width), np.arange(len(packed)) + 10) for task, packed in enumerate((mono, para)) if packed]
+    parts = [
+        (task, rows_of(packed, width), np.arange(len(packed)) + 10)
+        for task, packed in enumerate((mono, para))
+        if packed
+    ]
     return collate(parts, seed, 0.15)
 
 

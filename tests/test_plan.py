@@ -100,8 +100,13 @@ def test_operations_equal_torchs_counter() -> None:
 
 
 def test_operations_of_a_step_follow_the_rows() -> None:
-    run = RunConfig("test", model=SMALL, data=DataConfig(8, 4), train=TrainConfig(steps=10),
-                    optimizer=OptimizerConfig(warmup_steps=5))
+    run = RunConfig(
+        "test",
+        model=SMALL,
+        data=DataConfig(8, 4),
+        train=TrainConfig(steps=10),
+        optimizer=OptimizerConfig(warmup_steps=5),
+    )
     assert flops_per_step(run, 32) == pytest.approx(3 * 12 * 32 * forward_per_token(SMALL, 32, 0.15))
     mono = plan.plan(replace(run, data=DataConfig(8, 0)))["flops"]["paper_convention"]
     assert mono["both"] == mono["mrtd"]
@@ -115,7 +120,9 @@ def test_the_command_prints_json_with_overrides() -> None:
     done = command("--recipe", "base_zero1", "--json", "--model.discriminator-layers", "6")
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
-    expected = plan.plan(replace(recipe("base_zero1"), model=replace(recipe("base_zero1").model, discriminator_layers=6)))
+    expected = plan.plan(
+        replace(recipe("base_zero1"), model=replace(recipe("base_zero1").model, discriminator_layers=6))
+    )
     assert printed == expected
 
 
@@ -126,10 +133,13 @@ def test_the_command_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
         assert words in printed
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["--recipe", "base_zero9"], "recipe base_zero9 is not known: choose one of"),
-    (["--recipe", "base_zero1", "--model.heads", "7"], "model.width 768 is not a multiple of model.heads 7"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--recipe", "base_zero9"], "recipe base_zero9 is not known: choose one of"),
+        (["--recipe", "base_zero1", "--model.heads", "7"], "model.width 768 is not a multiple of model.heads 7"),
+    ],
+)
 def test_a_mistake_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         plan.main(arguments)

@@ -38,14 +38,19 @@ def packed_rows(rng: np.random.Generator, count: int, width: int = 64) -> tuple[
     """Tokens and segments of rows with several items each, `<unk>` among the tokens."""
     packed = []
     for _ in range(count):
-        items = [item(rng, *sides) for sides in ((int(rng.integers(1, 20)), int(rng.integers(1, 20))), (1,), (int(rng.integers(0, 12)),))]
+        items = [
+            item(rng, *sides)
+            for sides in ((int(rng.integers(1, 20)), int(rng.integers(1, 20))), (1,), (int(rng.integers(0, 12)),))
+        ]
         items[0][1] = UNK
         packed.append(items)
     rows = rows_of(packed, width)
     return rows.tokens, item_layout(rows)[1]
 
 
-def masked_of(tokens: np.ndarray, segments: np.ndarray, numbers: np.ndarray, seed: int = 1, task: int = 0) -> list[list[tuple[int, float]]]:
+def masked_of(
+    tokens: np.ndarray, segments: np.ndarray, numbers: np.ndarray, seed: int = 1, task: int = 0
+) -> list[list[tuple[int, float]]]:
     """(column, uniform) of every masked position, by row."""
     where, uniforms = corrupt(tokens, segments, numbers, seed, task, 0.15)
     found: list[list[tuple[int, float]]] = [[] for _ in tokens]
@@ -91,7 +96,7 @@ def test_a_row_is_corrupted_alike_in_every_batch() -> None:
     shuffled = masked_of(tokens[order], segments[order], numbers[order])
     assert shuffled == [whole[n] for n in order]
     for n in range(12):
-        assert masked_of(tokens[n:n + 1], segments[n:n + 1], numbers[n:n + 1]) == [whole[n]]
+        assert masked_of(tokens[n : n + 1], segments[n : n + 1], numbers[n : n + 1]) == [whole[n]]
 
 
 @pytest.mark.parametrize("change", [{"seed": 2}, {"task": 1}, {"seed": 1 + 2**32}])

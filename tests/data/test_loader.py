@@ -28,8 +28,11 @@ def reference(folder: Path, numbers: list[list[int]], seed: int) -> Batch:
     """The batch of row numbers by task, one token at a time."""
     tokens, positions, segments, tasks, masked, uniforms = [], [], [], [], [], []
     for task, name in enumerate(TASKS):
-        records = [r for shard in read_manifest(folder / name).shards
-                   for r in pa.ipc.open_file(str(folder / name / shard.name)).read_all().to_pylist()]
+        records = [
+            r
+            for shard in read_manifest(folder / name).shards
+            for r in pa.ipc.open_file(str(folder / name / shard.name)).read_all().to_pylist()
+        ]
         for number in numbers[task]:
             record = records[number % len(records)]
             position, segment = [], []
@@ -37,7 +40,9 @@ def reference(folder: Path, numbers: list[list[int]], seed: int) -> Batch:
                 position += range(length)
                 segment += [n] * length
             padding = [0] * (len(record["tokens"]) - len(position))
-            where, uniform = corrupt(np.array([record["tokens"]]), np.array([segment + padding]), np.array([number]), seed, task, 0.15)
+            where, uniform = corrupt(
+                np.array([record["tokens"]]), np.array([segment + padding]), np.array([number]), seed, task, 0.15
+            )
             masked += [len(tokens) * len(record["tokens"]) + int(column) for column in where]
             uniforms += uniform.tolist()
             tokens.append(record["tokens"])
@@ -103,11 +108,14 @@ def test_the_cut_changes_no_row(folder: Path) -> None:
     assert all(other == steps[0] for other in steps[1:])
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"vocabulary_sha256": "1" * 64}, "encoded with different vocabularies: prepare them together"),
-    ({"vocabulary_size": 201}, "encoded with different vocabularies"),
-    ({"settings": {"row_tokens": 64}}, "rows of different lengths: mix them together"),
-])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"vocabulary_sha256": "1" * 64}, "encoded with different vocabularies: prepare them together"),
+        ({"vocabulary_size": 201}, "encoded with different vocabularies"),
+        ({"settings": {"row_tokens": 64}}, "rows of different lengths: mix them together"),
+    ],
+)
 def test_tasks_that_do_not_belong_together(tmp_path: Path, change: dict, words: str) -> None:
     folder = write_data(tmp_path / "mixed", 16)
     write_manifest(folder / "para", replace(read_manifest(folder / "para"), **change))

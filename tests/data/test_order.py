@@ -14,8 +14,13 @@ def divides(mono: int, para: int, micro_batch: int, world: int) -> bool:
     return mono % pieces == para % pieces == 0
 
 
-CUTS = [(*rows, micro_batch, world) for rows in ((32, 32), (64, 32), (16, 64), (32, 0), (0, 32)) for micro_batch in (1, 2, 8, 16, 1000)
-        for world in (1, 2, 4, 8) if divides(*rows, micro_batch, world)]
+CUTS = [
+    (*rows, micro_batch, world)
+    for rows in ((32, 32), (64, 32), (16, 64), (32, 0), (0, 32))
+    for micro_batch in (1, 2, 8, 16, 1000)
+    for world in (1, 2, 4, 8)
+    if divides(*rows, micro_batch, world)
+]
 
 
 @pytest.mark.parametrize(("mono", "para", "micro_batch", "world"), CUTS)
@@ -23,7 +28,9 @@ def test_every_row_of_a_step_is_read_once(mono: int, para: int, micro_batch: int
     plan = plan_step(DataConfig(mono, para, micro_batch), world)
     for task, rows in enumerate((mono, para)):
         for step in (0, 1, 12345):
-            numbers = [plan.numbers(step, rank, micro, task) for rank in range(world) for micro in range(plan.accumulation)]
+            numbers = [
+                plan.numbers(step, rank, micro, task) for rank in range(world) for micro in range(plan.accumulation)
+            ]
             assert {len(part) for part in numbers} == {rows // world // plan.accumulation}
             assert max(len(part) for part in numbers) <= micro_batch
             assert sorted(np.concatenate(numbers).tolist()) == list(range(step * rows, (step + 1) * rows))
@@ -40,11 +47,18 @@ def test_a_micro_batch_is_one_stretch_of_rows() -> None:
     assert starts[0] == 72 and all(b - a == 4 for a, b in pairwise(starts))
 
 
-@pytest.mark.parametrize(("data", "world", "words"), [
-    (DataConfig(30, 0, 4), 4, r"data\.mono_rows 30 does not divide into 4 processes × 2 micro-batches.*multiple of 8"),
-    (DataConfig(32, 12, 4), 2, r"data\.para_rows 12 .*2 processes × 4 .*multiple of 8"),
-    (DataConfig(4, 4, 4), 8, r"data\.mono_rows 4 does not divide into 8 processes × 1 .*multiple of 8"),
-])
+@pytest.mark.parametrize(
+    ("data", "world", "words"),
+    [
+        (
+            DataConfig(30, 0, 4),
+            4,
+            r"data\.mono_rows 30 does not divide into 4 processes × 2 micro-batches.*multiple of 8",
+        ),
+        (DataConfig(32, 12, 4), 2, r"data\.para_rows 12 .*2 processes × 4 .*multiple of 8"),
+        (DataConfig(4, 4, 4), 8, r"data\.mono_rows 4 does not divide into 8 processes × 1 .*multiple of 8"),
+    ],
+)
 def test_rows_that_do_not_divide(data: DataConfig, world: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         plan_step(data, world)

@@ -20,8 +20,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plain_rows(folder: Path) -> list[dict[str, list[int]]]:
     """All records, read by Arrow alone."""
-    return [record for shard in read_manifest(folder).shards
-            for record in pa.ipc.open_file(pa.memory_map(str(folder / shard.name))).read_all().to_pylist()]
+    return [
+        record
+        for shard in read_manifest(folder).shards
+        for record in pa.ipc.open_file(pa.memory_map(str(folder / shard.name))).read_all().to_pylist()
+    ]
 
 
 def unpacked(rows: Rows) -> list[dict[str, list[int]]]:
@@ -29,17 +32,34 @@ def unpacked(rows: Rows) -> list[dict[str, list[int]]]:
     out, item, language = [], 0, 0
     sides = len(rows.languages) // max(len(rows.lengths), 1)
     for tokens, items in zip(rows.tokens, rows.items, strict=True):
-        out.append({"tokens": tokens.tolist(), "lengths": rows.lengths[item:item + items].tolist(),
-                    "languages": rows.languages[language:language + sides * items].tolist()})
+        out.append(
+            {
+                "tokens": tokens.tolist(),
+                "lengths": rows.lengths[item : item + items].tolist(),
+                "languages": rows.languages[language : language + sides * items].tolist(),
+            }
+        )
         item, language = item + items, language + sides * items
     assert item == len(rows.lengths) and language == len(rows.languages)
     return out
 
 
 @pytest.mark.parametrize("task", ["mono", "para"])
-@pytest.mark.parametrize("records", [
-    range(ROWS), range(7, 9), range(15, 18), range(5, 50), [16], [52], [0, 52, 0, 17], [8, 7, 6], [15, 16, 15, 16], [30, 31, 33, 34, 48],
-])
+@pytest.mark.parametrize(
+    "records",
+    [
+        range(ROWS),
+        range(7, 9),
+        range(15, 18),
+        range(5, 50),
+        [16],
+        [52],
+        [0, 52, 0, 17],
+        [8, 7, 6],
+        [15, 16, 15, 16],
+        [30, 31, 33, 34, 48],
+    ],
+)
 def test_any_records_in_any_order(data: Path, task: str, records: list[int]) -> None:
     store = RowStore(data / task)
     expected = plain_rows(data / task)
@@ -99,7 +119,9 @@ def test_a_damaged_shard_is_one_clear_error(tmp_path: Path, damage) -> None:  # 
     damage(folder / "00001.arrow")
     store = RowStore(folder)
     store.read(np.arange(16))  # the whole shard before it is untouched
-    with pytest.raises(ValueError, match=r"00001\.arrow cannot be read \(.*\): check the folder with `python -m data_prep verify`"):
+    with pytest.raises(
+        ValueError, match=r"00001\.arrow cannot be read \(.*\): check the folder with `python -m data_prep verify`"
+    ):
         store.read(np.array([3, 20]))
 
 

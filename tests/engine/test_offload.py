@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from torch.utils.cpp_extension import _get_build_directory
 
+from bench.levers import Settings, cases
 from tests.engine.worker import tiny
 from tests.launch import environment
 from tests.rows import write_data
@@ -42,6 +43,13 @@ def test_a_setting_that_no_engine_runs(engine: dict[str, object], words: str) ->
 def test_a_setting_that_needs_another_stage(engine: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         check_engine(replace(tiny({}, 8).engine, **engine))
+
+
+def test_every_lever_is_a_legal_run(tmp_path: Path) -> None:
+    runs = cases(Settings(nvme_folder=str(tmp_path)))
+    for run in runs.values():
+        check_engine(run.validate().engine)
+    assert len({str(run) for run in runs.values()}) == len(runs) == 7
 
 
 def test_steps_with_all_state_on_the_disk(tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ def t5_bucket(distance: int, buckets: int, max_distance: int) -> int:
     return sign + min(half - 1, exact + math.floor(logarithmic + 1e-9))
 
 
-@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (128, 256), (16, 64), (8, 12), (4, 8), (6, 9), (8, 3)])
+@pytest.mark.parametrize(
+    ("buckets", "max_distance"), [(32, 128), (128, 256), (16, 64), (8, 12), (4, 8), (6, 9), (8, 3)]
+)
 def test_bucket_is_t5s(buckets: int, max_distance: int) -> None:
     distance = torch.arange(-1200, 1201)
     ours = bucket(distance, buckets, max_distance)
@@ -34,7 +36,9 @@ def test_bucket_is_t5s(buckets: int, max_distance: int) -> None:
     assert torch.equal(ours, theirs)
 
 
-def naive_attention(attention: Attention, table: Tensor | None, x_BTD: Tensor, segments_BT: Tensor, max_distance: int) -> Tensor:
+def naive_attention(
+    attention: Attention, table: Tensor | None, x_BTD: Tensor, segments_BT: Tensor, max_distance: int
+) -> Tensor:
     """The paper's equations, one number at a time, in Python floats."""
     rows, tokens, width = x_BTD.shape
     size = width // attention.heads
@@ -42,9 +46,10 @@ def naive_attention(attention: Attention, table: Tensor | None, x_BTD: Tensor, s
     context = torch.zeros(rows, tokens, width, dtype=torch.float64)
     for b in range(rows):
         for h in range(attention.heads):
+
             def part(j: int, which: int, b: int = b, h: int = h) -> list[float]:
                 start = which * width + h * size
-                return projected[b][j][start:start + size]
+                return projected[b][j][start : start + size]
 
             for i in range(tokens):
                 q = part(i, 0)
@@ -53,7 +58,9 @@ def naive_attention(attention: Attention, table: Tensor | None, x_BTD: Tensor, s
                 for j in visible:
                     score = dot(q, part(j, 1)) / math.sqrt(size)
                     if table is not None:
-                        score += relative_bias(attention.gate, h, q, float(table[t5_bucket(j - i, len(table), max_distance), h]))
+                        score += relative_bias(
+                            attention.gate, h, q, float(table[t5_bucket(j - i, len(table), max_distance), h])
+                        )
                     scores.append(math.exp(score))
                 for j, score in zip(visible, scores, strict=True):
                     for k, value in enumerate(part(j, 2)):
@@ -81,7 +88,9 @@ SEGMENTS = torch.tensor([[1] * 5 + [2] * 4 + [3] * 3 + [0] * 2, [1] * 14])
 def test_attention_equals_the_papers_equations(kind: str, dtype: torch.dtype) -> None:
     cfg = replace(SMALL, relative_bias=kind, relative_max_distance=7)  # the rows reach past the last bucket's start
     attention = lively(Attention(cfg)).double()
-    table = lively(RelativePositionTable(cfg.heads, cfg.relative_buckets, cfg.relative_max_distance), 1, std=1.0).double()
+    table = lively(
+        RelativePositionTable(cfg.heads, cfg.relative_buckets, cfg.relative_max_distance), 1, std=1.0
+    ).double()
     x = torch.randn(*SEGMENTS.shape, cfg.width, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     used = None if kind == "none" else table.weight.detach()
     with torch.no_grad():
@@ -110,9 +119,13 @@ def test_the_bias_matters() -> None:
 def test_gradients_of_the_gated_bias_by_finite_differences() -> None:
     cfg = replace(SMALL, width=4, heads=2, feed_forward=4, relative_buckets=8, relative_max_distance=7)
     attention = lively(Attention(cfg), std=0.6).double()
-    table = lively(RelativePositionTable(cfg.heads, cfg.relative_buckets, cfg.relative_max_distance), 1, std=0.6).double()
+    table = lively(
+        RelativePositionTable(cfg.heads, cfg.relative_buckets, cfg.relative_max_distance), 1, std=0.6
+    ).double()
     segments = torch.tensor([[1, 1, 1, 1, 2, 2, 0]])
-    x = torch.randn(1, 7, cfg.width, generator=torch.Generator().manual_seed(2), dtype=torch.float64, requires_grad=True)
+    x = torch.randn(
+        1, 7, cfg.width, generator=torch.Generator().manual_seed(2), dtype=torch.float64, requires_grad=True
+    )
     assert attention.gate is not None
     names = ["gate.update", "gate.reset", "gate.scale", "qkv.weight", "qkv.bias"]  # qkv carries q
     parameters = dict(attention.named_parameters())
@@ -122,7 +135,11 @@ def test_gradients_of_the_gated_bias_by_finite_differences() -> None:
         replaced = dict(zip(names, values, strict=True))
         return torch.func.functional_call(attention, replaced, (x, AttentionBias(item_mask(segments), distance)))
 
-    inputs = [table.weight.detach().requires_grad_(), x, *(parameters[name].detach().requires_grad_() for name in names)]
+    inputs = [
+        table.weight.detach().requires_grad_(),
+        x,
+        *(parameters[name].detach().requires_grad_() for name in names),
+    ]
     assert torch.autograd.gradcheck(run, inputs, eps=1e-6, atol=1e-7)
     grads = torch.autograd.grad(run(*inputs).square().sum(), inputs)
     assert all(grad.abs().max() > 1e-3 for grad in grads), "a gradient is too small for the check to mean anything"
@@ -133,7 +150,9 @@ def test_the_gpus_form_equals_the_explicit_one(dtype: torch.dtype) -> None:
     """torch's function with a bias that needs a gradient, also one of another type than the queries."""
     g = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 3, 14, 8, generator=g).to(dtype).requires_grad_() for _ in range(3))
-    distance = torch.randn(3, 14, 14, generator=g).bfloat16().to(torch.promote_types(dtype, torch.float32)).requires_grad_()
+    distance = (
+        torch.randn(3, 14, 14, generator=g).bfloat16().to(torch.promote_types(dtype, torch.float32)).requires_grad_()
+    )
     bias = torch.where(item_mask(SEGMENTS), distance, float("-inf"))
     weights = torch.randn(2, 3, 14, 8, generator=g)
     results = []

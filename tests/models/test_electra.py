@@ -81,7 +81,9 @@ def test_a_packed_row_equals_its_items_alone(norm: str, bias: str) -> None:
             output = electra(alone)
             assert torch.equal(output.corrupted_BT[0], whole.corrupted_BT[row, columns])
             # float32 attention sums in another order, through three layers.
-            torch.testing.assert_close(output.replaced_logits_BT[0], whole.replaced_logits_BT[row, columns], atol=2e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                output.replaced_logits_BT[0], whole.replaced_logits_BT[row, columns], atol=2e-5, rtol=1e-5
+            )
             states = discriminator_states(exact, alone, output.corrupted_BT)
             for ours, packed in zip(states, hidden, strict=True):
                 torch.testing.assert_close(ours[0], packed[row, columns], atol=1e-12, rtol=1e-12)  # float64
@@ -98,8 +100,14 @@ def single_item(batch: Batch, row: int, columns: Tensor) -> Batch:
     width = batch.tokens_BT.shape[1]
     position = batch.masked_M - row * width
     mine = (position >= columns[0]) & (position <= columns[-1])
-    return Batch(batch.tokens_BT[row:row + 1, columns], torch.arange(len(columns))[None], torch.ones(1, len(columns), dtype=torch.int64),
-                 batch.task_B[row:row + 1], position[mine] - columns[0], batch.uniforms_M[mine])
+    return Batch(
+        batch.tokens_BT[row : row + 1, columns],
+        torch.arange(len(columns))[None],
+        torch.ones(1, len(columns), dtype=torch.int64),
+        batch.task_B[row : row + 1],
+        position[mine] - columns[0],
+        batch.uniforms_M[mine],
+    )
 
 
 def float64_copy(electra: Electra) -> Electra:
@@ -124,8 +132,14 @@ def test_padding_changes_nothing() -> None:
     narrow = usual_batch(40)
     pad = torch.nn.functional.pad
     rows, columns = narrow.masked_M // 40, narrow.masked_M % 40
-    wide = Batch(pad(narrow.tokens_BT, (0, 11), value=1), pad(narrow.positions_BT, (0, 11)), pad(narrow.segments_BT, (0, 11)),
-                 narrow.task_B, rows * 51 + columns, narrow.uniforms_M)
+    wide = Batch(
+        pad(narrow.tokens_BT, (0, 11), value=1),
+        pad(narrow.positions_BT, (0, 11)),
+        pad(narrow.segments_BT, (0, 11)),
+        narrow.task_B,
+        rows * 51 + columns,
+        narrow.uniforms_M,
+    )
     torch.testing.assert_close(losses(electra, narrow), losses(electra, wide), rtol=1e-5, atol=0)
     assert torch.equal(electra(wide).corrupted_BT[:, :40], electra(narrow).corrupted_BT)
 
@@ -208,9 +222,14 @@ def test_positions_matter_only_where_they_are_on() -> None:
     swapped = tokens.clone()
     swapped[0, [2, 9]] = tokens[0, [9, 2]]
     segments, positions = torch.ones_like(tokens), torch.arange(14)[None]
-    for switches, blind in (({"absolute_positions": False, "relative_bias": "none"}, True), ({"relative_bias": "none"}, False),
-                            ({"absolute_positions": False}, False)):
+    for switches, blind in (
+        ({"absolute_positions": False, "relative_bias": "none"}, True),
+        ({"relative_bias": "none"}, False),
+        ({"absolute_positions": False}, False),
+    ):
         electra = model(**switches)
-        states = [electra.discriminator(lookup(ids, [electra.embedding_0]), positions, segments) for ids in (tokens, swapped)]
+        states = [
+            electra.discriminator(lookup(ids, [electra.embedding_0]), positions, segments) for ids in (tokens, swapped)
+        ]
         difference = (states[0][0, 4] - states[1][0, 4]).abs().max()
         assert (difference < 1e-5) == blind, switches

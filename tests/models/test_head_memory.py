@@ -12,8 +12,25 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from Linux's /proc")
 def test_the_head_takes_no_more_than_a_few_chunks() -> None:
-    done = subprocess.run([sys.executable, "-m", "bench.head_memory", "--json", "--vocabulary", "65536", "--positions", "256",
-                           "--chunks", "32", "--blocks", "4"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "bench.head_memory",
+            "--json",
+            "--vocabulary",
+            "65536",
+            "--positions",
+            "256",
+            "--chunks",
+            "32",
+            "--blocks",
+            "4",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     full, chunked = json.loads(done.stdout)["results"]
     assert (full["chunk"], chunked["chunk"], chunked["chunk_bytes"]) == (0, 32, 32 * 65536 * 4)

@@ -37,9 +37,17 @@ def test_every_parameter_follows_the_table(norm: str) -> None:
             tolerance = 5 / value.numel() ** 0.5  # five standard errors of a mean, more of a deviation
             assert abs(float(value.mean())) < 0.02 * tolerance, name
             assert abs(float(value.std()) / 0.02 - 1) < tolerance, name
-    for expected in ("embedding_0", "embedding_1", "generator.positions", "discriminator.relative.weight",
-                     "discriminator.layers.1.attention.gate.update", "discriminator.layers.1.attention.gate.reset",
-                     "discriminator.layers.0.attention.qkv.weight", "masked_head.dense.weight", "replaced_head.output.weight"):
+    for expected in (
+        "embedding_0",
+        "embedding_1",
+        "generator.positions",
+        "discriminator.relative.weight",
+        "discriminator.layers.1.attention.gate.update",
+        "discriminator.layers.1.attention.gate.reset",
+        "discriminator.layers.0.attention.qkv.weight",
+        "masked_head.dense.weight",
+        "replaced_head.output.weight",
+    ):
         assert expected in normal
     pairs = [(a, b) for i, a in enumerate(normal) for b in normal[:i] if values[a].shape == values[b].shape]
     assert pairs and not any(torch.equal(values[a], values[b]) for a, b in pairs), "two parameters start alike"

@@ -41,31 +41,64 @@ def copy_common(ours: TransformerLayer, pairs: dict[nn.Module, nn.Module]) -> No
 @pytest.mark.parametrize("dtype", BOUNDS)
 def test_post_ln_is_hugging_faces_xlm_r_layer(dtype: torch.dtype) -> None:
     ours = lively(TransformerLayer(replace(SMALL, relative_bias="none", norm="post")), std=0.2).to(dtype)
-    theirs = XLMRobertaLayer(XLMRobertaConfig(
-        hidden_size=SMALL.width, num_attention_heads=SMALL.heads, intermediate_size=SMALL.feed_forward, hidden_act="gelu",
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, layer_norm_eps=LAYER_NORM_EPSILON,
-        attn_implementation="eager",
-    )).to(dtype)
-    copy_common(ours, {ours.attention.output: theirs.attention.output.dense,
-                       ours.attention_norm: theirs.attention.output.LayerNorm, ours.up: theirs.intermediate.dense,
-                       ours.down: theirs.output.dense, ours.feed_forward_norm: theirs.output.LayerNorm})
+    theirs = XLMRobertaLayer(
+        XLMRobertaConfig(
+            hidden_size=SMALL.width,
+            num_attention_heads=SMALL.heads,
+            intermediate_size=SMALL.feed_forward,
+            hidden_act="gelu",
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            layer_norm_eps=LAYER_NORM_EPSILON,
+            attn_implementation="eager",
+        )
+    ).to(dtype)
+    copy_common(
+        ours,
+        {
+            ours.attention.output: theirs.attention.output.dense,
+            ours.attention_norm: theirs.attention.output.LayerNorm,
+            ours.up: theirs.intermediate.dense,
+            ours.down: theirs.output.dense,
+            ours.feed_forward_norm: theirs.output.LayerNorm,
+        },
+    )
     self_attention = theirs.attention.self
     with torch.no_grad():
         for n, part in enumerate((self_attention.query, self_attention.key, self_attention.value)):
             part.weight.copy_(ours.attention.qkv.weight.chunk(3)[n])
             part.bias.copy_(ours.attention.qkv.bias.chunk(3)[n])
     x, theirs_x = inputs(dtype), inputs(dtype)
-    mask = torch.zeros(SEGMENTS.shape[0], 1, 12, 12, dtype=dtype).masked_fill(~item_mask(SEGMENTS), torch.finfo(dtype).min)
+    mask = torch.zeros(SEGMENTS.shape[0], 1, 12, 12, dtype=dtype).masked_fill(
+        ~item_mask(SEGMENTS), torch.finfo(dtype).min
+    )
     compare(ours, theirs(theirs_x, mask), x, theirs_x, BOUNDS[dtype])
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 def test_pre_ln_is_torchs_encoder_layer(dtype: torch.dtype) -> None:
     ours = lively(TransformerLayer(replace(SMALL, relative_bias="none", norm="pre")), std=0.2).to(dtype)
-    theirs = nn.TransformerEncoderLayer(SMALL.width, SMALL.heads, SMALL.feed_forward, dropout=0.0, activation="gelu",
-                                        layer_norm_eps=LAYER_NORM_EPSILON, batch_first=True, norm_first=True, dtype=dtype)
-    copy_common(ours, {ours.attention.output: theirs.self_attn.out_proj, ours.attention_norm: theirs.norm1,
-                       ours.up: theirs.linear1, ours.down: theirs.linear2, ours.feed_forward_norm: theirs.norm2})
+    theirs = nn.TransformerEncoderLayer(
+        SMALL.width,
+        SMALL.heads,
+        SMALL.feed_forward,
+        dropout=0.0,
+        activation="gelu",
+        layer_norm_eps=LAYER_NORM_EPSILON,
+        batch_first=True,
+        norm_first=True,
+        dtype=dtype,
+    )
+    copy_common(
+        ours,
+        {
+            ours.attention.output: theirs.self_attn.out_proj,
+            ours.attention_norm: theirs.norm1,
+            ours.up: theirs.linear1,
+            ours.down: theirs.linear2,
+            ours.feed_forward_norm: theirs.norm2,
+        },
+    )
     with torch.no_grad():
         theirs.self_attn.in_proj_weight.copy_(ours.attention.qkv.weight)
         theirs.self_attn.in_proj_bias.copy_(ours.attention.qkv.bias)

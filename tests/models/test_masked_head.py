@@ -13,7 +13,9 @@ M, D, V = 20, 16, 1300  # V is no multiple of the sampler's group of 512
 BELOW_ONE = 1 - 2.0**-24  # the largest uniform that the corruption gives
 
 
-def problem(dtype: torch.dtype = torch.float32, blocks: int = 1, scale: float = 1.0) -> tuple[Tensor, list[Tensor], Tensor, Tensor, Tensor]:
+def problem(
+    dtype: torch.dtype = torch.float32, blocks: int = 1, scale: float = 1.0
+) -> tuple[Tensor, list[Tensor], Tensor, Tensor, Tensor]:
     """Hidden states, embedding blocks, bias, targets, uniforms."""
     g = torch.Generator().manual_seed(0)
     hidden, embedding, bias = (torch.randn(*shape, generator=g) * scale for shape in ((M, D), (V, D), (V,)))
@@ -108,7 +110,9 @@ def test_inverse_cdf_is_numpys_search(vocabulary: int) -> None:
     uniforms = np.round(rng.random(300) * 2**24).clip(max=2**24 - 1) * 2.0**-24
     uniforms[:50] = 0.0
     uniforms[50:100] = BELOW_ONE
-    uniforms[100:200] = np.round(cdf[100:200, vocabulary // 2] / cdf[100:200, -1] * 2**24).clip(max=2**24 - 1) * 2.0**-24
+    uniforms[100:200] = (
+        np.round(cdf[100:200, vocabulary // 2] / cdf[100:200, -1] * 2**24).clip(max=2**24 - 1) * 2.0**-24
+    )
     expected = [np.searchsorted(row, u * row[-1], side="right") for row, u in zip(cdf, uniforms, strict=True)]
     sample = inverse_cdf(torch.tensor(weights, dtype=torch.float32), torch.tensor(uniforms, dtype=torch.float32))
     assert sample.tolist() == expected
@@ -126,7 +130,11 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
     borders = weights.double().cumsum(1) / weights.double().sum(1, keepdim=True)
     for column in (*range(505, 515), *range(1015, 1030), *range(1530, 1540), *range(2044, 2100, 5), 0, 69):
         exact = borders[:, column].float().clamp(max=BELOW_ONE)
-        for uniforms in (exact, exact.nextafter(torch.tensor(0.0)), exact.nextafter(torch.tensor(1.0)).clamp(max=BELOW_ONE)):
+        for uniforms in (
+            exact,
+            exact.nextafter(torch.tensor(0.0)),
+            exact.nextafter(torch.tensor(1.0)).clamp(max=BELOW_ONE),
+        ):
             sample = inverse_cdf(weights, uniforms)
             assert (weights.gather(1, sample[:, None]) > 0).all()
     for uniform in (0.0, 2.0**-24, BELOW_ONE):

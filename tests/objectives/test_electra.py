@@ -25,9 +25,15 @@ def random_output(batch: Batch, seed: int = 0) -> ElectraOutput:
     targets = batch.tokens_BT.flatten()[batch.masked_M]
     other = torch.where(targets == 5, 6, 5)
     keep = torch.rand(len(targets), generator=g) < 0.5
-    corrupted = batch.tokens_BT.flatten().index_copy(0, batch.masked_M, torch.where(keep, targets, other)).view_as(batch.tokens_BT)
+    corrupted = (
+        batch.tokens_BT.flatten()
+        .index_copy(0, batch.masked_M, torch.where(keep, targets, other))
+        .view_as(batch.tokens_BT)
+    )
     logits = torch.randn(batch.tokens_BT.shape, generator=g) * 2 + (corrupted != batch.tokens_BT)
-    return ElectraOutput(torch.rand(len(targets), generator=g) * 9, torch.where(keep.roll(1), targets, other), corrupted, logits)
+    return ElectraOutput(
+        torch.rand(len(targets), generator=g) * 9, torch.where(keep.roll(1), targets, other), corrupted, logits
+    )
 
 
 def naive_sums(output: ElectraOutput, batch: Batch) -> tuple[list[float], list[int]]:
@@ -64,7 +70,9 @@ def test_the_loss_is_lambda_weighted_means() -> None:
     output = random_output(batch)
     sums, counts = naive_sums(output, batch)
     means = [s / c for s, c in zip(sums, counts, strict=True)]
-    metrics = OBJECTIVE.summarise(OBJECTIVE.sums(output, batch), OBJECTIVE.counts(batch), OBJECTIVE.statistics(output, batch))
+    metrics = OBJECTIVE.summarise(
+        OBJECTIVE.sums(output, batch), OBJECTIVE.counts(batch), OBJECTIVE.statistics(output, batch)
+    )
     assert metrics["loss"] == pytest.approx(means[0] + means[1] + 50 * means[2] + 50 * means[3], rel=1e-5)
     assert [metrics[term] for term in TERMS] == pytest.approx(means, rel=1e-5)
     halved = ElectraObjective(ObjectiveConfig(discriminator_weight=25.0))
@@ -78,8 +86,16 @@ def slices(batch: Batch, size: int) -> list[Batch]:
     for start in range(0, len(batch.tokens_BT), size):
         mine = (batch.masked_M >= start * width) & (batch.masked_M < (start + size) * width)
         rows = slice(start, start + size)
-        pieces.append(Batch(batch.tokens_BT[rows], batch.positions_BT[rows], batch.segments_BT[rows], batch.task_B[rows],
-                            batch.masked_M[mine] - start * width, batch.uniforms_M[mine]))
+        pieces.append(
+            Batch(
+                batch.tokens_BT[rows],
+                batch.positions_BT[rows],
+                batch.segments_BT[rows],
+                batch.task_B[rows],
+                batch.masked_M[mine] - start * width,
+                batch.uniforms_M[mine],
+            )
+        )
     return pieces
 
 
@@ -116,7 +132,9 @@ def test_statistics_equal_a_loop() -> None:
     first[3] = UNK
     batch = batch_of([[first]] * 6, [[item(rng, 6, 5), item(rng, 8, 4)] for _ in range(6)], 40)
     output = random_output(batch)
-    metrics = OBJECTIVE.summarise(OBJECTIVE.sums(output, batch), OBJECTIVE.counts(batch), OBJECTIVE.statistics(output, batch))
+    metrics = OBJECTIVE.summarise(
+        OBJECTIVE.sums(output, batch), OBJECTIVE.counts(batch), OBJECTIVE.statistics(output, batch)
+    )
     for task, name in enumerate(("mono", "para")):
         rows = batch.task_B == task
         ordinary = (batch.tokens_BT > UNK)[rows]
@@ -155,7 +173,9 @@ def test_auc_is_scikit_learns_up_to_its_bins(scale: float) -> None:
     labels, scores = (corrupted == 8).flatten().numpy(), logits.flatten().numpy()
     # The bins as documented: 512 equal ones from −16 to 16, the outer two open.
     bins = np.floor((np.clip(scores, -16, 16) + 16) / 32 * 512).clip(max=511)
-    shared = sum((labels & (bins == b)).sum() * (~labels & (bins == b)).sum() for b in np.unique(bins)) / (labels.sum() * (~labels).sum())
+    shared = sum((labels & (bins == b)).sum() * (~labels & (bins == b)).sum() for b in np.unique(bins)) / (
+        labels.sum() * (~labels).sum()
+    )
     assert abs(metrics["auc_mono"] - roc_auc_score(labels, scores)) <= shared / 2
     assert metrics["auc_mono"] == pytest.approx(roc_auc_score(labels, bins), abs=1e-12)
     if scale < 10:
@@ -173,12 +193,24 @@ def test_area_under_curve_at_the_ends() -> None:
 def test_a_task_without_rows_is_left_out() -> None:
     batch = batch_of([[item(np.random.default_rng(0), 20)]], [], 24)
     output = random_output(batch)
-    metrics = OBJECTIVE.summarise(OBJECTIVE.sums(output, batch), OBJECTIVE.counts(batch), OBJECTIVE.statistics(output, batch))
+    metrics = OBJECTIVE.summarise(
+        OBJECTIVE.sums(output, batch), OBJECTIVE.counts(batch), OBJECTIVE.statistics(output, batch)
+    )
     assert OBJECTIVE.counts(batch).tolist() == [3, 0, 22, 0]
-    assert metrics.keys() == {"loss", "mlm", "mrtd", "generator_accuracy_mono", "replaced_fraction_mono", "accuracy_replaced_mono",
-                              "accuracy_original_mono", "auc_mono"}
+    assert metrics.keys() == {
+        "loss",
+        "mlm",
+        "mrtd",
+        "generator_accuracy_mono",
+        "replaced_fraction_mono",
+        "accuracy_replaced_mono",
+        "accuracy_original_mono",
+        "auc_mono",
+    }
     assert all(math.isfinite(metrics[name]) for name in ("loss", "mlm", "mrtd"))
 
 
 def test_the_table_of_objectives_builds_models() -> None:
-    assert sum(p.numel() for p in OBJECTIVES["electra"].build(SMALL).parameters()) == sum(p.numel() for p in model().parameters())
+    assert sum(p.numel() for p in OBJECTIVES["electra"].build(SMALL).parameters()) == sum(
+        p.numel() for p in model().parameters()
+    )

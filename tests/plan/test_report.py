@@ -1,5 +1,6 @@
 """The command's figures: keys, legality, ranking, and the paper's own run as a check."""
 
+import itertools
 import json
 
 import pytest
@@ -32,12 +33,16 @@ def test_layouts_fit_and_are_ranked(xl: dict) -> None:
     layouts = xl["layouts"]
     assert len(layouts) == xl["layouts_that_fit"] > 20
     speeds = [one["tokens_per_s"] for one in layouts]
-    assert all(later <= earlier + 100 for earlier, later in zip(speeds, speeds[1:], strict=False))
+    assert all(later <= earlier + 100 for earlier, later in itertools.pairwise(speeds))
     assert all(one["fits"] and one["memory_per_gpu_gib"]["total"] <= 72 for one in layouts)
     engines = {one["settings"].split("--data")[0] for one in layouts}
     assert any("zero1" in engine and "pipe" not in engine for engine in engines)
     assert any("--engine.offload-optimizer cpu" in engine for engine in engines)
-    assert {stages for stages in (2, 4, 8, 16, 32) if any(f"stages {stages} " in engine for engine in engines)} >= {2, 4, 8}
+    assert {stages for stages in (2, 4, 8, 16, 32) if any(f"stages {stages} " in engine for engine in engines)} >= {
+        2,
+        4,
+        8,
+    }
 
 
 def test_settings_are_ready_for_the_command_line(xl: dict) -> None:
@@ -96,7 +101,10 @@ def test_the_command_takes_a_number_of_gpus(capsys: pytest.CaptureFixture[str]) 
         (["--gpus", "0"], "--gpus 0: it must be at least 1"),
         (["--gpu", "a999"], "--gpu a999 is not known: choose one of h200"),
         (["--utilisation", "1.5"], "--utilisation 1.5: it must be above 0"),
-        (["--engine.kind", "pipeline", "--engine.deepspeed", "pipe_zero1", "--gpus", "3"], "--gpus 3 is not a multiple"),
+        (
+            ["--engine.kind", "pipeline", "--engine.deepspeed", "pipe_zero1", "--gpus", "3"],
+            "--gpus 3 is not a multiple",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

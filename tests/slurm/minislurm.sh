@@ -5,7 +5,6 @@
 #   minislurm.sh start [N]        slurmctld and N slurmd (default 2); does nothing but check when it runs already
 #   minislurm.sh stop             end everything that start began
 #   minislurm.sh status           nodes and jobs
-#   minislurm.sh exec NODE CMD..  run CMD inside a node
 #   minislurm.sh fail NODE [now]  power cut: SIGKILL to every process of the node. slurmctld notices after 20 to 30 s and
 #                                 requeues the node's jobs; "now" also marks the node DOWN, so that it happens at once
 #   minislurm.sh recover NODE     boot the node again, after it was seen DOWN: one that is back before that is not
@@ -17,11 +16,10 @@
 # MINISLURM_MODE, by default netns where the kernel lets us, else plain:
 #   netns  each node has its own network, hostname, processes and /dev/shm; the file system is shared, like NFS
 #   plain  slurmd on several ports of 127.0.0.1; all nodes show the machine's hostname
-# MINISLURM_CPUS, MINISLURM_GPUS: what each node pretends to have (default 64 and 4; 0: no GPUs)
 set -euo pipefail
 
 DIR=/run/minislurm  # a path that no other user can write to: munge's socket asks for it
-CPUS=${MINISLURM_CPUS:-64} GPUS=${MINISLURM_GPUS:-4}
+CPUS=64 GPUS=4  # what each node pretends to have
 NET=10.213.7 BRIDGE=msl0
 export SLURM_CONF=$DIR/slurm.conf
 
@@ -69,17 +67,12 @@ stop_pid() {  # stop_pid PIDFILE COMM [SIGNAL]: end it, with SIGKILL after 5 s
 # --- configuration ---
 
 pick_mode() {
-    if [ -n "${MINISLURM_MODE:-}" ]; then
-        echo "$MINISLURM_MODE"
-        return
-    fi
+    if [ -n "${MINISLURM_MODE:-}" ]; then echo "$MINISLURM_MODE"; return; fi
     if ip netns add msl-probe 2>/dev/null && ip link add msl-p0 type veth peer name msl-p1 2>/dev/null \
         && ip link add msl-pb type bridge 2>/dev/null \
         && ip netns exec msl-probe unshare --uts --ipc --pid --fork --mount --mount-proc true 2>/dev/null
     then echo netns; else echo plain; fi
-    ip link del msl-p0 2>/dev/null || true
-    ip link del msl-pb 2>/dev/null || true
-    ip netns del msl-probe 2>/dev/null || true
+    { ip link del msl-p0; ip link del msl-pb; ip netns del msl-probe; } 2>/dev/null || true
 }
 
 netns() { [ "$(cat $DIR/mode)" = netns ]; }
@@ -118,13 +111,12 @@ SlurmdPidFile=$DIR/slurmd-%n.pid
 SlurmctldLogFile=$DIR/slurmctld.log
 SlurmdLogFile=$DIR/slurmd-%n.log
 SlurmctldPort=6817
-$([ "$GPUS" = 0 ] || echo GresTypes=gpu)
+GresTypes=gpu
 END
-    local k where gres=
-    [ "$GPUS" = 0 ] || gres="Gres=gpu:$GPUS"
+    local k where
     for k in $(seq "$1"); do
         if netns; then where="Port=6818"; else where="NodeHostname=localhost Port=$((17000 + k))"; fi
-        echo "NodeName=n$k NodeAddr=$(address "$k") $where CPUS=$CPUS RealMemory=512000 $gres State=UNKNOWN"
+        echo "NodeName=n$k NodeAddr=$(address "$k") $where CPUS=$CPUS RealMemory=512000 Gres=gpu:$GPUS State=UNKNOWN"
     done
     echo "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP"
 }
@@ -132,7 +124,6 @@ END
 write_devices() {  # write_devices N: GPUs that are copies of /dev/null; slurmd wants a file for each
     # slurmd loads a cgroup plugin even though nothing here uses it; finding one by itself fails without systemd.
     echo "CgroupPlugin=cgroup/v1" >$DIR/cgroup.conf
-    [ "$GPUS" != 0 ] || return 0
     local k file=$DIR/gpu
     for k in $(seq 0 $((GPUS - 1))); do mknod "$DIR/gpu$k" c 1 3 2>/dev/null || file=/dev/tty; done
     echo "NodeName=n[1-$1] Name=gpu File=$file[0-$((GPUS - 1))]" >$DIR/gres.conf
@@ -247,29 +238,11 @@ case ${1:-} in
     install) install_packages ;;
     start) start "${2:-2}" ;;
     stop) stop ;;
-    status)
-        alive $DIR/slurmctld.pid slurmctld || die "not running"
-        sinfo -N -o '%N %T %c cpus %G %E'
-        squeue -o '%i %j %T %M %D %R'
-        ;;
-    exec)
-        node=$2
-        shift 2
-        netns || exec "$@"
-        pid=$(cat "$DIR/node-$node.pid")
-        child=$(awk '{print $1}' "/proc/$pid/task/$pid/children")
-        exec nsenter -t "$child" -m -u -i -n -p -- "$@"
-        ;;
+    status) sinfo -N -o '%N %T %c cpus %G %E'; squeue -o '%i %j %T %M %D %R' ;;
     fail)
         kill_node "$2"
         [ "${3:-}" != now ] || scontrol update nodename="$2" state=down reason="power cut"
         ;;
-    recover)
-        start_node "$2"
-        wait_nodes
-        ;;
-    *)
-        sed -n '2,/^set/{/^set/!p}' "$0"
-        exit 2
-        ;;
+    recover) start_node "$2"; wait_nodes ;;
+    *) sed -n '2,/^set/{/^set/!p}' "$0"; exit 2 ;;
 esac

@@ -84,7 +84,7 @@ def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:
     if engine.kind == "plain":
         return "fp32"
     if on_gpu():
-        return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     return "bf16" if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() else "fp32"
 
 

@@ -49,8 +49,6 @@ def peak(of: Layout) -> tuple[str, Memory]:
 
 def moments(of: Layout, stage: int) -> dict[str, Memory]:
     """Bytes by kind at the moments that can be the fullest, for a step in the middle of a run."""
-    sizes, part = of.sizes(stage), of.stages[stage]
-    generator, discriminator = states.reused(of, stage)
     idle = Memory(
         weights=states.weights(of, stage),
         gradients=states.standing_gradients(of, stage),
@@ -64,34 +62,40 @@ def moments(of: Layout, stage: int) -> dict[str, Memory]:
     )
     found = {
         "start of the backward pass": busy.plus(
-            weights=states.gathered(of, stage, generator + discriminator),
+            weights=states.gathered(of, stage, sum(states.reused(of, stage))),
             activations=activations.stage(of, stage) + activations.working(of),
             buffers=filling,
         ),
         "update": idle.plus(gradients=states.reduced_gradients(of, stage), buffers=states.updating(of, stage)),
     }
-    if part.first:
+    if of.stages[stage].first:
         found |= _around_the_softmax(of, stage, busy, filling)
+    return found | _reductions(of, stage, idle, busy, filling)
+
+
+def _reductions(of: Layout, stage: int, idle: Memory, busy: Memory, filling: float) -> dict[str, Memory]:
+    sizes, layers = of.sizes(stage), len(of.stages[stage].layers)
+    everything = states.reduced_gradients(of, stage)
     if states.uses_bf16_optimizer(of):
-        end = states.reduced_gradients(of, stage)
-        return found | {"reduction": idle.plus(gradients=end, buffers=states.reducing(of, stage, sizes.total))}
+        return {"reduction": idle.plus(gradients=everything, buffers=states.reducing(of, stage, sizes.total))}
     bucket = min(of.zero.reduce_bucket, sizes.total)
     # The backward pass is through so many layers when it has filled the first bucket.
-    behind = min(len(part.layers), bucket * len(part.layers) // max(1, sizes.discriminator))
+    behind = min(layers, bucket * layers // max(1, sizes.discriminator))
     reduced = busy.plus(
-        weights=states.gathered(of, stage, generator + discriminator),
+        weights=states.gathered(of, stage, sum(states.reused(of, stage))),
         gradients=states.arriving_gradients(of, stage, bucket),
         activations=activations.stage(of, stage) - behind * activations.kept_layer(of),
         buffers=filling,
     )
-    found["first reduction"] = reduced.plus(buffers=states.reducing(of, stage, bucket))
-    found["behind the first reduction"] = reduced.plus(activations=activations.working(of))
-    found["reduction of the largest parameter"] = idle.plus(
-        weights=states.gathered(of, stage, 0),
-        gradients=states.reduced_gradients(of, stage) + of.element * sizes.largest,
-        buffers=filling + states.reducing(of, stage, sizes.largest),
-    )
-    return found
+    return {
+        "first reduction": reduced.plus(buffers=states.reducing(of, stage, bucket)),
+        "behind the first reduction": reduced.plus(activations=activations.working(of)),
+        "reduction of the largest parameter": idle.plus(
+            weights=states.gathered(of, stage, 0),
+            gradients=everything + of.element * sizes.largest,
+            buffers=filling + states.reducing(of, stage, sizes.largest),
+        ),
+    }
 
 
 def _around_the_softmax(of: Layout, stage: int, busy: Memory, filling: float) -> dict[str, Memory]:

@@ -70,9 +70,14 @@ def reduced_gradients(of: Layout, stage: int) -> float:
 
 def gathered(of: Layout, stage: int, kept: int) -> float:
     """Weights that ZeRO-3 holds whole: the tables, which belong to the root module, and the `kept` ones."""
-    if of.zero.stage < 3 or of.replicas == 1:
+    if not gathers(of):
         return 0.0
     return of.element * (of.sizes(stage).tables + kept)
+
+
+def gathers(of: Layout) -> bool:
+    """Whether weights are copied together before they are used: alone, a rank uses its own where they stand."""
+    return of.zero.stage == 3 and (of.replicas > 1 or of.zero.offload_parameters)
 
 
 def reused(of: Layout, stage: int) -> tuple[int, int]:
@@ -90,7 +95,7 @@ def buckets(of: Layout, stage: int, backward: bool) -> float:
         return 0.0
     bucket = of.zero.reduce_bucket * of.element
     if of.zero.stage == 3:
-        ahead = min(of.zero.prefetch_bucket, of.sizes(stage).total) if of.replicas > 1 else 0
+        ahead = min(of.zero.prefetch_bucket, of.sizes(stage).total) if gathers(of) else 0
         return bucket + of.element * ahead
     return (2 if of.zero.overlap else 1) * bucket if backward else 0.0
 
