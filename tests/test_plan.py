@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from tests.small import SMALL, model, usual_batch
-from xlme_ds import plan
 from xlme_ds.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
 from xlme_ds.engine.build import deepspeed_settings
 from xlme_ds.flops import flops_per_step, forward_per_token
 from xlme_ds.models.electra import Electra
 from xlme_ds.parameters import count_parameters
+from xlme_ds.plan.command import main
+from xlme_ds.plan.report import plan
 from xlme_ds.recipes import RECIPES, recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,7 +43,7 @@ def test_published_parameters(size: str, vocabulary: int) -> None:
     for name in names:
         run = recipe(name)
         assert run.model.vocabulary == vocabulary
-        result = plan.plan(run)
+        result = plan(run)
         assert result["parameters"]["discriminator"] == pytest.approx(PUBLISHED[size], rel=0.02)
         assert all(word in result["accounting"] for word in ("encoder", "head", "token embeddings", "2^19 = 524,288"))
 
@@ -62,7 +63,7 @@ def by_hand(cfg: ModelConfig) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", ["base_zero1", "xl_zero3"])
 def test_parameters_by_hand(name: str) -> None:
-    cfg, counts = recipe(name).model, plan.plan(recipe(name))["parameters"]
+    cfg, counts = recipe(name).model, plan(recipe(name))["parameters"]
     expected = by_hand(cfg)
     assert {key: counts[key] for key in expected} == expected
     assert counts["trained_total"] == expected["discriminator"] + expected["generator"]
@@ -76,7 +77,7 @@ def test_a_difference_of_its_own_is_trained_on_top() -> None:
 
 
 def test_published_operations_of_base() -> None:
-    flops = plan.plan(recipe("base_zero1"))["flops"]
+    flops = plan(recipe("base_zero1"))["flops"]
     paper = flops["paper_convention"]
     assert round(paper["forward_per_token"] / 1e6, 2) == 252.84
     assert round(paper["mrtd"] / 1e19, 2) == 6.32 and round(paper["both"] / 1e19, 2) == 9.48
@@ -108,7 +109,7 @@ def test_operations_of_a_step_follow_the_rows() -> None:
         optimizer=OptimizerConfig(warmup_steps=5),
     )
     assert flops_per_step(run, 32) == pytest.approx(3 * 12 * 32 * forward_per_token(SMALL, 32, 0.15))
-    mono = plan.plan(replace(run, data=DataConfig(8, 0)))["flops"]["paper_convention"]
+    mono = plan(replace(run, data=DataConfig(8, 0)))["flops"]["paper_convention"]
     assert mono["both"] == mono["mrtd"]
 
 
@@ -120,14 +121,12 @@ def test_the_command_prints_json_with_overrides() -> None:
     done = command("--recipe", "base_zero1", "--json", "--model.discriminator-layers", "6")
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
-    expected = plan.plan(
-        replace(recipe("base_zero1"), model=replace(recipe("base_zero1").model, discriminator_layers=6))
-    )
+    expected = plan(replace(recipe("base_zero1"), model=replace(recipe("base_zero1").model, discriminator_layers=6)))
     assert printed == expected
 
 
 def test_the_command_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    plan.main(["--recipe", "xl_zero3"])
+    main(["--recipe", "xl_zero3"])
     printed = capsys.readouterr().out
     for words in ("trained_total", "2,168,381,569", "524,288", "the paper's"):
         assert words in printed
@@ -142,7 +141,7 @@ def test_the_command_prints_tables(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_a_mistake_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        plan.main(arguments)
+        main(arguments)
     assert exit_.value.code == 2
     printed = capsys.readouterr().err
     assert words in printed and printed.count("\n") == 1

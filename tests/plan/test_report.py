@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from xlme_ds import plan
 from xlme_ds.cli import parse
-from xlme_ds.plan.command import Plan
+from xlme_ds.plan.command import Plan, main
 from xlme_ds.plan.hardware import GPU, GPUS, gpu
 from xlme_ds.plan.layout import Layout
 from xlme_ds.plan.memory import peak
+from xlme_ds.plan.report import plan
 from xlme_ds.recipes import RECIPES, recipe
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
@@ -18,7 +18,7 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers"
 
 @pytest.fixture(scope="module")
 def xl() -> dict:
-    return plan.plan(recipe("xl_zero3"), 64, gpu("a100-80g"), layouts=1000)
+    return plan(recipe("xl_zero3"), 64, gpu("a100-80g"), layouts=1000)
 
 
 def test_keys(xl: dict) -> None:
@@ -48,13 +48,13 @@ def test_layouts_fit_and_are_ranked(xl: dict) -> None:
 def test_settings_are_ready_for_the_command_line(xl: dict) -> None:
     for one in xl["layouts"][::20]:
         run = parse(Plan, "", ["--recipe", "xl_zero3", *one["settings"].split()]).run
-        again = plan.plan(run, 64, gpu("a100-80g"), layouts=0)
+        again = plan(run, 64, gpu("a100-80g"), layouts=0)
         assert {key: again[key] for key in one} == one
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "quickstart"])
 def test_recipes_fit_the_gpus_they_are_for(name: str) -> None:
-    result = plan.plan(recipe(name), 64, gpu("a100-80g"), layouts=0)
+    result = plan(recipe(name), 64, gpu("a100-80g"), layouts=0)
     assert result["fits"], result["memory_per_gpu_gib"]
 
 
@@ -63,9 +63,9 @@ def test_the_papers_run() -> None:
     run, published = recipe("base_zero1"), 1.7
     per_gpu = 2 * 2048 * 512 * 125_000 / (published * 86_400 * 64)
     assert per_gpu == pytest.approx(27_900, rel=0.01)
-    share = plan.plan(run)["flops"]["per_step"] * 125_000 / (published * 86_400 * 64 * 312e12)
+    share = plan(run)["flops"]["per_step"] * 125_000 / (published * 86_400 * 64 * 312e12)
     assert share == pytest.approx(0.083, abs=0.001)
-    found = plan.plan(run, 64, gpu("a100-80g"), utilisation=0.1)
+    found = plan(run, 64, gpu("a100-80g"), utilisation=0.1)
     assert 0.05 < found["of_peak"] < 0.1 and 1.4 < found["days"] < 2.8
 
 
@@ -79,11 +79,11 @@ def test_more_stages_hold_less_of_the_model_and_more_replicas_less_of_the_optimi
 def test_gpus_by_name_and_by_figures() -> None:
     assert gpu("h200") is GPUS["h200"]
     assert gpu("48,181.05") == GPU("48,181.05", 48, 181.05)
-    assert not plan.plan(recipe("xl_zero3"), 1, gpu("a10-24g"), layouts=0)["fits"]
+    assert not plan(recipe("xl_zero3"), 1, gpu("a10-24g"), layouts=0)["fits"]
 
 
 def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
-    plan.main([*arguments, "--json"])
+    main([*arguments, "--json"])
     return json.loads(capsys.readouterr().out)
 
 
@@ -109,7 +109,7 @@ def test_the_command_takes_a_number_of_gpus(capsys: pytest.CaptureFixture[str]) 
 )
 def test_a_mistake_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        plan.main(["--recipe", "base_zero1", *arguments])
+        main(["--recipe", "base_zero1", *arguments])
     assert exit_.value.code == 2
     printed = capsys.readouterr().err
     assert words in printed and printed.count("\n") == 1
@@ -117,4 +117,4 @@ def test_a_mistake_is_one_line(arguments: list[str], words: str, capsys: pytest.
 
 def test_the_plain_engine_is_not_planned() -> None:
     with pytest.raises(ValueError, match="plan for deepspeed or pipeline"):
-        plan.plan(parse(Plan, "", ["--recipe", "base_zero1", "--engine.kind", "plain"]).run)
+        plan(parse(Plan, "", ["--recipe", "base_zero1", "--engine.kind", "plain"]).run)

@@ -5,8 +5,3 @@
 The model is built on the meta device, so the largest one takes no memory either. Speed is an estimate from counted
 operations and bytes; no figure of it was measured.
 """
-
-from .command import main
-from .report import plan
-
-__all__ = ["main", "plan"]
