@@ -83,3 +83,6 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None) -> 
 
 if __name__ == "__main__":
     main()
+    from .engine.processes import leave
+
+    leave()
