@@ -20,6 +20,7 @@ from typing import Any
 import tyro
 
 from bench.gpu_rows import SyntheticSource
+from bench.head_memory import memory
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,20 +84,16 @@ def measure(run: RunConfig) -> dict[str, float]:
     from xlme_ds.engine.build import build_engine
     from xlme_ds.engine.processes import process_group
 
-    def resident(key: str) -> float:
-        lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        return int(lines[key].split()[0]) / 1024
-
     with process_group(run.engine):
         source = SyntheticSource(run, ROW_TOKENS)
-        before = resident("VmRSS")
+        before = memory("VmRSS")
         engine = build_engine(run.validate(), source, None)  # type: ignore[arg-type]
         seconds = []
         for step in range(STEPS):
             begin = time.perf_counter()
             stats = engine.train_batch(step, 1e-4, detailed=step == STEPS - 1)
             seconds.append(time.perf_counter() - begin)
-    return {"peak_mib": resident("VmHWM") - before, "step_s": min(seconds[1:]), "loss": stats.metrics["loss"]}
+    return {"peak_mib": (memory("VmHWM") - before) / 2**20, "step_s": min(seconds[1:]), "loss": stats.metrics["loss"]}
 
 
 def main() -> None:

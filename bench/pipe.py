@@ -11,7 +11,6 @@ import json
 import os
 import random
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import tyro
 
-from bench.tokenize_sides import ROOT
+from bench.tokenize_sides import ROOT, mpiexec
 from bench.tokenize_text import corpus_files, documents_of, trained
 
 LANGUAGES = ("de", "en", "ru", "th", "zh-Hans")
@@ -73,10 +72,7 @@ def measure(settings: Settings, scratch: Path) -> dict[str, float]:
     feeder = threading.Thread(target=feed, args=(scratch / "stream" / "en.txt", documents, settings.gigabytes * 1e9))
     feeder.daemon = True  # a failed encode leaves it waiting
     feeder.start()
-    mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if mpiexec is None:
-        raise ValueError("there is no mpiexec: install the extra mpi, or load the cluster's MPI")
-    command = [mpiexec, "-n", str(settings.ranks), sys.executable, "-m", "bench.pipe", "--rank"]
+    command = [mpiexec(), "-n", str(settings.ranks), sys.executable, "-m", "bench.pipe", "--rank"]
     done = subprocess.run([*command, vocab, scratch / "stream", scratch / "encoded"], cwd=ROOT, stdout=subprocess.PIPE)
     if done.returncode:
         raise ValueError(f"encode ended with code {done.returncode}")

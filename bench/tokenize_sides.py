@@ -47,6 +47,14 @@ def tokenize(vocabulary: Vocabulary, lines: Sequence[str], at_once: int) -> tupl
     return measured(lambda: [np.array(encode_one(text), dtype=np.int32) for text in texts])
 
 
+def mpiexec() -> str:
+    """MPI's launcher, that of this environment first. Raises ValueError where there is none."""
+    found = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if found is None:
+        raise ValueError("there is no mpiexec: install the extra mpi, or load the cluster's MPI")
+    return found
+
+
 def encode_stage(vocab: Path, mono: Path, out: Path, ranks: int) -> tuple[Spent, dict[str, float]]:
     """Time of stage encode on MPI ranks into `out`, and (meaningful on one rank) seconds by language."""
     warm = out.parent / "warm"
@@ -56,10 +64,7 @@ def encode_stage(vocab: Path, mono: Path, out: Path, ranks: int) -> tuple[Spent,
             (warm / f"{code}.txt").write_text("All human beings are born free and equal in dignity and rights.\n")
     for old in (out, out.parent / "warmed"):
         shutil.rmtree(old, ignore_errors=True)
-    mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if mpiexec is None:
-        raise ValueError("there is no mpiexec: install the extra mpi, or load the cluster's MPI")
-    spent = _child([mpiexec, "-n", str(ranks)], "encode", vocab, mono, out)
+    spent = _child([mpiexec(), "-n", str(ranks)], "encode", vocab, mono, out)
     return spent, dict(_by_language(out / "mono"))
 
 

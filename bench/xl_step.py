@@ -22,6 +22,7 @@ from typing import Annotated
 
 import tyro
 
+from bench.head_memory import memory
 from xlme_ds.cli import fail, parse
 from xlme_ds.config import DataConfig, EngineConfig, RunConfig
 from xlme_ds.parameters import count_parameters
@@ -89,8 +90,7 @@ def work(config: RunConfig, data: Path, out: Path, first: bool) -> list[float]:
     begin = time.perf_counter()
 
     def say(what: str) -> None:
-        memory = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        now, peak = (int(memory[key].split()[0]) / 2**20 for key in ("VmRSS", "VmHWM"))
+        now, peak = (memory(key) / 2**30 for key in ("VmRSS", "VmHWM"))
         disk = sum(path.stat().st_size for path in out.rglob("*") if path.is_file()) / 2**30
         seconds = time.perf_counter() - begin
         print(f"{seconds:7.1f} s  {now:5.2f} GiB, peak {peak:5.2f}  disk {disk:5.1f} GiB  {what}", flush=True)

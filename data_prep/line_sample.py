@@ -21,7 +21,7 @@ from data_prep.clean import Counts
 from data_prep.executor import run_tasks
 from data_prep.filters import Sides, make_filters
 from data_prep.permutation import key_of, permute
-from data_prep.readers import Input, block_documents, block_pairs, text_blocks
+from data_prep.readers import Input, block_pairs, block_paragraphs, text_blocks
 from data_prep.sampling import apportion, temperature_shares
 from data_prep.sources import TextConfig, find_sources
 from data_prep.store import Stage
@@ -124,7 +124,8 @@ def _sides(source: Input) -> Iterator[tuple[list[str], ...]]:
         sides: tuple[list[str], ...]
         scores = None
         if task == "mono":
-            sides = (list(chain.from_iterable(block_documents(source, block, Counts("documents")))),)
+            paragraphs = block_paragraphs(source, block, Counts("documents"))
+            sides = ([line for lines, _ in paragraphs for line in lines],)
         else:
             pairs = list(block_pairs(source, block, Counts("pairs")))
             sides = ([a for a, _, _ in pairs], [b for _, b, _ in pairs])

@@ -148,6 +148,8 @@ def _deepspeed_config(config: RunConfig, loader: Loader) -> dict[str, Any]:
 def _build_zero(config: RunConfig, objective: ElectraObjective, loader: Loader, heldout: Loader | None) -> Engine:
     from .zero import ZeroEngine, partitioned_construction, whole_parameter
 
+    if "nvme" in (config.engine.offload_optimizer, config.engine.offload_parameters):
+        _check_nvme()
     ds_config = _deepspeed_config(config, loader)
     if ds_config["zero_optimization"]["stage"] == 3:
         with partitioned_construction(ds_config):
@@ -157,6 +159,15 @@ def _build_zero(config: RunConfig, objective: ElectraObjective, loader: Loader, 
         model = objective.build(config.model)
         initialise(model, config.seed, config.model.init_std)
     return ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config)
+
+
+def _check_nvme() -> None:
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    if not AsyncIOBuilder().is_compatible(verbose=False):
+        raise SharedError(
+            "offloading to nvme compiles DeepSpeed's async_io, which needs libaio: apt-get install libaio-dev, or offload to cpu"
+        )
 
 
 def _build_pipeline(config: RunConfig, objective: ElectraObjective, loader: Loader, heldout: Loader | None) -> Engine:
