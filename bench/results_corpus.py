@@ -48,7 +48,9 @@ def write_pairs(folder: Path, language: str, lines: list[tuple[str, str]]) -> No
     """A line-aligned pair of files."""
     folder.mkdir(parents=True, exist_ok=True)
     for code, side in zip((PIVOT, language), zip(*lines, strict=True), strict=True):
-        (folder / f"Results.{PIVOT}-{language}.{code}").write_text("".join(line + "\n" for line in side), encoding="utf-8")
+        (folder / f"Results.{PIVOT}-{language}.{code}").write_text(
+            "".join(line + "\n" for line in side), encoding="utf-8"
+        )
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ FLOORS = {
     "xlme_ds.balance": 2,
     "xlme_ds.parameters": 2,
     "xlme_ds.cli": 2,
+    "xlme_ds.saved": 2,
     "xlme_ds.objectives": 2,
     "xlme_ds.engine": 3,
     "xlme_ds.train": 4,

@@ -15,13 +15,14 @@ from xlme_ds.evaluate.pairs import pairs
 from xlme_ds.evaluate.retrieval import accuracy, by_language, retrieve
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
+from xlme_ds.models.text_encoder import TextEncoder, encoder_of
 
 
 @pytest.fixture(scope="module")
-def model() -> Electra:
+def model() -> TextEncoder:
     model = Electra(tiny({"kind": "plain"}, 8).model)
     initialise(model, seed=1, std=0.1)
-    return model
+    return encoder_of(model)
 
 
 def test_pairs_are_those_of_the_rows(tmp_path: Path) -> None:
@@ -51,7 +52,7 @@ def test_accuracy_is_scikit_learns() -> None:
     assert accuracy(queries, candidates) == pytest.approx(expected, abs=1e-12)
 
 
-def test_vectors_do_not_depend_on_the_batch(model: Electra) -> None:
+def test_vectors_do_not_depend_on_the_batch(model: TextEncoder) -> None:
     rng = np.random.default_rng(0)
     sentences = [rng.integers(4, 199, size=n).astype(np.int32) for n in (3, 30, 1, 12, 7, 25)]
     together = sentence_vectors(model, sentences, batch=4)
@@ -60,7 +61,7 @@ def test_vectors_do_not_depend_on_the_batch(model: Electra) -> None:
     np.testing.assert_allclose(together, alone, atol=2e-6)  # float32 sums over another padding
 
 
-def test_a_sentence_finds_its_copy_at_every_layer(model: Electra) -> None:
+def test_a_sentence_finds_its_copy_at_every_layer(model: TextEncoder) -> None:
     rng = np.random.default_rng(1)
     sentences = [rng.integers(4, 199, size=10).astype(np.int32) for _ in range(20)]
     scores = retrieve(model, {"fr": (sentences, sentences)})

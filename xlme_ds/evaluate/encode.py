@@ -1,4 +1,4 @@
-"""Sentence vectors: the mean over the hidden vectors of every layer of the discriminator (XLM-E section 4.6)."""
+"""Sentence vectors: the mean over the hidden vectors of every layer (XLM-E section 4.6)."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from ..data.schema import BOS, EOS, PAD
-from ..models.electra import Electra
+from ..models.text_encoder import TextEncoder, one_item_a_row
 
 
 @torch.no_grad()
-def sentence_vectors(model: Electra, sentences: Sequence[np.ndarray], batch: int = 64) -> np.ndarray:
+def sentence_vectors(model: TextEncoder, sentences: Sequence[np.ndarray], batch: int = 64) -> np.ndarray:
     """float32 [layers + 1, sentences, width]; index 0 is the embedding layer.
 
     `sentences` are ids without special tokens; each is read as `<s> ids </s>`, cut to the model's longest item.
@@ -28,10 +28,8 @@ def sentence_vectors(model: Electra, sentences: Sequence[np.ndarray], batch: int
         for row, item in enumerate(items):
             tokens_BT[row, : len(item)] = torch.from_numpy(item)
         tokens_BT = tokens_BT.to(device)
-        inside_BT = tokens_BT != PAD
-        positions_BT = torch.arange(width, device=device) * inside_BT
-        embedded = model.embed_for_discriminator(tokens_BT)
-        states = model.discriminator.hidden_states(embedded, positions_BT, inside_BT.long())
+        positions_BT, inside_BT = one_item_a_row(tokens_BT)
+        states = model.hidden_states(tokens_BT, positions_BT, inside_BT)
         weights = inside_BT.float() / inside_BT.sum(1, keepdim=True)
         for layer, state_BTD in enumerate(states):
             out[layer, here] = torch.einsum("btd,bt->bd", state_BTD.float(), weights).cpu().numpy()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..models.electra import Electra
+from ..models.text_encoder import TextEncoder
 from .encode import sentence_vectors
 from .pairs import Pair
 
@@ -39,7 +39,7 @@ def accuracy(vectors: np.ndarray, candidates: np.ndarray) -> float:
     return float(((a @ b.T).argmax(1) == np.arange(len(a))).mean())
 
 
-def retrieve(model: Electra, groups: dict[str, tuple[list[np.ndarray], list[np.ndarray]]]) -> dict[str, Any]:
+def retrieve(model: TextEncoder, groups: dict[str, tuple[list[np.ndarray], list[np.ndarray]]]) -> dict[str, Any]:
     """Accuracies by layer, by language and averaged over the languages."""
     languages = {}
     for language, (ours, theirs) in groups.items():

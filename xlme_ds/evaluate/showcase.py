@@ -13,6 +13,8 @@ from ..data.shards import RowStore
 from ..data.vocabulary import MODEL_FILE, Vocabulary
 from ..models.electra import Electra
 from ..models.init import initialise
+from ..models.text_encoder import encoder_of
+from ..saved import MODEL_FOLDER, WEIGHTS_FILE
 from .pairs import pairs
 from .retrieval import by_language, retrieve
 from .samples import sample_rows
@@ -22,7 +24,7 @@ def showcase(run: Path, config: RunConfig, state: dict[str, torch.Tensor], data:
     """Write model/, retrieval.json, samples.json and languages.json into the run folder, from a whole float32 state."""
     model = Electra(config.model)
     model.load_state_dict(state)
-    _write_model(run / "model", state, data)
+    _write_model(run / MODEL_FOLDER, state, data)
     write_json(run / "languages.json", _languages(data))
     shown = heldout if heldout is not None else data
     vocabulary = Vocabulary(data / "vocab")
@@ -39,16 +41,17 @@ def showcase(run: Path, config: RunConfig, state: dict[str, torch.Tensor], data:
                     "layers": list(range(config.model.discriminator_layers + 1)),
                     "pairs": sizes,
                     "candidates": sum(sizes.values()) / len(sizes),
-                    "before": retrieve(untrained, groups),
-                    "after": retrieve(model, groups),
+                    "before": retrieve(encoder_of(untrained), groups),
+                    "after": retrieve(encoder_of(model), groups),
                 },
             )
 
 
 def _write_model(folder: Path, state: dict[str, torch.Tensor], data: Path) -> None:
     folder.mkdir(exist_ok=True)
-    save_file(state, folder / "model.safetensors.tmp")
-    (folder / "model.safetensors.tmp").rename(folder / "model.safetensors")
+    partial = folder / f"{WEIGHTS_FILE}.tmp"
+    save_file(state, partial)
+    partial.rename(folder / WEIGHTS_FILE)
     shutil.copy(data / "vocab" / MODEL_FILE, folder / MODEL_FILE)
 
 

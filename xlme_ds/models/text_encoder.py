@@ -1,0 +1,74 @@
+"""One trained encoder with an embedding of its own: what is evaluated, fine-tuned and exported.
+
+B rows, T tokens, D width.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..config import ModelConfig
+from ..data.rows import PAD
+from .electra import Electra, block_sizes
+from .embedding import lookup
+from .encoder import Encoder, Part
+
+Which = Literal["discriminator", "generator"]
+
+
+class TextEncoder(nn.Module):
+    """Tokens in, hidden states out. `cfg.discriminator_layers` is its depth; it reads nothing of the generator's settings."""
+
+    def __init__(self, cfg: ModelConfig):
+        super().__init__()
+        self.cfg = cfg
+        for n, size in enumerate(block_sizes(cfg)):
+            self.register_parameter(f"embedding_{n}", nn.Parameter(torch.empty(size, cfg.width)))
+        self.encoder = Encoder(cfg, Part(range(cfg.discriminator_layers)))
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """Token embeddings, [B, T, D]."""
+        return lookup(tokens_BT, [getattr(self, f"embedding_{n}") for n in range(self.cfg.vocabulary_blocks)])
+
+    def forward(self, tokens_BT: Tensor, positions_BT: Tensor, segments_BT: Tensor) -> Tensor:
+        """Last hidden states, [B, T, D]; `segments_BT` is 0 at padding, and a token sees those of its own number."""
+        return self.encoder(self.embed(tokens_BT), positions_BT, segments_BT)
+
+    def hidden_states(self, tokens_BT: Tensor, positions_BT: Tensor, segments_BT: Tensor) -> list[Tensor]:
+        """Hidden states [B, T, D] of the embedding layer (index 0) and of every layer."""
+        return self.encoder.hidden_states(self.embed(tokens_BT), positions_BT, segments_BT)
+
+
+def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """(positions, segments) of rows that hold one item each, padded behind it."""
+    inside_BT = (tokens_BT != PAD).long()
+    return torch.arange(tokens_BT.shape[1], device=tokens_BT.device) * inside_BT, inside_BT
+
+
+def encoder_config(cfg: ModelConfig, which: Which) -> ModelConfig:
+    """The settings of one of the two encoders of a pre-training model."""
+    return cfg if which == "discriminator" else replace(cfg, discriminator_layers=cfg.generator_layers)
+
+
+def take_encoder(state: Mapping[str, Tensor], cfg: ModelConfig, which: Which = "discriminator") -> TextEncoder:
+    """One of the two encoders out of the whole state of a pre-training model, in evaluation mode.
+
+    The discriminator's embedding under gradient-disentangled sharing is the sum of the generator's and its difference.
+    """
+    encoder = TextEncoder(encoder_config(cfg, which))
+    prefix = f"{which}."
+    taken = {"encoder." + name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    for n in range(cfg.vocabulary_blocks):
+        taken[f"embedding_{n}"] = state[f"embedding_{n}"]
+        if which == "discriminator" and cfg.embedding_sharing == "gdes":
+            taken[f"embedding_{n}"] = taken[f"embedding_{n}"] + state[f"difference_{n}"]
+    encoder.load_state_dict(taken)
+    return encoder.eval()
+
+
+def encoder_of(model: Electra, which: Which = "discriminator") -> TextEncoder:
+    """`take_encoder` from a model in memory."""
+    return take_encoder(model.state_dict(), model.cfg, which)
