@@ -9,7 +9,8 @@
 PYTHON := $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null || command -v python3)
 VENV   := .venv
 STAMP  := $(VENV)/.installed
-PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check install -qq --progress-bar off -c constraints.txt
+# --use-pep517: seqeval comes as source, which pip 23 would build with whatever lies around.
+PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check install --use-pep517 -qq --progress-bar off -c constraints.txt
 
 # DeepSpeed calls ninja, and data preparation npm and mpiexec, by name.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)

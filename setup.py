@@ -38,6 +38,8 @@ CORE = [
 ]
 EXTRAS = {
     "bench": ["datasets>=4", "transformers>=4.57"],  # bench/tokenize.py's other side
+    "hf": ["tokenizers>=0.21", "transformers>=4.57"],  # an export is written with the first and loaded with the second
+    "finetune": ["seqeval>=1.2.2"],  # F1 of entities
     "mpi": ["mpi4py>=4.1", "mpich>=4.3"],  # the mpich wheel brings mpiexec; on a cluster, its own MPI serves as well
     "dev": [
         "pytest>=8",
@@ -45,7 +47,11 @@ EXTRAS = {
         "ruff>=0.12",
         "mypy>=1.15",
         "transformers>=4.57",  # parity tests against Hugging Face's XLM-R
+        "seqeval>=1.2.2",
+        "sentence-transformers>=5",  # loads an export
         "scikit-learn>=1.6",  # AUC and retrieval metrics against a second opinion
+        "nltk>=3.9",  # alignment error rate against a second opinion
+        "POT>=0.9.5",  # optimal transport against a second opinion
         "setuptools>=77",  # the packaging test builds a wheel
         "wheel",
     ],
@@ -62,7 +68,8 @@ setup(
     python_requires=">=3.11",
     packages=[*find_packages(include=["xlme_ds", "xlme_ds.*", "data_prep", "data_prep.*"]), "ds_configs"],
     package_data={
-        "xlme_ds.report": ["template.html"],
+        "xlme_ds.export": ["*.jinja"],
+        "xlme_ds.report": ["*.html", "*.toml"],
         "data_prep": ["*.jinja", "corpora/*.toml"],
         "ds_configs": ["*.json"],
     },

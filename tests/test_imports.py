@@ -29,11 +29,12 @@ FLOORS = {
     "xlme_ds.engine": 3,
     "xlme_ds.train": 4,
     "xlme_ds.plan": 4,
+    "xlme_ds.audit": 5,
     "xlme_ds.checkpoint": 5,
     "xlme_ds.evaluate": 5,
     "xlme_ds.report": 5,
     "xlme_ds.finetune": 5,
-    "xlme_ds.export": 5,
+    "xlme_ds.export": 6,
     "xlme_ds.pretrain": 6,
     "xlme_ds.quickstart": 6,
 }
@@ -111,6 +112,13 @@ def test_data_prep_and_training_meet_at_the_contract_only() -> None:
 def test_only_the_engine_imports_deepspeed() -> None:
     importers = {module for module, targets in GRAPH.items() if any(under(t, "deepspeed") for t in targets)}
     assert all(under(module, "xlme_ds.engine") for module in importers), sorted(importers)
+
+
+def test_code_that_travels_imports_nothing_of_ours() -> None:
+    remote = {module: targets for module, targets in GRAPH.items() if under(module, "xlme_ds.export.remote")}
+    assert len(remote) == 3
+    outside = {t.split(".")[0] for targets in remote.values() for t in targets if not under(t, "xlme_ds.export.remote")}
+    assert outside == {"functools", "typing", "torch", "transformers"}
 
 
 def test_no_import_cycle() -> None:

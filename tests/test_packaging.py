@@ -35,8 +35,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_carries_every_file(wheel: Path) -> None:
     inside = set(zipfile.ZipFile(wheel).namelist())
     modules = [path for package in ("xlme_ds", "data_prep") for path in (ROOT / package).rglob("*.py")]
-    data = [*(ROOT / "ds_configs").glob("*.json"), *(ROOT / "xlme_ds").rglob("*.html")]
-    assert data
+    kinds = (
+        ("ds_configs", "*.json"),
+        ("xlme_ds", "*.html"),
+        ("xlme_ds", "*.toml"),
+        ("xlme_ds", "*.jinja"),
+        ("data_prep", "*.jinja"),
+    )
+    found = [list((ROOT / folder).rglob(pattern)) for folder, pattern in kinds]
+    assert all(found)
+    data = [path for paths in found for path in paths]
     missing = {str(path.relative_to(ROOT)) for path in modules + data} - inside
     assert not missing
     assert any(name.endswith("/LICENSE") for name in inside)

@@ -19,9 +19,7 @@ def parse(command: type[Command], description: str, arguments: list[str]) -> Com
     Leaves the program with one message for an unknown recipe, a value that does not fit, or an unknown setting (the
     nearest one is named).
     """
-    # The launcher of DeepSpeed adds --local_rank; the environment says the same.
-    arguments = [argument for argument in arguments if not argument.startswith("--local_rank")]
-    name, rest = _take_recipe(arguments)
+    name, rest = _take_recipe(without_launcher(arguments))
     defaults: dict[str, Any] = {}
     for field in fields(command):  # type: ignore[arg-type]
         if field.name == "run":
@@ -40,6 +38,11 @@ def parse(command: type[Command], description: str, arguments: list[str]) -> Com
     )
     parsed.run.validate()  # type: ignore[attr-defined]
     return parsed
+
+
+def without_launcher(arguments: list[str]) -> list[str]:
+    """`arguments` without the --local_rank that DeepSpeed's launcher adds; the environment says the same."""
+    return [argument for argument in arguments if not argument.startswith("--local_rank")]
 
 
 def _take_recipe(arguments: list[str]) -> tuple[str | None, list[str]]:

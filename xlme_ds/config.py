@@ -4,7 +4,7 @@ A recipe (`xlme_ds.recipes`) returns one `RunConfig`; parts of the program take 
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 
 def _require(condition: bool, message: str) -> None:
@@ -123,11 +123,14 @@ class OptimizerConfig:
     """Decoupled; none on biases and norms."""
     clip: float = 2.0
     """Largest global gradient norm."""
+    layer_decay: float = 1.0
+    """Fine-tuning: the learning rate falls by this factor from each layer to the one below it."""
 
     def validate(self) -> None:
         """Raise ValueError, naming the setting, for values outside their range."""
         for name in ("learning_rate", "epsilon", "clip"):
             _require(getattr(self, name) > 0, f"optimizer.{name} is {getattr(self, name)}: it must be positive")
+        _require(0 < self.layer_decay <= 1, f"optimizer.layer_decay is {self.layer_decay}: it must be above 0, up to 1")
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, f"optimizer.{name} is {getattr(self, name)}: it must be in [0, 1)")
         _require(self.warmup_steps >= 0, f"optimizer.warmup_steps is {self.warmup_steps}: it must not be negative")
@@ -222,32 +225,39 @@ class TrainConfig:
     """Checkpoints of multiples of this step are kept for good; 0: none."""
     save_buffer_gib: float = 4.0
     """Host memory of a process, in GiB, for what is copied and not yet written while training goes on; 0: training waits."""
+    max_bad_steps: int = 10
+    """After so many steps in a row that were left out (loss or gradient not finite, or a spike) the run ends."""
+    spike_sigma: float = 0.0
+    """Leave out steps whose gradient norm is so many standard deviations above the mean of the last 128; 0: none (OLMo-core: 6)."""
+    watchdog_minutes: float = 30.0
+    """A process in which no step, save or part of the start finishes for so long ends the run, and says where it stood; 0: never."""
+    audit: bool = False
+    """Record in `audit/` which rows each step read, with checksums of their tokens; `python -m xlme_ds.audit` checks them."""
 
     def validate(self) -> None:
         """Raise ValueError, naming the setting, for values outside their range."""
-        for name in ("steps", "log_every", "save_every", "keep_last", "eval_rows"):
+        for name in ("steps", "log_every", "save_every", "keep_last", "eval_rows", "max_bad_steps"):
             _require(getattr(self, name) >= 1, f"train.{name} is {getattr(self, name)}: it must be at least 1")
-        for name in ("eval_every", "keep_every", "save_buffer_gib"):
+        for name in ("eval_every", "keep_every", "save_buffer_gib", "spike_sigma", "watchdog_minutes"):
             _require(getattr(self, name) >= 0, f"train.{name} is {getattr(self, name)}: it must not be negative")
 
 
 @dataclass(frozen=True)
-class RunConfig:
-    """Everything a run is: what a recipe returns and what `config.json` of the run folder holds."""
+class Training:
+    """What every training run has: the sections that engines and the training loop read."""
 
     name: str
     seed: int = 1
     """Seeds the initial weights, the masked positions and the generator's samples."""
     model: ModelConfig = field(default_factory=ModelConfig)
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
 
-    def validate(self) -> "RunConfig":
+    def validate(self) -> Self:
         """Check every section and what binds them; returns self. Raises ValueError."""
-        for section in (self.model, self.objective, self.data, self.optimizer, self.engine, self.train):
+        for section in (self.model, self.data, self.optimizer, self.engine, self.train):
             section.validate()
         _require(
             self.optimizer.warmup_steps <= self.train.steps,
@@ -269,3 +279,15 @@ class RunConfig:
             not engine.balance or sum(engine.balance) == layers,
             f"engine.balance {engine.balance} adds up to {sum(engine.balance)}, model.discriminator_layers is {layers}",
         )
+
+
+@dataclass(frozen=True)
+class RunConfig(Training):
+    """Everything a pre-training run is: what a recipe returns and what `config.json` of the run folder holds."""
+
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+
+    def validate(self) -> Self:
+        """See `Training`."""
+        self.objective.validate()
+        return super().validate()

@@ -3,6 +3,7 @@
 The same with `python -m xlme_ds.pretrain` runs on one process. A second call with the same folder resumes.
 """
 
+import os
 import sys
 import warnings
 from dataclasses import dataclass, replace
@@ -13,6 +14,8 @@ import tyro
 
 from .cli import fail, parse
 from .config import RunConfig
+from .train.stop import StopRequest
+from .train.watchdog import Watchdog
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Pretrain:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
+    stop = StopRequest()  # before torch is loaded, which takes a while: a job may be told to leave at any time
     try:
         command = parse(Pretrain, __doc__ or "", sys.argv[1:] if arguments is None else arguments)
     except ValueError as error:
@@ -37,21 +41,24 @@ def main(arguments: list[str] | None = None) -> None:
     from .engine.processes import SharedError
 
     try:
-        pretrain(command.run, command.data_folder, command.out, command.heldout)
+        pretrain(command.run, command.data_folder, command.out, command.heldout, stop)
     except SharedError as error:
         fail("xlme_ds.pretrain", error)
 
 
-def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None) -> None:
+def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, stop: StopRequest) -> None:
     """Train `config` on `data` into `out`, from its newest checkpoint if it has one; collective over the launched ranks."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
     from .data.loader import Loader
     from .engine.build import build_engine, check_engine, fitting, resolve_precision
-    from .engine.processes import data_parallel, process_group, together
+    from .engine.processes import data_parallel, gather, process_group, together
     from .train.folder import RunFolder
-    from .train.run import heldout_data, train
+    from .train.run import heldout_data, pretraining, train
 
+    watchdog = Watchdog(config.train.watchdog_minutes, int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))))
+    watchdog.beat("waiting for the other processes")
     with process_group(config.engine) as (rank, world):
+        watchdog.beat("reading the data and building the model")
         # A resumed run must not change its precision because the processor differs.
         config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
         folder = RunFolder(out, root=rank == 0)
@@ -68,16 +75,25 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None) -> 
             return loader, fitting(Loader(heldout, rows, *arguments), config.model, like=loader)
 
         loader, unseen = together(load)
+        if any(gather(stop.received is not None)):
+            if rank == 0:
+                print(f"{out}: told to stop before the first step; the same command starts again", flush=True)
+            return
         engine = build_engine(config, loader, unseen)
-        finished = train(engine, config, folder, loader, unseen)
+        work = together(lambda: pretraining(config, loader, unseen, root=rank == 0))
+        finished = train(engine, config, folder, loader, unseen, work, stop, watchdog)
         state = engine.full_state() if finished else {}
     if finished and rank == 0:
         from .evaluate.showcase import showcase
         from .report.page import write_report
 
-        showcase(out, config, state, data, heldout)
-        page = write_report(out)
-        folder.finish(config.train.steps)
+        def show() -> Path:
+            showcase(out, config, state, data, heldout)
+            page = write_report(out)
+            folder.finish(config.train.steps)
+            return page
+
+        page = together(show)  # this process alone by now
         print(f"{out}: finished; open {page}", flush=True)
 
 

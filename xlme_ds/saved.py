@@ -1,11 +1,17 @@
-"""Trained models from where they were left: the folder of a finished run."""
+"""Trained models from where they were left: the folder of a finished run, or one in Hugging Face's form.
+
+The latter is written by `xlme_ds.export`; what its names mean stands here, for both directions.
+"""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from .config import ModelConfig
 from .data.vocabulary import Vocabulary
@@ -16,6 +22,31 @@ WEIGHTS_FILE = "model.safetensors"
 MODEL_FOLDER = "model"
 """Of a run: float32 weights and vocabulary, written when the last step is done."""
 
+MODEL_TYPE = "xlme"
+"""`model_type` in the `config.json` of an export."""
+GENERATOR_FOLDER = "generator"
+"""Of an export: the generator, an export of its own."""
+SENTENCEPIECE_FILE = "sentencepiece.bpe.model"
+PREFIX = f"{MODEL_TYPE}."
+"""Of the encoder's parameters in an export; a bare AutoModel saves them without it."""
+EMBEDDING = "embedding.weight"
+EXPORTED_SETTINGS = {
+    "vocabulary": "vocab_size",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "feed_forward": "intermediate_size",
+    "discriminator_layers": "num_hidden_layers",
+    "max_positions": "max_position_embeddings",
+    "init_std": "initializer_range",
+    "norm": "norm",
+    "embedding_norm": "embedding_norm",
+    "absolute_positions": "absolute_positions",
+    "relative_bias": "relative_bias",
+    "relative_buckets": "relative_buckets",
+    "relative_max_distance": "relative_max_distance",
+}
+"""What of ModelConfig shapes one encoder, under its name in an export."""
+
 
 class Saved(NamedTuple):
     """A trained encoder and the vocabulary that it reads."""
@@ -24,29 +55,112 @@ class Saved(NamedTuple):
     vocabulary: Vocabulary
 
 
+class SavedRun(NamedTuple):
+    """The whole model of a finished run."""
+
+    folder: Path
+    state: dict[str, Tensor]
+    model: ModelConfig
+    vocabulary: Vocabulary
+    task: str
+    """What it was fine-tuned on; empty after pre-training."""
+
+    def encoder(self, which: Which = "discriminator") -> TextEncoder:
+        """One of its encoders, in evaluation mode. Raises ValueError when it is not there; a fine-tuned model has no generator."""
+        try:
+            if not self.task:
+                return take_encoder(self.state, self.model, which)
+            if which == "generator":
+                raise ValueError(
+                    f"{self.folder} was fine-tuned and has no generator: name the run that it started from"
+                )
+            return _encoder_with(_without_prefix(self.state, "encoder."), self.model)
+        except (KeyError, RuntimeError) as error:
+            raise mismatch(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder, error) from None
+
+
 def load_encoder(folder: Path, which: Which = "discriminator") -> Saved:
     """The encoder in `folder`, float32 on the CPU in evaluation mode.
 
     Raises ValueError in one sentence when the folder holds none.
     """
-    config = _read_config(folder)
+    if read_config(folder).get("model_type") == MODEL_TYPE:
+        return _load_export(folder if which == "discriminator" else folder / GENERATOR_FOLDER)
+    run = load_run(folder)
+    return Saved(run.encoder(which), run.vocabulary)
+
+
+def load_run(folder: Path) -> SavedRun:
+    """Weights (float32, on the CPU), settings and vocabulary of a finished run; ValueError when it is none."""
+    config = read_config(folder)
     if "config" not in config:
         raise ValueError(f"{folder / CONFIG_FILE} is not of a run: name the folder of a finished run")
     weights = folder / MODEL_FOLDER / WEIGHTS_FILE
     if not weights.exists():
         raise ValueError(f"{weights} does not exist: the run is not finished, start its command again first")
-    cfg = ModelConfig(**config["config"]["model"])
+    settings = config["config"]
     try:
-        return Saved(take_encoder(load_file(weights), cfg, which), Vocabulary(weights.parent))
-    except (SafetensorError, KeyError, RuntimeError) as error:
-        raise ValueError(f"{weights} does not hold the model of {folder / CONFIG_FILE}: {error}") from None
+        model = ModelConfig(**settings["model"])
+    except TypeError as error:
+        raise ValueError(f"{folder / CONFIG_FILE} was written by another version of this package: {error}") from None
+    return SavedRun(folder, read_weights(weights), model, Vocabulary(weights.parent), settings.get("task", ""))
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """`config.json` of a run or an export; ValueError when there is none."""
     try:
         config: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
     except OSError:
-        raise ValueError(f"{folder} has no {CONFIG_FILE}: name the folder of a finished run") from None
+        raise ValueError(f"{folder} has no {CONFIG_FILE}: name the folder of a finished run or of an export") from None
     except ValueError as error:
         raise ValueError(f"{folder / CONFIG_FILE} is not JSON: {error}") from None
     return config
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file; ValueError when it is none."""
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file: {error}") from None
+
+
+def export_state(encoder: TextEncoder) -> dict[str, Tensor]:
+    """The parameters of an encoder under their names in an export."""
+    state = encoder.state_dict()
+    blocks = [state.pop(f"embedding_{n}") for n in range(encoder.cfg.vocabulary_blocks)]
+    return {PREFIX + EMBEDDING: torch.cat(blocks)} | {PREFIX + name: value for name, value in state.items()}
+
+
+def _load_export(folder: Path) -> Saved:
+    config = read_config(folder)
+    for name in (WEIGHTS_FILE, SENTENCEPIECE_FILE):
+        if not (folder / name).exists():
+            raise ValueError(f"{folder} has no {name}: copy it from the folder that `python -m xlme_ds.export` wrote")
+    state = read_weights(folder / WEIGHTS_FILE)
+    state = _without_prefix(state, PREFIX) if PREFIX + EMBEDDING in state else state
+    try:
+        state["embedding_0"] = state.pop(EMBEDDING)
+        cfg = ModelConfig(**{ours: config[theirs] for ours, theirs in EXPORTED_SETTINGS.items()})
+        encoder = _encoder_with(state, cfg)
+    except (KeyError, RuntimeError) as error:
+        raise mismatch(folder / WEIGHTS_FILE, folder, error) from None
+    return Saved(encoder, Vocabulary(folder / SENTENCEPIECE_FILE))
+
+
+def _without_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """What `prefix` marks, without it; the rest is a head's."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def _encoder_with(state: Mapping[str, Tensor], cfg: ModelConfig) -> TextEncoder:
+    encoder = TextEncoder(cfg)
+    encoder.load_state_dict(state)
+    return encoder.float().eval()
+
+
+def mismatch(weights: Path, folder: Path, error: Exception) -> ValueError:
+    """What to raise when parameters lack (KeyError) or do not fit (torch's RuntimeError)."""
+    lines = str(error).splitlines()  # of load_state_dict the second is the first that says something
+    why = f"no {error}" if isinstance(error, KeyError) else lines[1 % len(lines)].strip()[:200]
+    return ValueError(f"{weights} does not hold the model of {folder / CONFIG_FILE}: {why}")

@@ -1,5 +1,6 @@
 """Random access to mixed shards, and one clear error for each kind of damage."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tests.rows import LANGUAGES, write_data
-from xlme_ds.data.schema import Manifest, read_manifest, write_manifest
+from xlme_ds.data.schema import Manifest, file_sha256, read_manifest, row_schema, write_manifest
 from xlme_ds.data.shards import Rows, RowStore
 
 ROWS = 53  # three shards of 16 rows in batches of 8, and a last one of 5
@@ -113,16 +114,76 @@ def fewer_rows(path: Path) -> None:
     Path(str(path) + ".new").replace(path)
 
 
-@pytest.mark.parametrize("damage", [truncate, empty, text, other_schema, fewer_rows, Path.unlink])
-def test_a_damaged_shard_is_one_clear_error(tmp_path: Path, damage) -> None:  # type: ignore[no-untyped-def]
+def one_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "listed"),
+    [(damage, False) for damage in (truncate, empty, text, other_schema, fewer_rows, one_bit, Path.unlink)]
+    + [(damage, True) for damage in (truncate, empty, text, other_schema, fewer_rows)],
+)
+def test_a_damaged_shard_is_one_clear_error(tmp_path: Path, damage, listed: bool) -> None:  # type: ignore[no-untyped-def]
+    """Also where the manifest lists the damaged file, as one from elsewhere may."""
     folder = write_data(tmp_path / "mixed", 40) / "mono"
     damage(folder / "00001.arrow")
+    if listed:
+        list_again(folder, 1)
     store = RowStore(folder)
     store.read(np.arange(16))  # the whole shard before it is untouched
     with pytest.raises(
         ValueError, match=r"00001\.arrow cannot be read \(.*\): check the folder with `python -m data_prep verify`"
     ):
         store.read(np.array([3, 20]))
+
+
+def list_again(folder: Path, number: int) -> None:
+    """Have the manifest list shard `number` as it is."""
+    manifest = read_manifest(folder)
+    shards = list(manifest.shards)
+    path = folder / shards[number].name
+    shards[number] = replace(shards[number], bytes=path.stat().st_size, sha256=file_sha256(path))
+    write_manifest(folder, replace(manifest, shards=tuple(shards)))
+
+
+def test_bytes_that_change_after_they_were_read_are_not_seen(tmp_path: Path) -> None:
+    folder = write_data(tmp_path / "mixed", 16) / "mono"
+    store, expected = RowStore(folder), plain_rows(folder)
+    store.read(np.arange(2))
+    one_bit(folder / "00000.arrow")
+    truncate(folder / "00000.arrow")  # under a memory map the process would end here
+    assert unpacked(store.read(np.arange(16))) == expected
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("tokens", [200] * 32),
+        ("tokens", [-1] * 32),
+        ("lengths", [33]),
+        ("lengths", [0]),
+        ("lengths", [-5, 37]),
+        ("lengths", [32767] * 9),
+        ("lengths", []),
+        ("lengths", [1]),
+        ("languages", [3]),
+        ("languages", [-1]),
+    ],
+)
+def test_rows_that_no_model_can_read(tmp_path: Path, column: str, value: list[int]) -> None:
+    folder = write_data(tmp_path / "mixed", 16) / "mono"
+    table = pa.ipc.open_file(str(folder / "00000.arrow")).read_all().to_pylist()
+    table[3][column] = value
+    with pa.OSFile(str(folder / "00000.arrow"), "wb") as file, pa.ipc.new_file(file, row_schema(32)) as writer:
+        for start in (0, 8):
+            writer.write_batch(pa.RecordBatch.from_pylist(table[start : start + 8], schema=row_schema(32)))
+    list_again(folder, 0)
+    store = RowStore(folder)
+    assert len(store.read(np.array([0, 1, 2, 4])).tokens) == 4
+    with pytest.raises(ValueError, match=r"00000\.arrow has ids or lengths that no row can have, near row 2"):
+        store.read(np.array([2, 3]))
 
 
 def test_a_folder_of_another_stage_or_none(tmp_path: Path) -> None:

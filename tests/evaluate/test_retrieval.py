@@ -1,5 +1,6 @@
-"""Retrieval against scikit-learn, pairs out of packed rows, and vectors that do not depend on their batch."""
+"""Retrieval against scikit-learn, pairs out of packed rows and text, and vectors that do not depend on their batch."""
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -7,12 +8,14 @@ import pytest
 from sklearn.neighbors import NearestNeighbors
 
 from tests.engine.worker import tiny
-from tests.rows import LANGUAGES, random_row, write_data
-from xlme_ds.data.schema import EOS
+from tests.evaluate.folders import sentence
+from tests.rows import LANGUAGES, random_row, train_vocabulary, write_data
+from xlme_ds.data.schema import BOS, EOS
 from xlme_ds.data.shards import RowStore
-from xlme_ds.evaluate.encode import sentence_vectors
-from xlme_ds.evaluate.pairs import pairs
-from xlme_ds.evaluate.retrieval import accuracy, by_language, retrieve
+from xlme_ds.data.vocabulary import Vocabulary
+from xlme_ds.evaluate.encode import hidden_states, sentence_vectors
+from xlme_ds.evaluate.pairs import heldout_pairs, pairs
+from xlme_ds.evaluate.retrieval import accuracies, by_language, mean_over, retrieve
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import TextEncoder, encoder_of
@@ -23,6 +26,11 @@ def model() -> TextEncoder:
     model = Electra(tiny({"kind": "plain"}, 8).model)
     initialise(model, seed=1, std=0.1)
     return encoder_of(model)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    return train_vocabulary(tmp_path_factory.mktemp("vocabulary") / "vocab")
 
 
 def test_pairs_are_those_of_the_rows(tmp_path: Path) -> None:
@@ -40,16 +48,19 @@ def test_pairs_are_those_of_the_rows(tmp_path: Path) -> None:
     assert found == expected
 
 
-def test_accuracy_is_scikit_learns() -> None:
+@pytest.mark.parametrize("block", [7, 200, 1024])
+def test_accuracies_are_scikit_learns(block: int) -> None:
     rng = np.random.default_rng(0)
-    queries = rng.normal(size=(200, 16))
-    candidates = queries + rng.normal(scale=1.2, size=queries.shape)
-    nearest = (
-        NearestNeighbors(n_neighbors=1, metric="cosine").fit(candidates).kneighbors(queries, return_distance=False)
-    )
-    expected = (nearest[:, 0] == np.arange(200)).mean()
-    assert 0.05 < expected < 0.95
-    assert accuracy(queries, candidates) == pytest.approx(expected, abs=1e-12)
+    ours = rng.normal(size=(200, 16)) * rng.uniform(0.1, 10, size=(200, 1))  # lengths matter to the dot product alone
+    theirs = ours + rng.normal(scale=1.5, size=ours.shape)
+
+    def expected(queries: np.ndarray, candidates: np.ndarray) -> float:
+        search = NearestNeighbors(n_neighbors=1, metric="cosine", algorithm="brute").fit(candidates)
+        return float((search.kneighbors(queries, return_distance=False)[:, 0] == np.arange(200)).mean())
+
+    ways = expected(ours, theirs), expected(theirs, ours)
+    assert all(0.05 < way < 0.95 for way in ways) and ways[0] != ways[1]
+    assert accuracies(ours, theirs, block) == pytest.approx(ways, abs=1e-12)
 
 
 def test_vectors_do_not_depend_on_the_batch(model: TextEncoder) -> None:
@@ -61,6 +72,13 @@ def test_vectors_do_not_depend_on_the_batch(model: TextEncoder) -> None:
     np.testing.assert_allclose(together, alone, atol=2e-6)  # float32 sums over another padding
 
 
+def test_a_vector_is_the_mean_over_all_tokens_of_the_item(model: TextEncoder) -> None:
+    ids = np.array([17, 4, 33], dtype=np.int32)
+    (states,) = hidden_states(model, [np.concatenate([[BOS], ids, [EOS]])])
+    expected = [state_BTD[0].double().mean(0).numpy() for state_BTD in states.layers]
+    np.testing.assert_allclose(sentence_vectors(model, [ids])[:, 0], expected, atol=1e-6)
+
+
 def test_a_sentence_finds_its_copy_at_every_layer(model: TextEncoder) -> None:
     rng = np.random.default_rng(1)
     sentences = [rng.integers(4, 199, size=10).astype(np.int32) for _ in range(20)]
@@ -69,10 +87,82 @@ def test_a_sentence_finds_its_copy_at_every_layer(model: TextEncoder) -> None:
     assert scores["overall"] == {"en_xx": [1.0] * states, "xx_en": [1.0] * states}
 
 
+def test_centred_vectors_have_lost_each_sides_own_mean(model: TextEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(2)
+    plain = rng.normal(size=(1, 30, 8))
+    shift = np.zeros(8)
+    shift[0] = 50
+    vectors = np.concatenate([plain, np.roll(plain, 0, axis=1) + shift], axis=1)
+    monkeypatch.setattr("xlme_ds.evaluate.retrieval.sentence_vectors", lambda *_: vectors)
+    group = [np.array([4])] * 30, [np.array([5])] * 30
+    scores = retrieve(model, {"de": group}, centred=True)["overall"]
+    assert scores["en_xx_centred"] == scores["xx_en_centred"] == [1.0]
+    assert scores["en_xx"][0] < 0.8
+
+
+def test_every_language_counts_the_same() -> None:
+    scores = {"de": {"en_xx": [0.2, 0.4]}, "fr": {"en_xx": [0.6, 1.0]}, "sw": {"en_xx": [0.0, 0.0]}}
+    assert mean_over(scores, ["de", "fr"]) == {"en_xx": pytest.approx([0.4, 0.7])}
+
+
 def test_groups_leave_out_repetitions_and_small_languages(tmp_path: Path) -> None:
     store = RowStore(write_data(tmp_path / "data", rows=40) / "para")
     groups = by_language([*pairs(store), *pairs(store)])
     assert set(groups) == {"de", "fr"}
     for ours, theirs in groups.values():
-        assert len({a.tobytes() for a in ours}) == len(ours) == len(theirs)
+        for side in (ours, theirs):
+            assert len({ids.tobytes() for ids in side}) == len(ours) == len(theirs)
     assert by_language(list(pairs(store))[:3]) == {}
+
+
+def write_sides(folder: Path, name: str, ours: list[str], theirs: list[str], language: str) -> None:
+    for code, lines in (("en", ours), (language, theirs)):
+        (folder / f"{name}.{code}").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+
+
+def test_pairs_of_text_are_found_by_name_in_either_order_and_in_archives(
+    tmp_path: Path, vocabulary: Vocabulary
+) -> None:
+    lines = [sentence(number) for number in range(9)]
+    write_sides(tmp_path, "X.en-de", lines[:3], lines[3:6], "de")
+    write_sides(tmp_path, "zh-Hans-en", ["", *lines[:2]], lines[6:9], "zh-Hans")
+    write_sides(tmp_path, "X.de-fr", lines[:1], lines[:1], "fr")  # no English: not read
+    with zipfile.ZipFile(tmp_path / "en-sw.txt.zip", "w") as archive:
+        archive.writestr("Some.en-sw.sw", lines[4] + "\n")
+        archive.writestr("Some.en-sw.en", lines[5] + "\n")
+    found = [(pair.first_language, pair.second_language) for pair in heldout_pairs(tmp_path, vocabulary)]
+    assert sorted(found) == [("en", "de")] * 3 + [("en", "sw")] + [("en", "zh-Hans")] * 2  # an empty side is no pair
+    by_code = {pair.second_language: pair for pair in heldout_pairs(tmp_path, vocabulary)}
+    assert by_code["sw"].first.tolist() == vocabulary.encode(lines[5]).tolist()
+    assert by_code["zh-Hans"].second.tolist() == vocabulary.encode(lines[8]).tolist()
+
+
+def test_pairs_of_a_data_folder_need_the_models_vocabulary(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    data = write_data(tmp_path / "data", rows=8, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    assert len(list(heldout_pairs(data, vocabulary))) == len(list(pairs(RowStore(data / "para"))))
+    other = write_data(tmp_path / "other", rows=8, vocabulary=vocabulary.size)
+    with pytest.raises(ValueError, match="another vocabulary"):
+        list(heldout_pairs(other, vocabulary))
+
+
+def test_faults_in_pairs_are_named(tmp_path: Path, vocabulary: Vocabulary) -> None:
+    def fault() -> str:
+        with pytest.raises(ValueError) as caught:
+            list(heldout_pairs(tmp_path, vocabulary))
+        return str(caught.value)
+
+    assert "holds no pairs with en" in fault()
+    (tmp_path / "X.en-de.de").write_text("kalo\n")
+    assert "X.en-de.de has no other side" in fault()
+    (tmp_path / "X.en-de.en").write_text("kalo\nmiter\n")
+    assert "X.en-de.en has 2 lines but" in fault() and "X.en-de.de has 1" in fault()
+    (tmp_path / "X.en-de.de").write_bytes(b"kalo\n\xff\n")
+    assert "X.en-de.de line 2 is not UTF-8" in fault()
+    (tmp_path / "X.en-de.de").unlink()
+    assert "X.en-de.en has no other side: put X.en-de.de" in fault()
+    (tmp_path / "X.en-de.en").unlink()
+    (tmp_path / "en-de.txt.zip").write_bytes(b"PK")
+    assert "en-de.txt.zip is a damaged zip file" in fault()
+    with zipfile.ZipFile(tmp_path / "en-de.txt.zip", "w") as archive:
+        archive.writestr("Some.en-de.en", "kalo\n")
+    assert "no file that ends in .de" in fault()

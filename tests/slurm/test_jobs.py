@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from tests.finetune.tasks import write_base, write_entities
 from tests.launch import ROOT, environment
 from tests.slurm.cluster import SLURM_CONF, SMALL, Cluster, Job, slurm, wait_until
 from xlme_ds.train.folder import RunFolder
@@ -195,3 +196,19 @@ def test_ranks_that_do_not_know_of_each_other_are_refused(cluster: Cluster, fold
     done = subprocess.run(command, cwd=ROOT, env=environment(SLURM_CONF=SLURM_CONF), capture_output=True, text=True)
     assert done.returncode != 0
     assert "the launcher started 2 processes but MPI sees each alone" in done.stderr
+
+
+def test_fine_tuning_as_an_array(cluster: Cluster, tmp_path: Path) -> None:
+    """Two seeds of a task, one of them told to leave on the way and requeued: both end with scores."""
+    base, data, out = write_base(tmp_path / "base"), write_entities(tmp_path / "panx"), tmp_path / "out"
+    settings = "--tuning.epochs 3 --tuning.learning-rate 3e-3 --engine.precision fp32 --train.save-every 5 --train.log-every 1"
+    variables = {"MODEL": base, "DATA": data, "OUT": out, "TASKS": "ner", "SEEDS": "1 2", "SETTINGS": settings}
+    options = [*SMALL, "--nodes=1", "--output", str(cluster.logs / "%A_%a.out")]
+    number = slurm("bash", "slurm/finetune.sh", *options, **variables).split()[-1]
+    wait_until(lambda: step(out / "ner-en" / "seed1") >= 3, "step 3 of the first seed")
+    slurm("scancel", "--signal=USR1", f"{number}_0")
+    folders = [out / "ner-en" / f"seed{seed}" for seed in (1, 2)]
+    wait_until(lambda: not slurm("squeue", "--noheader", "--jobs", number).strip(), "the end of the array")
+    assert "requeueing" in (cluster.logs / f"{number}_0.out").read_text()
+    for seed, folder in zip((1, 2), folders, strict=True):
+        assert json.loads((folder / "scores.json").read_text())["seed"] == seed, (cluster.logs / f"{number}_{seed - 1}.out").read_text()

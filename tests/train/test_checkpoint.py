@@ -22,7 +22,7 @@ from xlme_ds.engine.processes import SharedError
 from xlme_ds.engine.protocol import Engine
 from xlme_ds.train.checkpoint import Checkpoints
 from xlme_ds.train.folder import RunFolder
-from xlme_ds.train.run import train
+from xlme_ds.train.run import pretraining, train
 
 PLAIN = dict(engine=dict(kind="plain"), micro_batch=8)
 STATE_FILE = "state_00000_of_00001.safetensors"
@@ -167,7 +167,7 @@ def test_a_save_that_fails_leaves_the_one_before(data: Path, tmp_path: Path, end
                           cwd=ROOT, env=environment(), capture_output=True, text=True)  # fmt: skip
     assert done.returncode == (-9 if end == "killed" else 1), done.stderr
     if end == "full":
-        assert "SharedError" in done.stderr and "could not be written: File too large" in done.stderr
+        assert "SharedError" in done.stderr and f"{STATE_FILE}: File too large" in done.stderr
     newest, complaints = Checkpoints(tmp_path, 3, 0).newest()
     assert newest is not None and newest.name == "step_00000001" and not complaints
     assert (tmp_path / "checkpoints" / "step_00000002.partial").exists()
@@ -208,7 +208,7 @@ def test_run_folder_refuses_other_settings(tmp_path: Path) -> None:
     config = tiny(**PLAIN)
     out = tmp_path / "run"
     with closing(claimed(out, config)) as folder:
-        folder.begin(config, {}, 1)
+        folder.begin(config, {}, 1, {})
     claimed(out, dataclasses.replace(config, train=dataclasses.replace(config.train, save_every=7))).close()
     claimed(out, dataclasses.replace(config, engine=dataclasses.replace(config.engine, kind="deepspeed"))).close()
     with pytest.raises(ValueError, match=r"started with engine\.precision fp32, this call has bf16"):
@@ -242,8 +242,8 @@ def test_records_without_a_usable_checkpoint_are_not_overwritten(data: Path, tmp
     )
     loader = Loader(data, config.data, config.seed, 0.15)
     folder = RunFolder(tmp_path / "run")
-    assert train(engine(data, config), config, folder, loader, None)
+    assert train(engine(data, config), config, folder, loader, None, pretraining(config, loader, None, root=True))
     shutil.rmtree(folder.path / "checkpoints")
     with pytest.raises(ValueError, match="has records but no usable checkpoint"):
-        train(engine(data, config), config, folder, loader, None)
+        train(engine(data, config), config, folder, loader, None, pretraining(config, loader, None, root=True))
     assert folder.steps_logged() == config.train.steps

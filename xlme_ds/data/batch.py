@@ -3,7 +3,7 @@
 B rows, T tokens, M masked positions of the batch.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,13 +28,3 @@ class Batch(NamedTuple):
     def to(self, device: torch.device) -> "Batch":
         """The same batch on `device`."""
         return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))
-
-
-class BatchSource(Protocol):
-    """Where an engine takes its batches from; `Loader` is the one that reads data folders."""
-
-    def step(self, step: int) -> list[Batch]:
-        """All micro-batches of this rank in step `step`."""
-
-    def probe(self) -> Batch:
-        """The same small batch on all ranks, whatever their number."""

@@ -1,5 +1,7 @@
 """Batches of a step: order, rows and corruption put together. Holds no position: a step's number says everything."""
 
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,8 @@ class Loader:
             if store.row_tokens != first.row_tokens:
                 raise ValueError(f"{store.folder} and {first.folder} have rows of different lengths: mix them together")
         self.folder = Path(folder)
+        self.watch: Callable[[int, list[Batch]], None] | None = None
+        """Is told of every step that was read."""
         self.row_tokens = first.row_tokens
         self.vocabulary_sha256 = first.manifest.vocabulary_sha256
         self.vocabulary_size = first.manifest.vocabulary_size
@@ -50,12 +54,30 @@ class Loader:
             parts.append((task, store.read(numbers % store.rows), numbers))
         return collate(parts, self.seed, self.mask_fraction)
 
+    def rows_of(self, step: int, micro_batch: int | None = None) -> str:
+        """See `BatchSource`."""
+        words = []
+        for task in self.stores:
+            count = self.plan.rows[task] if micro_batch is None else self.plan.micro[task]
+            first = (
+                step * count if micro_batch is None else int(self.plan.numbers(step, self.rank, micro_batch, task)[0])
+            )
+            words.append(f"{TASKS[task]} {first}" + (f"-{first + count - 1}" if count > 1 else ""))
+        return ", ".join(words)
+
     def probe(self) -> Batch:
         """The first row of every task, corrupted as in step 0: the same batch on all ranks, whatever their number."""
+        return self._probe
+
+    @cached_property
+    def _probe(self) -> Batch:
         first = np.zeros(1, dtype=np.int64)
         parts = [(task, store.read(first), first) for task, store in self.stores.items()]
         return collate(parts, self.seed, self.mask_fraction)
 
     def step(self, step: int) -> list[Batch]:
         """All micro-batches of this rank in step `step`."""
-        return [self.batch(step, micro) for micro in range(self.plan.accumulation)]
+        batches = [self.batch(step, micro) for micro in range(self.plan.accumulation)]
+        if self.watch is not None:
+            self.watch(step, batches)
+        return batches

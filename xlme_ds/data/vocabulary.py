@@ -57,6 +57,17 @@ class Vocabulary:
         sizes = np.fromiter(map(len, parts), np.int64, len(parts))
         return self.from_pieces(np.frombuffer(b"".join(parts), dtype=np.int32)), sizes // 4
 
+    def encode_with_places(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """int32 ids of `text` and int64 [ids, 2]: first character and last + 1 of each in `text`, white space before it left out."""
+        pieces = self.processor.encode(text, return_type="proto").pieces
+        of_byte = np.zeros(len(text.encode("utf-8")) + 1, np.int64)  # the character that begins at a byte
+        of_byte[np.cumsum([0, *(len(character.encode("utf-8")) for character in text)])] = np.arange(len(text) + 1)
+        places = of_byte[np.array([(piece.begin, piece.end) for piece in pieces], np.int64).reshape(-1, 2)]
+        for place in places:
+            while place[0] < place[1] and text[place[0]].isspace():
+                place[0] += 1
+        return self.from_pieces([piece.id for piece in pieces]), places
+
     @staticmethod
     def from_pieces(piece_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """int32 ids for SentencePiece's own ids."""

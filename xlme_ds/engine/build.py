@@ -1,19 +1,23 @@
 """From settings to a ready engine: the one place where parallelism, precision and DeepSpeed's configuration meet."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from ..balance import describe_balance, pipeline_balance
-from ..config import EngineConfig, ModelConfig, RunConfig
+from ..config import EngineConfig, ModelConfig, RunConfig, Training
 from ..data.loader import Loader
+from ..data.source import BatchSource
 from ..data.vocabulary import Vocabulary
-from ..models.init import initialise
+from ..models.init import Whole, initialise
 from ..models.pipeline import parts
 from ..objectives import OBJECTIVES
 from ..objectives.electra import ElectraObjective
+from ..objectives.protocol import Objective
 from .plain import PlainEngine
 from .processes import SharedError, on_gpu
 from .protocol import Engine
@@ -30,6 +34,10 @@ _OURS = (
     "fp16",
     "data_types",
 )
+
+
+Fill = Callable[[nn.Module, Whole | None], None]
+"""Gives every parameter of a model its first value; `Whole` is entered around each one."""
 
 
 def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
@@ -114,14 +122,23 @@ def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None) -> E
     The process group, where the engine needs one, exists already. Raises ValueError for settings that do not fit.
     """
     objective = OBJECTIVES[config.objective.name](config.objective)
-    if config.engine.kind == "plain":
-        model = objective.build(config.model)
-        initialise(model, config.seed, config.model.init_std)
-        device = torch.device("cuda" if on_gpu() else "cpu")
-        return PlainEngine(model, objective, loader, heldout, device, config.optimizer)
     if config.engine.kind == "pipeline":
         return _build_pipeline(config, objective, loader, heldout)
-    return _build_zero(config, objective, loader, heldout)
+
+    def fill(model: nn.Module, whole: Whole | None) -> None:
+        initialise(model, config.seed, config.model.init_std, whole)
+
+    return assemble(config, objective, fill, loader, heldout)
+
+
+def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSource, heldout: BatchSource | None) -> Engine:
+    """A data-parallel engine around the objective's model, whose parameters `fill` gives their first values."""
+    if config.engine.kind == "plain":
+        model = objective.build(config.model)
+        fill(model, None)
+        device = torch.device("cuda" if on_gpu() else "cpu")
+        return PlainEngine(model, objective, loader, heldout, device, config.optimizer)
+    return _build_zero(config, objective, fill, loader, heldout)
 
 
 def _offload(engine: EngineConfig, zero: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +148,7 @@ def _offload(engine: EngineConfig, zero: dict[str, Any]) -> dict[str, Any]:
     return {key: zero.get(key, {}) | {"device": device, **folder} for key, device in wanted.items() if device != "none"}
 
 
-def _deepspeed_config(config: RunConfig, loader: Loader) -> dict[str, Any]:
+def _deepspeed_config(config: Training, loader: BatchSource) -> dict[str, Any]:
     settings = deepspeed_settings(config.engine)
     settings["zero_optimization"] |= _offload(config.engine, settings["zero_optimization"])
     return settings | {
@@ -145,7 +162,9 @@ def _deepspeed_config(config: RunConfig, loader: Loader) -> dict[str, Any]:
     }
 
 
-def _build_zero(config: RunConfig, objective: ElectraObjective, loader: Loader, heldout: Loader | None) -> Engine:
+def _build_zero(
+    config: Training, objective: Objective, fill: Fill, loader: BatchSource, heldout: BatchSource | None
+) -> Engine:
     from .zero import ZeroEngine, partitioned_construction, whole_parameter
 
     if "nvme" in (config.engine.offload_optimizer, config.engine.offload_parameters):
@@ -154,10 +173,10 @@ def _build_zero(config: RunConfig, objective: ElectraObjective, loader: Loader, 
     if ds_config["zero_optimization"]["stage"] == 3:
         with partitioned_construction(ds_config):
             model = objective.build(config.model)
-        initialise(model, config.seed, config.model.init_std, whole_parameter)
+        fill(model, whole_parameter)
     else:
         model = objective.build(config.model)
-        initialise(model, config.seed, config.model.init_std)
+        fill(model, None)
     return ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config)
 
 

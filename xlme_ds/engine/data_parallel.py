@@ -1,14 +1,16 @@
 """The step that all data-parallel engines share: exact global means, whatever the micro-batches and ranks."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from ..data.batch import Batch, BatchSource
-from ..objectives.electra import ElectraObjective
-from .processes import together
+from ..data.batch import Batch
+from ..data.source import BatchSource
+from ..objectives.protocol import Objective
+from .processes import gather, share, together
 from .protocol import StepStats
 from .state import Bucket, read_state, write_state
 from .statefile import StateReader, StateWriter
@@ -23,7 +25,7 @@ class DataParallelEngine(ABC):
     def __init__(
         self,
         module: nn.Module,
-        objective: ElectraObjective,
+        objective: Objective,
         loader: BatchSource,
         heldout: BatchSource | None,
         device: torch.device,
@@ -33,6 +35,11 @@ class DataParallelEngine(ABC):
         self.loader = loader
         self.heldout = heldout
         self.device = device
+        self._reads = True
+        self._counting = True
+        self._norm_limit = math.inf
+        self._applied = False
+        self._losses: list[tuple[Tensor, Batch]] = []  # of the step, by micro-batch
 
     @abstractmethod
     def _backward(self, loss: Tensor) -> None:
@@ -40,7 +47,10 @@ class DataParallelEngine(ABC):
 
     @abstractmethod
     def _update(self, learning_rate: float) -> float:
-        """Clip, take the optimizer step, clear the gradients; returns the global gradient norm before clipping."""
+        """Clip, take the optimizer step if `_accepts` the norm, clear the gradients; returns the global norm before clipping.
+
+        Says in `_applied` whether the step was taken.
+        """
 
     @abstractmethod
     def _reduce(self, values: Tensor) -> Tensor:
@@ -54,38 +64,88 @@ class DataParallelEngine(ABC):
     def _publish(self) -> None:
         """Make what was written into the buckets the weights to compute with; collective."""
 
-    @property
-    def skipped(self) -> int:
-        """Steps left out because of an overflow."""
-        return 0
-
-    def train_batch(self, step: int, learning_rate: float, detailed: bool) -> StepStats:
+    def train_batch(self, step: int, learning_rate: float, detailed: bool, norm_limit: float = math.inf) -> StepStats:
         """See `Engine`."""
         self.module.train()
-        batches = [batch.to(self.device) for batch in self.loader.step(step)]
-        counts = self._reduce(torch.stack([self.objective.counts(batch) for batch in batches]).sum(0))
+        batches, counts = self._read(step)
+        self._begin(norm_limit)
         weights = self.objective.weights.to(self.device) / counts.clamp(min=1)
         gathered = []
         for batch in batches:
             output = self.module(batch)
             sums = self.objective.sums(output, batch)
-            self._backward((weights.float() * sums).sum())
+            self._backward(self._watched((weights.float() * sums).sum(), batch))
             if detailed:
                 gathered.append((sums.detach().double(), self.objective.statistics(output, batch)))
         metrics = {}
         if detailed:
             sums, statistics = (self._reduce(torch.stack(group).sum(0)) for group in zip(*gathered, strict=True))
             metrics = self.objective.summarise(sums.cpu(), counts.cpu(), statistics.cpu())
-        return StepStats(metrics, self._update(learning_rate), self.skipped)
+        return self._stats(step, batches, metrics, self._update(learning_rate))
+
+    def _read(self, step: int) -> tuple[list[Batch], Tensor]:
+        """This rank's micro-batches, and the counts of the whole step. Raises SharedError when a rank cannot read its own."""
+        batches: list[Batch] = []
+        error: Exception | None = None
+        try:
+            if self._reads:
+                batches = [batch.to(self.device) for batch in self.loader.step(step)]
+        except (ValueError, OSError) as failure:
+            error = failure
+        failed = torch.tensor([float(error is not None)], dtype=torch.float64, device=self.device)
+        reduced = self._reduce(torch.cat([self._own_counts(batches), failed]))
+        if reduced[-1] > 0:
+            share(error)
+        return batches, reduced[:-1]
+
+    def _own_counts(self, batches: Sequence[Batch]) -> Tensor:
+        """What this rank adds to the counts of `batches`."""
+        counts = torch.zeros(len(self.objective.terms), dtype=torch.float64, device=self.device)
+        for batch in batches if self._counting else ():
+            counts += self.objective.counts(batch)
+        return counts
+
+    def _begin(self, norm_limit: float) -> None:
+        self._norm_limit, self._applied = norm_limit, False
+        self._losses.clear()
+
+    def _watched(self, loss: Tensor, batch: Batch) -> Tensor:
+        """`loss`, remembered; where it is not finite its gradient is made so too: then the norm tells all ranks."""
+        if loss.requires_grad:  # a pipeline evaluates by the same function
+            self._losses.append((loss.detach(), batch))
+        return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)
+
+    def _same(self, seen: Batch, batch: Batch) -> bool:
+        """Whether the loss of `seen` is of `batch`."""
+        return seen is batch
+
+    def _accepts(self, norm: float) -> bool:
+        """Whether a step with this global gradient norm (DeepSpeed says −1 for one that is not finite) is to be taken."""
+        if not (math.isfinite(norm) and norm >= 0):
+            return False
+        return math.isinf(self._norm_limit) or not self.any(norm > self._norm_limit)
+
+    def _stats(self, step: int, batches: Sequence[Batch], metrics: dict[str, float], norm: float) -> StepStats:
+        if self._applied:
+            return StepStats(metrics, norm)
+        mine = [
+            self.loader.rows_of(step, micro_batch)
+            for micro_batch, batch in enumerate(batches)
+            for loss, seen in self._losses
+            if self._same(seen, batch) and not torch.isfinite(loss)
+        ]
+        suspects = dict.fromkeys(rows for part in gather(mine) for rows in part)
+        return StepStats(metrics, norm if norm >= 0 else math.nan, applied=False, suspects=tuple(suspects))
 
     def eval_batch(self, step: int) -> dict[str, Tensor]:
         """See `Engine`."""
-        assert self.heldout is not None
-        return self._evaluate(self.heldout.step(step))
+        heldout = self.heldout
+        assert heldout is not None
+        return self._evaluate(together(lambda: heldout.step(step)))
 
     def probe_loss(self) -> float:
         """See `Engine`."""
-        totals = self._evaluate([self.loader.probe()])  # the same on all ranks: their number cancels out
+        totals = self._evaluate([together(self.loader.probe)])  # the same on all ranks: their number cancels out
         means = totals["sums"] / totals["counts"].clamp(min=1)
         return float((self.objective.weights * means).sum())
 

@@ -1,22 +1,48 @@
 """AdamW with decoupled weight decay on matrices only (XLM-E, Table 10); the learning rate is set at every step."""
 
+import re
+from typing import Any
+
 import torch
 from torch import nn
 
 from ..config import OptimizerConfig
 from ..models.init import has_weight_decay
 
+_LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
+_BELOW = ("encoder.embedding_", "encoder.encoder.positions", "encoder.encoder.relative", "encoder.encoder.input_norm")
+
+
+def layer_scale(name: str, layers: int, decay: float) -> float:
+    """Layer-wise learning rates of fine-tuning (ERNIE-M, Tables 11 and 12): 1 for the head and what stands behind the last
+    layer, `decay` for the last of `layers`, and so on down to the embedding."""
+    layer = _LAYER.search(name)
+    if layer is not None:
+        return decay ** (layers - int(layer[1]))
+    return decay ** (layers + 1) if name.startswith(_BELOW) else 1.0
+
 
 def build_optimizer(module: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW:
     """The optimizer of every engine, so that their curves agree."""
-    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    layers = 1 + max((int(found[1]) for name, _ in module.named_parameters() if (found := _LAYER.search(name))), default=-1)
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, True): [], (1.0, False): []}
     for name, parameter in module.named_parameters():
         shape = getattr(parameter, "ds_shape", parameter.shape)  # ZeRO-3 leaves an empty tensor in its place
-        groups[has_weight_decay(name, len(shape))].append(parameter)
+        scale = 1.0 if cfg.layer_decay == 1 else layer_scale(name, layers, cfg.layer_decay)
+        groups.setdefault((scale, has_weight_decay(name, len(shape))), []).append(parameter)
     return torch.optim.AdamW(
-        [{"params": groups[True], "weight_decay": cfg.weight_decay}, {"params": groups[False], "weight_decay": 0.0}],
+        [
+            {"params": parameters, "weight_decay": cfg.weight_decay if decays else 0.0, "scale": scale}
+            for (scale, decays), parameters in groups.items()
+        ],
         lr=cfg.learning_rate,
         betas=(cfg.beta1, cfg.beta2),
         eps=cfg.epsilon,
         fused=True,
     )
+
+
+def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
+    """For the next step of `optimizer`, or of DeepSpeed's wrapper of it."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group["scale"]

@@ -5,6 +5,7 @@ The ranks of a stage are consecutive: rank = stage · replicas + replica. Only t
 
 import contextlib
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..data.loader import Loader
 from ..models.encoder import Part
 from ..models.init import initialise
 from ..objectives.electra import ElectraObjective
+from .optimizer import set_learning_rate
 from .protocol import StepStats
 from .zero import ZeroEngine
 
@@ -56,6 +58,7 @@ class PipelineEngine(ZeroEngine):
             super().__init__(module, objective, loader, heldout, optimizer, ds_config)
         self._undo_averaging = self.engine.dp_world_size * self.engine.gradient_accumulation_steps()
         self._reads = self.engine.is_first_stage() or self.engine.is_last_stage()
+        self._counting = self.engine.is_first_stage()
         self._weights = torch.zeros(len(objective.terms), device=self.device)
         self._gathered: list[tuple[Tensor, Tensor]] = []
         self._detailed = False
@@ -69,14 +72,10 @@ class PipelineEngine(ZeroEngine):
         sums = self.objective.sums(output, batch)
         if self._detailed:
             self._gathered.append((sums.detach().double(), self.objective.statistics(output, batch)))
-        return (self._weights * sums).sum() * self._undo_averaging
+        return self._watched((self._weights * sums).sum() * self._undo_averaging, batch)
 
-    def _counts(self, batches: Sequence[Batch]) -> Tensor:
-        """Counts of the whole step; the first stages count."""
-        counts = torch.zeros(len(self.objective.terms), dtype=torch.float64, device=self.device)
-        if self.engine.is_first_stage():
-            counts += torch.stack([self.objective.counts(batch) for batch in batches]).sum(0)
-        return self._reduce(counts)
+    def _same(self, seen: Batch, batch: Batch) -> bool:
+        return torch.equal(seen.tokens_BT, batch.tokens_BT)  # the schedule hands on copies
 
     def _collect(self) -> tuple[Tensor, Tensor]:
         """Sums and statistics of the whole step, on every rank; the last stages have them."""
@@ -88,24 +87,23 @@ class PipelineEngine(ZeroEngine):
         self._gathered.clear()
         return self._reduce(sums), self._reduce(statistics)
 
-    def train_batch(self, step: int, learning_rate: float, detailed: bool) -> StepStats:
+    def train_batch(self, step: int, learning_rate: float, detailed: bool, norm_limit: float = math.inf) -> StepStats:
         """See `Engine`."""
-        batches = [batch.to(self.device) for batch in self.loader.step(step)] if self._reads else []
-        counts = self._counts(batches)
+        batches, counts = self._read(step)
+        self._begin(norm_limit)
         self._weights = (self.objective.weights.to(self.device) / counts.clamp(min=1)).float()
         self._detailed = detailed
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_learning_rate(self.engine.optimizer, learning_rate)
         self.engine.train_batch((batch, batch) for batch in batches)
         metrics = {}
         if detailed:
             sums, statistics = self._collect()
             metrics = self.objective.summarise(sums.cpu(), counts.cpu(), statistics.cpu())
-        return StepStats(metrics, float(self.engine.get_global_grad_norm()), self.skipped)
+        return self._stats(step, batches, metrics, float(self.engine.get_global_grad_norm()))
 
     def _evaluate(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
         batches = [batch.to(self.device) for batch in batches]
-        counts = self._counts(batches)
+        counts = self._reduce(self._own_counts(batches))
         micro_batches = max(len(batches), self._least_micro_batches)
         self._detailed = True
         self.engine.reset_activation_shape()  # these micro-batches may have another number of rows

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from ..config import OptimizerConfig
-from ..data.batch import BatchSource
-from ..objectives.electra import ElectraObjective
+from ..data.source import BatchSource
+from ..objectives.protocol import Objective
 from .data_parallel import DataParallelEngine
-from .optimizer import build_optimizer
+from .optimizer import build_optimizer, set_learning_rate
 from .state import Bucket, Piece
 
 
@@ -17,7 +17,7 @@ class PlainEngine(DataParallelEngine):
     def __init__(
         self,
         module: nn.Module,
-        objective: ElectraObjective,
+        objective: Objective,
         loader: BatchSource,
         heldout: BatchSource | None,
         device: torch.device,
@@ -31,12 +31,13 @@ class PlainEngine(DataParallelEngine):
         loss.backward()
 
     def _update(self, learning_rate: float) -> float:
-        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        self.optimizer.step()
+        norm = float(torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.clip))
+        set_learning_rate(self.optimizer, learning_rate)
+        self._applied = self._accepts(norm)
+        if self._applied:
+            self.optimizer.step()
         self.optimizer.zero_grad()
-        return float(norm)
+        return norm
 
     def _reduce(self, values: Tensor) -> Tensor:
         return values

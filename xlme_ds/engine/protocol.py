@@ -1,5 +1,6 @@
 """What the training loop sees of an engine, whichever it is."""
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,12 +14,15 @@ class StepStats:
     """Result of one optimizer step, the same on every rank.
 
     `metrics`: the objective's means over the global batch, empty unless they were asked for; `gradient_norm`: global,
-    before clipping; `skipped`: steps since the start of the process that the engine left out because of an overflow.
+    before clipping; `applied`: whether it changed anything - a step whose loss or gradient is not finite, or whose norm
+    exceeds the limit, leaves weights, moments and Adam's step as they were; `suspects`: of a step that was left out, the
+    rows whose own loss was not finite, a sentence part for each such micro-batch of any rank.
     """
 
     metrics: dict[str, float]
     gradient_norm: float
-    skipped: int
+    applied: bool = True
+    suspects: tuple[str, ...] = ()
 
 
 class Engine(Protocol):
@@ -27,8 +31,11 @@ class Engine(Protocol):
     rank: int
     world: int
 
-    def train_batch(self, step: int, learning_rate: float, detailed: bool) -> StepStats:
-        """Take optimizer step `step` (from 0) on its rows; `detailed` asks for the metrics."""
+    def train_batch(self, step: int, learning_rate: float, detailed: bool, norm_limit: float = math.inf) -> StepStats:
+        """Take optimizer step `step` (from 0) on its rows, unless its gradient norm exceeds `norm_limit`.
+
+        `detailed` asks for the metrics. Raises SharedError when any rank cannot read its rows.
+        """
 
     def eval_batch(self, step: int) -> dict[str, torch.Tensor]:
         """Additive sums, counts and statistics (float64, on the CPU) of step `step` of the held-out rows."""

@@ -36,11 +36,12 @@ class StateWriter:
     def __init__(self, path: Path, buffer_bytes: int):
         self.path = path
         self.buffer_bytes = buffer_bytes
-        self._blocks: deque[memoryview | None] = deque()
+        self._blocks: deque[np.ndarray | None] = deque()
         self._waiting = 0
         self._changed = threading.Condition()
         self._error: OSError | None = None
         self._crc = 0
+        self._finite = True
         self._thread = threading.Thread(target=self._run, name=f"write {path.name}", daemon=True)
         self._thread.start()
 
@@ -56,14 +57,14 @@ class StateWriter:
             offset += 4 * numel
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
-        self._queue(memoryview(len(text).to_bytes(8, "little") + text))
+        self._queue(np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8))
 
     def put(self, values: Tensor) -> None:
         """Copy the next tensor (flat, any float type and device) to host memory, and return."""
         for chunk in values.detach().split(CHUNK):
             with self._changed:
                 self._changed.wait_for(lambda: not self._waiting or self._waiting + 4 * CHUNK <= self.buffer_bytes)
-            self._queue(memoryview(chunk.to("cpu", torch.float32, copy=True).numpy()).cast("B"))
+            self._queue(chunk.to("cpu", torch.float32, copy=True).numpy())
 
     def end(self) -> None:
         """All tensors are put."""
@@ -75,34 +76,44 @@ class StateWriter:
         return self._thread.is_alive()
 
     def result(self) -> dict[str, int]:
-        """Wait for the end: `bytes` and `crc32` of the file, which is on the disk. Raises OSError when it could not be written."""
+        """Wait for the end: `bytes` and `crc32` of the file, which is on the disk.
+
+        Raises OSError when it could not be written, ValueError when a number in it is not finite.
+        """
         self._thread.join()
         if self._error is not None:
-            raise OSError(f"{self.path} could not be written: {self._error.strerror}")
+            raise OSError(self._error.errno, self._error.strerror, str(self.path))
+        if not self._finite:
+            raise ValueError(
+                f"{self.path} would hold weights or moments that are not finite and is left out: go on from the checkpoint "
+                "before with train.spike_sigma 6, or start a run with a lower optimizer.learning_rate"
+            )
         return {"bytes": self.path.stat().st_size, "crc32": self._crc}
 
-    def _queue(self, block: memoryview | None) -> None:
+    def _queue(self, block: np.ndarray | None) -> None:
         with self._changed:
             self._blocks.append(block)
-            self._waiting += len(block or b"")
+            self._waiting += 0 if block is None else block.nbytes
             self._changed.notify_all()
 
-    def _next(self) -> memoryview | None:
+    def _next(self) -> np.ndarray | None:
         with self._changed:
             self._changed.wait_for(lambda: self._blocks)
             return self._blocks[0]
 
     def _done(self) -> None:
         with self._changed:
-            self._waiting -= len(self._blocks.popleft() or b"")
+            block = self._blocks.popleft()
+            self._waiting -= 0 if block is None else block.nbytes
             self._changed.notify_all()
 
     def _run(self) -> None:
         try:
             with open(self.path, "wb") as file:
                 while (block := self._next()) is not None:
-                    self._crc = zlib.crc32(block, self._crc)
-                    file.write(block)
+                    self._crc = zlib.crc32(block.data, self._crc)
+                    self._finite &= bool(np.isfinite(block).all())
+                    file.write(block.data)
                     self._done()
                 file.flush()
                 os.fsync(file.fileno())
@@ -153,12 +164,24 @@ class StateReader:
             )
 
     def _index(self, path: Path) -> int:
+        try:
+            return self._read_header(path)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(f"{path} is no state file ({error!r}): resume from another checkpoint") from None
+
+    def _read_header(self, path: Path) -> int:
+        """Believes nothing: whatever it says of places must lie inside the file."""
+        end = path.stat().st_size
         with open(path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
+            if 8 + length > end:
+                raise ValueError(f"a header of {length} bytes in a file of {end}")
             header = json.loads(file.read(length))
         step = int(header.pop("__metadata__")["step"])
         for key, entry in header.items():
             name, kind, start = key.rsplit("/", 2)
-            part = (int(start), entry["shape"][0], path, 8 + length + entry["data_offsets"][0])
-            self._parts.setdefault((name, kind), []).append(part)
+            (numel,), (first, last) = entry["shape"], entry["data_offsets"]
+            if entry["dtype"] != "F32" or not 0 <= first <= last <= end - 8 - length or last - first != 4 * numel:
+                raise ValueError(f"{key} is at {first} to {last}")
+            self._parts.setdefault((name, kind), []).append((int(start), numel, path, 8 + length + first))
         return step

@@ -1,6 +1,8 @@
 """DeepSpeed's engine with ZeRO 1, 2 or 3."""
 
 import contextlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import deepspeed
@@ -9,10 +11,10 @@ from deepspeed.utils import safe_get_full_fp32_param
 from torch import Tensor, nn
 
 from ..config import OptimizerConfig
-from ..data.batch import BatchSource
-from ..objectives.electra import ElectraObjective
+from ..data.source import BatchSource
+from ..objectives.protocol import Objective
 from .data_parallel import DataParallelEngine
-from .optimizer import build_optimizer
+from .optimizer import build_optimizer, set_learning_rate
 from .partitions import buckets, publish
 from .state import Bucket
 
@@ -23,7 +25,7 @@ class ZeroEngine(DataParallelEngine):
     def __init__(
         self,
         module: nn.Module,
-        objective: ElectraObjective,
+        objective: Objective,
         loader: BatchSource,
         heldout: BatchSource | None,
         optimizer: OptimizerConfig,
@@ -35,6 +37,23 @@ class ZeroEngine(DataParallelEngine):
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         # DeepSpeed divides by the accumulation steps and averages over the ranks; our losses are terms of one sum.
         self._undo_averaging = self.world * engine.gradient_accumulation_steps()
+        # Every kind of DeepSpeed's optimizers calls torch's, some of them for one buffer after the other.
+        for inner in (engine.optimizer.optimizer, getattr(engine.optimizer, "backup_optimizer", None)):
+            if inner is not None:
+                inner.step = partial(self._guarded, inner.step)
+        self._decided = False
+
+    def _begin(self, norm_limit: float) -> None:
+        super()._begin(norm_limit)
+        self._decided = False
+
+    def _guarded(self, take_step: Callable[[], None]) -> None:
+        """In place of the step of torch's optimizer; DeepSpeed knows the norm by then, and skips most infinite ones itself."""
+        if not self._decided:
+            self._applied = self._accepts(float(self.engine.optimizer._global_grad_norm))
+            self._decided = True
+        if self._applied:
+            take_step()
 
     def _backward(self, loss: Tensor) -> None:
         self.engine.backward(loss * self._undo_averaging)
@@ -42,19 +61,13 @@ class ZeroEngine(DataParallelEngine):
             self.engine.step()
 
     def _update(self, learning_rate: float) -> float:
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_learning_rate(self.engine.optimizer, learning_rate)
         self.engine.step()
         return float(self.engine.get_global_grad_norm())
 
     def _reduce(self, values: Tensor) -> Tensor:
         dist.all_reduce(values)
         return values
-
-    @property
-    def skipped(self) -> int:
-        """See `DataParallelEngine`."""
-        return int(self.engine.skipped_steps)
 
     def canonical_names(self) -> dict[str, str]:
         """The model's name of every parameter that this rank knows, by DeepSpeed's name for it."""

@@ -1,36 +1,55 @@
-"""Sentence vectors: the mean over the hidden vectors of every layer (XLM-E section 4.6)."""
+"""Hidden states of every layer for many items, and sentence vectors: their mean (XLM-E section 4.6).
 
-from collections.abc import Sequence
+B rows, T tokens, D width.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..data.schema import BOS, EOS, PAD
 from ..models.text_encoder import TextEncoder, one_item_a_row
 
 
-@torch.no_grad()
+class States(NamedTuple):
+    """One batch of items: their numbers, which positions are inside of them, and every layer's states (0 = embeddings)."""
+
+    items: list[int]
+    inside_BT: Tensor
+    layers: list[Tensor]
+
+
+def hidden_states(model: TextEncoder, items: Sequence[np.ndarray], batch: int = 64) -> Iterator[States]:
+    """Float32 states of `items` (ids with their special tokens), in batches of items of about one length."""
+    model.eval()
+    device = next(model.parameters()).device
+    order = sorted(range(len(items)), key=lambda i: len(items[i]))  # little padding inside a batch
+    for start in range(0, len(order), batch):
+        here = order[start : start + batch]
+        tokens_BT = torch.full((len(here), len(items[here[-1]])), PAD, dtype=torch.int64)
+        for row, i in enumerate(here):
+            tokens_BT[row, : len(items[i])] = torch.from_numpy(items[i])
+        tokens_BT = tokens_BT.to(device)
+        positions_BT, inside_BT = one_item_a_row(tokens_BT)
+        with torch.no_grad():
+            layers = model.hidden_states(tokens_BT, positions_BT, inside_BT)
+        yield States(here, inside_BT, [state_BTD.float() for state_BTD in layers])
+
+
 def sentence_vectors(model: TextEncoder, sentences: Sequence[np.ndarray], batch: int = 64) -> np.ndarray:
     """float32 [layers + 1, sentences, width]; index 0 is the embedding layer.
 
-    `sentences` are ids without special tokens; each is read as `<s> ids </s>`, cut to the model's longest item.
+    `sentences` are ids without special tokens; each is read as `<s> ids </s>`, cut to the model's longest item. The mean
+    is over all tokens of the item, the special ones too.
     """
-    model.eval()
-    device = next(model.parameters()).device
     longest = model.cfg.max_positions
-    order = sorted(range(len(sentences)), key=lambda i: len(sentences[i]))  # little padding inside a batch
-    out = np.zeros((model.cfg.discriminator_layers + 1, len(sentences), model.cfg.width), dtype=np.float32)
-    for start in range(0, len(order), batch):
-        here = order[start : start + batch]
-        items = [np.concatenate([[BOS], sentences[i][: longest - 2], [EOS]]) for i in here]
-        width = max(len(item) for item in items)
-        tokens_BT = torch.full((len(items), width), PAD, dtype=torch.int64)
-        for row, item in enumerate(items):
-            tokens_BT[row, : len(item)] = torch.from_numpy(item)
-        tokens_BT = tokens_BT.to(device)
-        positions_BT, inside_BT = one_item_a_row(tokens_BT)
-        states = model.hidden_states(tokens_BT, positions_BT, inside_BT)
+    items = [np.concatenate([[BOS], sentence[: longest - 2], [EOS]]) for sentence in sentences]
+    out = np.zeros((model.cfg.discriminator_layers + 1, len(items), model.cfg.width), dtype=np.float32)
+    for here, inside_BT, layers in hidden_states(model, items, batch):
         weights = inside_BT.float() / inside_BT.sum(1, keepdim=True)
-        for layer, state_BTD in enumerate(states):
-            out[layer, here] = torch.einsum("btd,bt->bd", state_BTD.float(), weights).cpu().numpy()
+        for layer, state_BTD in enumerate(layers):
+            out[layer, here] = torch.einsum("btd,bt->bd", state_BTD, weights).cpu().numpy()
     return out

@@ -17,6 +17,9 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
+Whole = Callable[[nn.Parameter], AbstractContextManager[object]]
+"""Holds a parameter whole on every rank, and keeps what was written into it."""
+
 
 def _kind(name: str, parameter_dim: int) -> str:
     leaf = name.rsplit(".", 1)[-1]
@@ -36,7 +39,7 @@ def initialise(
     model: nn.Module,
     seed: int,
     std: float,
-    whole: Callable[[nn.Parameter], AbstractContextManager[object]] | None = None,
+    whole: Whole | None = None,
 ) -> None:
     """Fill every parameter in place by the scheme above; raises nothing.
 

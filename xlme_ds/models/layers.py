@@ -12,6 +12,9 @@ LAYER_NORM_EPSILON = 1e-5
 class TransformerLayer(nn.Module):
     """Self-attention and a GELU feed-forward network, each with a residual connection."""
 
+    dropout = 0.0
+    """Of what each branch adds, while training; fine-tuning sets it."""
+
     def __init__(self, cfg: ModelConfig):
         super().__init__()
         self.pre_norm = cfg.norm == "pre"
@@ -24,10 +27,13 @@ class TransformerLayer(nn.Module):
     def forward(self, x_BTD: Tensor, bias: AttentionBias) -> Tensor:
         """The layer's output, [B, T, D]."""
         if self.pre_norm:
-            x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), bias)
-            return x_BTD + self._feed_forward(self.feed_forward_norm(x_BTD))
-        x_BTD = self.attention_norm(x_BTD + self.attention(x_BTD, bias))
-        return self.feed_forward_norm(x_BTD + self._feed_forward(x_BTD))
+            x_BTD = x_BTD + self._drop(self.attention(self.attention_norm(x_BTD), bias))
+            return x_BTD + self._drop(self._feed_forward(self.feed_forward_norm(x_BTD)))
+        x_BTD = self.attention_norm(x_BTD + self._drop(self.attention(x_BTD, bias)))
+        return self.feed_forward_norm(x_BTD + self._drop(self._feed_forward(x_BTD)))
 
     def _feed_forward(self, x_BTD: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x_BTD)))
+
+    def _drop(self, x_BTD: Tensor) -> Tensor:
+        return F.dropout(x_BTD, self.dropout, self.training) if self.dropout else x_BTD

@@ -25,10 +25,10 @@ _SCALARS = ("generator_correct", "masked", "replaced", "replaced_found", "origin
 class ElectraObjective:
     """What the engine and the training loop need to know of the objective."""
 
-    terms = TERMS
+    terms: tuple[str, ...] = TERMS
     stage = ElectraStage
     """The model's form for pipelines."""
-    statistics_shape = (len(TASKS), len(_SCALARS) + 2 * _BINS)
+    statistics_shape: tuple[int, ...] = (len(TASKS), len(_SCALARS) + 2 * _BINS)
 
     def __init__(self, cfg: ObjectiveConfig):
         self.weights = torch.tensor([1.0, 1.0, cfg.discriminator_weight, cfg.discriminator_weight], dtype=torch.float64)

@@ -4,40 +4,51 @@ Every callback is called on every rank after every step, because some of them ar
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from ..config import RunConfig
+from ..config import Training
 from ..engine.protocol import Engine, StepStats
 from .checkpoint import Checkpoints
-from .metrics import MetricsLog
+from .metrics import MetricsLog, StepLines
 from .schedule import learning_rate
 
 
-class Callback(Protocol):
+class Callback:
     """See the module."""
+
+    log: StepLines | None = None
 
     def after_step(self, done: int, stats: StepStats) -> None:
         """`done` steps are finished; `stats` belongs to the last of them."""
 
     def close(self, done: int) -> None:
         """The loop ends after `done` steps, finished or stopped."""
+        if self.log is not None:
+            self.log.close()
+
+    @property
+    def trouble(self) -> OSError | None:
+        """Why the records cannot be written; the ranks do not know it of each other."""
+        return None if self.log is None else self.log.error
 
 
-class Record:
+class Record(Callback):
     """Writes a line of metrics.jsonl at every logged step, and shows it."""
 
     def __init__(
         self,
         run: Path,
-        config: RunConfig,
+        config: Training,
         start: int,
         row_tokens: int,
         flops_per_step: float,
         show: Callable[[dict[str, Any], int], None],
+        skipped: Callable[[], int],
     ):
-        self.log = MetricsLog(run, "metrics", start)
+        self.log: MetricsLog = MetricsLog(run, "metrics", start)
+        self.skipped = skipped
         self.config = config
         self.tokens_per_step = (config.data.mono_rows + config.data.para_rows) * row_tokens
         self.flops_per_step = flops_per_step
@@ -56,7 +67,7 @@ class Record:
             **stats.metrics,
             "lr": learning_rate(done - 1, self.config.train.steps, self.config.optimizer),
             "grad_norm": stats.gradient_norm,
-            "skipped_steps": stats.skipped,
+            "skipped_steps": self.skipped(),
             "tokens": done * self.tokens_per_step,
             "tokens_per_s": rate * self.tokens_per_step,
             "flops_per_s": rate * self.flops_per_step,
@@ -64,27 +75,23 @@ class Record:
         self.log.write(values)
         self.show(values, self.config.train.steps)
 
-    def close(self, done: int) -> None:
-        """See `Callback`."""
-        self.log.close()
 
-
-class Evaluate:
+class Evaluate(Callback):
     """Runs the held-out rows and writes a line of heldout.jsonl; collective."""
 
     def __init__(
         self,
         run: Path,
         engine: Engine,
-        objective: Any,
+        summarise: Callable[..., dict[str, float]],
         every: int,
         steps: int,
         start: int,
-        constants: dict[str, float],
+        constants: Mapping[str, float],
         show: Callable[[dict[str, Any], int], None] | None,
     ):
         self.engine = engine
-        self.objective = objective
+        self.summarise = summarise
         self.every = every
         self.steps = steps
         self.constants = constants
@@ -95,21 +102,18 @@ class Evaluate:
         """See `Callback`."""
         if done == self.steps or (self.every and done % self.every == 0):
             totals = self.engine.eval_batch(0)
-            values = {"step": done, **self.objective.summarise(**totals), **self.constants}
+            values = {"step": done, **self.summarise(**totals), **self.constants}
             if self.log is not None and self.show is not None:
                 self.log.write(values)
                 self.show(values, self.steps)
 
-    def close(self, done: int) -> None:
-        """See `Callback`."""
-        if self.log is not None:
-            self.log.close()
 
-
-class Save:
+class Save(Callback):
     """Saves a checkpoint at its cadence and at the end; collective."""
 
-    def __init__(self, checkpoints: Checkpoints, engine: Engine, every: int, state: dict[str, Any], start: int):
+    def __init__(
+        self, checkpoints: Checkpoints, engine: Engine, every: int, state: Callable[[], dict[str, Any]], start: int
+    ):
         self.checkpoints = checkpoints
         self.engine = engine
         self.every = every
@@ -129,5 +133,5 @@ class Save:
         self.checkpoints.wait(self.engine)
 
     def _save(self, done: int) -> None:
-        self.checkpoints.save(self.engine, done, self.state)
+        self.checkpoints.save(self.engine, done, self.state())
         self.saved = done

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.schema import write_json
-from ..engine.processes import SharedError, broadcast, gather, together
+from ..engine.processes import SharedError, broadcast, gather, naming, together
 from ..engine.protocol import Engine
 from ..engine.statefile import StateReader, StateWriter, state_file
 
@@ -52,8 +52,13 @@ class Checkpoints:
         """Copy the state after `step` steps and write it from a thread; `poll` or `wait` complete the checkpoint."""
         self.wait(engine)
         probe = engine.probe_loss()
+        if not math.isfinite(probe):
+            raise SharedError(
+                f"{self.folder.parent}: after {step} steps the loss of the probe batch is {probe}: nothing is saved any more, "
+                "start a run with a lower optimizer.learning_rate"
+            )
         partial = self._partial(step)
-        together(lambda: _renew(partial) if engine.rank == 0 else None)
+        together(lambda: self._renew(partial) if engine.rank == 0 else None)
         writer = StateWriter(partial / state_file(engine.rank, engine.world), self.buffer_bytes)
         engine.save(writer)
         self._saving = _Saving(step, {"step": step, "world": engine.world, "probe": probe, **state}, writer)
@@ -105,10 +110,16 @@ class Checkpoints:
     def _partial(self, step: int) -> Path:
         return self.folder / f"{_PREFIX}{step:08d}.partial"
 
+    def _renew(self, partial: Path) -> None:
+        for rest in self.folder.glob("*.partial"):  # of saves that failed, and may hold the room that this one needs
+            shutil.rmtree(rest)
+        partial.mkdir(parents=True)
+
     def _complete(self, saving: _Saving, files: dict[str, dict[str, int]]) -> None:
         final = complete(self._partial(saving.step), saving.state, files)
-        write_json(self.folder / "latest.json", {"checkpoint": final.name})
-        _to_disk(self.folder / "latest.json", self.folder)
+        with naming(self.folder / "latest.json"):
+            write_json(self.folder / "latest.json", {"checkpoint": final.name})
+            _to_disk(self.folder / "latest.json", self.folder)
         self._prune(saving.step)
 
     def _prune(self, newest: int) -> None:
@@ -119,21 +130,20 @@ class Checkpoints:
         for step in steps[: -self.keep_last]:
             if not (self.keep_every and step % self.keep_every == 0):
                 shutil.rmtree(self.folder / f"{_PREFIX}{step:08d}")
-        for partial in self.folder.glob("*.partial"):
-            shutil.rmtree(partial)
 
 
 def complete(partial: Path, state: Mapping[str, Any], files: Mapping[str, Mapping[str, int]]) -> Path:
     """Turn `X.partial`, whose state files are on the disk as `files` says, into the checkpoint `X`."""
     final = partial.with_suffix("")
-    shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step
-    write_json(partial / _STATE, state)
-    text = (partial / _STATE).read_bytes()
-    _to_disk(partial / _STATE, partial)
-    write_json(partial / _COMPLETE, {**files, _STATE: {"bytes": len(text), "crc32": zlib.crc32(text)}})
-    _to_disk(partial / _COMPLETE, partial)
-    partial.rename(final)
-    _to_disk(final.parent)
+    with naming(partial):
+        write_json(partial / _STATE, state)
+        text = (partial / _STATE).read_bytes()
+        _to_disk(partial / _STATE, partial)
+        write_json(partial / _COMPLETE, {**files, _STATE: {"bytes": len(text), "crc32": zlib.crc32(text)}})
+        _to_disk(partial / _COMPLETE, partial)
+        shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step
+        partial.rename(final)
+        _to_disk(final.parent)
     return final
 
 
@@ -142,6 +152,10 @@ def find_fault(folder: Path, rank: int = 0, world: int = 1, checksums: bool = Tr
     try:
         files = json.loads((folder / _COMPLETE).read_text(encoding="utf-8"))
         expected = {name: (entry["bytes"], entry["crc32"]) for name, entry in sorted(files.items())}
+        if any(
+            Path(name).name != name for name in expected
+        ):  # a checkpoint from elsewhere reaches into no other folder
+            raise ValueError
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
         fault: str | None = f"{_COMPLETE} is missing or damaged"
     else:
@@ -166,7 +180,11 @@ def _file_fault(path: Path, size: int, crc: int, checksum: bool) -> str | None:
 
 def read_state(folder: Path) -> dict[str, Any]:
     """What a checkpoint says of itself: `step`, `world` (processes that saved it), `probe`, data fingerprints."""
-    state: dict[str, Any] = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+    try:
+        state: dict[str, Any] = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        int(state["step"]), int(state["world"]), float(state["probe"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{folder / _STATE} is damaged ({error!r}): resume from another checkpoint") from None
     return state
 
 
@@ -178,11 +196,6 @@ def _matching(state: dict[str, Any], folder: Path, expected: Mapping[str, Any]) 
                 "or choose another --out"
             )
     return state
-
-
-def _renew(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
 
 
 def _to_disk(*paths: Path) -> None:

@@ -4,13 +4,12 @@ import fcntl
 import importlib.metadata
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import RunConfig
+from ..config import Training
 from ..data.schema import write_json
-from ..parameters import count_parameters
 
 # Settings that do not shape the curve; a run may be resumed with others.
 _MAY_CHANGE = (
@@ -18,6 +17,10 @@ _MAY_CHANGE = (
     "train.eval_",
     "train.save_",
     "train.keep_",
+    "train.max_bad_steps",
+    "train.spike_sigma",
+    "train.watchdog_minutes",
+    "train.audit",
     "model.head_chunk",
     "model.activation_checkpointing",
     "data.micro_batch",
@@ -34,7 +37,7 @@ class RunFolder:
         self.path = path
         self.root = root
 
-    def claim(self, config: RunConfig) -> None:
+    def claim(self, config: Training) -> None:
         """See that the folder belongs to `config`, and keep other runs out of it until this process ends.
 
         Raises ValueError naming the setting that differs, or when another process works in the folder.
@@ -45,7 +48,8 @@ class RunFolder:
         if not path.exists():
             return
         try:
-            stored = flatten(json.loads(path.read_text(encoding="utf-8"))["config"])
+            # A setting that is younger than the run had its default in it.
+            stored = _defaults(config) | flatten(json.loads(path.read_text(encoding="utf-8"))["config"])
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{path} is damaged: restore it, or choose another --out") from None
         ours = flatten(json.loads(json.dumps(asdict(config))))  # tuples as the lists that JSON has
@@ -62,14 +66,16 @@ class RunFolder:
         if self.root:
             self._lock.close()
 
-    def begin(self, config: RunConfig, fingerprints: dict[str, Any], world: int) -> None:
+    def begin(
+        self, config: Training, fingerprints: dict[str, Any], world: int, parameters: dict[str, int]
+    ) -> None:
         """Write `config.json`, once nothing can refuse the run any more: the resolved settings, and what they run with."""
         if not self.root:
             return
         self.path.mkdir(parents=True, exist_ok=True)
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES} | {"python": sys.version.split()[0]}
         content = {"config": asdict(config), "versions": versions, "world_size": world}
-        content |= {"data": {"fingerprints": fingerprints}, "parameters": count_parameters(config.model)}
+        content |= {"data": {"fingerprints": fingerprints}, "parameters": parameters}
         write_json(self.path / "config.json", content)
 
     def steps_logged(self) -> int:
@@ -101,6 +107,17 @@ def lock(folder: Path) -> Any:
         file.close()
         raise ValueError(f"another process is still working in {folder}: wait for its end, or choose another") from None
     return file
+
+
+def _defaults(config: Training) -> dict[str, Any]:
+    sections = {field.name: getattr(config, field.name) for field in fields(config)}
+    return {
+        f"{name}.{field.name}": json.loads(json.dumps(field.default))
+        for name, section in sections.items()
+        if is_dataclass(section)
+        for field in fields(section)
+        if field.default is not MISSING
+    }
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,49 +1,50 @@
 """The training loop. It knows neither the model nor the engine."""
 
-import signal
 from collections.abc import Sequence
-from types import FrameType
 
-from ..config import RunConfig
+from ..config import Training
+from ..engine.processes import share
 from ..engine.protocol import Engine
 from .callbacks import Callback
+from .guard import Guard
 from .schedule import learning_rate
-
-# Slurm sends SIGUSR1 some time before the limit of a job (sbatch --signal), SIGTERM at it and on preemption.
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-
-
-class StopRequest:
-    """Remembers a signal to stop until the step is finished; a second SIGINT ends the process at once."""
-
-    def __init__(self) -> None:
-        self.received: str | None = None
-        self.interrupts = 0
-        for number in _STOP_SIGNALS:
-            signal.signal(number, self._receive)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT:
-            self.interrupts += 1
-            if self.interrupts > 1:
-                raise KeyboardInterrupt
-        self.received = signal.Signals(number).name
-
-    def release(self) -> None:
-        """Give the signals their usual meaning back."""
-        for number in _STOP_SIGNALS:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+from .stop import StopRequest
+from .watchdog import Watchdog
 
 
-def fit(engine: Engine, config: RunConfig, callbacks: Sequence[Callback], start: int, stop: StopRequest) -> int:
-    """Train from `start` finished steps to the end, or until any rank is asked to stop; returns the steps done."""
+def fit(
+    engine: Engine,
+    config: Training,
+    guard: Guard,
+    callbacks: Sequence[Callback],
+    start: int,
+    stop: StopRequest,
+    watchdog: Watchdog,
+) -> int:
+    """Train from `start` finished steps to the end, or until any rank is asked to stop; returns the steps done.
+
+    Raises SharedError when the records of any rank cannot be written.
+    """
+    callbacks = [guard, *callbacks]
     done = start
-    while done < config.train.steps and not engine.any(stop.received is not None):
+    while done < config.train.steps and guard.fault is None:
+        if engine.any(stop.received is not None or _trouble(callbacks) is not None):
+            break
+        watchdog.beat(f"taking step {done + 1}")
         detailed = (done + 1) % config.train.log_every == 0 or done + 1 == config.train.steps
-        stats = engine.train_batch(done, learning_rate(done, config.train.steps, config.optimizer), detailed)
+        rate = learning_rate(done, config.train.steps, config.optimizer)
+        stats = engine.train_batch(done, rate, detailed, guard.norm_limit())
         done += 1
+        watchdog.beat(f"evaluating or saving after step {done}")
         for callback in callbacks:
             callback.after_step(done, stats)
+    share(_trouble(callbacks))
+    watchdog.beat(f"saving after step {done}")
     for callback in callbacks:
         callback.close(done)
+    share(_trouble(callbacks))
     return done
+
+
+def _trouble(callbacks: Sequence[Callback]) -> OSError | None:
+    return next((callback.trouble for callback in callbacks if callback.trouble is not None), None)

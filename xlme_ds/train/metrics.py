@@ -1,20 +1,26 @@
-"""The run's records: `metrics.jsonl`, `heldout.jsonl` and TensorBoard events, continued exactly on resume."""
+"""The run's records: `metrics.jsonl`, `heldout.jsonl`, `faults.jsonl` and TensorBoard events, continued exactly on resume."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
+from ..engine.processes import naming
 
-class MetricsLog:
-    """Appends lines to a JSON-lines file and the same values to TensorBoard. Only rank 0 has one."""
+
+class StepLines:
+    """Appends lines to a JSON-lines file. Only rank 0 has one.
+
+    An error of writing is kept in `error`, for the ranks to end together, and nothing is written after it.
+    """
 
     def __init__(self, run: Path, name: str, steps_done: int):
         """Continue `run/name.jsonl` after `steps_done` steps: later lines, of a run that was killed, are dropped."""
-        self.name = name
         self.path = run / f"{name}.jsonl"
+        self.error: OSError | None = None
         kept = []
         if self.path.exists():
             for line in self.path.read_text(encoding="utf-8").splitlines():
@@ -24,18 +30,45 @@ class MetricsLog:
                 except ValueError:  # the half-written last line of a run that was killed
                     break
         temporary = self.path.with_suffix(".tmp")
-        temporary.write_text("".join(kept), encoding="utf-8")
-        os.replace(temporary, self.path)
-        self.board = SummaryWriter(str(run / "tensorboard" / name), purge_step=steps_done + 1)
+        with naming(temporary):
+            temporary.write_text("".join(kept), encoding="utf-8")
+            os.replace(temporary, self.path)
 
     def write(self, values: dict[str, Any]) -> None:
-        """One line; `values` holds `step` and numbers."""
+        """One line; `values` holds `step`."""
+        if self.error is None:
+            try:
+                with naming(self.path):
+                    self._write(values)
+            except OSError as error:
+                self.error = error
+
+    def _write(self, values: dict[str, Any]) -> None:
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
-        for key, value in values.items():
+
+    def close(self) -> None:
+        """Flush what is held back."""
+
+
+class MetricsLog(StepLines):
+    """Numbers, which go to TensorBoard too; what is not finite is left out, as JSON has no word for it."""
+
+    def __init__(self, run: Path, name: str, steps_done: int):
+        super().__init__(run, name, steps_done)
+        self.board = SummaryWriter(str(run / "tensorboard" / name), purge_step=steps_done + 1)
+
+    def _write(self, values: dict[str, Any]) -> None:
+        finite = {key: value for key, value in values.items() if math.isfinite(value)}
+        super()._write(finite)
+        for key, value in finite.items():
             if key != "step":
-                self.board.add_scalar(key, value, values["step"])
+                self.board.add_scalar(key, value, finite["step"])
 
     def close(self) -> None:
         """Flush what TensorBoard holds back."""
-        self.board.close()
+        try:
+            with naming(self.path.parent / "tensorboard"):
+                self.board.close()
+        except OSError as error:
+            self.error = self.error or error

@@ -1,24 +1,33 @@
 """A whole training run on a ready engine: resume, loop, records."""
 
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from ..config import DataConfig, RunConfig
+from ..config import DataConfig, RunConfig, Training
 from ..data.loader import Loader
 from ..data.schema import TASKS
 from ..data.shards import RowStore
+from ..data.source import BatchSource
 from ..data.unigram import unigram_nll
 from ..engine.build import resolve_precision
 from ..engine.processes import SharedError, broadcast, together
 from ..engine.protocol import Engine
 from ..flops import flops_per_step
 from ..objectives import OBJECTIVES
+from ..parameters import count_parameters
+from .audit import audit
 from .callbacks import Callback, Evaluate, Record, Save
-from .checkpoint import PROBE_TOLERANCE, Checkpoints
+from .checkpoint import PROBE_TOLERANCE, Checkpoints, read_state
 from .console import Console
 from .folder import RunFolder
-from .loop import StopRequest, fit
+from .guard import Guard
+from .loop import fit
+from .metrics import StepLines
+from .stop import StopRequest
+from .watchdog import Watchdog
 
 
 def heldout_data(config: RunConfig, folder: Path, world: int) -> DataConfig:
@@ -42,8 +51,51 @@ def heldout_data(config: RunConfig, folder: Path, world: int) -> DataConfig:
     return DataConfig(mono, para, micro_batch=max(mono, para) // pieces)
 
 
-def train(engine: Engine, config: RunConfig, folder: RunFolder, loader: Loader, heldout: Loader | None) -> bool:
-    """Train to the end or until stopped; True when the run is finished. Resumes from the newest whole checkpoint."""
+class Work(NamedTuple):
+    """What is said of a run beside its settings."""
+
+    flops: float
+    """Of a step, by the standard count."""
+    parameters: dict[str, int]
+    evaluation: Callable[..., dict[str, float]] | None = None
+    """Means from the sums, counts and statistics of held-out rows."""
+    constants: Mapping[str, float] = MappingProxyType({})
+    """Written beside every evaluation."""
+
+
+def train(
+    engine: Engine,
+    config: Training,
+    folder: RunFolder,
+    loader: BatchSource,
+    heldout: BatchSource | None,
+    work: Work,
+    stop: StopRequest | None = None,
+    watchdog: Watchdog | None = None,
+) -> bool:
+    """Train to the end or until stopped; True when the run is finished. Resumes from the newest whole checkpoint.
+
+    `stop` and `watchdog` are given where they were made earlier. Raises SharedError when the run cannot go on.
+    """
+    stop = stop or StopRequest()
+    watchdog = watchdog or Watchdog(config.train.watchdog_minutes, engine.rank)
+    watchdog.beat("resuming from a checkpoint")
+    try:
+        return _train(engine, config, folder, loader, heldout, work, stop, watchdog)
+    finally:
+        watchdog.close()
+
+
+def _train(
+    engine: Engine,
+    config: Training,
+    folder: RunFolder,
+    loader: BatchSource,
+    heldout: BatchSource | None,
+    work: Work,
+    stop: StopRequest,
+    watchdog: Watchdog,
+) -> bool:
     root, out = engine.rank == 0, folder.path
     buffer_bytes = int(config.train.save_buffer_gib * 2**30)
     checkpoints = Checkpoints(out, config.train.keep_last, config.train.keep_every, buffer_bytes)
@@ -51,8 +103,8 @@ def train(engine: Engine, config: RunConfig, folder: RunFolder, loader: Loader, 
         "fingerprints": loader.fingerprints,
         "heldout": None if heldout is None else heldout.fingerprints,
     }
-    start = _resume(engine, config, folder, checkpoints, state)
-    together(lambda: folder.begin(config, loader.fingerprints, engine.world))
+    start, guard_state = _resume(engine, config, folder, checkpoints, state)
+    together(lambda: folder.begin(config, loader.fingerprints, engine.world, work.parameters))
     if start >= config.train.steps:
         if root:
             print(f"{out}: all {start} steps are done")
@@ -63,55 +115,71 @@ def train(engine: Engine, config: RunConfig, folder: RunFolder, loader: Loader, 
             flush=True,
         )
 
-    stop = StopRequest()
+    if config.train.audit and isinstance(loader, Loader):  # other sources refuse the setting
+        audit(out, loader, start, engine.rank, engine.world)
     console = Console(config.train.steps, start, max(config.train.steps // 20, 1)) if root else None
-    callbacks: list[Callback] = []
-    if console is not None:
-        flops = flops_per_step(config, loader.row_tokens)
-        callbacks.append(Record(out, config, start, loader.row_tokens, flops, console.step))
-    if heldout is not None:
-        objective = OBJECTIVES[config.objective.name](config.objective)
-        constants = together(lambda: _unigram(loader, heldout) if root else {})
-        callbacks.append(
-            Evaluate(
-                out,
-                engine,
-                objective,
-                config.train.eval_every,
-                config.train.steps,
-                start,
-                constants,
-                console.evaluation if console is not None else None,
-            )
-        )
-    callbacks.append(Save(checkpoints, engine, config.train.save_every, state, start))
-    done = fit(engine, config, callbacks, start, stop)
+    faults = together(lambda: StepLines(out, "faults", start) if root else None)
+    guard = Guard(config.train, guard_state, loader.rows_of, faults)
+    callbacks = together(lambda: _records(engine, config, out, start, loader, work, console, guard))
+    callbacks.append(Save(checkpoints, engine, config.train.save_every, lambda: {**state, "guard": guard.state}, start))
+    done = fit(engine, config, guard, callbacks, start, stop, watchdog)
     stop.release()
     if console is not None:
         console.close()
-        if done < config.train.steps:
-            print(
-                f"{out}: stopped after step {done} of {config.train.steps} and saved; the same command goes on from there"
-            )
+    if guard.fault is not None:
+        raise SharedError(f"{out}: {guard.fault}")
+    if root and done < config.train.steps:
+        print(
+            f"{out}: stopped after step {done} of {config.train.steps} and saved; the same command goes on from there"
+        )
     return done >= config.train.steps
 
 
+def _records(
+    engine: Engine,
+    config: Training,
+    out: Path,
+    start: int,
+    loader: BatchSource,
+    work: Work,
+    console: Console | None,
+    guard: Guard,
+) -> list[Callback]:
+    """What writes down how the run goes; `console` is the root's. Raises OSError when that cannot be."""
+    callbacks: list[Callback] = []
+    if console is not None:
+        shown = console.step, lambda: guard.skipped
+        callbacks.append(Record(out, config, start, loader.row_tokens, work.flops, *shown))
+    if work.evaluation is not None:
+        every, steps = config.train.eval_every, config.train.steps
+        show = console.evaluation if console is not None else None
+        callbacks.append(Evaluate(out, engine, work.evaluation, every, steps, start, work.constants, show))
+    return callbacks
+
+
 def _resume(
-    engine: Engine, config: RunConfig, folder: RunFolder, checkpoints: Checkpoints, state: dict[str, Any]
-) -> int:
-    """Load the newest whole checkpoint, which the root chooses; returns the steps done, 0 for a new run."""
+    engine: Engine, config: Training, folder: RunFolder, checkpoints: Checkpoints, state: dict[str, Any]
+) -> tuple[int, dict[str, Any]]:
+    """Load the newest whole checkpoint, which the root chooses; returns the steps done, 0 for a new run, and the guard's state."""
     newest, complaints = checkpoints.newest(engine.rank, engine.world)
     if engine.rank == 0 and complaints:
         print("\n".join(complaints))
     if newest is not None:
-        return checkpoints.load(engine, newest, state, PROBE_TOLERANCE[resolve_precision(config.engine)])
+        steps = checkpoints.load(engine, newest, state, PROBE_TOLERANCE[resolve_precision(config.engine)])
+        return steps, together(lambda: read_state(newest)).get("guard", {})
     if complaints or broadcast(folder.steps_logged()) > config.train.save_every:
         raise SharedError(f"{folder.path} has records but no usable checkpoint: restore one, or choose another --out")
-    return 0
+    return 0, {}
 
 
-def _unigram(loader: Loader, heldout: Loader) -> dict[str, float]:
-    return {
+def pretraining(config: RunConfig, loader: Loader, heldout: Loader | None, root: bool) -> Work:
+    """What is said of a pre-training run; `root` alone reads text for it."""
+    flops, parameters = flops_per_step(config, loader.row_tokens), count_parameters(config.model)
+    if heldout is None:
+        return Work(flops, parameters)
+    constants = {
         f"unigram_nll_{TASKS[task]}": unigram_nll(loader.stores[task], store, heldout.plan.rows[task])
         for task, store in heldout.stores.items()
+        if root
     }
+    return Work(flops, parameters, OBJECTIVES[config.objective.name](config.objective).summarise, constants)

@@ -1,0 +1,410 @@
+"""The faults of the campaign. Each takes a fresh case, makes its fault at a random place or moment, and sees how the run ends."""
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bench.faults_case import STEPS, Case, Verdict, bad_steps
+from bench.faults_ranks import Ranks, Result
+from xlme_ds import checkpoint
+from xlme_ds.train.checkpoint import Checkpoints
+from xlme_ds.train.folder import RunFolder
+
+Fault = Callable[[Case], Verdict]
+KINDS: dict[str, Fault] = {}
+
+
+def fault(function: Fault) -> Fault:
+    """Add to the campaign."""
+    KINDS[function.__name__.replace("_", " ")] = function
+    return function
+
+
+def _not_clear(result: Result) -> Verdict:
+    return Verdict(False, f"exit codes {result.codes}, no one clear sentence", said=result.said)
+
+
+def _over_or_error(case: Case, result: Result, repair: Callable[[], object], *words: str) -> Verdict:
+    """A run that nothing disturbed is compared; one that ended with a clear error is repaired and goes on."""
+    repair()
+    if result.finished and (case.out / "finished.json").exists():
+        return case.compare()
+    if not result.clear_error(*words):
+        return _not_clear(result)
+    return case.finish()
+
+
+# Killed and told to stop
+
+
+@fault
+def rank_killed(case: Case) -> Verdict:
+    """SIGKILL of a random rank at a random moment, twice."""
+    for _ in range(2):
+        ranks = case.start()
+        case.moment(ranks)
+        ranks.signal(signal.SIGKILL, case.rng.randrange(2))
+        case.wait(ranks)
+    return case.finish()
+
+
+@fault
+def all_ranks_killed(case: Case) -> Verdict:
+    """SIGKILL of all ranks at once, as when a machine loses its power."""
+    ranks = case.start()
+    case.moment(ranks)
+    ranks.signal(signal.SIGKILL)
+    case.wait(ranks)
+    return case.finish()
+
+
+@fault
+def killed_inside_a_save(case: Case) -> Verdict:
+    """A rank is killed within 20 ms after a checkpoint's folder appeared."""
+    ranks, which = case.start(), case.rng.randint(1, 5)
+    seen: set[str] = set()
+
+    def saving() -> bool:
+        seen.update(path.name for path in (case.out / "checkpoints").glob("*.partial"))
+        return len(seen) >= which
+
+    ranks.until(saving)
+    wait = case.rng.uniform(0, 0.02)
+    time.sleep(wait)
+    ranks.signal(signal.SIGKILL, case.rng.randrange(2))
+    case.wait(ranks)
+    return case.finish()
+
+
+@fault
+def killed_inside_a_resume(case: Case) -> Verdict:
+    """A rank is killed while the run starts again and loads its checkpoint."""
+    case.to_the_middle()
+    ranks = case.start()
+    starts = len((case.out / "audit/attempts.jsonl").read_text().splitlines())
+    seconds = case.rng.uniform(0, 0.5 * case.seconds)
+    ranks.until(
+        lambda: ranks.age > seconds or len((case.out / "audit/attempts.jsonl").read_text().splitlines()) > starts
+    )
+    ranks.signal(signal.SIGKILL, case.rng.randrange(2))
+    case.wait(ranks)
+    return case.finish()
+
+
+@fault
+def told_to_stop(case: Case) -> Verdict:
+    """SIGTERM, SIGUSR1 or SIGINT to a random rank at a random moment, also while it starts: exit code 0, nothing lost."""
+    ranks = case.start()
+    ranks.until(lambda: any(log.exists() for log in ranks.logs))
+    time.sleep(0.05)  # Python's own start is no part of the command: handlers are its first act
+    case.moment(ranks)
+    ranks.signal(case.rng.choice([signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]), case.rng.randrange(2))
+    result = case.wait(ranks)
+    if not result.finished:
+        return Verdict(False, f"exit codes {result.codes} after a signal to stop", said=result.said)
+    return case.finish()
+
+
+@fault
+def rank_hangs(case: Case) -> Verdict:
+    """SIGSTOP of a random rank: the other's watchdog ends the run and shows its stacks."""
+    ranks, victim = case.start("--train.watchdog-minutes", "0.15"), case.rng.randrange(2)
+    step = case.rng.randint(1, STEPS - 4)
+    ranks.until(lambda: RunFolder(case.out).steps_logged() >= step)
+    ranks.signal(signal.SIGSTOP, victim)
+    result = case.wait(ranks)
+    other = result.said[1 - victim]
+    if (
+        result.hung
+        or result.codes[1 - victim] != 1
+        or "stood still" not in other
+        or "most recent call first" not in other
+    ):
+        return Verdict(False, f"exit codes {result.codes}, the watchdog did not end it", said=result.said)
+    return case.finish()
+
+
+# What is on the disk changes
+
+
+def _flip(case: Case, path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[case.rng.randrange(len(content))] ^= 1 << case.rng.randrange(8)
+    path.write_bytes(content)
+
+
+def _truncate(case: Case, path: Path) -> None:
+    os.truncate(path, case.rng.randrange(path.stat().st_size))
+
+
+def _delete(case: Case, path: Path) -> None:
+    path.unlink()
+
+
+_DAMAGES = [_flip, _truncate, _delete]
+
+
+@contextlib.contextmanager
+def _own_data(case: Case) -> Iterator[None]:
+    """Data of the case's own, to damage."""
+    shared = case.data
+    case.data = case.folder / "data"
+    shutil.copytree(shared, case.data)
+    try:
+        yield
+    finally:
+        case.data = shared
+
+
+def _repairing(path: Path) -> Callable[[], None]:
+    content = path.read_bytes()
+
+    def repair() -> None:
+        path.write_bytes(content)
+
+    return repair
+
+
+@fault
+def shard_damaged_while_training(case: Case) -> Verdict:
+    """A byte is flipped, a shard cut short or deleted at a random moment of the run."""
+    with _own_data(case):
+        path = case.rng.choice(sorted(case.data.glob("*/*.arrow")))
+        repair = _repairing(path)
+        ranks = case.start()
+        case.moment(ranks)
+        if ranks.poll():
+            case.rng.choice(_DAMAGES)(case, path)
+        result = case.wait(ranks)
+        return _over_or_error(case, result, repair, path.name)
+
+
+@fault
+def shard_damaged_between_two_starts(case: Case) -> Verdict:
+    """The same, between a stop and the next start."""
+    case.to_the_middle()
+    with _own_data(case):
+        path = case.rng.choice(sorted(case.data.glob("*/*.arrow")))
+        repair = _repairing(path)
+        case.rng.choice(_DAMAGES)(case, path)
+        return _over_or_error(case, case.wait(case.start()), repair, path.name)
+
+
+@fault
+def manifest_damaged(case: Case) -> Verdict:
+    """A manifest is damaged between two starts."""
+    case.to_the_middle()
+    with _own_data(case):
+        path = case.rng.choice(sorted(case.data.glob("*/manifest.json")))
+        repair = _repairing(path)
+        case.rng.choice(_DAMAGES)(case, path)
+        return _over_or_error(case, case.wait(case.start()), repair, "manifest", "fingerprints", "vocabular", "rows")
+
+
+@fault
+def checkpoint_damaged(case: Case) -> Verdict:
+    """A file of the newest checkpoint is damaged: the run goes on from the one before, without being asked to."""
+    case.to_the_middle()
+    newest, _ = Checkpoints(case.out, 1, 0).newest()
+    assert newest is not None
+    path = case.rng.choice(sorted(newest.iterdir()))
+    damage = case.rng.choice(_DAMAGES)
+    damage(case, path)
+    return case.finish()
+
+
+@fault
+def run_folder_damaged(case: Case) -> Verdict:
+    """A record of the run folder that a start reads is cut short or deleted."""
+    case.to_the_middle()
+    path = case.out / case.rng.choice(["config.json", "checkpoints/latest.json"])
+    repair = _repairing(path)
+    case.rng.choice([_truncate, _delete])(case, path)
+    return _over_or_error(case, case.wait(case.start()), repair, path.name)
+
+
+@fault
+def clock_jumped(case: Case) -> Verdict:
+    """Between two starts every file of run and data gets a date of its own, up to ten years back or ahead."""
+    case.to_the_middle()
+    with _own_data(case):
+        for path in [*case.out.rglob("*"), *case.data.rglob("*")]:
+            date = time.time() + case.rng.uniform(-1, 1) * 3.15e8
+            os.utime(path, (date, date))
+        return case.finish()
+
+
+# The disk and permissions
+
+
+@contextlib.contextmanager
+def _mounted(folder: Path, size: str) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def _fill(path: Path) -> None:
+    with contextlib.suppress(OSError), open(path, "wb", buffering=0) as file:
+        while file.write(b"\0" * 4096):
+            pass
+
+
+@fault
+def disk_full(case: Case) -> Verdict:
+    """The file system of the run folder fills up at a random moment; there is room again at the next start."""
+    with _mounted(case.out.parent / "disk", "24m"):
+        case.folder = case.out.parent / "disk"
+        ranks = case.start()
+        case.moment(ranks)
+        full = case.folder / "filler"
+        _fill(full)
+        result = case.wait(ranks)
+        return _over_or_error(case, result, lambda: full.unlink(missing_ok=True), "No space left on device")
+
+
+@fault
+def checkpoints_read_only(case: Case) -> Verdict:
+    """The checkpoints' file system can no longer be written; later it can."""
+    folder = case.out / "checkpoints"
+    with _mounted(folder, "24m"):
+        ranks = case.start()
+        case.moment(ranks)
+
+        def mount(mode: str) -> bool:
+            return subprocess.run(["mount", "-o", f"remount,{mode}", str(folder)], capture_output=True).returncode == 0
+
+        ranks.until(lambda: mount("ro"))
+        result = case.wait(ranks)
+        return _over_or_error(case, result, lambda: mount("rw"), "Read-only file system")
+
+
+def obey_permissions() -> None:
+    """Have root in this process be held to the permissions of files as any user is (capset of Linux)."""
+    may_override, words = (
+        0b1110,
+        3,
+    )  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER; effective, permitted, inheritable
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    held = (ctypes.c_uint32 * (2 * words))()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.capget(header, held):
+        raise OSError(ctypes.get_errno(), "capget")
+    for word in range(words):
+        held[word] &= ~may_override
+    if libc.capset(header, held):
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+@fault
+def no_permission(case: Case) -> Verdict:
+    """The run folder, its checkpoints or what it stands in belongs to somebody else; then it does not."""
+    case.to_the_middle()
+    theirs = case.rng.choice([case.folder, case.out, case.out / "checkpoints"])
+    os.chown(theirs, 65534, 65534)
+    (case.folder / ".run.lock").unlink()
+    ranks = case.start(patch=lambda rank: obey_permissions())
+    result = case.wait(ranks)
+    os.chown(theirs, 0, 0)
+    if not result.clear_error("Permission denied"):
+        return _not_clear(result)
+    return case.finish()
+
+
+@fault
+def two_runs_in_one_folder(case: Case) -> Verdict:
+    """The second is refused, the first does not notice."""
+    first = case.start()
+    first.until(lambda: (case.folder / ".run.lock").exists())
+    case.moment(first)
+    if not first.poll():
+        case.wait(first)
+        return case.compare()
+    second = case.start()
+    refused = second.wait()
+    result = case.wait(first)
+    if not result.finished:
+        return Verdict(False, f"the first ended with {result.codes}", said=result.said)
+    late = refused.finished and "all 24 steps are done" in "".join(refused.said)
+    if not late and not refused.clear_error("another process is still working"):
+        return _not_clear(refused)
+    return case.compare()
+
+
+# Numbers
+
+
+@fault
+def loss_infinite(case: Case) -> Verdict:
+    """Two steps have an infinite loss; a kill in between changes nothing."""
+    return _bad(case, "loss")
+
+
+@fault
+def gradient_not_a_number(case: Case) -> Verdict:
+    """Two steps have a gradient that is no number, on one rank."""
+    return _bad(case, "gradient")
+
+
+def _bad(case: Case, what: str) -> Verdict:
+    steps = (5, 14)
+    spoil = bad_steps(steps, what, case.rng.randrange(2))
+    ranks = case.start(patch=spoil)
+    if case.rng.random() < 0.5:
+        case.moment(ranks)
+        ranks.signal(signal.SIGKILL, case.rng.randrange(2))
+    case.wait(ranks)
+    return case.finish(spoil, left_out=steps)
+
+
+@fault
+def loss_infinite_for_good(case: Case) -> Verdict:
+    """Three bad steps in a row end the run, its rows named; without what made them bad it goes on behind them."""
+    steps = (9, 10, 11)
+    result = case.wait(case.start(patch=bad_steps(steps, "loss", case.rng.randrange(2))))
+    if not result.clear_error("mono 8"):  # step 11 reads rows 88 to 95
+        return _not_clear(result)
+    return case.finish(left_out=steps)
+
+
+# Commands beside training
+
+
+@fault
+def killed_inside_a_conversion(case: Case) -> Verdict:
+    """`checkpoint convert` is killed and called again: the same file."""
+    case.to_the_middle()
+    whole, broken = case.folder / "whole", case.folder / "broken"
+
+    def convert(out: Path) -> Ranks:
+        words = ["convert", "--run", str(case.out), "--out", str(out)]
+        return Ranks(lambda rank: checkpoint.main(words), 1, case.folder, distributed=False)
+
+    first = convert(whole)
+    result = first.wait()
+    assert result.finished, result.said
+    ranks = convert(broken)
+    if case.rng.random() < 0.5:
+        ranks.until((case.folder / "broken.partial").exists)
+    else:
+        seconds = case.rng.uniform(0, 0.1)
+        ranks.until(lambda: ranks.age > seconds)
+    ranks.signal(signal.SIGKILL)
+    ranks.wait()
+    if not broken.exists():
+        result = convert(broken).wait()
+        if not result.finished:
+            return Verdict(False, "it could not be done again", said=result.said)
+    same = all((broken / path.name).read_bytes() == path.read_bytes() for path in whole.iterdir())
+    if not same:
+        return Verdict(False, "another conversion", silent_change=True)
+    return case.finish()

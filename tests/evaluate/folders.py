@@ -1,0 +1,51 @@
+"""Finished run folders and test sets, small enough to write in every test."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from tests.rows import train_vocabulary
+from tests.small import SMALL, model
+from xlme_ds.config import RunConfig
+from xlme_ds.saved import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE
+
+WORDS = ("kalo", "miter", "unve", "sador", "inpe", "terka", "vesa", "dormi", "loun", "pein")
+
+
+def write_run(folder: Path, seed: int = 1, layers: int = 2) -> Path:
+    """A run folder as `load_encoder` reads it, with lively random weights and a real SentencePiece model."""
+    vocabulary = train_vocabulary(folder / MODEL_FOLDER)
+    pretrained = model(seed, vocabulary=vocabulary.size, discriminator_layers=layers)
+    save_file(pretrained.state_dict(), folder / MODEL_FOLDER / WEIGHTS_FILE)
+    config = RunConfig(name="small", model=pretrained.cfg, seed=seed)
+    (folder / CONFIG_FILE).write_text(json.dumps({"config": asdict(config)}), encoding="utf-8")
+    return folder
+
+
+def sentence(number: int, words: int = 3) -> str:
+    """A sentence of made-up words, another one for every number below 10 ** words."""
+    return " ".join(WORDS[int(digit)] for digit in f"{number:0{words}d}"[::-1])
+
+
+def write_tatoeba(folder: Path, code: str, ours: list[str], theirs: list[str]) -> None:
+    """A language of the Tatoeba test."""
+    folder.mkdir(exist_ok=True)
+    for end, lines in (("eng", ours), (code, theirs)):
+        (folder / f"tatoeba.{code}-eng.{end}").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+
+
+def write_alignment(folder: Path, source: list[str], target: list[str], links: str, file: str = "alignv2.txt") -> Path:
+    """A word alignment test; `folder` is named after its languages."""
+    folder.mkdir(parents=True)
+    first, second = folder.name.split("-")
+    for code, lines in ((first, source), (second, target)):
+        (folder / f"test.{code}").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    (folder / file).write_text(links, encoding="utf-8")
+    return folder
+
+
+assert SMALL.max_positions == 40, "tests of what is cut count on it"
+torch.set_num_threads(1)

@@ -1,0 +1,213 @@
+"""`python -m xlme_ds.evaluate` on small run folders: tables, JSON, files, several models, and mistakes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.evaluate.folders import sentence, write_alignment, write_run, write_tatoeba
+from xlme_ds.evaluate.__main__ import main
+from xlme_ds.evaluate.models import load, paper_layer
+from xlme_ds.evaluate.retrieval import accuracies
+from xlme_ds.evaluate.tables import both_ways
+from xlme_ds.evaluate.tatoeba import SETS, XTREME
+from xlme_ds.models.electra import Electra
+from xlme_ds.models.init import initialise
+from xlme_ds.models.text_encoder import encoder_of
+from xlme_ds.saved import load_encoder
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "first")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "second", layers=4)
+
+
+@pytest.fixture
+def tatoeba(tmp_path: Path) -> Path:
+    for place, code in enumerate(("deu", "fra", "nob")):
+        ours = [sentence(number) for number in range(12)]
+        write_tatoeba(
+            tmp_path / "t",
+            code,
+            ours,
+            [sentence(number, 4) + f" pein {line}" for number, line in enumerate(ours, place)],
+        )
+    return tmp_path / "t"
+
+
+@pytest.fixture
+def alignment(tmp_path: Path) -> Path:
+    lines = [sentence(number) for number in range(6)]
+    links = "".join(f"{n} {word} {word} {'SP'[word == 3]}\n" for n in range(1, 7) for word in (1, 2, 3))
+    write_alignment(tmp_path / "a/de-en", lines, lines[::-1], links)
+    write_alignment(tmp_path / "a/en-ro", lines, lines, links)
+    return tmp_path / "a"
+
+
+def told(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    main(arguments)
+    return capsys.readouterr().out
+
+
+def answer(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(told([*arguments, "--json"], capsys))
+    return found
+
+
+@pytest.mark.parametrize(("depth", "layer"), [(12, 9), (24, 18), (48, 36), (6, 5), (4, 3), (3, 2), (2, 2), (1, 1)])
+def test_the_papers_layer_for_other_depths(depth: int, layer: int) -> None:
+    assert paper_layer(depth) == layer
+
+
+def test_tatoeba_as_json_is_what_the_vectors_say(run: Path, tatoeba: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from xlme_ds.evaluate.encode import sentence_vectors
+
+    (model,) = answer(["tatoeba", "--model", str(run), "--data", str(tatoeba)], capsys)["models"]
+    assert (model["model"], model["depth"], model["layer"], model["cut"]) == ("first", 2, 2, 0)
+    assert model["pairs"] == {"de": 12, "fr": 12, "nob": 12}
+    saved = load_encoder(run)
+    sides = [(tatoeba / f"tatoeba.fra-eng.{end}").read_text().splitlines() for end in ("eng", "fra")]
+    ours, theirs = (
+        sentence_vectors(saved.encoder, [saved.vocabulary.encode(line) for line in side]).astype(np.float64)
+        for side in sides
+    )
+    ways = list(zip(*(accuracies(a, b) for a, b in zip(ours, theirs, strict=True)), strict=True))
+    assert [tuple(model["languages"]["fr"][way]) for way in ("en_xx", "xx_en")] == ways
+    assert any(0 < value < 1 for way in ways for value in way)
+    for way in ("en_xx", "xx_en", "en_xx_centred", "xx_en_centred"):
+        by_language = [model["languages"][code][way] for code in ("de", "fr", "nob")]
+        assert model["overall"][way] == pytest.approx(np.mean(by_language, axis=0))
+        assert model["sets"]["14"][way] == pytest.approx(np.mean(by_language[:2], axis=0))
+    assert [(name, scores["found"], scores["of"]) for name, scores in model["sets"].items()] == [
+        ("14", 2, 14),
+        ("36", 2, 36),
+    ]
+
+
+def test_the_papers_averages_show_when_all_their_languages_are_there(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for iso, code in XTREME.items():
+        if code in SETS["14"]:
+            lines = [sentence(number + len(iso)) for number in range(5)]
+            write_tatoeba(tmp_path / "t", iso, lines, lines[1:] + lines[:1])
+    table = told(["tatoeba", "--model", str(run), "--data", str(tmp_path / "t")], capsys)
+    assert "mean of the papers' 14" in table and "papers' 36" not in table
+
+
+def test_the_curve_is_of_the_36_languages_only_when_they_are_complete() -> None:
+    scores = {way: [0.2] for way in ("en_xx", "xx_en")}
+    half = {"found": 35, "of": 36, "en_xx": [0.6], "xx_en": [0.8]}
+    assert both_ways({"overall": scores, "sets": {"36": half}}) == [0.2]
+    assert both_ways({"overall": scores, "sets": {"36": half | {"found": 36}}}) == [pytest.approx(0.7)]
+
+
+def test_several_models_and_an_untrained_one_in_one_table_and_plot(
+    run: Path, other: Path, tatoeba: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    models = ["--model", str(run), "--model", str(other), "--random", "--layer", "1"]
+    table = told(["tatoeba", *models, "--data", str(tatoeba), "--out", str(out)], capsys)
+    names = ["first", "second", "untrained, seed 1, as first", "untrained, seed 1, as second"]
+    assert all(f"{name}, layer 1 of " in table for name in names)
+    written = json.loads((out / "tatoeba.json").read_text())
+    assert [(model["model"], len(model["overall"]["en_xx"])) for model in written["models"]] == list(
+        zip(names, (3, 5, 3, 5), strict=True)
+    )
+    expected = [f"{100 * value:.1f}" for value in both_ways(written["models"][1])]
+    lines = [line.split() for line in table[table.index("By layer") :].splitlines()]
+    rows = [line for line in lines if line and line[0].isdigit()]
+    assert [row[0] for row in rows] == list("01234") and [row[2] for row in rows[:3]] == expected[:3]
+    assert [row[1] for row in rows[3:]] == expected[3:]  # the shallow models have no entry
+    assert sorted(path.name for path in out.iterdir()) == ["tatoeba.json", "tatoeba.md", "tatoeba.png", "tatoeba.svg"]
+    assert (out / "tatoeba.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert "<svg" in (out / "tatoeba.svg").read_text() and "| language |" in (out / "tatoeba.md").read_text()
+
+
+def test_the_untrained_model_is_the_runs_own_start(run: Path) -> None:
+    trained, start = load([run], None, untrained=True)
+    model = Electra(trained.encoder.cfg)
+    initialise(model, 1, trained.encoder.cfg.init_std)
+    expected = encoder_of(model).state_dict()
+    assert all((value.cpu() == expected[name]).all() for name, value in start.encoder.state_dict().items())
+    assert (start.name, start.layer) == ("untrained, seed 1", trained.layer)
+
+
+def test_pairs_are_limited_after_repetitions_are_left_out(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [sentence(number) for number in range(12)]
+    for code, side in (("en", lines[:3] + lines), ("de", lines[2::-1] + lines[::-1])):
+        (tmp_path / f"X.en-de.{code}").write_text("".join(line + "\n" for line in side))
+    command = ["pairs", "--model", str(run), "--data", str(tmp_path)]
+    assert answer(command, capsys)["models"][0]["pairs"] == {"de": 9}  # 3 English lines and 3 German ones come again
+    found = answer([*command, "--limit", "7"], capsys)
+    assert found["test"] == "pairs" and found["models"][0]["pairs"] == {"de": 7}
+
+
+def test_align_averages_over_its_tests(
+    run: Path, alignment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["align", "--model", str(run), "--data", str(alignment), "--out", str(tmp_path / "out")]
+    table = told(command, capsys)
+    found = json.loads((tmp_path / "out/align.json").read_text())
+    (model,) = found["models"]
+    assert model["pairs"] == {"de-en": 6, "en-ro": 6} and model["cut"] == 0
+    rates = [model["tests"][name]["aer"] for name in ("de-en", "en-ro")]
+    assert model["overall"]["aer"] == pytest.approx(np.mean(rates, axis=0)) and rates[0] != rates[1]
+    assert f"{100 * rates[1][2]:.1f}" in table and "a pair read as one item" in table
+    apart = answer([*command, "--apart"], capsys)
+    assert apart["models"][0]["tests"] != model["tests"] and apart["reading"] == "each sentence read alone"
+
+
+def test_mistakes_end_in_one_sentence_and_exit_code_2(
+    run: Path, tatoeba: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fault(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as left:
+            main(list(arguments))
+        assert left.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("xlme_ds.evaluate: error: ")
+        return line
+
+    data = ["--data", str(tatoeba)]
+    assert "--model is missing" in fault("tatoeba", *data)
+    assert "has no config.json" in fault("tatoeba", "--model", str(tmp_path), *data)
+    assert "--layer 3 does not exist in" in fault("tatoeba", "--model", str(run), "--layer", "3", *data)
+    assert "have the same name" in fault("tatoeba", "--model", str(run), "--model", str(run), *data)
+    assert "--limit 0" in fault("pairs", "--model", str(run), "--limit", "0", *data)
+    (tmp_path / "X.en-de.en").write_text("kalo\n")
+    (tmp_path / "X.en-de.de").write_text("kalo\n")
+    assert "has no language with 5 pairs" in fault("pairs", "--model", str(run), "--data", str(tmp_path))
+    (tatoeba / "tatoeba.nob-eng.nob").write_text("kalo\n")
+    out = tmp_path / "out"
+    assert "nob-eng.eng has 12 lines" in fault("tatoeba", "--model", str(run), "--out", str(out), *data)
+    assert not out.exists()
+
+
+def test_the_module_is_a_command(run: Path, alignment: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "xlme_ds.evaluate",
+        "align",
+        "--model",
+        str(run),
+        "--data",
+        str(alignment),
+        "--json",
+    ]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(result.stdout)["test"] == "align"

@@ -1,0 +1,106 @@
+"""Hand-made alignments: the format, the error rate by hand and by nltk, and the faults that are named."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from nltk.translate.metrics import alignment_error_rate
+
+from tests.evaluate.folders import write_alignment
+from xlme_ds.evaluate.gold import Counts, GoldPair, Links, count, read_gold
+
+ROOT = Path(__file__).resolve().parents[2]
+REAL = ROOT.parent / "shared/data/eval/align"
+
+
+def test_error_rate_by_hand() -> None:
+    sure, predicted = {(0, 0), (1, 2)}, {(0, 0), (2, 1), (2, 2)}
+    counts = count([predicted], [GoldPair([""] * 3, [""] * 3, sure, sure | {(2, 1)})])
+    assert counts == Counts(predicted=3, sure=2, predicted_sure=1, predicted_possible=2)
+    # 1 − (|A∩S| + |A∩P|) / (|A| + |S|) = 1 − (1 + 2) / (3 + 2)
+    assert counts.error_rate == pytest.approx(0.4)
+    assert counts.precision == pytest.approx(2 / 3) and counts.recall == pytest.approx(1 / 2)
+
+
+def test_error_rate_is_nltks_over_a_whole_test() -> None:
+    rng = np.random.default_rng(0)
+    gold, predicted = [], []
+    for _ in range(30):
+        links = [tuple(map(int, link)) for link in np.argwhere(rng.random((6, 8)) < 0.4)]
+        sure = {link for link in links if rng.random() < 0.6}
+        gold.append(GoldPair([""] * 6, [""] * 8, sure, set(links)))
+        predicted.append({tuple(map(int, link)) for link in np.argwhere(rng.random((6, 8)) < 0.3)})
+
+    def shifted(pairs: list[Links]) -> set[tuple[int, int]]:  # nltk knows one pair: sentences become places
+        return {(100 * n + i, 100 * n + j) for n, links in enumerate(pairs) for i, j in links}
+
+    reference, possible = shifted([pair.sure for pair in gold]), shifted([pair.possible for pair in gold])
+    expected = alignment_error_rate(reference, shifted(predicted), possible)
+    assert count(predicted, gold).error_rate == pytest.approx(expected, abs=1e-12)
+
+
+def test_links_count_words_from_one_and_sure_ones_are_possible(tmp_path: Path) -> None:
+    write_alignment(tmp_path / "de-en", ["a b c", "d"], ["e f", "g h i"], "1 1 2 S\n1 3 1 P\n2 1 3\n")
+    (pairs,) = read_gold(tmp_path).values()
+    assert pairs == [
+        GoldPair(["a", "b", "c"], ["e", "f"], {(0, 1)}, {(0, 1), (2, 0)}),
+        GoldPair(["d"], ["g", "h", "i"], {(0, 2)}, {(0, 2)}),
+    ]
+
+
+def test_sentences_count_from_zero_where_one_has_number_zero(tmp_path: Path) -> None:
+    write_alignment(tmp_path / "de-en", ["a", "b"], ["c", "d"], "0 1 1 S\r\n1 1 -99 S\r\n")
+    assert [pair.sure for pair in read_gold(tmp_path / "de-en")["de-en"]] == [{(0, 0)}, set()]  # negative: no word
+
+
+def test_the_file_that_tells_sure_from_possible_comes_first(tmp_path: Path) -> None:
+    folder = write_alignment(tmp_path / "en-fr", ["a b"], ["c d"], "1 1 1\n1 2 2\n", file="align.txt")
+    assert len(read_gold(tmp_path)["en-fr"][0].sure) == 2
+    (folder / "alignv2.txt").write_text("1 1 1 S\n1 2 2 P\n")
+    (pair,) = read_gold(tmp_path)["en-fr"]
+    assert pair.sure == {(0, 0)} and pair.possible == {(0, 0), (1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("links", "words"),
+    [
+        ("1 1 1 S\n1 2 3 S\n", ("alignv2.txt line 2", "target word 3", "2 target words")),
+        ("1 0 1 S\n", ("line 1", "source word 0", "counted from 1")),
+        ("1 1 1\n3 1 1\n", ("line 2", "sentence 3", "there are 2, counted from 1")),
+        ("0 1 1\n2 1 1\n", ("line 2", "sentence 2", "there are 2, counted from 0")),
+        ("1 1 1 X\n", ("line 1", "S or P")),
+        ("1 1\n", ("line 1", "source word, target word")),
+        ("1 1 one\n", ("line 1", "'1 1 one'")),
+        ("1 1 1 P\n", ("no sure link",)),
+        ("", ("alignv2.txt is empty",)),
+    ],
+)
+def test_faults_in_links_are_named(tmp_path: Path, links: str, words: tuple[str, ...]) -> None:
+    write_alignment(tmp_path / "de-en", ["a b c", "d e f"], ["g h", "i j"], links)
+    with pytest.raises(ValueError) as caught:
+        read_gold(tmp_path)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_faults_in_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no word alignments"):
+        read_gold(tmp_path)
+    folder = write_alignment(tmp_path / "de-en", ["a", "b"], ["c"], "1 1 1\n")
+    with pytest.raises(ValueError, match=r"test\.de has 2 lines but .*test\.en has 1"):
+        read_gold(tmp_path)
+    (folder / "test.en").unlink()
+    with pytest.raises(ValueError, match=r"test\.en cannot be read"):
+        read_gold(tmp_path)
+    folder.rename(tmp_path / "german")
+    with pytest.raises(ValueError, match="must be named after its languages"):
+        read_gold(tmp_path)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} is absent: the real files are not part of the repository")
+def test_real_files() -> None:
+    sizes = {
+        name: (len(pairs), sum(len(pair.sure) for pair in pairs), sum(len(pair.possible) for pair in pairs))
+        for name, pairs in read_gold(REAL).items()
+    }
+    # Lines of the files by their fourth field; one of the 9,613 sure ones of de-en has the word -99.
+    assert sizes == {"de-en": (508, 9612, 10533), "en-fr": (447, 4038, 17438)}

@@ -1,0 +1,54 @@
+"""The Tatoeba files and the languages that papers average over."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.evaluate.folders import write_tatoeba
+from xlme_ds.evaluate.tatoeba import SETS, XTREME, read_tatoeba
+
+ROOT = Path(__file__).resolve().parents[2]
+REAL = ROOT.parent / "shared/data/eval/tatoeba"
+
+
+def test_files_are_read_by_language_with_the_papers_codes(tmp_path: Path) -> None:
+    write_tatoeba(tmp_path, "swh", ["one", "two"], ["moja", "mbili"])
+    write_tatoeba(tmp_path, "nob", ["three"], ["tre"])
+    (tmp_path / "LICENSE").write_text("words")
+    assert read_tatoeba(tmp_path) == {"sw": (["one", "two"], ["moja", "mbili"]), "nob": (["three"], ["tre"])}
+
+
+def test_a_line_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
+    write_tatoeba(tmp_path, "deu", ["one\u2028still", "two\r"], ["eins", "zwei\x0bzwo"])
+    assert read_tatoeba(tmp_path) == {"de": (["one\u2028still", "two"], ["eins", "zwei\x0bzwo"])}
+
+
+def test_language_sets_have_their_size_and_only_known_codes() -> None:
+    for name, codes in SETS.items():
+        assert len(codes) == len(set(codes)) == int(name) and set(codes) <= set(XTREME.values())
+
+
+def test_faults_are_named(tmp_path: Path) -> None:
+    def fault() -> str:
+        with pytest.raises(ValueError) as caught:
+            read_tatoeba(tmp_path / "t")
+        return str(caught.value)
+
+    assert "holds no file named tatoeba.xxx-eng.xxx" in fault()
+    write_tatoeba(tmp_path / "t", "deu", ["one", "two"], ["eins"])
+    assert "deu-eng.eng has 2 lines but" in fault()
+    write_tatoeba(tmp_path / "t", "deu", ["one", " "], ["eins", "zwei"])
+    assert "deu-eng.eng line 2 is empty" in fault()
+    write_tatoeba(tmp_path / "t", "deu", [], [])
+    assert "deu-eng.eng is empty" in fault()
+    write_tatoeba(tmp_path / "t", "deu", ["one", "two"], ["eins", "zwei"])
+    (tmp_path / "t/tatoeba.deu-eng.deu").write_bytes("eins\nfünf\n".encode("latin-1"))
+    assert "deu-eng.deu line 2 is not UTF-8" in fault()
+    (tmp_path / "t/tatoeba.deu-eng.eng").unlink()
+    assert "deu-eng.eng cannot be read (No such file" in fault()
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} is absent: the real files are not part of the repository")
+def test_real_files() -> None:
+    sizes = {language: len(ours) for language, (ours, _) in read_tatoeba(REAL).items()}
+    assert sizes == dict.fromkeys(("de", "es", "fr", "hi", "ru", "tr", "zh"), 1000) | {"sw": 390}

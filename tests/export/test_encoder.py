@@ -1,0 +1,243 @@
+"""An exported model computes what ours computes: encoder, heads, gradients, and after another round through the disk."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from tests.small import lively, model, usual_batch
+from xlme_ds.config import ModelConfig
+from xlme_ds.data.vocabulary import Vocabulary
+from xlme_ds.export.folder import Exported, write_folder
+from xlme_ds.models.electra import Electra
+from xlme_ds.models.text_encoder import encoder_of, one_item_a_row
+from xlme_ds.saved import EXPORTED_SETTINGS, load_encoder
+
+TOKENS = torch.tensor([[0, 11, 12, 13, 17, 19, 2], [0, 21, 2, 1, 1, 1, 1], [0, 31, 32, 33, 34, 2, 1]])
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"norm": "pre", "relative_bias": "plain"},
+    {"norm": "pre", "embedding_norm": True, "absolute_positions": False, "vocabulary_blocks": 3},
+    {"relative_bias": "none", "embedding_sharing": "gdes"},
+    {"absolute_positions": False, "embedding_sharing": "gdes", "vocabulary_blocks": 3},
+]
+
+
+def export(to: Path, vocabulary: Vocabulary, **changes: object) -> Electra:
+    """A small lively model, exported to `to`."""
+    whole = model(vocabulary=vocabulary.size, **changes)
+    state = whole.state_dict()
+    generator = Exported(encoder_of(whole, "generator"), "XLMEForMaskedLM", state)
+    write_folder(to, Exported(encoder_of(whole), "XLMEForPreTraining", state), vocabulary, "", generator)
+    return whole
+
+
+def load(auto: Any, folder: Path, **settings: object) -> Any:
+    return auto.from_pretrained(folder, trust_remote_code=True, **settings)
+
+
+@pytest.fixture(scope="module")
+def whole_and_folder(vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFactory) -> tuple[Electra, Path]:
+    folder = tmp_path_factory.mktemp("export") / "folder"
+    return export(folder, vocabulary, embedding_sharing="gdes"), folder
+
+
+@pytest.fixture
+def folder(whole_and_folder: tuple[Electra, Path]) -> Path:
+    return whole_and_folder[1]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("changes", SETTINGS)
+def test_hidden_states_are_ours(
+    vocabulary: Vocabulary, tmp_path: Path, changes: dict[str, Any], attention: str
+) -> None:
+    whole = export(tmp_path / "x", vocabulary, **changes)
+    for which, path in (("discriminator", tmp_path / "x"), ("generator", tmp_path / "x" / "generator")):
+        theirs = load(AutoModel, path, attn_implementation=attention)
+        assert theirs.config._attn_implementation == attention and not theirs.training
+        ours = encoder_of(whole, which)  # type: ignore[arg-type]
+        expected = ours.hidden_states(TOKENS, *one_item_a_row(TOKENS))
+        for mask in (None, (TOKENS != 1).long()):
+            found = theirs(TOKENS, mask, output_hidden_states=True)
+            assert len(found.hidden_states) == len(expected) == ours.cfg.discriminator_layers + 1
+            for state, wanted in zip(found.hidden_states, expected, strict=True):
+                torch.testing.assert_close(state, wanted, rtol=0, atol=1e-5)
+            torch.testing.assert_close(found.last_hidden_state, expected[-1], rtol=0, atol=1e-5)
+
+
+def test_heads_are_ours_also_in_packed_rows(whole_and_folder: tuple[Electra, Path]) -> None:
+    whole, folder = whole_and_folder
+    batch = usual_batch()
+    places = {"attention_mask": batch.segments_BT, "position_ids": batch.positions_BT}
+    expected = whole(batch)
+    found = load(AutoModelForPreTraining, folder)(expected.corrupted_BT, **places)
+    torch.testing.assert_close(found.logits, expected.replaced_logits_BT, rtol=0, atol=1e-5)
+
+    masked_BT = (
+        batch.tokens_BT.flatten().index_fill(0, batch.masked_M, whole.cfg.vocabulary - 1).view_as(batch.tokens_BT)
+    )
+    for generator in (
+        load(AutoModelForMaskedLM, folder / "generator"),
+        load(AutoModelForMaskedLM, folder, subfolder="generator"),
+    ):
+        logits_MV = generator(masked_BT, **places).logits.flatten(0, 1)[batch.masked_M]
+        nll_M = F.cross_entropy(logits_MV, batch.tokens_BT.flatten()[batch.masked_M], reduction="none")
+        torch.testing.assert_close(nll_M, expected.nll_M, rtol=0, atol=1e-4)
+
+
+def test_padding_on_the_left_changes_nothing(folder: Path) -> None:
+    encoder = load(AutoModel, folder)
+    row = torch.tensor([[0, 11, 12, 2]])
+    left, right = F.pad(row, (3, 0), value=1), F.pad(row, (0, 3), value=1)
+    torch.testing.assert_close(encoder(left)[0][:, 3:], encoder(right)[0][:, :4], rtol=0, atol=1e-5)
+    torch.testing.assert_close(encoder(row)[0], encoder(right)[0][:, :4], rtol=0, atol=1e-5)
+    embedded = encoder.get_input_embeddings()(row)
+    torch.testing.assert_close(encoder(inputs_embeds=embedded)[0], encoder(row)[0], rtol=0, atol=0)
+
+
+def test_attention_weights(folder: Path) -> None:
+    found = load(AutoModel, folder)(TOKENS, output_attentions=True)
+    assert [tuple(w.shape) for w in found.attentions] == [(3, 3, 7, 7)] * 2
+    torch.testing.assert_close(found.attentions[0].sum(-1), torch.ones(3, 3, 7))
+    assert found.attentions[0][1, :, 0, 3:].abs().max() == 0  # a token sees no padding
+    torch.testing.assert_close(found[0], load(AutoModel, folder)(TOKENS)[0], rtol=0, atol=1e-5)
+
+
+def gradients(loaded: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    loaded.train()
+    loaded(**inputs).loss.backward()
+    return {name: parameter.grad for name, parameter in loaded.named_parameters()}
+
+
+TASKS: list[tuple[Any, str, dict[str, Tensor]]] = [
+    (AutoModelForPreTraining, "", {"labels": (TOKENS % 2 == 0).long()}),
+    (AutoModelForMaskedLM, "generator", {"labels": torch.where(TOKENS % 2 == 0, TOKENS, -100)}),
+    (AutoModelForTokenClassification, "", {"labels": torch.where(TOKENS > 1, TOKENS % 3, -100)}),
+    (AutoModelForSequenceClassification, "", {"labels": torch.tensor([0, 2, 1])}),
+    (
+        AutoModelForQuestionAnswering,
+        "",
+        {"start_positions": torch.tensor([1, 1, 2]), "end_positions": torch.tensor([2, 99, 3])},
+    ),
+]
+
+
+@pytest.mark.parametrize("auto, part, labels", TASKS)
+def test_gradient_reaches_every_parameter(folder: Path, auto: Any, part: str, labels: dict[str, Tensor]) -> None:
+    inputs = {"input_ids": TOKENS, "attention_mask": (TOKENS != 1).long()} | labels
+    settings: dict[str, Any] = {} if part or auto is AutoModelForPreTraining else {"num_labels": 3}
+    by_kernel = []
+    for attention in ("sdpa", "eager"):
+        loaded = load(auto, folder / part, attn_implementation=attention, **settings)
+        if settings:  # the head is new: the same one for both
+            lively(loaded.head)
+        by_kernel.append(gradients(loaded, inputs))
+    if auto is AutoModelForQuestionAnswering:  # what is the same at all positions is nothing to a softmax over them
+        for name in ("head.output.bias", "xlme.encoder.layers.1.feed_forward_norm.bias"):
+            del by_kernel[0][name]
+    for name, gradient in by_kernel[0].items():
+        assert gradient is not None and gradient.abs().max() > 0, name
+        scale = gradient.abs().max().item()
+        torch.testing.assert_close(gradient, by_kernel[1][name], rtol=0, atol=1e-4 * scale)
+    loaded.zero_grad()
+    loaded.gradient_checkpointing_enable()
+    assert loaded.is_gradient_checkpointing
+    for name, gradient in gradients(loaded, inputs).items():
+        torch.testing.assert_close(gradient, by_kernel[1][name], rtol=1e-5, atol=1e-6)
+
+
+def test_losses(folder: Path) -> None:
+    labels = torch.tensor([[0, 1, 0, 1, 0, 1, 0]] * 3)
+    for mask in (None, (TOKENS != 1).long()):
+        found = load(AutoModelForPreTraining, folder)(TOKENS, mask, labels)
+        wanted = F.binary_cross_entropy_with_logits(found.logits, labels.float(), reduction="none")[TOKENS != 1].mean()
+        torch.testing.assert_close(found.loss, wanted)
+    regression = load(AutoModelForSequenceClassification, folder, num_labels=1)
+    found = regression(TOKENS, labels=torch.tensor([0.5, -1.0, 2.0]))
+    torch.testing.assert_close(found.loss, ((found.logits[:, 0] - torch.tensor([0.5, -1.0, 2.0])) ** 2).mean())
+    answers = load(AutoModelForQuestionAnswering, folder)
+    found = answers(TOKENS, start_positions=torch.tensor([1, 1, 2]), end_positions=torch.tensor([2, 99, 3]))
+    starts = F.log_softmax(found.start_logits, -1)[torch.arange(3), torch.tensor([1, 1, 2])]
+    ends = F.log_softmax(found.end_logits, -1)[torch.tensor([0, 2]), torch.tensor([2, 3])]
+    torch.testing.assert_close(found.loss, -(starts.mean() + ends.mean()) / 2)
+
+
+def test_dropout_is_a_setting(folder: Path) -> None:
+    plain = load(AutoModel, folder).train()
+    torch.testing.assert_close(plain(TOKENS)[0], plain(TOKENS)[0], rtol=0, atol=0)
+    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"):
+        dropping = load(AutoModel, folder, **{name: 0.5}).train()
+        assert (dropping(TOKENS)[0] - dropping(TOKENS)[0]).abs().max() > 0.1, name
+        dropping.eval()
+        torch.testing.assert_close(dropping(TOKENS)[0], plain(TOKENS)[0], rtol=0, atol=0)
+
+
+def test_through_the_disk_once_more(
+    whole_and_folder: tuple[Electra, Path], tmp_path: Path, vocabulary: Vocabulary
+) -> None:
+    whole, folder = whole_and_folder
+    ours = encoder_of(whole)
+    for auto in (AutoModel, AutoModelForPreTraining):  # the first saves names without a prefix
+        target = tmp_path / auto.__name__
+        loaded = load(auto, folder)
+        loaded.save_pretrained(target)
+        again = load(auto, target)
+        torch.testing.assert_close(again(TOKENS)[0], loaded(TOKENS)[0], rtol=0, atol=0)
+        with pytest.raises(ValueError, match=r"has no sentencepiece\.bpe\.model: copy it from the folder"):
+            load_encoder(target)
+        (target / "sentencepiece.bpe.model").write_bytes(vocabulary.path.read_bytes())
+        for path in (folder, target):
+            read = load_encoder(path)
+            assert read.vocabulary.sha256 == vocabulary.sha256
+            assert all(torch.equal(value, read.encoder.state_dict()[name]) for name, value in ours.state_dict().items())
+    generator = load_encoder(folder, "generator").encoder
+    expected = encoder_of(whole, "generator").state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in generator.state_dict().items())
+
+
+def test_new_weights_follow_the_scheme(folder: Path) -> None:
+    config = load(AutoModel, folder).config
+    config.hidden_size, config.vocab_size = 240, 5000
+    for auto in (AutoModelForPreTraining, AutoModelForMaskedLM):
+        code = load(auto, folder if auto is AutoModelForPreTraining else folder / "generator").__class__
+        for name, parameter in code(config).named_parameters():
+            leaf = name.rsplit(".", 1)[-1]
+            if leaf == "bias":
+                assert (parameter == 0).all(), name
+            elif leaf == "scale" or (leaf == "weight" and parameter.dim() == 1):
+                assert (parameter == 1).all(), name
+            else:
+                assert parameter.std().item() == pytest.approx(0.02, rel=0.5), name
+
+
+def test_bfloat16(folder: Path) -> None:
+    expected = load(AutoModel, folder)(TOKENS)[0]
+    for attention in ("sdpa", "eager"):
+        half = load(AutoModel, folder, dtype=torch.bfloat16, attn_implementation=attention)(TOKENS)[0]
+        assert half.dtype == torch.bfloat16
+        assert F.cosine_similarity(half.float(), expected, dim=-1).min() > 0.99
+
+
+def test_tuple_and_wrong_inputs(folder: Path) -> None:
+    encoder = load(AutoModel, folder)
+    assert torch.equal(encoder(TOKENS, return_dict=False)[0], encoder(TOKENS).last_hidden_state)
+    with pytest.raises(ValueError, match="give either input_ids or inputs_embeds"):
+        encoder()
+
+
+def test_every_setting_of_the_model_is_exported_or_is_none_of_an_encoder() -> None:
+    others = {"generator_layers", "embedding_sharing", "vocabulary_blocks", "head_chunk", "activation_checkpointing"}
+    assert {field.name for field in fields(ModelConfig)} == EXPORTED_SETTINGS.keys() | others

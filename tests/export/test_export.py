@@ -1,0 +1,245 @@
+"""The command: a finished run becomes a folder that transformers and sentence-transformers load, whole or not at all."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    XLMRobertaConfig,
+    XLMRobertaModel,
+)
+
+from tests.launch import ROOT, environment
+from xlme_ds.config import ModelConfig
+from xlme_ds.data.vocabulary import Vocabulary
+from xlme_ds.evaluate.encode import sentence_vectors
+from xlme_ds.export.__main__ import cut, main
+from xlme_ds.export.card import escape
+from xlme_ds.finetune.tasks import TASKS
+from xlme_ds.models.electra import Electra
+from xlme_ds.models.init import initialise
+from xlme_ds.models.text_encoder import TextEncoder, one_item_a_row
+from xlme_ds.saved import load_encoder, load_run
+
+SENTENCES = ["kalo mi ter un", "dorin", "ve sa pe  kalo inun mi", ""]
+TOKENS = torch.tensor([[0, 11, 12, 13, 17, 19, 2], [0, 21, 2, 1, 1, 1, 1]])
+
+
+@pytest.fixture(scope="module")
+def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    to = tmp_path_factory.mktemp("export") / "deep" / "folder"
+    main(["--run", str(run), "--to", str(to)])
+    return to
+
+
+def test_run_and_export_hold_the_same_encoders(run: Path, exported: Path) -> None:
+    for which in ("discriminator", "generator"):
+        ours, theirs = (load_encoder(folder, which) for folder in (run, exported))  # type: ignore[arg-type]
+        assert ours.vocabulary.sha256 == theirs.vocabulary.sha256
+        wanted = ours.encoder.state_dict()
+        assert wanted.keys() == theirs.encoder.state_dict().keys()
+        assert all(torch.equal(value, wanted[name]) for name, value in theirs.encoder.state_dict().items())
+    assert {"embedding_0", "difference_0"} <= load_run(
+        run
+    ).state.keys()  # gdes: what the discriminator reads is their sum
+
+
+def test_heads_are_the_runs(run: Path, exported: Path) -> None:
+    state, cfg, *_ = load_run(run)[1:]
+    whole = Electra(cfg)
+    whole.load_state_dict(state)
+    hidden = whole.discriminator(whole.embed_for_discriminator(TOKENS), *one_item_a_row(TOKENS))
+    found = AutoModelForPreTraining.from_pretrained(exported, trust_remote_code=True)(TOKENS).logits
+    torch.testing.assert_close(found, whole.replaced_head(hidden), rtol=0, atol=1e-5)
+    generator = AutoModelForMaskedLM.from_pretrained(exported / "generator", trust_remote_code=True)
+    expected = {name: value for name, value in state.items() if name.startswith("masked_head.")}
+    assert all(torch.equal(generator.state_dict()[name], value) for name, value in expected.items())
+
+
+def vectors(folder: Path) -> np.ndarray:
+    return SentenceTransformer(str(folder), trust_remote_code=True, device="cpu").encode(SENTENCES)
+
+
+@pytest.mark.parametrize("layer", [None, 2])
+def test_sentence_transformers_gives_the_mean_of_the_last_layer(
+    run: Path, exported: Path, tmp_path: Path, layer: int
+) -> None:
+    if layer is not None:
+        exported = tmp_path / "cut"
+        main(["--run", str(run), "--to", str(exported), "--layer", str(layer)])
+        assert not (exported / "generator").exists()
+    encoder, vocabulary = load_encoder(run)
+    expected = sentence_vectors(encoder, [vocabulary.encode(text) for text in SENTENCES])[layer or -1]
+    np.testing.assert_allclose(vectors(exported), expected, atol=1e-5)
+
+
+def test_a_long_sentence_is_cut_to_the_longest_item(exported: Path) -> None:
+    model = SentenceTransformer(str(exported), trust_remote_code=True, device="cpu")
+    assert model.max_seq_length == 32
+    assert model.encode("kalo " * 200).shape == (32,)
+
+
+@pytest.mark.parametrize("task", ["ner", "xnli", "xquad"])
+def test_a_fine_tuned_run(run: Path, tmp_path: Path, task: str) -> None:
+    from xlme_ds.finetune.model import TaskModel
+
+    auto: Any = {
+        "ner": AutoModelForTokenClassification,
+        "xnli": AutoModelForSequenceClassification,
+        "xquad": AutoModelForQuestionAnswering,
+    }[task]
+    cfg, kind, labels = load_run(run).model, TASKS[task].kind, TASKS[task].labels
+    ours = TaskModel(cfg, kind, len(labels) or 2).eval()
+    initialise(ours, seed=3, std=0.1)
+    tuned = tmp_path / "tuned"
+    (tuned / "model").mkdir(parents=True)
+    settings = json.loads((run / "config.json").read_text())
+    settings["config"] |= {"task": task, "tuning": {"train_languages": ["en"], "batch": 8, "epochs": 1}}
+    settings["config"]["tuning"] |= {"dropout": 0.1, "layer_decay": 1.0}
+    (tuned / "config.json").write_text(json.dumps(settings))
+    save_file(ours.state_dict(), tuned / "model" / "model.safetensors")
+    shutil.copy(run / "model" / "sentencepiece.model", tuned / "model")
+    scores = {"split": "test", "metric": ["f1", "em"], "languages": {"de": {"f1": 61.25, "em": 50.0}}}
+    (tuned / "scores.json").write_text(json.dumps(scores))
+    main(["--run", str(tuned), "--to", str(tmp_path / "out")])
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"Fine-tuned on {task}, languages en." in card
+    assert "| language | f1 | em |\n|---|---|---|\n| de | 61.2 | 50.0 |\n" in card
+    theirs = auto.from_pretrained(tmp_path / "out", trust_remote_code=True)
+    hidden = ours.encoder(TOKENS, *one_item_a_row(TOKENS))
+    found, expected = theirs(TOKENS), ours.head(hidden)
+    logits = torch.stack([found.start_logits, found.end_logits], -1) if kind == "span" else found.logits
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+    if labels:
+        assert tuple(theirs.config.id2label[n] for n in range(len(labels))) == labels
+        assert theirs.config.label2id[labels[-1]] == len(labels) - 1
+    torch.testing.assert_close(load_encoder(tuned).encoder(TOKENS, *one_item_a_row(TOKENS)), hidden)
+    with pytest.raises(ValueError, match="was fine-tuned and has no generator"):
+        load_encoder(tuned, "generator")
+
+
+def test_the_card_tells_of_the_run(run: Path, exported: Path, tmp_path: Path) -> None:
+    card = (exported / "README.md").read_text()
+    last = json.loads((run / "heldout.jsonl").read_text().splitlines()[-1])
+    assert f"| AUC of the discriminator, pairs | {last['auc_para']:.3f} |" in card
+    retrieval = json.loads((run / "retrieval.json").read_text())
+    assert f"| 3 | {retrieval['after']['overall']['en_xx'][3]:.1%} |" in card
+    assert "3 layers, width 32, 4 heads" in card and "| steps | 2 |" in card
+    assert "<" not in card and "{" not in card
+    assert yaml.safe_load(card.split("---")[1]).keys() == {"library_name", "tags"}
+
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    table = {"share": 0.5, "share_before": 0.5, "repeat": 1.0}
+    codes = ["de", "zh-Hans", "hi_rom", "<script>x</script>", "no: *yes*\nlicense: mit"]
+    (copy / "languages.json").write_text(json.dumps({"mono": dict.fromkeys(codes, table), "para": {"en-sw": table}}))
+    config = json.loads((copy / "config.json").read_text())
+    config["config"]["name"] = "a|b [x](y) <b>\n# z"
+    (copy / "config.json").write_text(json.dumps(config))
+    main(["--run", str(copy), "--to", str(tmp_path / "out")])
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert yaml.safe_load(card.split("---")[1])["language"] == ["de", "en", "hi", "sw", "zh"]
+    assert r"# a\|b \[x\](y) \<b\> \# z" in card.splitlines()
+    assert r"\<script\>x\</script\> 50.00%" in card and "\nlicense" not in card and "en-sw 50.00%" in card
+    assert escape("\\") == "\\\\"
+
+
+def refusal(capsys: pytest.CaptureFixture[str], to: Path, *arguments: str) -> str:
+    before = sorted(to.parent.iterdir())
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments, "--to", str(to)])
+    assert stop.value.code == 2 and sorted(to.parent.iterdir()) == before
+    (line,) = capsys.readouterr().err.splitlines()
+    return line.removeprefix("xlme_ds.export: error: ")
+
+
+def test_refusals(run: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    no = tmp_path / "no"
+    assert "either --run DIR or --from-hf DIR" in refusal(capsys, no)
+    assert "either --run DIR or --from-hf DIR" in refusal(capsys, no, "--run", str(run), "--from-hf", str(run))
+    assert "has no config.json" in refusal(capsys, no, "--run", str(tmp_path / "missing"))
+    assert "is not of a run" in refusal(capsys, no, "--run", str(exported))
+    assert "--layer 4 is not there: the model has layers 1 to 3" in refusal(
+        capsys, no, "--run", str(run), "--layer", "4"
+    )
+    assert "exists already: choose another --to" in refusal(capsys, exported, "--run", str(run))
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    (copy / "retrieval.json").write_text('{"before": {}}')
+    assert "a JSON file of the run run is not whole" in refusal(capsys, no, "--run", str(copy))
+    (copy / "retrieval.json").unlink()
+    state = load_file(copy / "model" / "model.safetensors")
+    save_file({name: t for name, t in state.items() if "qkv" not in name}, copy / "model" / "model.safetensors")
+    assert "does not hold the model of" in refusal(capsys, no, "--run", str(copy))
+    (copy / "model" / "model.safetensors").unlink()
+    assert "the run is not finished" in refusal(capsys, no, "--run", str(copy))
+
+
+def test_another_vocabulary_is_refused_and_leaves_nothing(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    config = json.loads((copy / "config.json").read_text())
+    config["config"]["model"]["vocabulary"] = 119
+    (copy / "config.json").write_text(json.dumps(config))
+    cut_down = {"embedding_0", "difference_0", "masked_head.bias"}
+    state = load_file(copy / "model" / "model.safetensors")
+    smaller = {name: value[:119].contiguous() if name in cut_down else value for name, value in state.items()}
+    save_file(smaller, copy / "model" / "model.safetensors")
+    assert "has 120 ids, the model 119" in refusal(capsys, tmp_path / "no", "--run", str(copy))
+
+
+def test_what_a_killed_export_left_is_in_nobodys_way(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "model.safetensors").write_bytes(b"half")
+    main(["--run", str(run), "--to", str(tmp_path / "out")])
+    assert not (tmp_path / "out.partial").exists() and len(load_file(tmp_path / "out" / "model.safetensors")) > 10
+
+
+def test_pre_ln_models_are_not_cut(vocabulary: Vocabulary) -> None:
+    cfg = ModelConfig(vocabulary.size, 24, 3, 40, 1, 3, 32)
+    assert cut(TextEncoder(replace(cfg, norm="pre")), 3).cfg.discriminator_layers == 3
+    with pytest.raises(ValueError, match=r"leave it out and read hidden_states\[2\]"):
+        cut(TextEncoder(replace(cfg, norm="pre")), 2)
+
+
+def test_the_guides_commands(
+    run: Path, tmp_path: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every command and every piece of Python in docs/export.md."""
+    text = (ROOT / "docs/export.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M)
+    (export, imported) = (body.strip() for kind, body in blocks if not kind)
+    code = "\n".join(body for kind, body in blocks if kind == "python")
+    assert len(blocks) == 4
+    shutil.copytree(run, tmp_path / "runs" / "base")
+    config = XLMRobertaConfig(vocab_size=vocabulary.size, hidden_size=24, num_hidden_layers=1, layer_norm_eps=1e-5)
+    XLMRobertaModel(config).save_pretrained(tmp_path / "xlm-roberta-base")
+    shutil.copy(vocabulary.path, tmp_path / "xlm-roberta-base" / "sentencepiece.bpe.model")
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(export.replace("python", sys.executable, 1), shell=True, env=environment(), check=True)
+    program, *arguments = shlex.split(imported, comments=True)
+    assert [program, *arguments[:2]] == ["python", "-m", "xlme_ds.export"]
+    main(arguments[2:])
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["states"].last_hidden_state.shape[0] == len(names["vectors"]) == 2
+    assert load_encoder(tmp_path / "exports/xlmr").encoder.cfg.relative_bias == "none"

@@ -1,0 +1,163 @@
+"""The fast tokenizer gives SentencePiece's ids, and its special tokens stand where ours do."""
+
+import lzma
+import sys
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece as spm
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from tests.launch import ROOT
+from tests.small import model
+from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
+from xlme_ds.export.folder import Exported, write_folder
+from xlme_ds.export.tokenizer import tokenizer_files
+from xlme_ds.models.text_encoder import encoder_of
+
+CORPUS = ROOT.parent / "shared/data/corpus/mono"
+HARD = [
+    "",
+    " ",
+    "  two  spaces   and\ta tab ",
+    "\n",
+    "ends with a next line\x85",
+    "\ufeffbyte order mark",
+    "non\u00a0breaking\u3000and ideographic space",
+    "zero\u200bwidth\u200d joiner",
+    "ﬁne ligature, Ｆｕｌｌ width ㎏ ½ ① … ™",
+    "e\u0301 cafe\u0301",  # one mark a letter
+    "▁ meta▁symbol ▁▁",
+    "한국어 𝔘nicode 𝄞 👩‍👩‍👧 🇩🇪",
+    "क़लम फ़िल्म",
+    "نصًّا مُشَكَّل نصّيًّا",
+    "שָׁלוֹם בְּרֵאשִׁית",
+    "ப\u0bc7\u0bbeது க\u0bc6\u0bbe",  # Tamil vowels in two parts
+    unicodedata.normalize("NFD", "Thay đổi các thuật ngữ ở Việt Nam"),
+    unicodedata.normalize("NFD", "한국어"),
+    "a\x00b\x01c",
+    "ka" * 300,
+]
+
+
+def write(vocabulary: Vocabulary, to: Path, separators: int = 1) -> Any:
+    whole = model(vocabulary=vocabulary.size)
+    write_folder(to, Exported(encoder_of(whole), "XLMEModel", separators=separators), vocabulary, "")
+    return AutoTokenizer.from_pretrained(to, trust_remote_code=True)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return write(vocabulary, tmp_path_factory.mktemp("tokenizer") / "x")
+
+
+def test_special_tokens(tokenizer: Any, vocabulary: Vocabulary) -> None:
+    assert isinstance(tokenizer, PreTrainedTokenizerFast)
+    ids = [tokenizer.bos_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id]
+    assert ids == [0, 1, 2, 3] == [tokenizer.cls_token_id, 1, tokenizer.sep_token_id, 3]
+    assert tokenizer.mask_token_id == vocabulary.mask and len(tokenizer) == vocabulary.size
+    assert tokenizer.convert_ids_to_tokens(range(len(tokenizer))) == [
+        vocabulary.piece(i) for i in range(len(tokenizer))
+    ]
+    assert tokenizer.model_max_length == 40
+
+
+def test_a_mask_is_as_in_training(tokenizer: Any, vocabulary: Vocabulary) -> None:
+    ids = vocabulary.encode("kalo miter, dorin")
+    pieces = [vocabulary.piece(int(i)) for i in ids]
+    at = next(i for i, piece in enumerate(pieces) if not piece.startswith("▁"))  # what follows the mask starts no word
+    text = "".join(["<mask>" if i == at - 1 else piece for i, piece in enumerate(pieces)]).replace("▁", " ").strip()
+    expected = ids.tolist()
+    expected[at - 1] = vocabulary.mask
+    assert tokenizer(text)["input_ids"] == [0, *expected, 2]
+
+
+def test_pairs_padding_and_places(tokenizer: Any, vocabulary: Vocabulary, tmp_path: Path) -> None:
+    first, second = "kalo mi", "ter  unve"
+    a, b = vocabulary.encode(first).tolist(), vocabulary.encode(second).tolist()
+    assert tokenizer(first, second)["input_ids"] == [0, *a, 2, *b, 2]
+    assert write(vocabulary, tmp_path / "two", separators=2)(first, second)["input_ids"] == [0, *a, 2, 2, *b, 2]
+    both = tokenizer([first, "ter"], padding=True)
+    assert both.keys() == {"input_ids", "attention_mask"}
+    assert both["input_ids"][1][-1] == 1 and both["attention_mask"][1][-1] == 0
+    places = tokenizer(second, return_offsets_mapping=True)["offset_mapping"]
+    assert "".join(second[start:end] for start, end in places).replace(" ", "") == "terunve"
+    assert tokenizer.decode(tokenizer(first)["input_ids"], skip_special_tokens=True) == first
+
+
+def test_hard_lines(tokenizer: Any, vocabulary: Vocabulary) -> None:
+    for line in HARD:
+        assert tokenizer(line)["input_ids"] == [0, *vocabulary.encode(line).tolist(), 2], ascii(line)
+
+
+@pytest.mark.skipif(not CORPUS.is_dir(), reason="../shared/data/corpus/mono is absent")
+def test_real_lines_of_all_languages(tmp_path: Path) -> None:
+    lines = []
+    for path in sorted(CORPUS.glob("*.txt.xz")):
+        with lzma.open(path, "rt", encoding="utf-8") as file:
+            lines += [line.rstrip("\n") for line, _ in zip(file, range(20), strict=False)]
+    assert len(lines) > 1500
+    (tmp_path / "vocab").mkdir()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_prefix=str((tmp_path / "vocab" / MODEL_FILE).with_suffix("")),
+        vocab_size=5000,
+        character_coverage=0.9995,  # some characters stay unknown
+        normalization_rule_name="nmt_nfkc",
+        minloglevel=2,
+    )
+    vocabulary = Vocabulary(tmp_path / "vocab")
+    tokenizer = write(vocabulary, tmp_path / "x")
+    found = tokenizer(lines)["input_ids"]
+    expected = [[0, *vocabulary.encode(line).tolist(), 2] for line in lines]
+    assert sum(3 in ids for ids in expected) > 5  # unknown characters are among them
+    score = vocabulary.processor.get_score
+    for line, ours, theirs in zip(lines, expected, found, strict=True):
+        if ours != theirs:  # only where two segmentations are worth the same
+            one, other = (sum(score(i - 1) for i in ids[1:-1] if i != 3) for ids in (ours, theirs))
+            assert abs(one - other) < 1e-3 and len(ours) == len(theirs), line
+    assert sum(ours != theirs for ours, theirs in zip(expected, found, strict=True)) < 5
+    # Text in other forms of Unicode: SentencePiece normalises as well.
+    for form in ("NFD", "NFC"):
+        other_form = [unicodedata.normalize(form, line) for line in lines]
+        theirs = tokenizer(other_form)["input_ids"]
+        differ = [
+            ids != [0, *vocabulary.encode(line).tolist(), 2] for line, ids in zip(other_form, theirs, strict=True)
+        ]
+        assert sum(differ) < 5, form
+    # Every character there is; U+0344 alone, which Unicode advises against, is composed with the letter before it.
+    texts = [
+        f"a{chr(code)}b" for code in range(1, 0x30000) if unicodedata.category(chr(code)) not in ("Cs", "Cn", "Co")
+    ]
+    found = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    differing = [text for text, ids in zip(texts, found, strict=True) if ids != vocabulary.encode(text).tolist()]
+    assert differing == ["a\u0344b"]
+
+
+def test_models_of_other_kinds_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocabulary: Vocabulary
+) -> None:
+    sentences = [f"{a} {b}" for a in ("kalo", "miter", "unve", "sador") for b in ("inpe", "dorin", "lomi")] * 5
+    for kind, message in (
+        ({"model_type": "bpe"}, "model_type 2"),
+        ({"byte_fallback": True}, "byte_fallback True"),
+        ({"user_defined_symbols": ["<special>"]}, "has the piece '<special>'"),
+        ({"remove_extra_whitespaces": False}, "remove_extra_whitespaces False"),
+    ):
+        path = tmp_path / message / MODEL_FILE
+        path.parent.mkdir()
+        spm.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_prefix=str(path.with_suffix("")),
+            vocab_size=300,
+            hard_vocab_limit=False,
+            minloglevel=2,
+            **kind,
+        )
+        with pytest.raises(ValueError, match=message):
+            tokenizer_files(Vocabulary(path), 40)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ValueError, match=r'pip install "xlme_ds\[hf\]"'):
+        tokenizer_files(vocabulary, 40)

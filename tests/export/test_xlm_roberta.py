@@ -1,0 +1,101 @@
+"""XLM-R's weights compute in our encoder, and in the export made from it, what they compute in transformers."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM, AutoTokenizer, XLMRobertaConfig, XLMRobertaForMaskedLM, XLMRobertaModel
+
+from tests.small import lively
+from xlme_ds.data.vocabulary import Vocabulary
+from xlme_ds.export.__main__ import main
+from xlme_ds.models.text_encoder import one_item_a_row
+from xlme_ds.saved import load_encoder
+
+TOKENS = torch.tensor([[0, 11, 12, 13, 17, 19, 2], [0, 21, 2, 1, 1, 1, 1], [0, 31, 32, 33, 34, 2, 1]])
+INSIDE = TOKENS != 1
+
+
+@pytest.fixture(scope="module", params=[XLMRobertaModel, XLMRobertaForMaskedLM])
+def theirs(request: pytest.FixtureRequest, vocabulary: Vocabulary) -> Any:
+    config = XLMRobertaConfig(
+        vocab_size=vocabulary.size,
+        hidden_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        intermediate_size=40,
+        max_position_embeddings=34,
+        type_vocab_size=1,
+        layer_norm_eps=1e-5,
+    )
+    return lively(request.param(config)).eval()
+
+
+@pytest.fixture
+def folder(theirs: Any, vocabulary: Vocabulary, tmp_path: Path) -> Path:
+    theirs.save_pretrained(tmp_path / "theirs")
+    shutil.copy(vocabulary.path, tmp_path / "theirs" / "sentencepiece.bpe.model")
+    return tmp_path / "theirs"
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_same_outputs(theirs: Any, folder: Path, tmp_path: Path, vocabulary: Vocabulary, pickled: bool) -> None:
+    if pickled:
+        (folder / "model.safetensors").unlink()
+        torch.save(theirs.state_dict(), folder / "pytorch_model.bin")
+    main(["--from-hf", str(folder), "--to", str(tmp_path / "ours")])
+    encoder, words = load_encoder(tmp_path / "ours")
+    assert words.sha256 == vocabulary.sha256 and encoder.cfg.max_positions == 32
+    expected = theirs(TOKENS, INSIDE.long(), output_hidden_states=True)
+    found = encoder.hidden_states(TOKENS, *one_item_a_row(TOKENS))
+    assert len(found) == 4
+    for ours, wanted in zip(found, expected.hidden_states, strict=True):
+        torch.testing.assert_close(ours[INSIDE], wanted[INSIDE], rtol=0, atol=1e-5)
+    if isinstance(theirs, XLMRobertaForMaskedLM):
+        again = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours", trust_remote_code=True)
+        torch.testing.assert_close(again(TOKENS).logits[INSIDE], expected.logits[INSIDE], rtol=0, atol=1e-4)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "ours", trust_remote_code=True)
+    original = AutoTokenizer.from_pretrained(folder)
+    assert type(original).__name__ == "XLMRobertaTokenizer"
+    for texts in (("kalo miter",), ("kalo miter", "dorin  sa")):
+        assert tokenizer(*texts)["input_ids"] == original(*texts)["input_ids"]
+
+
+def test_cut_after_a_layer(theirs: Any, folder: Path, tmp_path: Path) -> None:
+    main(["--from-hf", str(folder), "--to", str(tmp_path / "ours"), "--layer", "2"])
+    expected = theirs(TOKENS, INSIDE.long(), output_hidden_states=True).hidden_states[2]
+    found = load_encoder(tmp_path / "ours").encoder(TOKENS, *one_item_a_row(TOKENS))
+    torch.testing.assert_close(found[INSIDE], expected[INSIDE], rtol=0, atol=1e-5)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], folder: Path, to: Path) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(["--from-hf", str(folder), "--to", str(to)])
+    assert stop.value.code == 2 and not to.exists() and not list(to.parent.glob("*.partial"))
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_refusals(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    for name, value in (("model_type", "roberta"), ("hidden_act", "relu"), ("layer_norm_eps", 1e-12)):
+        (folder / "config.json").write_text(json.dumps(config | {name: value}))
+        assert f"config.json has {name} {value}: only" in refusal(capsys, folder, tmp_path / "no")
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
+    assert "does not hold the model of" in refusal(capsys, folder, tmp_path / "no")
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 130}))
+    assert "does not hold the model of" in refusal(capsys, folder, tmp_path / "no")
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(b"12345678")
+    assert "is not a safetensors file" in refusal(capsys, folder, tmp_path / "no")
+    (folder / "model.safetensors").unlink()
+    assert "has neither model.safetensors nor pytorch_model.bin" in refusal(capsys, folder, tmp_path / "no")
+    torch.save(["no state"], folder / "pytorch_model.bin")
+    assert "does not hold weights alone" in refusal(capsys, folder, tmp_path / "no")
+    torch.save({"model": tmp_path}, folder / "pytorch_model.bin")  # unpickling would call pathlib's code
+    assert "does not hold weights alone" in refusal(capsys, folder, tmp_path / "no")
+    (folder / "sentencepiece.bpe.model").unlink()
+    assert "has no sentencepiece.bpe.model" in refusal(capsys, folder, tmp_path / "no")

@@ -1,0 +1,65 @@
+"""A few faults of the campaign (`python -m bench.faults`) against real training on two ranks."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch import ROOT, environment
+
+
+def campaign(folder: Path, layout: str, *kinds: str) -> dict:
+    command = [sys.executable, "-m", "bench.faults", "--json", "--quick", "--folder", str(folder), "--seed", "3"]
+    done = subprocess.run(
+        [*command, "--layouts", layout, "--kinds", *kinds], cwd=ROOT, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    return json.loads(done.stdout)
+
+
+def expect(figures: dict, faults: int) -> None:
+    assert {key: figures[key] for key in ("faults", "survived", "lost_rows", "silent_changes")} == {
+        "faults": faults,
+        "survived": faults,
+        "lost_rows": 0,
+        "silent_changes": 0,
+    }
+
+
+def test_a_rank_that_hangs_a_damaged_shard_a_stop_while_starting_and_a_bad_gradient(tmp_path: Path) -> None:
+    kinds = ("rank hangs", "shard damaged between two starts", "told to stop", "gradient not a number")
+    expect(campaign(tmp_path, "zero3", *kinds), faults=4)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts small file systems, which needs root")
+def test_a_full_disk_and_one_that_cannot_be_written(tmp_path: Path) -> None:
+    expect(campaign(tmp_path, "zero1", "disk full", "checkpoints read only"), faults=2)
+
+
+def test_what_the_audit_counts(tmp_path: Path) -> None:
+    """The audit itself: a line that is missing, one too many, and other tokens are each found."""
+    from tests.rows import write_data
+    from tests.train.test_guard import config, run
+    from xlme_ds.audit import examine
+
+    data = write_data(tmp_path / "mixed", rows=96)
+    out = tmp_path / "run"
+    assert run(data, out, config(audit=True), bad=set(), watch=False)
+    assert examine(out, data) == ([], "96 mono rows and 96 para rows of 12 steps")
+    path = out / "audit/rank_00000.jsonl"
+    lines = path.read_text().split("\n")
+    path.write_text("\n".join(lines[:-1]))
+    assert examine(out, data)[0][0] == "mono row 88 belongs to step 11, was read in []"
+    path.write_text("\n".join([*lines, lines[-1]]))
+    assert examine(out, data)[0][0] == "mono row 88 belongs to step 11, was read in [11, 11]"
+    last = json.loads(lines[-1])
+    last["rows"]["para"][0][1] ^= 1
+    path.write_text("\n".join([*lines[:-1], json.dumps(last)]))
+    assert examine(out, data)[0] == ["para row 88 was read with other tokens than the data hold"]
+    attempts = out / "audit/attempts.jsonl"
+    attempts.write_text(attempts.read_text() + '\n{"start": 8, "world": 1}')
+    path.write_text("\n".join(lines))
+    assert len(examine(out, data)[0]) == 2 * 8 * 4, "steps behind 8 were to be done again"

@@ -1,0 +1,55 @@
+"""A process that stands still, in Python or outside of it, ends with its stacks; one that gets on does not."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.launch import ROOT, environment
+
+PROGRAM = """
+import ctypes, sys, time
+from xlme_ds.train import watchdog
+watchdog._GRACE = 1.0
+dog = watchdog.Watchdog(1 / 60, rank=3)
+def getting_on():
+    for number in range(8):
+        time.sleep(0.25)
+        dog.beat(f"taking step {number}")
+def standing_still():
+    time.sleep(60)
+def inside_c_code_that_keeps_the_interpreter():
+    ctypes.PyDLL(None).sleep(60)
+getting_on()
+if sys.argv[1] != "closed":
+    globals()[sys.argv[1]]()
+dog.close()
+time.sleep(3)
+"""
+
+
+def run(what: str) -> tuple[int, str, float]:
+    begin = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, what], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=50
+    )
+    return done.returncode, done.stderr, time.monotonic() - begin
+
+
+def test_a_run_that_gets_on_or_is_over_is_left_alone() -> None:
+    assert run("closed")[:2] == (0, "")
+
+
+def test_standing_still() -> None:
+    code, said, seconds = run("standing_still")
+    assert code == 1 and seconds < 30
+    assert "rank 3 stood still for 0.0166667 minutes (train.watchdog_minutes) while taking step 7" in said
+    assert "in standing_still" in said, said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PyDLL(None) is libc's sleep on Linux")
+def test_where_no_thread_of_python_runs() -> None:
+    code, said, seconds = run("inside_c_code_that_keeps_the_interpreter")
+    assert code == 1 and seconds < 30
+    assert "Timeout (0:00:0" in said and "in inside_c_code" in said, said

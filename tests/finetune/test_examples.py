@@ -1,0 +1,101 @@
+"""The formats of the tasks, and what is said of files that are not in them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.launch import ROOT
+from xlme_ds.finetune.examples import Pair, Question, Sentence, Source, find, read
+from xlme_ds.finetune.tasks import TASKS
+
+REAL = ROOT.parent / "shared" / "data" / "eval"
+
+
+def source(path: Path, content: str | bytes) -> Source:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return Source(path, "en", "train", True)
+
+
+def test_a_word_and_its_tag_a_line(tmp_path: Path) -> None:
+    text = "New\tB-LOC\nYork\tI-LOC\n\n\n»\tO\n\u2028\tO"
+    assert read(source(tmp_path / "train-en.tsv", text), TASKS["ner"]) == [
+        Sentence(["New", "York"], ["B-LOC", "I-LOC"]),
+        Sentence(["»", "\u2028"], ["O", "O"]),
+    ]
+
+
+def test_conll_has_more_columns_and_its_own_encoding(tmp_path: Path) -> None:
+    text = "-DOCSTART- -X- O O\n\nMünchen NNP I-NP I-LOC\r\nlebt VB I-VP O\n\n".encode("latin-1")
+    assert read(source(tmp_path / "deu.testa", text), TASKS["conll"]) == [Sentence(["München", "lebt"], ["I-LOC", "O"])]
+    found = find(TASKS["conll"], [tmp_path])
+    assert [(one.language, one.split) for one in found] == [("de", "dev")]
+
+
+def test_two_texts_and_a_label_a_line(tmp_path: Path) -> None:
+    text = "A man.\tA person.\tentailment\nA \"man\"\tNobody\tcontradiction\n"
+    assert read(source(tmp_path / "train-en.tsv", text), TASKS["xnli"]) == [
+        Pair("A man.", "A person.", "entailment"),
+        Pair('A "man"', "Nobody", "contradiction"),
+    ]
+
+
+def squad(context: str, start: int, text: str) -> str:
+    answer = {"text": text, "answer_start": start}
+    question = {"id": "q1", "question": "Who?", "answers": [answer]}
+    return json.dumps({"data": [{"paragraphs": [{"context": context, "qas": [question]}]}]})
+
+
+def test_questions(tmp_path: Path) -> None:
+    found = read(source(tmp_path / "xquad.en.json", squad("It was Ann.", 7, "Ann")), TASKS["xquad"])
+    assert found == [Question("q1", "Who?", "It was Ann.", [("Ann", 7)])]
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "content", "said"),
+    [
+        ("ner", "train-en.tsv", "a\tO\nb\n", "train-en.tsv, line 2: a word without a tag"),
+        ("ner", "train-en.tsv", "a\tB-CITY\n", "train-en.tsv, line 1: tag 'B-CITY' is none of O, B-PER"),
+        ("ner", "train-en.tsv", b"a\tO\n\xff\tO\n", "train-en.tsv, line 2: not UTF-8"),
+        ("ner", "train-en.tsv", "\n\n", "train-en.tsv is empty"),
+        ("xnli", "train-en.tsv", "a\tb\tneutral\na\tneutral\n", "train-en.tsv, line 2: 2 columns"),
+        ("pawsx", "train-en.tsv", "a\tb\t2\n", "train-en.tsv, line 1: label '2' is none of 0, 1"),
+        ("xquad", "xquad.en.json", "[]", "xquad.en.json is not in SQuAD's JSON format"),
+        ("xquad", "xquad.en.json", squad("It was Ann.", 6, "Ann"), "question q1: its context does not read 'Ann' at character 6"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(tmp_path: Path, task: str, name: str, content: str | bytes, said: str) -> None:
+    with pytest.raises(ValueError, match=said.replace("[", r"\[").replace("(", r"\(")):
+        read(source(tmp_path / name, content), TASKS[task])
+
+
+def test_files_are_found_by_their_usual_names(tmp_path: Path) -> None:
+    for name in ("a/xquad.de.json", "b/train-v1.1.json", "b/tydiqa.goldp.sw.train.json", "a/README.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    found = {(one.path.name, one.language, one.split, one.own) for one in find(TASKS["xquad"], [tmp_path])}
+    assert found == {
+        ("xquad.de.json", "de", "test", True),
+        ("train-v1.1.json", "en", "train", False),
+        ("tydiqa.goldp.sw.train.json", "sw", "train", False),
+    }
+    (tmp_path / "b" / "xquad.de.json").write_text("{}")
+    with pytest.raises(ValueError, match="are both the test set of de"):
+        find(TASKS["xquad"], [tmp_path])
+    with pytest.raises(ValueError, match="no file of the task"):
+        find(TASKS["ner"], [tmp_path / "a"])
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the evaluation sets of ../shared/data are not here")
+@pytest.mark.parametrize(
+    ("task", "folder", "sets", "examples"),
+    [
+        ("pos", "udpos", 6, 3974), ("ner", "panx", 7, 10000), ("xnli", "xnli", 5, 2490), ("pawsx", "pawsx", 3, 2000),
+        ("xquad", "xquad", 4, 1190), ("mlqa", "mlqa", 4, 1148), ("tydiqa", "tydiqa", 2, 3696),
+    ],
+)  # fmt: skip
+def test_the_real_sets(task: str, folder: str, sets: int, examples: int) -> None:
+    """Every file of every set is read; the published number of examples of English comes out."""
+    found = find(TASKS[task], [REAL / folder])
+    assert len(found) == sets
+    assert any(len(read(one, TASKS[task])) == examples for one in found if one.language == "en")

@@ -1,0 +1,89 @@
+"""Words, pairs and contexts as token ids, with labels and places that lead back to the text."""
+
+
+import numpy as np
+import pytest
+
+from tests.rows import train_vocabulary
+from xlme_ds.data.schema import BOS, EOS
+from xlme_ds.data.vocabulary import Vocabulary
+from xlme_ds.finetune.examples import Pair, Question, Sentence
+from xlme_ds.finetune.features import IGNORED, Windows, featurise
+from xlme_ds.finetune.tasks import TASKS
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    return train_vocabulary(tmp_path_factory.mktemp("features") / "vocab")
+
+
+WINDOWS = Windows(16, 6, 4)
+
+
+def test_a_tag_stands_on_the_first_subword(vocabulary: Vocabulary) -> None:
+    words, tags = ["xyz", "kalomi", "\u200b", "ter"], ["O", "B-PER", "I-PER", "B-LOC"]
+    (feature,) = featurise([Sentence(words, tags)], TASKS["ner"], vocabulary, WINDOWS)
+    labels = TASKS["ner"].labels
+    assert [labels[feature.labels[place]] for place in feature.places] == tags
+    assert (np.delete(feature.labels, feature.places) == IGNORED).all()
+    starts = [*feature.places, len(feature.ids) - 1]
+    for word, start, end in zip(words, starts, starts[1:], strict=False):
+        expected = vocabulary.encode(word).tolist()
+        assert feature.ids[start:end].tolist() == (expected or [3]), word
+    assert feature.ids[0] == BOS and feature.ids[-1] == EOS
+
+
+def test_a_long_sentence_is_cut_between_words_and_loses_none(vocabulary: Vocabulary) -> None:
+    sentence = Sentence(["kalomi", "x" * 40, *["ter"] * 30], ["B-PER", "B-LOC", *["O"] * 30])
+    features = featurise([Sentence(["ter"], ["O"]), sentence], TASKS["ner"], vocabulary, WINDOWS)[1:]
+    assert all(len(feature.ids) <= 16 and feature.example == 1 for feature in features)
+    found = [TASKS["ner"].labels[feature.labels[place]] for feature in features for place in feature.places]
+    assert found == sentence.tags
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (40, 3), (3, 40), (40, 40), (7, 30)])
+def test_a_pair_keeps_its_shorter_side(vocabulary: Vocabulary, sizes: tuple[int, int]) -> None:
+    first, second = (" ".join([word] * size) for word, size in zip(("ter", "dor"), sizes, strict=True))
+    (feature,) = featurise([Pair(first, second, "1")], TASKS["pawsx"], vocabulary, WINDOWS)
+    a, b = vocabulary.encode(first), vocabulary.encode(second)
+    ends = np.flatnonzero(feature.ids == EOS)
+    kept = ends[0] - 1, ends[1] - ends[0] - 1
+    assert len(ends) == 2 and len(feature.ids) == min(16, len(a) + len(b) + 3) and feature.labels.tolist() == [1]
+    assert feature.ids[1 : ends[0]].tolist() == a[: kept[0]].tolist()
+    assert feature.ids[ends[0] + 1 : ends[1]].tolist() == b[: kept[1]].tolist()
+    assert min(kept) == min(len(a), len(b), 6), "the shorter side is whole, or both have the same share"
+
+
+def test_windows_cover_the_context_and_lead_back_to_it(vocabulary: Vocabulary) -> None:
+    words = [f"{word}{mark}" for word, mark in zip(["kalo", "miter", "unve", "Ter"] * 8, ["", ",", " ", "…"] * 8, strict=True)]
+    context = "  " + " ".join(words)
+    answer = "miter, unve"
+    start = context.index(answer, 60)
+    features = featurise([Question("q", "ter dor in pe ka", context, [(answer, start)])], TASKS["xquad"], vocabulary, WINDOWS)
+    ids, places = vocabulary.encode_with_places(context)
+    covered = set()
+    labelled = 0
+    for number, feature in enumerate(features):
+        assert len(feature.ids) <= 16
+        inside = np.flatnonzero(feature.places[:, 0] >= 0)
+        assert feature.ids[1:5].tolist() == vocabulary.encode("ter dor in pe ka")[:4].tolist()
+        window = slice(6 * number, 6 * number + len(inside))
+        assert feature.ids[inside].tolist() == ids[window].tolist()
+        assert feature.places[inside].tolist() == places[window].tolist()
+        covered |= set(range(window.start, window.stop))
+        if feature.labels.any():
+            labelled += 1
+            first, last = feature.labels
+            assert answer in context[feature.places[first, 0] : feature.places[last, 1]]
+    assert covered == set(range(len(ids)))
+    assert 0 < labelled < len(features)
+
+
+def test_places_are_characters_of_the_text(vocabulary: Vocabulary) -> None:
+    """White space runs, letters outside the vocabulary, one that the normaliser makes two of, four-byte ones."""
+    text = "  kalo\u3000 miter ﬁ 中国 ter𝄞dor "
+    ids, places = vocabulary.encode_with_places(text)
+    assert ids.tolist() == vocabulary.encode(text).tolist()
+    assert (places[1:, 0] >= places[:-1, 1]).all(), "in order, without overlap"
+    shown = [text[first:last] for first, last in places]
+    assert "".join(shown) == "".join(text.split()) and not any(one[:1].isspace() for one in shown)

@@ -1,0 +1,138 @@
+"""Order, loss and learning rates of fine-tuning, and the scores."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.small import SMALL, lively
+from xlme_ds.config import DataConfig, EngineConfig, OptimizerConfig, TrainConfig
+from xlme_ds.data.schema import BOS, EOS, PAD
+from xlme_ds.engine.optimizer import build_optimizer, set_learning_rate
+from xlme_ds.finetune.batches import TaskLoader, collate
+from xlme_ds.finetune.examples import Pair, Question, Sentence
+from xlme_ds.finetune.features import IGNORED, Feature
+from xlme_ds.finetune.model import TaskModel
+from xlme_ds.finetune.objective import TaskObjective
+from xlme_ds.finetune.predict import logits_of, score
+from xlme_ds.finetune.settings import TuningConfig, grid, settings
+from xlme_ds.finetune.tasks import TASKS
+
+
+def features(kind: str, count: int = 10) -> list[Feature]:
+    rng = np.random.default_rng(0)
+    out = []
+    for number in range(count):
+        size = int(rng.integers(3, 12))
+        ids = np.array([BOS, *rng.integers(4, 90, size), EOS], np.int32)
+        labels = {
+            "tokens": np.where(rng.random(size + 2) < 0.5, rng.integers(0, 3, size + 2), IGNORED),
+            "pair": rng.integers(0, 3, 1),
+            "span": np.sort(rng.integers(1, size, 2)),
+        }[kind]
+        out.append(Feature(ids, labels, number, np.flatnonzero(labels != IGNORED)))
+    return out
+
+
+def read(loader: TaskLoader, step: int) -> list[tuple[int, ...]]:
+    batches = loader.step(step)
+    return [tuple(row[row != PAD].tolist()) for batch in batches for row in batch.tokens_BT]
+
+
+def test_an_epoch_reads_every_example_once_whatever_the_ranks() -> None:
+    every = features("pair")
+    seen = {}
+    for world, micro in ((1, 4), (1, 1), (2, 2), (4, 1)):
+        loaders = [TaskLoader(every, "pair", DataConfig(4, 0, micro), 1, rank, world) for rank in range(world)]
+        seen[world, micro] = [sorted(row for loader in loaders for row in read(loader, step)) for step in range(5)]
+    assert all(value == seen[1, 4] for value in seen.values())
+    two_epochs = sorted(row for step in seen[1, 4] for row in step)
+    assert two_epochs == sorted([tuple(feature.ids.tolist()) for feature in every] * 2), "20 numbers of 10 examples"
+    named = [int(number) for number in loaders[0].rows_of(2).removeprefix("examples ").split(", ")]
+    assert sorted(tuple(every[number].ids.tolist()) for number in named) == seen[1, 4][2]
+    another = TaskLoader(every, "pair", DataConfig(4, 0, 4), 2, 0, 1)
+    assert [another.rows_of(step) for step in range(2)] != [loaders[0].rows_of(step) for step in range(2)]
+
+
+@pytest.mark.parametrize("kind", ["tokens", "pair", "span"])
+def test_the_mean_does_not_depend_on_the_cut(kind: str) -> None:
+    """Sum over count of micro-batches, padded to other widths, equals torch's own mean of each example alone."""
+    objective = TaskObjective(kind, 3, dropout=0.0)
+    model = lively(objective.build(SMALL)).eval()
+    every = features(kind)
+    batches = [collate(every, kind), *[collate(every[i : i + 3], kind) for i in range(0, 10, 3)]]
+    sums = [objective.sums(model(batch), batch) for batch in batches]
+    counts = [objective.counts(batch) for batch in batches]
+    mean = sums[0] / counts[0]
+    torch.testing.assert_close(sum(sums[1:]) / sum(counts[1:]), mean, check_dtype=False)
+    losses = []
+    for feature in every:
+        logits = model(collate([feature], kind))[0]
+        if kind == "pair":
+            logits = logits[None]
+        elif kind == "span":
+            logits = logits.T
+        wanted = torch.from_numpy(feature.labels)
+        losses.append(torch.nn.functional.cross_entropy(logits, wanted, reduction="none")[wanted != IGNORED])
+    torch.testing.assert_close(torch.cat(losses).mean().view(1), mean, check_dtype=False)
+
+
+def test_dropout_follows_from_the_batch() -> None:
+    model = lively(TaskModel(SMALL, "pair", 3, dropout=0.5)).train()
+    first, second = collate(features("pair"), "pair", seed=1), collate(features("pair"), "pair", seed=2)
+    once = model(first)
+    torch.rand(7)
+    assert torch.equal(model(first), once) and not torch.equal(model(second), once)
+    assert torch.equal(model.eval()(first), model(second))
+
+
+def test_predictions_do_not_depend_on_the_batch() -> None:
+    model = lively(TaskModel(SMALL, "tokens", 3))
+    every = features("tokens")
+    for one, other in zip(logits_of(model, every, batch=4), logits_of(model, every, batch=1), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_the_rate_falls_from_layer_to_layer() -> None:
+    """ERNIE-M's decay: the head whole, then a factor for every layer downwards, the embedding lowest."""
+    model = TaskModel(SMALL, "pair", 3)
+    optimizer = build_optimizer(model, OptimizerConfig(layer_decay=0.5))
+    set_learning_rate(optimizer, 8.0)
+    rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    found = {name: rate[id(p)] for name, p in model.named_parameters()}
+    assert len(found) == len(rate)
+    for name, value in found.items():
+        expected = 8.0 if name.startswith("head.") else 4.0 if ".layers.1." in name else 2.0 if ".layers.0." in name else 1.0
+        assert value == expected, name
+    set_learning_rate(plain := build_optimizer(model, OptimizerConfig()), 8.0)
+    assert {group["lr"] for group in plain.param_groups} == {8.0}
+
+
+def test_the_published_grids() -> None:
+    assert len(grid("pos", TuningConfig())) == 9 and len(grid("mlqa", TuningConfig())) == 9
+    assert {one.learning_rate for one in grid("ner", TuningConfig())} == {5e-6, 6e-6, 7e-6, 8e-6, 9e-6}
+    assert [one.epochs for one in grid("tydiqa", TuningConfig(learning_rate=3e-5))] == [10, 20, 40]
+
+
+def test_steps_and_warm_up() -> None:
+    def of(task: str, examples: int) -> tuple[int, int]:
+        tuning = TuningConfig().completed(TASKS[task], SMALL)
+        done = settings(task, tuning, SMALL, EngineConfig(), TrainConfig(), 1, examples, "")
+        return done.train.steps, done.optimizer.warmup_steps
+
+    assert of("ner", 20_000) == (25_000, 2_500)
+    assert of("xnli", 392_702) == (122_720, 12_500), "XNLI's published warm-up is in steps"
+    assert of("ner", 81) == (102, 10)
+
+
+def test_scores() -> None:
+    tags = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-ORG"]]
+    given = [["B-PER", "I-PER", "O", "B-ORG"], ["O", "B-ORG"]]
+    sentences = [Sentence(["w"] * len(one), one) for one in tags]
+    assert score("ner", TASKS["ner"], sentences, given, "en") == {"f1": pytest.approx(100 * 2 / 3)}
+    cut = [["B-PER", "O", "O", "B-LOC"], ["O", "B-ORG"]]
+    assert score("ner", TASKS["ner"], sentences, cut, "en") == {"f1": pytest.approx(100 * 2 / 3)}, "half an entity is none"
+    assert score("pos", TASKS["pos"], sentences, given, "en") == {"f1": pytest.approx(100 * 5 / 6)}
+    pairs = [Pair("a", "b", "1"), Pair("a", "b", "0")]
+    assert score("pawsx", TASKS["pawsx"], pairs, ["1", "1"], "en") == {"accuracy": 50.0}
+    questions = [Question("1", "?", "c", [("the Rhein", 0)]), Question("2", "?", "c", [("x", 0)])]
+    assert score("xquad", TASKS["xquad"], questions, ["Rhein", "y"], "de") == {"f1": 50.0, "em": 50.0}

@@ -1,0 +1,121 @@
+"""Steps that are left out: counted over a resume, recorded with their rows, and ten in a row end the run."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.engine.worker import tiny
+from tests.rows import write_data
+from xlme_ds.config import RunConfig, TrainConfig
+from xlme_ds.data.loader import Loader
+from xlme_ds.engine.build import build_engine
+from xlme_ds.engine.processes import SharedError
+from xlme_ds.engine.protocol import StepStats
+from xlme_ds.objectives.electra import ElectraObjective
+from xlme_ds.train.folder import RunFolder
+from xlme_ds.train.guard import Guard
+from xlme_ds.train.run import pretraining, train
+
+torch.set_num_threads(1)  # as in tests/small.py
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data") / "mixed", rows=96)
+
+
+def config(**changes: object) -> RunConfig:
+    made = tiny(dict(kind="plain"), micro_batch=4)
+    settings = dict(steps=12, log_every=1, save_every=4, max_bad_steps=3) | changes
+    return replace(made, train=replace(made.train, **settings)).validate()
+
+
+def run(data: Path, out: Path, config: RunConfig, bad: set[int], watch: bool = True) -> bool:
+    """Train with an infinite loss in the second micro-batch of the steps `bad`."""
+    loader = Loader(data, config.data, config.seed, 0.15)
+    engine = build_engine(config, loader, None)
+    sums, now = ElectraObjective.sums, {"step": -1, "call": 0}
+
+    def follow(step: int, batches: list[object]) -> None:
+        now.update(step=step, call=0)
+
+    def spoilt(*arguments: object) -> torch.Tensor:
+        now["call"] += 1
+        return sums(*arguments) * (math.inf if now["step"] in bad and now["call"] == 2 else 1)
+
+    if watch:
+        loader.watch, engine.objective.sums = follow, spoilt
+    folder = RunFolder(out)
+    try:
+        return train(engine, config, folder, loader, None, pretraining(config, loader, None, root=True))
+    finally:
+        engine.objective.sums = sums
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_bad_steps_are_counted_and_recorded_and_the_count_survives_a_resume(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert run(data, out, config(), bad={1, 5})
+    faults = lines(out / "faults.jsonl")
+    assert faults == [
+        {"step": 2, "reason": "loss not finite", "rows": ["mono 12-15, para 12-15"]},
+        {"step": 6, "reason": "loss not finite", "rows": ["mono 44-47, para 44-47"]},
+    ]
+    metrics = lines(out / "metrics.jsonl")
+    assert [line["skipped_steps"] for line in metrics] == [0, 1, 1, 1, 1] + [2] * 7
+    assert [line["step"] for line in metrics if "grad_norm" not in line] == [2, 6]
+    for name in ("step_00000012", "step_00000008"):  # as if it had been killed behind step 4
+        for path in (out / "checkpoints" / name).iterdir():
+            path.unlink()
+        (out / "checkpoints" / name).rmdir()
+    assert run(data, out, config(), bad={5})
+    assert [line["skipped_steps"] for line in lines(out / "metrics.jsonl")] == [0, 1, 1, 1, 1] + [2] * 7
+    assert lines(out / "faults.jsonl") == faults
+
+
+def test_bad_steps_in_a_row_end_the_run_and_name_their_rows(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(
+        SharedError, match=r"3 steps in a row, up to step 8, were left out, .* rows are mono 60-63, para 60-63,"
+    ):
+        run(data, out, config(), bad={2, 3, 5, 6, 7})
+    assert [fault["step"] for fault in lines(out / "faults.jsonl")] == [3, 4, 6, 7, 8]
+    assert run(data, out, config(), bad={8, 9}), "it goes on behind them, and counts in a row anew"
+
+
+def stats(norm: float, applied: bool = True) -> StepStats:
+    return StepStats({}, norm, applied)
+
+
+def guard(state: dict | None = None, **settings: object) -> Guard:
+    return Guard(TrainConfig(**settings), state or {}, lambda step: f"rows of {step}", None)
+
+
+def test_limit_is_six_sigma_over_the_last_128_steps_and_comes_back_on_resume() -> None:
+    ours = guard(spike_sigma=6)
+    for step in range(300):
+        limit = ours.norm_limit()
+        assert math.isinf(limit) == (step < 64), step
+        ours.after_step(step + 1, stats(1.0 + (step % 2)) if step != 100 else stats(math.nan, applied=False))
+    # of 64 ones and 64 twos the mean is 1.5, the standard deviation of the sample 0.50196
+    assert ours.norm_limit() == pytest.approx(1.5 + 6 * 0.50196, abs=1e-4)
+    theirs = guard(json.loads(json.dumps(ours.state)), spike_sigma=6)
+    assert theirs.norm_limit() == ours.norm_limit() and theirs.skipped == 1
+    assert math.isinf(guard(ours.state).norm_limit()), "off by default"
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """Training takes the signals over, and gives back their usual meaning."""
+    yield
+    from xlme_ds.train.stop import StopRequest
+
+    StopRequest().release()

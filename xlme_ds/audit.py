@@ -1,0 +1,94 @@
+"""Command line: `python -m xlme_ds.audit --run DIR --data DIR`, for a run that was trained with `--train.audit True`.
+
+Proves from the run's own records that every row up to its newest checkpoint was read by exactly one micro-batch of one step that
+counts, with the tokens that the data hold. A step counts as it was done last: what a kill or a resume had done again is left out.
+"""
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+from .cli import fail
+from .data.rows import TASKS
+from .data.shards import RowStore
+from .train.audit import ATTEMPTS, FOLDER, checksums, lines
+from .train.checkpoint import Checkpoints, read_state
+
+_SHOWN = 10
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command; exit code 1 when a row is missing, was read twice or with other tokens."""
+    try:
+        faults, summary = tyro.cli(examine, prog="python -m xlme_ds.audit", args=arguments)
+    except (ValueError, OSError) as error:
+        fail("xlme_ds.audit", error)
+    for fault in faults[:_SHOWN]:
+        print(fault)
+    print(f"{len(faults)} faults in {summary}" if faults else f"{summary}: each once, with the tokens of the data")
+    sys.exit(1 if faults else 0)
+
+
+def examine(run: Path, data: Path) -> tuple[list[str], str]:
+    """A sentence for every row that was not read exactly once as it stands in the data, and what was looked at.
+
+    Args:
+        run: Run folder.
+        data: The mixed folder that it was trained on.
+    """
+    newest, _ = Checkpoints(run, 1, 0).newest()
+    if newest is None:
+        raise ValueError(f"{run} has no usable checkpoint: name a run folder")
+    if not (run / FOLDER / ATTEMPTS).exists():
+        raise ValueError(f"{run / FOLDER} does not exist: only a run with --train.audit True can be examined")
+    steps = int(read_state(newest)["step"])
+    settings = json.loads((run / "config.json").read_text(encoding="utf-8"))["config"]["data"]
+    read = _read_rows(run / FOLDER, steps)
+    faults, seen = [], []
+    for task in TASKS:
+        rows = settings[f"{task}_rows"] * steps
+        if rows:
+            faults += _compare(task, rows, settings[f"{task}_rows"], read[task], RowStore(data / task))
+            seen.append(f"{rows:,} {task} rows")
+    return faults, f"{' and '.join(seen)} of {steps} steps"
+
+
+def _read_rows(folder: Path, steps: int) -> dict[str, dict[int, list[tuple[int, int]]]]:
+    """By task and row: (step, checksum) of every reading that counts."""
+    starts = [line["start"] for line in lines(folder / ATTEMPTS)]
+    counting = np.zeros(steps, dtype=np.int64)
+    for attempt, start in enumerate(starts):
+        counting[start:] = attempt
+    read: dict[str, dict[int, list[tuple[int, int]]]] = {task: defaultdict(list) for task in TASKS}
+    for path in sorted(folder.glob("rank_*.jsonl")):
+        for line in lines(path):
+            step = line["step"]
+            if step < steps and line["attempt"] == counting[step]:
+                for task, pieces in line["rows"].items():
+                    for first, *sums in pieces:
+                        for row, checksum in enumerate(sums, start=first):
+                            read[task][row].append((step, checksum))
+    return read
+
+
+def _compare(task: str, rows: int, per_step: int, read: dict[int, list[tuple[int, int]]], store: RowStore) -> list[str]:
+    faults = [f"{task} row {row} was read though no step asks for it" for row in read if not 0 <= row < rows]
+    for first in range(0, rows, per_step):
+        expected = checksums(store.read(np.arange(first, first + per_step) % store.rows).tokens)
+        for row, checksum in enumerate(expected, start=first):
+            readings = read.get(row, [])
+            if [step for step, _ in readings] != [first // per_step]:
+                faults.append(
+                    f"{task} row {row} belongs to step {first // per_step}, was read in {[s for s, _ in readings]}"
+                )
+            elif readings[0][1] != checksum:
+                faults.append(f"{task} row {row} was read with other tokens than the data hold")
+    return faults
+
+
+if __name__ == "__main__":
+    main()

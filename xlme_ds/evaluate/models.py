@@ -1,0 +1,80 @@
+"""The models of a comparison: trained ones, and untrained ones of the same shape."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ..config import ModelConfig, RunConfig
+from ..data.vocabulary import Vocabulary
+from ..models.electra import Electra
+from ..models.init import initialise
+from ..models.text_encoder import TextEncoder, encoder_of
+from ..saved import load_encoder, read_config
+
+
+class Compared(NamedTuple):
+    """A model under the name that tables and plots use, and the layer that its scores are quoted at."""
+
+    name: str
+    folder: str
+    encoder: TextEncoder
+    vocabulary: Vocabulary
+    layer: int
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return self.encoder.cfg.discriminator_layers
+
+
+def paper_layer(depth: int) -> int:
+    """The paper's layer 9 of 12, for another depth: three quarters of it, halves rounded up. Layer 0 is the embeddings."""
+    return (3 * depth + 2) // 4
+
+
+def load(folders: list[Path], layer: int | None, untrained: bool) -> list[Compared]:
+    """The models in `folders`; with `untrained`, behind them one with initial weights for every shape and seed there is.
+
+    Raises ValueError on a folder without a model and on a layer that a model does not have.
+    """
+    if not folders:
+        raise ValueError("--model is missing: name the folder of a finished run, several times to compare")
+    names = [folder.resolve().name for folder in folders]
+    loaded = []
+    for folder, name in zip(folders, names, strict=True):
+        saved = load_encoder(folder)
+        label = name if names.count(name) == 1 else str(folder)
+        loaded.append(_compared(label, folder, saved.encoder, saved.vocabulary, layer))
+    if untrained:
+        loaded += _starts(folders, loaded, layer)
+    if len({model.name for model in loaded}) < len(loaded):
+        raise ValueError("two of the models have the same name: name every --model once")
+    return loaded
+
+
+def _starts(folders: list[Path], models: list[Compared], layer: int | None) -> list[Compared]:
+    """A model with initial weights for every shape, seed and vocabulary among `models`, named after the first that has it."""
+    found: dict[tuple[ModelConfig, int, str], tuple[Path, Compared]] = {}
+    for folder, model in zip(folders, models, strict=True):
+        found.setdefault((model.encoder.cfg, _seed(folder), model.vocabulary.sha256), (folder, model))
+    starts = []
+    for (cfg, seed, _), (folder, model) in found.items():
+        start = Electra(cfg)
+        initialise(start, seed, cfg.init_std)
+        name = f"untrained, seed {seed}" + (f", as {model.name}" if len(found) > 1 else "")
+        starts.append(_compared(name, folder, encoder_of(start), model.vocabulary, layer))
+    return starts
+
+
+def _seed(folder: Path) -> int:
+    """The seed of a run's initial weights; of a model that is no run, which has none, the usual one."""
+    return int(read_config(folder).get("config", {}).get("seed", RunConfig(name="").seed))
+
+
+def _compared(name: str, folder: Path, encoder: TextEncoder, vocabulary: Vocabulary, layer: int | None) -> Compared:
+    depth = encoder.cfg.discriminator_layers
+    if layer is not None and not 0 <= layer <= depth:
+        raise ValueError(f"--layer {layer} does not exist in {folder}: it has layers 0 (embeddings) to {depth}")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return Compared(name, str(folder), encoder.to(device), vocabulary, paper_layer(depth) if layer is None else layer)

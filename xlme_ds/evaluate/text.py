@@ -1,0 +1,40 @@
+"""Line-aligned text files, and the faults in them that a user must be told of."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def split_lines(data: bytes, name: object) -> list[str]:
+    """The lines of UTF-8 text without their ends. Raises ValueError, naming the line, where it is not UTF-8, or no text."""
+    if not data:
+        raise ValueError(f"{name} is empty: fetch it again")
+    lines = []
+    for number, line in enumerate(data.removesuffix(b"\n").split(b"\n"), start=1):
+        try:
+            lines.append(line.removesuffix(b"\r").decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{name} line {number} is not UTF-8 ({error.reason}): convert or fetch the file") from None
+    return lines
+
+
+def read_sentences(path: Path) -> list[str]:
+    """The lines of a file that has a sentence on every line; an empty line is an error, too."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error.strerror}): a test has a file for each of two languages"
+        ) from None
+    lines = split_lines(data, path)
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            raise ValueError(f"{path} line {number} is empty: every line must be a sentence, fetch the file again")
+    return lines
+
+
+def same_lines(ours: Sequence[str], our_name: object, theirs: Sequence[str], their_name: object) -> None:
+    """Raise ValueError where two sides are not line-aligned."""
+    if len(ours) != len(theirs):
+        raise ValueError(
+            f"{our_name} has {len(ours)} lines but {their_name} has {len(theirs)}: line n must translate line n, fetch both again"
+        )

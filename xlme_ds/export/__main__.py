@@ -1,0 +1,100 @@
+"""Command line: `python -m xlme_ds.export --run DIR --to DIR` writes a trained model as a Hugging Face folder.
+
+`--from-hf DIR` in place of `--run` takes XLM-R, as Hugging Face stores it. What reads a run folder reads such a folder too.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import tyro
+
+from ..cli import fail
+from ..finetune.tasks import TASKS, Kind
+from ..models.text_encoder import TextEncoder
+from ..saved import load_run
+from .card import render_card, run_card
+from .folder import Architecture, Exported, write_folder
+from .xlm_roberta import read_xlm_roberta
+
+_CLASSES: dict[Kind, Architecture] = {
+    "tokens": "XLMEForTokenClassification",
+    "pair": "XLMEForSequenceClassification",
+    "span": "XLMEForQuestionAnswering",
+}
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Write a trained model as a folder for Hugging Face transformers."""
+
+    to: Path
+    """Folder to make."""
+    run: Path | None = None
+    """Folder of a finished run: pre-trained, or fine-tuned."""
+    from_hf: Path | None = None
+    """Folder of an XLM-R model: config.json, model.safetensors or pytorch_model.bin, sentencepiece.bpe.model."""
+    layer: int | None = None
+    """Cut the encoder after this layer, for sentence vectors (the paper's retrieval reads layer 9 of 12)."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Write the folder and name it; a user's mistake ends in one line on stderr and exit code 2."""
+    config = tyro.cli(ExportConfig, prog="python -m xlme_ds.export", args=arguments)
+    try:
+        if (config.run is None) == (config.from_hf is None):
+            raise ValueError("name what to export: either --run DIR or --from-hf DIR")
+        if config.run is not None:
+            export_run(config.run, config.to, config.layer)
+        elif config.from_hf is not None:
+            export_xlm_roberta(config.from_hf, config.to, config.layer)
+        print(config.to)
+    except (ValueError, OSError) as error:
+        fail("xlme_ds.export", error)
+
+
+def export_run(folder: Path, to: Path, layer: int | None = None) -> None:
+    """A finished run: the discriminator and its generator, or the fine-tuned model; its first layers alone with `layer`."""
+    run = load_run(folder)
+    encoder = run.encoder()
+    if layer is not None:
+        main, generator = Exported(cut(encoder, layer), "XLMEModel"), None
+    elif run.task:
+        task = TASKS[run.task]
+        main, generator = Exported(encoder, _CLASSES[task.kind], run.state, task.labels), None
+    else:
+        main = Exported(encoder, "XLMEForPreTraining", run.state)
+        generator = Exported(run.encoder("generator"), "XLMEForMaskedLM", run.state)
+    card = run_card(folder, main.encoder, main.architecture, layer)
+    write_folder(to, main, run.vocabulary, card, generator)
+
+
+def export_xlm_roberta(folder: Path, to: Path, layer: int | None = None) -> None:
+    """XLM-R, with its masked language modelling head where it has one and no layers are cut."""
+    encoder, head, vocabulary = read_xlm_roberta(folder)
+    if layer is not None:
+        encoder, head = cut(encoder, layer), {}
+    architecture: Architecture = "XLMEForMaskedLM" if head else "XLMEModel"
+    about = "The weights of an XLM-R model, converted: `{}`.".format(folder.resolve().name.replace("`", ""))
+    card = render_card(folder.resolve().name, encoder, architecture, about)
+    write_folder(to, Exported(encoder, architecture, head, separators=2), vocabulary, card)
+
+
+def cut(encoder: TextEncoder, layer: int) -> TextEncoder:
+    """The first `layer` layers, whose last hidden states are those of that layer in the whole.
+
+    Raises ValueError for a layer that is not there, and for a pre-LN model, where a norm stands behind the last layer alone.
+    """
+    cfg = encoder.cfg
+    if not 1 <= layer <= cfg.discriminator_layers:
+        raise ValueError(f"--layer {layer} is not there: the model has layers 1 to {cfg.discriminator_layers}")
+    if cfg.norm == "pre" and layer < cfg.discriminator_layers:
+        raise ValueError(
+            f"--layer {layer} is for post-LN models: this one is pre-LN, leave it out and read hidden_states[{layer}]"
+        )
+    short = TextEncoder(replace(cfg, discriminator_layers=layer))
+    short.load_state_dict({name: value for name, value in encoder.state_dict().items() if name in short.state_dict()})
+    return short.eval()
+
+
+if __name__ == "__main__":
+    main()

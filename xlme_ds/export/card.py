@@ -1,0 +1,103 @@
+"""The model card: how to load the folder, and what the run's files say of the model."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from ..models.text_encoder import TextEncoder
+from ..report.folder import read_json, read_run
+from .folder import Architecture
+
+_TASKS = {"mono": "monolingual text", "para": "translation pairs"}
+_METRICS = {
+    "auc_mono": "AUC of the discriminator, monolingual",
+    "auc_para": "AUC of the discriminator, pairs",
+    "mlm": "masked-token loss in nats, monolingual",
+    "unigram_nll_mono": "the same of a unigram model, monolingual",
+    "tlm": "masked-token loss in nats, pairs",
+    "unigram_nll_para": "the same of a unigram model, pairs",
+}
+
+
+def escape(value: Any) -> Any:
+    """Text as Markdown shows it: no markup, no HTML, one line. Numbers and text marked safe stay as they are."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return re.sub(r"([\\`*_\[\]<>#|~&$!])", r"\\\1", re.sub(r"\s+", " ", value))
+
+
+def render_card(
+    name: str, encoder: TextEncoder, architecture: Architecture, about: str, languages: Sequence[str] = ()
+) -> str:
+    """The card of a model called `name`; `about` is Markdown that stands behind its first lines."""
+    return _render(
+        "card.md.jinja",
+        name=name,
+        cfg=encoder.cfg,
+        parameters=sum(parameter.numel() for parameter in encoder.parameters()),
+        auto_class=Markup(architecture.replace("XLME", "Auto" if architecture == "XLMEModel" else "AutoModel")),
+        about=Markup(about.strip()),
+        languages=languages,
+        generator=architecture == "XLMEForPreTraining",
+    )
+
+
+def run_card(folder: Path, encoder: TextEncoder, architecture: Architecture, layer: int | None) -> str:
+    """The card of the finished run in `folder`; ValueError when one of its files lacks something."""
+    run = read_run(folder)
+    languages = run.languages or {}
+    config = (run.config or {}).get("config", {})
+    last = run.heldout[-1] if run.heldout else {}
+    try:
+        about = _render(
+            "run.md.jinja",
+            config=config,
+            task=config.get("task"),
+            tokens=run.metrics[-1].get("tokens") if run.metrics else None,
+            shares={words: _shares(languages[task]) for task, words in _TASKS.items() if languages.get(task)},
+            step=last.get("step"),
+            metrics={words: last[key] for key, words in _METRICS.items() if key in last},
+            retrieval=_retrieval(run.retrieval),
+            scores=read_json(folder / "scores.json", dict),
+            layer=layer,
+        )
+    except (KeyError, jinja2.UndefinedError) as error:
+        raise ValueError(f"a JSON file of the run {run.name} is not whole ({error}): restore or remove it") from None
+    codes = {_base(code) for table in languages.values() for pair in table for code in pair.split("-")[:2]}
+    return render_card(config.get("name") or run.name, encoder, architecture, about, sorted(codes - {""}))
+
+
+def _render(template: str, **values: Any) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        finalize=escape,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(template).render(**values)
+
+
+def _shares(table: Mapping[str, Mapping[str, float]]) -> list[tuple[str, float]]:
+    return sorted(((code, values["share"]) for code, values in table.items()), key=lambda item: (-item[1], item[0]))
+
+
+def _retrieval(values: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Accuracies as (layer, en → xx, xx → en, and both before training)."""
+    if not values:
+        return None
+    before, after = values["before"]["overall"], values["after"]["overall"]
+    columns = zip(after["en_xx"], after["xx_en"], before["en_xx"], before["xx_en"], strict=True)
+    rows = list(zip(values["layers"], columns, strict=True))
+    return {"rows": rows, "languages": len(values["pairs"]), "candidates": values["candidates"]}
+
+
+def _base(code: str) -> str:
+    """The language of a corpus's code as the front matter may name it (`zh-Hans`, `hi_rom`); nothing for what is no code."""
+    found = re.match(r"[a-z]{2,3}(?=$|[-_])", code)
+    return found.group() if found else ""

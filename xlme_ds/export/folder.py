@@ -1,0 +1,159 @@
+"""An encoder as a folder that Hugging Face transformers and sentence-transformers load."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..data.rows import BOS, EOS, PAD
+from ..data.schema import write_json
+from ..data.vocabulary import Vocabulary
+from ..models.layers import LAYER_NORM_EPSILON
+from ..models.text_encoder import TextEncoder
+from ..saved import (
+    CONFIG_FILE,
+    EXPORTED_SETTINGS,
+    GENERATOR_FOLDER,
+    MODEL_TYPE,
+    SENTENCEPIECE_FILE,
+    WEIGHTS_FILE,
+    export_state,
+)
+from .tokenizer import tokenizer_files
+
+REMOTE = Path(__file__).parent / "remote"
+CODE = ("configuration_xlme.py", "modeling_xlme.py")
+
+Architecture = Literal[
+    "XLMEModel",
+    "XLMEForPreTraining",
+    "XLMEForMaskedLM",
+    "XLMEForTokenClassification",
+    "XLMEForSequenceClassification",
+    "XLMEForQuestionAnswering",
+]
+_HEADS = {"XLMEForPreTraining": "replaced_head", "XLMEForMaskedLM": "masked_head"}
+"""Of what these are trained on; that of the other classes is `head`."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One encoder with the head that was trained on it."""
+
+    encoder: TextEncoder
+    architecture: Architecture
+    """The class of `remote/modeling_xlme.py` whose head it has."""
+    state: Mapping[str, Tensor] = field(default_factory=dict)
+    """Holds the head's parameters, under the names of that class (`head.weight`, …); other entries are not read."""
+    labels: Sequence[str] = ()
+    """Names of the head's classes."""
+    separators: int = 1
+    """`</s>` between two texts: 1 as in pre-training here, 2 as in XLM-R."""
+
+
+def write_folder(
+    to: Path, main: Exported, vocabulary: Vocabulary, card: str, generator: Exported | None = None
+) -> None:
+    """Write the folder `to`, which must not exist, with the model card `card` (Markdown); float32, whole or not at all.
+
+    Raises ValueError in one sentence where that cannot be.
+    """
+    if to.exists():
+        raise ValueError(f"{to} exists already: choose another --to")
+    partial = to.with_name(to.name + ".partial")
+    if partial.exists():  # of an export that was killed
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True)
+    try:
+        _write_one(partial, main, vocabulary)
+        _write_sentence_transformers(partial, main)
+        (partial / "README.md").write_text(card, encoding="utf-8")
+        if generator is not None:
+            (partial / GENERATOR_FOLDER).mkdir()
+            _write_one(partial / GENERATOR_FOLDER, generator, vocabulary)
+        partial.rename(to)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary) -> None:
+    if vocabulary.size != model.encoder.cfg.vocabulary:
+        raise ValueError(
+            f"{vocabulary.path} has {vocabulary.size} ids, the model {model.encoder.cfg.vocabulary}: name the vocabulary of its data"
+        )
+    for name, content in tokenizer_files(vocabulary, model.encoder.cfg.max_positions, model.separators).items():
+        write_json(folder / name, content)
+    shutil.copyfile(vocabulary.path, folder / SENTENCEPIECE_FILE)
+    for name in CODE:
+        shutil.copyfile(REMOTE / name, folder / name)
+    write_json(folder / CONFIG_FILE, _config(model))
+    state = export_state(model.encoder) | _head(model)
+    save_file(
+        {name: value.float().contiguous() for name, value in state.items()}, folder / WEIGHTS_FILE, {"format": "pt"}
+    )
+
+
+def _head(model: Exported) -> dict[str, Tensor]:
+    if model.architecture == "XLMEModel":
+        return {}
+    prefix = _HEADS.get(model.architecture, "head") + "."
+    head = {name: value for name, value in model.state.items() if name.startswith(prefix)}
+    if not head:
+        raise ValueError(f"the model has no parameters {prefix}*, so it is no {model.architecture}")
+    return head
+
+
+def _config(model: Exported) -> dict[str, Any]:
+    cfg = model.encoder.cfg
+    config = {theirs: getattr(cfg, ours) for ours, theirs in EXPORTED_SETTINGS.items()}
+    config |= {
+        "model_type": MODEL_TYPE,
+        "architectures": [model.architecture],
+        "auto_map": _auto_map(model.architecture),
+        "layer_norm_eps": LAYER_NORM_EPSILON,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "bos_token_id": BOS,
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+        "mask_token_id": cfg.vocabulary - 1,
+        "dtype": "float32",
+    }
+    if model.labels:
+        config["id2label"] = {str(n): label for n, label in enumerate(model.labels)}
+        config["label2id"] = {label: n for n, label in enumerate(model.labels)}
+    return config
+
+
+def _auto_map(architecture: Architecture) -> dict[str, str]:
+    """The classes that can be loaded from this folder: any head may be trained anew, but those of pre-training."""
+    classes = {"AutoConfig": "configuration_xlme.XLMEConfig", "AutoModel": "modeling_xlme.XLMEModel"}
+    for task in ("PreTraining", "MaskedLM", "TokenClassification", "SequenceClassification", "QuestionAnswering"):
+        if f"XLMEFor{task}" not in _HEADS or architecture == f"XLMEFor{task}":
+            classes[f"AutoModelFor{task}"] = f"modeling_xlme.XLMEFor{task}"
+    return classes
+
+
+def _write_sentence_transformers(folder: Path, model: Exported) -> None:
+    """What makes sentence-transformers load the folder with the mean over the last hidden states as a sentence's vector."""
+    pooling = "1_Pooling"
+    package = "sentence_transformers.models"
+    write_json(
+        folder / "modules.json",
+        [
+            {"idx": 0, "name": "0", "path": "", "type": f"{package}.Transformer"},
+            {"idx": 1, "name": "1", "path": pooling, "type": f"{package}.Pooling"},
+        ],
+    )
+    write_json(
+        folder / "sentence_bert_config.json",
+        {"max_seq_length": model.encoder.cfg.max_positions, "do_lower_case": False},
+    )
+    (folder / pooling).mkdir()
+    modes = {f"pooling_mode_{mode}": mode == "mean_tokens" for mode in ("cls_token", "mean_tokens", "max_tokens")}
+    write_json(folder / pooling / CONFIG_FILE, {"word_embedding_dimension": model.encoder.cfg.width} | modes)

@@ -1,0 +1,440 @@
+"""XLM-E (Chi et al., ACL 2022) for Hugging Face transformers: the encoder and its heads.
+
+B rows, T tokens, H heads, D width, K head size, V vocabulary, C labels.
+"""
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    MaskedLMOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.utils import can_return_tuple
+
+from .configuration_xlme import XLMEConfig
+
+
+def _layer_norm(config: XLMEConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+
+@functools.cache
+def _borders(half: int, max_distance: int) -> tuple[int, ...]:
+    """Smallest distance of every bucket of one sign but the first, in integers."""
+    exact = half // 2
+    borders, size = list(range(1, exact + 1)), exact
+    for step in range(1, half - exact):  # size ≥ exact · (max_distance / exact)^(step / (half − exact))
+        while size ** (half - exact) < exact ** (half - exact - step) * max_distance**step:
+            size += 1
+        borders.append(size)
+    return tuple(borders)
+
+
+class XLMERelativePositions(nn.Module):
+    """d of XLM-E section 3.3: a learned number for every bucket of distances (T5's, both directions) and head."""
+
+    def __init__(self, config: XLMEConfig):
+        super().__init__()
+        self.max_distance = config.relative_max_distance
+        self.weight = nn.Parameter(torch.empty(config.relative_buckets, config.num_attention_heads))
+
+    def forward(self, tokens: int) -> Tensor:
+        """d_{i-j}, [H, T, T]."""
+        half = len(self.weight) // 2
+        position = torch.arange(tokens, device=self.weight.device)
+        distance = position[None, :] - position[:, None]
+        borders = torch.tensor(_borders(half, self.max_distance), device=self.weight.device)
+        bucket_TT = torch.bucketize(distance.abs(), borders, right=True) + half * (distance > 0).long()
+        return self.weight[bucket_TT].permute(2, 0, 1)
+
+
+class XLMEGate(nn.Module):
+    """1 + g_update + (1 − g_update) · w · g_reset of every query: how strongly it weighs d."""
+
+    def __init__(self, config: XLMEConfig):
+        super().__init__()
+        self.update = nn.Parameter(torch.empty(config.hidden_size // config.num_attention_heads))
+        self.reset = nn.Parameter(torch.empty_like(self.update))
+        self.scale = nn.Parameter(torch.empty(config.num_attention_heads))
+
+    def forward(self, q_BHTK: Tensor) -> Tensor:
+        """[B, H, T, 1]."""
+        update, reset = torch.sigmoid(q_BHTK @ self.update), torch.sigmoid(q_BHTK @ self.reset)
+        return (1 + update + (1 - update) * self.scale[:, None] * reset).unsqueeze(-1)
+
+
+class XLMEAttention(nn.Module):
+    """Self-attention with the gated relative position bias."""
+
+    def __init__(self, config: XLMEConfig):
+        super().__init__()
+        self.config = config
+        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.output = nn.Linear(config.hidden_size, config.hidden_size)
+        self.gate = XLMEGate(config) if config.relative_bias == "gated" else None
+
+    def forward(
+        self, x_BTD: Tensor, allowed_B1TT: Tensor, distance_HTT: Tensor | None, wanted: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Output [B, T, D], and the weights [B, H, T, T] where they are `wanted`."""
+        rows, tokens, _ = x_BTD.shape
+        heads = self.config.num_attention_heads
+        q_BHTK, k_BHTK, v_BHTK = self.qkv(x_BTD).view(rows, tokens, 3, heads, -1).permute(2, 0, 3, 1, 4)
+        if distance_HTT is None:
+            bias = torch.where(allowed_B1TT, 0.0, float("-inf"))
+        else:
+            scale = 1 if self.gate is None else self.gate(q_BHTK)
+            bias = torch.where(allowed_B1TT, distance_HTT * scale, float("-inf"))
+        dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
+        weights_BHTT = None
+        if wanted or self.config._attn_implementation == "eager":
+            scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.transpose(-1, -2) + bias
+            weights_BHTT = scores_BHTT.softmax(-1).to(v_BHTK.dtype)
+            out_BHTK = F.dropout(weights_BHTT, dropout) @ v_BHTK
+        else:
+            out_BHTK = _fused(q_BHTK, k_BHTK, v_BHTK, bias.to(q_BHTK.dtype), dropout)
+        return self.output(out_BHTK.transpose(1, 2).reshape(rows, tokens, -1)), weights_BHTT if wanted else None
+
+
+def _fused(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor, dropout: float) -> Tensor:
+    if not q_BHTK.is_cuda:
+        return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, bias, dropout)
+    # cuDNN's kernel, torch's first choice on Hopper, has no gradient for the bias.
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, bias, dropout)
+
+
+class XLMELayer(GradientCheckpointingLayer):
+    """Self-attention and a GELU feed-forward network, each with a residual connection; post-LN or pre-LN."""
+
+    def __init__(self, config: XLMEConfig):
+        super().__init__()
+        self.pre_norm = config.norm == "pre"
+        self.attention = XLMEAttention(config)
+        self.attention_norm = _layer_norm(config)
+        self.up = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.feed_forward_norm = _layer_norm(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self, x_BTD: Tensor, allowed_B1TT: Tensor, distance_HTT: Tensor | None, wanted: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `XLMEAttention`."""
+        read_BTD = self.attention_norm(x_BTD) if self.pre_norm else x_BTD
+        attended_BTD, weights = self.attention(read_BTD, allowed_B1TT, distance_HTT, wanted)
+        x_BTD = x_BTD + self.dropout(attended_BTD)
+        if self.pre_norm:
+            return x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD)), weights
+        x_BTD = self.attention_norm(x_BTD)
+        return self.feed_forward_norm(x_BTD + self.feed_forward(x_BTD)), weights
+
+    def feed_forward(self, x_BTD: Tensor) -> Tensor:
+        """[B, T, D]."""
+        return self.dropout(self.down(F.gelu(self.up(x_BTD))))
+
+
+class XLMEEncoder(nn.Module):
+    """Positions, layers and norms."""
+
+    def __init__(self, config: XLMEConfig):
+        super().__init__()
+        self.positions = None
+        if config.absolute_positions:
+            self.positions = nn.Parameter(torch.empty(config.max_position_embeddings, config.hidden_size))
+        self.relative = None if config.relative_bias == "none" else XLMERelativePositions(config)
+        self.layers = nn.ModuleList(XLMELayer(config) for _ in range(config.num_hidden_layers))
+        # Post-LN normalises what enters the first layer; pre-LN what leaves the last, and the first on request.
+        self.input_norm = _layer_norm(config) if config.norm == "post" or config.embedding_norm else None
+        self.output_norm = _layer_norm(config) if config.norm == "pre" else None
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self, embedded_BTD: Tensor, positions_BT: Tensor, items_BT: Tensor, wanted: bool
+    ) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Hidden states of the embeddings and of every layer, and the attention weights of every layer."""
+        x_BTD = embedded_BTD if self.positions is None else embedded_BTD + F.embedding(positions_BT, self.positions)
+        x_BTD = self.dropout(x_BTD if self.input_norm is None else self.input_norm(x_BTD))
+        distance_HTT = None if self.relative is None else self.relative(x_BTD.shape[1])
+        # A token sees those of its own item: padding sees padding, so no softmax is empty.
+        allowed_B1TT = (items_BT[:, :, None] == items_BT[:, None, :])[:, None]
+        states, weights = [x_BTD], []
+        for layer in self.layers:
+            x_BTD, layer_weights = layer(x_BTD, allowed_B1TT, distance_HTT, wanted)
+            states.append(x_BTD)
+            weights.append(layer_weights)
+        if self.output_norm is not None:
+            states[-1] = self.output_norm(states[-1])
+        return states, weights
+
+
+class XLMEPreTrainedModel(PreTrainedModel):
+    """What transformers must know of all classes here."""
+
+    config_class = XLMEConfig
+    base_model_prefix = "xlme"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = False
+    _supports_sdpa = True
+    _no_split_modules = ["XLMELayer"]  # noqa: RUF012 - as in all of transformers
+
+    def _init_weights(self, module: nn.Module) -> None:
+        std = self.config.initializer_range
+        if isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+            return
+        if isinstance(module, XLMEGate):
+            nn.init.ones_(module.scale)
+        for name, parameter in module.named_parameters(recurse=False):
+            if name == "bias":
+                nn.init.zeros_(parameter)
+            elif name != "scale":
+                nn.init.normal_(parameter, std=std)
+
+
+class XLMEModel(XLMEPreTrainedModel):
+    """Hidden states: `last_hidden_state`, and on request `hidden_states` of the embeddings and every layer."""
+
+    def __init__(self, config: XLMEConfig):
+        super().__init__(config)
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.encoder = XLMEEncoder(config)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The token embedding."""
+        return self.embedding
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the token embedding."""
+        self.embedding = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> BaseModelOutput:
+        """`attention_mask` [B, T] is 0 at padding, by default where `input_ids` is the padding token.
+
+        It may number several items in a row (1, 2, …): a token then sees those of its own item alone, and `position_ids`,
+        which start anew at every item, must be given.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        if inputs_embeds is None:
+            inputs_embeds = self.embedding(input_ids)
+        if attention_mask is None:
+            shape, device = inputs_embeds.shape[:2], inputs_embeds.device
+            attention_mask = (
+                torch.ones(shape, dtype=torch.long, device=device)
+                if input_ids is None
+                else (input_ids != self.config.pad_token_id)
+            )
+        items_BT = attention_mask.long()
+        if position_ids is None:
+            inside_BT = items_BT.clamp(max=1)
+            position_ids = (inside_BT.cumsum(1) - 1) * inside_BT
+        with_weights = self.config.output_attentions if output_attentions is None else output_attentions
+        with_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        states, weights = self.encoder(inputs_embeds, position_ids, items_BT, bool(with_weights))
+        return BaseModelOutput(
+            last_hidden_state=states[-1],
+            hidden_states=tuple(states) if with_states else None,
+            attentions=tuple(weights) if with_weights else None,
+        )
+
+
+class XLMEReplacedTokenHead(nn.Module):
+    """Dense, GELU, linear to one logit a token."""
+
+    def __init__(self, config: XLMEConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.output = nn.Linear(config.hidden_size, 1)
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """[B, T]."""
+        return self.output(F.gelu(self.dense(hidden_BTD))).squeeze(-1)
+
+
+class XLMEMaskedHead(nn.Module):
+    """Dense, GELU, LayerNorm, then the token embedding plus a bias."""
+
+    def __init__(self, config: XLMEConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.norm = _layer_norm(config)
+        self.bias = nn.Parameter(torch.empty(config.vocab_size))
+
+    def forward(self, hidden_BTD: Tensor, embedding_VD: Tensor) -> Tensor:
+        """[B, T, V]."""
+        return F.linear(self.norm(F.gelu(self.dense(hidden_BTD))), embedding_VD, self.bias)
+
+
+class XLMETaskHead(nn.Module):
+    """One linear layer on every token; of whole sequences dense, tanh and linear on the first token, as XLM-R's."""
+
+    def __init__(self, config: XLMEConfig, labels: int, sequence: bool = False):
+        super().__init__()
+        dropout = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+        self.dropout = nn.Dropout(dropout)
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size) if sequence else None
+        self.output = nn.Linear(config.hidden_size, labels)
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """[B, T, C], or [B, C] of whole sequences."""
+        if self.dense is None:
+            return self.output(self.dropout(hidden_BTD))
+        return self.output(torch.tanh(self.dense(self.dropout(hidden_BTD[:, 0]))))
+
+
+class XLMEForPreTraining(XLMEPreTrainedModel):
+    """The discriminator with its head: `logits` [B, T], positive where a token was replaced; `labels` 1 there, else 0."""
+
+    def __init__(self, config: XLMEConfig):
+        super().__init__(config)
+        self.xlme = XLMEModel(config)
+        self.replaced_head = XLMEReplacedTokenHead(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **inputs: Any,
+    ) -> TokenClassifierOutput:
+        """As `XLMEModel`; the loss is the mean over all tokens but padding, labels of −100 left out."""
+        hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
+        logits_BT = self.replaced_head(hidden.last_hidden_state)
+        loss = None
+        if labels is not None:
+            counted_BT = labels != -100
+            if attention_mask is not None:
+                counted_BT &= attention_mask != 0
+            elif input_ids is not None:
+                counted_BT &= input_ids != self.config.pad_token_id
+            loss = F.binary_cross_entropy_with_logits(logits_BT[counted_BT], labels[counted_BT].to(logits_BT.dtype))
+        return TokenClassifierOutput(loss, logits_BT, hidden.hidden_states, hidden.attentions)
+
+
+class XLMEForMaskedLM(XLMEPreTrainedModel):
+    """The generator with its head: `logits` [B, T, V]; `labels` −100 where nothing is to be predicted."""
+
+    def __init__(self, config: XLMEConfig):
+        super().__init__(config)
+        self.xlme = XLMEModel(config)
+        self.masked_head = XLMEMaskedHead(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **inputs: Any,
+    ) -> MaskedLMOutput:
+        """As `XLMEModel`."""
+        hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
+        logits_BTV = self.masked_head(hidden.last_hidden_state, self.xlme.embedding.weight)
+        loss = None if labels is None else F.cross_entropy(logits_BTV.flatten(0, 1), labels.flatten())
+        return MaskedLMOutput(loss, logits_BTV, hidden.hidden_states, hidden.attentions)
+
+
+class XLMEForTokenClassification(XLMEPreTrainedModel):
+    """`logits` [B, T, C]; `labels` −100 where a token has none."""
+
+    def __init__(self, config: XLMEConfig):
+        super().__init__(config)
+        self.xlme = XLMEModel(config)
+        self.head = XLMETaskHead(config, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **inputs: Any,
+    ) -> TokenClassifierOutput:
+        """As `XLMEModel`."""
+        hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
+        logits_BTC = self.head(hidden.last_hidden_state)
+        loss = None if labels is None else F.cross_entropy(logits_BTC.flatten(0, 1), labels.flatten())
+        return TokenClassifierOutput(loss, logits_BTC, hidden.hidden_states, hidden.attentions)
+
+
+class XLMEForSequenceClassification(XLMEPreTrainedModel):
+    """`logits` [B, C]; `labels` [B] classes, or numbers where there is one label (regression)."""
+
+    def __init__(self, config: XLMEConfig):
+        super().__init__(config)
+        self.xlme = XLMEModel(config)
+        self.head = XLMETaskHead(config, config.num_labels, sequence=True)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        **inputs: Any,
+    ) -> SequenceClassifierOutput:
+        """As `XLMEModel`."""
+        hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
+        logits_BC = self.head(hidden.last_hidden_state)
+        loss = None
+        if labels is not None:
+            regression = self.config.num_labels == 1
+            loss = F.mse_loss(logits_BC[:, 0], labels.view(-1)) if regression else F.cross_entropy(logits_BC, labels)
+        return SequenceClassifierOutput(loss, logits_BC, hidden.hidden_states, hidden.attentions)
+
+
+class XLMEForQuestionAnswering(XLMEPreTrainedModel):
+    """`start_logits` and `end_logits` [B, T] of the answer's first and last token."""
+
+    def __init__(self, config: XLMEConfig):
+        super().__init__(config)
+        self.xlme = XLMEModel(config)
+        self.head = XLMETaskHead(config, 2)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        **inputs: Any,
+    ) -> QuestionAnsweringModelOutput:
+        """As `XLMEModel`; positions outside the row are left out of the loss, the mean of both."""
+        hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
+        start_BT, end_BT = self.head(hidden.last_hidden_state).unbind(-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            outside = start_BT.shape[1]
+            start_B, end_B = start_positions.view(-1).clamp(0, outside), end_positions.view(-1).clamp(0, outside)
+            loss = F.cross_entropy(start_BT, start_B, ignore_index=outside)
+            loss = (loss + F.cross_entropy(end_BT, end_B, ignore_index=outside)) / 2
+        return QuestionAnsweringModelOutput(loss, start_BT, end_BT, hidden.hidden_states, hidden.attentions)

@@ -1,0 +1,106 @@
+"""The vocabulary as Hugging Face's fast tokenizer: the same ids as SentencePiece's.
+
+What differs: `<s>`, `<pad>`, `</s>`, `<unk>` and `<mask>` in a text are special tokens to the tokenizer and letters to
+SentencePiece; of two segmentations with the same score each may choose another (one line in 73,000 of real text); a letter
+with two or more marks of its own that no character combines may be read otherwise.
+"""
+
+from typing import Any
+
+from sentencepiece import sentencepiece_model_pb2 as proto
+
+from ..data.rows import EOS, PAD, UNK
+from ..data.vocabulary import Vocabulary
+
+_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
+_READABLE = {
+    "normalizer_spec": {"add_dummy_prefix": True, "remove_extra_whitespaces": True, "escape_whitespaces": True},
+    "trainer_spec": {
+        "model_type": proto.TrainerSpec.UNIGRAM,
+        "byte_fallback": False,
+        "treat_whitespace_as_suffix": False,
+    },
+}
+"""How data_prep and XLM-R train a model; the pipeline below knows no other."""
+_ORDERED_MARKS = (
+    "\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"  # Hebrew points
+    "\u0610-\u061a\u064b-\u0652\u0656-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed"  # Arabic vowels
+)
+_GUARD = "\ue000"  # of the private use area: no text has it
+
+
+def tokenizer_files(vocabulary: Vocabulary, longest: int, separators: int = 1) -> dict[str, Any]:
+    """JSON contents of the tokenizer's files by name; `longest` item in tokens, `separators` `</s>` between two texts.
+
+    Raises ValueError without the package tokenizers, and for a SentencePiece model of another kind than XLM-R's.
+    """
+    named = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"}
+    tokens = {f"{role}_token": token for role, token in named.items()}
+    config = tokens | {
+        # It takes tokenizer.json as it is; XLMRobertaTokenizerFast would put parts of its own in place of some.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": longest,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "padding_side": "right",
+        "clean_up_tokenization_spaces": False,
+    }
+    return {
+        "tokenizer.json": _pipeline(vocabulary, separators),
+        "tokenizer_config.json": config,
+        "special_tokens_map.json": tokens,
+    }
+
+
+def _pipeline(vocabulary: Vocabulary, separators: int) -> Any:
+    import json
+
+    try:
+        from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    except ImportError:
+        raise ValueError('the package tokenizers is missing: pip install "xlme_ds[hf]"') from None
+    model = _read_model(vocabulary)
+    pieces = [(piece.piece, piece.score) for piece in model.pieces[len(_SPECIALS) - 1 :]]
+    scored = [*((special, 0.0) for special in _SPECIALS), *pieces, ("<mask>", 0.0)]
+    tokenizer = Tokenizer(models.Unigram(scored, unk_id=UNK, byte_fallback=False))
+    charsmap = model.normalizer_spec.precompiled_charsmap
+    # `Precompiled` composes letters and marks (Tamil vowels, decomposed Vietnamese) only in part, so NFC does it before; but
+    # NFC would order Arabic and Hebrew marks anew, which SentencePiece leaves as they are: a guard before each prevents it.
+    compose = [
+        normalizers.Replace(Regex(f"(?<=.)(?=[{_ORDERED_MARKS}])"), _GUARD),
+        normalizers.NFC(),
+        normalizers.Replace(_GUARD, ""),
+        normalizers.Precompiled(charsmap),
+    ]
+    spaces = [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(" $"), "")]
+    tokenizer.normalizer = normalizers.Sequence([*(compose if charsmap else []), *spaces])
+    # "first": what follows a <mask> without a space starts no new word, as at a masked position in training.
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first")
+    tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="first")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair=" ".join(["<s> $A", *["</s>"] * separators, "$B </s>"]),
+        special_tokens=[("<s>", 0), ("</s>", EOS)],
+    )
+    tokenizer.add_special_tokens([AddedToken(special, normalized=False) for special in _SPECIALS])
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
+    assert tokenizer.token_to_id("<mask>") == vocabulary.mask and tokenizer.token_to_id("<pad>") == PAD
+    return json.loads(tokenizer.to_str())
+
+
+def _read_model(vocabulary: Vocabulary) -> Any:
+    model = proto.ModelProto()
+    model.ParseFromString(vocabulary.path.read_bytes())
+    for spec, settings in _READABLE.items():
+        for name, wanted in settings.items():
+            found = getattr(getattr(model, spec), name)
+            if found != wanted:
+                raise ValueError(
+                    f"{vocabulary.path} was trained with {name} {found}: only models with {wanted}, as XLM-R's, can be exported"
+                )
+    ordinary = proto.ModelProto.SentencePiece.NORMAL
+    other = [piece.piece for piece in model.pieces[3:] if piece.type != ordinary]
+    if other:
+        raise ValueError(
+            f"{vocabulary.path} has the piece {other[0]!r}, which is no ordinary one: it cannot be exported"
+        )
+    return model

@@ -1,0 +1,115 @@
+"""XLM-R's weights, as Hugging Face stores them, in our encoder."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..config import ModelConfig
+from ..data.vocabulary import Vocabulary
+from ..models.layers import LAYER_NORM_EPSILON
+from ..models.text_encoder import TextEncoder
+from ..saved import CONFIG_FILE, SENTENCEPIECE_FILE, WEIGHTS_FILE, mismatch, read_config, read_weights
+
+_PICKLED = "pytorch_model.bin"
+_FIRST_POSITION = 2
+"""XLM-R's positions start behind the padding id."""
+_MUST_BE = {"model_type": "xlm-roberta", "hidden_act": "gelu", "layer_norm_eps": LAYER_NORM_EPSILON}
+_LAYER = {
+    "attention.output.dense": "attention.output",
+    "attention.output.LayerNorm": "attention_norm",
+    "intermediate.dense": "up",
+    "output.dense": "down",
+    "output.LayerNorm": "feed_forward_norm",
+}
+_HEAD = {
+    "lm_head.dense.weight": "masked_head.dense.weight",
+    "lm_head.dense.bias": "masked_head.dense.bias",
+    "lm_head.layer_norm.weight": "masked_head.norm.weight",
+    "lm_head.layer_norm.bias": "masked_head.norm.bias",
+    "lm_head.bias": "masked_head.bias",
+}
+
+
+class Imported(NamedTuple):
+    """An XLM-R model."""
+
+    encoder: TextEncoder
+    head: dict[str, Tensor]
+    """Of masked language modelling, under our names; empty where the folder has none."""
+    vocabulary: Vocabulary
+
+
+def read_xlm_roberta(folder: Path) -> Imported:
+    """The model of `folder`: config.json, model.safetensors or pytorch_model.bin, sentencepiece.bpe.model.
+
+    Raises ValueError in one sentence for another architecture, and where a file is missing or does not fit.
+    """
+    config = read_config(folder)
+    for name, wanted in _MUST_BE.items():
+        if config.get(name) != wanted:
+            raise ValueError(
+                f"{folder / CONFIG_FILE} has {name} {config.get(name)}: only {wanted}, as XLM-R's, is read"
+            )
+    if not (folder / SENTENCEPIECE_FILE).exists():
+        raise ValueError(f"{folder} has no {SENTENCEPIECE_FILE}: put the file of the original model there")
+    path, state = _read_state(folder)
+    state = {name.removeprefix("roberta."): value for name, value in state.items()}
+    try:
+        cfg = _settings(config)
+        encoder = TextEncoder(cfg)
+        encoder.load_state_dict(_translate(state, cfg))
+    except (KeyError, RuntimeError) as error:
+        raise mismatch(path, folder, error) from None
+    head = {ours: state[theirs] for theirs, ours in _HEAD.items() if theirs in state}
+    return Imported(
+        encoder.float().eval(), head if len(head) == len(_HEAD) else {}, Vocabulary(folder / SENTENCEPIECE_FILE)
+    )
+
+
+def _settings(config: Mapping[str, Any]) -> ModelConfig:
+    return ModelConfig(
+        vocabulary=config["vocab_size"],
+        width=config["hidden_size"],
+        heads=config["num_attention_heads"],
+        feed_forward=config["intermediate_size"],
+        discriminator_layers=config["num_hidden_layers"],
+        max_positions=config["max_position_embeddings"] - _FIRST_POSITION,
+        init_std=config.get("initializer_range", 0.02),
+        norm="post",
+        relative_bias="none",
+    )
+
+
+def _read_state(folder: Path) -> tuple[Path, dict[str, Tensor]]:
+    weights, pickled = folder / WEIGHTS_FILE, folder / _PICKLED
+    if weights.exists():
+        return weights, read_weights(weights)
+    if not pickled.exists():
+        raise ValueError(f"{folder} has neither {WEIGHTS_FILE} nor {_PICKLED}: download the whole model")
+    try:
+        state = torch.load(pickled, map_location="cpu", weights_only=True)
+    except Exception as error:  # what is wrong with a pickle is said in many classes
+        raise ValueError(f"{pickled} does not hold weights alone: {str(error).splitlines()[0]}") from None
+    if not isinstance(state, dict):
+        raise ValueError(f"{pickled} does not hold weights alone, but a {type(state).__name__}")
+    return pickled, state
+
+
+def _translate(state: Mapping[str, Tensor], cfg: ModelConfig) -> dict[str, Tensor]:
+    """Under our names; the one token type that XLM-R has is added to every position."""
+    positions = state["embeddings.position_embeddings.weight"][_FIRST_POSITION:]
+    ours = {
+        "embedding_0": state["embeddings.word_embeddings.weight"],
+        "encoder.positions": positions + state["embeddings.token_type_embeddings.weight"][0],
+    }
+    for kind in ("weight", "bias"):
+        ours[f"encoder.input_norm.{kind}"] = state[f"embeddings.LayerNorm.{kind}"]
+        for n in range(cfg.discriminator_layers):
+            layer, theirs = f"encoder.layers.{n}.", f"encoder.layer.{n}."
+            qkv = [state[f"{theirs}attention.self.{part}.{kind}"] for part in ("query", "key", "value")]
+            ours[f"{layer}attention.qkv.{kind}"] = torch.cat(qkv)
+            ours |= {f"{layer}{name}.{kind}": state[f"{theirs}{old}.{kind}"] for old, name in _LAYER.items()}
+    return ours

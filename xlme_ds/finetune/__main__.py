@@ -1,0 +1,93 @@
+"""Fine-tuning: `deepspeed --module xlme_ds.finetune --task NAME --model DIR --data DIR [DIR …] --out DIR [--section.key value …]`.
+
+The same with `python -m xlme_ds.finetune` runs on one process. Trains on English, scores every language, writes scores.json; a
+second call with the same folder resumes. With several seeds or --grid every run has a folder of its own in --out, and
+--number N does the N-th of them alone, as a job array does.
+"""
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from ..cli import fail, without_launcher
+from ..config import EngineConfig, TrainConfig
+from ..train.stop import StopRequest
+from .settings import TuningConfig, grid
+
+_TRAIN = TrainConfig(log_every=20, eval_every=0, save_every=500, keep_last=1, keep_every=0)
+
+
+@dataclass(frozen=True)
+class Finetune:
+    """Arguments of the command."""
+
+    task: Literal["pos", "ner", "conll", "xquad", "mlqa", "tydiqa", "xnli", "pawsx"]
+    model: Path
+    """Folder of a finished pre-training run, or of an export."""
+    data: tuple[Path, ...]
+    """Folders with the task's files by their usual names; what questions are trained on may lie in another."""
+    out: Path
+    seeds: tuple[int, ...] = (1,)
+    grid: bool = False
+    """Every published setting of the task (XLM-E, Table 11) that --tuning does not fix."""
+    number: int | None = None
+    """Do one run of the list alone, counted from 0."""
+    list: Annotated[bool, tyro.conf.arg(name="list")] = False
+    """Print the folders of the runs and end."""
+    tuning: TuningConfig = field(default_factory=TuningConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    train: TrainConfig = field(default_factory=lambda: _TRAIN)
+
+
+def runs(command: Finetune) -> list[tuple[Path, TuningConfig, int]]:
+    """(folder, settings, seed) of every run; a single one has --out itself."""
+    chosen = grid(command.task, command.tuning) if command.grid else [command.tuning]
+    out = []
+    for tuning in chosen:
+        name = f"lr{tuning.learning_rate:g}_b{tuning.batch}_e{tuning.epochs}"
+        for seed in command.seeds:
+            parts = [name] * command.grid + [f"seed{seed}"] * (len(command.seeds) > 1)
+            out.append((command.out.joinpath(*parts), tuning, seed))
+    return out
+
+
+def main() -> None:
+    """Run the command; a user's mistake ends it with one sentence and exit code 2."""
+    stop = StopRequest()
+    command = tyro.cli(Finetune, description=__doc__, args=without_launcher(sys.argv[1:]))
+    todo = runs(command)
+    if command.list:
+        print("\n".join(str(folder) for folder, _, _ in todo))
+        return
+    if command.number is not None:
+        if not 0 <= command.number < len(todo):
+            fail("xlme_ds.finetune", ValueError(f"--number is {command.number}: there are {len(todo)} runs, counted from 0"))
+        todo = [todo[command.number]]
+    from ..engine.processes import SharedError
+    from .run import Job, finetune
+
+    for folder, tuning, seed in todo:
+        done = folder / "scores.json"
+        if done.exists():
+            print(f"{done} is there already")
+            continue
+        job = Job(command.task, command.model, command.data, folder, seed, tuning, command.engine, command.train)
+        try:
+            scores = finetune(job, stop)
+        except SharedError as error:
+            fail("xlme_ds.finetune", error)
+        if stop.received is not None:
+            return
+        if scores is not None:
+            print(f"{done}: {json.dumps({'mean': scores['mean'], 'gap': scores.get('gap')})}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
+    from ..engine.processes import leave
+
+    leave()

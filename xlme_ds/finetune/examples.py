@@ -1,0 +1,148 @@
+"""The files of a task as examples: word and tag a line, tables of two texts and a label, SQuAD's JSON."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from .tasks import Task
+
+_CONLL_LANGUAGES = {"eng": "en", "deu": "de", "esp": "es", "ned": "nl"}
+_SPLITS = {"testa": "dev", "testb": "test", "": "test"}  # XQuAD's files have no split in their names: they are tests
+
+
+class Sentence(NamedTuple):
+    """Words with a tag each."""
+
+    words: list[str]
+    tags: list[str]
+
+
+class Pair(NamedTuple):
+    """Two texts and their label."""
+
+    first: str
+    second: str
+    label: str
+
+
+class Question(NamedTuple):
+    """A question about `context`; `answers` are (text, first character in the context), any of which is right."""
+
+    id: str
+    question: str
+    context: str
+    answers: list[tuple[str, int]]
+
+
+Example = Sentence | Pair | Question
+
+
+class Source(NamedTuple):
+    """A file of a task."""
+
+    path: Path
+    language: str
+    split: str
+    own: bool
+    """Of the task itself, not of another set that it is trained on."""
+
+
+def find(task: Task, folders: list[Path]) -> list[Source]:
+    """The task's files in and below `folders`, by name. Raises ValueError when there are none, or two for one purpose."""
+    patterns = [(re.compile(p), True) for p in task.files] + [(re.compile(p), False) for p in task.train_files]
+    found: dict[tuple[str, str, bool], Source] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is not a folder: name the folder of the task's files")
+        for path in sorted(folder.rglob("*")):
+            for pattern, own in patterns:
+                match = pattern.fullmatch(path.name)
+                if match is None:
+                    continue
+                named = match.groupdict()
+                language, split = named.get("language", "en"), named.get("split", "")
+                language, split = _CONLL_LANGUAGES.get(language, language), _SPLITS.get(split, split)
+                source = Source(path, language, split, own)
+                other = found.setdefault((language, split, own), source)
+                if other is not source and own:
+                    raise ValueError(f"{path} and {other.path} are both the {split} set of {language}: keep one in --data")
+    if not found:
+        raise ValueError(f"{', '.join(map(str, folders))}: no file of the task there, expected names like {task.files[0]}")
+    return list(found.values())
+
+
+def read(source: Source, task: Task) -> list[Example]:
+    """All examples of a file. Raises ValueError naming file and line (or question) for one that is not as it should be."""
+    reader = {"tokens": _sentences, "pair": _pairs, "span": _questions}[task.kind]
+    examples = list(reader(source.path, task))
+    if not examples:
+        raise ValueError(f"{source.path} is empty: it must hold at least one example")
+    return examples
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    content = path.read_bytes()
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if path.suffix == ".tsv":
+            bad = content.count(b"\n", 0, error.start) + 1
+            raise ValueError(f"{path}, line {bad}: not UTF-8, convert the file") from None
+        text = content.decode("latin-1")  # the original files of CoNLL-2002 and 2003
+    for number, line in enumerate(text.split("\n"), 1):
+        yield number, line.rstrip("\r")
+
+
+def _sentences(path: Path, task: Task) -> Iterator[Example]:
+    words: list[str] = []
+    tags: list[str] = []
+    for number, line in _lines(path):
+        if not line.strip() or line.startswith("-DOCSTART-"):
+            if words:
+                yield Sentence(words, tags)
+                words, tags = [], []
+            continue
+        columns = line.split("\t") if "\t" in line else line.split(" ")
+        if len(columns) < 2:
+            raise ValueError(f"{path}, line {number}: a word without a tag")
+        if columns[-1] not in task.labels:
+            raise ValueError(f"{path}, line {number}: tag {columns[-1]!r} is none of {', '.join(task.labels)}")
+        words.append(columns[0])
+        tags.append(columns[-1])
+    if words:
+        yield Sentence(words, tags)
+
+
+def _pairs(path: Path, task: Task) -> Iterator[Example]:
+    for number, line in _lines(path):
+        if not line:
+            continue
+        columns = line.split("\t")
+        if len(columns) != 3:
+            raise ValueError(f"{path}, line {number}: {len(columns)} columns, expected text, text and label")
+        if columns[2] not in task.labels:
+            raise ValueError(f"{path}, line {number}: label {columns[2]!r} is none of {', '.join(task.labels)}")
+        yield Pair(*columns)
+
+
+def _questions(path: Path, task: Task) -> Iterator[Example]:
+    try:
+        articles = json.loads(path.read_text(encoding="utf-8"))["data"]
+        paragraphs = [(p["context"], p["qas"]) for article in articles for p in article["paragraphs"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not in SQuAD's JSON format: {error!r}") from None
+    for context, questions in paragraphs:
+        for entry in questions:
+            try:
+                answers = [(answer["text"], int(answer["answer_start"])) for answer in entry["answers"]]
+                question = Question(str(entry["id"]), entry["question"], context, answers)
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{path}, question {entry.get('id')}: not in SQuAD's format: {error!r}") from None
+            for text, start in answers:
+                if context[start : start + len(text)] != text:
+                    raise ValueError(
+                        f"{path}, question {question.id}: its context does not read {text!r} at character {start}"
+                    )
+            yield question

@@ -1,0 +1,207 @@
+"""One fine-tuning run: read, train through the same engines and checkpoints as pre-training, score every language."""
+
+import hashlib
+import os
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ..config import EngineConfig, TrainConfig
+from ..data.schema import write_json
+from ..data.vocabulary import MODEL_FILE
+from ..engine.build import Fill, assemble, check_engine, resolve_precision
+from ..engine.processes import SharedError, broadcast, data_parallel, gather, process_group, together
+from ..flops import encoder_forward
+from ..models.init import Whole, initialise
+from ..models.text_encoder import TextEncoder
+from ..saved import MODEL_FOLDER, WEIGHTS_FILE, Saved, load_encoder
+from ..train.folder import RunFolder
+from ..train.run import Work, train
+from ..train.stop import StopRequest
+from ..train.watchdog import Watchdog
+from .batches import TaskLoader
+from .examples import Example, Source, find, read
+from .features import featurise
+from .model import TaskModel
+from .objective import TaskObjective
+from .predict import check_scorer, predict, score
+from .settings import FinetuneConfig, TuningConfig, settings
+from .tasks import TASKS, Task
+
+PIVOT = "en"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a task, a model, a seed."""
+
+    task: str
+    model: Path
+    data: tuple[Path, ...]
+    out: Path
+    seed: int
+    tuning: TuningConfig
+    engine: EngineConfig
+    train: TrainConfig
+
+
+def finetune(job: Job, stop: StopRequest) -> dict[str, Any] | None:
+    """Do the whole job; collective over the launched ranks. Returns its scores on rank 0 (see docs/finetuning.md), None
+    elsewhere and when it was told to stop. What is done is not done again. Raises SharedError."""
+    warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
+    watchdog = Watchdog(job.train.watchdog_minutes, int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))))
+    watchdog.beat("waiting for the other processes")
+    task = TASKS[job.task]
+    if job.engine.kind == "pipeline":
+        raise SharedError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
+    if job.train.audit:
+        raise SharedError("train.audit is for pre-training, whose rows have numbers: leave it off")
+    with process_group(job.engine) as (rank, world):
+        engine_config = replace(job.engine, precision=resolve_precision(job.engine))
+        folder = RunFolder(job.out, root=rank == 0)
+
+        def load() -> tuple[Saved, list[Source], FinetuneConfig, TaskLoader]:
+            check_scorer(job.task)
+            check_engine(engine_config)
+            saved, sources = load_encoder(job.model), find(task, list(job.data))
+            tuning = job.tuning.completed(task, saved.encoder.cfg)
+            examples = _training_examples(sources, task, tuning)
+            features = featurise(examples, task, saved.vocabulary, tuning.windows)
+            base = _sha256(saved.encoder)
+            config = settings(
+                job.task, tuning, saved.encoder.cfg, engine_config, job.train, job.seed, len(features), base
+            )
+            folder.claim(config)
+            loader = TaskLoader(features, task.kind, config.data, job.seed, *data_parallel(engine_config, rank, world))
+            return saved, sources, config, loader
+
+        saved, sources, config, loader = together(load)
+        if any(gather(stop.received is not None)):
+            return None
+        scores_file = job.out / "scores.json"
+        objective = TaskObjective(task.kind, len(task.labels), config.tuning.dropout)
+        weights = job.out / MODEL_FOLDER / WEIGHTS_FILE
+        if not broadcast(weights.exists()):
+            start = _start(saved.encoder.state_dict(), config)
+            engine = assemble(config, objective, start, loader, None)
+            if not train(engine, config, folder, loader, None, _work(config, loader), stop, watchdog):
+                return None
+            state = engine.full_state()
+            together(lambda: _write_model(weights, state, saved) if rank == 0 else None)
+        together(lambda: (job.out / "predictions").mkdir(exist_ok=True) if rank == 0 else None)
+        model = objective.build(config.model)
+        model.load_state_dict(load_file(weights))
+        watchdog.beat("scoring")
+        mine = together(lambda: _scores(model, sources, saved, job, config.tuning, rank, world))
+        languages = {language: one for part in gather(mine) for language, one in part.items()}
+        if rank != 0:
+            return None
+        result = _summary(job, config.tuning, sources, languages)
+        write_json(scores_file, result)
+        folder.finish(config.train.steps)
+        return result
+
+
+def _work(config: FinetuneConfig, loader: TaskLoader) -> Work:
+    tokens = loader.row_tokens
+    forward = tokens * encoder_forward(config.model, config.model.discriminator_layers, tokens)
+    with torch.device("meta"):
+        encoder = TextEncoder(config.model)
+    return Work(3 * config.tuning.batch * forward, {"encoder": sum(p.numel() for p in encoder.parameters())})
+
+
+def _training_examples(sources: Sequence[Source], task: Task, tuning: TuningConfig) -> list[Example]:
+    wanted, there = tuning.train_languages, [source for source in sources if source.split == "train"]
+    chosen: dict[str, Source] = {}
+    for source in there:
+        if wanted == ("all",) or source.language in wanted:
+            chosen.setdefault(source.language, source)  # the task's own files come first
+    missing = [language for language in wanted if language != "all" and language not in chosen]
+    if missing or not chosen:
+        raise ValueError(
+            f"no training set of {', '.join(missing) or 'any language'} in --data, only of "
+            f"{', '.join(sorted({source.language for source in there})) or 'none'}: add its folder, or set tuning.train_languages"
+        )
+    examples: list[Example] = []
+    for language in sorted(chosen):
+        examples += read(chosen[language], task)[: tuning.train_examples or None]
+    return examples
+
+
+def _tests(sources: Sequence[Source]) -> list[Source]:
+    """The files that are scored: tests, and dev sets where a task has no test."""
+    own = [source for source in sources if source.own]
+    return [s for s in own if s.split == "test"] or [s for s in own if s.split == "dev"]
+
+
+def _sha256(encoder: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, value in encoder.state_dict().items():
+        digest.update(name.encode())
+        digest.update(value.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _start(encoder: Mapping[str, Tensor], config: FinetuneConfig) -> Fill:
+    """The encoder's weights as they were left, the head's drawn from the seed."""
+
+    def fill(model: nn.Module, whole: Whole | None) -> None:
+        assert isinstance(model, TaskModel)
+        initialise(model.head, config.seed, config.model.init_std, whole)
+        for name, parameter in model.encoder.named_parameters():
+            with nullcontext() if whole is None else whole(parameter), torch.no_grad():
+                if parameter.numel():  # not the other ranks of a partitioned parameter
+                    parameter.copy_(encoder[name])
+
+    return fill
+
+
+def _write_model(weights: Path, state: dict[str, Tensor], saved: Saved) -> None:
+    weights.parent.mkdir(exist_ok=True)
+    shutil.copy(saved.vocabulary.path, weights.parent / MODEL_FILE)
+    partial = weights.with_suffix(".tmp")
+    save_file(state, partial)
+    partial.rename(weights)
+
+
+def _scores(
+    model: TaskModel, sources: Sequence[Source], saved: Saved, job: Job, tuning: TuningConfig, rank: int, world: int
+) -> dict[str, dict[str, float]]:
+    """Scores of this rank's share of the languages; the predictions are left in the run folder."""
+    task = TASKS[job.task]
+    scores = {}
+    for source in _tests(sources)[rank::world]:
+        examples = read(source, task)
+        features = featurise(examples, task, saved.vocabulary, tuning.windows)
+        predictions = predict(model, examples, features, task)
+        write_json(job.out / "predictions" / f"{source.language}.json", predictions)
+        scores[source.language] = score(job.task, task, examples, predictions, source.language)
+    return scores
+
+
+def _summary(
+    job: Job, tuning: TuningConfig, sources: Sequence[Source], languages: dict[str, dict[str, float]]
+) -> dict[str, Any]:
+    """What `scores.json` holds: by language, their mean, and how far the others lie behind English (the transfer gap)."""
+    metrics = TASKS[job.task].metrics
+    others = [language for language in languages if language != PIVOT]
+    result: dict[str, Any] = {
+        "task": job.task, "model": str(job.model), "seed": job.seed, "split": _tests(sources)[0].split,
+        "train_languages": list(tuning.train_languages), "metric": list(metrics),
+        "tuning": asdict(tuning), "languages": dict(sorted(languages.items())),
+        "mean": {metric: fmean(one[metric] for one in languages.values()) for metric in metrics},
+    }  # fmt: skip
+    if PIVOT in languages and others:
+        result["gap"] = {
+            metric: languages[PIVOT][metric] - fmean(languages[other][metric] for other in others) for metric in metrics
+        }
+    return result

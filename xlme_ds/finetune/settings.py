@@ -1,0 +1,115 @@
+"""The settings of a fine-tuning run, and the runs of a published grid."""
+
+from dataclasses import dataclass, field, fields, replace
+from itertools import product
+from math import ceil
+from typing import Self
+
+from ..config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, TrainConfig, Training
+from .features import Windows
+from .tasks import TASKS, Task
+
+
+@dataclass(frozen=True)
+class TuningConfig:
+    """What --task leaves open; 0 takes the task's first published value (XLM-E, Table 11)."""
+
+    learning_rate: float = 0.0
+    batch: int = 0
+    """Examples that one step consumes (windows, for questions)."""
+    epochs: int = 0
+    warmup: float = 0.1
+    """Share of the steps in which the learning rate rises; XNLI's published 12,500 steps count where they are fewer."""
+    layer_decay: float = 1.0
+    """The learning rate falls by this factor from layer to layer downwards (ERNIE-M: 0.8 or 0.9)."""
+    dropout: float = 0.1
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    max_tokens: int = 0
+    """Longest input; 0: the task's (128, of questions 384), or the model's longest where that is less."""
+    stride: int = 128
+    """Tokens from a window over a context to the next, at most half a window."""
+    question_tokens: int = 64
+    micro_batch: int = 32
+    """Examples that one process runs at once."""
+    train_languages: tuple[str, ...] = ("en",)
+    """Languages whose training sets are read; `all`: every one there is (translate-train-all)."""
+    train_examples: int = 0
+    """Read only so many of each language's training examples, from the start; 0: all."""
+
+    def completed(self, task: Task, model: ModelConfig) -> Self:
+        """With the task's values in place of zeros. Raises ValueError for values that cannot be used."""
+        longest = min(self.max_tokens or task.max_tokens, model.max_positions)
+        done = replace(
+            self,
+            learning_rate=self.learning_rate or task.learning_rates[0],
+            batch=self.batch or task.batches[0],
+            epochs=self.epochs or task.epochs[0],
+            max_tokens=longest,
+            question_tokens=min(self.question_tokens, longest // 4),
+            stride=min(self.stride, longest // 2),
+        )
+        for setting in fields(done):
+            value = getattr(done, setting.name)
+            if isinstance(value, int | float) and (value < 0 or (value == 0 and setting.name in _POSITIVE)):
+                raise ValueError(f"tuning.{setting.name} is {value}: it must be {'positive' if value else 'above 0'}")
+        if not 0 <= done.dropout < 1:
+            raise ValueError(f"tuning.dropout is {done.dropout}: it must be at least 0 and below 1")
+        if longest < 16:
+            raise ValueError(f"tuning.max_tokens {longest} leaves no room for text: raise it to at least 16")
+        return done
+
+    @property
+    def windows(self) -> Windows:
+        """How texts are cut."""
+        return Windows(self.max_tokens, self.stride, self.question_tokens)
+
+
+_POSITIVE = ("learning_rate", "batch", "epochs", "clip", "stride", "micro_batch")
+
+
+@dataclass(frozen=True)
+class FinetuneConfig(Training):
+    """Everything a fine-tuning run is: what its `config.json` holds."""
+
+    task: str = "ner"
+    tuning: TuningConfig = field(default_factory=TuningConfig)
+    base: str = ""
+    """SHA-256 of the weights that it starts from."""
+
+
+def settings(
+    task: str,
+    tuning: TuningConfig,
+    model: ModelConfig,
+    engine: EngineConfig,
+    train: TrainConfig,
+    seed: int,
+    features: int,
+    base: str,
+) -> FinetuneConfig:
+    """The whole configuration of one run on `features` inputs; `tuning` is completed. Raises ValueError."""
+    steps = ceil(features * tuning.epochs / tuning.batch)
+    warmup = int(steps * tuning.warmup)
+    if TASKS[task].warmup_steps:
+        warmup = min(TASKS[task].warmup_steps, steps // 2)
+    optimizer = OptimizerConfig(
+        tuning.learning_rate, warmup, 0.9, 0.999, 1e-8, tuning.weight_decay, tuning.clip, tuning.layer_decay
+    )
+    data = DataConfig(tuning.batch, 0, tuning.micro_batch)
+    return FinetuneConfig(
+        f"{model.width}x{model.discriminator_layers}-{task}", seed, model, data, optimizer, engine,
+        replace(train, steps=steps), task, tuning, base,
+    ).validate()  # fmt: skip
+
+
+def grid(task: str, tuning: TuningConfig) -> list[TuningConfig]:
+    """The published settings of a task, those that `tuning` does not fix already."""
+    of = TASKS[task]
+    rates = (tuning.learning_rate,) if tuning.learning_rate else of.learning_rates
+    batches = (tuning.batch,) if tuning.batch else of.batches
+    epochs = (tuning.epochs,) if tuning.epochs else of.epochs
+    return [
+        replace(tuning, learning_rate=rate, batch=batch, epochs=number)
+        for rate, batch, number in product(rates, batches, epochs)
+    ]
