@@ -66,9 +66,7 @@ class RunFolder:
         if self.root:
             self._lock.close()
 
-    def begin(
-        self, config: Training, fingerprints: dict[str, Any], world: int, parameters: dict[str, int]
-    ) -> None:
+    def begin(self, config: Training, fingerprints: dict[str, Any], world: int, parameters: dict[str, int]) -> None:
         """Write `config.json`, once nothing can refuse the run any more: the resolved settings, and what they run with."""
         if not self.root:
             return
