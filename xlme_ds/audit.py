@@ -1,4 +1,4 @@
-"""Command line: `python -m xlme_ds.audit --run DIR --data DIR`, for a run that was trained with `--train.audit True`.
+"""Command line: `python -m xlme_ds.audit --run DIR --data DIR`, for a run that was trained with `--train.audit`.
 
 Proves from the run's own records that every row up to its newest checkpoint was read by exactly one micro-batch of one step that
 counts, with the tokens that the data hold. A step counts as it was done last: what a kill or a resume had done again is left out.
@@ -44,7 +44,7 @@ def examine(run: Path, data: Path) -> tuple[list[str], str]:
     if newest is None:
         raise ValueError(f"{run} has no usable checkpoint: name a run folder")
     if not (run / FOLDER / ATTEMPTS).exists():
-        raise ValueError(f"{run / FOLDER} does not exist: only a run with --train.audit True can be examined")
+        raise ValueError(f"{run / FOLDER} does not exist: only a run with --train.audit can be examined")
     steps = int(read_state(newest)["step"])
     settings = json.loads((run / "config.json").read_text(encoding="utf-8"))["config"]["data"]
     read = _read_rows(run / FOLDER, steps)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.evaluate.folders import sentence, write_alignment, write_run, write_tatoeba
+from xlme_ds.config import ModelConfig
 from xlme_ds.evaluate.__main__ import main
 from xlme_ds.evaluate.models import load, paper_layer
 from xlme_ds.evaluate.retrieval import accuracies
@@ -135,13 +136,15 @@ def test_several_models_and_an_untrained_one_in_one_table_and_plot(
     assert "<svg" in (out / "tatoeba.svg").read_text() and "| language |" in (out / "tatoeba.md").read_text()
 
 
-def test_the_untrained_model_is_the_runs_own_start(run: Path) -> None:
-    trained, start = load([run], None, untrained=True)
-    model = Electra(trained.encoder.cfg)
-    initialise(model, 1, trained.encoder.cfg.init_std)
-    expected = encoder_of(model).state_dict()
+@pytest.mark.parametrize(("which", "said"), [("discriminator", ""), ("generator", " (generator)")])
+def test_the_untrained_model_is_the_runs_own_start(run: Path, which: str, said: str) -> None:
+    trained, start = load([run], None, untrained=True, which=which)
+    model = Electra(ModelConfig(**json.loads((run / "config.json").read_text())["config"]["model"]))
+    initialise(model, 1, model.cfg.init_std)
+    expected = encoder_of(model, which).state_dict()
+    assert expected.keys() == start.encoder.state_dict().keys()
     assert all((value.cpu() == expected[name]).all() for name, value in start.encoder.state_dict().items())
-    assert (start.name, start.layer) == ("untrained, seed 1", trained.layer)
+    assert (start.name, start.layer) == (f"untrained{said}, seed 1", trained.layer)
 
 
 def test_pairs_are_limited_after_repetitions_are_left_out(

@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,15 @@ SETTINGS = {
 
 def words(**changes: object) -> list[str]:
     settings = SETTINGS | {key.replace("__", "."): value for key, value in changes.items()}
-    return [word for key, value in settings.items() for word in (f"--{key}", str(value))]
+    return ["--train.audit", *(word for key, value in settings.items() for word in (f"--{key}", str(value)))]
+
+
+def every_row_was_read_once(out: Path, data: Path) -> bool:
+    """What the run's own records prove, up to its newest checkpoint."""
+    command = [sys.executable, "-m", "xlme_ds.audit", "--run", str(out), "--data", str(data)]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return "each once" in done.stdout
 
 
 def write_corpus(folder: Path) -> str:
@@ -141,6 +150,7 @@ def test_a_run_survives_a_signal_and_the_loss_of_a_node(disturbed: Job, folder: 
     assert ours.keys() == theirs.keys()
     for name in ours:
         assert ours[name].tobytes() == theirs[name].tobytes(), name
+    assert every_row_was_read_once(folder / "disturbed", folder / "mixed")
 
 
 def test_every_step_is_logged_once(disturbed: Job, folder: Path, alone: Path) -> None:
@@ -175,6 +185,7 @@ def test_a_dead_rank_fewer_nodes_and_scancel(cluster: Cluster, folder: Path, dis
     assert 6 <= int(starts[1][0]) < int(starts[2][0]), said
     saved = json.loads((out / "checkpoints/latest.json").read_text())["checkpoint"]
     assert saved == f"step_{step(out):08d}", "scancel sends SIGTERM: the last step is saved"
+    assert every_row_was_read_once(out, folder / "mixed"), "on two nodes and then on one"
 
 
 def test_a_pipeline_across_nodes(cluster: Cluster, folder: Path, disturbed: Job) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from ..cli import fail
 from ..data.schema import write_json
+from ..models.text_encoder import Which
 from . import tables
 from .align import MEASURES, align_test
 from .gold import read_gold
@@ -45,7 +46,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def tatoeba(
-    models: Models, data: Path, layer: int | None = None, random: Random = False, as_json: Json = False, out: Out = None
+    models: Models,
+    data: Path,
+    layer: int | None = None,
+    which: Which = "discriminator",
+    random: Random = False,
+    as_json: Json = False,
+    out: Out = None,
 ) -> None:
     """Sentence retrieval on the Tatoeba test set, English with every language that `--data` has.
 
@@ -53,11 +60,12 @@ def tatoeba(
         models: Folder of a finished run; give it several times to compare models.
         data: Folder of LASER's v1 files, tatoeba.xxx-eng.xxx and tatoeba.xxx-eng.eng.
         layer: Layer that the tables quote, 0 for the embeddings; by default three quarters of the depth, the paper's 9 of 12.
+        which: Which of the two encoders of a pre-training run; the paper's is the discriminator.
         random: Compare with untrained models of the same shape and seed.
         as_json: Print the results as JSON instead of tables.
         out: Folder for tatoeba.json, tatoeba.md and the plot over layers, tatoeba.png and tatoeba.svg.
     """
-    compared = load(models, layer, random)
+    compared = load(models, layer, random, which)
     text = read_tatoeba(data)
 
     def groups(model: Compared) -> Groups:
@@ -77,6 +85,7 @@ def pairs(
     data: Path,
     layer: int | None = None,
     limit: int = 1000,
+    which: Which = "discriminator",
     random: Random = False,
     as_json: Json = False,
     out: Out = None,
@@ -88,6 +97,7 @@ def pairs(
         data: Data folder that holds para/, or folder of line-aligned text: X.en-de.en with X.en-de.de, or en-de.txt.zip.
         layer: Layer that the tables quote, 0 for the embeddings; by default three quarters of the depth, the paper's 9 of 12.
         limit: The first so many pairs of a language, repetitions left out.
+        which: Which of the two encoders of a pre-training run; the paper's is the discriminator.
         random: Compare with untrained models of the same shape and seed.
         as_json: Print the results as JSON instead of tables.
         out: Folder for pairs.json, pairs.md and the plot over layers, pairs.png and pairs.svg.
@@ -95,7 +105,7 @@ def pairs(
     if limit < 1:
         raise ValueError(f"--limit {limit} leaves no pair: it must be at least 1")
     scored = []
-    for model in load(models, layer, random):
+    for model in load(models, layer, random, which):
         groups = by_language(heldout_pairs(data, model.vocabulary))
         if not groups:
             raise ValueError(f"{data} has no language with 5 pairs or more: an accuracy needs candidates")
@@ -108,6 +118,7 @@ def align(
     data: Path,
     layer: int | None = None,
     apart: bool = False,
+    which: Which = "discriminator",
     random: Random = False,
     as_json: Json = False,
     out: Out = None,
@@ -119,11 +130,12 @@ def align(
         data: Folder of tests named a-b, each with test.a, test.b and alignv2.txt or align.txt; or one such folder.
         layer: Layer that the tables quote, 0 for the embeddings; by default three quarters of the depth, the paper's 9 of 12.
         apart: Read both sentences of a pair as items of their own instead of one.
+        which: Which of the two encoders of a pre-training run; the paper's is the discriminator.
         random: Compare with untrained models of the same shape and seed.
         as_json: Print the results as JSON instead of tables.
         out: Folder for align.json, align.md and the plot over layers, align.png and align.svg.
     """
-    compared = load(models, layer, random)
+    compared = load(models, layer, random, which)
     gold = read_gold(data)
     sizes = {name: len(test) for name, test in gold.items()}
     scored = []

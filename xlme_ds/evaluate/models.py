@@ -9,7 +9,7 @@ from ..config import ModelConfig, RunConfig
 from ..data.vocabulary import Vocabulary
 from ..models.electra import Electra
 from ..models.init import initialise
-from ..models.text_encoder import TextEncoder, encoder_of
+from ..models.text_encoder import TextEncoder, Which, encoder_of
 from ..saved import load_encoder, read_config
 
 
@@ -33,7 +33,9 @@ def paper_layer(depth: int) -> int:
     return (3 * depth + 2) // 4
 
 
-def load(folders: list[Path], layer: int | None, untrained: bool) -> list[Compared]:
+def load(
+    folders: list[Path], layer: int | None, untrained: bool, which: Which = "discriminator"
+) -> list[Compared]:
     """The models in `folders`; with `untrained`, behind them one with initial weights for every shape and seed there is.
 
     Raises ValueError on a folder without a model and on a layer that a model does not have.
@@ -43,17 +45,17 @@ def load(folders: list[Path], layer: int | None, untrained: bool) -> list[Compar
     names = [folder.resolve().name for folder in folders]
     loaded = []
     for folder, name in zip(folders, names, strict=True):
-        saved = load_encoder(folder)
-        label = name if names.count(name) == 1 else str(folder)
+        saved = load_encoder(folder, which)
+        label = (name if names.count(name) == 1 else str(folder)) + _of(which)
         loaded.append(_compared(label, folder, saved.encoder, saved.vocabulary, layer))
     if untrained:
-        loaded += _starts(folders, loaded, layer)
+        loaded += _starts(folders, loaded, layer, which)
     if len({model.name for model in loaded}) < len(loaded):
         raise ValueError("two of the models have the same name: name every --model once")
     return loaded
 
 
-def _starts(folders: list[Path], models: list[Compared], layer: int | None) -> list[Compared]:
+def _starts(folders: list[Path], models: list[Compared], layer: int | None, which: Which) -> list[Compared]:
     """A model with initial weights for every shape, seed and vocabulary among `models`, named after the first that has it."""
     found: dict[tuple[ModelConfig, int, str], tuple[Path, Compared]] = {}
     for folder, model in zip(folders, models, strict=True):
@@ -62,9 +64,13 @@ def _starts(folders: list[Path], models: list[Compared], layer: int | None) -> l
     for (cfg, seed, _), (folder, model) in found.items():
         start = Electra(cfg)
         initialise(start, seed, cfg.init_std)
-        name = f"untrained, seed {seed}" + (f", as {model.name}" if len(found) > 1 else "")
-        starts.append(_compared(name, folder, encoder_of(start), model.vocabulary, layer))
+        name = f"untrained{_of(which)}, seed {seed}" + (f", as {model.name}" if len(found) > 1 else "")
+        starts.append(_compared(name, folder, encoder_of(start, which), model.vocabulary, layer))
     return starts
+
+
+def _of(which: Which) -> str:
+    return "" if which == "discriminator" else f" ({which})"
 
 
 def _seed(folder: Path) -> int:
