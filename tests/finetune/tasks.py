@@ -68,6 +68,8 @@ def write_questions(folder: Path) -> Path:
             words.insert(at, place)
             context = " ".join(words)
             answer = {"text": place, "answer_start": len(" ".join([*words[:at], ""]))}
-            paragraphs.append({"context": context, "qas": [{"id": f"q{number}", "question": "in pe ka", "answers": [answer]}]})
+            paragraphs.append(
+                {"context": context, "qas": [{"id": f"q{number}", "question": "in pe ka", "answers": [answer]}]}
+            )
         (folder / f"{name}.json").write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
     return folder

@@ -26,7 +26,9 @@ def test_the_best_span_is_that_of_a_full_search() -> None:
     places = np.array([[i, i + 1] for i in range(len(context))])
     for _ in range(20):
         scores = rng.normal(size=(len(context), 2)) * 3
-        spans = [(scores[i, 0] + scores[j, 1], context[i : j + 1]) for i in range(52) for j in range(i, min(i + 30, 52))]
+        spans = [
+            (scores[i, 0] + scores[j, 1], context[i : j + 1]) for i in range(52) for j in range(i, min(i + 30, 52))
+        ]
         question = Question("q", "?", context, [])
         assert best_answer(question, [Feature(np.zeros(52), np.zeros(2), 0, places)], [scores]) == max(spans)[1]
 

@@ -33,7 +33,7 @@ def test_conll_has_more_columns_and_its_own_encoding(tmp_path: Path) -> None:
 
 
 def test_two_texts_and_a_label_a_line(tmp_path: Path) -> None:
-    text = "A man.\tA person.\tentailment\nA \"man\"\tNobody\tcontradiction\n"
+    text = 'A man.\tA person.\tentailment\nA "man"\tNobody\tcontradiction\n'
     assert read(source(tmp_path / "train-en.tsv", text), TASKS["xnli"]) == [
         Pair("A man.", "A person.", "entailment"),
         Pair('A "man"', "Nobody", "contradiction"),
@@ -61,10 +61,17 @@ def test_questions(tmp_path: Path) -> None:
         ("xnli", "train-en.tsv", "a\tb\tneutral\na\tneutral\n", "train-en.tsv, line 2: 2 columns"),
         ("pawsx", "train-en.tsv", "a\tb\t2\n", "train-en.tsv, line 1: label '2' is none of 0, 1"),
         ("xquad", "xquad.en.json", "[]", "xquad.en.json is not in SQuAD's JSON format"),
-        ("xquad", "xquad.en.json", squad("It was Ann.", 6, "Ann"), "question q1: its context does not read 'Ann' at character 6"),
+        (
+            "xquad",
+            "xquad.en.json",
+            squad("It was Ann.", 6, "Ann"),
+            "question q1: its context does not read 'Ann' at character 6",
+        ),
     ],
 )
-def test_a_bad_file_is_named_with_its_line(tmp_path: Path, task: str, name: str, content: str | bytes, said: str) -> None:
+def test_a_bad_file_is_named_with_its_line(
+    tmp_path: Path, task: str, name: str, content: str | bytes, said: str
+) -> None:
     with pytest.raises(ValueError, match=said.replace("[", r"\[").replace("(", r"\(")):
         read(source(tmp_path / name, content), TASKS[task])
 

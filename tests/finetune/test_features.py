@@ -1,6 +1,5 @@
 """Words, pairs and contexts as token ids, with labels and places that lead back to the text."""
 
-
 import numpy as np
 import pytest
 
@@ -55,11 +54,16 @@ def test_a_pair_keeps_its_shorter_side(vocabulary: Vocabulary, sizes: tuple[int,
 
 
 def test_windows_cover_the_context_and_lead_back_to_it(vocabulary: Vocabulary) -> None:
-    words = [f"{word}{mark}" for word, mark in zip(["kalo", "miter", "unve", "Ter"] * 8, ["", ",", " ", "…"] * 8, strict=True)]
+    words = [
+        f"{word}{mark}"
+        for word, mark in zip(["kalo", "miter", "unve", "Ter"] * 8, ["", ",", " ", "…"] * 8, strict=True)
+    ]
     context = "  " + " ".join(words)
     answer = "miter, unve"
     start = context.index(answer, 60)
-    features = featurise([Question("q", "ter dor in pe ka", context, [(answer, start)])], TASKS["xquad"], vocabulary, WINDOWS)
+    features = featurise(
+        [Question("q", "ter dor in pe ka", context, [(answer, start)])], TASKS["xquad"], vocabulary, WINDOWS
+    )
     ids, places = vocabulary.encode_with_places(context)
     covered = set()
     labelled = 0

@@ -81,13 +81,18 @@ for rank in ranks:
 
 def test_pairs_over_seeds_as_a_job_array_does(base: Path, tmp_path: Path) -> None:
     data = write_pairs(tmp_path / "pawsx")
-    more = ["--seeds", 1, 2, "--tuning.epochs", 12, "--tuning.batch", 16, "--engine.kind", "plain"]
+    more = ["--seeds", 1, 2, "--tuning.epochs", 12, "--tuning.batch", 16]
     listed = finetune(words(base, "pawsx", data, tmp_path / "out", *more, "--list"))
     assert listed.stdout.split() == [str(tmp_path / "out" / "seed1"), str(tmp_path / "out" / "seed2")]
     assert finetune(words(base, "pawsx", data, tmp_path / "out", *more, "--number", 1)).returncode == 0
     assert not (tmp_path / "out" / "seed1").exists()
     found = scores(tmp_path / "out" / "seed2")
     assert found["seed"] == 2 and found["mean"]["accuracy"] > 90
+    more[2:3] = [3, 2]  # two runs one after the other in the same process, and one that is done
+    result = finetune(words(base, "pawsx", data, tmp_path / "out", *more))
+    assert result.returncode == 0, result.stderr
+    assert "seed2/scores.json is there already" in result.stdout
+    assert [scores(tmp_path / "out" / f"seed{seed}")["seed"] for seed in (1, 3)] == [1, 3]
 
 
 def test_questions_from_another_sets_training_file(base: Path, tmp_path: Path) -> None:
@@ -105,6 +110,7 @@ def test_questions_from_another_sets_training_file(base: Path, tmp_path: Path) -
     [
         (["--tuning.train-languages", "sw"], "no training set of sw in --data, only of de, en"),
         (["--engine.kind", "pipeline"], "engine.kind pipeline is for pre-training"),
+        (["--task", "xquad"], "no file of the task there"),
         (["--tuning.dropout", "1"], "tuning.dropout is 1.0: it must be at least 0 and below 1"),
         (["--tuning.batch", "7", "--tuning.micro-batch", "2"], "does not divide"),
         (["--number", "3"], "--number is 3: there are 1 runs"),

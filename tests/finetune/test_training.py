@@ -101,7 +101,9 @@ def test_the_rate_falls_from_layer_to_layer() -> None:
     found = {name: rate[id(p)] for name, p in model.named_parameters()}
     assert len(found) == len(rate)
     for name, value in found.items():
-        expected = 8.0 if name.startswith("head.") else 4.0 if ".layers.1." in name else 2.0 if ".layers.0." in name else 1.0
+        expected = (
+            8.0 if name.startswith("head.") else 4.0 if ".layers.1." in name else 2.0 if ".layers.0." in name else 1.0
+        )
         assert value == expected, name
     set_learning_rate(plain := build_optimizer(model, OptimizerConfig()), 8.0)
     assert {group["lr"] for group in plain.param_groups} == {8.0}
@@ -130,7 +132,9 @@ def test_scores() -> None:
     sentences = [Sentence(["w"] * len(one), one) for one in tags]
     assert score("ner", TASKS["ner"], sentences, given, "en") == {"f1": pytest.approx(100 * 2 / 3)}
     cut = [["B-PER", "O", "O", "B-LOC"], ["O", "B-ORG"]]
-    assert score("ner", TASKS["ner"], sentences, cut, "en") == {"f1": pytest.approx(100 * 2 / 3)}, "half an entity is none"
+    assert score("ner", TASKS["ner"], sentences, cut, "en") == {"f1": pytest.approx(100 * 2 / 3)}, (
+        "half an entity is none"
+    )
     assert score("pos", TASKS["pos"], sentences, given, "en") == {"f1": pytest.approx(100 * 5 / 6)}
     pairs = [Pair("a", "b", "1"), Pair("a", "b", "0")]
     assert score("pawsx", TASKS["pawsx"], pairs, ["1", "1"], "en") == {"accuracy": 50.0}

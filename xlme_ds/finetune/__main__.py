@@ -7,6 +7,7 @@ second call with the same folder resumes. With several seeds or --grid every run
 
 import json
 import sys
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -65,25 +66,40 @@ def main() -> None:
         return
     if command.number is not None:
         if not 0 <= command.number < len(todo):
-            fail("xlme_ds.finetune", ValueError(f"--number is {command.number}: there are {len(todo)} runs, counted from 0"))
+            fail(
+                "xlme_ds.finetune",
+                ValueError(f"--number is {command.number}: there are {len(todo)} runs, counted from 0"),
+            )
         todo = [todo[command.number]]
-    from ..engine.processes import SharedError
+    warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
+    from ..engine.processes import SharedError, process_group
+
+    try:
+        if command.engine.kind == "pipeline":
+            raise SharedError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
+        with process_group(command.engine) as (rank, world):  # joined once: DeepSpeed keeps its groups for good
+            for folder, tuning, seed in todo:
+                if stop.received is None:
+                    _run(command, folder, tuning, seed, rank, world, stop)
+    except SharedError as error:
+        fail("xlme_ds.finetune", error)
+
+
+def _run(
+    command: Finetune, folder: Path, tuning: TuningConfig, seed: int, rank: int, world: int, stop: StopRequest
+) -> None:
+    from ..engine.processes import broadcast
     from .run import Job, finetune
 
-    for folder, tuning, seed in todo:
-        done = folder / "scores.json"
-        if done.exists():
+    done = folder / "scores.json"
+    if broadcast(done.exists()):
+        if rank == 0:
             print(f"{done} is there already")
-            continue
-        job = Job(command.task, command.model, command.data, folder, seed, tuning, command.engine, command.train)
-        try:
-            scores = finetune(job, stop)
-        except SharedError as error:
-            fail("xlme_ds.finetune", error)
-        if stop.received is not None:
-            return
-        if scores is not None:
-            print(f"{done}: {json.dumps({'mean': scores['mean'], 'gap': scores.get('gap')})}", flush=True)
+        return
+    job = Job(command.task, command.model, command.data, folder, seed, tuning, command.engine, command.train)
+    scores = finetune(job, rank, world, stop)
+    if scores is not None:
+        print(f"{done}: {json.dumps({'mean': scores['mean'], 'gap': scores.get('gap')})}", flush=True)
 
 
 if __name__ == "__main__":

@@ -67,9 +67,13 @@ def find(task: Task, folders: list[Path]) -> list[Source]:
                 source = Source(path, language, split, own)
                 other = found.setdefault((language, split, own), source)
                 if other is not source and own:
-                    raise ValueError(f"{path} and {other.path} are both the {split} set of {language}: keep one in --data")
+                    raise ValueError(
+                        f"{path} and {other.path} are both the {split} set of {language}: keep one in --data"
+                    )
     if not found:
-        raise ValueError(f"{', '.join(map(str, folders))}: no file of the task there, expected names like {task.files[0]}")
+        raise ValueError(
+            f"{', '.join(map(str, folders))}: no file of the task there, expected names like {task.files[0]}"
+        )
     return list(found.values())
 
 

@@ -77,7 +77,9 @@ def _pair(pair: Pair, number: int, labels: Sequence[str], vocabulary: Vocabulary
     room = longest - 3
     if len(first) + len(second) > room:
         shorter = min(len(first), len(second), room // 2)
-        first, second = (side[: max(room - shorter, shorter)] if len(side) > shorter else side for side in (first, second))
+        first, second = (
+            side[: max(room - shorter, shorter)] if len(side) > shorter else side for side in (first, second)
+        )
         first = first[: room - len(second)]
     ids = np.concatenate([[BOS], first, [EOS], second, [EOS]]).astype(np.int32)
     return Feature(ids, np.array([labels.index(pair.label)]), number, np.zeros(0, np.int64))

@@ -58,7 +58,9 @@ def predict(model: TaskModel, examples: Sequence[Example], features: Sequence[Fe
     ]
 
 
-def score(name: str, task: Task, examples: Sequence[Example], predictions: Predictions, language: str) -> dict[str, float]:
+def score(
+    name: str, task: Task, examples: Sequence[Example], predictions: Predictions, language: str
+) -> dict[str, float]:
     """Per cent by metric. Entities are whole and typed (CoNLL, by seqeval); tags of parts of speech count one by one."""
     if task.kind == "span":
         words = mlqa_words if name == "mlqa" else squad_words
@@ -70,11 +72,15 @@ def score(name: str, task: Task, examples: Sequence[Example], predictions: Predi
         f1, em = np.mean(pairs, axis=0) * 100
         return {"f1": float(f1), "em": float(em)}
     if task.kind == "pair":
-        right = [pair.label == given for pair, given in zip(examples, predictions, strict=True) if isinstance(pair, Pair)]
+        right = [
+            pair.label == given for pair, given in zip(examples, predictions, strict=True) if isinstance(pair, Pair)
+        ]
         return {"accuracy": 100 * float(np.mean(right))}
     tags = [sentence.tags for sentence in examples if isinstance(sentence, Sentence)]
     if name == "pos":
-        hits = [ours == theirs for a, b in zip(predictions, tags, strict=True) for ours, theirs in zip(a, b, strict=True)]
+        hits = [
+            ours == theirs for a, b in zip(predictions, tags, strict=True) for ours, theirs in zip(a, b, strict=True)
+        ]
         return {"f1": 100 * float(np.mean(hits))}
     from seqeval.metrics import f1_score
 

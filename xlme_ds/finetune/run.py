@@ -1,9 +1,7 @@
 """One fine-tuning run: read, train through the same engines and checkpoints as pre-training, score every language."""
 
 import hashlib
-import os
 import shutil
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +17,7 @@ from ..config import EngineConfig, TrainConfig
 from ..data.schema import write_json
 from ..data.vocabulary import MODEL_FILE
 from ..engine.build import Fill, assemble, check_engine, resolve_precision
-from ..engine.processes import SharedError, broadcast, data_parallel, gather, process_group, together
+from ..engine.processes import broadcast, gather, together
 from ..flops import encoder_forward
 from ..models.init import Whole, initialise
 from ..models.text_encoder import TextEncoder
@@ -54,61 +52,64 @@ class Job:
     train: TrainConfig
 
 
-def finetune(job: Job, stop: StopRequest) -> dict[str, Any] | None:
-    """Do the whole job; collective over the launched ranks. Returns its scores on rank 0 (see docs/finetuning.md), None
-    elsewhere and when it was told to stop. What is done is not done again. Raises SharedError."""
-    warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
-    watchdog = Watchdog(job.train.watchdog_minutes, int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))))
-    watchdog.beat("waiting for the other processes")
+def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
+    """Do the whole job; collective over the ranks, which have joined. Returns its scores on rank 0 (see docs/finetuning.md),
+    None elsewhere and when it was told to stop. What is done is not done again. Raises SharedError."""
+    watchdog = Watchdog(job.train.watchdog_minutes, rank)
+    watchdog.beat("reading the examples and building the model")
+    try:
+        return _finetune(job, rank, world, stop, watchdog)
+    finally:
+        watchdog.close()
+
+
+def _finetune(job: Job, rank: int, world: int, stop: StopRequest, watchdog: Watchdog) -> dict[str, Any] | None:
+    task, folder = TASKS[job.task], RunFolder(job.out, root=rank == 0)
+    prepared = together(lambda: _prepare(job, folder, rank, world))
+    saved, sources, config, loader = prepared
+    if any(gather(stop.received is not None)):
+        return None
+    weights = job.out / MODEL_FOLDER / WEIGHTS_FILE
+    objective = TaskObjective(task.kind, len(task.labels), config.tuning.dropout)
+    if not broadcast(weights.exists()):
+        engine = assemble(config, objective, _start(saved.encoder.state_dict(), config), loader, None)
+        if not train(engine, config, folder, loader, None, _work(config, loader), stop, watchdog):
+            return None
+        state = engine.full_state()
+        together(lambda: _write_model(weights, state, saved) if rank == 0 else None)
+    together(lambda: (job.out / "predictions").mkdir(exist_ok=True) if rank == 0 else None)
+    model = objective.build(config.model)
+    model.load_state_dict(load_file(weights))
+    mine = together(lambda: _scores(model, sources, saved, job, config.tuning, rank, world))
+    languages = {language: one for part in gather(mine) for language, one in part.items()}
+    if rank != 0:
+        return None
+    result = _summary(job, config.tuning, sources, languages)
+    write_json(job.out / "scores.json", result)
+    folder.finish(config.train.steps)
+    folder.close()
+    return result
+
+
+def _prepare(
+    job: Job, folder: RunFolder, rank: int, world: int
+) -> tuple[Saved, list[Source], FinetuneConfig, TaskLoader]:
+    """All that is read before the model is built. Raises ValueError for what cannot be run."""
     task = TASKS[job.task]
-    if job.engine.kind == "pipeline":
-        raise SharedError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
+    engine = replace(job.engine, precision=resolve_precision(job.engine))
     if job.train.audit:
-        raise SharedError("train.audit is for pre-training, whose rows have numbers: leave it off")
-    with process_group(job.engine) as (rank, world):
-        engine_config = replace(job.engine, precision=resolve_precision(job.engine))
-        folder = RunFolder(job.out, root=rank == 0)
-
-        def load() -> tuple[Saved, list[Source], FinetuneConfig, TaskLoader]:
-            check_scorer(job.task)
-            check_engine(engine_config)
-            saved, sources = load_encoder(job.model), find(task, list(job.data))
-            tuning = job.tuning.completed(task, saved.encoder.cfg)
-            examples = _training_examples(sources, task, tuning)
-            features = featurise(examples, task, saved.vocabulary, tuning.windows)
-            base = _sha256(saved.encoder)
-            config = settings(
-                job.task, tuning, saved.encoder.cfg, engine_config, job.train, job.seed, len(features), base
-            )
-            folder.claim(config)
-            loader = TaskLoader(features, task.kind, config.data, job.seed, *data_parallel(engine_config, rank, world))
-            return saved, sources, config, loader
-
-        saved, sources, config, loader = together(load)
-        if any(gather(stop.received is not None)):
-            return None
-        scores_file = job.out / "scores.json"
-        objective = TaskObjective(task.kind, len(task.labels), config.tuning.dropout)
-        weights = job.out / MODEL_FOLDER / WEIGHTS_FILE
-        if not broadcast(weights.exists()):
-            start = _start(saved.encoder.state_dict(), config)
-            engine = assemble(config, objective, start, loader, None)
-            if not train(engine, config, folder, loader, None, _work(config, loader), stop, watchdog):
-                return None
-            state = engine.full_state()
-            together(lambda: _write_model(weights, state, saved) if rank == 0 else None)
-        together(lambda: (job.out / "predictions").mkdir(exist_ok=True) if rank == 0 else None)
-        model = objective.build(config.model)
-        model.load_state_dict(load_file(weights))
-        watchdog.beat("scoring")
-        mine = together(lambda: _scores(model, sources, saved, job, config.tuning, rank, world))
-        languages = {language: one for part in gather(mine) for language, one in part.items()}
-        if rank != 0:
-            return None
-        result = _summary(job, config.tuning, sources, languages)
-        write_json(scores_file, result)
-        folder.finish(config.train.steps)
-        return result
+        raise ValueError("train.audit is for pre-training, whose rows have numbers: leave it off")
+    check_scorer(job.task)
+    check_engine(engine)
+    saved, sources = load_encoder(job.model), find(task, list(job.data))
+    if not _tests(sources):
+        raise ValueError(f"no test or dev set of {job.task} in --data: add the folder that has one")
+    tuning = job.tuning.completed(task, saved.encoder.cfg)
+    features = featurise(_training_examples(sources, task, tuning), task, saved.vocabulary, tuning.windows)
+    base = _sha256(saved.encoder)
+    config = settings(job.task, tuning, saved.encoder.cfg, engine, job.train, job.seed, len(features), base)
+    folder.claim(config)
+    return saved, sources, config, TaskLoader(features, task.kind, config.data, job.seed, rank, world)
 
 
 def _work(config: FinetuneConfig, loader: TaskLoader) -> Work:

@@ -39,12 +39,8 @@ class Task:
     """Instead of a tenth of the steps."""
 
 
-
-
 def _questions(files: tuple[str, ...], train_files: tuple[str, ...], epochs: tuple[int, ...]) -> Task:
-    return Task(
-        "span", files, ("f1", "em"), (2e-5, 3e-5, 4e-5), (32,), epochs, train_files=train_files, max_tokens=384
-    )
+    return Task("span", files, ("f1", "em"), (2e-5, 3e-5, 4e-5), (32,), epochs, train_files=train_files, max_tokens=384)
 
 
 TASKS: dict[str, Task] = {
