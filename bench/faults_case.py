@@ -15,6 +15,7 @@ import torch
 from bench.faults_ranks import Ranks, Result
 from xlme_ds import pretrain
 from xlme_ds.audit import examine
+from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.engine.data_parallel import DataParallelEngine
 from xlme_ds.engine.pipe import PipelineEngine
 from xlme_ds.engine.protocol import StepStats
@@ -124,8 +125,7 @@ class Case:
 
     def words(self, *extra: str) -> list[str]:
         """Arguments of the command."""
-        vocabulary = json.loads((self.data / "mono/manifest.json").read_text())["vocabulary_size"]
-        settings = _SETTINGS | {"model.vocabulary": vocabulary}
+        settings = _SETTINGS | {"model.vocabulary": Vocabulary(self.data / "vocab").size}  # the manifests may be damaged
         words = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
         place = ["--recipe", "quickstart", "--data", str(self.data), "--out", str(self.out)]
         return [*place, *words, "--train.audit", *LAYOUTS[self.layout], *extra]

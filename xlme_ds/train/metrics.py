@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,21 @@ class StepLines:
 
     def close(self) -> None:
         """Flush what is held back."""
+
+
+def _without_tensorboards(
+    told: Callable[[threading.ExceptHookArgs], object],
+) -> Callable[[threading.ExceptHookArgs], object]:
+    """`told` for all threads but TensorBoard's, which raises its error again at the next write: no traceback beside the sentence."""
+
+    def hook(failure: threading.ExceptHookArgs) -> None:
+        if not type(failure.thread).__module__.startswith("tensorboard."):
+            told(failure)
+
+    return hook
+
+
+threading.excepthook = _without_tensorboards(threading.excepthook)
 
 
 class MetricsLog(StepLines):
