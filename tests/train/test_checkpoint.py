@@ -247,3 +247,24 @@ def test_records_without_a_usable_checkpoint_are_not_overwritten(data: Path, tmp
     with pytest.raises(ValueError, match="has records but no usable checkpoint"):
         train(engine(data, config), config, folder, loader, None, pretraining(config, loader, None, root=True))
     assert folder.steps_logged() == config.train.steps
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_was_whole_starts_anew(data: Path, tmp_path: Path) -> None:
+    """Writing goes on beside training: a kill or a full disk may come when more steps are done than lie between two saves."""
+    config = dataclasses.replace(
+        tiny(**PLAIN), train=dataclasses.replace(tiny(**PLAIN).train, save_every=2, log_every=1)
+    )
+    loader = Loader(data, config.data, config.seed, 0.15)
+    work = pretraining(config, loader, None, root=True)
+    assert train(engine(data, config), config, RunFolder(tmp_path / "alone"), loader, None, work)
+    folder = RunFolder(tmp_path / "run")
+    (folder.path / "checkpoints" / "step_00000002.partial").mkdir(parents=True)
+    (folder.path / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 6)))
+    assert train(engine(data, config), config, folder, loader, None, work)
+    (folder.path / "checkpoints" / "latest.json").stat()
+    ours, theirs = ((path / "metrics.jsonl").read_text().splitlines() for path in (folder.path, tmp_path / "alone"))
+    assert [json.loads(line)["loss"] for line in ours] == [json.loads(line)["loss"] for line in theirs]
+    for whole in (folder.path / "checkpoints").glob("step_*"):
+        shutil.rmtree(whole)
+    with pytest.raises(ValueError, match="has records but no usable checkpoint"):
+        train(engine(data, config), config, folder, loader, None, work)

@@ -23,6 +23,7 @@ from ..engine.statefile import StateReader, StateWriter, state_file
 _PREFIX = "step_"
 _COMPLETE = "complete.json"
 _STATE = "state.json"
+_LATEST = "latest.json"
 
 # How far the probe's loss may lie from the stored one, relative. float32: sums in another order. bf16 weights are the cast
 # of equal master weights; another processor may round otherwise and flip a sample of the generator.
@@ -103,6 +104,14 @@ class Checkpoints:
             )
         return int(state["step"])
 
+    def begin(self) -> None:
+        """Make the folder: where it is missing later, somebody removed it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def lost(self, steps_logged: int, save_every: int) -> bool:
+        """Where no usable one is found: whether there was one. A run that ended before its first was whole starts anew."""
+        return (self.folder / _LATEST).exists() or (not self.folder.exists() and steps_logged > save_every)
+
     def all(self) -> list[Path]:
         """Checkpoint folders, oldest first; whole or not."""
         return sorted(self.folder.glob(f"{_PREFIX}????????"))
@@ -118,8 +127,8 @@ class Checkpoints:
     def _complete(self, saving: _Saving, files: dict[str, dict[str, int]]) -> None:
         final = complete(self._partial(saving.step), saving.state, files)
         with naming(self.folder / "latest.json"):
-            write_json(self.folder / "latest.json", {"checkpoint": final.name})
-            _to_disk(self.folder / "latest.json", self.folder)
+            write_json(self.folder / _LATEST, {"checkpoint": final.name})
+            _to_disk(self.folder / _LATEST, self.folder)
         self._prune(saving.step)
 
     def _prune(self, newest: int) -> None:

@@ -105,6 +105,7 @@ def _train(
     }
     start, guard_state = _resume(engine, config, folder, checkpoints, state)
     together(lambda: folder.begin(config, loader.fingerprints, engine.world, work.parameters))
+    together(lambda: checkpoints.begin() if root else None)
     if start >= config.train.steps:
         if root:
             print(f"{out}: all {start} steps are done")
@@ -167,7 +168,8 @@ def _resume(
     if newest is not None:
         steps = checkpoints.load(engine, newest, state, PROBE_TOLERANCE[resolve_precision(config.engine)])
         return steps, together(lambda: read_state(newest)).get("guard", {})
-    if complaints or broadcast(folder.steps_logged()) > config.train.save_every:
+    lost = broadcast(checkpoints.lost(folder.steps_logged(), config.train.save_every))
+    if lost or complaints:
         raise SharedError(f"{folder.path} has records but no usable checkpoint: restore one, or choose another --out")
     return 0, {}
 
