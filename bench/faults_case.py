@@ -118,6 +118,9 @@ class Case:
     """What its last start took."""
     said: list[Result] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.logs = self.folder  # stays, where a fault moves the run to a disk of its own
+
     @property
     def out(self) -> Path:
         """The run folder."""
@@ -140,7 +143,7 @@ class Case:
             page.write_report = lambda run: run / "report.html"  # drawing takes longer than training here
             pretrain.main(words)
 
-        return Ranks(rank_main, 2, self.folder)
+        return Ranks(rank_main, 2, self.logs)
 
     def wait(self, ranks: Ranks) -> Result:
         """Its end, remembered."""
