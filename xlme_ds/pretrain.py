@@ -82,6 +82,7 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
         engine = build_engine(config, loader, unseen)
         work = together(lambda: pretraining(config, loader, unseen, root=rank == 0))
         finished = train(engine, config, folder, loader, unseen, work, stop, watchdog)
+        stop.release()  # the report may be interrupted
         state = engine.full_state() if finished else {}
     if finished and rank == 0:
         from .evaluate.showcase import showcase

@@ -11,9 +11,9 @@ from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.utils.cpp_extension import get_default_build_root
 
 from ..config import EngineConfig
+from .extensions import loading_extensions
 from .launcher import TORCH_VARIABLES, rendezvous
 
 Result = TypeVar("Result")
@@ -48,17 +48,10 @@ def start_process_group(engine: EngineConfig) -> tuple[int, int]:
 
         if on_gpu():
             torch.cuda.set_device(_device())
-        _tell_of_locks()
-        deepspeed.init_distributed(dist_backend="nccl" if on_gpu() else "gloo", verbose=False)
+        with loading_extensions():
+            deepspeed.init_distributed(dist_backend="nccl" if on_gpu() else "gloo", verbose=False)
         _unlink_shared_memory(rank)
     return rank, world
-
-
-def _tell_of_locks() -> None:
-    """Say which compilations of DeepSpeed's extensions will be waited for: one that was killed is waited for in silence, for ever."""
-    root = os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()
-    for path in Path(root).glob("**/lock"):
-        print(f"{path.parent} is being compiled; if no process does so, delete {path}", file=sys.stderr, flush=True)
 
 
 def _unlink_shared_memory(rank: int) -> None:

@@ -14,6 +14,7 @@ from ..config import OptimizerConfig
 from ..data.source import BatchSource
 from ..objectives.protocol import Objective
 from .data_parallel import DataParallelEngine
+from .extensions import loading_extensions
 from .optimizer import build_optimizer, set_learning_rate
 from .partitions import buckets, publish
 from .state import Bucket
@@ -31,7 +32,9 @@ class ZeroEngine(DataParallelEngine):
         optimizer: OptimizerConfig,
         ds_config: dict[str, Any],
     ):
-        engine, *_ = deepspeed.initialize(model=module, optimizer=build_optimizer(module, optimizer), config=ds_config)
+        with loading_extensions():
+            adam = build_optimizer(module, optimizer)
+            engine, *_ = deepspeed.initialize(model=module, optimizer=adam, config=ds_config)
         super().__init__(engine, objective, loader, heldout, engine.device)
         self.engine = engine
         self.rank, self.world = dist.get_rank(), dist.get_world_size()

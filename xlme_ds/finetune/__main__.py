@@ -79,8 +79,7 @@ def main() -> None:
             raise SharedError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
         with process_group(command.engine) as (rank, world):  # joined once: DeepSpeed keeps its groups for good
             for folder, tuning, seed in todo:
-                if stop.received is None:
-                    _run(command, folder, tuning, seed, rank, world, stop)
+                _run(command, folder, tuning, seed, rank, world, stop)
     except SharedError as error:
         fail("xlme_ds.finetune", error)
 
@@ -88,9 +87,11 @@ def main() -> None:
 def _run(
     command: Finetune, folder: Path, tuning: TuningConfig, seed: int, rank: int, world: int, stop: StopRequest
 ) -> None:
-    from ..engine.processes import broadcast
+    from ..engine.processes import broadcast, gather
     from .run import Job, finetune
 
+    if any(gather(stop.received is not None)):
+        return
     done = folder / "scores.json"
     if broadcast(done.exists()):
         if rank == 0:

@@ -80,9 +80,9 @@ def _finetune(job: Job, rank: int, world: int, stop: StopRequest, watchdog: Watc
     together(lambda: (job.out / "predictions").mkdir(exist_ok=True) if rank == 0 else None)
     model = objective.build(config.model)
     model.load_state_dict(load_file(weights))
-    mine = together(lambda: _scores(model, sources, saved, job, config.tuning, rank, world))
+    mine = together(lambda: _scores(model, sources, saved, job, config.tuning, rank, world, stop))
     languages = {language: one for part in gather(mine) for language, one in part.items()}
-    if rank != 0:
+    if rank != 0 or len(languages) < len(_tests(sources)):  # told to stop on the way
         return None
     result = _summary(job, config.tuning, sources, languages)
     write_json(job.out / "scores.json", result)
@@ -175,12 +175,21 @@ def _write_model(weights: Path, state: dict[str, Tensor], saved: Saved) -> None:
 
 
 def _scores(
-    model: TaskModel, sources: Sequence[Source], saved: Saved, job: Job, tuning: TuningConfig, rank: int, world: int
+    model: TaskModel,
+    sources: Sequence[Source],
+    saved: Saved,
+    job: Job,
+    tuning: TuningConfig,
+    rank: int,
+    world: int,
+    stop: StopRequest,
 ) -> dict[str, dict[str, float]]:
-    """Scores of this rank's share of the languages; the predictions are left in the run folder."""
+    """Scores of this rank's share of the languages, up to a request to stop; the predictions are left in the run folder."""
     task = TASKS[job.task]
-    scores = {}
+    scores: dict[str, dict[str, float]] = {}
     for source in _tests(sources)[rank::world]:
+        if stop.received is not None:
+            break
         examples = read(source, task)
         features = featurise(examples, task, saved.vocabulary, tuning.windows)
         predictions = predict(model, examples, features, task)

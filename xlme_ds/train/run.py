@@ -124,7 +124,6 @@ def _train(
     callbacks = together(lambda: _records(engine, config, out, start, loader, work, console, guard))
     callbacks.append(Save(checkpoints, engine, config.train.save_every, lambda: {**state, "guard": guard.state}, start))
     done = fit(engine, config, guard, callbacks, start, stop, watchdog)
-    stop.release()
     if console is not None:
         console.close()
     if guard.fault is not None:
