@@ -1,8 +1,10 @@
 """The real command on made-up tasks that can be learned: every kind, two ranks, killed and resumed."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from safetensors.numpy import load_file
 
 from tests.finetune.tasks import write_base, write_entities, write_pairs, write_questions
 from tests.launch import ROOT, environment, run_ranks
+from xlme_ds.train.folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +124,20 @@ def test_a_mistake_is_one_sentence(base: Path, tmp_path: Path, more: list[str], 
     result = finetune(words(base, "ner", data, tmp_path / "out", *more))
     assert result.returncode == 2 and said in result.stderr, result.stderr
     assert not (tmp_path / "out" / "config.json").exists()
+
+
+def test_a_signal_in_the_second_of_two_runs_saves_it_too(base: Path, tmp_path: Path) -> None:
+    """The runs of one call share their signals: the second must not lose them with the first."""
+    data, out = write_entities(tmp_path / "panx"), tmp_path / "out"
+    more = ["--seeds", 1, 2, "--tuning.epochs", 40, "--tuning.batch", 8, "--engine.kind", "plain"]
+    command = [sys.executable, *words(base, "ner", data, out, *more)]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
+    while RunFolder(out / "seed2").steps_logged() < 15:
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGUSR1)
+    said = process.communicate()[0]
+    assert process.returncode == 0 and "seed2: stopped after step" in said, said
+    assert (out / "seed1" / "scores.json").exists() and not (out / "seed2" / "scores.json").exists()
+    saved = json.loads((out / "seed2" / "checkpoints" / "latest.json").read_text())["checkpoint"]
+    assert saved == f"step_{RunFolder(out / 'seed2').steps_logged():08d}"

@@ -6,6 +6,7 @@ Sentence retrieval and word alignment with the vectors of every layer, for one m
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,10 +25,32 @@ from .pairs import heldout_pairs
 from .retrieval import Groups, by_language, mean_over, retrieve
 from .tatoeba import SETS, read_tatoeba
 
-Models = Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.arg(name="model")]
-Random = Annotated[bool, tyro.conf.arg(name="random")]
-Json = Annotated[bool, tyro.conf.arg(name="json")]
-Out = Path | None
+
+@dataclass(frozen=True)
+class Options:
+    """What all tests take."""
+
+    models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.arg(name="model")]
+    """Folder of a finished run or of an export; give it several times to compare models."""
+    data: Path
+    """What the test reads, as said above."""
+    layer: int | None = None
+    """Layer that the tables quote, 0 for the embeddings; by default three quarters of the depth, the paper's 9 of 12."""
+    which: Which = "discriminator"
+    """Which of the two encoders of a pre-training run; the paper's is the discriminator."""
+    random: bool = False
+    """Compare with untrained models of the same shape and seed."""
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """Print the results as JSON instead of tables."""
+    out: Path | None = None
+    """Folder for <test>.json, <test>.md and the plot over layers, <test>.png and <test>.svg."""
+
+    def load(self) -> list[Compared]:
+        """The models."""
+        return load(self.models, self.layer, self.random, self.which)
+
+
+Common = Annotated[Options, tyro.conf.arg(name="")]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -45,28 +68,12 @@ def main(arguments: list[str] | None = None) -> None:
         fail("xlme_ds.evaluate", error)
 
 
-def tatoeba(
-    models: Models,
-    data: Path,
-    layer: int | None = None,
-    which: Which = "discriminator",
-    random: Random = False,
-    as_json: Json = False,
-    out: Out = None,
-) -> None:
+def tatoeba(options: Common) -> None:
     """Sentence retrieval on the Tatoeba test set, English with every language that `--data` has.
 
-    Args:
-        models: Folder of a finished run; give it several times to compare models.
-        data: Folder of LASER's v1 files, tatoeba.xxx-eng.xxx and tatoeba.xxx-eng.eng.
-        layer: Layer that the tables quote, 0 for the embeddings; by default three quarters of the depth, the paper's 9 of 12.
-        which: Which of the two encoders of a pre-training run; the paper's is the discriminator.
-        random: Compare with untrained models of the same shape and seed.
-        as_json: Print the results as JSON instead of tables.
-        out: Folder for tatoeba.json, tatoeba.md and the plot over layers, tatoeba.png and tatoeba.svg.
+    `--data`: folder of LASER's v1 files, tatoeba.xxx-eng.xxx and tatoeba.xxx-eng.eng.
     """
-    compared = load(models, layer, random, which)
-    text = read_tatoeba(data)
+    compared, text = options.load(), read_tatoeba(options.data)
 
     def groups(model: Compared) -> Groups:
         return {
@@ -77,66 +84,37 @@ def tatoeba(
             for language, (ours, theirs) in text.items()
         }
 
-    _retrieval("tatoeba", [_retrieved(model, groups(model)) for model in compared], as_json, out)
+    _retrieval("tatoeba", [_retrieved(model, groups(model)) for model in compared], options)
 
 
-def pairs(
-    models: Models,
-    data: Path,
-    layer: int | None = None,
-    limit: int = 1000,
-    which: Which = "discriminator",
-    random: Random = False,
-    as_json: Json = False,
-    out: Out = None,
-) -> None:
+def pairs(options: Common, limit: int = 1000) -> None:
     """The same on translation pairs kept out of training.
 
+    `--data`: data folder that holds para/, or folder of line-aligned text: X.en-de.en with X.en-de.de, or en-de.txt.zip.
+
     Args:
-        models: Folder of a finished run; give it several times to compare models.
-        data: Data folder that holds para/, or folder of line-aligned text: X.en-de.en with X.en-de.de, or en-de.txt.zip.
-        layer: Layer that the tables quote, 0 for the embeddings; by default three quarters of the depth, the paper's 9 of 12.
         limit: The first so many pairs of a language, repetitions left out.
-        which: Which of the two encoders of a pre-training run; the paper's is the discriminator.
-        random: Compare with untrained models of the same shape and seed.
-        as_json: Print the results as JSON instead of tables.
-        out: Folder for pairs.json, pairs.md and the plot over layers, pairs.png and pairs.svg.
     """
     if limit < 1:
         raise ValueError(f"--limit {limit} leaves no pair: it must be at least 1")
     scored = []
-    for model in load(models, layer, random, which):
-        groups = by_language(heldout_pairs(data, model.vocabulary))
+    for model in options.load():
+        groups = by_language(heldout_pairs(options.data, model.vocabulary))
         if not groups:
-            raise ValueError(f"{data} has no language with 5 pairs or more: an accuracy needs candidates")
+            raise ValueError(f"{options.data} has no language with 5 pairs or more: an accuracy needs candidates")
         scored.append(_retrieved(model, {code: (a[:limit], b[:limit]) for code, (a, b) in groups.items()}))
-    _retrieval("pairs", scored, as_json, out)
+    _retrieval("pairs", scored, options)
 
 
-def align(
-    models: Models,
-    data: Path,
-    layer: int | None = None,
-    apart: bool = False,
-    which: Which = "discriminator",
-    random: Random = False,
-    as_json: Json = False,
-    out: Out = None,
-) -> None:
+def align(options: Common, apart: bool = False) -> None:
     """Word alignment by optimal transport, scored against links made by hand.
 
+    `--data`: folder of tests named a-b, each with test.a, test.b and alignv2.txt or align.txt; or one such folder.
+
     Args:
-        models: Folder of a finished run; give it several times to compare models.
-        data: Folder of tests named a-b, each with test.a, test.b and alignv2.txt or align.txt; or one such folder.
-        layer: Layer that the tables quote, 0 for the embeddings; by default three quarters of the depth, the paper's 9 of 12.
         apart: Read both sentences of a pair as items of their own instead of one.
-        which: Which of the two encoders of a pre-training run; the paper's is the discriminator.
-        random: Compare with untrained models of the same shape and seed.
-        as_json: Print the results as JSON instead of tables.
-        out: Folder for align.json, align.md and the plot over layers, align.png and align.svg.
     """
-    compared = load(models, layer, random, which)
-    gold = read_gold(data)
+    compared, gold = options.load(), read_gold(options.data)
     sizes = {name: len(test) for name, test in gold.items()}
     scored = []
     for model in compared:
@@ -152,7 +130,7 @@ def align(
         "models": scored,
     }
     curves = [(model["model"], tables.error_rates(model), False) for model in scored]
-    _deliver(results, tables.alignment_tables(results), curves, "mean alignment error rate (%)", as_json, out)
+    _deliver(results, tables.alignment_tables(results), curves, "mean alignment error rate (%)", options)
 
 
 def _facts(model: Compared) -> dict[str, Any]:
@@ -172,12 +150,12 @@ def _retrieved(model: Compared, groups: Groups) -> dict[str, Any]:
     return _facts(model) | scores | {"sets": sets, "cut": cut, "pairs": sizes}
 
 
-def _retrieval(test: str, scored: list[dict[str, Any]], as_json: bool, out: Path | None) -> None:
+def _retrieval(test: str, scored: list[dict[str, Any]], options: Options) -> None:
     results = {"test": test, "models": scored}
     curves = [
         (model["model"], tables.both_ways(model, centred), centred) for model in scored for centred in (False, True)
     ]
-    _deliver(results, tables.retrieval_tables(results), curves, "accuracy@1, mean of both directions (%)", as_json, out)
+    _deliver(results, tables.retrieval_tables(results), curves, "accuracy@1, mean of both directions (%)", options)
 
 
 def _deliver(
@@ -185,16 +163,15 @@ def _deliver(
     shown: Sequence[tables.Table],
     curves: Sequence[tuple[str, Sequence[float], bool]],
     label: str,
-    as_json: bool,
-    out: Path | None,
+    options: Options,
 ) -> None:
     """Print, and write into `out`: the plot and the tables first, the results that `report xtreme` reads last."""
-    if out is not None:
+    if (out := options.out) is not None:
         out.mkdir(parents=True, exist_ok=True)
         tables.plot(curves, label, out / results["test"])
         tables.write_text(out / f"{results['test']}.md", "\n".join(table.markdown() for table in shown))
         write_json(out / f"{results['test']}.json", results)
-    if as_json:
+    if options.as_json:
         json.dump(results, sys.stdout, indent=1, ensure_ascii=False)
         print()
         return
