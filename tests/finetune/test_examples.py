@@ -93,6 +93,26 @@ def test_files_are_found_by_their_usual_names(tmp_path: Path) -> None:
         find(TASKS["ner"], [tmp_path / "a"])
 
 
+def test_xtremes_download_as_a_whole(tmp_path: Path) -> None:
+    """Its tasks have files of the same names; each finds its own, and a second training set is not left out in silence."""
+    for name in ("panx/train-en.tsv", "udpos/train-en.tsv", "xnli/test-de.tsv", "squad/train-v1.1.json", "squad/dev-v1.1.json",
+                 "xquad/xquad.de.json", "tydiqa/tydiqa.goldp.en.train.json"):  # fmt: skip
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+
+    def found(task: str, *folders: Path) -> list[str]:
+        return sorted(one.path.relative_to(tmp_path).as_posix() for one in find(TASKS[task], list(folders)))
+
+    assert found("ner", tmp_path) == ["panx/train-en.tsv"] and found("pos", tmp_path) == ["udpos/train-en.tsv"]
+    assert found("xquad", tmp_path) == ["squad/train-v1.1.json", "xquad/xquad.de.json"]
+    assert found("xquad", tmp_path / "xquad", tmp_path / "tydiqa") == [
+        "tydiqa/tydiqa.goldp.en.train.json",
+        "xquad/xquad.de.json",
+    ]
+    with pytest.raises(ValueError, match="are both the train set of en: keep one"):
+        found("xquad", tmp_path / "xquad", tmp_path / "tydiqa", tmp_path / "squad")
+
+
 @pytest.mark.skipif(not REAL.is_dir(), reason="the evaluation sets of ../shared/data are not here")
 @pytest.mark.parametrize(
     ("task", "folder", "sets", "examples"),

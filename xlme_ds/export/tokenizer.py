@@ -57,7 +57,7 @@ def _pipeline(vocabulary: Vocabulary, separators: int) -> Any:
     try:
         from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     except ImportError:
-        raise ValueError('the package tokenizers is missing: pip install "xlme_ds[hf]"') from None
+        raise ValueError("the package tokenizers is missing: pip install tokenizers") from None
     model = _read_model(vocabulary)
     pieces = [(piece.piece, piece.score) for piece in model.pieces[len(_SPECIALS) - 1 :]]
     scored = [*((special, 0.0) for special in _SPECIALS), *pieces, ("<mask>", 0.0)]

@@ -52,11 +52,11 @@ class Source(NamedTuple):
 def find(task: Task, folders: list[Path]) -> list[Source]:
     """The task's files in and below `folders`, by name. Raises ValueError when there are none, or two for one purpose."""
     patterns = [(re.compile(p), True) for p in task.files] + [(re.compile(p), False) for p in task.train_files]
-    found: dict[tuple[str, str, bool], Source] = {}
+    found: dict[tuple[str, str], Source] = {}
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder: name the folder of the task's files")
-        for path in sorted(folder.rglob("*")):
+        for path in (path for part in _parts(task, folder) for path in sorted(part.rglob("*"))):
             for pattern, own in patterns:
                 match = pattern.fullmatch(path.name)
                 if match is None:
@@ -64,9 +64,11 @@ def find(task: Task, folders: list[Path]) -> list[Source]:
                 named = match.groupdict()
                 language, split = named.get("language", "en"), named.get("split", "")
                 language, split = _CONLL_LANGUAGES.get(language, language), _SPLITS.get(split, split)
+                if not own and split != "train":
+                    continue
                 source = Source(path, language, split, own)
-                other = found.setdefault((language, split, own), source)
-                if other is not source and own:
+                other = found.setdefault((language, split), source)
+                if other is not source:
                     raise ValueError(
                         f"{path} and {other.path} are both the {split} set of {language}: keep one in --data"
                     )
@@ -75,6 +77,11 @@ def find(task: Task, folders: list[Path]) -> list[Source]:
             f"{', '.join(map(str, folders))}: no file of the task there, expected names like {task.files[0]}"
         )
     return list(found.values())
+
+
+def _parts(task: Task, folder: Path) -> list[Path]:
+    """The task's own folders in XTREME's download; another folder is looked through as it is."""
+    return [folder / name for name in task.folders if (folder / name).is_dir()] or [folder]
 
 
 def read(source: Source, task: Task) -> list[Example]:

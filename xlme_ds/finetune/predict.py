@@ -20,7 +20,7 @@ Predictions = list[list[str]] | list[str]
 def check_scorer(name: str) -> None:
     """Raise ValueError when the package that scores the task is not installed; before training, not after."""
     if name in ("ner", "conll") and importlib.util.find_spec("seqeval") is None:
-        raise ValueError('entities are scored by seqeval: pip install --use-pep517 "xlme_ds[finetune]"')
+        raise ValueError("entities are scored by seqeval, which is missing: pip install --use-pep517 seqeval")
 
 
 @torch.no_grad()

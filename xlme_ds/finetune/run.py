@@ -125,7 +125,7 @@ def _training_examples(sources: Sequence[Source], task: Task, tuning: TuningConf
     chosen: dict[str, Source] = {}
     for source in there:
         if wanted == ("all",) or source.language in wanted:
-            chosen.setdefault(source.language, source)  # the task's own files come first
+            chosen[source.language] = source
     missing = [language for language in wanted if language != "all" and language not in chosen]
     if missing or not chosen:
         raise ValueError(

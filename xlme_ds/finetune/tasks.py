@@ -13,7 +13,7 @@ PARTS_OF_SPEECH = (
 )  # fmt: skip
 
 _TABLES = (r"(?P<split>train|dev|test)-(?P<language>\w+)\.tsv",)
-_SQUAD = r"(?P<split>train|dev)-v1\.1\.json"
+_SQUAD = r"(?P<split>train)-v1\.1\.json"
 _TYDIQA = r"tydiqa\.goldp\.(?P<language>\w+)\.(?P<split>train|dev)\.json"
 _XQUAD = r"xquad\.(?P<language>\w+)\.json"
 _MLQA = r"(?P<split>dev|test)-context-(?P<language>\w+)-question-(?P=language)\.json"
@@ -25,8 +25,10 @@ class Task:
     """One task; the grid is the paper's (XLM-E, Table 11), its first values are the defaults."""
 
     kind: Kind
+    folders: tuple[str, ...]
+    """Their names in XTREME's download; where a folder of --data has such ones, no other is looked into."""
     files: tuple[str, ...]
-    """Patterns of the names of its own files, in any folder below --data."""
+    """Patterns of the names of its own files."""
     metrics: tuple[str, ...]
     learning_rates: tuple[float, ...]
     batches: tuple[int, ...]
@@ -39,23 +41,24 @@ class Task:
     """Instead of a tenth of the steps."""
 
 
-def _questions(files: tuple[str, ...], train_files: tuple[str, ...], epochs: tuple[int, ...]) -> Task:
-    return Task("span", files, ("f1", "em"), (2e-5, 3e-5, 4e-5), (32,), epochs, train_files=train_files, max_tokens=384)
+def _questions(folders: tuple[str, ...], file: str, train_files: tuple[str, ...], epochs: tuple[int, ...]) -> Task:
+    rates = (2e-5, 3e-5, 4e-5)
+    return Task("span", folders, (file,), ("f1", "em"), rates, (32,), epochs, train_files=train_files, max_tokens=384)
 
 
 TASKS: dict[str, Task] = {
-    "pos": Task("tokens", _TABLES, ("f1",), (1e-5, 2e-5, 3e-5), (8, 16, 32), (10,), PARTS_OF_SPEECH),
-    "ner": Task("tokens", _TABLES, ("f1",), (5e-6, 6e-6, 7e-6, 8e-6, 9e-6), (8,), (10,), ENTITIES),
+    "pos": Task("tokens", ("udpos",), _TABLES, ("f1",), (1e-5, 2e-5, 3e-5), (8, 16, 32), (10,), PARTS_OF_SPEECH),
+    "ner": Task("tokens", ("panx",), _TABLES, ("f1",), (5e-6, 6e-6, 7e-6, 8e-6, 9e-6), (8,), (10,), ENTITIES),
     "conll": Task(
-        "tokens", _CONLL, ("f1",), (5e-6, 6e-6, 7e-6, 8e-6, 9e-6), (8,), (10,), (*ENTITIES, "B-MISC", "I-MISC")
+        "tokens", ("conll",), _CONLL, ("f1",), (5e-6, 6e-6, 7e-6, 8e-6, 9e-6), (8,), (10,), (*ENTITIES, "B-MISC", "I-MISC")
     ),
-    "xquad": _questions((_XQUAD,), (_SQUAD, _TYDIQA), (4,)),
-    "mlqa": _questions((_MLQA,), (_SQUAD, _TYDIQA), (2, 3, 4)),
-    "tydiqa": _questions((_TYDIQA,), (), (10, 20, 40)),
+    "xquad": _questions(("xquad", "squad"), _XQUAD, (_SQUAD, _TYDIQA), (4,)),
+    "mlqa": _questions(("mlqa", "squad"), _MLQA, (_SQUAD, _TYDIQA), (2, 3, 4)),
+    "tydiqa": _questions(("tydiqa",), _TYDIQA, (), (10, 20, 40)),
     "xnli": Task(
-        "pair", _TABLES, ("accuracy",), (5e-6, 6e-6, 7e-6, 8e-6), (32,), (10,),
+        "pair", ("xnli",), _TABLES, ("accuracy",), (5e-6, 6e-6, 7e-6, 8e-6), (32,), (10,),
         ("entailment", "neutral", "contradiction"), warmup_steps=12_500,
     ),
-    "pawsx": Task("pair", _TABLES, ("accuracy",), (8e-6, 9e-6, 1e-5, 2e-5), (32,), (10,), ("0", "1")),
+    "pawsx": Task("pair", ("pawsx",), _TABLES, ("accuracy",), (8e-6, 9e-6, 1e-5, 2e-5), (32,), (10,), ("0", "1")),
 }  # fmt: skip
 """By the name that --task takes."""
