@@ -26,6 +26,7 @@ FLOORS = {
     "xlme_ds.cli": 2,
     "xlme_ds.saved": 2,
     "xlme_ds.objectives": 2,
+    "xlme_ds.start": 3,
     "xlme_ds.engine": 3,
     "xlme_ds.train": 4,
     "xlme_ds.plan": 4,

@@ -282,10 +282,22 @@ class Training:
 
 
 @dataclass(frozen=True)
+class StartConfig:
+    """The first weights of a run; by default they are drawn from its seed."""
+
+    folder: str = ""
+    """A finished run or an export, with the same vocabulary and the same shape of layers."""
+    take: Literal["all", "generator", "discriminator"] = "all"
+    """all: every parameter, to go on with other data or another schedule; generator or discriminator: that encoder, the
+    embedding and its head, and the same encoder for the other one, as far up as both have layers (ELECTRA's head start)."""
+
+
+@dataclass(frozen=True)
 class RunConfig(Training):
     """Everything a pre-training run is: what a recipe returns and what `config.json` of the run folder holds."""
 
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    start: StartConfig = field(default_factory=StartConfig)
 
     def validate(self) -> Self:
         """See `Training`."""

@@ -52,6 +52,8 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
     from .data.loader import Loader
     from .engine.build import build_engine, check_engine, fitting, resolve_precision
     from .engine.processes import data_parallel, gather, process_group, together
+    from .models.init import Known
+    from .start import starting_weights
     from .train.folder import RunFolder
     from .train.run import heldout_data, pretraining, train
 
@@ -63,23 +65,24 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
         config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
         folder = RunFolder(out, root=rank == 0)
 
-        def load() -> tuple[Loader, Loader | None]:
+        def load() -> tuple[Loader, Loader | None, Known | None]:
             folder.claim(config)
             check_engine(config.engine)
             share, shares = data_parallel(config.engine, rank, world)
             arguments = config.seed, config.objective.mask_fraction, share, shares
             loader = fitting(Loader(data, config.data, *arguments), config.model)
+            known = starting_weights(config.start, config.model, loader.vocabulary_sha256)
             if heldout is None:
-                return loader, None
+                return loader, None, known
             rows = heldout_data(config, heldout, shares)
-            return loader, fitting(Loader(heldout, rows, *arguments), config.model, like=loader)
+            return loader, fitting(Loader(heldout, rows, *arguments), config.model, like=loader), known
 
-        loader, unseen = together(load)
+        loader, unseen, known = together(load)
         if any(gather(stop.received is not None)):
             if rank == 0:
                 print(f"{out}: told to stop before the first step; the same command starts again", flush=True)
             return
-        engine = build_engine(config, loader, unseen)
+        engine = build_engine(config, loader, unseen, known)
         work = together(lambda: pretraining(config, loader, unseen, root=rank == 0))
         finished = train(engine, config, folder, loader, unseen, work, stop, watchdog)
         stop.release()  # the report may be interrupted

@@ -15,10 +15,10 @@ from xlme_ds.saved import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE
 WORDS = ("kalo", "miter", "unve", "sador", "inpe", "terka", "vesa", "dormi", "loun", "pein")
 
 
-def write_run(folder: Path, seed: int = 1, layers: int = 2) -> Path:
+def write_run(folder: Path, seed: int = 1, layers: int = 2, **settings: object) -> Path:
     """A run folder as `load_encoder` reads it, with lively random weights and a real SentencePiece model."""
     vocabulary = train_vocabulary(folder / MODEL_FOLDER)
-    pretrained = model(seed, vocabulary=vocabulary.size, discriminator_layers=layers)
+    pretrained = model(seed, vocabulary=vocabulary.size, discriminator_layers=layers, **settings)
     save_file(pretrained.state_dict(), folder / MODEL_FOLDER / WEIGHTS_FILE)
     config = RunConfig(name="small", model=pretrained.cfg, seed=seed)
     (folder / CONFIG_FILE).write_text(json.dumps({"config": asdict(config)}), encoding="utf-8")

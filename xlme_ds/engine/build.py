@@ -13,7 +13,7 @@ from ..config import EngineConfig, ModelConfig, RunConfig, Training
 from ..data.loader import Loader
 from ..data.source import BatchSource
 from ..data.vocabulary import Vocabulary
-from ..models.init import Whole, initialise
+from ..models.init import Known, Whole, initialise
 from ..models.pipeline import parts
 from ..objectives import OBJECTIVES
 from ..objectives.electra import ElectraObjective
@@ -116,17 +116,17 @@ def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> L
     return loader
 
 
-def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None) -> Engine:
-    """Model, optimizer and engine of `config`, freshly initialised from its seed.
+def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None, known: Known | None = None) -> Engine:
+    """Model, optimizer and engine of `config`, initialised with `known` and from its seed.
 
     The process group, where the engine needs one, exists already. Raises ValueError for settings that do not fit.
     """
     objective = OBJECTIVES[config.objective.name](config.objective)
     if config.engine.kind == "pipeline":
-        return _build_pipeline(config, objective, loader, heldout)
+        return _build_pipeline(config, objective, loader, heldout, known)
 
     def fill(model: nn.Module, whole: Whole | None) -> None:
-        initialise(model, config.seed, config.model.init_std, whole)
+        initialise(model, config.seed, config.model.init_std, whole, known)
 
     return assemble(config, objective, fill, loader, heldout)
 
@@ -189,7 +189,9 @@ def _check_nvme() -> None:
         )
 
 
-def _build_pipeline(config: RunConfig, objective: ElectraObjective, loader: Loader, heldout: Loader | None) -> Engine:
+def _build_pipeline(
+    config: RunConfig, objective: ElectraObjective, loader: Loader, heldout: Loader | None, known: Known | None
+) -> Engine:
     from .pipe import PipelineEngine, pipeline_module
 
     needed = 2 * config.engine.pipeline_stages if config.engine.pipeline_schedule == "dualpipev" else 1
@@ -201,5 +203,6 @@ def _build_pipeline(config: RunConfig, objective: ElectraObjective, loader: Load
     counted = config.engine, config.model, loader.row_tokens, config.objective.mask_fraction
     if torch.distributed.get_rank() == 0:
         print(describe_balance(*counted), flush=True)
-    module = pipeline_module(objective, config.model, parts(pipeline_balance(*counted)), config.engine, config.seed)
+    balance = parts(pipeline_balance(*counted))
+    module = pipeline_module(objective, config.model, balance, config.engine, config.seed, known)
     return PipelineEngine(module, objective, loader, heldout, config.optimizer, _deepspeed_config(config, loader))

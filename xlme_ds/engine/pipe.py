@@ -20,7 +20,7 @@ from ..config import EngineConfig, ModelConfig, OptimizerConfig
 from ..data.batch import Batch
 from ..data.loader import Loader
 from ..models.encoder import Part
-from ..models.init import initialise
+from ..models.init import Known, initialise
 from ..objectives.electra import ElectraObjective
 from .optimizer import set_learning_rate
 from .protocol import StepStats
@@ -28,7 +28,7 @@ from .zero import ZeroEngine
 
 
 def pipeline_module(
-    objective: ElectraObjective, cfg: ModelConfig, parts: Sequence[Part], engine: EngineConfig, seed: int
+    objective: ElectraObjective, cfg: ModelConfig, parts: Sequence[Part], engine: EngineConfig, seed: int, known: Known | None
 ) -> PipelineModule:
     """The parts of this rank, initialised as the same parameters of the whole model are."""
     # One entry a part, not a layer: what its layers share (mask, relative bias) is then computed once for all of them.
@@ -38,7 +38,7 @@ def pipeline_module(
         module = kind(specs, num_stages=engine.pipeline_stages, partition_method="uniform")
     for stage in module.children():
         if isinstance(stage, objective.stage):
-            initialise(stage, seed, cfg.init_std)
+            initialise(stage, seed, cfg.init_std, known=known)
     return module
 
 

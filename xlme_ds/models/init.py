@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
+Known = Callable[[str], torch.Tensor | None]
+"""The first value of a parameter by its name, float32; None: it is drawn."""
 Whole = Callable[[nn.Parameter], AbstractContextManager[object]]
 """Holds a parameter whole on every rank, and keeps what was written into it."""
 
@@ -40,8 +42,9 @@ def initialise(
     seed: int,
     std: float,
     whole: Whole | None = None,
+    known: Known | None = None,
 ) -> None:
-    """Fill every parameter in place by the scheme above; raises nothing.
+    """Fill every parameter in place, with what `known` has for it or by the scheme above; raises nothing.
 
     `whole(parameter)` is entered around the filling of each one, for engines that hold parameters in parts.
     """
@@ -50,7 +53,10 @@ def initialise(
             if parameter.numel() == 0:  # the other ranks of a partitioned parameter
                 continue
             kind = _kind(name, parameter.dim())
-            if kind == "normal":
+            value = None if known is None else known(name)
+            if value is not None:
+                parameter.copy_(value)
+            elif kind == "normal":
                 digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
                 generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
                 values = torch.empty(parameter.shape, dtype=torch.float32).normal_(0.0, std, generator=generator)

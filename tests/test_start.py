@@ -1,0 +1,112 @@
+"""A run starts from the weights of another one: all of them, or one encoder for both."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.evaluate.folders import write_run
+from xlme_ds.config import ModelConfig, RunConfig, StartConfig
+from xlme_ds.export.folder import Exported, write_folder
+from xlme_ds.models.electra import Electra
+from xlme_ds.models.init import initialise
+from xlme_ds.saved import CONFIG_FILE, SavedRun, load_run
+from xlme_ds.start import starting_weights
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> SavedRun:
+    """Two layers in each encoder, a difference of the discriminator's embedding, two blocks."""
+    folder = tmp_path_factory.mktemp("source")
+    settings = {"generator_layers": 2, "embedding_sharing": "gdes", "vocabulary_blocks": 2}
+    return load_run(write_run(folder, layers=2, **settings))
+
+
+def started(take: str, source: SavedRun, folder: Path | None = None, **changes: object) -> dict[str, Tensor]:
+    """The parameters of a model that starts from `source`."""
+    cfg: ModelConfig = replace(source.model, **changes)  # type: ignore[arg-type]
+    start = StartConfig(str(folder or source.folder), take)  # type: ignore[arg-type]
+    known = starting_weights(start, cfg, source.vocabulary.sha256)
+    model = Electra(cfg)
+    initialise(model, 5, cfg.init_std, known=known)
+    return dict(model.state_dict())
+
+
+def fresh(source: SavedRun, **changes: object) -> dict[str, Tensor]:
+    model = Electra(replace(source.model, **changes))  # type: ignore[arg-type]
+    initialise(model, 5, model.cfg.init_std)
+    return dict(model.state_dict())
+
+
+def export(source: SavedRun, to: Path) -> None:
+    generator = Exported(source.encoder("generator"), "XLMEForMaskedLM", source.state)
+    write_folder(to, Exported(source.encoder(), "XLMEModel"), source.vocabulary, "", generator)
+
+
+def test_nothing_named() -> None:
+    assert starting_weights(StartConfig(), ModelConfig(), "") is None
+
+
+def test_everything(source: SavedRun) -> None:
+    ours = started("all", source)
+    assert ours.keys() == source.state.keys()
+    assert all(torch.equal(ours[name], value) for name, value in source.state.items())
+
+
+@pytest.mark.parametrize("take", ["generator", "discriminator"])
+def test_one_encoder_for_both(take: str, source: SavedRun) -> None:
+    """The generator keeps the lower of its source's layers; the discriminator's embedding was a sum."""
+    ours, plain = started(take, source, generator_layers=1), fresh(source, generator_layers=1)
+    embedding = source.encoder(take).state_dict()  # type: ignore[arg-type]
+    for n in range(2):
+        assert torch.equal(ours[f"embedding_{n}"], embedding[f"embedding_{n}"])
+        assert not ours[f"difference_{n}"].any()
+    for name, value in ours.items():
+        which, _, rest = name.partition(".")
+        if which in ("generator", "discriminator"):
+            assert torch.equal(value, source.state[f"{take}.{rest}"]), name
+        elif which in ("masked_head", "replaced_head"):
+            kept = which == {"generator": "masked_head", "discriminator": "replaced_head"}[take]
+            assert torch.equal(value, (source.state if kept else plain)[name]), name
+
+
+def test_from_an_export(source: SavedRun, tmp_path: Path) -> None:
+    """Another number of blocks, and no heads."""
+    export(source, tmp_path / "export")
+    for take in ("generator", "discriminator"):
+        ours = started(take, source, tmp_path / "export", vocabulary_blocks=1)
+        whole = source.encoder(take).state_dict()  # type: ignore[arg-type]
+        assert torch.equal(ours["embedding_0"], torch.cat([whole["embedding_0"], whole["embedding_1"]]))
+        for which in ("generator", "discriminator"):
+            assert torch.equal(ours[f"{which}.layers.1.up.weight"], whole["encoder.layers.1.up.weight"])
+
+
+@pytest.mark.parametrize(
+    ("take", "changes", "message"),
+    [
+        ("generator", {"discriminator_layers": 3}, "has 2 layers, model.discriminator_layers is 3: lower it"),
+        ("generator", {"norm": "pre"}, "has norm post, model.norm is pre: set it to the same"),
+        ("all", {"generator_layers": 1}, "has model.generator_layers 2, this run has 1"),
+        ("all", {"embedding_sharing": "tied"}, "has model.embedding_sharing gdes, this run has tied"),
+    ],
+)
+def test_what_does_not_fit(take: str, changes: dict[str, object], message: str, source: SavedRun) -> None:
+    with pytest.raises(ValueError, match=message):
+        started(take, source, **changes)
+
+
+def test_other_vocabularies_and_kinds_are_refused(source: SavedRun, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="another vocabulary than the data"):
+        starting_weights(StartConfig(str(source.folder)), source.model, "0" * 64)
+    export(source, tmp_path / "export")
+    with pytest.raises(ValueError, match="is not a pre-training run, of which start.take all takes every parameter"):
+        started("all", source, tmp_path / "export")
+
+
+def test_the_setting_stands_in_the_run_folder(source: SavedRun) -> None:
+    config = RunConfig("small", start=StartConfig(str(source.folder), "generator"))
+    assert json.loads(json.dumps(asdict(config)))["start"] == {"folder": str(source.folder), "take": "generator"}
+    assert "start" in json.loads((source.folder / CONFIG_FILE).read_text())["config"]
