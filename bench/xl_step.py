@@ -122,7 +122,7 @@ def work(config: RunConfig, data: Path, out: Path, first: bool) -> list[float]:
 
 def both(arguments: list[str], run: RunConfig, out: Path) -> dict[str, float]:
     """Run the two processes one after the other, and compare the step that both took."""
-    parameters = count_parameters(run.model)["trained_total"]
+    parameters = count_parameters(run)["trained_total"]
     needed = parameters * (_SWAP + _CHECKPOINT)
     out.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(out).free

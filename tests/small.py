@@ -14,6 +14,8 @@ from xlme_ds.data.collate import collate
 from xlme_ds.data.schema import BOS, EOS, PAD
 from xlme_ds.data.shards import Rows
 from xlme_ds.models.electra import Electra
+from xlme_ds.models.language_model import LanguageModel, Masking
+from xlme_ds.models.text_encoder import TextEncoder, Which, take_encoder
 
 # On tensors this small a second thread costs more than it does.
 torch.set_num_threads(1)
@@ -48,6 +50,18 @@ def model(seed: int = 0, **changes: object) -> Electra:
     cfg = replace(SMALL, **changes)  # type: ignore[arg-type]
     cfg.validate()
     return lively(Electra(cfg), seed)
+
+
+def language_model(seed: int = 0, random: float = 0.1, keep: float = 0.1, **changes: object) -> LanguageModel:
+    """The same with one encoder and a masked head."""
+    cfg = replace(SMALL, **changes)  # type: ignore[arg-type]
+    cfg.validate()
+    return lively(LanguageModel(cfg, Masking(random, keep)), seed)
+
+
+def encoder_of(whole: Electra | LanguageModel, which: Which = "discriminator") -> TextEncoder:
+    """One encoder of a pre-training model."""
+    return take_encoder(whole.state_dict(), whole.cfg, which)
 
 
 def item(rng: np.random.Generator, *sides: int, vocabulary: int = SMALL.vocabulary) -> list[int]:

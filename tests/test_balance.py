@@ -5,11 +5,18 @@ import itertools
 import pytest
 
 from xlme_ds.balance import describe_balance, pipeline_balance, process_costs, stage_costs
-from xlme_ds.config import EngineConfig, ModelConfig
+from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig
+from xlme_ds.flops import work_of
+from xlme_ds.objectives.electra import ElectraObjective
+from xlme_ds.operations import Work
 from xlme_ds.recipes import RECIPES
 
 MODEL = ModelConfig(vocabulary=5000, width=64, heads=4, feed_forward=256, generator_layers=2, discriminator_layers=9)
-COUNTED = (128, 0.15)
+
+
+def counted(model: ModelConfig) -> tuple[Work, bool]:
+    return ElectraObjective(ObjectiveConfig()).work(model, 128), model.activation_checkpointing
+
 
 
 def splits(layers: int, parts: int) -> list[tuple[int, ...]]:
@@ -24,9 +31,10 @@ def test_no_other_split_has_a_cheaper_busiest_process(vocabulary: int, schedule:
     engine = EngineConfig("pipeline", pipeline_stages=stages, pipeline_schedule=schedule)  # type: ignore[arg-type]
 
     def busiest(balance: tuple[int, ...]) -> float:
-        return max(process_costs(stage_costs(model, balance, *COUNTED), stages))
+        work, checkpointing = counted(model)
+        return max(process_costs(stage_costs(work, balance, checkpointing), stages))
 
-    ours = pipeline_balance(engine, model, *COUNTED)
+    ours = pipeline_balance(engine, *counted(model))
     assert sum(ours) == model.discriminator_layers
     best = min(busiest(split) for split in splits(model.discriminator_layers, engine.pipeline_parts))
     assert busiest(ours) == pytest.approx(best)
@@ -35,23 +43,24 @@ def test_no_other_split_has_a_cheaper_busiest_process(vocabulary: int, schedule:
 def test_the_softmax_counts() -> None:
     engine = EngineConfig("pipeline", pipeline_stages=2)
     small, large = (
-        pipeline_balance(engine, ModelConfig(**{**MODEL.__dict__, "vocabulary": v}), *COUNTED) for v in (100, 5000)
+        pipeline_balance(engine, *counted(ModelConfig(**{**MODEL.__dict__, "vocabulary": v}))) for v in (100, 5000)
     )
     assert large[0] < small[0]
 
 
 def test_a_given_balance_stands() -> None:
     engine = EngineConfig("pipeline", pipeline_stages=2, balance=(8, 1))
-    assert pipeline_balance(engine, MODEL, *COUNTED) == (8, 1)
-    line = describe_balance(engine, MODEL, *COUNTED)
+    assert pipeline_balance(engine, *counted(MODEL)) == (8, 1)
+    line = describe_balance(engine, *counted(MODEL))
     assert "embedding, generator, layers 0-7 (" in line and "| layer 8 (" in line
 
 
 @pytest.mark.parametrize("name", [name for name, run in RECIPES.items() if run().engine.kind == "pipeline"])
 def test_recipes_are_balanced(name: str) -> None:
     run = RECIPES[name]().validate()
-    balance = pipeline_balance(run.engine, run.model, run.model.max_positions, run.objective.mask_fraction)
-    costs = stage_costs(run.model, balance, run.model.max_positions, run.objective.mask_fraction)
+    work = work_of(run, run.model.max_positions)
+    balance = pipeline_balance(run.engine, work, run.model.activation_checkpointing)
+    costs = stage_costs(work, balance, run.model.activation_checkpointing)
     assert max(costs) < 1.15 * sum(costs) / len(costs)
 
 

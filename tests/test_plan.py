@@ -6,15 +6,16 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tests.small import SMALL, model, usual_batch
-from xlme_ds.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
+from tests.small import SMALL, language_model, model, usual_batch
+from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, TrainConfig
 from xlme_ds.engine.build import deepspeed_settings
-from xlme_ds.flops import flops_per_step, forward_per_token
-from xlme_ds.models.electra import Electra
+from xlme_ds.flops import flops_per_step, work_of
+from xlme_ds.objectives import objective_of
 from xlme_ds.parameters import count_parameters
 from xlme_ds.plan.command import main
 from xlme_ds.plan.report import plan
@@ -31,9 +32,9 @@ def test_every_recipe_is_legal_and_can_be_built(name: str) -> None:
     (stage,) = re.findall(r"zero(\d)", run.engine.deepspeed)
     assert deepspeed_settings(run.engine)["zero_optimization"]["stage"] == int(stage)
     with torch.device("meta"):
-        built = Electra(run.model)
+        built = objective_of(run.objective).build(run.model)
     assert all(parameter.is_meta for parameter in built.parameters())
-    assert count_parameters(run.model)["trained_total"] == sum(parameter.numel() for parameter in built.parameters())
+    assert count_parameters(run)["trained_total"] == sum(parameter.numel() for parameter in built.parameters())
 
 
 @pytest.mark.parametrize(("size", "vocabulary"), [("base", 250_002), ("large", 2**19), ("xl", 2**19)])
@@ -72,7 +73,9 @@ def test_parameters_by_hand(name: str) -> None:
 
 
 def test_a_difference_of_its_own_is_trained_on_top() -> None:
-    tied, gdes = (count_parameters(replace(SMALL, embedding_sharing=kind)) for kind in ("tied", "gdes"))
+    tied, gdes = (
+        count_parameters(RunConfig("test", model=replace(SMALL, embedding_sharing=kind))) for kind in ("tied", "gdes")
+    )
     assert gdes == tied | {"trained_total": tied["trained_total"] + tied["embedding"]}
 
 
@@ -80,22 +83,23 @@ def test_published_operations_of_base() -> None:
     flops = plan(recipe("base_zero1"))["flops"]
     paper = flops["paper_convention"]
     assert round(paper["forward_per_token"] / 1e6, 2) == 252.84
-    assert round(paper["mrtd"] / 1e19, 2) == 6.32 and round(paper["both"] / 1e19, 2) == 9.48
-    assert round(flops["standard"]["both_trtd_half"] / 1e20, 2) == 1.83
-    assert flops["standard"]["both"] == pytest.approx(2 * flops["standard"]["mrtd"])
+    assert round(paper["mono"] / 1e19, 2) == 6.32 and round(paper["both"] / 1e19, 2) == 9.48
+    assert round(flops["standard"]["both_para_half"] / 1e20, 2) == 1.83
+    assert flops["standard"]["both"] == pytest.approx(2 * flops["standard"]["mono"])
     assert flops["per_step"] * 125_000 == pytest.approx(flops["standard"]["both"])
 
 
-def test_operations_equal_torchs_counter() -> None:
+@pytest.mark.parametrize(("name", "built"), [("electra", model), ("mlm", language_model)])
+def test_operations_equal_torchs_counter(name: Any, built: Any) -> None:
     """Matrix products that a real forward pass performs, counted by torch, every position masked as the fraction says."""
     from torch.utils.flop_counter import FlopCounterMode
 
     batch = usual_batch(40)
     rows, tokens = batch.tokens_BT.shape
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model()(batch)
-    fraction = len(batch.masked_M) / (rows * tokens)
-    expected = rows * tokens * forward_per_token(SMALL, tokens, fraction)
+        built()(batch)
+    objective = ObjectiveConfig(name, mask_fraction=len(batch.masked_M) / (rows * tokens))
+    expected = rows * tokens * work_of(RunConfig("test", model=SMALL, objective=objective), tokens).forward
     # The gates' products with a vector are left out by both.
     assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
 
@@ -108,9 +112,9 @@ def test_operations_of_a_step_follow_the_rows() -> None:
         train=TrainConfig(steps=10),
         optimizer=OptimizerConfig(warmup_steps=5),
     )
-    assert flops_per_step(run, 32) == pytest.approx(3 * 12 * 32 * forward_per_token(SMALL, 32, 0.15))
+    assert flops_per_step(run, 32) == pytest.approx(3 * 12 * 32 * work_of(run, 32).forward)
     mono = plan(replace(run, data=DataConfig(8, 0)))["flops"]["paper_convention"]
-    assert mono["both"] == mono["mrtd"]
+    assert mono["both"] == mono["mono"]
 
 
 def command(*arguments: str) -> "subprocess.CompletedProcess[str]":

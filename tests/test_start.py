@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from tests.evaluate.folders import write_run
-from xlme_ds.config import ModelConfig, RunConfig, StartConfig
+from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig
 from xlme_ds.export.folder import Exported, write_folder
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
+from xlme_ds.objectives import objective_of
 from xlme_ds.saved import CONFIG_FILE, SavedRun, load_run
 from xlme_ds.start import starting_weights
 
@@ -25,12 +26,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> SavedRun:
     return load_run(write_run(folder, layers=2, **settings))
 
 
-def started(take: str, source: SavedRun, folder: Path | None = None, **changes: object) -> dict[str, Tensor]:
+def started(take: str, source: SavedRun, folder: Path | None = None, name: str = "electra", **changes: object) -> dict[str, Tensor]:
     """The parameters of a model that starts from `source`."""
     cfg: ModelConfig = replace(source.model, **changes)  # type: ignore[arg-type]
     start = StartConfig(str(folder or source.folder), take)  # type: ignore[arg-type]
-    known = starting_weights(start, cfg, source.vocabulary.sha256)
-    model = Electra(cfg)
+    objective = ObjectiveConfig(name)  # type: ignore[arg-type]
+    config = RunConfig("started", model=cfg, objective=objective, start=start)
+    known = starting_weights(config, source.vocabulary.sha256)
+    model = objective_of(objective).build(cfg)
     initialise(model, 5, cfg.init_std, known=known)
     return dict(model.state_dict())
 
@@ -47,7 +50,7 @@ def export(source: SavedRun, to: Path) -> None:
 
 
 def test_nothing_named() -> None:
-    assert starting_weights(StartConfig(), ModelConfig(), "") is None
+    assert starting_weights(RunConfig("none"), "") is None
 
 
 def test_everything(source: SavedRun) -> None:
@@ -100,9 +103,9 @@ def test_what_does_not_fit(take: str, changes: dict[str, object], message: str, 
 
 def test_other_vocabularies_and_kinds_are_refused(source: SavedRun, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="another vocabulary than the data"):
-        starting_weights(StartConfig(str(source.folder)), source.model, "0" * 64)
+        starting_weights(RunConfig("small", model=source.model, start=StartConfig(str(source.folder))), "0" * 64)
     export(source, tmp_path / "export")
-    with pytest.raises(ValueError, match="is not a pre-training run, of which start.take all takes every parameter"):
+    with pytest.raises(ValueError, match="is not a pre-training run, of which start"):
         started("all", source, tmp_path / "export")
 
 

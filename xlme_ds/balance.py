@@ -1,35 +1,34 @@
-"""How many layers of the discriminator each part of a pipeline holds, from counted operations.
+"""How many layers of the encoder that is cut each part of a pipeline holds, from counted operations.
 
-The first part also runs the generator and the vocabulary softmax, which for XL are worth a dozen layers.
+XLM-E's first part also runs the generator and the vocabulary softmax, which for XL are worth a dozen layers.
 """
 
 from collections.abc import Sequence
 
-from .config import EngineConfig, ModelConfig
-from .flops import encoder_forward, masked_head_forward, replaced_head_forward
+from .config import EngineConfig
+from .operations import Work
 
 
-def stage_costs(cfg: ModelConfig, balance: Sequence[int], row_tokens: int, mask_fraction: float) -> list[float]:
+def stage_costs(work: Work, balance: Sequence[int], checkpointing: bool) -> list[float]:
     """Operations that each part executes a token, forward and backward, with what is computed again in the latter."""
     # Backward is twice forward; the softmax computes its logits again, and so do checkpointed layers.
-    layers = 4.0 if cfg.activation_checkpointing else 3.0
-    costs = [layers * encoder_forward(cfg, count, row_tokens) for count in balance]
-    costs[0] += layers * encoder_forward(cfg, cfg.generator_layers, row_tokens)
-    costs[0] += 4.0 * masked_head_forward(cfg, mask_fraction)
-    costs[-1] += 3.0 * replaced_head_forward(cfg)
+    layers = 4.0 if checkpointing else 3.0
+    costs = [layers * work.layer * count for count in balance]
+    costs[0] += layers * work.before + 4.0 * work.softmax_first
+    costs[-1] += 4.0 * work.softmax_last + 3.0 * work.head
     return costs
 
 
-def pipeline_balance(engine: EngineConfig, cfg: ModelConfig, row_tokens: int, mask_fraction: float) -> tuple[int, ...]:
-    """Layers of the discriminator by part: `engine.balance`, or the split whose costliest process costs least."""
+def pipeline_balance(engine: EngineConfig, work: Work, checkpointing: bool) -> tuple[int, ...]:
+    """Layers of the encoder by part: `engine.balance`, or the split whose costliest process costs least."""
     if engine.balance:
         return engine.balance
     balance = [0] + [1] * (engine.pipeline_parts - 1)
-    for _ in range(cfg.discriminator_layers - sum(balance)):  # equal pieces: always to where the cost is then least
+    for _ in range(work.layers - sum(balance)):  # equal pieces: always to where the cost is then least
 
         def grown(part: int) -> tuple[float, float]:
             more = [layers + (n == part) for n, layers in enumerate(balance)]
-            costs = stage_costs(cfg, more, row_tokens, mask_fraction)
+            costs = stage_costs(work, more, checkpointing)
             return process_costs(costs, engine.pipeline_stages)[_process(part, engine.pipeline_stages)], costs[part]
 
         balance[min(range(len(balance)), key=grown)] += 1
@@ -49,11 +48,11 @@ def _process(part: int, stages: int) -> int:
     return part if part < stages else 2 * stages - 1 - part
 
 
-def describe_balance(engine: EngineConfig, cfg: ModelConfig, row_tokens: int, mask_fraction: float) -> str:
+def describe_balance(engine: EngineConfig, work: Work, checkpointing: bool) -> str:
     """One line for people: what each process of a replica holds, and its share of the operations."""
-    balance = pipeline_balance(engine, cfg, row_tokens, mask_fraction)
+    balance = pipeline_balance(engine, work, checkpointing)
     held: list[list[str]] = [[] for _ in range(engine.pipeline_stages)]
-    held[0].append("embedding, generator")
+    held[0].append("embedding, generator" if work.before else "embedding")
     start = 0
     for part, count in enumerate(balance):
         if count:
@@ -62,6 +61,6 @@ def describe_balance(engine: EngineConfig, cfg: ModelConfig, row_tokens: int, ma
                 f"layers {start}-{last}" if count > 1 else f"layer {last}"
             )
         start += count
-    costs = process_costs(stage_costs(cfg, balance, row_tokens, mask_fraction), engine.pipeline_stages)
+    costs = process_costs(stage_costs(work, balance, checkpointing), engine.pipeline_stages)
     shares = [f"{', '.join(names)} ({cost / sum(costs):.0%})" for names, cost in zip(held, costs, strict=True)]
     return f"pipeline ({engine.pipeline_schedule}), share of the operations: " + " | ".join(shares)

@@ -14,7 +14,10 @@ def _require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Generator and discriminator share width, heads and feed-forward size (XLM-E, Tables 8 and 9)."""
+    """Generator and discriminator share width, heads and feed-forward size (XLM-E, Tables 8 and 9).
+
+    Objectives with one encoder take the discriminator's settings for it, and read none of the generator's.
+    """
 
     vocabulary: int = 250_002
     """Ids, `<pad>` and `<mask>` included; must equal the vocabulary of the data."""
@@ -68,12 +71,28 @@ class ModelConfig:
         _require(self.init_std > 0, f"model.init_std is {self.init_std}: it must be positive")
 
 
+OBJECTIVES = {
+    "electra": "multilingual and translation replaced token detection: a generator fills masked tokens, a discriminator finds "
+    "the replaced ones",
+    "mlm": "masked language modelling of one encoder, on text and on translation pairs",
+    "ernie_m": "masked language modelling of one encoder, on text and on translation pairs, half of which are masked so that each "
+    "side is predicted from the other alone",
+}
+"""What pages and model cards say of each objective."""
+
+
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """L = L_MLM + L_TLM + λ L_MRTD + λ L_TRTD, every term a mean over the task's global batch."""
+    """What is trained for; every term of the loss is a mean over its task's global batch."""
 
-    name: Literal["electra"] = "electra"
+    name: Literal["electra", "mlm", "ernie_m"] = "electra"
+    """electra: XLM-E's L_MLM + L_TLM + λ L_MRTD + λ L_TRTD; mlm: L_MLM + L_TLM of one encoder, as XLM-R; ernie_m: with L_CAMLM,
+    ERNIE-M's first stage."""
     mask_fraction: float = 0.15
+    random_fraction: float = 0.1
+    """Of the positions that are to be predicted, those that show a random token; electra masks them all."""
+    keep_fraction: float = 0.1
+    """Those that show the original; the rest shows `<mask>`."""
     discriminator_weight: float = 50.0
     """λ of the paper."""
 
@@ -82,6 +101,13 @@ class ObjectiveConfig:
         _require(
             0.0 < self.mask_fraction < 1.0,
             f"objective.mask_fraction is {self.mask_fraction}: it must be between 0 and 1",
+        )
+        for name in ("random_fraction", "keep_fraction"):
+            _require(getattr(self, name) >= 0, f"objective.{name} is {getattr(self, name)}: it must not be negative")
+        _require(
+            self.random_fraction + self.keep_fraction <= 1,
+            f"objective.random_fraction {self.random_fraction} and objective.keep_fraction {self.keep_fraction} exceed 1 "
+            "together: lower one",
         )
         _require(
             self.discriminator_weight >= 0,
@@ -155,7 +181,8 @@ class EngineConfig:
     pipeline_schedule: Literal["1f1b", "dualpipev"] = "1f1b"
     """dualpipev: a process holds two parts of the model, and a step needs two micro-batches a stage."""
     balance: tuple[int, ...] = ()
-    """Layers of the discriminator in each part of the pipeline; empty: from counted operations. The first may have none."""
+    """Layers of the discriminator (or the one encoder) in each part of the pipeline; empty: from counted operations. The first
+    may have none."""
     offload_optimizer: Literal["none", "cpu", "nvme"] = "none"
     """Where master weights and moments wait between the steps; nvme needs ZeRO-3."""
     offload_parameters: Literal["none", "cpu", "nvme"] = "none"
@@ -287,9 +314,10 @@ class StartConfig:
 
     folder: str = ""
     """A finished run or an export, with the same vocabulary and the same shape of layers."""
-    take: Literal["all", "generator", "discriminator"] = "all"
-    """all: every parameter, to go on with other data or another schedule; generator or discriminator: that encoder, the
-    embedding and its head, and the same encoder for the other one, as far up as both have layers (ELECTRA's head start)."""
+    take: Literal["all", "generator", "discriminator", "encoder"] = "all"
+    """all: every parameter, to go on with other data or another schedule; generator, discriminator, or encoder where there is
+    only one: that encoder for every one here, as far up as they have layers (ELECTRA's head start), with the embedding and
+    its head."""
 
 
 @dataclass(frozen=True)

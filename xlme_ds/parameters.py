@@ -2,31 +2,28 @@
 
 import torch
 
-from .config import ModelConfig
-from .models.electra import Electra
+from .config import ModelConfig, ObjectiveConfig, RunConfig
 from .models.encoder import Part
+from .objectives import objective_of
 
 
-def parameter_sizes(cfg: ModelConfig, part: Part | None = None) -> dict[str, int]:
-    """Size of every parameter by its name, of the whole model or of one `part`."""
+def parameter_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: Part | None = None) -> dict[str, int]:
+    """Size of every parameter by its name, of the whole model that `objective` trains or of one `part`."""
     with torch.device("meta"):
-        model = Electra(cfg, part)
+        model = objective_of(objective).build(cfg, part)
     return {name: parameter.numel() for name, parameter in model.named_parameters()}
 
 
-def count_parameters(cfg: ModelConfig) -> dict[str, int]:
-    """`discriminator`: its encoder and head with the token embedding, which is what the paper publishes; `generator`:
-    its own encoder and head, the tied embedding left out; `embedding`; `trained_total`: every parameter once."""
-    sizes = parameter_sizes(cfg)
+def count_parameters(run: RunConfig) -> dict[str, int]:
+    """`embedding`; every encoder with its head, the first one (of XLM-E the discriminator, which is what the paper publishes)
+    with the token embedding, the other without; `trained_total`: every parameter once."""
+    sizes = parameter_sizes(run.objective, run.model)
 
     def total(*prefixes: str) -> int:
         return sum(size for name, size in sizes.items() if name.startswith(prefixes))
 
     # With GDES the discriminator's table is the sum of two, of which one is trained by the generator.
-    embedding = total("embedding_")
-    return {
-        "embedding": embedding,
-        "discriminator": embedding + total("discriminator.", "replaced_head."),
-        "generator": total("generator.", "masked_head."),
-        "trained_total": sum(sizes.values()),
-    }
+    counts = {"embedding": total("embedding_")}
+    for number, (which, head) in enumerate(objective_of(run.objective).encoders.items()):
+        counts[which] = total(f"{which}.", head) + (0 if number else counts["embedding"])
+    return counts | {"trained_total": sum(sizes.values())}

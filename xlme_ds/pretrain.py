@@ -71,7 +71,7 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
             share, shares = data_parallel(config.engine, rank, world)
             arguments = config.seed, config.objective.mask_fraction, share, shares
             loader = fitting(Loader(data, config.data, *arguments), config.model)
-            known = starting_weights(config.start, config.model, loader.vocabulary_sha256)
+            known = starting_weights(config, loader.vocabulary_sha256)
             if heldout is None:
                 return loader, None, known
             rows = heldout_data(config, heldout, shares)

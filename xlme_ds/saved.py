@@ -13,9 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from .config import ModelConfig
+from .config import ModelConfig, ObjectiveConfig
 from .data.vocabulary import Vocabulary
 from .models.text_encoder import TextEncoder, Which, take_encoder
+from .objectives import objective_of
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -48,6 +49,11 @@ EXPORTED_SETTINGS = {
 """What of ModelConfig shapes one encoder, under its name in an export."""
 
 
+def first_of(encoders: Mapping[Which, str]) -> Which:
+    """The encoder that a pre-trained model is for."""
+    return next(iter(encoders))
+
+
 class Saved(NamedTuple):
     """A trained encoder and the vocabulary that it reads."""
 
@@ -64,28 +70,38 @@ class SavedRun(NamedTuple):
     vocabulary: Vocabulary
     task: str
     """What it was fine-tuned on; empty after pre-training."""
+    objective: ObjectiveConfig
+    """What it was pre-trained for."""
 
-    def encoder(self, which: Which = "discriminator") -> TextEncoder:
-        """One of its encoders, in evaluation mode. Raises ValueError when it is not there; a fine-tuned model has no generator."""
+    @property
+    def encoders(self) -> Mapping[Which, str]:
+        """See `Pretraining`; the one encoder of a fine-tuned run."""
+        return {"encoder": "head."} if self.task else objective_of(self.objective).encoders
+
+    def encoder(self, which: Which | None = None) -> TextEncoder:
+        """One of its encoders, by default the first, in evaluation mode. Raises ValueError when it is not there."""
+        which = which or first_of(self.encoders)
+        if self.task and which == "generator":
+            raise ValueError(f"{self.folder} was fine-tuned and has no generator: name the run that it started from")
+        if not self.task and which not in self.encoders:
+            raise ValueError(
+                f"{self.folder} was trained for {self.objective.name} and has no {which}: name {' or '.join(self.encoders)}"
+            )
         try:
             if not self.task:
                 return take_encoder(self.state, self.model, which)
-            if which == "generator":
-                raise ValueError(
-                    f"{self.folder} was fine-tuned and has no generator: name the run that it started from"
-                )
             return _encoder_with(_without_prefix(self.state, "encoder."), self.model)
         except (KeyError, RuntimeError) as error:
             raise mismatch(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder, error) from None
 
 
-def load_encoder(folder: Path, which: Which = "discriminator") -> Saved:
-    """The encoder in `folder`, float32 on the CPU in evaluation mode.
+def load_encoder(folder: Path, which: Which | None = None) -> Saved:
+    """The encoder in `folder`, by default the first that it has, float32 on the CPU in evaluation mode.
 
     Raises ValueError in one sentence when the folder holds none.
     """
     if read_config(folder).get("model_type") == MODEL_TYPE:
-        return _load_export(folder if which == "discriminator" else folder / GENERATOR_FOLDER)
+        return _load_export(_exported(folder, which))
     run = load_run(folder)
     return Saved(run.encoder(which), run.vocabulary)
 
@@ -101,9 +117,18 @@ def load_run(folder: Path) -> SavedRun:
     settings = config["config"]
     try:
         model = ModelConfig(**settings["model"])
+        objective = ObjectiveConfig(**settings.get("objective", {}))
     except TypeError as error:
         raise ValueError(f"{folder / CONFIG_FILE} was written by another version of this package: {error}") from None
-    return SavedRun(folder, read_weights(weights), model, Vocabulary(weights.parent), settings.get("task", ""))
+    return SavedRun(
+        folder, read_weights(weights), model, Vocabulary(weights.parent), settings.get("task", ""), objective
+    )
+
+
+def read_heads(folder: Path, which: Which | None = None) -> dict[str, Tensor]:
+    """What an export holds beside its encoder, under the names of the heads (`masked_head.bias`, …)."""
+    folder = _exported(folder, which)
+    return {name: value for name, value in read_weights(folder / WEIGHTS_FILE).items() if not name.startswith(PREFIX)}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -130,6 +155,10 @@ def export_state(encoder: TextEncoder) -> dict[str, Tensor]:
     state = encoder.state_dict()
     blocks = [state.pop(f"embedding_{n}") for n in range(encoder.cfg.vocabulary_blocks)]
     return {PREFIX + EMBEDDING: torch.cat(blocks)} | {PREFIX + name: value for name, value in state.items()}
+
+
+def _exported(folder: Path, which: Which | None) -> Path:
+    return folder / GENERATOR_FOLDER if which == "generator" else folder
 
 
 def _load_export(folder: Path) -> Saved:

@@ -5,54 +5,67 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .config import ModelConfig, StartConfig
+from .config import ModelConfig, RunConfig
 from .data.vocabulary import Vocabulary
 from .models.electra import block_sizes
 from .models.init import Known
 from .models.text_encoder import TextEncoder, Which
-from .saved import EXPORTED_SETTINGS, SavedRun, load_encoder, load_run, read_config
+from .objectives import objective_of
+from .saved import EXPORTED_SETTINGS, SavedRun, load_encoder, load_run, read_config, read_heads
 
 _DEPTH = ("discriminator_layers", "init_std")  # may differ
 _SHAPE = [name for name in EXPORTED_SETTINGS if name not in _DEPTH]
-_HEADS: dict[Which, str] = {"generator": "masked_head.", "discriminator": "replaced_head."}
+_LAYERS: dict[Which, str] = {"generator": "generator_layers"}
+"""The setting that says how many layers an encoder has, where it is not discriminator_layers."""
+_OF_TWO = ("generator_layers", "embedding_sharing")
 
 
-def starting_weights(start: StartConfig, model: ModelConfig, vocabulary_sha256: str) -> Known | None:
-    """The first value of every parameter of `model` that `start` names; None when it names no folder.
+def starting_weights(config: RunConfig, vocabulary_sha256: str) -> Known | None:
+    """The first value of every parameter that `config.start` names; None when it names no folder.
 
     Raises ValueError for a folder whose model has another vocabulary or shape.
     """
+    start, model = config.start, config.model
     if not start.folder:
         return None
     folder = Path(start.folder)
-    run = load_run(folder) if "config" in read_config(folder) else None
+    is_run = "config" in read_config(folder)
+    run = load_run(folder) if is_run else None
     if run is not None and run.task:
         run = None  # fine-tuned: an encoder and no more
     if start.take == "all":
-        return _everything(folder, run, model, vocabulary_sha256)
+        return _everything(folder, run, config, vocabulary_sha256)
     if run is None:
-        source = load_encoder(folder, start.take)
-        encoder, vocabulary = source.encoder, source.vocabulary
+        encoder, vocabulary = load_encoder(folder, start.take)
+        heads = {} if is_run else read_heads(folder, start.take)
     else:
         encoder, vocabulary = run.encoder(start.take), run.vocabulary
+        heads = {name: value for name, value in run.state.items() if name.startswith(run.encoders[start.take])}
     _check(folder, encoder.cfg, model, vocabulary, vocabulary_sha256)
-    values = _encoder(folder, encoder, model)
-    if run is not None:
-        values |= {name: value for name, value in run.state.items() if name.startswith(_HEADS[start.take])}
-    return values.get
+    encoders = objective_of(config.objective).encoders
+    known = tuple(encoders.values())
+    values = _encoder(folder, encoder, model, list(encoders))
+    return (values | {name: value for name, value in heads.items() if name.startswith(known)}).get
 
 
-def _everything(folder: Path, run: SavedRun | None, model: ModelConfig, vocabulary_sha256: str) -> Known:
+def _everything(folder: Path, run: SavedRun | None, config: RunConfig, vocabulary_sha256: str) -> Known:
+    encoders = objective_of(config.objective).encoders
+    alone = " or ".join(encoders)
     if run is None:
         raise ValueError(
-            f"{folder} is not a pre-training run, of which start.take all takes every parameter: set start.take to discriminator"
+            f"{folder} is not a pre-training run, of which start.take all takes every parameter: set start.take to {alone}"
         )
-    _check(folder, run.model, model, run.vocabulary, vocabulary_sha256)
-    for name in ("generator_layers", "discriminator_layers", "embedding_sharing", "vocabulary_blocks"):
-        if getattr(run.model, name) != getattr(model, name):
+    if run.encoders != encoders:
+        raise ValueError(
+            f"{folder} was trained for {run.objective.name}, whose model has other parts than that of {config.objective.name}: "
+            f"set start.take to {' or '.join(run.encoders)}"
+        )
+    _check(folder, run.model, config.model, run.vocabulary, vocabulary_sha256)
+    for name in (*(_OF_TWO if len(encoders) > 1 else ()), "discriminator_layers", "vocabulary_blocks"):
+        if getattr(run.model, name) != getattr(config.model, name):
             raise ValueError(
-                f"{folder} has model.{name} {getattr(run.model, name)}, this run has {getattr(model, name)}: set it to that, "
-                "or start.take to discriminator"
+                f"{folder} has model.{name} {getattr(run.model, name)}, this run has {getattr(config.model, name)}: set it to "
+                f"that, or start.take to {alone}"
             )
     return run.state.get
 
@@ -68,18 +81,18 @@ def _check(folder: Path, there: ModelConfig, here: ModelConfig, vocabulary: Voca
             )
 
 
-def _encoder(folder: Path, encoder: TextEncoder, model: ModelConfig) -> dict[str, Tensor]:
-    """The embedding, and the encoder under the names of both."""
+def _encoder(folder: Path, encoder: TextEncoder, model: ModelConfig, names: list[Which]) -> dict[str, Tensor]:
+    """The embedding, and the encoder under `names`."""
     layers = encoder.cfg.discriminator_layers
-    for name in ("generator_layers", "discriminator_layers"):
-        if getattr(model, name) > layers:
+    for setting in (_LAYERS.get(name, "discriminator_layers") for name in reversed(names)):
+        if getattr(model, setting) > layers:
             raise ValueError(
-                f"the model in {folder} has {layers} layers, model.{name} is {getattr(model, name)}: lower it"
+                f"the model in {folder} has {layers} layers, model.{setting} is {getattr(model, setting)}: lower it"
             )
     state = encoder.state_dict()
     blocks = [state.pop(f"embedding_{n}") for n in range(encoder.cfg.vocabulary_blocks)]
     ours = torch.cat(blocks).split(block_sizes(model))
     values = {f"embedding_{n}": block for n, block in enumerate(ours)}
-    for which in _HEADS:
+    for which in names:
         values |= {which + name.removeprefix("encoder"): value for name, value in state.items()}
     return values

@@ -12,6 +12,7 @@ from tests.rows import write_data
 from xlme_ds.engine.statefile import KINDS, StateReader
 
 PIPE = dict(kind="pipeline", deepspeed="pipe_zero1", pipeline_stages=2)
+DUAL = PIPE | dict(pipeline_schedule="dualpipev")
 PLAIN = dict(kind="plain")
 VARIANT = dict(norm="pre", embedding_norm=True, embedding_sharing="gdes", vocabulary_blocks=3)
 
@@ -20,21 +21,30 @@ def zero(stage: int, precision: str = "fp32") -> dict:
     return dict(deepspeed=f"zero{stage}", precision=precision)
 
 
+MLM = dict(objective="mlm", vocabulary_blocks=3)
 BF16_PIPE = PIPE | dict(precision="bf16")
 # The layouts of every chain, by the launch that runs them: (processes, links).
 LAUNCHES = [
-    (4, {"issue": [zero(3)], "all": [zero(2)], "bf16": [zero(1, "bf16")]}),
-    (2, {"issue": [zero(3), PIPE], "all": [zero(1), zero(2)], "bf16": [zero(3, "bf16"), BF16_PIPE]}),
-    (1, {"issue": [zero(1)], "all": [PLAIN], "bf16": [zero(2, "bf16")]}),
-    (2, {"issue": [zero(3)], "all": [PIPE | dict(pipeline_schedule="dualpipev")], "bf16": [zero(1, "bf16")]}),
+    (4, {"issue": [zero(3)], "all": [zero(2)], "bf16": [zero(1, "bf16")], "mlm": [PIPE]}),
+    (
+        2,
+        {
+            "issue": [zero(3), PIPE],
+            "all": [zero(1), zero(2)],
+            "bf16": [zero(3, "bf16"), BF16_PIPE],
+            "mlm": [PIPE, DUAL],
+        },
+    ),
+    (1, {"issue": [zero(1)], "all": [PLAIN], "bf16": [zero(2, "bf16")], "mlm": [PLAIN]}),
+    (2, {"issue": [zero(3)], "all": [DUAL], "bf16": [zero(1, "bf16")], "mlm": [zero(3)]}),
 ]
 LINKS = 5
 # Never stopped: the same number of steps in one process, in the last launch's company.
-ALONE = {"issue": PLAIN, "all": PLAIN, "bf16": zero(1, "bf16")}
+ALONE = {"issue": PLAIN, "all": PLAIN, "bf16": zero(1, "bf16"), "mlm": PLAIN}
 
 
 def case(chain: str, engine: dict) -> dict:
-    return dict(engine=engine, micro_batch=2) | (VARIANT if chain == "all" else {})
+    return dict(engine=engine, micro_batch=2) | {"all": VARIANT, "mlm": MLM}.get(chain, {})
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +69,10 @@ def losses(folder: Path) -> list[float]:
     return [float(line) for line in (folder / "losses.jsonl").read_text().split()]
 
 
-@pytest.mark.parametrize("chain", ["issue", "all"])
-def test_curve_goes_on(out: Path, chain: str) -> None:
+@pytest.mark.parametrize(("chain", "fall"), [("issue", 3), ("all", 3), ("mlm", 0.1)])
+def test_curve_goes_on(out: Path, chain: str, fall: float) -> None:
     ours = losses(out / chain)
-    assert len(ours) == LINKS * STEPS and ours[-1] < ours[0] - 3
+    assert len(ours) == LINKS * STEPS and ours[-1] < ours[0] - fall
     assert ours == pytest.approx(losses(out / f"{chain} alone"), rel=1e-5)
 
 
@@ -70,7 +80,7 @@ def test_bf16_curve_goes_on(out: Path) -> None:
     assert losses(out / "bf16") == pytest.approx(losses(out / "bf16 alone"), rel=2e-2)
 
 
-@pytest.mark.parametrize("chain", ["issue", "all", "bf16"])
+@pytest.mark.parametrize("chain", ["issue", "all", "bf16", "mlm"])
 def test_every_load_brings_all_state_back_bitwise(out: Path, chain: str) -> None:
     for step in range(STEPS, LINKS * STEPS, STEPS):
         saved, copy = (

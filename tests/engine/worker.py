@@ -3,11 +3,20 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
+from xlme_ds.config import (
+    DataConfig,
+    EngineConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    RunConfig,
+    TrainConfig,
+)
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.processes import data_parallel, start_process_group
@@ -27,11 +36,14 @@ SIZES = dict(
 )
 
 
-def tiny(engine: dict[str, object], micro_batch: int, para_rows: int = 8, **model: object) -> RunConfig:
+def tiny(
+    engine: dict[str, object], micro_batch: int, para_rows: int = 8, objective: Any = "electra", **model: object
+) -> RunConfig:
     """A model small enough to train in a second, with every part of a large one."""
     return RunConfig(
         name="tiny",
         model=ModelConfig(**(SIZES | model)),
+        objective=ObjectiveConfig(objective),
         data=DataConfig(8, para_rows, micro_batch),
         engine=EngineConfig(**{"precision": "fp32"} | engine),
         train=TrainConfig(steps=STEPS),

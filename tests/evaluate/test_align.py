@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from tests.rows import train_vocabulary
-from tests.small import model
+from tests.small import encoder_of, model
 from xlme_ds.data.schema import BOS, EOS
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.evaluate.align import Words, align_subwords, align_test, align_words, fit, sinkhorn, subwords
 from xlme_ds.evaluate.gold import GoldPair, count
-from xlme_ds.models.text_encoder import TextEncoder, encoder_of
+from xlme_ds.models.text_encoder import TextEncoder
 
 
 @pytest.fixture(scope="module")

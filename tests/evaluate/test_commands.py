@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.evaluate.folders import sentence, write_alignment, write_run, write_tatoeba
+from tests.small import encoder_of
 from xlme_ds.config import ModelConfig
 from xlme_ds.evaluate.__main__ import main
 from xlme_ds.evaluate.models import load, paper_layer
@@ -18,7 +19,6 @@ from xlme_ds.evaluate.tables import both_ways
 from xlme_ds.evaluate.tatoeba import SETS, XTREME
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
-from xlme_ds.models.text_encoder import encoder_of
 from xlme_ds.saved import load_encoder
 
 ROOT = Path(__file__).resolve().parents[2]

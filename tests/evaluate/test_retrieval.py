@@ -10,6 +10,7 @@ from sklearn.neighbors import NearestNeighbors
 from tests.engine.worker import tiny
 from tests.evaluate.folders import sentence
 from tests.rows import LANGUAGES, random_row, train_vocabulary, write_data
+from tests.small import encoder_of
 from xlme_ds.data.schema import BOS, EOS
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
@@ -18,7 +19,7 @@ from xlme_ds.evaluate.pairs import heldout_pairs, pairs
 from xlme_ds.evaluate.retrieval import accuracies, by_language, mean_over, retrieve
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
-from xlme_ds.models.text_encoder import TextEncoder, encoder_of
+from xlme_ds.models.text_encoder import TextEncoder
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,10 @@ import sentencepiece as spm
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.launch import ROOT
-from tests.small import model
+from tests.small import encoder_of, model
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.export.folder import Exported, write_folder
 from xlme_ds.export.tokenizer import tokenizer_files
-from xlme_ds.models.text_encoder import encoder_of
 
 CORPUS = ROOT.parent / "shared/data/corpus/mono"
 HARD = [

@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from tests.small import SMALL, model, usual_batch
+from tests.small import SMALL, language_model, model, usual_batch
+from xlme_ds.config import ObjectiveConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.models.pipeline import ElectraStage, Flow, parts
 from xlme_ds.objectives.electra import ElectraObjective
+from xlme_ds.objectives.mlm import MaskedLanguageModelling
 
 WEIGHTS = torch.tensor([1.0, 1.0, 50.0, 50.0])
 VARIANTS = [
@@ -25,7 +27,7 @@ def run_stages(stages: list[ElectraStage], batch: Batch) -> tuple[torch.Tensor, 
         received = tuple(t.detach().requires_grad_(t.is_floating_point()) for t in flow)
         crossings.append((flow, received))
         flow = stage(received)
-    (WEIGHTS * ElectraObjective.sums(ElectraStage.output(flow, batch), batch)).sum().backward()
+    (WEIGHTS * ElectraObjective.sums(stages[-1].output(flow, batch), batch)).sum().backward()
     for sent, received in reversed(crossings):
         floats = [t for t in sent if t.is_floating_point()]
         assert all(t.is_floating_point() for t in sent[: len(floats)]), "DeepSpeed needs them first"
@@ -48,7 +50,7 @@ def test_stages_are_the_model(changes: dict[str, object], balance: tuple[int, ..
     for stage in stages:
         stage.load_state_dict({name: whole.state_dict()[name] for name in stage.state_dict()})
     outputs = run_stages(stages, batch)
-    for ours, theirs in zip(ElectraStage.output(outputs, batch), expected, strict=True):
+    for ours, theirs in zip(stages[-1].output(outputs, batch), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
     for stage in stages:
         for name, parameter in stage.named_parameters():
@@ -71,3 +73,33 @@ def test_flow_survives_packing() -> None:
         flow = Flow(*tensors, relative)
         again = Flow.unpack(flow.pack())
         assert all(ours is theirs or torch.equal(ours, theirs) for ours, theirs in zip(again, flow, strict=True))
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+@pytest.mark.parametrize("balance", [(1, 2), (0, 1, 2), (0, 1, 1, 1)])
+def test_stages_of_one_encoder(changes: dict[str, object], balance: tuple[int, ...]) -> None:
+    """The last stage reads the first one's embedding; here it is the very parameter, so that both gradients add up in it."""
+    whole = language_model(discriminator_layers=3, **changes)
+    batch = usual_batch()
+    expected = whole(batch)
+    (expected.nll_M**2).sum().backward()
+    objective = MaskedLanguageModelling(ObjectiveConfig("mlm"))
+    stages = [objective.build(whole.cfg, part) for part in parts(balance)]
+    names = [name for stage in stages for name, _ in stage.named_parameters()]
+    assert sorted(names) == sorted(whole.state_dict()), "every parameter stands in one stage, under its name"
+    for stage in stages:
+        stage.load_state_dict({name: whole.state_dict()[name] for name in stage.state_dict()})
+    stages[-1].borrowed = stages[0].table
+    flow = tuple(batch)
+    for stage in stages:
+        flow = stage(flow)
+        floats = [t.is_floating_point() for t in flow]
+        assert floats == sorted(floats, reverse=True), "DeepSpeed needs them first"
+    found = stages[-1].output(flow, batch)
+    torch.testing.assert_close(found.nll_M, expected.nll_M, rtol=1e-5, atol=1e-6)
+    assert torch.equal(found.predicted_M, expected.predicted_M)
+    (found.nll_M**2).sum().backward()
+    for stage in stages:
+        for name, parameter in stage.named_parameters():
+            theirs = whole.get_parameter(name).grad
+            torch.testing.assert_close(parameter.grad, theirs, rtol=1e-5, atol=1e-6 * float(theirs.abs().max()) + 1e-7)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tests.small import model
-from xlme_ds.models.text_encoder import encoder_of, one_item_a_row
+from tests.small import encoder_of, model
+from xlme_ds.models.text_encoder import one_item_a_row
 
 TOKENS = torch.tensor([[0, 11, 12, 13, 2], [0, 21, 2, 1, 1]])
 

@@ -211,6 +211,6 @@ def test_a_task_without_rows_is_left_out() -> None:
 
 
 def test_the_table_of_objectives_builds_models() -> None:
-    assert sum(p.numel() for p in OBJECTIVES["electra"].build(SMALL).parameters()) == sum(
+    assert sum(p.numel() for p in OBJECTIVES["electra"](ObjectiveConfig()).build(SMALL).parameters()) == sum(
         p.numel() for p in model().parameters()
     )

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, RunConfig
+from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.processes import start_process_group
@@ -26,9 +26,10 @@ STEPS = 2  # the optimizer makes its moments in the first
 
 
 def run_config(case: dict[str, Any]) -> RunConfig:
-    """The run of a case: {engine, data, model}, each the settings of that section."""
+    """The run of a case: {engine, data, model}, each the settings of that section, and the name of the objective."""
     sections = EngineConfig(**case["engine"]), DataConfig(*case["data"]), ModelConfig(**case["model"])
-    return RunConfig("measured", engine=sections[0], data=sections[1], model=sections[2]).validate()
+    objective = ObjectiveConfig(case["objective"])
+    return RunConfig("measured", engine=sections[0], data=sections[1], model=sections[2], objective=objective).validate()
 
 
 class Traffic(TorchDispatchMode):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.small import SMALL, lively
-from xlme_ds.config import ModelConfig
+from xlme_ds.config import ModelConfig, ObjectiveConfig
 from xlme_ds.models.encoder import Encoder, Part
 from xlme_ds.plan import activations
 from xlme_ds.plan.layout import Layout, Zero
@@ -17,7 +17,8 @@ ZERO = Zero(1, False, 1000, 1000, 1000, 1000, 4, False, False)
 
 
 def layout(cfg: ModelConfig, element: int, fused: bool) -> Layout:
-    return Layout(cfg, ZERO, (Part(range(cfg.discriminator_layers)),), 1, ROWS, 1, TOKENS, 0.15, element, fused)
+    stages = (Part(range(cfg.discriminator_layers)),)
+    return Layout(ObjectiveConfig(), cfg, ZERO, stages, 1, ROWS, 1, TOKENS, element, fused)
 
 
 def kept_by_a_layer(cfg: ModelConfig, dtype: torch.dtype, device: str) -> int:

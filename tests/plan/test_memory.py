@@ -61,6 +61,12 @@ CASES: dict[str, tuple[int, int, str, tuple[int, int, int], dict[str, Any], dict
     "wordy zero1 fp32 on 2": (2, 1, "fp32", (8, 8, 4), WORDY, {}),
     "middle pipeline bf16 on 2": (2, 1, "bf16", (8, 8, 2), MIDDLE, PIPE),
     "wordy pipeline fp32 on 2": (2, 1, "fp32", (8, 8, 2), WORDY, PIPE),
+    "middle zero2 bf16, MLM": (1, 2, "bf16", (4, 4, 4), MIDDLE, {}),
+    "wordy zero1 bf16, MLM, accumulating": (1, 1, "bf16", (8, 8, 2), WORDY, {}),
+    "middle zero3 bf16, MLM, blocks, checkpointing, on 2": (2, 3, "bf16", (8, 8, 4), LARGE_LIKE, {}),
+    "wordy zero1 fp32, MLM, on 2": (2, 1, "fp32", (8, 8, 4), WORDY, {}),
+    "wordy pipeline bf16, MLM, on 2": (2, 1, "bf16", (8, 8, 2), WORDY, PIPE),
+    "middle pipeline fp32, MLM, on 2": (2, 1, "fp32", (8, 8, 2), MIDDLE, PIPE),
 }  # fmt: skip
 
 
@@ -80,7 +86,8 @@ def case(folder: Path, name: str) -> dict[str, Any]:
     if not rows.exists():
         write_data(rows, rows=32, row_tokens=model["max_positions"], vocabulary=model["vocabulary"])
     engine = dict(kind="deepspeed", deepspeed=engine_file(folder, stage), precision=precision) | engine
-    return dict(engine=engine, data=data, model=model, folder=str(rows))
+    objective = "mlm" if "MLM" in name else "electra"
+    return dict(engine=engine, data=data, model=model, objective=objective, folder=str(rows))
 
 
 @pytest.fixture(scope="module")

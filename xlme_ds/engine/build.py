@@ -15,9 +15,8 @@ from ..data.source import BatchSource
 from ..data.vocabulary import Vocabulary
 from ..models.init import Known, Whole, initialise
 from ..models.pipeline import parts
-from ..objectives import OBJECTIVES
-from ..objectives.electra import ElectraObjective
-from ..objectives.protocol import Objective
+from ..objectives import objective_of
+from ..objectives.protocol import Objective, Pretraining
 from .plain import PlainEngine
 from .processes import SharedError, on_gpu
 from .protocol import Engine
@@ -121,7 +120,7 @@ def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None, know
 
     The process group, where the engine needs one, exists already. Raises ValueError for settings that do not fit.
     """
-    objective = OBJECTIVES[config.objective.name](config.objective)
+    objective = objective_of(config.objective)
     if config.engine.kind == "pipeline":
         return _build_pipeline(config, objective, loader, heldout, known)
 
@@ -190,7 +189,7 @@ def _check_nvme() -> None:
 
 
 def _build_pipeline(
-    config: RunConfig, objective: ElectraObjective, loader: Loader, heldout: Loader | None, known: Known | None
+    config: RunConfig, objective: Pretraining, loader: Loader, heldout: Loader | None, known: Known | None
 ) -> Engine:
     from .pipe import PipelineEngine, pipeline_module
 
@@ -200,7 +199,8 @@ def _build_pipeline(
             f"engine.pipeline_schedule dualpipev needs at least {needed} micro-batches a step, "
             f"data.micro_batch {config.data.micro_batch} gives {loader.plan.accumulation}: lower it, or use 1f1b"
         )
-    counted = config.engine, config.model, loader.row_tokens, config.objective.mask_fraction
+    work = objective.work(config.model, loader.row_tokens)
+    counted = config.engine, work, config.model.activation_checkpointing
     if torch.distributed.get_rank() == 0:
         print(describe_balance(*counted), flush=True)
     balance = parts(pipeline_balance(*counted))

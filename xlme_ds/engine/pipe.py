@@ -14,31 +14,53 @@ import torch.distributed as dist
 from deepspeed.pipe import LayerSpec, PipelineModule
 from deepspeed.runtime.pipe.dualpipev import DualPipeVModule
 from deepspeed.utils import safe_get_full_fp32_param
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..config import EngineConfig, ModelConfig, OptimizerConfig
 from ..data.batch import Batch
 from ..data.loader import Loader
 from ..models.encoder import Part
 from ..models.init import Known, initialise
-from ..objectives.electra import ElectraObjective
+from ..objectives.protocol import Pretraining
 from .optimizer import set_learning_rate
 from .protocol import StepStats
+from .tied import tied_table
 from .zero import ZeroEngine
 
 
+class _PartSpec(LayerSpec):
+    """Builds a part on the process that holds it."""
+
+    def __init__(self, objective: Pretraining, cfg: ModelConfig, part: Part):
+        super().__init__(nn.Module)
+        self.objective, self.cfg, self.part = objective, cfg, part
+
+    def build(self, log: bool = False) -> nn.Module:
+        """See `LayerSpec`."""
+        return self.objective.build(self.cfg, self.part)
+
+
+def _held(module: PipelineModule) -> list[Any]:
+    """The parts that this process holds, in the order of the model."""
+    return [part for name, part in module.named_children() if name.isdigit()]
+
+
 def pipeline_module(
-    objective: ElectraObjective, cfg: ModelConfig, parts: Sequence[Part], engine: EngineConfig, seed: int, known: Known | None
+    objective: Pretraining,
+    cfg: ModelConfig,
+    parts: Sequence[Part],
+    engine: EngineConfig,
+    seed: int,
+    known: Known | None,
 ) -> PipelineModule:
     """The parts of this rank, initialised as the same parameters of the whole model are."""
     # One entry a part, not a layer: what its layers share (mask, relative bias) is then computed once for all of them.
-    specs = [LayerSpec(objective.stage, cfg, part) for part in parts]
+    specs = [_PartSpec(objective, cfg, part) for part in parts]
     kind = DualPipeVModule if engine.pipeline_schedule == "dualpipev" else PipelineModule
     with contextlib.redirect_stdout(None):
         module = kind(specs, num_stages=engine.pipeline_stages, partition_method="uniform")
-    for stage in module.children():
-        if isinstance(stage, objective.stage):
-            initialise(stage, seed, cfg.init_std, known=known)
+    for part in _held(module):
+        initialise(part, seed, cfg.init_std, known=known)
     return module
 
 
@@ -48,7 +70,7 @@ class PipelineEngine(ZeroEngine):
     def __init__(
         self,
         module: PipelineModule,
-        objective: ElectraObjective,
+        objective: Pretraining,
         loader: Loader,
         heldout: Loader | None,
         optimizer: OptimizerConfig,
@@ -64,11 +86,14 @@ class PipelineEngine(ZeroEngine):
         self._detailed = False
         self._least_micro_batches = 2 * self.engine.num_stages if isinstance(module, DualPipeVModule) else 1
         module.loss_fn = self._loss
+        self._last = _held(module)[-1]
+        self._tied = tied_table(self.engine, _held(module))
+        self._share()
 
     def _loss(self, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:
         """On the last stage, for every micro-batch."""
         batch = Batch(*labels)
-        output = self.objective.stage.output(outputs, batch)
+        output = self._last.output(outputs, batch)
         sums = self.objective.sums(output, batch)
         if self._detailed:
             self._gathered.append((sums.detach().double(), self.objective.statistics(output, batch)))
@@ -95,6 +120,7 @@ class PipelineEngine(ZeroEngine):
         self._detailed = detailed
         set_learning_rate(self.engine.optimizer, learning_rate)
         self.engine.train_batch((batch, batch) for batch in batches)
+        self._share()
         metrics = {}
         if detailed:
             sums, statistics = self._collect()
@@ -117,6 +143,14 @@ class PipelineEngine(ZeroEngine):
         del self._gathered[len(batches) :]  # those that only filled the schedule
         sums, statistics = self._collect()
         return {"sums": sums.cpu(), "counts": counts.cpu(), "statistics": statistics.cpu()}
+
+    def _share(self) -> None:
+        if self._tied is not None:
+            self._tied.share()
+
+    def _publish(self) -> None:
+        super()._publish()
+        self._share()
 
     def canonical_names(self) -> dict[str, str]:
         """The model's name of every parameter of this rank's stage, by the name that DeepSpeed has for it."""

@@ -36,8 +36,8 @@ class Options:
     """What the test reads, as said above."""
     layer: int | None = None
     """Layer that the tables quote, 0 for the embeddings; by default three quarters of the depth, the paper's 9 of 12."""
-    which: Which = "discriminator"
-    """Which of the two encoders of a pre-training run; the paper's is the discriminator."""
+    which: Which | None = None
+    """Which encoder of a pre-training run; by default the one that it is for, XLM-E's discriminator."""
     random: bool = False
     """Compare with untrained models of the same shape and seed."""
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False

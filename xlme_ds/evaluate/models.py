@@ -1,16 +1,16 @@
 """The models of a comparison: trained ones, and untrained ones of the same shape."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from ..config import ModelConfig, RunConfig
+from ..config import ModelConfig, ObjectiveConfig, RunConfig
 from ..data.vocabulary import Vocabulary
-from ..models.electra import Electra
 from ..models.init import initialise
-from ..models.text_encoder import TextEncoder, Which, encoder_of
-from ..saved import load_encoder, read_config
+from ..models.text_encoder import TextEncoder, Which, take_encoder
+from ..objectives import objective_of
+from ..saved import first_of, load_encoder, read_config
 
 
 class Compared(NamedTuple):
@@ -34,7 +34,7 @@ def paper_layer(depth: int) -> int:
 
 
 def load(
-    folders: list[Path], layer: int | None, untrained: bool, which: Which = "discriminator"
+    folders: list[Path], layer: int | None, untrained: bool, which: Which | None = None
 ) -> list[Compared]:
     """The models in `folders`; with `untrained`, behind them one with initial weights for every shape and seed there is.
 
@@ -55,27 +55,30 @@ def load(
     return loaded
 
 
-def _starts(folders: list[Path], models: list[Compared], layer: int | None, which: Which) -> list[Compared]:
+def _starts(folders: list[Path], models: list[Compared], layer: int | None, which: Which | None) -> list[Compared]:
     """A model with initial weights for every shape, seed and vocabulary among `models`, named after the first that has it."""
-    found: dict[tuple[ModelConfig, int, str], tuple[Path, Compared]] = {}
+    found: dict[tuple[ModelConfig, int, Any, str], tuple[Path, Compared]] = {}
     for folder, model in zip(folders, models, strict=True):
-        found.setdefault((model.encoder.cfg, _seed(folder), model.vocabulary.sha256), (folder, model))
+        found.setdefault((model.encoder.cfg, *_origin(folder), model.vocabulary.sha256), (folder, model))
     starts = []
-    for (cfg, seed, _), (folder, model) in found.items():
-        start = Electra(cfg)
+    for (cfg, seed, name_of_objective, _), (folder, model) in found.items():
+        objective = objective_of(ObjectiveConfig(name_of_objective))
+        start, asked = objective.build(cfg), which or first_of(objective.encoders)
         initialise(start, seed, cfg.init_std)
+        encoder = take_encoder(start.state_dict(), cfg, asked)
         name = f"untrained{_of(which)}, seed {seed}" + (f", as {model.name}" if len(found) > 1 else "")
-        starts.append(_compared(name, folder, encoder_of(start, which), model.vocabulary, layer))
+        starts.append(_compared(name, folder, encoder, model.vocabulary, layer))
     return starts
 
 
-def _of(which: Which) -> str:
-    return "" if which == "discriminator" else f" ({which})"
+def _of(which: Which | None) -> str:
+    return f" ({which})" if which == "generator" else ""
 
 
-def _seed(folder: Path) -> int:
-    """The seed of a run's initial weights; of a model that is no run, which has none, the usual one."""
-    return int(read_config(folder).get("config", {}).get("seed", RunConfig(name="").seed))
+def _origin(folder: Path) -> tuple[int, Any]:
+    """Seed and objective of a run, which its initial weights follow from; of a model that is no run, the usual ones."""
+    config, usual = read_config(folder).get("config", {}), RunConfig(name="")
+    return int(config.get("seed", usual.seed)), config.get("objective", {}).get("name", usual.objective.name)
 
 
 def _compared(name: str, folder: Path, encoder: TextEncoder, vocabulary: Vocabulary, layer: int | None) -> Compared:

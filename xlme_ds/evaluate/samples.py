@@ -1,21 +1,23 @@
-"""Real sentences as the model sees them: the generator's replacements and the discriminator's verdict on each token."""
+"""Real sentences as the model sees them: what it put in the masked places, and its verdict on each token if it judges them."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from ..data.collate import collate
 from ..data.schema import TASKS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
-from ..models.electra import Electra
+from ..objectives.protocol import Pretraining
 
 
 @torch.no_grad()
 def sample_rows(
-    model: Electra,
+    objective: Pretraining,
+    model: nn.Module,
     data: Path,
     vocabulary: Vocabulary,
     seed: int,
@@ -41,16 +43,15 @@ def sample_rows(
                 continue
             seen.add(key)
             batch = collate([(task, rows, np.array([record]))], seed, mask_fraction)
-            output = model(batch)
-            scores = torch.sigmoid(output.replaced_logits_BT[0].float()).tolist()
-            masked = set(batch.masked_M.tolist())
-            corrupted = output.corrupted_BT[0].tolist()
+            found, judged = objective.shown(model(batch), batch)
+            filled, masked = found[0].tolist(), set(batch.masked_M.tolist())
+            scores = [None] * len(filled) if judged is None else judged[0].tolist()
             tokens = [
                 {
-                    "piece": vocabulary.piece(corrupted[i]),
+                    "piece": vocabulary.piece(filled[i]),
                     "original": vocabulary.piece(int(original)),
                     "masked": i in masked,
-                    "replaced": corrupted[i] != int(original),
+                    "replaced": filled[i] != int(original),
                     "score": scores[i],
                 }
                 for i, original in enumerate(rows.tokens[0][: int(rows.lengths[0])])

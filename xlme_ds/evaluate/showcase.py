@@ -11,10 +11,10 @@ from ..config import RunConfig
 from ..data.schema import TASKS, read_manifest, write_json
 from ..data.shards import RowStore
 from ..data.vocabulary import MODEL_FILE, Vocabulary
-from ..models.electra import Electra
 from ..models.init import initialise
-from ..models.text_encoder import encoder_of
-from ..saved import MODEL_FOLDER, WEIGHTS_FILE
+from ..models.text_encoder import take_encoder
+from ..objectives import objective_of
+from ..saved import MODEL_FOLDER, WEIGHTS_FILE, first_of
 from .pairs import pairs
 from .retrieval import by_language, retrieve
 from .samples import sample_rows
@@ -22,18 +22,21 @@ from .samples import sample_rows
 
 def showcase(run: Path, config: RunConfig, state: dict[str, torch.Tensor], data: Path, heldout: Path | None) -> None:
     """Write model/, retrieval.json, samples.json and languages.json into the run folder, from a whole float32 state."""
-    model = Electra(config.model)
+    objective = objective_of(config.objective)
+    model = objective.build(config.model)
     model.load_state_dict(state)
     _write_model(run / MODEL_FOLDER, state, data)
     write_json(run / "languages.json", _languages(data))
     shown = heldout if heldout is not None else data
     vocabulary = Vocabulary(data / "vocab")
-    write_json(run / "samples.json", sample_rows(model, shown, vocabulary, config.seed, config.objective.mask_fraction))
+    fraction = config.objective.mask_fraction
+    write_json(run / "samples.json", sample_rows(objective, model, shown, vocabulary, config.seed, fraction))
     if heldout is not None and (heldout / "para").is_dir():
         groups = by_language(pairs(RowStore(heldout / "para")))
         if groups:
-            untrained = Electra(config.model)
+            untrained = objective.build(config.model)
             initialise(untrained, config.seed, config.model.init_std)
+            which = first_of(objective.encoders)
             sizes = {language: len(ours) for language, (ours, _) in groups.items()}
             write_json(
                 run / "retrieval.json",
@@ -41,8 +44,8 @@ def showcase(run: Path, config: RunConfig, state: dict[str, torch.Tensor], data:
                     "layers": list(range(config.model.discriminator_layers + 1)),
                     "pairs": sizes,
                     "candidates": sum(sizes.values()) / len(sizes),
-                    "before": retrieve(encoder_of(untrained), groups),
-                    "after": retrieve(encoder_of(model), groups),
+                    "before": retrieve(take_encoder(untrained.state_dict(), config.model, which), groups),
+                    "after": retrieve(take_encoder(state, config.model, which), groups),
                 },
             )
 

@@ -16,6 +16,8 @@ from .card import render_card, run_card
 from .folder import Architecture, Exported, write_folder
 from .xlm_roberta import read_xlm_roberta
 
+_PRETRAINED: dict[str, Architecture] = {"replaced_head.": "XLMEForPreTraining", "masked_head.": "XLMEForMaskedLM"}
+"""By the head that was trained on an encoder."""
 _CLASSES: dict[Kind, Architecture] = {
     "tokens": "XLMEForTokenClassification",
     "pair": "XLMEForSequenceClassification",
@@ -53,7 +55,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def export_run(folder: Path, to: Path, layer: int | None = None) -> None:
-    """A finished run: the discriminator and its generator, or the fine-tuned model; its first layers alone with `layer`."""
+    """A finished run: its encoder with the head, and the generator where it has one; its first layers alone with `layer`."""
     run = load_run(folder)
     encoder = run.encoder()
     if layer is not None:
@@ -62,8 +64,10 @@ def export_run(folder: Path, to: Path, layer: int | None = None) -> None:
         task = TASKS[run.task]
         main, generator = Exported(encoder, _CLASSES[task.kind], run.state, task.labels), None
     else:
-        main = Exported(encoder, "XLMEForPreTraining", run.state)
-        generator = Exported(run.encoder("generator"), "XLMEForMaskedLM", run.state)
+        main, *others = (
+            Exported(run.encoder(which), _PRETRAINED[head], run.state) for which, head in run.encoders.items()
+        )
+        generator = others[0] if others else None
     card = run_card(folder, main.encoder, main.architecture, layer)
     write_folder(to, main, run.vocabulary, card, generator)
 

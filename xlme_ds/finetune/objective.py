@@ -15,7 +15,6 @@ class TaskObjective:
     """See `objectives.protocol.Objective`. Of a span both ends count half."""
 
     terms: tuple[str, ...] = ("loss",)
-    stage = None
     statistics_shape: tuple[int, ...] = (1,)
 
     def __init__(self, kind: Kind, labels: int, dropout: float):

@@ -18,9 +18,9 @@ from ..data.schema import write_json
 from ..data.vocabulary import MODEL_FILE
 from ..engine.build import Fill, assemble, check_engine, resolve_precision
 from ..engine.processes import broadcast, gather, together
-from ..flops import encoder_forward
 from ..models.init import Whole, initialise
 from ..models.text_encoder import TextEncoder
+from ..operations import encoder_forward
 from ..saved import MODEL_FOLDER, WEIGHTS_FILE, Saved, load_encoder
 from ..train.folder import RunFolder
 from ..train.run import Work, train

@@ -1,6 +1,7 @@
-"""The model as stages of a pipeline: the same modules and parameter names, cut along the discriminator's layers.
+"""The models as stages of a pipeline: the same modules and parameter names, cut along the layers of one encoder.
 
-Generator, masked head, sampling and every embedding stand in the first stage, the replaced token head in the last one.
+Of `Electra`, generator, masked head, sampling and every embedding stand in the first stage, the replaced token head in the
+last one; of `LanguageModel`, the embedding in the first, the masked head in the last.
 B rows, T tokens, H heads, D width.
 """
 
@@ -14,6 +15,7 @@ from ..data.batch import Batch
 from .attention import AttentionBias, item_mask
 from .electra import Electra, ElectraOutput
 from .encoder import Part
+from .language_model import LanguageModel, LanguageModelOutput
 from .relative_position import spread
 
 
@@ -52,6 +54,9 @@ class Flow(NamedTuple):
 class ElectraStage(Electra):
     """The part of `Electra` that one stage runs, as a function of plain tensors."""
 
+    ties = False
+    """Whether the last part reads the embedding of the first."""
+
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
         """The first stage takes a `Batch`, the others a packed `Flow`, which all of them return."""
         flow = self._start(Batch(*tensors)) if self.part.first else Flow.unpack(tensors)
@@ -67,29 +72,72 @@ class ElectraStage(Electra):
         embedded_BTD = self.embed_for_discriminator(generated.corrupted_BT)
         relative = self.discriminator.relative
         return Flow(
-            nll_BT=_scatter(generated.nll_M, batch),
+            nll_BT=_scatter(generated.nll_M, batch.masked_M, batch.tokens_BT),
             hidden_BTD=self.discriminator.embed(embedded_BTD, batch.positions_BT),
             segments_BT=batch.segments_BT,
             corrupted_BT=generated.corrupted_BT,
-            predicted_BT=_scatter(generated.predicted_M, batch),
+            predicted_BT=_scatter(generated.predicted_M, batch.masked_M, batch.tokens_BT),
             per_distance=None if relative is None else relative.per_distance(batch.tokens_BT.shape[1]),
         )
 
-    @staticmethod
-    def output(tensors: Sequence[Tensor], batch: Batch) -> ElectraOutput:
-        """What `Electra` gives for `batch`, from what the last stage returned."""
+    def output(self, tensors: Sequence[Tensor], batch: Batch) -> ElectraOutput:
+        """What `Electra` gives for `batch`, on the last stage, from what it returned."""
         flow = Flow.unpack(tensors)
         nll_M, predicted_M = (dense.flatten()[batch.masked_M] for dense in (flow.nll_BT, flow.predicted_BT))
         return ElectraOutput(nll_M, predicted_M, flow.corrupted_BT, flow.hidden_BTD)
 
 
-def _scatter(values_M: Tensor, batch: Batch) -> Tensor:
-    zeros = values_M.new_zeros(batch.tokens_BT.numel())
-    return zeros.index_copy(0, batch.masked_M, values_M).view_as(batch.tokens_BT)
+class LanguageModelStage(LanguageModel):
+    """The part of `LanguageModel` that one stage runs, as a function of plain tensors.
+
+    They are packed as a `Flow` is: d where there is a relative bias, hidden [B, T, D], groups [B, T] (see `Masking`) and
+    targets [B, T], int64, the original token where one is masked and 0 elsewhere.
+    """
+
+    ties = True
+    """Whether the last part reads the embedding of the first."""
+    borrowed: Sequence[Tensor] = ()
+    """The blocks of the embedding in a last stage, which does not own them: the engine sees to their values and gradients."""
+
+    @property
+    def table(self) -> list[Tensor]:
+        """See `TextEncoder`."""
+        return super().table if self.part.first else list(self.borrowed)
+
+    def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """The first stage takes a `Batch`, the others what the one before returned; the last returns what `output` takes."""
+        if self.part.first:
+            tensors = self._start(Batch(*tensors))
+        *relative, hidden_BTD, groups_BT, targets_BT = tensors
+        distance_HTT = spread(relative[0]).to(hidden_BTD.dtype) if relative else None
+        hidden_BTD = self.encoder.body(hidden_BTD, AttentionBias(self.masking.allowed(groups_BT), distance_HTT))
+        if not self.part.last:
+            return *relative, hidden_BTD.contiguous(), groups_BT, targets_BT
+        # Not with the loss, which knows the batch: there DeepSpeed 0.19.8 drops the gradients of bf16 weights.
+        masked_M = targets_BT.flatten().nonzero().squeeze(1)
+        found = self.predict(hidden_BTD, masked_M, targets_BT.flatten()[masked_M])
+        return tuple(_scatter(values_M, masked_M, targets_BT) for values_M in found)
+
+    def _start(self, batch: Batch) -> tuple[Tensor, ...]:
+        embedded_BTD = self.embed(self.masking.apply(batch, self.cfg.vocabulary))
+        relative = self.encoder.relative
+        d = () if relative is None else (relative.per_distance(batch.tokens_BT.shape[1]).contiguous(),)
+        targets_BT = _scatter(batch.tokens_BT.flatten()[batch.masked_M], batch.masked_M, batch.tokens_BT)
+        groups_BT = self.masking.groups(batch).contiguous()
+        return *d, self.encoder.embed(embedded_BTD, batch.positions_BT), groups_BT, targets_BT
+
+    def output(self, tensors: Sequence[Tensor], batch: Batch) -> LanguageModelOutput:
+        """What `LanguageModel` gives for `batch`, on the last stage, from what it returned."""
+        return LanguageModelOutput(*(dense.flatten()[batch.masked_M] for dense in tensors))
+
+
+def _scatter(values_M: Tensor, masked_M: Tensor, like_BT: Tensor) -> Tensor:
+    """The values in their places of the rows, 0 elsewhere."""
+    return values_M.new_zeros(like_BT.numel()).index_copy(0, masked_M, values_M).view_as(like_BT)
 
 
 def parts(balance: Sequence[int]) -> list[Part]:
-    """The parts of the discriminator, from the layers that each holds."""
+    """The parts of the encoder that is cut, from the layers that each holds."""
     ends = torch.tensor(balance).cumsum(0).tolist()
     return [
         Part(range(end - layers, end), first=n == 0, last=n == len(balance) - 1)

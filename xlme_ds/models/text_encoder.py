@@ -12,26 +12,37 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..data.rows import PAD
-from .electra import Electra, block_sizes
+from .electra import block_sizes
 from .embedding import lookup
 from .encoder import Encoder, Part
 
-Which = Literal["discriminator", "generator"]
+Which = Literal["encoder", "discriminator", "generator"]
+"""An encoder of a pre-training model, by the prefix of its parameters."""
 
 
 class TextEncoder(nn.Module):
-    """Tokens in, hidden states out. `cfg.discriminator_layers` is its depth; it reads nothing of the generator's settings."""
+    """Tokens in, hidden states out. `cfg.discriminator_layers` is its depth; it reads nothing of the generator's settings.
 
-    def __init__(self, cfg: ModelConfig):
+    In a pipeline `part` is what a stage holds of it.
+    """
+
+    def __init__(self, cfg: ModelConfig, part: Part | None = None):
         super().__init__()
         self.cfg = cfg
-        for n, size in enumerate(block_sizes(cfg)):
-            self.register_parameter(f"embedding_{n}", nn.Parameter(torch.empty(size, cfg.width)))
-        self.encoder = Encoder(cfg, Part(range(cfg.discriminator_layers)))
+        self.part = Part(range(cfg.discriminator_layers)) if part is None else part
+        if self.part.first:
+            for n, size in enumerate(block_sizes(cfg)):
+                self.register_parameter(f"embedding_{n}", nn.Parameter(torch.empty(size, cfg.width)))
+        self.encoder = Encoder(cfg, self.part)
+
+    @property
+    def table(self) -> list[Tensor]:
+        """The blocks of the token embedding."""
+        return [getattr(self, f"embedding_{n}") for n in range(self.cfg.vocabulary_blocks)]
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """Token embeddings, [B, T, D]."""
-        return lookup(tokens_BT, [getattr(self, f"embedding_{n}") for n in range(self.cfg.vocabulary_blocks)])
+        return lookup(tokens_BT, self.table)
 
     def forward(self, tokens_BT: Tensor, positions_BT: Tensor, segments_BT: Tensor) -> Tensor:
         """Last hidden states, [B, T, D]; `segments_BT` is 0 at padding, and a token sees those of its own number."""
@@ -49,12 +60,12 @@ def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def encoder_config(cfg: ModelConfig, which: Which) -> ModelConfig:
-    """The settings of one of the two encoders of a pre-training model."""
-    return cfg if which == "discriminator" else replace(cfg, discriminator_layers=cfg.generator_layers)
+    """The settings of one encoder of a pre-training model."""
+    return replace(cfg, discriminator_layers=cfg.generator_layers) if which == "generator" else cfg
 
 
-def take_encoder(state: Mapping[str, Tensor], cfg: ModelConfig, which: Which = "discriminator") -> TextEncoder:
-    """One of the two encoders out of the whole state of a pre-training model, in evaluation mode.
+def take_encoder(state: Mapping[str, Tensor], cfg: ModelConfig, which: Which) -> TextEncoder:
+    """One encoder out of the whole state of a pre-training model, in evaluation mode.
 
     The discriminator's embedding under gradient-disentangled sharing is the sum of the generator's and its difference.
     """
@@ -67,8 +78,3 @@ def take_encoder(state: Mapping[str, Tensor], cfg: ModelConfig, which: Which = "
             taken[f"embedding_{n}"] = taken[f"embedding_{n}"] + state[f"difference_{n}"]
     encoder.load_state_dict(taken)
     return encoder.eval()
-
-
-def encoder_of(model: Electra, which: Which = "discriminator") -> TextEncoder:
-    """`take_encoder` from a model in memory."""
-    return take_encoder(model.state_dict(), model.cfg, which)

@@ -6,6 +6,9 @@ a sum divided by the exact count of the global batch, so it does not matter how 
 B rows, T tokens, M masked positions. Tasks are in the order of schema.TASKS: mono (MLM, MRTD), para (TLM, TRTD).
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,7 +17,11 @@ from ..config import ModelConfig, ObjectiveConfig
 from ..data.batch import Batch
 from ..data.rows import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
+from ..models.encoder import Part
 from ..models.pipeline import ElectraStage
+from ..models.text_encoder import Which
+from ..operations import Work, encoder_forward, masked_head_forward, replaced_head_forward
+from .tasks import by_task, task_of_masked
 
 TERMS = ("mlm", "tlm", "mrtd", "trtd")
 _BINS = 512  # of the discriminator's logits, from −_RANGE to _RANGE, for the area under the ROC curve
@@ -23,26 +30,36 @@ _SCALARS = ("generator_correct", "masked", "replaced", "replaced_found", "origin
 
 
 class ElectraObjective:
-    """What the engine and the training loop need to know of the objective."""
+    """See `Pretraining`."""
 
     terms: tuple[str, ...] = TERMS
-    stage = ElectraStage
-    """The model's form for pipelines."""
+    encoders: Mapping[Which, str] = MappingProxyType({"discriminator": "replaced_head.", "generator": "masked_head."})
     statistics_shape: tuple[int, ...] = (len(TASKS), len(_SCALARS) + 2 * _BINS)
 
     def __init__(self, cfg: ObjectiveConfig):
+        self.mask_fraction = cfg.mask_fraction
         self.weights = torch.tensor([1.0, 1.0, cfg.discriminator_weight, cfg.discriminator_weight], dtype=torch.float64)
 
     @staticmethod
-    def build(cfg: ModelConfig) -> Electra:
-        """The model that this objective trains, uninitialised."""
-        return Electra(cfg)
+    def build(cfg: ModelConfig, part: Part | None = None) -> Electra:
+        """See `Pretraining`."""
+        return Electra(cfg) if part is None else ElectraStage(cfg, part)
+
+    def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
+        """The generator with its softmax stands in the first part, the discriminator's head in the last."""
+        return Work(
+            layers=cfg.discriminator_layers,
+            layer=encoder_forward(cfg, 1, row_tokens),
+            before=encoder_forward(cfg, cfg.generator_layers, row_tokens),
+            softmax_first=masked_head_forward(cfg, self.mask_fraction),
+            head=replaced_head_forward(cfg),
+        )
 
     @staticmethod
     def counts(batch: Batch) -> Tensor:
         """What each term is a mean over, float64 [4]: masked positions, and all non-padding tokens, of each task."""
-        masked = _by_task(torch.ones_like(batch.masked_M), _task_of_masked(batch))
-        tokens = _by_task((batch.segments_BT > 0).sum(1), batch.task_B)
+        masked = by_task(torch.ones_like(batch.masked_M), task_of_masked(batch))
+        tokens = by_task((batch.segments_BT > 0).sum(1), batch.task_B)
         return torch.cat([masked, tokens]).double()
 
     @staticmethod
@@ -50,8 +67,8 @@ class ElectraObjective:
         """The four summed losses, float32 [4], in the order of `terms`; carries the gradient."""
         replaced_BT = (output.corrupted_BT != batch.tokens_BT).float()
         cost_BT = F.binary_cross_entropy_with_logits(output.replaced_logits_BT.float(), replaced_BT, reduction="none")
-        generator = _by_task(output.nll_M, _task_of_masked(batch))
-        discriminator = _by_task((cost_BT * (batch.segments_BT > 0)).sum(1), batch.task_B)
+        generator = by_task(output.nll_M, task_of_masked(batch))
+        discriminator = by_task((cost_BT * (batch.segments_BT > 0)).sum(1), batch.task_B)
         return torch.cat([generator, discriminator])
 
     @staticmethod
@@ -63,11 +80,11 @@ class ElectraObjective:
         logits_BT = output.replaced_logits_BT.float()
         found_BT = (logits_BT > 0) == replaced_BT
         bins_BT = ((logits_BT.clamp(-_RANGE, _RANGE) + _RANGE) / (2 * _RANGE) * _BINS).long().clamp(0, _BINS - 1)
-        task_M = _task_of_masked(batch)
-        columns = [_by_task(right_M, task_M), _by_task(torch.ones_like(task_M), task_M)]
+        task_M = task_of_masked(batch)
+        columns = [by_task(right_M, task_M), by_task(torch.ones_like(task_M), task_M)]
         place_BT, histograms = batch.task_B[:, None] * _BINS + bins_BT, []
         for group_BT in (ordinary_BT & replaced_BT, ordinary_BT & ~replaced_BT):
-            columns += [_by_task(each.sum(1), batch.task_B) for each in (group_BT, group_BT & found_BT)]
+            columns += [by_task(each.sum(1), batch.task_B) for each in (group_BT, group_BT & found_BT)]
             histogram = torch.zeros(len(TASKS) * _BINS, dtype=torch.int64, device=place_BT.device)
             histogram.scatter_add_(0, place_BT.flatten(), group_BT.flatten().long())
             histograms.append(histogram.view(len(TASKS), _BINS))
@@ -94,17 +111,13 @@ class ElectraObjective:
                 metrics[f"auc_{name}"] = area_under_curve(replaced, original)
         return metrics
 
+    @staticmethod
+    def shown(output: ElectraOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """The generator's replacements, and the discriminator's verdict."""
+        return output.corrupted_BT, torch.sigmoid(output.replaced_logits_BT.float())
+
 
 def area_under_curve(positive: Tensor, negative: Tensor) -> float:
     """AUC of two histograms over ascending scores; ties inside a bin count half. Neither may be empty."""
     below = negative.cumsum(0) - negative
     return float((positive * (below + negative / 2)).sum() / (positive.sum() * negative.sum()))
-
-
-def _task_of_masked(batch: Batch) -> Tensor:
-    return batch.task_B[batch.masked_M // batch.tokens_BT.shape[1]]
-
-
-def _by_task(values: Tensor, tasks: Tensor) -> Tensor:
-    """Sums of `values` [N] by task, [2]."""
-    return torch.stack([(values * (tasks == task)).sum() for task in range(len(TASKS))])

@@ -55,7 +55,7 @@ def encoder(of: Layout, layers: int, first: bool = True, last: bool = True) -> f
 
 def masked_head(of: Layout) -> float:
     """Dense, GELU, norm at the masked positions; of the softmax itself only a number a position."""
-    return of.mask_fraction * of.tokens * (4 * of.model.width * of.element + 4 * INTEGER)
+    return of.objective.mask_fraction * of.tokens * (4 * of.model.width * of.element + 4 * INTEGER)
 
 
 def replaced_head(of: Layout) -> float:
@@ -64,15 +64,16 @@ def replaced_head(of: Layout) -> float:
 
 
 def generator(of: Layout) -> float:
-    """Everything before the discriminator."""
-    return encoder(of, of.model.generator_layers) + masked_head(of)
+    """Everything before the encoder that is cut."""
+    return encoder(of, of.model.generator_layers) + masked_head(of) if of.work.before else 0.0
 
 
 def stage(of: Layout, number: int) -> float:
     """All that one micro-batch leaves on a stage."""
     part = of.stages[number]
     kept = encoder(of, len(part.layers), part.first, part.last)
-    return kept + (generator(of) if part.first else 0) + (replaced_head(of) if part.last else 0)
+    head = replaced_head(of) if of.work.head else masked_head(of)
+    return kept + (generator(of) if part.first else 0) + (head if part.last else 0)
 
 
 def working(of: Layout) -> float:
@@ -86,7 +87,7 @@ def working(of: Layout) -> float:
 
 def logits(of: Layout, backward: bool) -> float:
     """What a chunk of the vocabulary softmax holds: float32 [C, V], and beside it once the same in `element`."""
-    positions = min(of.model.head_chunk, of.mask_fraction * of.tokens)
+    positions = min(of.model.head_chunk, of.objective.mask_fraction * of.tokens)
     copy = 0.0 if of.element == FLOAT else float(of.element)
     if of.model.vocabulary_blocks > 1 and not backward:
         copy /= of.model.vocabulary_blocks  # the logits of a block at a time
@@ -94,8 +95,9 @@ def logits(of: Layout, backward: bool) -> float:
 
 
 def flow(of: Layout) -> float:
-    """What crosses from stage to stage a micro-batch: hidden states, losses and three kinds of integers."""
-    return wide(of) + of.tokens * (FLOAT + 3 * INTEGER)
+    """What crosses from stage to stage a micro-batch: hidden states, two kinds of integers, and of a generator its losses and
+    one more."""
+    return wide(of) + of.tokens * (FLOAT + 3 * INTEGER if of.work.before else 2 * INTEGER)
 
 
 def between_stages(of: Layout, stage: int) -> float:

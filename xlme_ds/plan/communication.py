@@ -57,5 +57,9 @@ def _of_stage(of: Layout, stage: int) -> Communication:
         gradients, weights = 2 * once * reductions, once
     sides = (stage > 0) + (stage < len(of.stages) - 1)
     between = of.accumulation * sides * activations.flow(of)
+    if stage == 0:  # the new embedding to the last stage, which sent its gradient
+        between += of.element * of.borrowed
+    elif stage == len(of.stages) - 1:
+        between += states.FLOAT * of.borrowed
     # BF16_Optimizer reduces behind the last backward pass, whatever overlap_comm says.
     return Communication(gradients, weights, between, of.zero.overlap and not states.uses_bf16_optimizer(of))

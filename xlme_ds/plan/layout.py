@@ -4,17 +4,20 @@ import functools
 from dataclasses import dataclass
 
 from ..balance import pipeline_balance
-from ..config import EngineConfig, ModelConfig, RunConfig
+from ..config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.order import plan_step
 from ..engine.build import check_engine, deepspeed_settings
+from ..flops import work_of
 from ..models.encoder import Part
 from ..models.pipeline import parts
+from ..objectives import objective_of
+from ..operations import Work
 from ..parameters import parameter_sizes
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Parameters of one stage; the masked head counts as generator, the other one as discriminator."""
+    """Parameters of one stage, heads with their encoders; an encoder that stands alone counts as discriminator."""
 
     embedding: int
     difference: int
@@ -35,9 +38,10 @@ class Sizes:
 
 
 @functools.cache
-def stage_sizes(cfg: ModelConfig, part: Part) -> Sizes:
+def stage_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: Part) -> Sizes:
     """Sizes of the parameters that `part` of the model holds."""
-    sizes = parameter_sizes(cfg, part)
+    sizes = parameter_sizes(objective, cfg, part)
+    main, *others = objective_of(objective).encoders.items()
 
     def total(*prefixes: str) -> int:
         return sum(size for name, size in sizes.items() if name.startswith(prefixes))
@@ -45,8 +49,8 @@ def stage_sizes(cfg: ModelConfig, part: Part) -> Sizes:
     return Sizes(
         embedding=total("embedding_"),
         difference=total("difference_"),
-        generator=total("generator.", "masked_head."),
-        discriminator=total("discriminator.", "replaced_head."),
+        generator=sum(total(f"{which}.", head) for which, head in others),
+        discriminator=total(f"{main[0]}.", main[1]),
         largest=max(sizes.values()),
     )
 
@@ -90,6 +94,7 @@ class Layout:
     `element` is the size of a weight or activation in bytes; `fused`: attention runs in the GPU's fused kernel.
     """
 
+    objective: ObjectiveConfig
     model: ModelConfig
     zero: Zero
     stages: tuple[Part, ...]
@@ -97,7 +102,6 @@ class Layout:
     rows: int
     accumulation: int
     row_tokens: int
-    mask_fraction: float
     element: int
     fused: bool
 
@@ -116,12 +120,13 @@ class Layout:
         if gpus % group:
             raise ValueError(f"--gpus {gpus} is not a multiple of engine.pipeline_stages {group}: choose one that is")
         if run.engine.kind == "pipeline":
-            balance = pipeline_balance(run.engine, run.model, row_tokens, run.objective.mask_fraction)
+            balance = pipeline_balance(run.engine, work_of(run, row_tokens), run.model.activation_checkpointing)
             stages = tuple(parts(balance))
         else:
             stages = (Part(range(run.model.discriminator_layers)),)
         step = plan_step(run.data, gpus // group)
         return Layout(
+            objective=run.objective,
             model=run.model,
             zero=Zero.of(run.engine),
             stages=stages,
@@ -129,7 +134,6 @@ class Layout:
             rows=sum(step.micro),
             accumulation=step.accumulation,
             row_tokens=row_tokens,
-            mask_fraction=run.objective.mask_fraction,
             element=2 if precision == "bf16" else 4,
             fused=fused,
         )
@@ -144,9 +148,24 @@ class Layout:
         """Positions of a micro-batch."""
         return self.rows * self.row_tokens
 
+    @property
+    def work(self) -> Work:
+        """Operations of the forward pass, a token."""
+        return objective_of(self.objective).work(self.model, self.row_tokens)
+
+    @property
+    def softmax_stage(self) -> int:
+        """Where the vocabulary softmax stands."""
+        return 0 if self.work.softmax_first else len(self.stages) - 1
+
+    @property
+    def borrowed(self) -> int:
+        """Elements of the embedding that the last stage reads and the first one owns."""
+        return self.sizes(0).embedding if self.softmax_stage > 0 else 0
+
     def sizes(self, stage: int = 0) -> Sizes:
         """Parameters of a stage."""
-        return stage_sizes(self.model, self.stages[stage])
+        return stage_sizes(self.objective, self.model, self.stages[stage])
 
     def in_flight(self, stage: int) -> int:
         """Micro-batches whose activations a stage holds at once under the 1F1B schedule (PipeDream-Flush)."""

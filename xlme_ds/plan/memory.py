@@ -63,13 +63,18 @@ def moments(of: Layout, stage: int) -> dict[str, Memory]:
     found = {
         "start of the backward pass": busy.plus(
             weights=states.gathered(of, stage, sum(states.reused(of, stage))),
+            gradients=_waiting(of, stage),
             activations=activations.stage(of, stage) + activations.working(of),
             buffers=filling,
         ),
         "update": idle.plus(gradients=states.reduced_gradients(of, stage), buffers=states.updating(of, stage)),
     }
-    if of.stages[stage].first:
-        found |= _around_the_softmax(of, stage, busy, filling)
+    if of.work.softmax_first and of.stages[stage].first:
+        found |= _around_the_first_softmax(of, stage, busy, filling)
+    if of.work.softmax_last and of.stages[stage].last:
+        found |= _around_the_last_softmax(of, stage, busy, filling)
+    if of.work.softmax_last and of.stages[stage].first:
+        found["embedding, backward"] = _embedding_backward(of, stage, busy.plus(buffers=filling))
     return found | _reductions(of, stage, idle, busy, filling)
 
 
@@ -81,9 +86,12 @@ def _reductions(of: Layout, stage: int, idle: Memory, busy: Memory, filling: flo
     bucket = min(of.zero.reduce_bucket, sizes.total)
     # The backward pass is through so many layers when it has filled the first bucket.
     behind = min(layers, bucket * layers // max(1, sizes.discriminator))
+    arrived = states.arriving_gradients(of, stage, bucket) + _waiting(of, stage)
+    if of.element == states.FLOAT:  # what waits is one of those that are collected whole
+        arrived = min(arrived, states.FLOAT * sizes.total)
     reduced = busy.plus(
         weights=states.gathered(of, stage, sum(states.reused(of, stage))),
-        gradients=states.arriving_gradients(of, stage, bucket),
+        gradients=arrived,
         activations=activations.stage(of, stage) - behind * activations.kept_layer(of),
         buffers=filling,
     )
@@ -98,7 +106,33 @@ def _reductions(of: Layout, stage: int, idle: Memory, busy: Memory, filling: flo
     }
 
 
-def _around_the_softmax(of: Layout, stage: int, busy: Memory, filling: float) -> dict[str, Memory]:
+def _waiting(of: Layout, stage: int) -> float:
+    """The softmax's gradient of an embedding whose lookup has yet to give its own: autograd hands on their sum."""
+    both = of.work.softmax_last and of.stages[stage].first and of.stages[stage].last
+    return of.element * of.sizes(stage).embedding if both else 0.0
+
+
+def _embedding_backward(of: Layout, stage: int, start: Memory) -> Memory:
+    sizes, blocks = of.sizes(stage), of.model.vocabulary_blocks
+    arrived = states.arriving_gradients(of, stage, sizes.discriminator)
+    alone = of.element * sizes.embedding * (1 + 1 / blocks)
+    return start.plus(weights=states.gathered(of, stage, 0), gradients=arrived + alone)
+
+
+def _around_the_last_softmax(of: Layout, stage: int, busy: Memory, filling: float) -> dict[str, Memory]:
+    start = busy.plus(
+        weights=states.gathered(of, stage, sum(states.reused(of, stage))), activations=activations.stage(of, stage)
+    )
+    table = of.sizes(stage).embedding or of.borrowed
+    return {
+        "vocabulary softmax, forward": start.plus(logits=activations.logits(of, backward=False)),
+        "vocabulary softmax, backward": start.plus(
+            gradients=of.element * table, logits=activations.logits(of, backward=True), buffers=filling
+        ),
+    }
+
+
+def _around_the_first_softmax(of: Layout, stage: int, busy: Memory, filling: float) -> dict[str, Memory]:
     sizes = of.sizes(stage)
     generator, _ = states.reused(of, stage)
     start = busy.plus(weights=states.gathered(of, stage, generator))

@@ -3,7 +3,8 @@
 from typing import Any
 
 from ..config import RunConfig
-from ..flops import flops_per_step, forward_per_token, paper_forward_per_token, paper_training_flops
+from ..flops import flops_per_step, paper_forward_per_token, paper_training_flops, work_of
+from ..objectives import objective_of
 from ..parameters import count_parameters, parameter_sizes
 from .communication import communication
 from .hardware import GPU, GPUS
@@ -15,9 +16,10 @@ ACCOUNTING = (
     "a vocabulary of 500K is taken as 2^19 = 524,288); generator = its encoder and masked head without the embedding it "
     "shares; trained_total counts every parameter once"
 )
+ACCOUNTING_OF_ONE = "encoder = it and its masked head with the token embeddings, which the head shares"
 PAPER = (
     "as in the paper's Table 4: matrix products, backward = forward, no vocabulary softmax, 2^20 tokens taken as 1.0e6, "
-    "TRTD taken as half"
+    "pairs taken as half"
 )
 STANDARD = "matrix products, backward = 2 × forward, vocabulary softmax at the masked tokens, every token of every row"
 
@@ -39,8 +41,8 @@ def plan(
     ranked = search(run, gpus, gpu, utilisation, row_tokens)
     return {
         "recipe": run.name,
-        "accounting": ACCOUNTING,
-        "parameters": count_parameters(run.model) | {"components": components(run)},
+        "accounting": ACCOUNTING_OF_ONE if len(objective_of(run.objective).encoders) == 1 else ACCOUNTING,
+        "parameters": count_parameters(run) | {"components": components(run)},
         "tokens": {"per_row": row_tokens} | _tokens(run, row_tokens),
         "flops": operations(run, row_tokens),
         "hardware": {
@@ -93,15 +95,15 @@ def _tokens(run: RunConfig, row_tokens: int) -> dict[str, int]:
 
 def operations(run: RunConfig, row_tokens: int) -> dict[str, Any]:
     """Floating-point operations of the whole run, by both conventions."""
-    per_token = 3.0 * forward_per_token(run.model, row_tokens, run.objective.mask_fraction)
-    mrtd, trtd = (per_token * count for count in _tokens(run, row_tokens).values())
+    forward = work_of(run, row_tokens).forward
+    mono, para = (3.0 * forward * count for count in _tokens(run, row_tokens).values())
     return {
-        "forward_per_token": forward_per_token(run.model, row_tokens, run.objective.mask_fraction),
+        "forward_per_token": forward,
         "per_step": flops_per_step(run, row_tokens),
-        "standard": {"accounting": STANDARD, "mrtd": mrtd, "both": mrtd + trtd, "both_trtd_half": mrtd + trtd / 2},
+        "standard": {"accounting": STANDARD, "mono": mono, "both": mono + para, "both_para_half": mono + para / 2},
         "paper_convention": {
             "accounting": PAPER,
-            "forward_per_token": paper_forward_per_token(run.model, row_tokens),
+            "forward_per_token": paper_forward_per_token(run, row_tokens),
             **paper_training_flops(run, row_tokens),
         },
     }
@@ -110,11 +112,11 @@ def operations(run: RunConfig, row_tokens: int) -> dict[str, Any]:
 def components(run: RunConfig) -> dict[str, int]:
     """Parameters of every part of the model, in the order of the model; they add up to all."""
     sums: dict[str, int] = {}
-    for name, size in parameter_sizes(run.model).items():
+    for name, size in parameter_sizes(run.objective, run.model).items():
         parts = name.split(".")
         if len(parts) == 1:
             key = parts[0].rsplit("_", 1)[0]  # the blocks of one table
-        elif parts[0] in ("generator", "discriminator"):
+        elif parts[0] in objective_of(run.objective).encoders:
             key = f"{parts[0]}.{parts[1]}"
         else:
             key = parts[0]

@@ -26,6 +26,8 @@ def uses_bf16_optimizer(of: Layout) -> bool:
 def weights(of: Layout, stage: int) -> float:
     """Weights that are always there."""
     size = of.sizes(stage).total * of.element
+    if stage == len(of.stages) - 1:
+        size += of.element * of.borrowed
     if of.zero.stage < 3:
         return size
     return 0.0 if of.zero.offload_parameters else size / of.replicas
@@ -38,6 +40,10 @@ def optimizer(of: Layout, stage: int) -> float:
 
 def standing_gradients(of: Layout, stage: int) -> float:
     """Gradients that are there all through a step's last micro-batch."""
+    return _own_gradients(of, stage) + (FLOAT * of.borrowed if stage == len(of.stages) - 1 else 0)
+
+
+def _own_gradients(of: Layout, stage: int) -> float:
     size = of.sizes(stage).total
     if uses_bf16_optimizer(of):
         return FLOAT * size + (of.element * size if of.accumulation > 1 else 0)

@@ -27,17 +27,18 @@ def _parameters(result: dict[str, Any]) -> tuple[Table, str]:
     for name, size in parameters["components"].items():
         table.add_row(name, f"{size:,}")
     table.add_section()
-    for name in ("discriminator", "generator", "embedding", "trained_total"):
-        table.add_row(name, f"{parameters[name]:,}")
+    for name, size in parameters.items():
+        if name != "components":
+            table.add_row(name, f"{size:,}")
     return table, result["accounting"]
 
 
 def _operations(result: dict[str, Any]) -> tuple[Table, str]:
     flops = result["flops"]
     standard, paper = flops["standard"], flops["paper_convention"]
-    table = _table(f"{result['recipe']}: FLOP of the whole run", "count", "MRTD", "MRTD + TRTD", "MRTD + TRTD / 2")
-    table.add_row("standard", f"{standard['mrtd']:.3g}", f"{standard['both']:.3g}", f"{standard['both_trtd_half']:.3g}")
-    table.add_row("the paper's", f"{paper['mrtd']:.3g}", "", f"{paper['both']:.3g}")
+    table = _table(f"{result['recipe']}: FLOP of the whole run", "count", "mono", "mono + para", "mono + para / 2")
+    table.add_row("standard", f"{standard['mono']:.3g}", f"{standard['both']:.3g}", f"{standard['both_para_half']:.3g}")
+    table.add_row("the paper's", f"{paper['mono']:.3g}", "", f"{paper['both']:.3g}")
     return table, (
         f"standard: {standard['accounting']}; {flops['per_step']:.4g} a step\nthe paper's: {paper['accounting']}; "
         f"{paper['forward_per_token'] / 1e6:.2f} MFLOP forward a token"

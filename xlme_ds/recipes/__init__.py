@@ -1,15 +1,22 @@
-"""Published runs: one function a run, each returning one frozen configuration. Named size_engine."""
+"""Published runs: one function a run, each returning one frozen configuration. XLM-E's are named size_engine."""
 
 from collections.abc import Callable
 
 from ..config import RunConfig
+from .ablations import xlme_no_gate, xlme_no_trtd
 from .base import base_zero1
+from .ernie_m import ernie_m
 from .large import large_pipe, large_zero2
 from .quickstart import quickstart
 from .xl import xl_pipe, xl_zero3
+from .xlmr import xlmr, xlmr_tlm
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
-    function.__name__: function for function in (quickstart, base_zero1, large_zero2, large_pipe, xl_zero3, xl_pipe)
+    function.__name__: function
+    for function in (
+        quickstart, base_zero1, large_zero2, large_pipe, xl_zero3, xl_pipe,
+        xlme_no_trtd, xlme_no_gate, xlmr, xlmr_tlm, ernie_m,
+    )
 }
 
 

@@ -21,9 +21,12 @@ _COLOURS = {"mono": MONO, "para": PARA, "all": TOTAL}
 _LOSSES = {"mlm": ("masked", "mono"), "tlm": ("masked", "para"), "mrtd": ("rtd", "mono"), "trtd": ("rtd", "para")}
 _TITLES = {
     "loss": "Joint loss",
-    "masked": "Generator: masked-token loss (nats a token)",
+    "masked": "Masked-token loss (nats a token)",
     "rtd": "Discriminator: replaced-token loss (nats a token)",
     "auc": "Discriminator: AUC, replaced against original tokens",
+    "camlm": "Masked-token loss from the other side alone (nats a token)",
+    "accuracy_crossed": "Accuracy on masked tokens from the other side alone",
+    "accuracy": "Accuracy on masked tokens",
     "accuracy_replaced": "Discriminator: accuracy on replaced tokens",
     "accuracy_original": "Discriminator: accuracy on original tokens",
     "generator_accuracy": "Generator: accuracy on masked tokens",

@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 
+from ..config import OBJECTIVES
 from . import figures
 from .figures import number
 from .folder import RunFolder, read_run
@@ -47,6 +48,7 @@ def render(run: RunFolder) -> str:
     return environment.get_template("template.html").render(
         run=run,
         title=(run.config or {}).get("config", {}).get("name") or run.name,
+        about=OBJECTIVES.get((run.config or {}).get("config", {}).get("objective", {}).get("name", "")),
         cards=cards(run),
         panels=figures.curves(run.metrics, run.heldout),
         shares=_checked("languages.json", lambda: language_shares(run.languages)),
@@ -163,9 +165,11 @@ def sentences(samples: list[dict[str, Any]] | None) -> dict[str, Any] | None:
     if not samples:
         return None
     rendered, threshold = render_samples(samples)
-    totals = {kind: sum(sample.counts[kind] for sample in rendered) for kind in ("hit", "miss", "alarm", "passed")}
+    totals = {kind: sum(sample.counts[kind] for sample in rendered) for kind in ("hit", "miss", "alarm", "passed", "restored")}
     by_task = {task: [sample for sample in rendered if sample.task == task] for task in _TASKS}
-    return {"by_task": by_task, "threshold": threshold if math.isfinite(threshold) else None, "totals": totals}
+    judged = any(token["score"] is not None for sample in samples for token in sample["tokens"])
+    flagged = threshold if math.isfinite(threshold) else None
+    return {"by_task": by_task, "threshold": flagged, "totals": totals, "judged": judged}
 
 
 def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

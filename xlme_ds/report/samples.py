@@ -1,8 +1,8 @@
-"""Real sentences with the generator's replacements and the discriminator's verdict on each token, as HTML fragments.
+"""Real sentences with what a model put in the masked places and, where it judges them, its verdict on each token, as HTML.
 
 A token is flagged when its score is among the N highest of all the samples, N being the number of replaced tokens in
 them. A threshold of 0.5 would flag next to nothing while replaced tokens are a rare class; this one gives every model,
-good or bad, the same number of flags to place.
+good or bad, the same number of flags to place. Tokens without a score (null) were not judged.
 """
 
 import math
@@ -38,14 +38,17 @@ def render_samples(samples: Sequence[Mapping[str, Any]]) -> tuple[list[Sample], 
 
 
 def flag_threshold(tokens: Sequence[Token]) -> float:
-    """The N-th highest score, N = replaced tokens; infinite when no token was replaced."""
-    judged = [token for token in tokens if token["original"] not in _SPECIAL]
+    """The N-th highest score, N = replaced tokens; infinite when no token was replaced or none was judged."""
+    judged = [token for token in tokens if token["original"] not in _SPECIAL and token["score"] is not None]
     replaced = sum(bool(token["replaced"]) for token in judged)
     return sorted((token["score"] for token in judged), reverse=True)[replaced - 1] if replaced else math.inf
 
 
 def verdict(token: Token, threshold: float) -> str:
-    """`hit` or `miss` for a replaced token, `alarm` or `passed` for an original one."""
+    """`hit` or `miss` for a replaced token, `alarm` or `passed` for an original one; without a score `miss`, `restored` for a
+    masked one that is right, or `passed`."""
+    if token["score"] is None:
+        return "miss" if token["replaced"] else "restored" if token["masked"] else "passed"
     return _VERDICTS[bool(token["replaced"]), token["score"] >= threshold]
 
 
@@ -81,16 +84,18 @@ def _token(token: Token, threshold: float, first: bool) -> Markup:
     piece, kind = token["piece"], verdict(token, threshold)
     space = " " if piece.startswith(_SPACE) and not first else ""
     text = piece.replace(_SPACE, " ").strip()
-    facts = f"probability of being replaced: {token['score']:.3f}"
+    judged = token["score"] is not None
+    facts = [f"probability of being replaced: {token['score']:.3f}"] if judged else []
     if token["replaced"]:
         original = token["original"].replace(_SPACE, " ").strip()
         body = Markup("<ruby>{}<rt><s>{}</s></rt></ruby>").format(text or "␣", original or "␣")
-        facts = f"{facts}; original: {original or 'space'}"
+        facts.append(f"original: {original or 'space'}")
     else:
         body = Markup("{}").format(text)
         if token["masked"]:
-            kind, facts = f"{kind} restored", f"{facts}; masked, and the generator chose the original"
-    return Markup('{}<span class="{}" title="{}">{}</span>').format(space, kind, facts, body)
+            kind = f"{kind} restored" if judged else kind
+            facts.append(f"masked, and the {'generator' if judged else 'model'} chose the original")
+    return Markup('{}<span class="{}" title="{}">{}</span>').format(space, kind, "; ".join(facts), body)
 
 
 def language_tag(code: str) -> str:

@@ -44,4 +44,4 @@ class Console:
 
 
 def _terms(values: dict[str, Any]) -> str:
-    return "  ".join(f"{name} {values[name]:.3f}" for name in ("mlm", "tlm", "mrtd", "trtd") if name in values)
+    return "  ".join(f"{name} {values[name]:.3f}" for name in ("mlm", "tlm", "camlm", "mrtd", "trtd") if name in values)

@@ -16,7 +16,7 @@ from ..engine.build import resolve_precision
 from ..engine.processes import SharedError, broadcast, together
 from ..engine.protocol import Engine
 from ..flops import flops_per_step
-from ..objectives import OBJECTIVES
+from ..objectives import objective_of
 from ..parameters import count_parameters
 from .audit import audit
 from .callbacks import Callback, Evaluate, Record, Save
@@ -175,7 +175,7 @@ def _resume(
 
 def pretraining(config: RunConfig, loader: Loader, heldout: Loader | None, root: bool) -> Work:
     """What is said of a pre-training run; `root` alone reads text for it."""
-    flops, parameters = flops_per_step(config, loader.row_tokens), count_parameters(config.model)
+    flops, parameters = flops_per_step(config, loader.row_tokens), count_parameters(config)
     if heldout is None:
         return Work(flops, parameters)
     constants = {
@@ -183,4 +183,4 @@ def pretraining(config: RunConfig, loader: Loader, heldout: Loader | None, root:
         for task, store in heldout.stores.items()
         if root
     }
-    return Work(flops, parameters, OBJECTIVES[config.objective.name](config.objective).summarise, constants)
+    return Work(flops, parameters, objective_of(config.objective).summarise, constants)

@@ -1,0 +1,164 @@
+"""A run with one encoder, from the command to what is made of it: resumed bitwise, reported, exported, evaluated, started from."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.launch import ROOT, environment, run_ranks
+from tests.rows import train_vocabulary, write_data
+from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig
+from xlme_ds.saved import load_encoder, load_run
+from xlme_ds.start import starting_weights
+
+STEPS = 8
+TIMED = {"tokens_per_s", "flops_per_s"}
+SETTINGS = (
+    f"--recipe quickstart --objective.name mlm --engine.precision fp32 --train.steps {STEPS} --train.save-every 4 "
+    "--train.log-every 1 --train.eval-every 4 --optimizer.warmup-steps 1 --data.mono-rows 4 --data.para-rows 4 "
+    "--data.micro-batch 2 --model.width 32 --model.heads 4 --model.feed-forward 64 --model.discriminator-layers 3 "
+    "--model.max-positions 32 --model.vocabulary-blocks 2"
+)
+
+
+def pretrain(folder: Path, out: Path, *more: str) -> str:
+    """ZeRO-3 on two processes, with `more` settings; what the first one said."""
+    vocabulary = json.loads((folder / "data/mono/manifest.json").read_text())["vocabulary_size"]
+    words = [*SETTINGS.split(), "--model.vocabulary", str(vocabulary), "--out", str(out)]
+    words += ["--data", str(folder / "data"), "--heldout", str(folder / "heldout"), *more]
+    done = run_ranks(2, ["-m", "xlme_ds.pretrain", *words])
+    assert all(rank.returncode == 0 for rank in done), "\n".join(rank.stderr[-3000:] for rank in done)
+    return done[0].stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`alone`: a run that was never stopped; `again`: the same from its middle on."""
+    folder = tmp_path_factory.mktemp("mlm")
+    vocabulary = train_vocabulary(folder / "data" / "vocab")
+    write_data(folder / "data", rows=40, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    write_data(folder / "heldout", rows=16, vocabulary=vocabulary.size, seed=1, sha256=vocabulary.sha256)
+    shutil.copytree(folder / "data" / "vocab", folder / "heldout" / "vocab")
+    pretrain(folder, folder / "alone")
+    shutil.copytree(folder / "alone", folder / "again")
+    shutil.rmtree(folder / "again/checkpoints" / f"step_{STEPS:08d}")
+    shutil.rmtree(folder / "again/model")
+    assert "resuming after step 4 of 8" in pretrain(folder, folder / "again")
+    return folder
+
+
+def records(path: Path) -> list[dict[str, float]]:
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{key: value for key, value in record.items() if key not in TIMED} for record in found]
+
+
+def test_resumed_bitwise(folder: Path) -> None:
+    alone, again = (load_file(folder / name / "model/model.safetensors") for name in ("alone", "again"))
+    assert alone.keys() == again.keys()
+    assert all(torch.equal(again[name], value) for name, value in alone.items())
+    for name in ("metrics.jsonl", "heldout.jsonl"):
+        assert records(folder / "alone" / name) == records(folder / "again" / name)
+
+
+def test_records(folder: Path) -> None:
+    last = records(folder / "alone/metrics.jsonl")[-1]
+    assert last["step"] == STEPS and last["loss"] == pytest.approx(last["mlm"] + last["tlm"])
+    assert {"accuracy_mono", "accuracy_para"} <= last.keys() and not {"mrtd", "auc_mono"} & last.keys()
+    parameters = json.loads((folder / "alone/config.json").read_text())["parameters"]
+    total = sum(value.numel() for value in load_file(folder / "alone/model/model.safetensors").values())
+    assert parameters["encoder"] == parameters["trained_total"] == total
+
+
+def test_report(folder: Path) -> None:
+    samples = json.loads((folder / "alone/samples.json").read_text())
+    tokens = [token for sample in samples for token in sample["tokens"]]
+    assert all(token["score"] is None for token in tokens)
+    assert any(token["masked"] for token in tokens)
+    assert all(token["masked"] or not token["replaced"] for token in tokens)
+    page = (folder / "alone/report.html").read_text()
+    assert "masked language modelling of one encoder" in page and "discriminator" not in page.split("Settings</h2>")[0]
+    wrong = sum(token["replaced"] for token in tokens if token["original"] not in ("<s>", "</s>"))
+    assert f"it chose another token: {wrong}<" in page
+    retrieval = json.loads((folder / "alone/retrieval.json").read_text())
+    assert len(retrieval["after"]["overall"]["en_xx"]) == 4
+    assert retrieval["after"] != retrieval["before"]
+
+
+def test_export_and_evaluation(folder: Path, tmp_path: Path) -> None:
+    def run(*words: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", *words]
+        return subprocess.run(command, cwd=ROOT, env=environment(), text=True, capture_output=True)
+
+    done = run("xlme_ds.export", "--run", str(folder / "alone"), "--to", str(tmp_path / "export"))
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "export/config.json").read_text())
+    assert config["architectures"] == ["XLMEForMaskedLM"] and not (tmp_path / "export/generator").exists()
+    assert "Pre-trained for masked language modelling" in (tmp_path / "export/README.md").read_text()
+    state, exported = load_run(folder / "alone").state, load_file(tmp_path / "export/model.safetensors")
+    heads = {name for name in state if name.startswith("masked_head.")}
+    assert heads and all(torch.equal(exported[name], state[name]) for name in heads)
+    ours, theirs = (load_encoder(path).encoder.state_dict() for path in (folder / "alone", tmp_path / "export"))
+    assert torch.equal(torch.cat([ours["embedding_0"], ours["embedding_1"]]), theirs["embedding_0"])
+    assert all(torch.equal(theirs[name], value) for name, value in ours.items() if not name.startswith("embedding"))
+    pairs = ["xlme_ds.evaluate", "pairs", "--data", str(folder / "heldout"), "--model", str(folder / "alone")]
+    done = run(*pairs, "--random", "--json")
+    assert done.returncode == 0, done.stderr
+    trained, untrained = json.loads(done.stdout)["models"]
+    retrieval = json.loads((folder / "alone/retrieval.json").read_text())
+    for found, when in ((trained, "after"), (untrained, "before")):
+        assert found["overall"]["en_xx"] == pytest.approx(retrieval[when]["overall"]["en_xx"])
+    done = run(*pairs, "--which", "generator")
+    assert done.returncode == 2 and "was trained for mlm and has no generator: name encoder" in done.stderr
+
+
+def test_ernie_m_goes_on_from_it(folder: Path) -> None:
+    settings = ["--objective.name", "ernie_m", "--start.folder", str(folder / "alone"), "--start.take", "encoder"]
+    pretrain(folder, folder / "ernie", *settings, "--train.steps", "2", "--train.log-every", "2")
+    last = records(folder / "ernie/metrics.jsonl")[-1]
+    assert last["loss"] == pytest.approx(last["mlm"] + last["tlm"] + last["camlm"])
+    assert {"accuracy_mono", "accuracy_para", "accuracy_crossed"} <= last.keys()
+    ours, theirs = (load_run(folder / name).state for name in ("ernie", "alone"))
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():  # two steps of at most 1.2e-3, behind weights of 5e-2
+        assert (ours[name] - value).abs().max() < 1e-2, name
+    assert "predicted from the other alone" in (folder / "ernie/report.html").read_text()
+
+
+def test_other_models_start_from_it(folder: Path, tmp_path: Path) -> None:
+    run = load_run(folder / "alone")
+
+    def known(take: str, objective: str, source: Path = folder / "alone", **changes: object) -> dict[str, torch.Tensor]:
+        cfg = ModelConfig(**{**run.model.__dict__, **changes})
+        start = StartConfig(str(source), take)  # type: ignore[arg-type]
+        config = RunConfig("x", model=cfg, objective=ObjectiveConfig(objective), start=start)  # type: ignore[arg-type]
+        values = starting_weights(config, run.vocabulary.sha256)
+        assert values is not None
+        names = {"embedding_0", "masked_head.bias", "encoder.layers.2.up.weight"}
+        names |= {"generator.layers.0.up.weight", "discriminator.layers.2.up.weight"}
+        return {name: value for name in names if (value := values(name)) is not None}
+
+    state = run.state
+    for take in ("all", "encoder"):
+        found = known(take, "mlm")
+        assert found.keys() == {"embedding_0", "masked_head.bias", "encoder.layers.2.up.weight"}
+        assert all(torch.equal(value, state[name]) for name, value in found.items())
+    found = known("encoder", "electra", embedding_sharing="tied")
+    assert found.keys() == {
+        "embedding_0", "masked_head.bias", "generator.layers.0.up.weight", "discriminator.layers.2.up.weight"
+    }  # fmt: skip
+    assert torch.equal(found["masked_head.bias"], state["masked_head.bias"])
+    for name in ("generator.layers.0.up.weight", "discriminator.layers.2.up.weight"):
+        assert torch.equal(found[name], state["encoder" + name[name.index(".") :]])
+    with pytest.raises(ValueError, match="was trained for mlm, whose model has other parts than that of electra: set"):
+        known("all", "electra")
+    with pytest.raises(ValueError, match="was trained for mlm and has no discriminator: name encoder"):
+        known("discriminator", "mlm")
+    words = ["--run", str(folder / "alone"), "--to", str(tmp_path / "export")]
+    subprocess.run([sys.executable, "-m", "xlme_ds.export", *words], cwd=ROOT, env=environment(), check=True)
+    found = known("encoder", "mlm", tmp_path / "export")
+    assert torch.equal(found["masked_head.bias"], state["masked_head.bias"])  # an export keeps its head

@@ -1,0 +1,79 @@
+"""One encoder with a masked head: what XLM, XLM-R and ERNIE-M train.
+
+B rows, T tokens, M masked positions of the batch, D width.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..config import ModelConfig
+from ..data.batch import Batch
+from ..data.rows import UNK
+from .attention import AttentionBias, item_mask
+from .encoder import Part
+from .heads import MaskedLanguageModelHead
+from .text_encoder import TextEncoder
+
+
+class LanguageModelOutput(NamedTuple):
+    """What one forward pass gives; the losses are the objective's business."""
+
+    nll_M: Tensor
+    """float32, −log p of the original token."""
+    predicted_M: Tensor
+    """int64, the most likely token."""
+
+
+@dataclass(frozen=True)
+class Masking:
+    """What stands at a position that is to be predicted: a random token, the original, or else `<mask>`; and who sees whom."""
+
+    random: float
+    """Share of the positions."""
+    keep: float
+
+    def apply(self, batch: Batch, vocabulary: int) -> Tensor:
+        """The tokens that the model reads, [B, T]. The batch's uniforms decide: below `keep`, the `random` above it, the rest."""
+        targets_M = batch.tokens_BT.flatten()[batch.masked_M]
+        uniforms_M, first, count = batch.uniforms_M.double(), UNK + 1, vocabulary - UNK - 2
+        # A uniform is one of 2^24, those of random tokens are spread over all ordinary ids once more.
+        within_M = (uniforms_M - self.keep) * (count / self.random if self.random else 0.0)
+        random_M = first + within_M.long().clamp(0, count - 1)
+        masked_M = torch.where(uniforms_M < self.keep + self.random, random_M, vocabulary - 1)
+        read_M = torch.where(uniforms_M < self.keep, targets_M, masked_M)
+        return batch.tokens_BT.flatten().index_copy(0, batch.masked_M, read_M).view_as(batch.tokens_BT)
+
+    def groups(self, batch: Batch) -> Tensor:
+        """What `allowed` needs to know of every position, int64 [B, T]: here the number of its item."""
+        return batch.segments_BT
+
+    def allowed(self, groups_BT: Tensor) -> Tensor:
+        """Which key a query may see, bool [B, 1, T, T]: here those of its item."""
+        return item_mask(groups_BT)
+
+
+class LanguageModel(TextEncoder):
+    """`TextEncoder` with a head that predicts masked tokens, tied to the embedding; or one `part` of it."""
+
+    def __init__(self, cfg: ModelConfig, masking: Masking, part: Part | None = None):
+        super().__init__(cfg, part)
+        self.masking = masking
+        if self.part.last:
+            self.masked_head = MaskedLanguageModelHead(cfg)
+
+    def forward(self, batch: Batch) -> LanguageModelOutput:  # type: ignore[override]
+        """Mask and predict."""
+        embedded_BTD = self.embed(self.masking.apply(batch, self.cfg.vocabulary))
+        distance = None if self.encoder.relative is None else self.encoder.relative(batch.tokens_BT.shape[1])
+        bias = AttentionBias(self.masking.allowed(self.masking.groups(batch)), distance)
+        hidden_BTD = self.encoder.body(self.encoder.embed(embedded_BTD, batch.positions_BT), bias)
+        return self.predict(hidden_BTD, batch.masked_M, batch.tokens_BT.flatten()[batch.masked_M])
+
+    def predict(self, hidden_BTD: Tensor, masked_M: Tensor, targets_M: Tensor) -> LanguageModelOutput:
+        """The masked tokens from the last hidden states."""
+        unused_M = torch.zeros(len(masked_M), device=masked_M.device)  # nothing is sampled
+        found = self.masked_head(hidden_BTD.flatten(0, 1)[masked_M], self.table, targets_M, unused_M)
+        return LanguageModelOutput(found.nll_M, found.predicted_M)

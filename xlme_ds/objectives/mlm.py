@@ -1,0 +1,83 @@
+"""Masked language modelling on monolingual rows (MLM) and on translation pairs (TLM): XLM-R, and XLM-R + TLM.
+
+L = L_MLM + L_TLM, each a mean over the masked positions of its task. M masked positions. Tasks are in the order of
+schema.TASKS.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from ..config import ModelConfig, ObjectiveConfig
+from ..data.batch import Batch
+from ..models.encoder import Part
+from ..models.language_model import LanguageModel, LanguageModelOutput, Masking
+from ..models.pipeline import LanguageModelStage
+from ..models.text_encoder import Which
+from ..operations import Work, encoder_forward, masked_head_forward
+from .tasks import by_task, task_of_masked
+
+
+class MaskedLanguageModelling:
+    """See `Pretraining`."""
+
+    terms: tuple[str, ...] = ("mlm", "tlm")
+    encoders: Mapping[Which, str] = MappingProxyType({"encoder": "masked_head."})
+    accuracies: tuple[str, ...] = ("accuracy_mono", "accuracy_para")
+    """Names of the share of masked positions whose most likely token is the original, by term."""
+    statistics_shape: tuple[int, ...] = (2,)
+    masking: Masking
+
+    def __init__(self, cfg: ObjectiveConfig):
+        self.mask_fraction = cfg.mask_fraction
+        self.masking = Masking(cfg.random_fraction, cfg.keep_fraction)
+        self.weights = torch.ones(len(self.terms), dtype=torch.float64)
+
+    def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:
+        """See `Pretraining`."""
+        return LanguageModel(cfg, self.masking) if part is None else LanguageModelStage(cfg, self.masking, part)
+
+    def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
+        """The softmax stands in the last part."""
+        return Work(
+            layers=cfg.discriminator_layers,
+            layer=encoder_forward(cfg, 1, row_tokens),
+            softmax_last=masked_head_forward(cfg, self.mask_fraction),
+        )
+
+    def term_of_masked(self, batch: Batch) -> Tensor:
+        """Number of the term that every masked position counts for, [M]."""
+        return task_of_masked(batch)
+
+    def _by_term(self, values_M: Tensor, batch: Batch) -> Tensor:
+        return by_task(values_M, self.term_of_masked(batch), len(self.terms))
+
+    def counts(self, batch: Batch) -> Tensor:
+        """Masked positions of each term, float64 [terms]."""
+        return self._by_term(torch.ones_like(batch.masked_M), batch).double()
+
+    def sums(self, output: LanguageModelOutput, batch: Batch) -> Tensor:
+        """The summed losses, float32 [terms]; carries the gradient."""
+        return self._by_term(output.nll_M, batch)
+
+    def statistics(self, output: LanguageModelOutput, batch: Batch) -> Tensor:
+        """Masked positions whose most likely token is the original, float64 [terms]."""
+        right_M = output.predicted_M == batch.tokens_BT.flatten()[batch.masked_M]
+        return self._by_term(right_M, batch).double()
+
+    def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
+        """Loss and accuracy of a global batch; a term without positions is left out."""
+        means = sums.double() / counts.clamp(min=1)
+        metrics = {"loss": float((self.weights * means).sum())}
+        for n, (term, accuracy) in enumerate(zip(self.terms, self.accuracies, strict=True)):
+            if counts[n]:
+                metrics |= {term: float(means[n]), accuracy: float(statistics[n] / counts[n])}
+        return metrics
+
+    @staticmethod
+    def shown(output: LanguageModelOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """The predictions in the masked places."""
+        filled = batch.tokens_BT.flatten().index_copy(0, batch.masked_M, output.predicted_M)
+        return filled.view_as(batch.tokens_BT), None

@@ -1,0 +1,49 @@
+"""Floating-point operations of the parts of a model, forward, a token; a multiply-add is two, and only matrix products count."""
+
+from dataclasses import dataclass
+
+from .config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Work:
+    """Operations of an objective's forward pass, a token, by where a pipeline does them."""
+
+    layers: int
+    """Of the encoder that a pipeline cuts."""
+    layer: float
+    """Of each of them."""
+    before: float = 0.0
+    """Layers of another encoder, in the first part."""
+    softmax_first: float = 0.0
+    """A masked head with its vocabulary softmax, in the first part."""
+    softmax_last: float = 0.0
+    """The same in the last part."""
+    head: float = 0.0
+    """Any other head, in the last part."""
+
+    @property
+    def softmax(self) -> float:
+        """Of the masked head, wherever it stands."""
+        return self.softmax_first + self.softmax_last
+
+    @property
+    def forward(self) -> float:
+        """Of everything."""
+        return self.layers * self.layer + self.before + self.softmax + self.head
+
+
+def encoder_forward(cfg: ModelConfig, layers: int, row_tokens: int) -> float:
+    """Matrix products of one encoder's layers, a token: projections, feed-forward, scores and weighted sums."""
+    products = 4 * cfg.width**2 + 2 * cfg.width * cfg.feed_forward + 2 * row_tokens * cfg.width
+    return 2.0 * layers * products
+
+
+def masked_head_forward(cfg: ModelConfig, mask_fraction: float) -> float:
+    """The masked head with its vocabulary softmax at the masked fraction, a token."""
+    return 2.0 * mask_fraction * (cfg.width**2 + cfg.width * cfg.vocabulary)
+
+
+def replaced_head_forward(cfg: ModelConfig) -> float:
+    """The discriminator's head, a token."""
+    return 2.0 * (cfg.width**2 + cfg.width)
