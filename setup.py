@@ -37,7 +37,8 @@ CORE = [
     "safetensors>=0.5",
 ]
 EXTRAS = {
-    "bench": ["datasets>=4", "transformers>=4.57"],  # bench/tokenize.py's other side
+    # The other sides of bench/tokenize.py and bench/loader.py; the latter says how to add those that pin older packages.
+    "bench": ["datasets>=4", "tokenizers>=0.21", "transformers>=4.57"],
     "hf": ["tokenizers>=0.21", "transformers>=4.57"],  # an export is written with the first and loaded with the second
     "finetune": ["seqeval>=1.2.2"],  # F1 of entities
     "mpi": ["mpi4py>=4.1", "mpich>=4.3"],  # the mpich wheel brings mpiexec; on a cluster, its own MPI serves as well

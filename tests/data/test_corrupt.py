@@ -5,6 +5,7 @@ import pytest
 from scipy.stats import chi2
 
 from tests.small import item, rows_of
+from xlme_ds.data import corrupt as module
 from xlme_ds.data.collate import item_layout
 from xlme_ds.data.corrupt import corrupt, masked_count, philox
 from xlme_ds.data.schema import BOS, EOS, UNK
@@ -14,6 +15,11 @@ KNOWN = [  # Random123's kat_vectors, philox4x32 with 10 rounds: counter, key, r
     ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
     ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
 ]
+
+
+# Of the first version, which sorted 64-bit words.
+GOLDEN_WHERE = [12, 27, 29, 30, 34, 40, 69, 77]
+GOLDEN_UNIFORMS = [2811964, 15899960, 15887023, 16071309, 14776968, 2960717, 13828849, 1296354]
 
 
 def words(text: str) -> list[int]:
@@ -58,6 +64,65 @@ def masked_of(
         row, column = divmod(flat, tokens.shape[1])
         found[row].append((column, uniform))
     return found
+
+
+def reference(
+    tokens: np.ndarray, segments: np.ndarray, numbers: np.ndarray, seed: int, task: int, bits: int = 32
+) -> tuple[list[int], list[float]]:
+    """The definition (docs/design.md), one token at a time; `bits` of word 0 are kept."""
+    where, uniforms = [], []
+    for row, number in enumerate(numbers.tolist()):
+        counters = [np.uint64(word) for word in (task, number & 0xFFFFFFFF, number >> 32)]
+        key = seed & 0xFFFFFFFF, seed >> 32
+        drawn = [[int(word) for word in philox((np.uint64(c), *counters), key)] for c in range(tokens.shape[1])]
+        chosen = []
+        for item_number in range(1, segments[row].max() + 1):
+            inside = np.flatnonzero((segments[row] == item_number) & (tokens[row] > UNK)).tolist()
+            ranked = sorted(inside, key=lambda c: (drawn[c][0] >> (32 - bits), drawn[c][1], c))
+            chosen += ranked[: int(masked_count(np.array([len(inside)]), 0.15)[0])]
+        where += [row * tokens.shape[1] + c for c in sorted(chosen)]
+        uniforms += [(drawn[c][2] >> 8) / 2**24 for c in sorted(chosen)]
+    return where, uniforms
+
+
+@pytest.mark.parametrize("bits", [32, 6])  # with 6 most items have ties
+def test_corruption_by_its_definition(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+    class Coarse(module._Grid):
+        def __init__(self, *arguments) -> None:  # type: ignore[no-untyped-def]
+            super().__init__(*arguments)
+            self.word0 = self.word0 & np.uint64(0xFFFFFFFF << (32 - bits) & 0xFFFFFFFF)
+
+    monkeypatch.setattr(module, "_Grid", Coarse)
+    tokens, segments = packed_rows(np.random.default_rng(4), 40)  # more than a block
+    numbers = np.random.default_rng(5).integers(0, 2**45, 40)
+    for seed, task in ((1, 0), (2**33 + 17, 1)):
+        where, uniforms = corrupt(tokens, segments, numbers, seed, task, 0.15)
+        assert (where.tolist(), uniforms.tolist()) == reference(tokens, segments, numbers, seed, task, bits)
+
+
+def test_golden_corruption() -> None:
+    """Runs of every version mask alike."""
+    tokens, segments = packed_rows(np.random.default_rng(0), 2)
+    where, uniforms = corrupt(tokens, segments, np.array([7, 2**32 + 7]), 1, 1, 0.15)
+    assert where.tolist() == GOLDEN_WHERE
+    assert (uniforms * 2**24).astype(int).tolist() == GOLDEN_UNIFORMS
+
+
+def test_rows_of_several_tasks() -> None:
+    tokens, segments = packed_rows(np.random.default_rng(6), 6)
+    tasks, numbers = np.array([0, 1, 1, 0, 1, 0]), np.arange(6)
+    together = corrupt(tokens, segments, numbers, 3, tasks, 0.15)
+    alone = [
+        corrupt(tokens[n : n + 1], segments[n : n + 1], numbers[n : n + 1], 3, int(tasks[n]), 0.15) for n in range(6)
+    ]
+    assert together[0].tolist() == [at + n * 64 for n, (where, _) in enumerate(alone) for at in where.tolist()]
+    assert together[1].tolist() == [u for _, uniforms in alone for u in uniforms.tolist()]
+
+
+def test_no_rows() -> None:
+    nothing = np.zeros((0, 8), dtype=np.int64)
+    where, uniforms = corrupt(nothing, nothing, np.zeros(0, dtype=np.int64), 1, 0, 0.15)
+    assert (len(where), where.dtype, len(uniforms), uniforms.dtype) == (0, np.int64, 0, np.float32)
 
 
 def test_exactly_the_fraction_of_ordinary_tokens_of_each_item() -> None:

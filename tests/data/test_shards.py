@@ -1,5 +1,6 @@
 """Random access to mixed shards, and one clear error for each kind of damage."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,6 +84,27 @@ def test_more_shards_than_are_held_open(tmp_path: Path) -> None:
     records = np.random.default_rng(0).permutation(60)
     assert unpacked(store.read(records)) == [expected[n] for n in records]
     assert unpacked(store.read(np.arange(60))) == expected
+
+
+def test_a_prepared_shard_is_read_once_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_data(tmp_path / "mixed", 40) / "mono"
+    expected, whole, reads = plain_rows(folder), RowStore._read_whole, []
+
+    def counted(store: RowStore, shard: int):  # type: ignore[no-untyped-def]
+        reads.append((shard, threading.current_thread() is threading.main_thread()))
+        return whole(store, shard)
+
+    monkeypatch.setattr(RowStore, "_read_whole", counted)
+    store = RowStore(folder)
+    store.prepare(20)
+    store.prepare(21)
+    assert unpacked(store.read(np.array([20, 21]))) == expected[20:22]
+    store.prepare(20)
+    assert reads == [(1, False)]
+    one_bit(folder / "00002.arrow")
+    store.prepare(33)
+    with pytest.raises(ValueError, match=r"00002\.arrow cannot be read"):
+        store.read(np.array([33]))
 
 
 def test_sizes(data: Path) -> None:

@@ -5,7 +5,7 @@ import torch
 
 from .batch import Batch
 from .corrupt import corrupt
-from .rows import PAD, Rows
+from .rows import PAD, Rows, joined
 
 
 def collate(parts: list[tuple[int, Rows, np.ndarray]], seed: int, mask_fraction: float) -> Batch:
@@ -13,45 +13,27 @@ def collate(parts: list[tuple[int, Rows, np.ndarray]], seed: int, mask_fraction:
 
     The masked positions and uniforms are a function of (seed, task, row number) and the row alone.
     """
-    tokens, positions, segments, tasks, masked, uniforms = [], [], [], [], [], []
-    offset = 0
-    for task, rows, numbers in parts:
-        position, segment = item_layout(rows)
-        where, uniform = corrupt(rows.tokens, segment, numbers, seed, task, mask_fraction)
-        tokens.append(rows.tokens)
-        positions.append(position)
-        segments.append(segment)
-        tasks.append(np.full(len(rows.tokens), task))
-        masked.append(where + offset)
-        uniforms.append(uniform)
-        offset += rows.tokens.size
-    return Batch(
-        _joined(tokens), _joined(positions), _joined(segments), _joined(tasks), _joined(masked),
-        torch.from_numpy(np.concatenate(uniforms)),
-    )  # fmt: skip
-
-
-def _joined(group: list[np.ndarray]) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(group).astype(np.int64))
+    rows = joined([part for _, part, _ in parts])
+    tasks = np.repeat([task for task, _, _ in parts], [len(part.tokens) for _, part, _ in parts])
+    numbers = np.concatenate([numbers for _, _, numbers in parts])
+    positions, segments = item_layout(rows)
+    masked, uniforms = corrupt(rows.tokens, segments, numbers, seed, tasks, mask_fraction)
+    arrays = rows.tokens.astype(np.int64), positions, segments, tasks, masked, uniforms
+    return Batch(*(torch.from_numpy(array) for array in arrays))
 
 
 def item_layout(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
     """Positions and segments of packed rows, both int64 [B, T] (see Batch)."""
     batch, width = rows.tokens.shape
-    ends = np.cumsum(rows.lengths)  # over all rows
-    items_before = np.concatenate([[0], np.cumsum(rows.items)])
+    last = np.cumsum(rows.items)  # behind each row's items
     row_of_item = np.repeat(np.arange(batch), rows.items)
-    row_start = np.concatenate([[0], ends])[items_before[:-1]]
-    starts = ends - rows.lengths - row_start[row_of_item] + row_of_item * width
-    flat = np.repeat(starts, rows.lengths) + _ranges(rows.lengths)
-    positions = np.zeros(batch * width, dtype=np.int64)
-    segments = np.zeros(batch * width, dtype=np.int64)
-    positions[flat] = _ranges(rows.lengths)
-    segments[flat] = np.repeat(np.arange(len(row_of_item)) - items_before[row_of_item] + 1, rows.lengths)
-    assert (rows.tokens.ravel()[segments == 0] == PAD).all()
+    used = np.diff(np.concatenate([[0], np.cumsum(rows.lengths)])[np.concatenate([[0], last])])
+    # A stretch is an item or, behind each row's items, its padding, of any length: number 0.
+    lengths = np.insert(rows.lengths, last, width - used)
+    numbers = np.insert(np.arange(1, len(rows.lengths) + 1) - (last - rows.items)[row_of_item], last, 0)
+    segments = np.repeat(numbers, lengths)
+    positions = np.arange(batch * width) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    padding = segments == 0
+    positions[padding] = 0
+    assert (rows.tokens.ravel()[padding] == PAD).all()
     return positions.reshape(batch, width), segments.reshape(batch, width)
-
-
-def _ranges(lengths: np.ndarray) -> np.ndarray:
-    """0..n−1 for every n, one after the other."""
-    return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)

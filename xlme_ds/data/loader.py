@@ -48,10 +48,10 @@ class Loader:
 
     def batch(self, step: int, micro_batch: int) -> Batch:
         """Micro-batch `micro_batch` (of `plan.accumulation`) of this rank in step `step`."""
-        parts = []
+        numbers = {task: self.plan.numbers(step, self.rank, micro_batch, task) for task in self.stores}
         for task, store in self.stores.items():
-            numbers: np.ndarray = self.plan.numbers(step, self.rank, micro_batch, task)
-            parts.append((task, store.read(numbers % store.rows), numbers))
+            store.prepare(int(numbers[task][0]) % store.rows)  # at a start, both tasks' shards at the same time
+        parts = [(task, store.read(numbers[task] % store.rows), numbers[task]) for task, store in self.stores.items()]
         return collate(parts, self.seed, self.mask_fraction)
 
     def rows_of(self, step: int, micro_batch: int | None = None) -> str:

@@ -1,6 +1,7 @@
 """What a training row is made of: special token ids, the tasks, and rows as arrays. Plain numpy, no Arrow."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -22,3 +23,10 @@ class Rows:
     items: np.ndarray
     lengths: np.ndarray
     languages: np.ndarray
+
+
+def joined(pieces: Sequence[Rows]) -> Rows:
+    """The rows of all pieces, one after the other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return Rows(*(np.concatenate([getattr(piece, field.name) for piece in pieces]) for field in fields(Rows)))

@@ -6,16 +6,45 @@ as it would under a memory map.
 """
 
 import hashlib
+from bisect import bisect_right
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from .rows import PAD, Rows
+from .rows import PAD, Rows, joined
 from .schema import Manifest, read_manifest, row_schema
 
 _OPEN = 2  # shards that are held
+
+
+class _Block(NamedTuple):
+    """The columns of one record batch, as arrays without a copy."""
+
+    tokens: np.ndarray
+    """int32 [N, T]."""
+    items: np.ndarray
+    """Where each row's items begin in `lengths`, and the end, [N + 1]."""
+    lengths: np.ndarray
+    sides: np.ndarray
+    """The same for `languages`."""
+    languages: np.ndarray
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch) -> "_Block":
+        tokens, lengths, languages = batch.columns
+        arrays = tokens.flatten(), lengths.offsets, lengths.values, languages.offsets, languages.values
+        flat, *lists = (array.to_numpy(zero_copy_only=True) for array in arrays)
+        return cls(flat.reshape(-1, tokens.type.list_size), *lists)
+
+    def rows(self, start: int, stop: int) -> Rows:
+        lengths = self.lengths[self.items[start] : self.items[stop]].astype(np.int64)
+        languages = self.languages[self.sides[start] : self.sides[stop]].astype(np.int64)
+        items = (self.items[start + 1 : stop + 1] - self.items[start:stop]).astype(np.int64)
+        return Rows(self.tokens[start:stop], items, lengths, languages)
 
 
 class RowStore:
@@ -32,51 +61,56 @@ class RowStore:
         self.rows = self.manifest.rows
         if self.rows < 1 or self.row_tokens < 1 or min(shard.rows for shard in self.manifest.shards) < 1:
             raise ValueError(f"{self.folder / 'manifest.json'} lists a shard without rows: mix the folder again")
-        self._starts = np.cumsum([0] + [shard.rows for shard in self.manifest.shards])
-        self._open: dict[int, list[pa.RecordBatch]] = {}
-        self._coming: dict[int, Future[list[pa.RecordBatch]]] = {}
+        self._starts = [0, *accumulate(shard.rows for shard in self.manifest.shards)]
+        self._columns = np.arange(self.row_tokens)
+        self._open: dict[int, list[_Block]] = {}
+        self._coming: dict[int, Future[list[_Block]]] = {}
         self._reader = ThreadPoolExecutor(1, f"shards of {self.folder.name}")  # has no thread before it has work
 
     def read(self, records: np.ndarray) -> Rows:
         """The rows of `records` (int64), in the order given. Raises ValueError for a damaged shard."""
-        shards = np.searchsorted(self._starts, records, side="right") - 1
+        jumps = np.flatnonzero(records[1:] - records[:-1] != 1) + 1
         pieces = []
-        cuts = np.flatnonzero(np.diff(shards)) + 1
-        for group in np.split(np.arange(len(records)), cuts):
-            if len(group):
-                shard = int(shards[group[0]])
-                pieces += self._from_shard(shard, records[group] - self._starts[shard])
-        return Rows(
-            *(
-                np.concatenate([getattr(piece, name) for piece in pieces])
-                for name in ("tokens", "items", "lengths", "languages")
-            )
-        )
+        for first, behind in pairwise([0, *jumps.tolist(), len(records)]):
+            start = int(records[first])
+            stop = start + behind - first
+            while start < stop:  # consecutive records, cut where a block ends
+                pieces.append(self._piece(start, stop))
+                start += len(pieces[-1].tokens)
+        return joined(pieces)
 
-    def _from_shard(self, shard: int, rows: np.ndarray) -> list[Rows]:
-        """Consecutive rows are sliced, the others taken one by one."""
-        batches = self._batches(shard)
-        size = batches[0].num_rows  # all but the last of a shard are of one size
-        jumps = np.flatnonzero((np.diff(rows) != 1) | (rows[1:] % size == 0)) + 1
-        pieces = []
-        for run in np.split(rows, jumps):
-            batch = batches[int(run[0]) // size]
-            piece = _decode(batch.slice(int(run[0]) % size, len(run)), self.row_tokens)
-            if not self._possible(piece):
-                raise ValueError(
-                    f"{self._path(shard)} has ids or lengths that no row can have, near row {run[0]}: mix {self.folder} again"
-                )
-            pieces.append(piece)
-        return pieces
+    def prepare(self, record: int) -> None:
+        """Begin to read the shard of `record`, if it is not there, in a thread: `read` waits for it."""
+        shard = self._shard_of(record)
+        if shard not in self._open and shard not in self._coming:
+            self._coming[shard] = self._reader.submit(self._read_whole, shard)
+
+    def _shard_of(self, record: int) -> int:
+        return bisect_right(self._starts, record) - 1
+
+    def _piece(self, start: int, stop: int) -> Rows:
+        """Records `start` … `stop` − 1, or as many of them as are in the block of the first."""
+        shard = self._shard_of(start)
+        blocks = self._blocks(shard)
+        size = len(blocks[0].tokens)  # all but the last of a shard are of one size
+        number, first = divmod(start - self._starts[shard], size)
+        block = blocks[number]
+        rows = block.rows(first, min(first + stop - start, len(block.tokens)))
+        if not self._possible(rows):
+            raise ValueError(
+                f"{self._path(shard)} has ids or lengths that no row can have, near row {start - self._starts[shard]}: "
+                f"mix {self.folder} again"
+            )
+        return rows
 
     def _path(self, shard: int) -> Path:
         return self.folder / self.manifest.shards[shard].name
 
-    def _batches(self, shard: int) -> list[pa.RecordBatch]:
+    def _blocks(self, shard: int) -> list[_Block]:
         if shard not in self._open:
             coming = self._coming.pop(shard, None)
             self._coming.clear()
-            batches = self._read_whole(shard) if coming is None else coming.result()
+            blocks = self._read_whole(shard) if coming is None else coming.result()
             following = (shard + 1) % len(self.manifest.shards)
             if (
                 shard - 1 in self._open and following not in self._open
@@ -84,10 +118,10 @@ class RowStore:
                 self._coming[following] = self._reader.submit(self._read_whole, following)
             if len(self._open) >= _OPEN:  # older shards are done with
                 self._open.pop(next(iter(self._open)))
-            self._open[shard] = batches
+            self._open[shard] = blocks
         return self._open[shard]
 
-    def _read_whole(self, shard: int) -> list[pa.RecordBatch]:
+    def _read_whole(self, shard: int) -> list[_Block]:
         path, listed = self._path(shard), self.manifest.shards[shard]
         try:
             content = path.read_bytes()
@@ -103,37 +137,24 @@ class RowStore:
                 raise ValueError("its row count is not the manifest's")
             if len({batch.num_rows for batch in batches[:-1]}) > 1 or batches[-1].num_rows > batches[0].num_rows:
                 raise ValueError("its record batches have different sizes")
+            return [_Block.of(batch) for batch in batches]
         except (OSError, ValueError, pa.ArrowException) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise ValueError(
                 f"{path} cannot be read ({why}): check the folder with `python -m data_prep verify`, restore the file or mix again"
             ) from None
-        return batches
 
     def _possible(self, rows: Rows) -> bool:
         """Whether a model can read them: data from elsewhere may hold anything under a right checksum."""
-        if not (len(rows.items) == len(rows.tokens) and len(rows.lengths) == rows.items.sum()):
+        if len(rows.lengths) == 0 or rows.items.min() < 1 or rows.lengths.min() < 1:
             return False
-        ends = np.cumsum(rows.lengths)
-        used = np.diff(np.concatenate([[0], ends])[np.concatenate([[0], np.cumsum(rows.items)])])
-        padding = np.arange(self.row_tokens) >= used[:, None]
+        ends = np.cumsum(rows.lengths)[np.cumsum(rows.items) - 1]
+        used = np.diff(ends, prepend=0)
+        padding = self._columns >= used[:, None]
         return bool(
-            ((rows.tokens >= 0) & (rows.tokens < self.manifest.vocabulary_size)).all()
-            and (rows.lengths > 0).all()
-            and (rows.items > 0).all()
-            and (used <= self.row_tokens).all()
+            used.max() <= self.row_tokens
+            and (rows.tokens.view(np.uint32) < self.manifest.vocabulary_size).all()  # a negative one is large
             and ((rows.tokens == PAD) == padding).all()
-            and ((rows.languages >= 0) & (rows.languages < len(self.manifest.languages))).all()
+            and rows.languages.min(initial=0) >= 0
+            and rows.languages.max(initial=0) < len(self.manifest.languages)
         )
-
-
-def _decode(batch: pa.RecordBatch, row_tokens: int) -> Rows:
-    tokens, lengths, languages = batch.columns
-    start = tokens.offset * row_tokens
-    flat = tokens.values.to_numpy(zero_copy_only=True)[start : start + len(tokens) * row_tokens]
-    return Rows(
-        flat.reshape(-1, row_tokens),
-        np.diff(lengths.offsets.to_numpy()).astype(np.int64),
-        lengths.flatten().to_numpy().astype(np.int64),
-        languages.flatten().to_numpy().astype(np.int64),
-    )
