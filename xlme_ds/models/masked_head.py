@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_GROUP = 128
-_SAMPLED_AT_ONCE = 256  # positions, each with the embeddings of two groups
+GROUP = 128
 
 
 class MaskedTokens(NamedTuple):
@@ -70,15 +69,20 @@ def choose(weights_MN: Tensor, thresholds_M1: Tensor) -> tuple[Tensor, Tensor]:
     return place_M1, (cumulated_MN - weights_MN).gather(1, place_M1)
 
 
+def sampled_at_once(positions: int, width: int, chunk: int) -> int:
+    """Positions, each with the embeddings of two groups, that take no more numbers than a tile."""
+    return max(positions * chunk // (2 * GROUP * width), 1)
+
+
 def _sample(
     hidden_MD: Tensor,
+    highest_MG: Tensor,
+    sums_MG: Tensor,
+    uniforms_M: Tensor,
     blocks: Sequence[Tensor],
     bias_V: Tensor,
     starts_G: Tensor,
     ends_G: Tensor,
-    highest_MG: Tensor,
-    sums_MG: Tensor,
-    uniforms_M: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The inverse-CDF sample and the most likely id of M positions, from the sums of the groups; int64 [M]."""
     maximum_M1, best_M1 = highest_MG.max(1, keepdim=True)
@@ -86,7 +90,7 @@ def _sample(
     thresholds_M1 = uniforms_M.double().unsqueeze(1) * weights_MG.sum(1, keepdim=True)
     group_M1, before_M1 = choose(weights_MG, thresholds_M1)
     groups_M2 = torch.cat([group_M1, best_M1], dim=1)
-    ids_M2K = starts_G[groups_M2].unsqueeze(-1) + torch.arange(_GROUP, device=starts_G.device)
+    ids_M2K = starts_G[groups_M2].unsqueeze(-1) + torch.arange(GROUP, device=starts_G.device)
     outside_M2K = ids_M2K >= ends_G[groups_M2].unsqueeze(-1)
     ids_M2K = ids_M2K.clamp(max=len(bias_V) - 1)
     products_MN1 = _rows(ids_M2K.flatten(1), blocks) @ hidden_MD.unsqueeze(-1)
@@ -121,13 +125,13 @@ class _MaskedSoftmax(torch.autograd.Function):
             logits_MC = _logits(hidden_MD, blocks, bias_V, tile)
             inside_M1, place_M1 = tile.local(targets_M)
             at_target_M1 = torch.where(inside_M1, logits_MC.gather(1, place_M1), at_target_M1)
-            ragged = -tile.size % _GROUP
+            ragged = -tile.size % GROUP
             if ragged:
                 logits_MC = F.pad(logits_MC, (0, ragged), value=float("-inf"))
-            logits_MGK = logits_MC.unflatten(1, (-1, _GROUP))
+            logits_MGK = logits_MC.unflatten(1, (-1, GROUP))
             highest.append(logits_MGK.amax(-1))
             sums.append(logits_MGK.sub_(highest[-1].unsqueeze(-1)).exp_().sum(-1))
-            starts += range(tile.start, tile.start + tile.size, _GROUP)
+            starts += range(tile.start, tile.start + tile.size, GROUP)
             ends += [tile.start + tile.size] * (len(starts) - len(ends))
             del logits_MC, logits_MGK  # or they would still be there while the next tile is made
         highest_MG, sums_MG = torch.cat(highest, dim=1), torch.cat(sums, dim=1)
@@ -135,12 +139,9 @@ class _MaskedSoftmax(torch.autograd.Function):
         lse_M1 = (sums_MG * (highest_MG - maximum_M1).exp_()).sum(1, keepdim=True).log() + maximum_M1
         borders = (torch.tensor(each).to(hidden_MD.device, non_blocking=True) for each in (starts, ends))
         table = blocks, bias_V, *borders
-        parts = [
-            _sample(hidden_MD[here], *table, highest_MG[here], sums_MG[here], uniforms_M[here])
-            for here in (
-                slice(first, first + _SAMPLED_AT_ONCE) for first in range(0, len(hidden_MD), _SAMPLED_AT_ONCE)
-            )
-        ]
+        at_once = sampled_at_once(len(hidden_MD), hidden_MD.shape[1], chunk)
+        arrays = hidden_MD, highest_MG, sums_MG, uniforms_M
+        parts = [_sample(*group, *table) for group in zip(*(array.split(at_once) for array in arrays), strict=True)]
         ctx.save_for_backward(hidden_MD, bias_V, targets_M, lse_M1, *blocks)
         ctx.chunk = chunk
         sample_M, predicted_M = (torch.cat(each) for each in zip(*parts, strict=True))
@@ -177,5 +178,5 @@ def masked_softmax(
     if len(hidden_MD) == 0:  # a row of padding alone; keeps the graph connected
         empty, nothing = targets_M.new_empty(0), sum(0 * each.sum() for each in (bias_V, *blocks))
         return MaskedTokens((hidden_MD.sum(1) + nothing).float(), empty, empty)
-    chunk = -(-chunk // _GROUP) * _GROUP
+    chunk = -(-chunk // GROUP) * GROUP
     return MaskedTokens(*_MaskedSoftmax.apply(hidden_MD, bias_V, targets_M, uniforms_M, chunk, *blocks))
