@@ -34,19 +34,19 @@ NEEDED_BY_DEEPSPEED = ("deepspeed", "pyarrow", "sentencepiece")
 # The last is the feed-forward product of Base on 32 rows of 512.
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 768, 3072))
 ROWS = 64  # of each task a step: the published batch on 32 GPUs
-# Recipe, rows of each task in a micro-batch, activation checkpointing, positions of a chunk of the softmax.
+# Recipe, rows of each task in a micro-batch, activation checkpointing, ids of a tile of the softmax.
 STEPS = (
-    ("base_zero1", 16, False, 512),
-    ("base_zero1", 32, False, 512),
-    ("large_zero2", 8, False, 512),
-    ("base_zero1", 64, False, 512),
-    ("base_zero1", 32, False, 4096),
-    ("large_zero2", 16, False, 512),
-    ("base_zero1", 64, True, 512),
-    ("large_zero2", 32, False, 512),
-    ("large_zero2", 32, True, 512),
+    ("base_zero1", 16, False, 8192),
+    ("base_zero1", 32, False, 8192),
+    ("large_zero2", 8, False, 8192),
+    ("base_zero1", 64, False, 8192),
+    ("base_zero1", 32, False, 32_768),
+    ("large_zero2", 16, False, 8192),
+    ("base_zero1", 64, True, 8192),
+    ("large_zero2", 32, False, 8192),
+    ("large_zero2", 32, True, 8192),
 )
-QUICK_STEPS = (("base_zero1", 1, False, 16), ("large_zero2", 2, True, 16))
+QUICK_STEPS = (("base_zero1", 1, False, 256), ("large_zero2", 2, True, 256))
 
 
 class Report:
@@ -126,7 +126,7 @@ def measure_all(report: Report, device: Device, engine: str, quick: bool) -> Non
         labels = {"recipe": name, "micro_batch": micro_batch, "checkpointing": checkpointing, "head_chunk": chunk}
         report.run("steps", labels, partial(step, run, device, engine, rounds, report.matmul_tflops()))
     micro_batch = 1 if quick else 32
-    run = run_config("base_zero1", rows, micro_batch, False, 16 if quick else 512, quick)
+    run = run_config("base_zero1", rows, micro_batch, False, 256 if quick else 8192, quick)
     labels = {"recipe": "base_zero1", "micro_batch": micro_batch}
     report.run("profile", labels, partial(where_time_goes, run, device, engine))
 

@@ -28,7 +28,7 @@ BOUNDS = {"fp32": 1e-4, "bf16": 3e-2}
 INTEGERS = 0.01  # a uniform may lie at the border of two tokens
 SMALL = ModelConfig(
     vocabulary=1000, width=256, heads=4, feed_forward=512, generator_layers=1, discriminator_layers=2,
-    max_positions=192, head_chunk=64, init_std=0.05,
+    max_positions=192, head_chunk=256, init_std=0.05,
 )  # fmt: skip
 
 

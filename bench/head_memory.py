@@ -1,10 +1,10 @@
 """Peak memory of the vocabulary softmax at masked positions: in chunks, and with all logits at once.
 
-    python -m bench.head_memory [--json] [--vocabulary 524288] [--positions 512] [--chunks 32 64 128] [--dtype bfloat16]
+    python -m bench.head_memory [--json] [--vocabulary 524288] [--positions 512] [--chunks 4096 8192 32768] [--dtype bfloat16]
 
 Measured on the CPU as the growth of the process's largest resident set (VmHWM, Linux) over a forward and backward pass,
 each in a process of its own; what the weights' and inputs' gradients take is subtracted, both forms need it. A chunk is
-C × V float32 numbers.
+M × C float32 numbers.
 """
 
 import json
@@ -31,8 +31,8 @@ class Settings:
     vocabulary: int = 524_288
     positions: int = 512
     width: int = 256
-    chunks: tuple[int, ...] = (32, 64, 128)
-    """Masked positions at once; 0 is added by itself: all logits at once, by plain torch."""
+    chunks: tuple[int, ...] = (4096, 8192, 32_768)
+    """Ids at once; 0 is added by itself: all logits at once, by plain torch."""
     blocks: int = 1
     """Parameters that the embedding is stored as."""
     dtype: str = "float32"
@@ -68,7 +68,7 @@ def measure(settings: Settings, chunk: int) -> Measured:
     """Run one form in this process and read its peak."""
     run_once(settings, chunk, vocabulary=2048, positions=8)  # thread pools and libraries are not the head's memory
     loss, extra = run_once(settings, chunk, settings.vocabulary, settings.positions)
-    return Measured(chunk, extra, (chunk or settings.positions) * settings.vocabulary * 4, loss)
+    return Measured(chunk, extra, settings.positions * (chunk or settings.vocabulary) * 4, loss)
 
 
 def run_once(settings: Settings, chunk: int, vocabulary: int, positions: int) -> tuple[float, int]:

@@ -68,7 +68,7 @@ def cases(settings: Settings) -> dict[str, RunConfig]:
     found = {
         "as it is": run,
         "model.activation_checkpointing": with_model(activation_checkpointing=True),
-        "model.head_chunk 64": with_model(head_chunk=64),
+        "model.head_chunk 1024": with_model(head_chunk=1024),
         "model.embedding_sharing gdes": with_model(embedding_sharing="gdes"),
         "engine.gradient_precision bf16": with_engine(gradient_precision="bf16"),
         "data.micro_batch 1": replace(run, data=replace(run.data, micro_batch=1)),

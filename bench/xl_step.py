@@ -61,7 +61,7 @@ def small(run: RunConfig, folder: Path) -> RunConfig:
     )
     return replace(
         run,
-        model=replace(run.model, head_chunk=min(run.model.head_chunk, 64)),
+        model=replace(run.model, head_chunk=min(run.model.head_chunk, 4096)),
         data=DataConfig(1, 1, micro_batch=1),
         engine=engine,
         train=replace(run.train, steps=STEPS),

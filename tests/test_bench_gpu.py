@@ -77,12 +77,12 @@ def test_steps_under_deepspeed_lose_as_the_plain_ones(tmp_path: Path) -> None:
 
 
 def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = attention.attend
+    right = attention.plain_attend
 
-    def wrong(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        return right(q, k, v, bias * 1.001 if q.dtype == torch.float32 else bias)
+    def wrong(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, bias: attention.AttentionBias) -> Tensor:
+        return right(q, k, v, gate * 1.001 if q.dtype == torch.float32 else gate, bias)
 
-    monkeypatch.setattr(attention, "attend", wrong)
+    monkeypatch.setattr(attention, "plain_attend", wrong)
     case = CASES["attention with gated bias and item mask"]
     assert not parity(case, CPU, "fp32")["ok"]
     assert parity(case, CPU, "bf16")["ok"]

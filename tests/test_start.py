@@ -105,7 +105,7 @@ def test_other_vocabularies_and_kinds_are_refused(source: SavedRun, tmp_path: Pa
     with pytest.raises(ValueError, match="another vocabulary than the data"):
         starting_weights(RunConfig("small", model=source.model, start=StartConfig(str(source.folder))), "0" * 64)
     export(source, tmp_path / "export")
-    with pytest.raises(ValueError, match="is not a pre-training run, of which start"):
+    with pytest.raises(ValueError, match="is not a pre-training run"):
         started("all", source, tmp_path / "export")
 
 

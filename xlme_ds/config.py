@@ -41,8 +41,8 @@ class ModelConfig:
     vocabulary_blocks: int = 1
     """Store the embedding as this many parameters: bounds the buffers of offloading engines."""
     init_std: float = 0.02
-    head_chunk: int = 512
-    """Masked positions whose vocabulary logits exist at the same time."""
+    head_chunk: int = 8192
+    """Ids of the vocabulary whose logits exist at the same time, at all masked positions of a micro-batch."""
     activation_checkpointing: bool = False
 
     def validate(self) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from tests.small import SMALL, lively
-from xlme_ds.models.attention import Attention, AttentionBias, attend, fused_attend, item_mask
+from xlme_ds.models.attention import Attention, AttentionBias, fused_attend, item_mask, plain_attend
 from xlme_ds.models.relative_position import Gate, RelativePositionTable, bucket
 
 
@@ -145,21 +146,31 @@ def test_gradients_of_the_gated_bias_by_finite_differences() -> None:
     assert all(grad.abs().max() > 1e-3 for grad in grads), "a gradient is too small for the check to mean anything"
 
 
+def explicit_attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None, bias: AttentionBias) -> Tensor:
+    """The formula, its gradients torch's own."""
+    distance = torch.zeros(()) if bias.distance_HTT is None else bias.distance_HTT
+    bias_BHTT = torch.where(bias.allowed_B1TT, distance if gate is None else distance * gate, float("-inf"))
+    return (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + bias_BHTT).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("kind", ["gated", "plain", "none"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_the_gpus_form_equals_the_explicit_one(dtype: torch.dtype) -> None:
-    """torch's function with a bias that needs a gradient, also one of another type than the queries."""
+@pytest.mark.parametrize("form", [plain_attend, fused_attend])
+def test_both_forms_equal_the_explicit_one(form: Any, dtype: torch.dtype, kind: str) -> None:
+    """Values and the gradients of everything, with padding; of distances also when they come in another type."""
     g = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, 3, 14, 8, generator=g).to(dtype).requires_grad_() for _ in range(3))
-    distance = (
-        torch.randn(3, 14, 14, generator=g).bfloat16().to(torch.promote_types(dtype, torch.float32)).requires_grad_()
-    )
-    bias = torch.where(item_mask(SEGMENTS), distance, float("-inf"))
+    inputs = [torch.randn(2, 3, 14, 8, generator=g).to(dtype).requires_grad_() for _ in range(3)]
+    if kind != "none":
+        inputs.append(torch.randn(3, 14, 14, generator=g).to(dtype).requires_grad_())
+    if kind == "gated":
+        inputs.append((torch.rand(2, 3, 14, 1, generator=g) * 2).to(dtype).requires_grad_())
     weights = torch.randn(2, 3, 14, 8, generator=g)
     results = []
-    for function, kind in ((fused_attend, dtype), (attend, torch.float64)):
-        out = function(q.to(kind), k.to(kind), v.to(kind), bias if kind == dtype else bias.to(kind))
-        grads = torch.autograd.grad((out * weights).sum(), [q, k, v, distance], retain_graph=True)
-        results.append([out, *grads])
-    bound = 1e-12 if dtype == torch.float64 else 2e-2  # bf16: a few roundings by 2^-9 of numbers up to 4
-    for fused, explicit in zip(*results, strict=True):
-        torch.testing.assert_close(fused.double(), explicit.double(), atol=bound, rtol=bound)
+    for function, used in ((form, dtype), (explicit_attend, torch.float64)):
+        q, k, v, *more = (value.to(used) for value in inputs)
+        bias = AttentionBias(item_mask(SEGMENTS), more[0] if more else None)
+        out = function(q, k, v, more[1] if len(more) > 1 else None, bias)
+        results.append([out, *torch.autograd.grad((out * weights).sum(), inputs, retain_graph=True)])
+    bound = 1e-12 if dtype == torch.float64 else 3e-2  # bf16: a few roundings by 2^-9 of numbers up to 4
+    for ours, explicit in zip(*results, strict=True):
+        torch.testing.assert_close(ours.double(), explicit.double(), atol=bound, rtol=bound)

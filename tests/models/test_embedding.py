@@ -28,6 +28,23 @@ def test_lookup_is_torchs_embedding(dtype: torch.dtype, blocks: int) -> None:
     torch.testing.assert_close(grad.double(), expected_grad, atol=4 * torch.finfo(torch.float32).eps, rtol=eps)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("first", [True, False])
+def test_sparse_gradients_are_added_to_a_dense_one(dtype: torch.dtype, first: bool) -> None:
+    """In whatever order they come; the sum is a dense tensor, as engines want it."""
+    g = torch.Generator().manual_seed(0)
+    table = torch.randn(50, 6, generator=g).to(dtype).requires_grad_()
+    ids = torch.randint(50, (2, 40), generator=g)
+    grads = []
+    for sparse in (True, False):
+        parts = [(table.tanh() * 3).sum(), lookup(ids[0], [table], sparse).square().sum(), lookup(ids[1], [table], sparse).sum()]
+        table.grad = None
+        sum(parts if first else parts[::-1]).backward()  # type: ignore[union-attr]
+        assert table.grad is not None and not table.grad.is_sparse
+        grads.append(table.grad.clone())
+    torch.testing.assert_close(*grads, atol=0, rtol=2 * torch.finfo(dtype).eps)
+
+
 def test_bf16_gradient_of_a_frequent_token() -> None:
     """5,000 rows of one token: a running bf16 sum would stop growing at 256 times an addend."""
     table = torch.zeros(10, 4, dtype=torch.bfloat16, requires_grad=True)

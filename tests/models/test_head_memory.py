@@ -23,7 +23,7 @@ def test_the_head_takes_no_more_than_a_few_chunks() -> None:
             "--positions",
             "256",
             "--chunks",
-            "32",
+            "8192",
             "--blocks",
             "4",
         ],
@@ -33,7 +33,7 @@ def test_the_head_takes_no_more_than_a_few_chunks() -> None:
     )
     assert done.returncode == 0, done.stderr
     full, chunked = json.loads(done.stdout)["results"]
-    assert (full["chunk"], chunked["chunk"], chunked["chunk_bytes"]) == (0, 32, 32 * 65536 * 4)
+    assert (full["chunk"], chunked["chunk"], chunked["chunk_bytes"]) == (0, 8192, 256 * 8192 * 4)
     # One chunk, a product on its way into it, and some megabytes of the process's own; a chunk is 8 MiB here.
     assert chunked["in_chunks"] <= 3.0
     # The measurement sees what it should: logits, their softmax and their gradient for all 256 positions are 8 chunks each.

@@ -42,30 +42,62 @@ class Attention(nn.Module):
         """Attention output, [B, T, D]."""
         rows, tokens, width = x_BTD.shape
         q_BHTK, k_BHTK, v_BHTK = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        out_BHTK = attend(q_BHTK, k_BHTK, v_BHTK, self._scores_bias(q_BHTK, bias))
+        gate_BHT1 = None if self.gate is None or bias.distance_HTT is None else self.gate(q_BHTK)
+        attend = fused_attend if x_BTD.is_cuda else plain_attend
+        out_BHTK = attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias)
         return self.output(out_BHTK.transpose(1, 2).reshape(rows, tokens, width))
 
-    def _scores_bias(self, q_BHTK: Tensor, bias: AttentionBias) -> Tensor:
-        """What is added to the scores: the gated distance bias inside an item, −inf outside; broadcasts to [B, H, T, T]."""
-        distance = bias.distance_HTT
-        if distance is None:
-            distance = q_BHTK.new_zeros(())
-        elif self.gate is not None:
-            distance = distance * self.gate(q_BHTK)
-        return torch.where(bias.allowed_B1TT, distance, float("-inf"))
+
+def plain_attend(
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: AttentionBias
+) -> Tensor:
+    """softmax(q kᵀ / sqrt(K) + gate · d, inside items) v, [B, H, T, K]; for the CPU, whose fused kernel has no gradient for
+    a bias."""
+    out: Tensor = _Attend.apply(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias.distance_HTT, bias.allowed_B1TT)
+    return out
 
 
-def attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor) -> Tensor:
-    """softmax(q kᵀ / sqrt(K) + bias) v, [B, H, T, K]."""
-    if q_BHTK.is_cuda:
-        return fused_attend(q_BHTK, k_BHTK, v_BHTK, bias)
-    # On the CPU the fused kernel has no gradient for the bias, and its fallback looks twice for rows that see nothing.
-    scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.transpose(-1, -2) + bias
-    return scores_BHTT.softmax(-1) @ v_BHTK
+class _Attend(torch.autograd.Function):
+    """Keeps the weights of the attention and nothing else of that size, and goes over them as seldom as can be."""
+
+    @staticmethod
+    def forward(ctx, q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, allowed_B1TT):  # type: ignore[no-untyped-def]
+        scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.transpose(-1, -2)
+        if gate_BHT1 is not None:
+            scores_BHTT.addcmul_(gate_BHT1, distance_HTT)
+        elif distance_HTT is not None:
+            scores_BHTT.add_(distance_HTT)
+        weights_BHTT = scores_BHTT.masked_fill_(~allowed_B1TT, float("-inf")).softmax(-1)
+        ctx.save_for_backward(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, weights_BHTT)
+        return weights_BHTT @ v_BHTK
+
+    @staticmethod
+    def backward(ctx, grad_BHTK):  # type: ignore[no-untyped-def]
+        q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, weights_BHTT = ctx.saved_tensors
+        grad_v = weights_BHTT.transpose(-1, -2) @ grad_BHTK
+        grad_weights = grad_BHTK @ v_BHTK.transpose(-1, -2)
+        # Where nothing may be seen the weight is 0, and so is this.
+        grad_BHTT = torch.ops.aten._softmax_backward_data(grad_weights, weights_BHTT, -1, weights_BHTT.dtype)
+        scale = q_BHTK.shape[-1] ** -0.5
+        grad_q = (grad_BHTT @ k_BHTK).mul_(scale)
+        grad_k = (grad_BHTT.transpose(-1, -2) @ q_BHTK).mul_(scale)
+        grad_gate = grad_distance = None
+        if gate_BHT1 is not None:
+            grad_gate = torch.mul(grad_BHTT, distance_HTT, out=grad_weights).sum(-1, keepdim=True)
+            grad_distance = grad_BHTT.mul_(gate_BHT1).sum(0)
+        elif distance_HTT is not None:
+            grad_distance = grad_BHTT.sum(0)
+        return grad_q, grad_k, grad_v, grad_gate, grad_distance, None
 
 
-def fused_attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor) -> Tensor:
-    """`attend` by torch's kernels for the GPU; the scores never exist whole."""
+def fused_attend(
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: AttentionBias
+) -> Tensor:
+    """The same by torch's kernels for the GPU; the scores never exist whole."""
+    distance = q_BHTK.new_zeros(()) if bias.distance_HTT is None else bias.distance_HTT
+    if gate_BHT1 is not None:
+        distance = distance * gate_BHT1
+    mask = torch.where(bias.allowed_B1TT, distance, float("-inf")).to(q_BHTK.dtype)
     # cuDNN's kernel, torch's first choice on Hopper, has no gradient for the bias and misreads one of another type.
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-        return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=bias.to(q_BHTK.dtype))
+        return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)

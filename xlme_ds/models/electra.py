@@ -65,7 +65,8 @@ class Electra(nn.Module):
 
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
         """The discriminator's token embeddings: the generator's, or their gradient-stopped copy plus a difference."""
-        shared = lookup(ids_BT, self._blocks("embedding"))
+        # The masked head gives the embedding a dense gradient; the lookups add theirs to it.
+        shared = lookup(ids_BT, self._blocks("embedding"), sparse=True)
         if self.cfg.embedding_sharing == "tied":
             return shared
         return shared.detach() + lookup(ids_BT, self._blocks("difference"))
@@ -77,7 +78,7 @@ class Electra(nn.Module):
         masked_BT = (
             batch.tokens_BT.flatten().index_fill(0, batch.masked_M, self.cfg.vocabulary - 1).view_as(batch.tokens_BT)
         )
-        hidden_BTD = self.generator(lookup(masked_BT, blocks), batch.positions_BT, batch.segments_BT)
+        hidden_BTD = self.generator(lookup(masked_BT, blocks, sparse=True), batch.positions_BT, batch.segments_BT)
         generated = self.masked_head(hidden_BTD.flatten(0, 1)[batch.masked_M], blocks, targets_M, batch.uniforms_M)
         corrupted_BT = (
             batch.tokens_BT.flatten().index_copy(0, batch.masked_M, generated.sample_M).view_as(batch.tokens_BT)

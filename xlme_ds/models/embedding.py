@@ -14,25 +14,38 @@ class _Lookup(torch.autograd.Function):
     """Rows of a table whose gradient adds up in float32: a frequent token sums thousands of rows, too many for bf16."""
 
     @staticmethod
-    def forward(ctx, ids: Tensor, weight: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+    def forward(ctx, ids: Tensor, weight: Tensor, sparse: bool) -> Tensor:  # type: ignore[no-untyped-def]
         ctx.save_for_backward(ids)
-        ctx.shape, ctx.dtype = weight.shape, weight.dtype
+        ctx.shape, ctx.dtype, ctx.sparse = weight.shape, weight.dtype, sparse
         return F.embedding(ids, weight)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[None, Tensor]:  # type: ignore[no-untyped-def]
+    def backward(ctx, grad: Tensor) -> tuple[None, Tensor, None]:  # type: ignore[no-untyped-def]
         (ids,) = ctx.saved_tensors
         used, position = ids.flatten().unique(return_inverse=True)
-        sums = grad.new_zeros(len(used), ctx.shape[1], dtype=torch.float32)
-        sums.index_add_(0, position, grad.flatten(0, -2).float())
+        sums = grad.new_zeros(len(used), ctx.shape[1], dtype=torch.promote_types(grad.dtype, torch.float32))
+        sums = sums.index_add_(0, position, grad.flatten(0, -2).to(sums.dtype)).to(ctx.dtype)
+        if ctx.sparse:
+            return None, torch.sparse_coo_tensor(used[None], sums, ctx.shape, is_coalesced=True, check_invariants=False), None
         full = torch.zeros(ctx.shape, dtype=ctx.dtype, device=grad.device)
-        return None, full.index_copy_(0, used, sums.to(ctx.dtype))
+        return None, full.index_copy_(0, used, sums), None
 
 
-def lookup(ids: Tensor, blocks: Sequence[Tensor]) -> Tensor:
-    """Embeddings of `ids` (int64, any shape) as [..., D]; block n holds the ids that follow block n−1's."""
-    # On the GPU F.embedding's own backward sorts and accumulates in float32.
-    one = F.embedding if ids.is_cuda or blocks[0].dtype == torch.float32 else _Lookup.apply
+def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tensor:
+    """Embeddings of `ids` (int64, any shape) as [..., D]; block n holds the ids that follow block n−1's.
+
+    `sparse`: the table gets a dense gradient besides, which this one is added to in place; it never exists whole (CPU).
+    """
+    if ids.is_cuda:  # whose own backward sorts, and accumulates in float32
+
+        def one(ids: Tensor, block: Tensor) -> Tensor:
+            return F.embedding(ids, block)
+    else:
+
+        def one(ids: Tensor, block: Tensor) -> Tensor:
+            out: Tensor = _Lookup.apply(ids, block, sparse)
+            return out
+
     if len(blocks) == 1:
         return one(ids, blocks[0])
     out, start = None, 0

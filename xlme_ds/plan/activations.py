@@ -1,6 +1,6 @@
 """Bytes that the forward pass keeps for the backward pass, by part of the model, read off models/.
 
-B rows, T tokens, H heads, D width, F feed-forward size, M masked positions, V vocabulary, C positions of a chunk. Which
+B rows, T tokens, H heads, D width, F feed-forward size, M masked positions, V vocabulary, C ids of a tile. Which
 tensors autograd keeps is tested against autograd itself.
 """
 
@@ -8,6 +8,7 @@ from .layout import Layout
 
 INTEGER = 8  # token ids, positions, segments
 FLOAT = 4
+_GROUP = 128  # models/masked_head.py's
 
 
 def layer(of: Layout) -> float:
@@ -86,12 +87,17 @@ def working(of: Layout) -> float:
 
 
 def logits(of: Layout, backward: bool) -> float:
-    """What a chunk of the vocabulary softmax holds: float32 [C, V], and beside it once the same in `element`."""
-    positions = min(of.model.head_chunk, of.objective.mask_fraction * of.tokens)
-    copy = 0.0 if of.element == FLOAT else float(of.element)
-    if of.model.vocabulary_blocks > 1 and not backward:
-        copy /= of.model.vocabulary_blocks  # the logits of a block at a time
-    return positions * of.model.vocabulary * (FLOAT + copy)
+    """What the vocabulary softmax holds at its peak: a tile, float32 [M, C] and beside it once the same in `element`; forward
+    also two sums a group, and the rows of the table in which some positions' samples are looked for."""
+    cfg, positions = of.model, of.objective.mask_fraction * of.tokens
+    size = min(-(-cfg.head_chunk // _GROUP) * _GROUP, -(-cfg.vocabulary // cfg.vocabulary_blocks))
+    tile = positions * size * (FLOAT + (0 if of.element == FLOAT else of.element))
+    if backward:
+        return tile + 2 * positions * cfg.width * FLOAT
+    groups = positions * (cfg.vocabulary / _GROUP) * 2 * FLOAT
+    at_once = min(positions, max(positions * cfg.head_chunk // (2 * _GROUP * cfg.width), 1))
+    rows = at_once * 2 * _GROUP * (cfg.width * of.element + 3 * INTEGER)
+    return groups + max(tile, rows)
 
 
 def flow(of: Layout) -> float:

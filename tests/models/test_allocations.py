@@ -1,0 +1,65 @@
+"""What a forward and backward pass allocates, counted: a change that brings back passes over large tensors shows here.
+
+Counts do not depend on the machine, nor on what else it does.
+"""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tests.small import model, usual_batch
+from xlme_ds.config import ObjectiveConfig
+from xlme_ds.objectives.electra import ElectraObjective
+
+# No two of these sizes are alike: 3 heads, rows of 40 tokens, 4 of them, 5003 ids of width 24, tiles of 128 ids.
+VOCABULARY, CHUNK, LAYERS = 5003, 128, 5
+SCORES = 4 * 3 * 40 * 40
+TABLE = VOCABULARY * 24
+
+
+class Allocations(TorchDispatchMode):
+    """Counts the tensors that operations make, by their numbers of elements; views and what is written in place are none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: Counter[int] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor) and not each.is_sparse]
+        given = {each.untyped_storage().data_ptr() for each in tensors}
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor) and not tensor.is_sparse and tensor.untyped_storage().data_ptr() not in given:
+                self.sizes[tensor.numel()] += 1
+        return out
+
+
+@pytest.fixture(scope="module")
+def sizes() -> Counter[int]:
+    electra = model(vocabulary=VOCABULARY, head_chunk=CHUNK, generator_layers=2, discriminator_layers=3)
+    objective, batch = ElectraObjective(ObjectiveConfig()), usual_batch()
+    with Allocations() as counted:
+        objective.sums(electra(batch), batch).sum().backward()
+    return counted.sizes
+
+
+def test_attention_makes_four_tensors_of_the_scores_size(sizes: Counter[int]) -> None:
+    """Forward the scores and their softmax, backward the gradients of both; the sum over heads' bias makes none."""
+    assert sizes[SCORES] == 4 * LAYERS
+
+
+def test_lookups_make_no_gradient_of_the_tables_size(sizes: Counter[int]) -> None:
+    """The masked head does; what the two encoders looked up is added to it, under such a mode not in place."""
+    assert sizes[TABLE] <= 3
+
+
+def test_logits_exist_a_tile_at_a_time(sizes: Counter[int]) -> None:
+    masked = len(usual_batch().masked_M)
+    tiles = -(-VOCABULARY // CHUNK)
+    assert sizes[masked * VOCABULARY] == 0
+    # Forward one tensor a tile (float32 needs no copy), backward one; the last is narrower, and padded forward.
+    assert 2 * (tiles - 1) <= sizes[masked * CHUNK] <= 2 * tiles
