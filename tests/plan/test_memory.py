@@ -96,7 +96,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[s
     folder = tmp_path_factory.mktemp("plan")
     found = {}
     for world in sorted({case[0] for case in CASES.values()}):
-        cases = {name: case(folder, name) for name in CASES if CASES[name][0] == world}
+        names = [name for name in CASES if CASES[name][0] == world]
+        # Pipelines last: DeepSpeed 0.19.8 keeps a module of theirs for the process, and other engines then fail.
+        cases = {name: case(folder, name) for name in sorted(names, key=lambda name: "pipeline" in name)}
         (folder / f"cases{world}.json").write_text(json.dumps(cases))
         out = folder / f"out{world}.json"
         results = run_ranks(

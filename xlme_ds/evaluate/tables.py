@@ -120,7 +120,7 @@ def plot(curves: Sequence[tuple[str, Sequence[float], bool]], label: str, stem: 
     """Write `stem`.png and `stem`.svg: fractions over layers, one colour a name; curves of the flag are thin and dashed."""
     colours: dict[str, str] = {}
     with matplotlib.rc_context({"svg.hashsalt": "xlme_ds", "axes.spines.top": False, "axes.spines.right": False}):
-        axes = Figure(figsize=(6.4, 4.0), layout="constrained").add_subplot()
+        axes = Figure(figsize=(6.4, 4.4), layout="constrained").add_subplot()
         for name, values, faint in curves:
             colour = colours.setdefault(name, f"C{len(colours)}")
             style: dict[str, Any] = {"linestyle": "--", "linewidth": 0.9} if faint else {"marker": "o", "markersize": 4}
@@ -130,9 +130,9 @@ def plot(curves: Sequence[tuple[str, Sequence[float], bool]], label: str, stem: 
         axes.set_ylabel(label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(axis="y", alpha=0.3)
-        axes.legend(frameon=False, fontsize=8)
         figure = axes.get_figure(root=True)
-        assert figure is not None
+        assert isinstance(figure, Figure)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
         for suffix, facts in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
             temporary = stem.with_name(f".{stem.name}.{os.getpid()}{suffix}")
             figure.savefig(temporary, dpi=150, metadata=facts)
