@@ -15,11 +15,11 @@ from tests.small import SMALL, language_model, model, usual_batch
 from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, TrainConfig
 from xlme_ds.engine.build import deepspeed_settings
 from xlme_ds.flops import flops_per_step, work_of
+from xlme_ds.models.masked_head import GROUP
 from xlme_ds.objectives import objective_of
 from xlme_ds.parameters import count_parameters
 from xlme_ds.plan.command import main
 from xlme_ds.plan.report import plan
-from xlme_ds.models.masked_head import GROUP
 from xlme_ds.recipes import RECIPES, recipe
 
 ROOT = Path(__file__).resolve().parents[1]
