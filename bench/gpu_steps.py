@@ -17,7 +17,7 @@ from xlme_ds.config import DataConfig, RunConfig
 from xlme_ds.engine.plain import PlainEngine
 from xlme_ds.flops import flops_per_step
 from xlme_ds.models.init import initialise
-from xlme_ds.objectives import OBJECTIVES
+from xlme_ds.objectives import objective_of
 from xlme_ds.recipes import recipe
 
 Figures = dict[str, Any]
@@ -75,7 +75,7 @@ def built(run: RunConfig, device: Device, engine: str) -> Iterator[Any]:
         start_process_group(run.engine)
         yield build_engine(run, source, None)  # type: ignore[arg-type]
     else:
-        objective = OBJECTIVES[run.objective.name](run.objective)
+        objective = objective_of(run.objective)
         model = objective.build(run.model)
         initialise(model, run.seed, run.model.init_std)
         yield MasterWeights(model, objective, source, None, device.torch, run.optimizer)

@@ -1,7 +1,6 @@
 """A run starts from the weights of another one: all of them, or one encoder for both."""
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,9 @@ from xlme_ds.export.folder import Exported, write_folder
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
-from xlme_ds.saved import CONFIG_FILE, SavedRun, load_run
+from xlme_ds.saved import SavedRun, load_run
 from xlme_ds.start import starting_weights
+from xlme_ds.train.folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,13 @@ def test_other_vocabularies_and_kinds_are_refused(source: SavedRun, tmp_path: Pa
         started("all", source, tmp_path / "export")
 
 
-def test_the_setting_stands_in_the_run_folder(source: SavedRun) -> None:
-    config = RunConfig("small", start=StartConfig(str(source.folder), "generator"))
-    assert json.loads(json.dumps(asdict(config)))["start"] == {"folder": str(source.folder), "take": "generator"}
-    assert "start" in json.loads((source.folder / CONFIG_FILE).read_text())["config"]
+def test_a_run_goes_on_with_the_start_it_had(source: SavedRun, tmp_path: Path) -> None:
+    first = RunConfig("small", start=StartConfig(str(source.folder), "generator"))
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(first, fingerprints={}, world=1, parameters={})
+    folder.claim(first)
+    folder.close()
+    for start in (StartConfig(), StartConfig(str(source.folder), "discriminator")):
+        with pytest.raises(ValueError, match=r"was started with start.(folder|take) .*, this call has"):
+            folder.claim(replace(first, start=start))
+        folder.close()

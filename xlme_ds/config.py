@@ -71,7 +71,7 @@ class ModelConfig:
         _require(self.init_std > 0, f"model.init_std is {self.init_std}: it must be positive")
 
 
-OBJECTIVES = {
+OBJECTIVE_DESCRIPTIONS = {
     "electra": "multilingual and translation replaced token detection: a generator fills masked tokens, a discriminator finds "
     "the replaced ones",
     "mlm": "masked language modelling of one encoder, on text and on translation pairs",

@@ -54,6 +54,7 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
     from .engine.processes import data_parallel, gather, process_group, together
     from .models.init import Known
     from .start import starting_weights
+    from .train.checkpoint import Checkpoints
     from .train.folder import RunFolder
     from .train.run import heldout_data, pretraining, train
 
@@ -71,7 +72,9 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
             share, shares = data_parallel(config.engine, rank, world)
             arguments = config.seed, config.objective.mask_fraction, share, shares
             loader = fitting(Loader(data, config.data, *arguments), config.model)
-            known = starting_weights(config, loader.vocabulary_sha256)
+            # A run that resumes needs the folder that it started from no more.
+            started = Checkpoints(out, config.train.keep_last, config.train.keep_every).all()
+            known = None if started else starting_weights(config, loader.vocabulary_sha256)
             if heldout is None:
                 return loader, None, known
             rows = heldout_data(config, heldout, shares)

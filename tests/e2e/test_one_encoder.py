@@ -117,8 +117,13 @@ def test_export_and_evaluation(folder: Path, tmp_path: Path) -> None:
 
 
 def test_ernie_m_goes_on_from_it(folder: Path) -> None:
-    settings = ["--objective.name", "ernie_m", "--start.folder", str(folder / "alone"), "--start.take", "encoder"]
-    pretrain(folder, folder / "ernie", *settings, "--train.steps", "2", "--train.log-every", "2")
+    shutil.copytree(folder / "alone", folder / "first")
+    settings = ["--objective.name", "ernie_m", "--start.folder", str(folder / "first"), "--start.take", "encoder"]
+    settings += ["--train.steps", "2", "--train.log-every", "2", "--train.save-every", "1"]
+    pretrain(folder, folder / "ernie", *settings)
+    shutil.rmtree(folder / "first")  # what it started from is of no use to a run that resumes
+    shutil.rmtree(folder / "ernie/checkpoints/step_00000002")
+    assert "resuming after step 1 of 2" in pretrain(folder, folder / "ernie", *settings)
     last = records(folder / "ernie/metrics.jsonl")[-1]
     assert last["loss"] == pytest.approx(last["mlm"] + last["tlm"] + last["camlm"])
     assert {"accuracy_mono", "accuracy_para", "accuracy_crossed"} <= last.keys()

@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from ..config import OBJECTIVES
+from ..config import OBJECTIVE_DESCRIPTIONS
 from ..models.text_encoder import TextEncoder
 from ..report.folder import read_json, read_run
 from .folder import Architecture
@@ -58,7 +58,7 @@ def run_card(folder: Path, encoder: TextEncoder, architecture: Architecture, lay
             "run.md.jinja",
             config=config,
             task=config.get("task"),
-            objective=OBJECTIVES.get(config.get("objective", {}).get("name", "")),
+            objective=OBJECTIVE_DESCRIPTIONS.get(config.get("objective", {}).get("name", "")),
             generator=architecture == "XLMEForPreTraining",
             tokens=run.metrics[-1].get("tokens") if run.metrics else None,
             shares={words: _shares(languages[task]) for task, words in _TASKS.items() if languages.get(task)},

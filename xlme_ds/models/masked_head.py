@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .embedding import lookup
+
 GROUP = 128
 
 
@@ -93,7 +95,7 @@ def _sample(
     ids_M2K = starts_G[groups_M2].unsqueeze(-1) + torch.arange(GROUP, device=starts_G.device)
     outside_M2K = ids_M2K >= ends_G[groups_M2].unsqueeze(-1)
     ids_M2K = ids_M2K.clamp(max=len(bias_V) - 1)
-    products_MN1 = _rows(ids_M2K.flatten(1), blocks) @ hidden_MD.unsqueeze(-1)
+    products_MN1 = lookup(ids_M2K.flatten(1), blocks) @ hidden_MD.unsqueeze(-1)
     logits_M2K = products_MN1.view_as(ids_M2K).float() + bias_V.float()[ids_M2K]
     logits_M2K = logits_M2K.masked_fill_(outside_M2K, float("-inf"))
     inside_MK = (logits_M2K[:, 0] - maximum_M1).exp_().double()
@@ -101,19 +103,6 @@ def _sample(
     sample_M1 = ids_M2K[:, 0].gather(1, offset_M1)
     predicted_M1 = ids_M2K[:, 1].gather(1, logits_M2K[:, 1].argmax(1, keepdim=True))
     return sample_M1.squeeze(1), predicted_M1.squeeze(1)
-
-
-def _rows(ids: Tensor, blocks: Sequence[Tensor]) -> Tensor:
-    """Rows of the table that `blocks` make up, without a gradient."""
-    if len(blocks) == 1:
-        return F.embedding(ids, blocks[0])
-    out = blocks[0].new_empty((*ids.shape, blocks[0].shape[1]))
-    start = 0
-    for block in blocks:
-        inside = (ids >= start) & (ids < start + len(block))
-        out[inside] = block[ids[inside] - start]
-        start += len(block)
-    return out
 
 
 class _MaskedSoftmax(torch.autograd.Function):

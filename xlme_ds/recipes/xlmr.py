@@ -1,5 +1,7 @@
 """The baseline in XLM-E's setup: XLM-R's objective on the rows that XLM-E reads, alone and with translation pairs (Table 2)."""
 
+from dataclasses import replace
+
 from ..config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 
 MODEL = ModelConfig(
@@ -26,10 +28,5 @@ def xlmr() -> RunConfig:
 
 def xlmr_tlm() -> RunConfig:
     """The same with translation language modelling: what the paper compares XLM-E with under equal training."""
-    return RunConfig(
-        name="xlmr_tlm",
-        model=MODEL,
-        objective=ObjectiveConfig("mlm"),
-        data=DataConfig(2048, 2048, micro_batch=16),
-        engine=EngineConfig(deepspeed="zero1"),
-    )
+    run = xlmr()
+    return replace(run, name="xlmr_tlm", data=replace(run.data, para_rows=run.data.mono_rows))

@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from ..config import OBJECTIVES
+from ..config import OBJECTIVE_DESCRIPTIONS
 from . import figures
 from .figures import number
 from .folder import RunFolder, read_run
@@ -48,7 +48,7 @@ def render(run: RunFolder) -> str:
     return environment.get_template("template.html").render(
         run=run,
         title=(run.config or {}).get("config", {}).get("name") or run.name,
-        about=OBJECTIVES.get((run.config or {}).get("config", {}).get("objective", {}).get("name", "")),
+        about=OBJECTIVE_DESCRIPTIONS.get((run.config or {}).get("config", {}).get("objective", {}).get("name", "")),
         cards=cards(run),
         panels=figures.curves(run.metrics, run.heldout),
         shares=_checked("languages.json", lambda: language_shares(run.languages)),
