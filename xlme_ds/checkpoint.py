@@ -1,23 +1,28 @@
-"""Command line: `python -m xlme_ds.checkpoint list|check|convert --run DIR`, for the checkpoints of a run that is not running.
+"""Command line: `python -m xlme_ds.checkpoint list|check|convert|weights --run DIR`, for the checkpoints of a run that is not running.
 
 Resuming needs none of it: every engine reads every checkpoint as it is.
 """
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import tyro
 
+from .data.vocabulary import Vocabulary
 from .engine.state import merge_state
-from .engine.statefile import StateReader, StateWriter, state_file
+from .engine.statefile import KINDS, StateReader, StateWriter, state_file
+from .objectives import objective_of
+from .saved import CONFIG_FILE, MODEL_FOLDER, read_settings, write_model
 from .train.checkpoint import Checkpoints, complete, find_fault, read_state
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
-    commands: dict[str, Callable[..., Any]] = {"list": listing, "check": check, "convert": convert}
+    commands: dict[str, Callable[..., Any]] = {"list": listing, "check": check, "convert": convert, "weights": weights}
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="python -m xlme_ds.checkpoint", args=arguments)
     except (ValueError, OSError) as error:
@@ -54,15 +59,46 @@ def convert(run: Path, out: Path, step: int | None = None) -> None:
         out: Folder to make.
         step: The checkpoint of this step; without it the newest sound one.
     """
-    if out.exists():
-        raise ValueError(f"{out} exists already: choose another --out")
-    source = _chosen(run, step)
-    partial = out.with_name(out.name + ".partial")
-    partial.mkdir(parents=True, exist_ok=True)
+    source, partial = _chosen(run, step), _begin(out)
     writer = StateWriter(partial / state_file(0, 1), buffer_bytes=0)
     merge_state(StateReader(source), writer)
     complete(partial, read_state(source) | {"world": 1}, {writer.path.name: writer.result()})
     print(f"{out}: {source.name} as whole parameters")
+
+
+def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = None) -> None:
+    """Write the model of a checkpoint as a finished run has it: a folder that evaluation, fine-tuning and export read.
+
+    Args:
+        run: Run folder of pre-training.
+        out: Folder to make.
+        step: The checkpoint of this step; without it the newest sound one.
+        vocab: Folder or file of the vocabulary; a finished run has it itself.
+    """
+    settings = read_settings(run)
+    if settings.task:
+        raise ValueError(f"{run} was fine-tuned on {settings.task}: name a run of pre-training")
+    vocabulary = Vocabulary(run / MODEL_FOLDER if vocab is None else vocab)
+    source, partial = _chosen(run, step), _begin(out)
+    reader = StateReader(source)
+    with torch.device("meta"):
+        state = objective_of(settings.objective).build(settings.model).state_dict()
+    for name, there in state.items():
+        state[name] = torch.empty(there.shape)
+        reader.read(name, KINDS[0], 0, state[name].view(-1))
+    shutil.copyfile(run / CONFIG_FILE, partial / CONFIG_FILE)
+    write_model(partial / MODEL_FOLDER, state, vocabulary.path)
+    partial.rename(out)
+    print(f"{out}: the model of {source.name}")
+
+
+def _begin(out: Path) -> Path:
+    """The folder to write into before it is renamed to `out`."""
+    if out.exists():
+        raise ValueError(f"{out} exists already: choose another --out")
+    partial = out.with_name(out.name + ".partial")
+    partial.mkdir(parents=True, exist_ok=True)
+    return partial
 
 
 def _show(run: Path, checksums: bool) -> bool:

@@ -6,9 +6,6 @@ Every step is the command that a large run uses, and each is printed before it r
 import os
 import shlex
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +13,7 @@ from pathlib import Path
 import tyro
 
 from .cli import fail
+from .commands import environment, launch, run
 from .recipes.quickstart import MODEL, quickstart
 from .train.folder import lock
 
@@ -63,26 +61,10 @@ def preparation(folder: Path, processes: int) -> list[list[str]]:
     return [shlex.split(stage) for stage in stages]
 
 
-def launch(data: Path, out: Path, processes: int) -> list[str]:
+def training(data: Path, out: Path, processes: int) -> list[str]:
     """The training command."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    launcher = f"deepspeed --num_gpus {processes} --master_port {port} --no_local_rank --log_level error"
-    program = f"--module xlme_ds.pretrain --recipe {quickstart().name}"
     folders = ["--data", str(data / "train"), "--heldout", str(data / "heldout"), "--out", str(out)]
-    return [*launcher.split(), *program.split(), *folders]
-
-
-def run(command: list[str], environment: dict[str, str], quiet: bool = False) -> None:
-    """Run one step; leaves with its exit code when it fails. Ctrl-C reaches the step, which saves and ends by itself."""
-    print("$ " + shlex.join(command), flush=True)
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL if quiet else None)
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    code = process.wait()
-    signal.signal(signal.SIGINT, previous)
-    if code:
-        sys.exit(code if code > 0 else 128 - code)
+    return launch("xlme_ds.pretrain", processes, ["--recipe", quickstart().name, *folders])
 
 
 def main() -> None:
@@ -102,21 +84,19 @@ def main() -> None:
     except ValueError as error:
         fail("xlme_ds.quickstart", error)
     # The quickstart is a run for processors, also where there is a GPU: its ZeRO settings and sizes are chosen for them.
-    environment = dict(
-        os.environ, DS_ACCELERATOR="cpu", PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    )
+    settings = environment() | {"DS_ACCELERATOR": "cpu"}
     data = out / "data"
     if not (data / "stats" / "stats.html").exists():
         for stage in preparation(data, arguments.processes):
-            run([sys.executable, "-m", "data_prep", *stage], environment, quiet=stage[0] == "stats")
+            run([sys.executable, "-m", "data_prep", *stage], settings, quiet=stage[0] == "stats")
     finished = out / "finished.json"
     if finished.exists():
         print(f"{out} is complete; open {out / 'report.html'} (make pretrain FRESH=1 starts over)")
         return
     threads = str(max((os.cpu_count() or 1) // arguments.processes, 1))
     run(
-        launch(data, out, arguments.processes),
-        environment | {"OMP_NUM_THREADS": threads, "PYTHONWARNINGS": "ignore"},
+        training(data, out, arguments.processes),
+        settings | {"OMP_NUM_THREADS": threads, "PYTHONWARNINGS": "ignore"},
     )
     if not finished.exists():  # stopped, or the launcher was killed, which it does not tell
         sys.exit(1)

@@ -4,17 +4,18 @@ The latter is written by `xlme_ds.export`; what its names mean stands here, for 
 """
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from .config import ModelConfig, ObjectiveConfig
-from .data.vocabulary import Vocabulary
+from .data.vocabulary import MODEL_FILE, Vocabulary
 from .models.text_encoder import TextEncoder, Which, take_encoder
 from .objectives import objective_of
 
@@ -59,6 +60,14 @@ class Saved(NamedTuple):
 
     encoder: TextEncoder
     vocabulary: Vocabulary
+
+
+class Settings(NamedTuple):
+    """What of a run's settings says what its model is."""
+
+    model: ModelConfig
+    task: str
+    objective: ObjectiveConfig
 
 
 class SavedRun(NamedTuple):
@@ -108,21 +117,34 @@ def load_encoder(folder: Path, which: Which | None = None) -> Saved:
 
 def load_run(folder: Path) -> SavedRun:
     """Weights (float32, on the CPU), settings and vocabulary of a finished run; ValueError when it is none."""
-    config = read_config(folder)
-    if "config" not in config:
-        raise ValueError(f"{folder / CONFIG_FILE} is not of a run: name the folder of a finished run")
+    settings = read_settings(folder)
     weights = folder / MODEL_FOLDER / WEIGHTS_FILE
     if not weights.exists():
         raise ValueError(f"{weights} does not exist: the run is not finished, start its command again first")
+    return SavedRun(folder, read_weights(weights), vocabulary=Vocabulary(weights.parent), **settings._asdict())
+
+
+def read_settings(folder: Path) -> Settings:
+    """What a run, finished or not, is; ValueError when the folder holds none."""
+    config = read_config(folder)
+    if "config" not in config:
+        raise ValueError(f"{folder / CONFIG_FILE} is not of a run: name the folder of a finished run")
     settings = config["config"]
     try:
         model = ModelConfig(**settings["model"])
         objective = ObjectiveConfig(**settings.get("objective", {}))
     except TypeError as error:
         raise ValueError(f"{folder / CONFIG_FILE} was written by another version of this package: {error}") from None
-    return SavedRun(
-        folder, read_weights(weights), model, Vocabulary(weights.parent), settings.get("task", ""), objective
-    )
+    return Settings(model, settings.get("task", ""), objective)
+
+
+def write_model(folder: Path, state: Mapping[str, Tensor], vocabulary: Path) -> None:
+    """Write the folder `model` of a run: float32 parameters of the whole model, and a copy of the SentencePiece file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(vocabulary, folder / MODEL_FILE)
+    partial = folder / f"{WEIGHTS_FILE}.tmp"
+    save_file(dict(state), partial)
+    partial.rename(folder / WEIGHTS_FILE)
 
 
 def read_heads(folder: Path, which: Which | None = None) -> dict[str, Tensor]:

@@ -1,20 +1,18 @@
 """What a finished run shows of itself: the model in one file, the retrieval test before and after, judged sentences."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from ..config import RunConfig
 from ..data.schema import TASKS, read_manifest, write_json
 from ..data.shards import RowStore
-from ..data.vocabulary import MODEL_FILE, Vocabulary
+from ..data.vocabulary import Vocabulary
 from ..models.init import initialise
 from ..models.text_encoder import take_encoder
 from ..objectives import objective_of
-from ..saved import MODEL_FOLDER, WEIGHTS_FILE, first_of
+from ..saved import MODEL_FOLDER, first_of, write_model
 from .pairs import pairs
 from .retrieval import by_language, retrieve
 from .samples import sample_rows
@@ -25,10 +23,10 @@ def showcase(run: Path, config: RunConfig, state: dict[str, torch.Tensor], data:
     objective = objective_of(config.objective)
     model = objective.build(config.model)
     model.load_state_dict(state)
-    _write_model(run / MODEL_FOLDER, state, data)
+    vocabulary = Vocabulary(data / "vocab")
+    write_model(run / MODEL_FOLDER, state, vocabulary.path)
     write_json(run / "languages.json", _languages(data))
     shown = heldout if heldout is not None else data
-    vocabulary = Vocabulary(data / "vocab")
     fraction = config.objective.mask_fraction
     write_json(run / "samples.json", sample_rows(objective, model, shown, vocabulary, config.seed, fraction))
     if heldout is not None and (heldout / "para").is_dir():
@@ -48,14 +46,6 @@ def showcase(run: Path, config: RunConfig, state: dict[str, torch.Tensor], data:
                     "after": retrieve(take_encoder(state, config.model, which), groups),
                 },
             )
-
-
-def _write_model(folder: Path, state: dict[str, torch.Tensor], data: Path) -> None:
-    folder.mkdir(exist_ok=True)
-    partial = folder / f"{WEIGHTS_FILE}.tmp"
-    save_file(state, partial)
-    partial.rename(folder / WEIGHTS_FILE)
-    shutil.copy(data / "vocab" / MODEL_FILE, folder / MODEL_FILE)
 
 
 def _languages(data: Path) -> dict[str, Any]:

@@ -133,10 +133,15 @@ def plot(curves: Sequence[tuple[str, Sequence[float], bool]], label: str, stem: 
         figure = axes.get_figure(root=True)
         assert isinstance(figure, Figure)
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
-        for suffix, facts in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
-            temporary = stem.with_name(f".{stem.name}.{os.getpid()}{suffix}")
-            figure.savefig(temporary, dpi=150, metadata=facts)
-            os.replace(temporary, stem.with_suffix(suffix))
+        save_figure(figure, stem)
+
+
+def save_figure(figure: Figure, stem: Path) -> None:
+    """Write `stem`.png and `stem`.svg under temporary names, then rename; the same figure gives the same bytes."""
+    for suffix, facts in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
+        temporary = stem.with_name(f".{stem.name}.{os.getpid()}{suffix}")
+        figure.savefig(temporary, dpi=150, metadata=facts)
+        os.replace(temporary, stem.with_suffix(suffix))
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,7 +1,6 @@
 """One fine-tuning run: read, train through the same engines and checkpoints as pre-training, score every language."""
 
 import hashlib
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -10,18 +9,17 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..config import EngineConfig, TrainConfig
 from ..data.schema import write_json
-from ..data.vocabulary import MODEL_FILE
 from ..engine.build import Fill, assemble, check_engine, resolve_precision
 from ..engine.processes import broadcast, gather, together
 from ..models.init import Whole, initialise
 from ..models.text_encoder import TextEncoder
 from ..operations import encoder_forward
-from ..saved import MODEL_FOLDER, WEIGHTS_FILE, Saved, load_encoder
+from ..saved import MODEL_FOLDER, WEIGHTS_FILE, Saved, load_encoder, write_model
 from ..train.folder import RunFolder
 from ..train.run import Work, train
 from ..train.stop import StopRequest
@@ -76,7 +74,7 @@ def _finetune(job: Job, rank: int, world: int, stop: StopRequest, watchdog: Watc
         if not train(engine, config, folder, loader, None, _work(config, loader), stop, watchdog):
             return None
         state = engine.full_state()
-        together(lambda: _write_model(weights, state, saved) if rank == 0 else None)
+        together(lambda: write_model(weights.parent, state, saved.vocabulary.path) if rank == 0 else None)
     together(lambda: (job.out / "predictions").mkdir(exist_ok=True) if rank == 0 else None)
     model = objective.build(config.model)
     model.load_state_dict(load_file(weights))
@@ -164,14 +162,6 @@ def _start(encoder: Mapping[str, Tensor], config: FinetuneConfig) -> Fill:
                     parameter.copy_(encoder[name])
 
     return fill
-
-
-def _write_model(weights: Path, state: dict[str, Tensor], saved: Saved) -> None:
-    weights.parent.mkdir(exist_ok=True)
-    shutil.copy(saved.vocabulary.path, weights.parent / MODEL_FILE)
-    partial = weights.with_suffix(".tmp")
-    save_file(state, partial)
-    partial.rename(weights)
 
 
 def _scores(

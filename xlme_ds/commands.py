@@ -1,0 +1,37 @@
+"""Commands that are steps of a larger one: each is printed before it runs."""
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def environment() -> dict[str, str]:
+    """Ours, with the programs of this Python's folder first."""
+    return dict(os.environ, PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+
+
+def launch(module: str, processes: int, arguments: Sequence[str]) -> list[str]:
+    """The command that runs `module` on local processes of DeepSpeed's launcher, or alone."""
+    if processes == 1:
+        return [sys.executable, "-W", "ignore", "-m", module, *arguments]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    launcher = f"deepspeed --num_gpus {processes} --master_port {port} --no_local_rank --log_level error --module"
+    return [*launcher.split(), module, *arguments]
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], quiet: bool = False) -> None:
+    """Run one step; leaves with its exit code when it fails. Ctrl-C reaches the step, which saves and ends by itself."""
+    print("$ " + shlex.join(command), flush=True)
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL if quiet else None)
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    code = process.wait()
+    signal.signal(signal.SIGINT, previous)
+    if code:
+        sys.exit(code if code > 0 else 128 - code)

@@ -1,0 +1,1 @@
+"""Systems trained to the same number of operations, scored on the way, and set side by side."""

@@ -1,0 +1,77 @@
+"""The tests that a model on the way is put through, each a command of its own, and what of its answer is compared."""
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..evaluate.tables import both_ways
+
+
+class Measure(NamedTuple):
+    """A figure of a model, in per cent."""
+
+    title: str
+    higher_is_better: bool = True
+
+
+MEASURES = {
+    "pairs": Measure("retrieval of held-out pairs, accuracy@1"),
+    "pairs_centred": Measure("the same, centred"),
+    "tatoeba": Measure("Tatoeba, accuracy@1"),
+    "tatoeba_centred": Measure("the same, centred"),
+    "align": Measure("word alignment, error rate", higher_is_better=False),
+    "ner": Measure("entities, F1 of other languages than English"),
+}
+"""In the order of tables."""
+
+
+@dataclass(frozen=True)
+class Tests:
+    """Folders of test data; None leaves a test out."""
+
+    pairs: Path | None
+    tatoeba: Path | None
+    align: Path | None
+    ner: Path | None
+    tuning: str
+    """Settings of fine-tuning."""
+
+    def commands(self, model: Path, untrained: bool, tuned: bool) -> list[list[str]]:
+        """What is still to do for the model in `model`, whose answers are put beside it."""
+        found = []
+        for test in ("pairs", "tatoeba", "align"):
+            data = getattr(self, test)
+            if data is not None and not (model / f"{test}.json").exists():
+                words = ["--model", str(model), "--data", str(data), "--out", str(model)]
+                found.append(["xlme_ds.evaluate", test, *words, *(["--random"] if untrained else [])])
+        if self.ner is not None and tuned and not (model / "ner" / "scores.json").exists():
+            words = ["--model", str(model), "--data", str(self.ner), "--out", str(model / "ner")]
+            found.append(["xlme_ds.finetune", "--task", "ner", *words, *shlex.split(self.tuning)])
+        return [[sys.executable, "-W", "ignore", "-m", *words] for words in found]
+
+
+def scores(model: Path) -> tuple[dict[str, float], dict[str, float]]:
+    """The measures of the model in `model`, and of the untrained one that was tested beside it, if there was one."""
+    ours: dict[str, float] = {}
+    untrained: dict[str, float] = {}
+    for test in ("pairs", "tatoeba", "align"):
+        if (path := model / f"{test}.json").exists():
+            for found, scored in zip((ours, untrained), json.loads(path.read_text(encoding="utf-8"))["models"], strict=False):
+                found |= _of_layer(test, scored)
+    if (path := model / "ner" / "scores.json").exists():
+        languages = json.loads(path.read_text(encoding="utf-8"))["languages"]
+        ours["ner"] = float(np.mean([of["f1"] for code, of in languages.items() if code != "en"]))
+    return ours, untrained
+
+
+def _of_layer(test: str, scored: Mapping[str, Any]) -> dict[str, float]:
+    layer = scored["layer"]
+    if test == "align":
+        return {test: 100 * scored["overall"]["aer"][layer]}
+    return {test + suffix: 100 * both_ways(scored, bool(suffix))[layer] for suffix in ("", "_centred")}

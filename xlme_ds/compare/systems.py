@@ -1,0 +1,128 @@
+"""What is compared: recipes, or several of them one after the other, cut to a budget of operations.
+
+The budget is in the standard count of `flops`: everything a step computes, the generator among it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import tyro
+
+from ..cli import parse
+from ..config import RunConfig
+from ..flops import flops_per_step
+from ..objectives import objective_of
+from ..recipes import recipe
+from ..saved import first_of
+
+_SEEDS_APART = 1000  # the runs of a chain read their rows from the start again, with other masks
+
+
+class Point(NamedTuple):
+    """A place on the way: operations and tokens of the whole system so far."""
+
+    leg: "Leg"
+    step: int
+    flops: float
+    tokens: float
+
+    @property
+    def folder(self) -> Path:
+        """Where its model and scores are put."""
+        return self.leg.folder / "points" / f"{self.step:08d}"
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One run of a system."""
+
+    config: RunConfig
+    folder: Path
+    arguments: tuple[str, ...]
+    """Of `xlme_ds.pretrain`, data and folders excepted."""
+    step_flops: float
+    step_tokens: int
+
+
+@dataclass(frozen=True)
+class System:
+    """A name as the user gave it, `a` or `a+b`, and the runs behind it."""
+
+    name: str
+    seed: int
+    legs: tuple[Leg, ...]
+
+    def points(self) -> list[Point]:
+        """Where it is scored, by operations."""
+        found: list[Point] = []
+        for leg in self.legs:
+            before = found[-1] if found else None
+            flops, tokens = (before.flops, before.tokens) if before else (0.0, 0.0)
+            every, steps = leg.config.train.save_every, leg.config.train.steps
+            found += [
+                Point(leg, step, flops + step * leg.step_flops, tokens + step * leg.step_tokens)
+                for step in range(every, steps + 1, every)
+            ]
+        return found
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What every system gets, and how its batches are cut."""
+
+    flops: float
+    points: int
+    rows: int
+    row_tokens: int
+
+
+@dataclass(frozen=True)
+class _Settings:
+    run: Annotated[RunConfig, tyro.conf.arg(name="")]
+
+
+def system(name: str, seed: int, budget: Budget, settings: Sequence[str], out: Path) -> System:
+    """The runs of `name`, each with an equal share of the budget; one starts from the weights of the one before.
+
+    Runs with the same past have the same folder, so that they are made once. Raises ValueError for an unknown recipe, for rows that
+    do not divide as the recipe's do, and for a budget too small for a step.
+    """
+    parts = [(part, _rows(part, budget.rows)) for part in name.split("+")]
+    share = replace(budget, flops=budget.flops / len(parts), points=max(budget.points // len(parts), 1))
+    legs: list[Leg] = []
+    for part, rows in parts:
+        words = ["--recipe", part, *rows, *settings, "--seed", str(seed + _SEEDS_APART * len(legs))]
+        legs.append(_leg(part, words, share, legs[-1] if legs else None, out / "runs", f"seed{seed}"))
+    return System(name, seed, tuple(legs))
+
+
+def _rows(part: str, rows: int) -> list[str]:
+    """Rows of a step, shared out between the tasks as the recipe does."""
+    of = recipe(part).data
+    mono, rest = divmod(rows * of.mono_rows, of.mono_rows + of.para_rows)
+    if rest:
+        raise ValueError(f"{part} reads {of.mono_rows} rows of text to {of.para_rows} of pairs: --rows {rows} does not divide so")
+    return ["--data.mono-rows", str(mono), "--data.para-rows", str(rows - mono)]
+
+
+def _leg(part: str, words: list[str], share: Budget, before: Leg | None, out: Path, seed: str) -> Leg:
+    run = _parsed(words)
+    cost = flops_per_step(run, share.row_tokens)
+    every = round(share.flops / share.points / cost)
+    if every < 1:
+        raise ValueError(f"{share.flops:g} operations are less than {share.points} steps of {part}, {cost:.3g} each: raise --budget")
+    steps = every * share.points
+    if before is not None:
+        same = before.config.objective.name == run.objective.name
+        take = "all" if same else first_of(objective_of(before.config.objective).encoders)
+        words = [*words, "--start.folder", str(before.folder), "--start.take", take]
+    for name, value in (("steps", steps), ("save-every", every), ("keep-every", every)):
+        words = [*words, f"--train.{name}", str(value)]
+    past = f"{before.folder.parent.name}+" if before is not None else ""
+    return Leg(_parsed(words), out / f"{past}{part}-{steps}" / seed, tuple(words), cost, share.rows * share.row_tokens)
+
+
+def _parsed(words: list[str]) -> RunConfig:
+    return parse(_Settings, "", words).run
