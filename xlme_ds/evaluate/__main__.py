@@ -3,54 +3,23 @@
 Sentence retrieval and word alignment with the vectors of every layer, for one model or several side by side.
 """
 
-import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
 import tyro
-from rich.console import Console
 
 from ..cli import fail
-from ..data.schema import write_json
-from ..models.text_encoder import Which
 from . import tables
 from .align import MEASURES, align_test
 from .gold import read_gold
-from .models import Compared, load
+from .models import Compared
+from .options import LayerOptions
 from .pairs import heldout_pairs
 from .retrieval import Groups, by_language, mean_over, retrieve
 from .tatoeba import SETS, read_tatoeba
 
-
-@dataclass(frozen=True)
-class Options:
-    """What all tests take."""
-
-    models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.arg(name="model")]
-    """Folder of a finished run or of an export; give it several times to compare models."""
-    data: Path
-    """What the test reads, as said above."""
-    layer: int | None = None
-    """Layer that the tables quote, 0 for the embeddings; by default three quarters of the depth, the paper's 9 of 12."""
-    which: Which | None = None
-    """Which encoder of a pre-training run; by default the one that it is for, XLM-E's discriminator."""
-    random: bool = False
-    """Compare with untrained models of the same shape and seed."""
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
-    """Print the results as JSON instead of tables."""
-    out: Path | None = None
-    """Folder for <test>.json, <test>.md and the plot over layers, <test>.png and <test>.svg."""
-
-    def load(self) -> list[Compared]:
-        """The models."""
-        return load(self.models, self.layer, self.random, self.which)
-
-
-Common = Annotated[Options, tyro.conf.arg(name="")]
+OfLayers = Annotated[LayerOptions, tyro.conf.arg(name="")]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -68,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
         fail("xlme_ds.evaluate", error)
 
 
-def tatoeba(options: Common) -> None:
+def tatoeba(options: OfLayers) -> None:
     """Sentence retrieval on the Tatoeba test set, English with every language that `--data` has.
 
     `--data`: folder of LASER's v1 files, tatoeba.xxx-eng.xxx and tatoeba.xxx-eng.eng.
@@ -87,7 +56,7 @@ def tatoeba(options: Common) -> None:
     _retrieval("tatoeba", [_retrieved(model, groups(model)) for model in compared], options)
 
 
-def pairs(options: Common, limit: int = 1000) -> None:
+def pairs(options: OfLayers, limit: int = 1000) -> None:
     """The same on translation pairs kept out of training.
 
     `--data`: data folder that holds para/, or folder of line-aligned text: X.en-de.en with X.en-de.de, or en-de.txt.zip.
@@ -106,7 +75,7 @@ def pairs(options: Common, limit: int = 1000) -> None:
     _retrieval("pairs", scored, options)
 
 
-def align(options: Common, apart: bool = False) -> None:
+def align(options: OfLayers, apart: bool = False) -> None:
     """Word alignment by optimal transport, scored against links made by hand.
 
     `--data`: folder of tests named a-b, each with test.a, test.b and alignv2.txt or align.txt; or one such folder.
@@ -130,7 +99,7 @@ def align(options: Common, apart: bool = False) -> None:
         "models": scored,
     }
     curves = [(model["model"], tables.error_rates(model), False) for model in scored]
-    _deliver(results, tables.alignment_tables(results), curves, "mean alignment error rate (%)", options)
+    options.deliver(results, tables.alignment_tables(results), curves, "mean alignment error rate (%)")
 
 
 def _facts(model: Compared) -> dict[str, Any]:
@@ -150,34 +119,12 @@ def _retrieved(model: Compared, groups: Groups) -> dict[str, Any]:
     return _facts(model) | scores | {"sets": sets, "cut": cut, "pairs": sizes}
 
 
-def _retrieval(test: str, scored: list[dict[str, Any]], options: Options) -> None:
+def _retrieval(test: str, scored: list[dict[str, Any]], options: LayerOptions) -> None:
     results = {"test": test, "models": scored}
     curves = [
         (model["model"], tables.both_ways(model, centred), centred) for model in scored for centred in (False, True)
     ]
-    _deliver(results, tables.retrieval_tables(results), curves, "accuracy@1, mean of both directions (%)", options)
-
-
-def _deliver(
-    results: Mapping[str, Any],
-    shown: Sequence[tables.Table],
-    curves: Sequence[tuple[str, Sequence[float], bool]],
-    label: str,
-    options: Options,
-) -> None:
-    """Print, and write into `out`: the plot and the tables first, the results that `report xtreme` reads last."""
-    if (out := options.out) is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        tables.plot(curves, label, out / results["test"])
-        tables.write_text(out / f"{results['test']}.md", "\n".join(table.markdown() for table in shown))
-        write_json(out / f"{results['test']}.json", results)
-    if options.as_json:
-        json.dump(results, sys.stdout, indent=1, ensure_ascii=False)
-        print()
-        return
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    for table in shown:
-        table.show(console)
+    options.deliver(results, tables.retrieval_tables(results), curves, "accuracy@1, mean of both directions (%)")
 
 
 if __name__ == "__main__":
