@@ -1,9 +1,11 @@
-"""Command line: `python -m xlme_ds.evaluate tatoeba|pairs|align --model DIR --data DIR`.
+"""Command line: `python -m xlme_ds.evaluate tatoeba|pairs|align|perplexity|words --model DIR --data DIR`.
 
-Sentence retrieval and word alignment with the vectors of every layer, for one model or several side by side.
+Sentence retrieval and word alignment with the vectors of every layer, perplexity by language, and the words of the lookup table, for
+one model or several side by side.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -13,18 +15,26 @@ from ..cli import fail
 from . import tables
 from .align import MEASURES, align_test
 from .gold import read_gold
-from .models import Compared
-from .options import LayerOptions
+from .models import Compared, load
+from .monolingual import counted_costs, facts, open_text
+from .options import EncoderOptions, LayerOptions, Options
 from .pairs import heldout_pairs
+from .perplexity import mean_costs, perplexities, perplexity_tables, require_readable
+from .predictors import load_predictors
 from .retrieval import Groups, by_language, mean_over, retrieve
 from .tatoeba import SETS, read_tatoeba
+from .word_tests import read_word_tests
+from .words import Lookup, word_scores, word_tables
 
+Common = Annotated[Options, tyro.conf.arg(name="")]
+OfEncoder = Annotated[EncoderOptions, tyro.conf.arg(name="")]
 OfLayers = Annotated[LayerOptions, tyro.conf.arg(name="")]
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
-    commands: dict[str, Callable[..., Any]] = {"tatoeba": tatoeba, "pairs": pairs, "align": align}
+    tests = (tatoeba, pairs, align, perplexity, words)
+    commands: dict[str, Callable[..., Any]] = {test.__name__: test for test in tests}
     try:
         tyro.extras.subcommand_cli_from_dict(
             commands,
@@ -100,6 +110,53 @@ def align(options: OfLayers, apart: bool = False) -> None:
     }
     curves = [(model["model"], tables.error_rates(model), False) for model in scored]
     options.deliver(results, tables.alignment_tables(results), curves, "mean alignment error rate (%)")
+
+
+def perplexity(
+    options: Common, passes: int = 1, seed: int = 1, limit: int | None = None, unigram: Path | None = None
+) -> None:
+    """Perplexity by language of what a model predicts in monolingual text: masked tokens, or all of them.
+
+    `--data`: data folder that holds mono/, encoded with the models' vocabulary.
+
+    Args:
+        passes: How often the rows are read, each time with other masks; the same ones for every model.
+        seed: Of the masks.
+        limit: The first so many rows of a language; by default all.
+        unigram: Data folder that holds mono/, of training: a unigram model counted there has a column, too.
+    """
+    for name, value in (("passes", passes), ("limit", limit)):
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} {value} leaves nothing to read: it must be at least 1")
+    predictors, store = load_predictors(options.models, options.random), open_text(options.data)
+    for model in predictors:
+        require_readable(model, store)
+    known = facts(store, predictors[0].vocabulary, limit)
+    counted = None if unigram is None else counted_costs(open_text(unigram), store, limit)
+    scored = [
+        {"model": model.name, "folder": str(model.folder), "term": model.objective.terms[0]}
+        | perplexities(mean_costs(model, store, seed, passes, limit), known)
+        for model in predictors
+    ]
+    if counted is not None:
+        scored.append({"model": "unigram", "folder": str(unigram), "term": "counted"} | perplexities(counted, known))
+    rows = {language: of.rows for language, of in known.items()}
+    results = {"test": "perplexity", "seed": seed, "passes": passes, "rows": rows, "models": scored}
+    options.deliver(results, perplexity_tables(results))
+
+
+def words(options: OfEncoder) -> None:
+    """Words and their translations in the lookup table: cosine, distance, and agreement with what people find alike.
+
+    `--data`: folder with SemEval-2017's en-de.test.data.txt and en-de.test.gold.txt, or dictionaries like en-de.txt, also below it.
+    """
+    compared, tests = load(options.models, None, options.random, options.which), read_word_tests(options.data)
+    scored = [
+        {"model": model.name, "folder": model.folder} | word_scores(Lookup(model.encoder, model.vocabulary), tests)
+        for model in compared
+    ]
+    results = {"test": "words", "models": scored}
+    options.deliver(results, word_tables(results))
 
 
 def _facts(model: Compared) -> dict[str, Any]:
