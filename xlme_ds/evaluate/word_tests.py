@@ -6,11 +6,12 @@ Camacho-Collados et al., 2017; Conneau et al., 2018.
 import math
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from .text import same_lines, split_lines
 
 WordPair = tuple[str, str]
+Test = TypeVar("Test")
 
 _DATA, _GOLD = ".data.txt", ".gold.txt"
 _KEYS = "keys"
@@ -50,10 +51,10 @@ def read_word_tests(folder: Path) -> WordTests:
     return tests
 
 
-def _add(tests: dict[str, Judged] | dict[str, list[WordPair]], name: str, test: object, path: Path) -> None:
+def _add(tests: dict[str, Test], name: str, test: Test, path: Path) -> None:
     if name in tests:
         raise ValueError(f"{path} is the second test named {name}: name a folder that holds it once")
-    tests[name] = test  # type: ignore[assignment]
+    tests[name] = test
 
 
 def _read_judged(path: Path) -> Judged:
