@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from .config import ModelConfig, ObjectiveConfig
 from .data.vocabulary import MODEL_FILE, Vocabulary
@@ -101,6 +101,13 @@ class SavedRun(NamedTuple):
                 return take_encoder(self.state, self.model, which)
             return _encoder_with(_without_prefix(self.state, "encoder."), self.model)
         except (KeyError, RuntimeError) as error:
+            raise mismatch(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder, error) from None
+
+    def load_into(self, whole: nn.Module) -> None:
+        """Its parameters into the whole model that its objective builds. Raises ValueError when they do not fit."""
+        try:
+            whole.load_state_dict(self.state)
+        except RuntimeError as error:
             raise mismatch(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder, error) from None
 
 

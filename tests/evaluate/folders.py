@@ -8,19 +8,20 @@ import torch
 from safetensors.torch import save_file
 
 from tests.rows import train_vocabulary
-from tests.small import SMALL, model
-from xlme_ds.config import RunConfig
+from tests.small import SMALL, language_model, model
+from xlme_ds.config import ObjectiveConfig, RunConfig
 from xlme_ds.saved import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE
 
 WORDS = ("kalo", "miter", "unve", "sador", "inpe", "terka", "vesa", "dormi", "loun", "pein")
 
 
-def write_run(folder: Path, seed: int = 1, layers: int = 2, **settings: object) -> Path:
+def write_run(folder: Path, seed: int = 1, layers: int = 2, objective: str = "electra", **settings: object) -> Path:
     """A run folder as `load_encoder` reads it, with lively random weights and a real SentencePiece model."""
     vocabulary = train_vocabulary(folder / MODEL_FOLDER)
-    pretrained = model(seed, vocabulary=vocabulary.size, discriminator_layers=layers, **settings)
+    make = model if objective == "electra" else language_model
+    pretrained = make(seed, vocabulary=vocabulary.size, discriminator_layers=layers, **settings)
     save_file(pretrained.state_dict(), folder / MODEL_FOLDER / WEIGHTS_FILE)
-    config = RunConfig(name="small", model=pretrained.cfg, seed=seed)
+    config = RunConfig(name="small", model=pretrained.cfg, seed=seed, objective=ObjectiveConfig(objective))
     (folder / CONFIG_FILE).write_text(json.dumps({"config": asdict(config)}), encoding="utf-8")
     return folder
 

@@ -1,61 +1,40 @@
-"""Command line: `python -m xlme_ds.evaluate tatoeba|pairs|align --model DIR --data DIR`.
+"""Command line: `python -m xlme_ds.evaluate tatoeba|pairs|align|perplexity|words --model DIR --data DIR`.
 
-Sentence retrieval and word alignment with the vectors of every layer, for one model or several side by side.
+Sentence retrieval and word alignment with the vectors of every layer, perplexity by language, and the words of the lookup table, for
+one model or several side by side.
 """
 
-import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import tyro
-from rich.console import Console
 
 from ..cli import fail
-from ..data.schema import write_json
-from ..models.text_encoder import Which
 from . import tables
 from .align import MEASURES, align_test
 from .gold import read_gold
 from .models import Compared, load
+from .monolingual import counted_costs, facts, open_text
+from .options import EncoderOptions, LayerOptions, Options
 from .pairs import heldout_pairs
+from .perplexity import mean_costs, perplexities, perplexity_tables, require_readable
+from .predictors import load_predictors
 from .retrieval import Groups, by_language, mean_over, retrieve
 from .tatoeba import SETS, read_tatoeba
-
-
-@dataclass(frozen=True)
-class Options:
-    """What all tests take."""
-
-    models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.arg(name="model")]
-    """Folder of a finished run or of an export; give it several times to compare models."""
-    data: Path
-    """What the test reads, as said above."""
-    layer: int | None = None
-    """Layer that the tables quote, 0 for the embeddings; by default three quarters of the depth, the paper's 9 of 12."""
-    which: Which | None = None
-    """Which encoder of a pre-training run; by default the one that it is for, XLM-E's discriminator."""
-    random: bool = False
-    """Compare with untrained models of the same shape and seed."""
-    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
-    """Print the results as JSON instead of tables."""
-    out: Path | None = None
-    """Folder for <test>.json, <test>.md and the plot over layers, <test>.png and <test>.svg."""
-
-    def load(self) -> list[Compared]:
-        """The models."""
-        return load(self.models, self.layer, self.random, self.which)
-
+from .word_tests import read_word_tests
+from .words import Lookup, word_scores, word_tables
 
 Common = Annotated[Options, tyro.conf.arg(name="")]
+OfEncoder = Annotated[EncoderOptions, tyro.conf.arg(name="")]
+OfLayers = Annotated[LayerOptions, tyro.conf.arg(name="")]
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
-    commands: dict[str, Callable[..., Any]] = {"tatoeba": tatoeba, "pairs": pairs, "align": align}
+    tests = (tatoeba, pairs, align, perplexity, words)
+    commands: dict[str, Callable[..., Any]] = {test.__name__: test for test in tests}
     try:
         tyro.extras.subcommand_cli_from_dict(
             commands,
@@ -68,7 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
         fail("xlme_ds.evaluate", error)
 
 
-def tatoeba(options: Common) -> None:
+def tatoeba(options: OfLayers) -> None:
     """Sentence retrieval on the Tatoeba test set, English with every language that `--data` has.
 
     `--data`: folder of LASER's v1 files, tatoeba.xxx-eng.xxx and tatoeba.xxx-eng.eng.
@@ -87,7 +66,7 @@ def tatoeba(options: Common) -> None:
     _retrieval("tatoeba", [_retrieved(model, groups(model)) for model in compared], options)
 
 
-def pairs(options: Common, limit: int = 1000) -> None:
+def pairs(options: OfLayers, limit: int = 1000) -> None:
     """The same on translation pairs kept out of training.
 
     `--data`: data folder that holds para/, or folder of line-aligned text: X.en-de.en with X.en-de.de, or en-de.txt.zip.
@@ -106,7 +85,7 @@ def pairs(options: Common, limit: int = 1000) -> None:
     _retrieval("pairs", scored, options)
 
 
-def align(options: Common, apart: bool = False) -> None:
+def align(options: OfLayers, apart: bool = False) -> None:
     """Word alignment by optimal transport, scored against links made by hand.
 
     `--data`: folder of tests named a-b, each with test.a, test.b and alignv2.txt or align.txt; or one such folder.
@@ -130,7 +109,54 @@ def align(options: Common, apart: bool = False) -> None:
         "models": scored,
     }
     curves = [(model["model"], tables.error_rates(model), False) for model in scored]
-    _deliver(results, tables.alignment_tables(results), curves, "mean alignment error rate (%)", options)
+    options.deliver(results, tables.alignment_tables(results), curves, "mean alignment error rate (%)")
+
+
+def perplexity(
+    options: Common, passes: int = 1, seed: int = 1, limit: int | None = None, unigram: Path | None = None
+) -> None:
+    """Perplexity by language of what a model predicts in monolingual text: masked tokens, or all of them.
+
+    `--data`: data folder that holds mono/, encoded with the models' vocabulary.
+
+    Args:
+        passes: How often the rows are read, each time with other masks; the same ones for every model.
+        seed: Of the masks.
+        limit: The first so many rows of a language; by default all.
+        unigram: Data folder that holds mono/, of training: a unigram model counted there has a column, too.
+    """
+    for name, value in (("passes", passes), ("limit", limit)):
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} {value} leaves nothing to read: it must be at least 1")
+    predictors, store = load_predictors(options.models, options.random), open_text(options.data)
+    for model in predictors:
+        require_readable(model, store)
+    known = facts(store, predictors[0].vocabulary, limit)
+    counted = None if unigram is None else counted_costs(open_text(unigram), store, limit)
+    scored = [
+        {"model": model.name, "folder": str(model.folder), "term": model.objective.terms[0]}
+        | perplexities(mean_costs(model, store, seed, passes, limit), known)
+        for model in predictors
+    ]
+    if counted is not None:
+        scored.append({"model": "unigram", "folder": str(unigram), "term": "counted"} | perplexities(counted, known))
+    rows = {language: of.rows for language, of in known.items()}
+    results = {"test": "perplexity", "seed": seed, "passes": passes, "rows": rows, "models": scored}
+    options.deliver(results, perplexity_tables(results))
+
+
+def words(options: OfEncoder) -> None:
+    """Words and their translations in the lookup table: cosine, distance, and agreement with what people find alike.
+
+    `--data`: folder with SemEval-2017's en-de.test.data.txt and en-de.test.gold.txt, or dictionaries like en-de.txt, also below it.
+    """
+    compared, tests = load(options.models, None, options.random, options.which), read_word_tests(options.data)
+    scored = [
+        {"model": model.name, "folder": model.folder} | word_scores(Lookup(model.encoder, model.vocabulary), tests)
+        for model in compared
+    ]
+    results = {"test": "words", "models": scored}
+    options.deliver(results, word_tables(results))
 
 
 def _facts(model: Compared) -> dict[str, Any]:
@@ -150,34 +176,12 @@ def _retrieved(model: Compared, groups: Groups) -> dict[str, Any]:
     return _facts(model) | scores | {"sets": sets, "cut": cut, "pairs": sizes}
 
 
-def _retrieval(test: str, scored: list[dict[str, Any]], options: Options) -> None:
+def _retrieval(test: str, scored: list[dict[str, Any]], options: LayerOptions) -> None:
     results = {"test": test, "models": scored}
     curves = [
         (model["model"], tables.both_ways(model, centred), centred) for model in scored for centred in (False, True)
     ]
-    _deliver(results, tables.retrieval_tables(results), curves, "accuracy@1, mean of both directions (%)", options)
-
-
-def _deliver(
-    results: Mapping[str, Any],
-    shown: Sequence[tables.Table],
-    curves: Sequence[tuple[str, Sequence[float], bool]],
-    label: str,
-    options: Options,
-) -> None:
-    """Print, and write into `out`: the plot and the tables first, the results that `report xtreme` reads last."""
-    if (out := options.out) is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        tables.plot(curves, label, out / results["test"])
-        tables.write_text(out / f"{results['test']}.md", "\n".join(table.markdown() for table in shown))
-        write_json(out / f"{results['test']}.json", results)
-    if options.as_json:
-        json.dump(results, sys.stdout, indent=1, ensure_ascii=False)
-        print()
-        return
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    for table in shown:
-        table.show(console)
+    options.deliver(results, tables.retrieval_tables(results), curves, "accuracy@1, mean of both directions (%)")
 
 
 if __name__ == "__main__":

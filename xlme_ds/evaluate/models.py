@@ -40,35 +40,63 @@ def load(
 
     Raises ValueError on a folder without a model and on a layer that a model does not have.
     """
-    if not folders:
-        raise ValueError("--model is missing: name the folder of a finished run, several times to compare")
-    names = [folder.resolve().name for folder in folders]
     loaded = []
-    for folder, name in zip(folders, names, strict=True):
+    for folder, label in names_of(folders):
         saved = load_encoder(folder, which)
-        label = (name if names.count(name) == 1 else str(folder)) + _of(which)
-        loaded.append(_compared(label, folder, saved.encoder, saved.vocabulary, layer))
+        loaded.append(_compared(label + _of(which), folder, saved.encoder, saved.vocabulary, layer))
     if untrained:
-        loaded += _starts(folders, loaded, layer, which)
-    if len({model.name for model in loaded}) < len(loaded):
-        raise ValueError("two of the models have the same name: name every --model once")
+        known = [(folder, model.encoder.cfg, model.vocabulary) for folder, model in zip(folders, loaded, strict=True)]
+        loaded += [_start(beginning, loaded[beginning.like], layer, which) for beginning in beginnings(known)]
+    require_distinct([model.name for model in loaded])
     return loaded
 
 
-def _starts(folders: list[Path], models: list[Compared], layer: int | None, which: Which | None) -> list[Compared]:
-    """A model with initial weights for every shape, seed and vocabulary among `models`, named after the first that has it."""
-    found: dict[tuple[ModelConfig, int, Any, str], tuple[Path, Compared]] = {}
-    for folder, model in zip(folders, models, strict=True):
-        found.setdefault((model.encoder.cfg, *_origin(folder), model.vocabulary.sha256), (folder, model))
-    starts = []
-    for (cfg, seed, name_of_objective, _), (folder, model) in found.items():
-        objective = objective_of(ObjectiveConfig(name_of_objective))
-        start, asked = objective.build(cfg), which or first_of(objective.encoders)
-        initialise(start, seed, cfg.init_std)
-        encoder = take_encoder(start.state_dict(), cfg, asked)
-        name = f"untrained{_of(which)}, seed {seed}" + (f", as {model.name}" if len(found) > 1 else "")
-        starts.append(_compared(name, folder, encoder, model.vocabulary, layer))
-    return starts
+def names_of(folders: list[Path]) -> list[tuple[Path, str]]:
+    """Every folder with the name of its model: its last part, or all of it where two are alike."""
+    if not folders:
+        raise ValueError("--model is missing: name the folder of a finished run, several times to compare")
+    names = [folder.resolve().name for folder in folders]
+    return [(folder, name if names.count(name) == 1 else str(folder)) for folder, name in zip(folders, names, strict=True)]
+
+
+def require_distinct(names: list[str]) -> None:
+    """Raise ValueError when two models have one name."""
+    if len(set(names)) < len(names):
+        raise ValueError("two of the models have the same name: name every --model once")
+
+
+class Beginning(NamedTuple):
+    """The initial weights that one or several of the models started from."""
+
+    like: int
+    """Number of the first of them."""
+    seed: int
+    objective: ObjectiveConfig
+    alone: bool
+    """All of the models started from it."""
+
+    def name(self, said: str, first: str) -> str:
+        """What to call a model of these weights, `first` being the name of that first one."""
+        return f"untrained{said}, seed {self.seed}" + ("" if self.alone else f", as {first}")
+
+
+def beginnings(models: list[tuple[Path, ModelConfig, Vocabulary]]) -> list[Beginning]:
+    """One for every shape, seed, objective and vocabulary among `models`."""
+    found: dict[tuple[ModelConfig, int, Any, str], int] = {}
+    for number, (folder, cfg, vocabulary) in enumerate(models):
+        found.setdefault((cfg, *_origin(folder), vocabulary.sha256), number)
+    return [
+        Beginning(number, seed, ObjectiveConfig(name), len(found) == 1) for (_, seed, name, _), number in found.items()
+    ]
+
+
+def _start(beginning: Beginning, model: Compared, layer: int | None, which: Which | None) -> Compared:
+    objective, cfg = objective_of(beginning.objective), model.encoder.cfg
+    start = objective.build(cfg)
+    initialise(start, beginning.seed, cfg.init_std)
+    encoder = take_encoder(start.state_dict(), cfg, which or first_of(objective.encoders))
+    name = beginning.name(_of(which), model.name)
+    return _compared(name, Path(model.folder), encoder, model.vocabulary, layer)
 
 
 def _of(which: Which | None) -> str:

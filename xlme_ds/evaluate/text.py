@@ -32,7 +32,7 @@ def read_sentences(path: Path) -> list[str]:
     return lines
 
 
-def same_lines(ours: Sequence[str], our_name: object, theirs: Sequence[str], their_name: object) -> None:
+def same_lines(ours: Sequence[object], our_name: object, theirs: Sequence[object], their_name: object) -> None:
     """Raise ValueError where two sides are not line-aligned."""
     if len(ours) != len(theirs):
         raise ValueError(

@@ -39,7 +39,8 @@ class Objective(Protocol):
 class Pretraining(Objective, Protocol):
     """An objective of pre-training: a file of this folder, one line in `OBJECTIVES` and one in `config.ObjectiveConfig.name`.
 
-    Checkpoints, plan, start, export, evaluation and report know of it only what stands here.
+    Checkpoints, plan, start, export, evaluation and report know of it only what stands here. The first of its terms is the
+    −log p (nats) of tokens of monolingual text that the model predicts.
     """
 
     encoders: Mapping[Which, str]

@@ -1,0 +1,192 @@
+"""Perplexity by language against a softmax written out row by row; runs, exports, unigram model, masks."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.evaluate.folders import write_run
+from tests.rows import write_data
+from xlme_ds.config import ObjectiveConfig
+from xlme_ds.data.corrupt import corrupt
+from xlme_ds.data.schema import UNK
+from xlme_ds.data.shards import RowStore
+from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
+from xlme_ds.evaluate.__main__ import main
+from xlme_ds.evaluate.monolingual import by_language
+from xlme_ds.export.__main__ import export_run
+from xlme_ds.models.init import initialise
+from xlme_ds.models.text_encoder import take_encoder
+from xlme_ds.objectives import objective_of
+from xlme_ds.saved import MODEL_FOLDER, load_run
+
+ROWS = 60
+OBJECTIVES = ("electra", "mlm", "ernie_m")
+VOCABULARY = Path(MODEL_FOLDER, MODEL_FILE)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs, their vocabulary's training data and held-out data."""
+    root = tmp_path_factory.mktemp("perplexity")
+    for objective in OBJECTIVES:  # the file of a vocabulary names its own place, so each run would have one of its own
+        run = write_run(root / objective, objective=objective)
+        if objective != OBJECTIVES[0]:
+            shutil.copy(root / OBJECTIVES[0] / VOCABULARY, run / VOCABULARY)
+    vocabulary = Vocabulary(root / OBJECTIVES[0] / VOCABULARY)
+    for seed, name in enumerate(("train", "heldout")):
+        write_data(root / name, ROWS, vocabulary=vocabulary.size, sha256=vocabulary.sha256, seed=seed)
+    return root
+
+
+def answer(capsys: pytest.CaptureFixture[str], root: Path, *arguments: str) -> dict[str, Any]:
+    main(["perplexity", "--data", str(root / "heldout"), "--json", *arguments])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def rows_of(root: Path) -> list[tuple[str, np.ndarray]]:
+    """(language, ids without padding) of every held-out row."""
+    store = RowStore(root / "heldout/mono")
+    rows = [store.read(np.array([record])) for record in range(ROWS)]
+    return [(store.manifest.languages[int(row.languages[0])], row.tokens[0][: row.lengths[0]]) for row in rows]
+
+
+def written_out(folder: Path, which: str, root: Path, passes: int) -> dict[str, list[float]]:
+    """−log p of every masked token, by language: each row alone, in float64, with all of the softmax."""
+    run = load_run(folder)
+    encoder, head = take_encoder(run.state, run.model, which).double(), run.state  # type: ignore[arg-type]
+    head = {name.removeprefix("masked_head."): value.double() for name, value in head.items() if "masked_head" in name}
+    costs: dict[str, list[float]] = {}
+    for number in range(passes):
+        for record, (language, ids) in enumerate(rows_of(root)):
+            row = np.array([record + number * ROWS])
+            where, _ = corrupt(ids[None], np.ones((1, len(ids)), dtype=np.int64), row, 7, 0, 0.15)
+            read = torch.from_numpy(ids.astype(np.int64))[None]
+            targets = read[0, where].clone()
+            read[0, where] = run.vocabulary.mask
+            with torch.no_grad():
+                hidden = encoder(read, torch.arange(len(ids))[None], torch.ones_like(read))[0, where]
+                features = F.gelu(hidden @ head["dense.weight"].T + head["dense.bias"])
+                features = F.layer_norm(features, features.shape[1:], head["norm.weight"], head["norm.bias"], 1e-5)
+                logits = features @ encoder.table[0].T + head["bias"]
+            costs.setdefault(language, []).extend(F.cross_entropy(logits, targets, reduction="none").tolist())
+    return costs
+
+
+@pytest.mark.parametrize(("objective", "which"), zip(OBJECTIVES, ("generator", "encoder", "encoder"), strict=True))
+def test_it_is_the_softmax_written_out(objective: str, which: str, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, root, "--model", str(root / objective), "--seed", "7", "--passes", "2")
+    (model,) = found["models"]
+    expected = written_out(root / objective, which, root, passes=2)
+    assert model["term"] == "mlm" and list(model["languages"]) == sorted(expected) == ["de", "en", "fr"]
+    for language, costs in expected.items():
+        value = model["languages"][language]
+        assert value["predicted"] == len(costs)
+        assert value["nll"] == pytest.approx(np.mean(costs), rel=1e-5)
+        assert value["perplexity"] == pytest.approx(math.exp(value["nll"]))
+    mean = np.mean([value["nll"] for value in model["languages"].values()])
+    assert model["overall"]["perplexity"] == pytest.approx(math.exp(mean))
+
+
+def test_bits_per_character_count_the_characters_of_the_text(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, root, "--model", str(root / "mlm"))
+    vocabulary = Vocabulary(root / "mlm/model")
+    for language, value in found["models"][0]["languages"].items():
+        rows = [ids[1:-1] for code, ids in rows_of(root) if code == language]
+        assert found["rows"][language] == len(rows)
+        letters = sum(len("".join(map(vocabulary.piece, row))) for row in rows)
+        bits = value["nll"] * sum(map(len, rows)) / math.log(2)
+        assert value["bits_per_character"] == pytest.approx(bits / letters)
+
+
+def test_an_export_gives_what_its_run_gives(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for objective in ("electra", "mlm"):
+        export_run(root / objective, tmp_path / f"{objective} export")
+        models = [str(root / objective), str(tmp_path / f"{objective} export")]
+        run, export = answer(capsys, root, "--model", models[0], "--model", models[1])["models"]
+        assert run["overall"] == pytest.approx(export["overall"], rel=1e-5)
+
+
+def test_the_untrained_model_is_the_runs_own_start(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, start = answer(capsys, root, "--model", str(root / "mlm"), "--random", "--limit", "4")["models"]
+    assert start["model"] == "untrained, seed 1"
+    size = Vocabulary(root / "mlm/model").size
+    assert 0.9 * size < start["overall"]["perplexity"] < 1.1 * size  # nearly uniform
+
+
+def test_untrained_weights_are_drawn_from_the_runs_seed(root: Path) -> None:
+    from xlme_ds.evaluate.predictors import load_predictors
+
+    _, _, start, _ = load_predictors([root / "mlm", root / "electra"], untrained=True)
+    expected = objective_of(ObjectiveConfig("mlm")).build(start.cfg)
+    initialise(expected, 1, start.cfg.init_std)
+    assert all((value.cpu() == expected.state_dict()[name]).all() for name, value in start.model.state_dict().items())
+
+
+def test_a_unigram_model_has_a_column(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, root, "--model", str(root / "mlm"), "--unigram", str(root / "train"))["models"][1]
+    tokens = RowStore(root / "train/mono").read(np.arange(ROWS)).tokens
+    counts = np.bincount(tokens[tokens > UNK], minlength=Vocabulary(root / "mlm/model").size) + 1
+    costs = -np.log(counts / counts.sum())
+    for language, value in found["languages"].items():
+        ids = np.concatenate([ids[1:-1] for code, ids in rows_of(root) if code == language])
+        assert value["nll"] == pytest.approx(costs[ids].mean()) and value["predicted"] == len(ids)
+
+
+def test_rows_of_a_language_stand_together_in_the_order_of_the_data(root: Path) -> None:
+    store, languages = RowStore(root / "heldout/mono"), [language for language, _ in rows_of(root)]
+    found: dict[str, list[int]] = {}
+    for language, rows, records in by_language(store, limit=11, most=4):
+        assert len(records) <= 4 and (rows.tokens == store.read(records).tokens).all()
+        found.setdefault(language, []).extend(records.tolist())
+    assert found == {code: [n for n, each in enumerate(languages) if each == code][:11] for code in ("de", "en", "fr")}
+
+
+def test_models_stand_side_by_side_in_tables_and_files(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = [part for objective in OBJECTIVES for part in ("--model", str(root / objective))]
+    main(["perplexity", *models, "--data", str(root / "heldout"), "--out", str(tmp_path / "out")])
+    shown = capsys.readouterr().out
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["perplexity.json", "perplexity.md"]
+    found = json.loads((tmp_path / "out/perplexity.json").read_text())
+    assert [model["model"] for model in found["models"]] == list(OBJECTIVES)
+    lines = [line.split() for line in shown.splitlines()]
+    values = [f"{model['languages']['de']['perplexity']:,.1f}" for model in found["models"]]
+    assert ["de", str(found["rows"]["de"]), *values] in lines
+    predicted = [[value["predicted"] for value in model["languages"].values()] for model in found["models"]]
+    assert predicted[0] == predicted[1] == predicted[2]  # the same tokens are asked of all
+
+
+def test_mistakes_end_in_one_sentence(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fault(model: Path, data: Path, *more: str) -> str:
+        with pytest.raises(SystemExit) as left:
+            main(["perplexity", "--model", str(model), "--data", str(data), *more])
+        assert left.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    run, data = root / "mlm", root / "heldout"
+    other = write_data(tmp_path / "other", 8)
+    assert "--passes 0 leaves nothing to read" in fault(run, data, "--passes", "0")
+    assert "--limit 0 leaves nothing to read" in fault(run, data, "--limit", "0")
+    assert f"{data / 'para'} has no mono/" in fault(run, data / "para")
+    assert "other/mono was encoded with another vocabulary than that of" in fault(run, other)
+    assert "other/mono was encoded with another vocabulary than" in fault(run, data, "--unigram", str(other))
+    vocabulary = Vocabulary(run / "model")
+    long = write_data(tmp_path / "long", 8, row_tokens=48, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    assert "long/mono has rows of 48 tokens, and the model in" in fault(run, long)
+    export_run(run, tmp_path / "cut", layer=1)
+    assert "cut has no masked_head.*, so it predicts no tokens" in fault(tmp_path / "cut", data)
+    settings = json.loads((run / "config.json").read_text())
+    settings["config"]["task"] = "ner"
+    tuned = tmp_path / "tuned"
+    tuned.mkdir()
+    (tuned / "config.json").write_text(json.dumps(settings))
+    (tuned / "model").symlink_to(run / "model")
+    assert "tuned was fine-tuned and predicts no tokens" in fault(tuned, data)
