@@ -27,7 +27,7 @@ from xlme_ds.flops import flops_per_step
 from xlme_ds.recipes import recipe
 
 ROOT = Path(__file__).resolve().parents[1]
-Size = Literal["base", "middle"]
+Size = Literal["base", "middle", "tiny"]
 PRODUCT = 2.0 * 4096**3  # operations
 PEERS = ("huggingface", "plain_torch")
 
@@ -37,7 +37,7 @@ class Settings:
     """What to measure."""
 
     sizes: tuple[Size, ...] = ("base", "middle")
-    """base: Base with XLM-R's 250,002 pieces; middle: 4 + 8 layers of width 384, 64,000 pieces."""
+    """base: Base with XLM-R's 250,002 pieces; middle: 4 + 8 layers of width 384, 64,000 pieces; tiny: for tests."""
     rounds: int = 5
     quick: bool = False
     """The middle size alone, three rounds."""
@@ -53,6 +53,9 @@ def run_config(size: Size) -> RunConfig:
     if size == "middle":
         middle = replace(run.model, vocabulary=64_000, width=384, heads=6, feed_forward=1536, discriminator_layers=8)
         run = replace(run, model=middle)
+    if size == "tiny":
+        tiny = replace(run.model, vocabulary=600, width=32, heads=2, feed_forward=64, generator_layers=1, discriminator_layers=2)
+        run = replace(run, model=replace(tiny, max_positions=64))
     engine = replace(run.engine, precision="bf16")
     return replace(run, data=DataConfig(2, 2, micro_batch=2), engine=engine).validate()
 
