@@ -18,6 +18,10 @@ class Batch(NamedTuple):
     """Position inside the item, from 0; 0 at padding."""
     segments_BT: Tensor
     """Number of the item inside its row, from 1; 0 at padding."""
+    sides_BT: Tensor
+    """0 on the first side of a pair and in monolingual rows, 1 on the second side; 0 at padding."""
+    languages_BT: Tensor
+    """Index of the side's language in the data's list; 0 at padding."""
     task_B: Tensor
     """Index into schema.TASKS."""
     masked_M: Tensor
