@@ -29,6 +29,8 @@ class ModelConfig:
     max_positions: int = 512
     """Rows of the learned absolute position table; also the longest item."""
     absolute_positions: bool = True
+    layout: Literal["xlme", "xlm"] = "xlme"
+    """Special tokens around the sides of an item; must be the `--layout` that the data were mixed with."""
     norm: Literal["post", "pre"] = "post"
     embedding_norm: bool = False
     """Normalise the embedded tokens in pre-LN models too; post-LN models always do."""

@@ -125,7 +125,8 @@ def test_the_cut_changes_no_row(folder: Path) -> None:
     [
         ({"vocabulary_sha256": "1" * 64}, "encoded with different vocabularies: prepare them together"),
         ({"vocabulary_size": 201}, "encoded with different vocabularies"),
-        ({"settings": {"row_tokens": 64}}, "rows of different lengths: mix them together"),
+        ({"settings": {"row_tokens": 64}}, "rows of different lengths or layouts: mix them together"),
+        ({"settings": {"row_tokens": 32, "layout": "xlm"}}, "rows of different lengths or layouts: mix them together"),
     ],
 )
 def test_tasks_that_do_not_belong_together(tmp_path: Path, change: dict, words: str) -> None:

@@ -15,7 +15,7 @@ class Batch(NamedTuple):
     tokens_BT: Tensor
     """Original ids, padded with PAD."""
     positions_BT: Tensor
-    """Position inside the item, from 0; 0 at padding."""
+    """Position inside the item, from 0 (in XLM's layout anew on the second side); 0 at padding."""
     segments_BT: Tensor
     """Number of the item inside its row, from 1; 0 at padding."""
     sides_BT: Tensor

@@ -32,14 +32,17 @@ class Loader:
                     raise ValueError(
                         f"{store.folder} and {first.folder} were encoded with different vocabularies: prepare them together"
                     )
-            if store.row_tokens != first.row_tokens:
-                raise ValueError(f"{store.folder} and {first.folder} have rows of different lengths: mix them together")
+            if store.row_tokens != first.row_tokens or store.manifest.layout != first.manifest.layout:
+                raise ValueError(
+                    f"{store.folder} and {first.folder} have rows of different lengths or layouts: mix them together"
+                )
         self.folder = Path(folder)
         self.watch: Callable[[int, list[Batch]], None] | None = None
         """Is told of every step that was read."""
         self.row_tokens = first.row_tokens
         self.vocabulary_sha256 = first.manifest.vocabulary_sha256
         self.vocabulary_size = first.manifest.vocabulary_size
+        self.layout = first.manifest.layout
 
     @property
     def fingerprints(self) -> dict[str, str]:
