@@ -24,6 +24,8 @@ class Batch(NamedTuple):
     """Index of the side's language in the data's list; 0 at padding."""
     task_B: Tensor
     """Index into schema.TASKS."""
+    keys_B: Tensor
+    """64 bits of randomness of the row and its number, as int64: what dropout draws from."""
     masked_M: Tensor
     """Masked positions, as indices into the flattened tokens, ascending."""
     uniforms_M: Tensor

@@ -4,14 +4,14 @@ import numpy as np
 import torch
 
 from .batch import Batch
-from .corrupt import corrupt
+from .corrupt import corrupt, row_keys
 from .rows import EOS, LAYOUTS, PAD, TASKS, Rows, joined
 
 
 def collate(parts: list[tuple[int, Rows, np.ndarray]], seed: int, mask_fraction: float) -> Batch:
     """One batch of `parts`, each (task index, rows, their row numbers in the run's endless order).
 
-    The masked positions and uniforms are a function of (seed, task, row number) and the row alone.
+    The masked positions, uniforms and keys are a function of (seed, task, row number) and the row alone.
     """
     rows = joined([part for _, part, _ in parts])
     tasks = np.repeat([task for task, _, _ in parts], [len(part.tokens) for _, part, _ in parts])
@@ -19,8 +19,9 @@ def collate(parts: list[tuple[int, Rows, np.ndarray]], seed: int, mask_fraction:
     positions, segments = item_layout(rows)
     sides, languages, positions = side_layout(rows, positions, segments, tasks)
     masked, uniforms = corrupt(rows.tokens, segments, numbers, seed, tasks, mask_fraction)
-    arrays = rows.tokens.astype(np.int64), positions, segments, sides, languages, tasks, masked, uniforms
-    return Batch(*(torch.from_numpy(array) for array in arrays))
+    layout = rows.tokens.astype(np.int64), positions, segments, sides, languages
+    randomness = row_keys(numbers, seed, tasks), masked, uniforms
+    return Batch(*(torch.from_numpy(array) for array in (*layout, tasks, *randomness)))
 
 
 def item_layout(rows: Rows) -> tuple[np.ndarray, np.ndarray]:

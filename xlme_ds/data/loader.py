@@ -1,6 +1,6 @@
 """Batches of a step: order, rows and corruption put together. Holds no position: a step's number says everything."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -17,13 +17,23 @@ from .shards import RowStore
 class Loader:
     """Reads `folder` (one subfolder a task) for one of `world` ranks."""
 
-    def __init__(self, folder: Path, data: DataConfig, seed: int, mask_fraction: float, rank: int = 0, world: int = 1):
+    def __init__(
+        self,
+        folder: Path,
+        data: DataConfig,
+        seed: int,
+        mask_fraction: float,
+        rank: int = 0,
+        world: int = 1,
+        languages: Sequence[str] = (),
+    ):
+        """`languages`: see `RowStore`."""
         self.plan: StepPlan = plan_step(data, world)
         self.rank = rank
         self.seed = seed
         self.mask_fraction = mask_fraction
         self.stores = {
-            task: RowStore(Path(folder) / name) for task, name in enumerate(TASKS) if self.plan.rows[task] > 0
+            task: RowStore(Path(folder) / name, languages) for task, name in enumerate(TASKS) if self.plan.rows[task] > 0
         }
         first = next(iter(self.stores.values()))
         for store in self.stores.values():
