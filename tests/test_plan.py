@@ -117,7 +117,7 @@ def test_operations_of_a_step_follow_the_rows() -> None:
         "test",
         model=SMALL,
         data=DataConfig(8, 4),
-        train=TrainConfig(steps=10),
+        train=TrainConfig(steps=10, log_every=1),
         optimizer=OptimizerConfig(warmup_steps=5),
     )
     assert flops_per_step(run, 32) == pytest.approx(3 * 12 * 32 * work_of(run, 32).forward)
