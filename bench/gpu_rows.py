@@ -26,7 +26,8 @@ def synthetic_rows(rng: np.random.Generator, count: int, row_tokens: int, vocabu
             items[row] += 1
             lengths.append(size)
             end += size
-    return Rows(tokens, items, np.array(lengths, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    languages = np.zeros(len(lengths) * (2 if pairs else 1), dtype=np.int64)
+    return Rows(tokens, items, np.array(lengths, dtype=np.int64), languages)
 
 
 def synthetic_batch(rows: tuple[int, int], row_tokens: int, vocabulary: int, seed: int = 0) -> Batch:

@@ -72,26 +72,34 @@ def item(rng: np.random.Generator, *sides: int, vocabulary: int = SMALL.vocabula
     return tokens
 
 
-def rows_of(packed: Sequence[Sequence[list[int]]], width: int) -> Rows:
-    """Rows from lists of items, padded to `width`."""
+LANGUAGES = 3
+
+
+def rows_of(packed: Sequence[Sequence[list[int]]], width: int, task: int = 0) -> Rows:
+    """Rows from lists of items, padded to `width`; their sides have one of `LANGUAGES` after the other."""
     tokens = np.full((len(packed), width), PAD, dtype=np.int32)
     for row, items in zip(tokens, packed, strict=True):
         flat = [token for one in items for token in one]
         row[: len(flat)] = flat
     lengths = np.array([len(one) for items in packed for one in items], dtype=np.int64)
-    return Rows(tokens, np.array([len(items) for items in packed]), lengths, np.zeros(0, dtype=np.int64))
+    languages = np.arange(len(lengths) * (1 + task)) % LANGUAGES
+    return Rows(tokens, np.array([len(items) for items in packed]), lengths, languages)
 
 
 def batch_of(
-    mono: Sequence[Sequence[list[int]]], para: Sequence[Sequence[list[int]]], width: int, seed: int = 3
+    mono: Sequence[Sequence[list[int]]],
+    para: Sequence[Sequence[list[int]]],
+    width: int,
+    seed: int = 3,
+    mask_fraction: float = 0.15,
 ) -> Batch:
     """A batch with rows of both tasks, corrupted as in training."""
     parts = [
-        (task, rows_of(packed, width), np.arange(len(packed)) + 10)
+        (task, rows_of(packed, width, task), np.arange(len(packed)) + 10)
         for task, packed in enumerate((mono, para))
         if packed
     ]
-    return collate(parts, seed, 0.15)
+    return collate(parts, seed, mask_fraction)
 
 
 def usual_batch(width: int = 40, seed: int = 3) -> Batch:

@@ -29,6 +29,12 @@ class ModelConfig:
     max_positions: int = 512
     """Rows of the learned absolute position table; also the longest item."""
     absolute_positions: bool = True
+    layout: Literal["xlme", "xlm"] = "xlme"
+    """Special tokens around the sides of an item; must be the `--layout` that the data were mixed with."""
+    language_embeddings: tuple[str, ...] = ()
+    """Codes of the languages that have a learned vector, added to the embedded tokens as positions are: all that the data have."""
+    dropout: float = 0.0
+    """Of the embedded tokens and of what attention and feed-forward network add, while training."""
     norm: Literal["post", "pre"] = "post"
     embedding_norm: bool = False
     """Normalise the embedded tokens in pre-LN models too; post-LN models always do."""
@@ -69,6 +75,11 @@ class ModelConfig:
             f"use {-(-self.vocabulary // block)}",
         )
         _require(self.init_std > 0, f"model.init_std is {self.init_std}: it must be positive")
+        _require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}: it must be at least 0 and below 1")
+        _require(
+            len(set(self.language_embeddings)) == len(self.language_embeddings),
+            "model.language_embeddings names a language twice: name each once",
+        )
 
 
 OBJECTIVE_DESCRIPTIONS = {
@@ -77,6 +88,7 @@ OBJECTIVE_DESCRIPTIONS = {
     "mlm": "masked language modelling of one encoder, on text and on translation pairs",
     "ernie_m": "masked language modelling of one encoder, on text and on translation pairs, half of which are masked so that each "
     "side is predicted from the other alone",
+    "clm": "causal language modelling of one encoder: every token from those before it",
 }
 """What pages and model cards say of each objective."""
 
@@ -85,10 +97,11 @@ OBJECTIVE_DESCRIPTIONS = {
 class ObjectiveConfig:
     """What is trained for; every term of the loss is a mean over its task's global batch."""
 
-    name: Literal["electra", "mlm", "ernie_m"] = "electra"
-    """electra: XLM-E's L_MLM + L_TLM + λ L_MRTD + λ L_TRTD; mlm: L_MLM + L_TLM of one encoder, as XLM-R; ernie_m: with L_CAMLM,
-    ERNIE-M's first stage."""
+    name: Literal["electra", "mlm", "ernie_m", "clm"] = "electra"
+    """electra: XLM-E's L_MLM + L_TLM + λ L_MRTD + λ L_TRTD; mlm: L_MLM + L_TLM of one encoder, as XLM and XLM-R; ernie_m: with
+    L_CAMLM, ERNIE-M's first stage; clm: causal language modelling."""
     mask_fraction: float = 0.15
+    """Of the ordinary tokens of an item, those that are to be predicted; 1 for clm."""
     random_fraction: float = 0.1
     """Of the positions that are to be predicted, those that show a random token; electra masks them all."""
     keep_fraction: float = 0.1
@@ -98,10 +111,16 @@ class ObjectiveConfig:
 
     def validate(self) -> None:
         """Raise ValueError, naming the setting, for values outside their range."""
-        _require(
-            0.0 < self.mask_fraction < 1.0,
-            f"objective.mask_fraction is {self.mask_fraction}: it must be between 0 and 1",
-        )
+        if self.name == "clm":
+            _require(
+                self.mask_fraction == 1.0,
+                f"objective.mask_fraction is {self.mask_fraction}, and objective.name clm predicts every token: set it to 1",
+            )
+        else:
+            _require(
+                0.0 < self.mask_fraction < 1.0,
+                f"objective.mask_fraction is {self.mask_fraction}: it must be between 0 and 1",
+            )
         for name in ("random_fraction", "keep_fraction"):
             _require(getattr(self, name) >= 0, f"objective.{name} is {getattr(self, name)}: it must not be negative")
         _require(
@@ -125,6 +144,14 @@ class DataConfig:
     """Rows of packed translation pairs a step."""
     micro_batch: int = 16
     """Rows of each task that one process runs at once; the larger task is cut into as many pieces as the smaller."""
+    alternate: bool = False
+    """Steps read monolingual rows and pairs in turns, as XLM's MLM and TLM, and no step reads both."""
+
+    @property
+    def mean_rows(self) -> tuple[float, float]:
+        """Rows of each task a step, on the average."""
+        steps = 2 if self.alternate else 1
+        return self.mono_rows / steps, self.para_rows / steps
 
     def validate(self) -> None:
         """Raise ValueError, naming the setting, for a batch without rows."""
@@ -132,6 +159,11 @@ class DataConfig:
         _require(
             self.mono_rows + self.para_rows > 0,
             "data.mono_rows and data.para_rows are both 0: a step needs rows of a task",
+        )
+        _require(
+            not self.alternate or self.mono_rows == self.para_rows,
+            f"data.alternate needs as many rows of both tasks, data.mono_rows is {self.mono_rows} and data.para_rows "
+            f"{self.para_rows}: set them to the same",
         )
         _require(self.micro_batch >= 1, f"data.micro_batch is {self.micro_batch}: it must be at least 1")
 
@@ -289,6 +321,10 @@ class Training:
         _require(
             self.optimizer.warmup_steps <= self.train.steps,
             f"optimizer.warmup_steps {self.optimizer.warmup_steps} exceeds train.steps {self.train.steps}: shorten the warm-up",
+        )
+        _require(
+            not self.data.alternate or self.train.log_every % 2 == 1,
+            f"train.log_every {self.train.log_every} would show one task alone under data.alternate: set it to an odd number",
         )
         if self.engine.kind == "pipeline":
             self._validate_pipeline(self.engine, self.model.discriminator_layers)

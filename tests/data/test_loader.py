@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from tests.rows import write_data
+from tests.small import item, rows_of
 from xlme_ds.config import DataConfig
 from xlme_ds.data.batch import Batch
-from xlme_ds.data.corrupt import corrupt
+from xlme_ds.data.collate import collate
+from xlme_ds.data.corrupt import corrupt, philox
 from xlme_ds.data.loader import Loader
-from xlme_ds.data.schema import TASKS, read_manifest, write_manifest
+from xlme_ds.data.schema import EOS, TASKS, read_manifest, write_manifest
 
 ROWS = 40
 DATA = DataConfig(mono_rows=12, para_rows=12, micro_batch=3)
@@ -26,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def reference(folder: Path, numbers: list[list[int]], seed: int) -> Batch:
     """The batch of row numbers by task, one token at a time."""
-    tokens, positions, segments, tasks, masked, uniforms = [], [], [], [], [], []
+    tokens, positions, segments, sides, languages, tasks, keys, masked, uniforms = ([] for _ in range(9))
     for task, name in enumerate(TASKS):
         records = [
             r
@@ -35,10 +37,17 @@ def reference(folder: Path, numbers: list[list[int]], seed: int) -> Batch:
         ]
         for number in numbers[task]:
             record = records[number % len(records)]
-            position, segment = [], []
+            position, segment, side, language, codes = [], [], [], [], list(record["languages"])
             for n, length in enumerate(record["lengths"], 1):
-                position += range(length)
-                segment += [n] * length
+                second, code = 0, codes.pop(0)
+                for place in range(length):
+                    position.append(place)
+                    segment.append(n)
+                    side.append(second)
+                    language.append(code)
+                    if task == 1 and record["tokens"][len(position) - 1] == EOS and not second:
+                        second, code = 1, codes.pop(0)
+            assert not codes
             padding = [0] * (len(record["tokens"]) - len(position))
             where, uniform = corrupt(
                 np.array([record["tokens"]]), np.array([segment + padding]), np.array([number]), seed, task, 0.15
@@ -48,8 +57,14 @@ def reference(folder: Path, numbers: list[list[int]], seed: int) -> Batch:
             tokens.append(record["tokens"])
             positions.append(position + padding)
             segments.append(segment + padding)
+            sides.append(side + padding)
+            languages.append(language + padding)
             tasks.append(task)
-    return Batch(*(torch.tensor(part) for part in (tokens, positions, segments, tasks, masked)), torch.tensor(uniforms))
+            words = philox(tuple(np.uint64(n) for n in (0xFFFFFFFF, task, number, 0)), (seed, 0))
+            key = int(words[0]) + (int(words[1]) << 32)
+            keys.append(key - 2**64 if key >= 2**63 else key)
+    integers = tokens, positions, segments, sides, languages, tasks, keys, masked
+    return Batch(*(torch.tensor(part) for part in integers), torch.tensor(uniforms))
 
 
 def assert_equal(one: Batch, other: Batch) -> None:
@@ -83,7 +98,7 @@ def test_unequal_tasks(folder: Path) -> None:
 def test_a_second_pass_reads_the_same_rows_under_new_masks(folder: Path) -> None:
     loader = Loader(folder, DataConfig(ROWS, ROWS, micro_batch=ROWS), 7, 0.15)
     first, second = loader.batch(0, 0), loader.batch(1, 0)
-    for name in ("tokens_BT", "positions_BT", "segments_BT", "task_B"):
+    for name in ("tokens_BT", "positions_BT", "segments_BT", "sides_BT", "languages_BT", "task_B"):
         assert torch.equal(getattr(first, name), getattr(second, name))
     assert len(first.masked_M) == len(second.masked_M) and not torch.equal(first.masked_M, second.masked_M)
     # Two independent choices of 15% agree in about 15% of their positions.
@@ -108,12 +123,30 @@ def test_the_cut_changes_no_row(folder: Path) -> None:
     assert all(other == steps[0] for other in steps[1:])
 
 
+def test_tasks_in_turns(folder: Path) -> None:
+    loader = Loader(folder, replace(DATA, alternate=True), 7, 0.15)
+    assert_equal(loader.batch(4, 1), reference(folder, [[27, 28, 29], []], 7))
+    assert_equal(loader.batch(5, 1), reference(folder, [[], [27, 28, 29]], 7))
+    assert loader.rows_of(4) == "mono 24-35" and loader.rows_of(5, 1) == "para 27-29"
+    assert set(loader.probe().task_B.tolist()) == {0, 1}
+
+
+def test_languages_are_numbered_as_asked(folder: Path) -> None:
+    ours, asked = (Loader(folder, DATA, 7, 0.15, languages=codes).batch(1, 0) for codes in ((), ("fr", "xx", "en", "de")))
+    renumbered = torch.tensor([3, 2, 0])[ours.languages_BT]  # de, en, fr
+    assert torch.equal(asked.languages_BT, renumbered * (ours.segments_BT > 0))
+    assert_equal(asked._replace(languages_BT=ours.languages_BT), ours)
+    with pytest.raises(ValueError, match=r"has text in fr, which model\.language_embeddings does not name: set it to de en fr"):
+        Loader(folder, DATA, 7, 0.15, languages=("de", "en"))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"vocabulary_sha256": "1" * 64}, "encoded with different vocabularies: prepare them together"),
         ({"vocabulary_size": 201}, "encoded with different vocabularies"),
-        ({"settings": {"row_tokens": 64}}, "rows of different lengths: mix them together"),
+        ({"settings": {"row_tokens": 64}}, "rows of different lengths or layouts: mix them together"),
+        ({"settings": {"row_tokens": 32, "layout": "xlm"}}, "rows of different lengths or layouts: mix them together"),
     ],
 )
 def test_tasks_that_do_not_belong_together(tmp_path: Path, change: dict, words: str) -> None:
@@ -121,3 +154,14 @@ def test_tasks_that_do_not_belong_together(tmp_path: Path, change: dict, words: 
     write_manifest(folder / "para", replace(read_manifest(folder / "para"), **change))
     with pytest.raises(ValueError, match=words):
         Loader(folder, DATA, 7, 0.15)
+
+
+@pytest.mark.parametrize("change", ["one side", "a language too few"])
+def test_pairs_without_two_sides_are_refused(change: str) -> None:
+    rng = np.random.default_rng(0)
+    packed = [[item(rng, 4, 5), item(rng, 7) if change == "one side" else item(rng, 2, 3)]]
+    rows = rows_of(packed, 24, task=1)
+    if change != "one side":
+        rows = replace(rows, languages=rows.languages[1:])
+    with pytest.raises(ValueError, match="a row has a pair without two sides, or a side without a language: mix"):
+        collate([(1, rows, np.arange(1))], 1, 0.15)

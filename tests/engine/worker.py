@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +38,22 @@ SIZES = dict(
 
 
 def tiny(
-    engine: dict[str, object], micro_batch: int, para_rows: int = 8, objective: Any = "electra", **model: object
+    engine: dict[str, object],
+    micro_batch: int,
+    para_rows: int = 8,
+    objective: Any = "electra",
+    alternate: bool = False,
+    language_embeddings: Sequence[str] = (),
+    **model: object,
 ) -> RunConfig:
     """A model small enough to train in a second, with every part of a large one."""
     return RunConfig(
         name="tiny",
-        model=ModelConfig(**(SIZES | model)),
-        objective=ObjectiveConfig(objective),
-        data=DataConfig(8, para_rows, micro_batch),
+        model=ModelConfig(language_embeddings=tuple(language_embeddings), **(SIZES | model)),
+        objective=ObjectiveConfig(objective, mask_fraction=1.0 if objective == "clm" else 0.15),
+        data=DataConfig(8, para_rows, micro_batch, alternate),
         engine=EngineConfig(**{"precision": "fp32"} | engine),
-        train=TrainConfig(steps=STEPS),
+        train=TrainConfig(steps=STEPS, log_every=1),
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=5),
     ).validate()
 
@@ -73,7 +80,8 @@ def gradients(engine: Engine, beta1: float) -> dict[str, torch.Tensor]:
 def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> dict[str, object]:
     """Train one case; rank by rank the gradients of step 1, on the root the weights in the end."""
     share = data_parallel(config.engine, rank, world)
-    loaders = [Loader(data, rows, config.seed, 0.15, *share) for rows in (config.data, HELDOUT)]
+    read = config.seed, config.objective.mask_fraction, *share, config.model.language_embeddings
+    loaders = [Loader(data, rows, *read) for rows in (config.data, HELDOUT)]
     engine = build_engine(config, *loaders)
     stats, heldout = [], {}
     for step in range(STEPS):

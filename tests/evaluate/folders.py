@@ -21,7 +21,8 @@ def write_run(folder: Path, seed: int = 1, layers: int = 2, objective: str = "el
     make = model if objective == "electra" else language_model
     pretrained = make(seed, vocabulary=vocabulary.size, discriminator_layers=layers, **settings)
     save_file(pretrained.state_dict(), folder / MODEL_FOLDER / WEIGHTS_FILE)
-    config = RunConfig(name="small", model=pretrained.cfg, seed=seed, objective=ObjectiveConfig(objective))
+    of = ObjectiveConfig(objective, mask_fraction=1.0 if objective == "clm" else 0.15)  # type: ignore[arg-type]
+    config = RunConfig(name="small", model=pretrained.cfg, seed=seed, objective=of)
     (folder / CONFIG_FILE).write_text(json.dumps({"config": asdict(config)}), encoding="utf-8")
     return folder
 

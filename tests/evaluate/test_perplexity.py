@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from tests.evaluate.folders import write_run
 from tests.rows import write_data
 from xlme_ds.config import ObjectiveConfig
+from xlme_ds.data.batch import Batch
 from xlme_ds.data.corrupt import corrupt
 from xlme_ds.data.schema import UNK
 from xlme_ds.data.shards import RowStore
@@ -93,6 +94,32 @@ def test_it_is_the_softmax_written_out(objective: str, which: str, root: Path, c
         assert value["perplexity"] == pytest.approx(math.exp(value["nll"]))
     mean = np.mean([value["nll"] for value in model["languages"].values()])
     assert model["overall"]["perplexity"] == pytest.approx(math.exp(mean))
+
+
+def test_a_causal_model_predicts_every_token(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the tokens before it, whatever comes behind; and in the language that the model calls so, not the data."""
+    codes = ("fr", "xx", "de", "en")
+    run = write_run(tmp_path / "clm", objective="clm", language_embeddings=codes)
+    shutil.copy(root / "mlm" / VOCABULARY, run / VOCABULARY)
+    (model,) = answer(capsys, root, "--model", str(run))["models"]
+    saved = load_run(run)
+    whole = objective_of(saved.objective).build(saved.model).double()
+    saved.load_into(whole)
+    assert model["term"] == "clm"
+    costs: dict[str, list[float]] = {}
+    for language, ids in rows_of(root):
+        for end in range(1, len(ids) - 1):
+            tokens = torch.from_numpy(ids[: end + 1].astype(np.int64))[None]
+            places, ones = torch.arange(end + 1)[None], torch.ones_like(tokens)
+            batch = Batch(
+                tokens, places, ones, 0 * ones, codes.index(language) * ones, torch.zeros(1, dtype=torch.int64),
+                torch.zeros(1, dtype=torch.int64), torch.tensor([end]), torch.zeros(1),
+            )  # fmt: skip
+            with torch.no_grad():
+                costs.setdefault(language, []).append(float(whole(batch).nll_M))
+    for language, values in costs.items():
+        assert model["languages"][language]["predicted"] == len(values)
+        assert model["languages"][language]["nll"] == pytest.approx(np.mean(values), rel=1e-5)
 
 
 def test_bits_per_character_count_the_characters_of_the_text(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

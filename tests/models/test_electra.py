@@ -104,7 +104,10 @@ def single_item(batch: Batch, row: int, columns: Tensor) -> Batch:
         batch.tokens_BT[row : row + 1, columns],
         torch.arange(len(columns))[None],
         torch.ones(1, len(columns), dtype=torch.int64),
+        batch.sides_BT[row : row + 1, columns],
+        batch.languages_BT[row : row + 1, columns],
         batch.task_B[row : row + 1],
+        batch.keys_B[row : row + 1],
         position[mine] - columns[0],
         batch.uniforms_M[mine],
     )
@@ -132,14 +135,9 @@ def test_padding_changes_nothing() -> None:
     narrow = usual_batch(40)
     pad = torch.nn.functional.pad
     rows, columns = narrow.masked_M // 40, narrow.masked_M % 40
-    wide = Batch(
-        pad(narrow.tokens_BT, (0, 11), value=1),
-        pad(narrow.positions_BT, (0, 11)),
-        pad(narrow.segments_BT, (0, 11)),
-        narrow.task_B,
-        rows * 51 + columns,
-        narrow.uniforms_M,
-    )
+    wider = {name: pad(value, (0, 11)) for name, value in narrow._asdict().items() if name.endswith("_BT")}
+    wider |= {"tokens_BT": pad(narrow.tokens_BT, (0, 11), value=1)}
+    wide = narrow._replace(**wider, masked_M=rows * 51 + columns)
     torch.testing.assert_close(losses(electra, narrow), losses(electra, wide), rtol=1e-5, atol=0)
     assert torch.equal(electra(wide).corrupted_BT[:, :40], electra(narrow).corrupted_BT)
 

@@ -1,6 +1,6 @@
 """Batches of a step: order, rows and corruption put together. Holds no position: a step's number says everything."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -17,13 +17,23 @@ from .shards import RowStore
 class Loader:
     """Reads `folder` (one subfolder a task) for one of `world` ranks."""
 
-    def __init__(self, folder: Path, data: DataConfig, seed: int, mask_fraction: float, rank: int = 0, world: int = 1):
+    def __init__(
+        self,
+        folder: Path,
+        data: DataConfig,
+        seed: int,
+        mask_fraction: float,
+        rank: int = 0,
+        world: int = 1,
+        languages: Sequence[str] = (),
+    ):
+        """`languages`: see `RowStore`."""
         self.plan: StepPlan = plan_step(data, world)
         self.rank = rank
         self.seed = seed
         self.mask_fraction = mask_fraction
         self.stores = {
-            task: RowStore(Path(folder) / name) for task, name in enumerate(TASKS) if self.plan.rows[task] > 0
+            task: RowStore(Path(folder) / name, languages) for task, name in enumerate(TASKS) if self.plan.rows[task] > 0
         }
         first = next(iter(self.stores.values()))
         for store in self.stores.values():
@@ -32,14 +42,17 @@ class Loader:
                     raise ValueError(
                         f"{store.folder} and {first.folder} were encoded with different vocabularies: prepare them together"
                     )
-            if store.row_tokens != first.row_tokens:
-                raise ValueError(f"{store.folder} and {first.folder} have rows of different lengths: mix them together")
+            if store.row_tokens != first.row_tokens or store.manifest.layout != first.manifest.layout:
+                raise ValueError(
+                    f"{store.folder} and {first.folder} have rows of different lengths or layouts: mix them together"
+                )
         self.folder = Path(folder)
         self.watch: Callable[[int, list[Batch]], None] | None = None
         """Is told of every step that was read."""
         self.row_tokens = first.row_tokens
         self.vocabulary_sha256 = first.manifest.vocabulary_sha256
         self.vocabulary_size = first.manifest.vocabulary_size
+        self.layout = first.manifest.layout
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -48,21 +61,24 @@ class Loader:
 
     def batch(self, step: int, micro_batch: int) -> Batch:
         """Micro-batch `micro_batch` (of `plan.accumulation`) of this rank in step `step`."""
-        numbers = {task: self.plan.numbers(step, self.rank, micro_batch, task) for task in self.stores}
-        for task, store in self.stores.items():
-            store.prepare(int(numbers[task][0]) % store.rows)  # at a start, both tasks' shards at the same time
-        parts = [(task, store.read(numbers[task] % store.rows), numbers[task]) for task, store in self.stores.items()]
+        found = [(task, store, self.plan.numbers(step, self.rank, micro_batch, task)) for task, store in self.stores.items()]
+        found = [(task, store, numbers) for task, store, numbers in found if len(numbers)]
+        for _, store, numbers in found:
+            store.prepare(int(numbers[0]) % store.rows)  # at a start, both tasks' shards at the same time
+        parts = [(task, store.read(numbers % store.rows), numbers) for task, store, numbers in found]
         return collate(parts, self.seed, self.mask_fraction)
 
     def rows_of(self, step: int, micro_batch: int | None = None) -> str:
         """See `BatchSource`."""
         words = []
         for task in self.stores:
-            count = self.plan.rows[task] if micro_batch is None else self.plan.micro[task]
-            first = (
-                step * count if micro_batch is None else int(self.plan.numbers(step, self.rank, micro_batch, task)[0])
+            numbers = (
+                self.plan.step_rows(step, task)
+                if micro_batch is None
+                else self.plan.numbers(step, self.rank, micro_batch, task)
             )
-            words.append(f"{TASKS[task]} {first}" + (f"-{first + count - 1}" if count > 1 else ""))
+            if len(numbers):
+                words.append(f"{TASKS[task]} {numbers[0]}" + (f"-{numbers[-1]}" if len(numbers) > 1 else ""))
         return ", ".join(words)
 
     def probe(self) -> Batch:

@@ -97,7 +97,10 @@ def align(options: OfLayers, apart: bool = False) -> None:
     sizes = {name: len(test) for name, test in gold.items()}
     scored = []
     for model in compared:
-        tests = {name: align_test(model.encoder, model.vocabulary, test, apart) for name, test in gold.items()}
+        tests = {
+            name: align_test(model.encoder, model.vocabulary, test, apart, tuple(name.split("-", 1)))
+            for name, test in gold.items()
+        }
         overall = {
             measure: np.mean([test[measure] for test in tests.values()], axis=0).tolist() for measure in MEASURES
         }
@@ -135,7 +138,7 @@ def perplexity(
     counted = None if unigram is None else counted_costs(open_text(unigram), store, limit)
     scored = [
         {"model": model.name, "folder": str(model.folder), "term": model.objective.terms[0]}
-        | perplexities(mean_costs(model, store, seed, passes, limit), known)
+        | perplexities(mean_costs(model, open_text(options.data, model.cfg.language_embeddings), seed, passes, limit), known)
         for model in predictors
     ]
     if counted is not None:

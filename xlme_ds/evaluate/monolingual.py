@@ -1,7 +1,7 @@
 """The monolingual rows of a mixed data folder, apart by language, and what is known of them without a model."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,18 +25,18 @@ class Text(NamedTuple):
     records: list[int]
 
 
-def open_text(folder: Path) -> RowStore:
-    """The monolingual rows of a mixed data folder. Raises ValueError where there are none."""
+def open_text(folder: Path, languages: Sequence[str] = ()) -> RowStore:
+    """The monolingual rows of a mixed data folder; `languages`: see `RowStore`. Raises ValueError where there are none."""
     if not (folder / TASKS[MONO]).is_dir():
         raise ValueError(f"{folder} has no {TASKS[MONO]}/: name a data folder that `data_prep mix` wrote, with monolingual rows")
-    return RowStore(folder / TASKS[MONO])
+    return RowStore(folder / TASKS[MONO], languages)
 
 
 def by_language(store: RowStore, limit: int | None = None, most: int = 16) -> Iterator[tuple[str, Rows, np.ndarray]]:
     """(language, up to `most` of its rows, their record numbers), the first `limit` rows of every language, in one pass."""
     pending: dict[int, Text] = defaultdict(lambda: Text([], []))
     left: dict[int, int] = defaultdict(lambda: store.rows if limit is None else limit)
-    codes = store.manifest.languages
+    codes = store.languages
     for record in range(store.rows):
         rows = store.read(np.array([record]))
         language = int(rows.languages[0])

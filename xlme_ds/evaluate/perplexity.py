@@ -20,7 +20,7 @@ from .predictors import Predictor
 from .tables import Table
 
 FRACTION = ObjectiveConfig().mask_fraction
-"""Of the tokens masked, for every model the same, whatever it was trained with."""
+"""Of the tokens masked, for every model the same, whatever share it was trained with; one that predicts every token does here."""
 
 
 def require_readable(predictor: Predictor, store: RowStore) -> None:
@@ -34,6 +34,11 @@ def require_readable(predictor: Predictor, store: RowStore) -> None:
             f"{store.folder} has rows of {store.row_tokens} tokens, and the model in {predictor.folder} reads at most "
             f"{predictor.cfg.max_positions}: mix with a smaller --row-tokens"
         )
+    if store.manifest.layout != predictor.cfg.layout:
+        raise ValueError(
+            f"{store.folder} was mixed with --layout {store.manifest.layout}, and the model in {predictor.folder} was trained on "
+            f"{predictor.cfg.layout}: mix the held-out text with --layout {predictor.cfg.layout}"
+        )
 
 
 @torch.no_grad()
@@ -43,9 +48,10 @@ def mean_costs(
     """What a model costs on the first `limit` rows of a language; masks are a function of (seed, pass, row), the same for all models."""
     totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
     device = next(predictor.model.parameters()).device
+    fraction = 1.0 if predictor.objective.mask_fraction == 1.0 else FRACTION
     for language, rows, records in by_language(store, limit):
         for number in range(passes):  # a further pass has row numbers of its own, as in training
-            batch = collate([(MONO, rows, records + number * store.rows)], seed, FRACTION).to(device)
+            batch = collate([(MONO, rows, records + number * store.rows)], seed, fraction).to(device)
             sums = predictor.objective.sums(predictor.model(batch), batch)
             totals[language] += float(sums[0]), float(predictor.objective.counts(batch)[0])
     return means(totals)

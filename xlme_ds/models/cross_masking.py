@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..data.batch import Batch
-from ..data.rows import EOS, TASKS
+from ..data.rows import TASKS
 from .language_model import Masking
 
 _ROLES = 8
@@ -47,7 +47,7 @@ class CrossMasking(Masking):
 
     def groups(self, batch: Batch) -> Tensor:
         """See `Masking`: the item's number and the position's role in it."""
-        role_BT = 1 + 2 * _side(batch) + _masked(batch).long()
+        role_BT = 1 + 2 * batch.sides_BT + _masked(batch).long()
         return batch.segments_BT * _ROLES + torch.where(self.crossed(batch), role_BT, 0)
 
     def allowed(self, groups_BT: Tensor) -> Tensor:
@@ -70,11 +70,3 @@ def _masked(batch: Batch) -> Tensor:
     """bool [B, T]."""
     none = torch.zeros(batch.tokens_BT.numel(), dtype=torch.bool, device=batch.tokens_BT.device)
     return none.index_fill(0, batch.masked_M, True).view_as(batch.tokens_BT)
-
-
-def _side(batch: Batch) -> Tensor:
-    """0 up to the first `</s>` of an item and 1 behind it, int64 [B, T]."""
-    ends_BT = (batch.tokens_BT == EOS).long()
-    before_BT = ends_BT.cumsum(1) - ends_BT
-    starts_BT = (batch.positions_BT == 0) * before_BT  # an item's first position; counts ascend along the row
-    return (before_BT - starts_BT.cummax(1).values).clamp(max=1)

@@ -46,6 +46,10 @@ class Masking:
         read_M = torch.where(uniforms_M < self.keep, targets_M, masked_M)
         return batch.tokens_BT.flatten().index_copy(0, batch.masked_M, read_M).view_as(batch.tokens_BT)
 
+    def predicted_from(self, masked_M: Tensor) -> Tensor:
+        """Where the last hidden state stands that each masked position is predicted from, [M]: here at that position."""
+        return masked_M
+
     def groups(self, batch: Batch) -> Tensor:
         """What `allowed` needs to know of every position, int64 [B, T]: here the number of its item."""
         return batch.segments_BT
@@ -69,11 +73,13 @@ class LanguageModel(TextEncoder):
         embedded_BTD = self.embed(self.masking.apply(batch, self.cfg.vocabulary))
         distance = None if self.encoder.relative is None else self.encoder.relative(batch.tokens_BT.shape[1])
         bias = AttentionBias(self.masking.allowed(self.masking.groups(batch)), distance)
-        hidden_BTD = self.encoder.body(self.encoder.embed(embedded_BTD, batch.positions_BT), bias)
+        placed_BTD = self.encoder.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
+        hidden_BTD = self.encoder.body(placed_BTD, bias, batch.keys_B)
         return self.predict(hidden_BTD, batch.masked_M, batch.tokens_BT.flatten()[batch.masked_M])
 
     def predict(self, hidden_BTD: Tensor, masked_M: Tensor, targets_M: Tensor) -> LanguageModelOutput:
         """The masked tokens from the last hidden states."""
         unused_M = torch.zeros(len(masked_M), device=masked_M.device)  # nothing is sampled
-        found = self.masked_head(hidden_BTD.flatten(0, 1)[masked_M], self.table, targets_M, unused_M)
+        hidden_MD = hidden_BTD.flatten(0, 1)[self.masking.predicted_from(masked_M)]
+        found = self.masked_head(hidden_MD, self.table, targets_M, unused_M)
         return LanguageModelOutput(found.nll_M, found.predicted_M)

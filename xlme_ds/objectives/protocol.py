@@ -43,6 +43,8 @@ class Pretraining(Objective, Protocol):
     −log p (nats) of tokens of monolingual text that the model predicts.
     """
 
+    mask_fraction: float
+    """Of the ordinary tokens of an item, those that are predicted."""
     encoders: Mapping[Which, str]
     """What its model holds, by the prefix of the parameters (a dot follows), with the prefix of the head that is trained on it;
     the encoder that is cut into stages, evaluated, fine-tuned and exported stands first. A token embedding is `embedding_n`."""

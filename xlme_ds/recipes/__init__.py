@@ -9,13 +9,14 @@ from .ernie_m import ernie_m
 from .large import large_pipe, large_zero2
 from .quickstart import quickstart
 from .xl import xl_pipe, xl_zero3
+from .xlm import xlm, xlm_clm
 from .xlmr import xlmr, xlmr_tlm
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     function.__name__: function
     for function in (
         quickstart, base_zero1, large_zero2, large_pipe, xl_zero3, xl_pipe,
-        xlme, xlme_no_trtd, xlme_no_gate, xlmr, xlmr_tlm, ernie_m,
+        xlme, xlme_no_trtd, xlme_no_gate, xlmr, xlmr_tlm, ernie_m, xlm, xlm_clm,
     )
 }
 

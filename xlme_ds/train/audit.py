@@ -55,10 +55,11 @@ def _begin(folder: Path, start: int, world: int) -> int:
 
 
 def _record(path: Path, attempt: int, loader: Loader, step: int, batches: list[Batch]) -> None:
-    rows: dict[str, list[list[int]]] = {TASKS[task]: [] for task in loader.stores}
+    read = [task for task in loader.stores if loader.plan.step_rows(step, task)]
+    rows: dict[str, list[list[int]]] = {TASKS[task]: [] for task in read}
     for micro_batch, batch in enumerate(batches):
         tokens, tasks = batch.tokens_BT.numpy(), batch.task_B.numpy()
-        for task in loader.stores:
+        for task in read:
             first = int(loader.plan.numbers(step, loader.rank, micro_batch, task)[0])
             rows[TASKS[task]].append([first, *checksums(tokens[tasks == task])])
     _append(path, {"attempt": attempt, "step": step, "rows": rows})
