@@ -17,7 +17,7 @@ def work_of(run: RunConfig, row_tokens: int) -> Work:
 def flops_per_step(run: RunConfig, row_tokens: int) -> float:
     """Forward and backward of one optimizer step on full rows of `row_tokens` tokens."""
     tokens = (run.data.mono_rows + run.data.para_rows) * row_tokens
-    return 3.0 * tokens * work_of(run, row_tokens).forward
+    return tokens * work_of(run, row_tokens).training
 
 
 def paper_forward_per_token(run: RunConfig, row_tokens: int) -> float:
@@ -34,6 +34,8 @@ def paper_training_flops(run: RunConfig, row_tokens: int) -> dict[str, float]:
 
     `mono`: the monolingual task alone (published for Base: 6.3e19); `both`: with the parallel one (9.5e19).
     """
-    per_row = 2.0 * paper_forward_per_token(run, row_tokens) * row_tokens * (1e6 / 2**20)
+    work = work_of(run, row_tokens)
+    per_token = 2.0 * paper_forward_per_token(run, row_tokens) + work.layers * work.layer_ahead
+    per_row = per_token * row_tokens * (1e6 / 2**20)
     mono, para = (per_row * rows * run.train.steps for rows in (run.data.mono_rows, run.data.para_rows))
     return {"mono": mono, "both": mono + para / 2}

@@ -15,6 +15,7 @@ GDES = dict(norm="pre", embedding_norm=True, embedding_sharing="gdes", vocabular
 CHECKPOINTING = dict(activation_checkpointing=True)
 MLM = dict(objective="mlm", vocabulary_blocks=3)
 ERNIE = dict(objective="ernie_m")
+BTMLM = dict(objective="btmlm", pseudo_fractions=(0.1, 0.3), para_rows=0)
 BF16 = dict(precision="bf16")
 DUAL = dict(pipeline_schedule="dualpipev")
 
@@ -37,19 +38,21 @@ def pipe(
     return dict(engine=common | (engine or {}), micro_batch=micro_batch, **settings)
 
 
-# By number of processes; the first four are the references.
+# By number of processes; the first five are the references.
 CASES: dict[int, dict[str, dict[str, object]]] = {
     1: {
         "plain": plain(),
         "plain, GDES": plain(**GDES),
         "plain, MLM": plain(**MLM),
         "plain, ERNIE-M": plain(**ERNIE),
+        "plain, BTMLM": plain(**BTMLM),
         "plain, micro-batch 1": plain(1),
         "plain, checkpointing": plain(**CHECKPOINTING),
         **{f"zero{stage}": zero(stage, 4) for stage in (1, 2, 3)},
         "zero2, micro-batch 2": zero(2, 2),
         "zero3, micro-batch 1": zero(3, 1),
         "zero3, MLM": zero(3, 2, **MLM),
+        "zero3, BTMLM": zero(3, 2, **BTMLM),
     },
     2: {
         **{f"zero{stage} on 2": zero(stage, 4) for stage in (1, 2, 3)},
@@ -59,6 +62,8 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "bf16 zero3 on 2": zero(3, 4, BF16),
         "zero3 on 2, MLM, checkpointing": zero(3, 2, **MLM, **CHECKPOINTING),
         "zero3 on 2, ERNIE-M": zero(3, 2, **ERNIE),
+        **{f"zero{stage} on 2, BTMLM": zero(stage, 2, **BTMLM) for stage in (1, 2, 3)},
+        "zero3 on 2, BTMLM, checkpointing": zero(3, 1, **BTMLM, **CHECKPOINTING),
         "zero2 on 2, optimizer offloaded": zero(2, 4, dict(offload_optimizer="cpu")),
         "zero3 on 2, all offloaded": zero(3, 4, dict(offload_optimizer="cpu", offload_parameters="cpu")),
         **{f"pipeline of 2, micro-batch {rows}": pipe(2, rows) for rows in (1, 2, 4)},
@@ -72,7 +77,9 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "pipeline of 2, MLM": pipe(2, 2, **MLM),
         "bf16 pipeline of 2, MLM": pipe(2, 2, BF16, **MLM),
         "pipeline of 2, ERNIE-M": pipe(2, 2, **ERNIE),
+        "pipeline of 2, BTMLM": pipe(2, 2, **BTMLM),
         "dualpipev of 2, MLM": pipe(2, 2, DUAL, **MLM),
+        "dualpipev of 2, BTMLM": pipe(2, 2, DUAL, **BTMLM),
         "bf16 dualpipev of 2, MLM": pipe(2, 2, DUAL | BF16, **MLM),
     },
     4: {
@@ -85,13 +92,15 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "bf16 pipeline of 2 on 4": pipe(2, 2, BF16),
         "pipeline of 2 on 4, MLM": pipe(2, 2, **MLM),
         "pipeline of 4, MLM, checkpointing": pipe(4, 2, **MLM, **CHECKPOINTING),
+        "pipeline of 2 on 4, BTMLM": pipe(2, 1, **BTMLM),
+        "pipeline of 4, BTMLM": pipe(4, 2, **BTMLM),
     },
 }
 NAMES = [name for cases in CASES.values() for name in cases]
 
 
 def reference(name: str) -> str:
-    return next((f"plain, {kind}" for kind in ("GDES", "MLM", "ERNIE-M") if kind in name), "plain")
+    return next((f"plain, {kind}" for kind in ("GDES", "BTMLM", "MLM", "ERNIE-M") if kind in name), "plain")
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +154,7 @@ def test_same_gradients_and_evaluation(curves: dict[str, dict], name: str) -> No
 
 
 def test_something_is_learnt(curves: dict[str, dict]) -> None:
-    for name, fall in (("plain", 5), ("plain, MLM", 0.1), ("plain, ERNIE-M", 0.1)):
+    for name, fall in (("plain", 5), ("plain, MLM", 0.1), ("plain, ERNIE-M", 0.1), ("plain, BTMLM", 0.1)):
         losses = curves[name]["loss"]
         assert losses[-1] < losses[0] - fall
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,18 @@ SIZES = dict(
 
 
 def tiny(
-    engine: dict[str, object], micro_batch: int, para_rows: int = 8, objective: Any = "electra", **model: object
+    engine: dict[str, object],
+    micro_batch: int,
+    para_rows: int = 8,
+    objective: Any = "electra",
+    pseudo_fractions: tuple[float, ...] = (),
+    **model: object,
 ) -> RunConfig:
     """A model small enough to train in a second, with every part of a large one."""
     return RunConfig(
         name="tiny",
         model=ModelConfig(**(SIZES | model)),
-        objective=ObjectiveConfig(objective),
+        objective=ObjectiveConfig(objective, pseudo_fractions=tuple(pseudo_fractions)),
         data=DataConfig(8, para_rows, micro_batch),
         engine=EngineConfig(**{"precision": "fp32"} | engine),
         train=TrainConfig(steps=STEPS),
@@ -73,7 +79,9 @@ def gradients(engine: Engine, beta1: float) -> dict[str, torch.Tensor]:
 def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> dict[str, object]:
     """Train one case; rank by rank the gradients of step 1, on the root the weights in the end."""
     share = data_parallel(config.engine, rank, world)
-    loaders = [Loader(data, rows, config.seed, 0.15, *share) for rows in (config.data, HELDOUT)]
+    heldout = HELDOUT if config.data.para_rows else replace(HELDOUT, para_rows=0)
+    open_places = config.objective.pseudo_fractions
+    loaders = [Loader(data, rows, config.seed, 0.15, *share, open_places) for rows in (config.data, heldout)]
     engine = build_engine(config, *loaders)
     stats, heldout = [], {}
     for step in range(STEPS):

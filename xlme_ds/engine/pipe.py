@@ -23,6 +23,7 @@ from ..models.encoder import Part
 from ..models.init import Known, initialise
 from ..objectives.protocol import Pretraining
 from .optimizer import set_learning_rate
+from .pass_ahead import PassAhead
 from .protocol import StepStats
 from .tied import tied_table
 from .zero import ZeroEngine
@@ -87,6 +88,7 @@ class PipelineEngine(ZeroEngine):
         self._least_micro_batches = 2 * self.engine.num_stages if isinstance(module, DualPipeVModule) else 1
         module.loss_fn = self._loss
         self._last = _held(module)[-1]
+        self._ahead = PassAhead(self.engine, self._last) if self._last.passes_ahead else None
         self._tied = tied_table(self.engine, _held(module))
         self._share()
 
@@ -115,6 +117,7 @@ class PipelineEngine(ZeroEngine):
     def train_batch(self, step: int, learning_rate: float, detailed: bool, norm_limit: float = math.inf) -> StepStats:
         """See `Engine`."""
         batches, counts = self._read(step)
+        batches = self._filled(batches, self.engine.gradient_accumulation_steps())
         self._begin(norm_limit)
         self._weights = (self.objective.weights.to(self.device) / counts.clamp(min=1)).float()
         self._detailed = detailed
@@ -133,6 +136,7 @@ class PipelineEngine(ZeroEngine):
         micro_batches = max(len(batches), self._least_micro_batches)
         self._detailed = True
         self.engine.reset_activation_shape()  # these micro-batches may have another number of rows
+        batches = self._filled(batches, micro_batches)
         self.engine.eval_batch(
             ((batch, batch) for batch in itertools.islice(itertools.cycle(batches), micro_batches)),
             reduce_output=None,
@@ -143,6 +147,9 @@ class PipelineEngine(ZeroEngine):
         del self._gathered[len(batches) :]  # those that only filled the schedule
         sums, statistics = self._collect()
         return {"sums": sums.cpu(), "counts": counts.cpu(), "statistics": statistics.cpu()}
+
+    def _filled(self, batches: list[Batch], micro_batches: int) -> list[Batch]:
+        return batches if self._ahead is None else self._ahead.fill(batches, micro_batches)
 
     def _share(self) -> None:
         if self._tied is not None:

@@ -1,6 +1,7 @@
 """Objectives: tensors in, (sum, count) out. Each one is a file here with the class that this table names."""
 
 from ..config import ObjectiveConfig
+from .btmlm import BackTranslation
 from .electra import ElectraObjective
 from .ernie_m import ErnieM
 from .mlm import MaskedLanguageModelling
@@ -10,6 +11,7 @@ OBJECTIVES: dict[str, type[Pretraining]] = {
     "electra": ElectraObjective,
     "mlm": MaskedLanguageModelling,
     "ernie_m": ErnieM,
+    "btmlm": BackTranslation,
 }
 
 

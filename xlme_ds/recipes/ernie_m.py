@@ -1,4 +1,6 @@
-"""ERNIE-M Base, its first stage (Ouyang et al., 2021): goes on from an XLM-R of the same shape."""
+"""ERNIE-M Base (Ouyang et al., 2021): its first stage goes on from an XLM-R of the same shape, its second from the first."""
+
+from dataclasses import replace
 
 from ..config import DataConfig, EngineConfig, ObjectiveConfig, OptimizerConfig, RunConfig, StartConfig, TrainConfig
 from .xlmr import MODEL
@@ -15,4 +17,14 @@ def ernie_m() -> RunConfig:
         engine=EngineConfig(deepspeed="zero1"),
         train=TrainConfig(steps=150_000),
         start=StartConfig(take="encoder"),
+    )
+
+
+def ernie_m_stage2() -> RunConfig:
+    """The second stage, on text alone; give --start.folder a run of the first. The paper has one number of steps, here each has it."""
+    return replace(
+        ernie_m(),
+        name="ernie_m_stage2",
+        objective=ObjectiveConfig("btmlm", pseudo_fractions=(0.05, 0.1, 0.15, 0.2)),
+        data=DataConfig(2048, 0, micro_batch=16),
     )
