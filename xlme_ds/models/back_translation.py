@@ -56,8 +56,10 @@ class BackTranslationModel(LanguageModel):
     """`LanguageModel` that passes over a batch twice."""
 
     def forward(self, batch: Batch) -> LanguageModelOutput:  # type: ignore[override]
-        """Fill, mask and predict."""
-        first = first_pass(batch)
+        """Fill, in evaluation mode, mask and predict."""
+        first, training = first_pass(batch), self.training
+        self.eval()
         with torch.no_grad():
             predicted_P = super().forward(first).predicted_M
+        self.train(training)
         return super().forward(second_pass(batch, first, predicted_P))
