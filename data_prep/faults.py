@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from xlme_ds.data.schema import BOS, EOS, PAD
+from xlme_ds.data.schema import BOS, EOS, PAD, Layout
 
 Faults = Iterator[tuple[np.ndarray, str]]  # a bool a record, and what is wrong where it is true
 
@@ -37,7 +37,7 @@ def pair_faults(batch: pa.RecordBatch, text_end: int) -> Faults:
         yield _any(record, special, batch.num_rows), f"<s>, <pad> or </s> on the {side} side"
 
 
-def row_faults(batch: pa.RecordBatch, text_end: int, sides: int, languages: int) -> Faults:
+def row_faults(batch: pa.RecordBatch, text_end: int, sides: int, languages: int, layout: Layout) -> Faults:
     """What is wrong with each training row; `sides` 1 for monolingual rows, 2 for pairs."""
     width = batch.schema.field("tokens").type.list_size
     rows = batch.column("tokens").flatten().to_numpy().reshape(-1, width)
@@ -56,14 +56,17 @@ def row_faults(batch: pa.RecordBatch, text_end: int, sides: int, languages: int)
     code_record = np.repeat(np.arange(len(rows)), np.diff(code_ends))
     yield np.diff(code_ends) != count * sides, "not one language a side"
     yield _any(code_record, (codes < 0) | (codes >= languages), len(rows)), f"a language index outside [0, {languages})"
+    opening = "<s>" if layout.opening == BOS else "</s>"
     yield (
-        _item_faults(rows, lengths.astype(np.int64), ends, used, sides),
-        "an item that does not start with <s>, end with </s>, or have the separators of its task",
+        _item_faults(rows, lengths.astype(np.int64), ends, used, sides, layout),
+        f"an item that does not start with {opening}, end with </s>, or have the separators of its task",
     )
 
 
-def _item_faults(rows: np.ndarray, lengths: np.ndarray, ends: np.ndarray, used: np.ndarray, sides: int) -> np.ndarray:
-    """Whether a row has an item that is not `<s> text </s>` or `<s> e </s> f </s>`; impossible lengths are left out."""
+def _item_faults(
+    rows: np.ndarray, lengths: np.ndarray, ends: np.ndarray, used: np.ndarray, sides: int, layout: Layout
+) -> np.ndarray:
+    """Whether a row has an item that is not laid out as its kind is; impossible lengths are left out."""
     width = rows.shape[1]
     record = np.repeat(np.arange(len(rows)), np.diff(ends))
     stop = np.cumsum(lengths) - (np.cumsum(used) - used)[record]  # within the row
@@ -73,13 +76,17 @@ def _item_faults(rows: np.ndarray, lengths: np.ndarray, ends: np.ndarray, used: 
     flat = rows.ravel()
     begins = np.zeros(flat.size, dtype=bool)
     begins[record * width + start] = True
-    bad = _any(record, flat[record * width + stop - 1] != EOS, len(rows))
-    bad |= ((rows == BOS) != begins.reshape(rows.shape)).any(1)
+    at = record * width
+    bad = _any(record, (flat[at + start] != layout.opening) | (flat[at + stop - 1] != EOS), len(rows))
+    bad |= ((rows == BOS) & ~begins.reshape(rows.shape)).any(1)
     if sides == 2:
         separators = np.concatenate([[0], np.cumsum(flat == EOS)])
-        at = record * width
-        bad |= _any(record, separators[at + stop] - separators[at + start] != 2, len(rows))
+        inside = separators[at + stop - 1] - separators[at + start + 1]
+        bad |= _any(record, inside != len(layout.between), len(rows))
         bad |= _any(record, (flat[at + start + 1] == EOS) | (flat[at + stop - 2] == EOS), len(rows))
+        first = np.append(np.flatnonzero(flat == EOS), flat.size)[separators[at + start + 1]]
+        last = np.minimum(first + len(layout.between) - 1, flat.size - 1)
+        bad |= _any(record, flat[last] != EOS, len(rows))
     return bad
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from data_prep.executor import is_root, on_root, run_tasks
 from data_prep.plan import Plan, Source, make_plan, survey, with_total
 from data_prep.rows import BATCH_ROWS, WINDOW, Tally, count_rows, mono_rows, para_rows
 from data_prep.store import Stage, write_arrow
-from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest, row_schema, write_manifest
+from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, read_manifest, row_schema, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
 _WINDOWS_A_TASK = 64
@@ -42,6 +42,9 @@ class MixConfig:
     """Tokens of a row, special tokens included."""
     alpha: float = 0.7
     """Exponent of the sampling over languages and over pairs: 1 natural, 0 uniform."""
+    layout: Literal["xlme", "xlm"] = "xlme"
+    """Special tokens of an item. xlme: `<s> text </s>`, pairs `<s> e </s> f </s>`; xlm: `</s> text </s>`, pairs
+    `</s> e </s></s> f </s>`, whose second side counts its positions anew. The model's setting of this name must be the same."""
     seed: int = 0
     """Seed of the order, and of which side of a pair stands first."""
     rows_per_shard: int = 65536
@@ -107,6 +110,7 @@ def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: 
         "row_tokens": config.row_tokens,
         "rows_per_shard": config.rows_per_shard,
         "alpha": config.alpha,
+        "layout": config.layout,
         "seed": config.seed,
         "encoded": encoded.fingerprint(),
         "languages": list(languages),
@@ -141,11 +145,12 @@ def _plan(config: MixConfig, task: str, encoded: Manifest, languages: tuple[str,
     names = [shard.name for shard in encoded.shards]
     sizes = [shard.bytes for shard in encoded.shards]
     sources: Sequence[Source] = run_tasks(
-        partial(survey, folder, config.row_tokens), names, sizes, config.processes, f"survey {task}"
+        partial(survey, folder, config.row_tokens, LAYOUTS[config.layout]), names, sizes, config.processes, f"survey {task}"
     )
     if not any(source.examples for source in sources):
         raise ValueError(f"{folder} has nothing that fills a row of {config.row_tokens} tokens: encode some text first")
-    return make_plan(folder, config.row_tokens, languages, sources, (task, config.alpha, config.seed))
+    order = task, config.alpha, config.seed
+    return make_plan(folder, config.row_tokens, LAYOUTS[config.layout], languages, sources, order)
 
 
 def _sampled_pairs(stage: Stage, plan: Plan, rows: int, processes: int) -> tuple[Plan, np.ndarray]:

@@ -9,9 +9,7 @@ import numpy as np
 
 from data_prep.mapped import mapped
 from data_prep.sampling import Order, apportion, temperature_shares
-from xlme_ds.data.schema import EOS
-
-PAIR_SPECIALS = 3  # <s> e </s> f </s>
+from xlme_ds.data.schema import EOS, Layout
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,7 @@ class Plan:
 
     folder: Path
     row_tokens: int
+    layout: Layout
     group_languages: tuple[tuple[int, ...], ...]
     sources: tuple[Source, ...]
     order: Order
@@ -58,7 +57,12 @@ class Plan:
 
 
 def make_plan(
-    folder: Path, row_tokens: int, languages: Sequence[str], sources: Sequence[Source], order: tuple[str, float, int]
+    folder: Path,
+    row_tokens: int,
+    layout: Layout,
+    languages: Sequence[str],
+    sources: Sequence[Source],
+    order: tuple[str, float, int],
 ) -> Plan:
     """Plan over the `sources` of a task, its slots still to come (`with_total`); `order` is (task, alpha, seed)."""
     task, alpha, seed = order
@@ -67,7 +71,8 @@ def make_plan(
     examples = tuple(sum(s.examples for s in sources if s.group == group) for group in groups)
     shares = tuple(temperature_shares(examples, alpha))
     members = tuple(group_languages(group, languages) for group in groups)
-    return Plan(folder, row_tokens, members, tuple(sources), Order(tuple(groups), examples, shares, (), seed, task))
+    sampled = Order(tuple(groups), examples, shares, (), seed, task)
+    return Plan(folder, row_tokens, layout, members, tuple(sources), sampled)
 
 
 def with_total(plan: Plan, total: int) -> Plan:
@@ -88,22 +93,22 @@ def group_languages(group: str, languages: Sequence[str]) -> tuple[int, ...]:
     )
 
 
-def survey(folder: Path, row_tokens: int, name: str) -> Source:
+def survey(folder: Path, row_tokens: int, layout: Layout, name: str) -> Source:
     """Count the examples of the encoded shard `name` (`group/number.arrow`) of task folder `folder`."""
     group = name.split("/")[0]
     shard = mapped(folder / name)
     if shard.columns == 1:
         return Source(name, group, *_document_rows(folder / name, row_tokens - 2))
-    lengths = pair_tokens(folder / name)
+    lengths = pair_tokens(folder / name, layout)
     fits = lengths <= row_tokens
     return Source(name, group, int(fits.sum()), int(lengths[fits].sum()), int((~fits).sum()))
 
 
-def pair_tokens(path: Path) -> np.ndarray:
+def pair_tokens(path: Path, layout: Layout) -> np.ndarray:
     """Tokens of every pair of a shard as an item, int64."""
     shard = mapped(path)
     records = np.arange(shard.records)
-    return shard.bounds(0, records)[1] + shard.bounds(1, records)[1] + PAIR_SPECIALS
+    return shard.bounds(0, records)[1] + shard.bounds(1, records)[1] + layout.pair_specials
 
 
 def _document_rows(path: Path, width: int) -> tuple[int, int]:

@@ -11,8 +11,8 @@ import pyarrow as pa
 from data_prep.mapped import MappedShard, mapped
 from data_prep.packing import pack_shuffled
 from data_prep.permutation import hashed, key_of
-from data_prep.plan import PAIR_SPECIALS, Plan, pair_tokens
-from xlme_ds.data.schema import BOS, EOS, PAD, row_schema
+from data_prep.plan import Plan, pair_tokens
+from xlme_ds.data.schema import EOS, PAD, Layout, row_schema
 
 BATCH_ROWS = 1024
 WINDOW = 8192  # pairs that are packed together
@@ -35,15 +35,17 @@ class Window:
     starts: np.ndarray
     lengths: np.ndarray
     swapped: np.ndarray
+    specials: int
+    """Special tokens of a pair."""
 
     @property
     def tokens(self) -> np.ndarray:
         """Ids of each pair as an item."""
-        return self.lengths.sum(0) + PAIR_SPECIALS
+        return self.lengths.sum(0) + self.specials
 
 
 def mono_rows(plan: Plan, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
-    """Rows [start, stop) of the order: `<s>`, a slice of a shard's token stream without `</s>` at its ends, `</s>`."""
+    """Rows [start, stop) of the order: what opens an item, a slice of a shard's token stream without `</s>` at its ends, `</s>`."""
     width = plan.row_tokens - 2
     group, source, example = plan.find(np.arange(start, stop))
     languages = np.array([index for (index,) in plan.group_languages])
@@ -60,7 +62,7 @@ def mono_rows(plan: Plan, start: int, stop: int, tally: Tally) -> Iterator[pa.Re
             for s, start in zip(source[part].tolist(), at[part].tolist(), strict=True)
         ]
         # One copy for all rows: between two texts, and at both ends, stand the last id of a row and the first of another.
-        joined = bytearray(np.array([EOS, BOS], dtype=np.int32)).join([b"", *texts, b""])
+        joined = bytearray(np.array([EOS, plan.layout.opening], dtype=np.int32)).join([b"", *texts, b""])
         rows = np.frombuffer(joined, dtype=np.int32)[1:-1].reshape(len(texts), plan.row_tokens)
         lengths = np.full(len(rows), plan.row_tokens)
         whole = (at[part] >= 0) & (rows[:, 1] != EOS) & (rows[:, -2] != EOS)
@@ -110,17 +112,17 @@ def read_window(plan: Plan, number: int) -> Window:
         s = int(source[at[0]])
         records = example[at]
         if plan.sources[s].too_long:
-            records = _fitting(plan.path(s), plan.row_tokens)[records]
+            records = _fitting(plan.path(s), plan.row_tokens, plan.layout)[records]
         for side in (0, 1):
             starts[side, at], lengths[side, at] = mapped(plan.path(s)).bounds(side, records)
     swapped = plan.order.swapped(slots)
     starts[:, swapped], lengths[:, swapped] = starts[::-1, swapped], lengths[::-1, swapped]
-    return Window(group, source, starts, lengths, swapped)
+    return Window(group, source, starts, lengths, swapped, plan.layout.pair_specials)
 
 
 @lru_cache(maxsize=64)
-def _fitting(path: Path, row_tokens: int) -> np.ndarray:
-    return np.flatnonzero(pair_tokens(path) <= row_tokens)
+def _fitting(path: Path, row_tokens: int, layout: Layout) -> np.ndarray:
+    return np.flatnonzero(pair_tokens(path, layout) <= row_tokens)
 
 
 def _packed(plan: Plan, number: int, window: Window) -> list[np.ndarray]:
@@ -143,7 +145,7 @@ def _window_batches(
 
 
 def _render(plan: Plan, window: Window, rows: Sequence[np.ndarray]) -> pa.RecordBatch:
-    """The rows with the given items of a window, each item `<s> e </s> f </s>`."""
+    """The rows with the given items of a window, each item `<s> e </s> f </s>`, or as else the plan lays them out."""
     items = np.concatenate(rows)
     counts = np.array([len(row) for row in rows])
     lengths = window.tokens[items]
@@ -153,12 +155,14 @@ def _render(plan: Plan, window: Window, rows: Sequence[np.ndarray]) -> pa.Record
     padding = np.arange(len(rows)) * plan.row_tokens - np.concatenate([[0], row_ends[:-1]])  # of all rows before
     at = ends - lengths + np.repeat(padding, counts)
     flat = np.full(len(rows) * plan.row_tokens, PAD, dtype=np.int32)
-    flat[at] = BOS
-    flat[at + 1 + first] = EOS
+    flat[at] = plan.layout.opening
+    behind = at + 1 + first
+    for n, separator in enumerate(plan.layout.between):
+        flat[behind + n] = separator
     flat[at + lengths - 1] = EOS
     files = {s: mapped(plan.path(s)).words for s in np.unique(window.source).tolist()}
     words = [files[s] for s in window.source[items].tolist()]
-    for side, begin in ((0, at + 1), (1, at + 2 + first)):
+    for side, begin in ((0, at + 1), (1, behind + len(plan.layout.between))):
         starts, wide = window.starts[side, items].tolist(), window.lengths[side, items].tolist()
         stretches = zip(words, begin.tolist(), starts, wide, strict=True)
         for source, b, s, n in stretches:

@@ -14,7 +14,7 @@ from rich.text import Text
 from data_prep.executor import on_root
 from data_prep.languages import canonical
 from xlme_ds.data.corrupt import corrupt
-from xlme_ds.data.schema import BOS, EOS, TASKS, Manifest, file_sha256, read_manifest, row_schema
+from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, file_sha256, read_manifest, row_schema
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
 _OPEN, _CLOSE = "⟦", "⟧"  # around masked text where there is no colour
@@ -56,6 +56,7 @@ class Row:
     tokens: np.ndarray
     lengths: list[int]
     languages: list[str]
+    layout: Layout
 
     def masked(self, task: str, seed: int, fraction: float) -> set[int]:
         """Positions that training masks when it reads this row for the first time."""
@@ -122,7 +123,7 @@ def rows_from(folder: Path, manifest: Manifest, start: int, language: int | None
         if first + shard.rows > start:
             for at, batch in _batches(folder / shard.name, manifest.settings["row_tokens"]):
                 for i in _wanted(batch, max(start - first - at, 0), language):
-                    yield _row(batch, i, first + at + i, manifest.languages)
+                    yield _row(batch, i, first + at + i, manifest)
         first += shard.rows
 
 
@@ -157,9 +158,10 @@ def _wanted(batch: pa.RecordBatch, start: int, language: int | None) -> list[int
     return [int(i) for i in np.flatnonzero(wanted) if i >= start]
 
 
-def _row(batch: pa.RecordBatch, i: int, number: int, codes: tuple[str, ...]) -> Row:
+def _row(batch: pa.RecordBatch, i: int, number: int, manifest: Manifest) -> Row:
     tokens, lengths, languages = (column[i].values.to_pylist() for column in batch.columns)
-    return Row(number, np.array(tokens, dtype=np.int32), lengths, [codes[index] for index in languages])
+    codes = [manifest.languages[index] for index in languages]
+    return Row(number, np.array(tokens, dtype=np.int32), lengths, codes, LAYOUTS[manifest.layout])
 
 
 def describe(row: Row, task: str, vocabulary: Vocabulary, config: ShowConfig, marks: bool) -> Iterator[Text]:
@@ -171,19 +173,19 @@ def describe(row: Row, task: str, vocabulary: Vocabulary, config: ShowConfig, ma
     ends = np.cumsum([0, *row.lengths]).tolist()
     for item, (begin, end) in enumerate(pairwise(ends)):
         codes = row.languages[item * sides : (item + 1) * sides]
-        for code, (first, stop) in zip(codes, _sides(row.tokens, begin, end, sides), strict=True):
+        for code, (first, stop) in zip(codes, _sides(row, begin, end, sides), strict=True):
             heading = Text(f"{item + 1:>4} {code:<8}", style="cyan")
             yield heading + Text(" ") + text_of(row.tokens, first, stop, masked, vocabulary, marks)
     yield Text("")
 
 
-def _sides(tokens: np.ndarray, begin: int, end: int, sides: int) -> list[tuple[int, int]]:
-    """Where the text of each side of an item stands, without `<s>` and the `</s>` behind it."""
-    assert tokens[begin] == BOS and tokens[end - 1] == EOS
+def _sides(row: Row, begin: int, end: int, sides: int) -> list[tuple[int, int]]:
+    """Where the text of each side of an item stands, without the special tokens around it."""
+    assert row.tokens[begin] == row.layout.opening and row.tokens[end - 1] == EOS
     if sides == 1:  # may have several documents, with `</s>` in between
         return [(begin + 1, end - 1)]
-    middle = begin + 1 + int(np.argmax(tokens[begin + 1 : end] == EOS))
-    return [(begin + 1, middle), (middle + 1, end - 1)]
+    middle = begin + 1 + int(np.argmax(row.tokens[begin + 1 : end] == EOS))
+    return [(begin + 1, middle), (middle + len(row.layout.between), end - 1)]
 
 
 def text_of(tokens: np.ndarray, first: int, stop: int, masked: set[int], vocabulary: Vocabulary, marks: bool) -> Text:

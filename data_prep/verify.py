@@ -11,7 +11,17 @@ import pyarrow as pa
 
 from data_prep.executor import is_root, run_tasks
 from data_prep.faults import Faults, document_faults, pair_faults, row_faults
-from xlme_ds.data.schema import DOCUMENTS, PAIRS, TASKS, Manifest, Shard, file_sha256, read_manifest, row_schema
+from xlme_ds.data.schema import (
+    DOCUMENTS,
+    LAYOUTS,
+    PAIRS,
+    TASKS,
+    Manifest,
+    Shard,
+    file_sha256,
+    read_manifest,
+    row_schema,
+)
 from xlme_ds.data.vocabulary import MODEL_FILE
 
 
@@ -119,7 +129,8 @@ def _rules(folder: Path, manifest: Manifest) -> tuple[pa.Schema, Callable[[pa.Re
     if manifest.stage == "mix":
         schema = row_schema(manifest.settings["row_tokens"])
         sides = 2 if manifest.settings["task"] == "para" else 1
-        return schema, partial(row_faults, text_end=text_end, sides=sides, languages=len(manifest.languages))
+        codes, layout = len(manifest.languages), LAYOUTS[manifest.layout]
+        return schema, partial(row_faults, text_end=text_end, sides=sides, languages=codes, layout=layout)
     if folder.name == "para":
         return PAIRS, partial(pair_faults, text_end=text_end)
     return DOCUMENTS, partial(document_faults, text_end=text_end)

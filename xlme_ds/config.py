@@ -29,6 +29,12 @@ class ModelConfig:
     max_positions: int = 512
     """Rows of the learned absolute position table; also the longest item."""
     absolute_positions: bool = True
+    layout: Literal["xlme", "xlm"] = "xlme"
+    """Special tokens around the sides of an item; must be the `--layout` that the data were mixed with."""
+    language_embeddings: tuple[str, ...] = ()
+    """Codes of the languages that have a learned vector, added to the embedded tokens as positions are: all that the data have."""
+    dropout: float = 0.0
+    """Of the embedded tokens and of what attention and feed-forward network add, while training."""
     norm: Literal["post", "pre"] = "post"
     embedding_norm: bool = False
     """Normalise the embedded tokens in pre-LN models too; post-LN models always do."""
@@ -69,6 +75,11 @@ class ModelConfig:
             f"use {-(-self.vocabulary // block)}",
         )
         _require(self.init_std > 0, f"model.init_std is {self.init_std}: it must be positive")
+        _require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}: it must be at least 0 and below 1")
+        _require(
+            len(set(self.language_embeddings)) == len(self.language_embeddings),
+            "model.language_embeddings names a language twice: name each once",
+        )
 
 
 OBJECTIVE_DESCRIPTIONS = {
@@ -348,5 +359,9 @@ class RunConfig(Training):
         _require(
             not (self.objective.pseudo_fractions and self.data.para_rows),
             f"objective.name {self.objective.name} reads monolingual rows alone: set data.para_rows to 0",
+        )
+        _require(
+            not (self.objective.pseudo_fractions and self.model.layout != "xlme"),
+            f"objective.name {self.objective.name} lays its sentences out as xlme has pairs: set model.layout to xlme",
         )
         return super().validate()

@@ -70,8 +70,8 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
             folder.claim(config)
             check_engine(config.engine)
             share, shares = data_parallel(config.engine, rank, world)
-            objective = config.objective
-            arguments = config.seed, objective.mask_fraction, share, shares, objective.pseudo_fractions
+            objective, languages = config.objective, config.model.language_embeddings
+            arguments = config.seed, objective.mask_fraction, share, shares, languages, objective.pseudo_fractions
             loader = fitting(Loader(data, config.data, *arguments), config.model)
             # A run that resumes needs the folder that it started from no more.
             started = Checkpoints(out, config.train.keep_last, config.train.keep_every).all()

@@ -13,7 +13,7 @@ from tests.small import item, rows_of
 from xlme_ds.config import DataConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.collate import collate
-from xlme_ds.data.corrupt import corrupt
+from xlme_ds.data.corrupt import corrupt, philox
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import EOS, TASKS, read_manifest, write_manifest
 
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def reference(folder: Path, numbers: list[list[int]], seed: int) -> Batch:
     """The batch of row numbers by task, one token at a time."""
-    tokens, positions, segments, sides, languages, tasks, masked, uniforms = [], [], [], [], [], [], [], []
+    tokens, positions, segments, sides, languages, tasks, keys, masked, uniforms = ([] for _ in range(9))
     for task, name in enumerate(TASKS):
         records = [
             r
@@ -60,7 +60,10 @@ def reference(folder: Path, numbers: list[list[int]], seed: int) -> Batch:
             sides.append(side + padding)
             languages.append(language + padding)
             tasks.append(task)
-    integers = tokens, positions, segments, sides, languages, tasks, masked
+            words = philox(tuple(np.uint64(n) for n in (0xFFFFFFFF, task, number, 0)), (seed, 0))
+            key = int(words[0]) + (int(words[1]) << 32)
+            keys.append(key - 2**64 if key >= 2**63 else key)
+    integers = tokens, positions, segments, sides, languages, tasks, keys, masked
     return Batch(*(torch.tensor(part) for part in integers), torch.tensor(uniforms))
 
 
@@ -120,12 +123,22 @@ def test_the_cut_changes_no_row(folder: Path) -> None:
     assert all(other == steps[0] for other in steps[1:])
 
 
+def test_languages_are_numbered_as_asked(folder: Path) -> None:
+    ours, asked = (Loader(folder, DATA, 7, 0.15, languages=codes).batch(1, 0) for codes in ((), ("fr", "xx", "en", "de")))
+    renumbered = torch.tensor([3, 2, 0])[ours.languages_BT]  # de, en, fr
+    assert torch.equal(asked.languages_BT, renumbered * (ours.segments_BT > 0))
+    assert_equal(asked._replace(languages_BT=ours.languages_BT), ours)
+    with pytest.raises(ValueError, match=r"has text in fr, which model\.language_embeddings does not name: set it to de en fr"):
+        Loader(folder, DATA, 7, 0.15, languages=("de", "en"))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"vocabulary_sha256": "1" * 64}, "encoded with different vocabularies: prepare them together"),
         ({"vocabulary_size": 201}, "encoded with different vocabularies"),
-        ({"settings": {"row_tokens": 64}}, "rows of different lengths: mix them together"),
+        ({"settings": {"row_tokens": 64}}, "rows of different lengths or layouts: mix them together"),
+        ({"settings": {"row_tokens": 32, "layout": "xlm"}}, "rows of different lengths or layouts: mix them together"),
     ],
 )
 def test_tasks_that_do_not_belong_together(tmp_path: Path, change: dict, words: str) -> None:

@@ -18,6 +18,8 @@ import sentencepiece as spm
 
 from data_prep.mix import MixConfig, run
 from data_prep.store import write_arrow
+from data_prep.verify import VerifyConfig
+from data_prep.verify import run as run_verify
 from xlme_ds.data.schema import BOS, DOCUMENTS, EOS, PAD, PAIRS, Manifest, file_sha256, read_manifest, write_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,6 +205,31 @@ def test_packed_rows_are_the_pairs(corpus: Corpus, tmp_path: Path) -> None:
         fitting = [frozenset((BOS, EOS, *s, *t)) for s, t in corpus.pairs[name] if len(s) + len(t) + 3 <= WIDTH]
         assert max(times[pair] for pair in fitting) <= -(-used[name] * 1.2 // len(fitting))
     assert manifest.counts["fill"] == sum(sum(row.lengths) for row in rows) / (700 * WIDTH)
+
+
+def test_layout_of_xlm(corpus: Corpus, tmp_path: Path) -> None:
+    """The same texts as in XLM-E's layout, row by row, between other special tokens; pairs pack by their own length."""
+    xlme, xlm = (corpus.config(tmp_path / name, mono_rows=300, para_rows=90, layout=name) for name in ("xlme", "xlm"))
+    for config in (xlme, xlm):
+        run(config)
+    for ours, theirs in zip(read_rows(xlm.out / "mono"), read_rows(xlme.out / "mono"), strict=True):
+        assert ours == replace(theirs, tokens=(EOS, *theirs.tokens[1:]))
+    known = {
+        item: codes
+        for name, sides in (("de-en", ("de", "en")), ("en-zh-Hans", ("en", "zh-Hans")))
+        for source, target in corpus.pairs[name]
+        for item, codes in (
+            ((EOS, *source, EOS, EOS, *target, EOS), sides),
+            ((EOS, *target, EOS, EOS, *source, EOS), sides[::-1]),
+        )
+    }
+    rows = read_rows(xlm.out / "para")
+    assert max(len(row.lengths) for row in rows) > 1
+    for row in rows:
+        assert [code for item in row.items() for code in known[item]] == list(row.languages)
+    run_verify(VerifyConfig(xlm.out))
+    with pytest.raises(ValueError, match='layout was "xlm", now "xlme"'):
+        run(replace(xlm, layout="xlme"))
 
 
 def test_bytes_do_not_depend_on_processes(corpus: Corpus, tmp_path: Path) -> None:

@@ -201,6 +201,35 @@ def test_a_pair_with_a_separator_too_many_or_moved_lengths(copied: Path) -> None
     run(VerifyConfig(copied / "data" / "para"))
 
 
+def test_pairs_in_the_layout_of_xlm(prepared: Path, tmp_path: Path) -> None:
+    encoded, vocab = prepared / "encoded", prepared / "data" / "vocab"
+    mix.run(mix.MixConfig(encoded, vocab, tmp_path, 50, 30, row_tokens=ROW, rows_per_shard=20, layout="xlm"))
+    run(VerifyConfig(tmp_path))
+
+    def middle(columns: dict[str, list]) -> tuple[list[int], int]:
+        tokens = columns["tokens"][3]
+        return tokens, next(i for i in range(1, ROW) if tokens[i] == tokens[i + 1] == EOS)
+
+    def apart(columns: dict[str, list]) -> None:
+        tokens, i = middle(columns)
+        tokens[i + 1], tokens[i + 2] = tokens[i + 2], tokens[i + 1]
+
+    def one(columns: dict[str, list]) -> None:
+        tokens, i = middle(columns)
+        tokens[i] = UNK
+
+    def opening(columns: dict[str, list]) -> None:
+        columns["tokens"][3][0] = BOS
+
+    kept = {path: path.read_bytes() for path in (tmp_path / "para").glob("*") if path.is_file()}
+    for change in (apart, one, opening):
+        rewrite(tmp_path / "para", change)
+        with pytest.raises(ValueError, match="row 3: an item that does not start with </s>, end with </s>"):
+            run(VerifyConfig(tmp_path / "para"))
+        for path, data in kept.items():
+            path.write_bytes(data)
+
+
 def test_another_schema(copied: Path) -> None:
     folder = copied / "data" / "mono"
     manifest = read_manifest(folder)

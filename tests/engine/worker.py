@@ -80,8 +80,8 @@ def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> d
     """Train one case; rank by rank the gradients of step 1, on the root the weights in the end."""
     share = data_parallel(config.engine, rank, world)
     heldout = HELDOUT if config.data.para_rows else replace(HELDOUT, para_rows=0)
-    open_places = config.objective.pseudo_fractions
-    loaders = [Loader(data, rows, config.seed, 0.15, *share, open_places) for rows in (config.data, heldout)]
+    settings = config.model.language_embeddings, config.objective.pseudo_fractions
+    loaders = [Loader(data, rows, config.seed, 0.15, *share, *settings) for rows in (config.data, heldout)]
     engine = build_engine(config, *loaders)
     stats, heldout = [], {}
     for step in range(STEPS):

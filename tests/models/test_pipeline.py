@@ -16,6 +16,7 @@ VARIANTS = [
     dict(norm="pre", embedding_norm=True, embedding_sharing="gdes", vocabulary_blocks=3, activation_checkpointing=True),
     dict(relative_bias="plain"),
     dict(relative_bias="none", absolute_positions=False),
+    dict(dropout=0.3, language_embeddings=("de", "en", "fr")),
 ]
 
 
@@ -68,7 +69,7 @@ def test_only_the_rows_set_the_shapes() -> None:
 
 
 def test_flow_survives_packing() -> None:
-    tensors = [torch.full((2, 3), float(n)) for n in range(2)] + [torch.full((2, 3), n) for n in range(3)]
+    tensors = [torch.full((2, 3), float(n)) for n in range(2)] + [torch.full((2, 3), n) for n in range(4)]
     for relative in (None, torch.ones(1, 5)):
         flow = Flow(*tensors, relative)
         again = Flow.unpack(flow.pack())

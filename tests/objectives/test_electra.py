@@ -163,7 +163,7 @@ def test_auc_is_scikit_learns_up_to_its_bins(scale: float) -> None:
     g = torch.Generator().manual_seed(1)
     logits = (torch.randn(40, 100, generator=g) + 0.7 * (corrupted == 8)) * scale
     none, nothing = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
-    batch = Batch(tokens, *[torch.ones_like(tokens)] * 4, torch.zeros(40, dtype=torch.int64), none, nothing)
+    batch = Batch(tokens, *[torch.ones_like(tokens)] * 4, *[torch.zeros(40, dtype=torch.int64)] * 2, none, nothing)
     output = ElectraOutput(nothing, none, corrupted, logits)
     statistics = OBJECTIVE.statistics(output, batch)
     metrics = OBJECTIVE.summarise(torch.zeros(4), torch.tensor([1.0, 0, 1, 0]), statistics)

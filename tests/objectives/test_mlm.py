@@ -52,9 +52,10 @@ def test_a_task_without_rows_is_left_out() -> None:
     assert metrics_of(random_output(batch), batch).keys() == {"loss", "mlm", "accuracy_mono"}
 
 
+@pytest.mark.parametrize("changes", [{}, dict(dropout=0.3, language_embeddings=("de", "en", "fr"))])
 @pytest.mark.parametrize("size", [1, 3])
-def test_everything_adds_up_over_any_cut(size: int) -> None:
-    batch, model = usual_batch(), language_model()
+def test_everything_adds_up_over_any_cut(size: int, changes: dict[str, object]) -> None:
+    batch, model = usual_batch(), language_model(**changes)
     weights = (OBJECTIVE.weights / OBJECTIVE.counts(batch)).float()
 
     def run(pieces: list[Batch]) -> tuple[torch.Tensor, ...]:

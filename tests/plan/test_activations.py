@@ -24,6 +24,7 @@ def layout(cfg: ModelConfig, element: int, fused: bool) -> Layout:
 def kept_by_a_layer(cfg: ModelConfig, dtype: torch.dtype, device: str) -> int:
     """Bytes of all storages that autograd saves in one layer, parameters and what all layers share left out."""
     encoder = lively(Encoder(cfg, Part(range(1)))).to(device, dtype)
+    keys_B = torch.arange(ROWS, device=device)
     bias = encoder.bias(torch.ones(ROWS, TOKENS, dtype=torch.long, device=device))
     x_BTD = torch.randn(ROWS, TOKENS, cfg.width, device=device).to(dtype).requires_grad_()
     outside = [*encoder.parameters(), *(tensor for tensor in bias if tensor is not None)]
@@ -36,15 +37,16 @@ def kept_by_a_layer(cfg: ModelConfig, dtype: torch.dtype, device: str) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        encoder.layers["0"](x_BTD, bias)
+        encoder.layers["0"](x_BTD, bias, keys_B)
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("relative_bias", ["gated", "plain", "none"])
-def test_a_layer_on_the_cpu(norm: str, relative_bias: str, dtype: torch.dtype) -> None:
-    cfg = replace(SMALL, norm=norm, relative_bias=relative_bias)  # type: ignore[arg-type]
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_layer_on_the_cpu(norm: str, relative_bias: str, dtype: torch.dtype, dropout: float) -> None:
+    cfg = replace(SMALL, norm=norm, relative_bias=relative_bias, dropout=dropout)  # type: ignore[arg-type]
     # The scale of q·k is kept as a number of 8 bytes by some versions of torch.
     assert kept_by_a_layer(cfg, dtype, "cpu") == pytest.approx(
         activations.layer(layout(cfg, dtype.itemsize, False)), abs=64

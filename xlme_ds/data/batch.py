@@ -15,7 +15,7 @@ class Batch(NamedTuple):
     tokens_BT: Tensor
     """Original ids, padded with PAD."""
     positions_BT: Tensor
-    """Position inside the item, from 0; 0 at padding."""
+    """Position inside the item, from 0 (in XLM's layout anew on the second side); 0 at padding."""
     segments_BT: Tensor
     """Number of the item inside its row, from 1; 0 at padding."""
     sides_BT: Tensor
@@ -24,6 +24,8 @@ class Batch(NamedTuple):
     """Index of the side's language in the data's list; 0 at padding."""
     task_B: Tensor
     """Index into schema.TASKS."""
+    keys_B: Tensor
+    """64 bits of randomness of the row and its number, as int64: what dropout draws from."""
     masked_M: Tensor
     """Masked positions, as indices into the flattened tokens, ascending."""
     uniforms_M: Tensor

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 
 from .batch import Batch
-from .corrupt import corrupt
-from .rows import EOS, PAD, TASKS, Rows, joined
+from .corrupt import corrupt, row_keys
+from .rows import EOS, LAYOUTS, PAD, TASKS, Rows, joined
 
 Parts = list[tuple[int, Rows, np.ndarray]]
 """Of every task its index, rows, and their row numbers in the run's endless order."""
@@ -14,16 +14,17 @@ Parts = list[tuple[int, Rows, np.ndarray]]
 def collate(parts: Parts, seed: int, mask_fraction: float) -> Batch:
     """One batch of `parts`.
 
-    The masked positions and uniforms are a function of (seed, task, row number) and the row alone.
+    The masked positions, uniforms and keys are a function of (seed, task, row number) and the row alone.
     """
     rows = joined([part for _, part, _ in parts])
     tasks = np.repeat([task for task, _, _ in parts], [len(part.tokens) for _, part, _ in parts])
     numbers = np.concatenate([numbers for _, _, numbers in parts])
     positions, segments = item_layout(rows)
-    sides, languages = side_layout(rows, positions, segments, tasks)
+    sides, languages, positions = side_layout(rows, positions, segments, tasks)
     masked, uniforms = corrupt(rows.tokens, segments, numbers, seed, tasks, mask_fraction)
-    arrays = rows.tokens.astype(np.int64), positions, segments, sides, languages, tasks, masked, uniforms
-    return Batch(*(torch.from_numpy(array) for array in arrays))
+    layout = rows.tokens.astype(np.int64), positions, segments, sides, languages
+    randomness = row_keys(numbers, seed, tasks), masked, uniforms
+    return Batch(*(torch.from_numpy(array) for array in (*layout, tasks, *randomness)))
 
 
 def item_layout(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
@@ -45,11 +46,12 @@ def item_layout(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
 
 def side_layout(
     rows: Rows, positions: np.ndarray, segments: np.ndarray, tasks: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Sides and languages of the tokens, both int64 [B, T] (see Batch), from their items and each row's task.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sides, languages and positions of the tokens, int64 [B, T] (see Batch), from their items and each row's task.
 
-    The first side of a pair ends with the first `</s>` behind the item's first token. Raises ValueError for a pair without a
-    second side, and where there are not as many languages as sides.
+    The first side of a pair ends with the first `</s>` behind the item's first token. Where that one is a `</s>` too the rows are
+    laid out as XLM's, and positions restart. Raises ValueError for a pair without a second side, and where there are not as many
+    languages as sides.
     """
     shape, padding = positions.shape, segments.ravel() == 0
     starts = np.flatnonzero((positions.ravel() == 0) & ~padding)
@@ -66,4 +68,8 @@ def side_layout(
     side_of[number[second]] = 1
     sides, languages = side_of[number], rows.languages[number]
     sides[padding] = languages[padding] = 0
-    return sides.reshape(shape), languages.reshape(shape)
+    if len(pairs) and rows.tokens.ravel()[pairs[0]] == LAYOUTS["xlm"].opening:
+        before = np.zeros(len(rows.languages), dtype=np.int64)
+        before[number[second]] = second - pairs
+        positions = positions - before[number].reshape(shape) * (segments > 0)
+    return sides.reshape(shape), languages.reshape(shape), positions

@@ -82,15 +82,25 @@ def corrupt(
     """
     width = tokens.shape[1]
     tasks = np.broadcast_to(np.asarray(task, dtype=np.uint64), numbers.shape)
-    key = seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
     done = [(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32))]
     for first in range(0, len(tokens), _BLOCK):
         part = slice(first, first + _BLOCK)
-        grid = tasks[part], numbers[part].astype(np.uint64), key
+        grid = tasks[part], numbers[part].astype(np.uint64), _key(seed)
         chosen, uniforms = _choose(tokens[part], segments[part], *grid, fraction)
         done.append((chosen + first * width, uniforms))
     where, uniforms = (np.concatenate(group) for group in zip(*done, strict=True))
     return where, uniforms
+
+
+def row_keys(numbers: np.ndarray, seed: int, tasks: np.ndarray) -> np.ndarray:
+    """64 bits for each row, as int64 [B], of a counter whose column no row has."""
+    counter = np.uint64(_LOW), tasks.astype(np.uint64), numbers.astype(np.uint64) & _LOW, numbers.astype(np.uint64) >> _SHIFT
+    low, high, *_ = philox(counter, _key(seed))
+    return (low | (high << _SHIFT)).view(np.int64)
+
+
+def _key(seed: int) -> Key:
+    return seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
 
 
 def _choose(

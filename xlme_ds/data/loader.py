@@ -1,6 +1,6 @@
 """Batches of a step: order, rows and corruption put together. Holds no position: a step's number says everything."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -26,14 +26,16 @@ class Loader:
         mask_fraction: float,
         rank: int = 0,
         world: int = 1,
+        languages: Sequence[str] = (),
         pseudo_fractions: tuple[float, ...] = (),
     ):
+        """`languages`: see `RowStore`; `pseudo_fractions`: see `PseudoSides`, without them nothing stands behind a sentence."""
         self.plan: StepPlan = plan_step(data, world)
         self.rank = rank
         self.seed = seed
         self.mask_fraction = mask_fraction
         self.stores = {
-            task: RowStore(Path(folder) / name) for task, name in enumerate(TASKS) if self.plan.rows[task] > 0
+            task: RowStore(Path(folder) / name, languages) for task, name in enumerate(TASKS) if self.plan.rows[task] > 0
         }
         first = next(iter(self.stores.values()))
         for store in self.stores.values():
@@ -42,15 +44,18 @@ class Loader:
                     raise ValueError(
                         f"{store.folder} and {first.folder} were encoded with different vocabularies: prepare them together"
                     )
-            if store.row_tokens != first.row_tokens:
-                raise ValueError(f"{store.folder} and {first.folder} have rows of different lengths: mix them together")
+            if store.row_tokens != first.row_tokens or store.manifest.layout != first.manifest.layout:
+                raise ValueError(
+                    f"{store.folder} and {first.folder} have rows of different lengths or layouts: mix them together"
+                )
         self.folder = Path(folder)
-        self._collate = PseudoSides(pseudo_fractions, len(first.manifest.languages)).collate if pseudo_fractions else collate
+        self._collate = PseudoSides(pseudo_fractions, len(first.languages)).collate if pseudo_fractions else collate
         self.watch: Callable[[int, list[Parts]], None] | None = None
         """Is told of every step that was read, by micro-batch."""
         self.row_tokens = first.row_tokens
         self.vocabulary_sha256 = first.manifest.vocabulary_sha256
         self.vocabulary_size = first.manifest.vocabulary_size
+        self.layout = first.manifest.layout
 
     @property
     def fingerprints(self) -> dict[str, str]:

@@ -12,6 +12,29 @@ TASKS = ("mono", "para")
 
 
 @dataclass(frozen=True)
+class Layout:
+    """The special tokens of an item, `opening text </s>` or `opening e between f </s>`."""
+
+    opening: int
+    between: tuple[int, ...]
+    """Between the two sides of a pair."""
+
+    @property
+    def pair_specials(self) -> int:
+        """Special tokens of a pair."""
+        return 2 + len(self.between)
+
+    def item(self, first: np.ndarray, second: np.ndarray | None = None) -> np.ndarray:
+        """The ids of an item of one side or two, given without special tokens."""
+        sides = [first] if second is None else [first, self.between, second]
+        return np.concatenate([[self.opening], *sides, [EOS]]).astype(np.int32)
+
+
+LAYOUTS = {"xlme": Layout(BOS, (EOS,)), "xlm": Layout(EOS, (EOS, EOS))}
+"""By the name that `data_prep mix --layout` and `model.layout` have for them; under xlm positions restart on the second side."""
+
+
+@dataclass(frozen=True)
 class Rows:
     """Rows in reading order.
 

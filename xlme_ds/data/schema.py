@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from .rows import BOS, EOS, PAD, TASKS, UNK  # noqa: F401  they are part of the contract
+from .rows import BOS, EOS, LAYOUTS, PAD, TASKS, UNK, Layout  # noqa: F401  they are part of the contract
 
 FORMAT_VERSION = 1
 
@@ -36,7 +36,8 @@ def row_schema(row_tokens: int) -> pa.Schema:
     """Schema of a training row.
 
     `tokens`: `row_tokens` ids, padded with `PAD` behind the last item. `lengths`: tokens of each packed item, specials
-    included; an item is `<s> text </s>` (task mono, one an row) or `<s> e </s> f </s>` (task para, several a row).
+    included; an item is `<s> text </s>` (task mono, one an row) or `<s> e </s> f </s>` (task para, several a row), or
+    what else the manifest's setting `layout` says (`rows.LAYOUTS`).
     `languages`: indices into the manifest's `languages`, one a side in the order they stand, so one for a mono item
     and two for a pair.
     """
@@ -81,6 +82,11 @@ class Manifest:
         """Records over all shards."""
         return sum(shard.rows for shard in self.shards)
 
+    @property
+    def layout(self) -> str:
+        """Name of that of the rows that `mix` wrote; data from before there was a choice have XLM-E's."""
+        return str(self.settings.get("layout", "xlme"))
+
     def fingerprint(self) -> str:
         """SHA-256 of the manifest's canonical JSON: equal exactly when settings, counts and every shard are equal."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
@@ -111,6 +117,8 @@ def read_manifest(folder: Path) -> Manifest:
         fields["languages"] = tuple(fields["languages"])
         fields["shards"] = tuple(Shard(**shard) for shard in fields["shards"])
         manifest = Manifest(**fields)
+        if manifest.layout not in LAYOUTS:
+            raise ValueError(f"no layout is called {manifest.layout}")
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is not a readable manifest ({error}): write the folder again") from None
     if manifest.format != FORMAT_VERSION:

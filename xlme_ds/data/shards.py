@@ -7,7 +7,9 @@ as it would under a memory map.
 
 import hashlib
 from bisect import bisect_right
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -50,7 +52,11 @@ class _Block(NamedTuple):
 class RowStore:
     """One task of a mixed data folder, addressed by record number 0 … rows−1."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, languages: Sequence[str] = ()):
+        """`languages`: codes that the languages of its rows are numbered by; by default the data's own list.
+
+        Raises ValueError for a folder that holds no rows, or text in another language.
+        """
         self.folder = Path(folder)
         self.manifest: Manifest = read_manifest(self.folder)
         if self.manifest.stage != "mix":
@@ -61,6 +67,14 @@ class RowStore:
         self.rows = self.manifest.rows
         if self.rows < 1 or self.row_tokens < 1 or min(shard.rows for shard in self.manifest.shards) < 1:
             raise ValueError(f"{self.folder / 'manifest.json'} lists a shard without rows: mix the folder again")
+        self.languages = tuple(languages) or self.manifest.languages
+        missing = [code for code in self.manifest.languages if code not in self.languages]
+        if missing:
+            raise ValueError(
+                f"{self.folder} has text in {', '.join(missing)}, which model.language_embeddings does not name: set it to "
+                f"{' '.join(self.manifest.languages)}"
+            )
+        self._numbers = np.array([self.languages.index(code) for code in self.manifest.languages])
         self._starts = [0, *accumulate(shard.rows for shard in self.manifest.shards)]
         self._columns = np.arange(self.row_tokens)
         self._open: dict[int, list[_Block]] = {}
@@ -101,7 +115,7 @@ class RowStore:
                 f"{self._path(shard)} has ids or lengths that no row can have, near row {start - self._starts[shard]}: "
                 f"mix {self.folder} again"
             )
-        return rows
+        return replace(rows, languages=self._numbers[rows.languages])
 
     def _path(self, shard: int) -> Path:
         return self.folder / self.manifest.shards[shard].name

@@ -108,6 +108,10 @@ def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> L
             f"{folder} has rows of {loader.row_tokens} tokens, model.max_positions is {model.max_positions}: "
             f"raise it to {loader.row_tokens}"
         )
+    if loader.layout != model.layout:
+        raise ValueError(
+            f"{folder} was mixed with --layout {loader.layout}, model.layout is {model.layout}: set it to {loader.layout}"
+        )
     if Vocabulary(folder / "vocab").sha256 != loader.vocabulary_sha256:
         raise ValueError(f"{folder / 'vocab'} is not the vocabulary of the rows beside it: mix {folder} again")
     if like is not None and loader.vocabulary_sha256 != like.vocabulary_sha256:

@@ -28,16 +28,16 @@ class TaskBatch(NamedTuple):
     segments_BT: Tensor
     labels: Tensor
     """[B, T] of tokens, IGNORED where none is; [B] of pairs; [B, 2] of spans: first and last token."""
-    seed: Tensor
-    """[], of the dropout."""
+    keys_B: Tensor
+    """See `data.batch.Batch`."""
 
     def to(self, device: torch.device) -> "TaskBatch":
         """The same batch on `device`."""
         return TaskBatch(*(tensor.to(device, non_blocking=True) for tensor in self))
 
 
-def collate(features: Sequence[Feature], kind: Kind, seed: int = 0) -> TaskBatch:
-    """Features padded to the longest of them."""
+def collate(features: Sequence[Feature], kind: Kind, keys: Sequence[int] = ()) -> TaskBatch:
+    """Features padded to the longest of them; `keys`, one each, are for training."""
     width = max(len(feature.ids) for feature in features)
     tokens_BT = np.full((len(features), width), PAD, np.int64)
     labels = np.full((len(features), width), IGNORED, np.int64)
@@ -49,7 +49,8 @@ def collate(features: Sequence[Feature], kind: Kind, seed: int = 0) -> TaskBatch
     elif kind == "span":
         labels = labels[:, :2]
     tokens = torch.from_numpy(tokens_BT)
-    return TaskBatch(tokens, *one_item_a_row(tokens), torch.from_numpy(labels), torch.tensor(seed))
+    keys_B = torch.tensor(keys or [0] * len(features))
+    return TaskBatch(tokens, *one_item_a_row(tokens), torch.from_numpy(labels), keys_B)
 
 
 class TaskLoader:
@@ -85,8 +86,8 @@ class TaskLoader:
 
     def batch(self, step: int, micro_batch: int) -> TaskBatch:
         """Micro-batch `micro_batch` (of `plan.accumulation`) of this rank in step `step`."""
-        numbers = self.plan.numbers(step, self.rank, micro_batch, 0)
-        return collate([self._feature(int(n)) for n in numbers], self.kind, _seed(self.seed, int(numbers[0])))
+        numbers = self.plan.numbers(step, self.rank, micro_batch, 0).tolist()
+        return collate([self._feature(n) for n in numbers], self.kind, [_key(self.seed, n) for n in numbers])
 
     def step(self, step: int) -> list[TaskBatch]:
         """All micro-batches of this rank in step `step`."""
@@ -105,5 +106,5 @@ class TaskLoader:
         return collate(self.features[:1], self.kind)
 
 
-def _seed(seed: int, number: int) -> int:
+def _key(seed: int, number: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{number}".encode()).digest()[:7], "little")

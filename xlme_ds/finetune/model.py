@@ -3,11 +3,13 @@
 B rows, T tokens, D width.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from ..models.layers import TransformerLayer
+from ..models.dropout import APART, derive, drop
 from ..models.text_encoder import TextEncoder
 from .batches import TaskBatch
 from .tasks import Kind
@@ -32,22 +34,20 @@ class TaskHead(nn.Module):
 
 
 class TaskModel(nn.Module):
-    """The encoder goes on being trained, with dropout; its random numbers follow from the batch."""
+    """The encoder goes on being trained, with this dropout in place of pre-training's."""
 
     def __init__(self, cfg: ModelConfig, kind: Kind, labels: int, dropout: float = 0.0):
         super().__init__()
         self.kind = kind
-        self.encoder = TextEncoder(cfg)
+        self.encoder = TextEncoder(replace(cfg, dropout=dropout))
         self.head = TaskHead(cfg, kind, labels)
-        self.dropout = nn.Dropout(dropout)
-        for layer in self.encoder.modules():
-            if isinstance(layer, TransformerLayer):
-                layer.dropout = dropout
+        self.dropout = dropout
 
     def forward(self, batch: TaskBatch) -> Tensor:
         """float32 logits: [B, T, labels] of tokens, [B, labels] of pairs, [B, T, 2] of spans (first and last token)."""
-        if self.training and self.dropout.p:
-            torch.manual_seed(int(batch.seed))
-        hidden_BTD = self.encoder(batch.tokens_BT, batch.positions_BT, batch.segments_BT)
-        logits = self.head(self.dropout(hidden_BTD)).float()
+        inputs = batch.tokens_BT, batch.positions_BT, batch.segments_BT, None, batch.keys_B
+        hidden_BTD = self.encoder(*inputs)
+        if self.training:
+            hidden_BTD = drop(hidden_BTD, self.dropout, derive(batch.keys_B, APART))
+        logits = self.head(hidden_BTD).float()
         return logits.masked_fill((batch.segments_BT == 0)[..., None], OUTSIDE) if self.kind == "span" else logits

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..data.batch import Batch
+from .dropout import APART, derive
 from .embedding import lookup
 from .encoder import Encoder, Part
 from .heads import MaskedLanguageModelHead, ReplacedTokenHead
@@ -78,7 +79,13 @@ class Electra(nn.Module):
         masked_BT = (
             batch.tokens_BT.flatten().index_fill(0, batch.masked_M, self.cfg.vocabulary - 1).view_as(batch.tokens_BT)
         )
-        hidden_BTD = self.generator(lookup(masked_BT, blocks, sparse=True), batch.positions_BT, batch.segments_BT)
+        hidden_BTD = self.generator(
+            lookup(masked_BT, blocks, sparse=True),
+            batch.positions_BT,
+            batch.segments_BT,
+            batch.languages_BT,
+            derive(batch.keys_B, APART),
+        )
         generated = self.masked_head(hidden_BTD.flatten(0, 1)[batch.masked_M], blocks, targets_M, batch.uniforms_M)
         corrupted_BT = (
             batch.tokens_BT.flatten().index_copy(0, batch.masked_M, generated.sample_M).view_as(batch.tokens_BT)
@@ -89,7 +96,9 @@ class Electra(nn.Module):
         """Generate, then discriminate (XLM-E equations (1) to (5))."""
         generated = self.generate(batch)
         embedded_BTD = self.embed_for_discriminator(generated.corrupted_BT)
-        hidden_BTD = self.discriminator(embedded_BTD, batch.positions_BT, batch.segments_BT)
+        hidden_BTD = self.discriminator(
+            embedded_BTD, batch.positions_BT, batch.segments_BT, batch.languages_BT, batch.keys_B
+        )
         return ElectraOutput(*generated, self.replaced_head(hidden_BTD))
 
 

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..config import ModelConfig
 from .attention import AttentionBias, item_mask
+from .dropout import derive, drop
 from .layers import LAYER_NORM_EPSILON, TransformerLayer
 from .relative_position import RelativePositionTable
 
@@ -22,7 +23,7 @@ class Part:
 
     layers: range
     first: bool = True
-    """Holds what stands before the layers: positions, relative table, input norm."""
+    """Holds what stands before the layers: positions, languages, relative table, input norm."""
     last: bool = True
     """Holds what stands behind them: the output norm."""
 
@@ -36,8 +37,11 @@ class Encoder(nn.Module):
     def __init__(self, cfg: ModelConfig, part: Part):
         super().__init__()
         self.checkpointing = cfg.activation_checkpointing
+        self.dropout = cfg.dropout
         positions = part.first and cfg.absolute_positions
         self.positions = nn.Parameter(torch.empty(cfg.max_positions, cfg.width)) if positions else None
+        languages = len(cfg.language_embeddings) if part.first else 0
+        self.languages = nn.Parameter(torch.empty(languages, cfg.width)) if languages else None
         self.relative = (
             RelativePositionTable(cfg.heads, cfg.relative_buckets, cfg.relative_max_distance)
             if part.first and cfg.relative_bias != "none"
@@ -49,34 +53,68 @@ class Encoder(nn.Module):
         self.input_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON) if part.first and input_norm else None
         self.output_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON) if part.last and output_norm else None
 
-    def embed(self, embedded_BTD: Tensor, positions_BT: Tensor) -> Tensor:
-        """What the first layer reads, [B, T, D]; `positions_BT` restart at every packed item."""
+    def embed(
+        self,
+        embedded_BTD: Tensor,
+        positions_BT: Tensor,
+        languages_BT: Tensor | None = None,
+        keys_B: Tensor | None = None,
+    ) -> Tensor:
+        """What the first layer reads, [B, T, D]; `positions_BT` restart at every packed item.
+
+        `languages_BT` are read where languages have embeddings, `keys_B` in training with dropout.
+        """
         if self.positions is not None:
             embedded_BTD = embedded_BTD + F.embedding(positions_BT, self.positions)
-        return embedded_BTD if self.input_norm is None else self.input_norm(embedded_BTD)
+        if self.languages is not None:
+            if languages_BT is None:
+                raise ValueError("the model has model.language_embeddings: it needs to know the language of what it reads")
+            embedded_BTD = embedded_BTD + F.embedding(languages_BT, self.languages)
+        if self.input_norm is not None:
+            embedded_BTD = self.input_norm(embedded_BTD)
+        keys_B = self._dropping(keys_B)
+        return embedded_BTD if keys_B is None else drop(embedded_BTD, self.dropout, derive(keys_B, 0))
+
+    def _dropping(self, keys_B: Tensor | None) -> Tensor | None:
+        """`keys_B` where something is dropped."""
+        if not (self.training and self.dropout):
+            return None
+        assert keys_B is not None
+        return keys_B
 
     def bias(self, segments_BT: Tensor) -> AttentionBias:
         """The part of the attention bias that the layers share."""
         distance = None if self.relative is None else self.relative(segments_BT.shape[1])
         return AttentionBias(item_mask(segments_BT), distance)
 
-    def body(self, x_BTD: Tensor, bias: AttentionBias) -> Tensor:
+    def body(self, x_BTD: Tensor, bias: AttentionBias, keys_B: Tensor | None = None) -> Tensor:
         """The layers, and the norm behind the last: [B, T, D] to [B, T, D]."""
-        for layer in self.layers.values():
+        keys_B = self._dropping(keys_B)
+        for number, layer in self.layers.items():
+            of_layer = None if keys_B is None else derive(keys_B, 1 + int(number))
             if self.checkpointing and torch.is_grad_enabled():
-                x_BTD = checkpoint(layer, x_BTD, bias, use_reentrant=False)
+                x_BTD = checkpoint(layer, x_BTD, bias, of_layer, use_reentrant=False)
             else:
-                x_BTD = layer(x_BTD, bias)
+                x_BTD = layer(x_BTD, bias, of_layer)
         return x_BTD if self.output_norm is None else self.output_norm(x_BTD)
 
-    def forward(self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor) -> Tensor:
-        """Last hidden states, [B, T, D]."""
-        return self.body(self.embed(embedded_BTD, positions_BT), self.bias(segments_BT))
+    def forward(
+        self,
+        embedded_BTD: Tensor,
+        positions_BT: Tensor,
+        segments_BT: Tensor,
+        languages_BT: Tensor | None = None,
+        keys_B: Tensor | None = None,
+    ) -> Tensor:
+        """Last hidden states, [B, T, D]; see `embed`."""
+        return self.body(self.embed(embedded_BTD, positions_BT, languages_BT, keys_B), self.bias(segments_BT), keys_B)
 
-    def hidden_states(self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor) -> list[Tensor]:
-        """Hidden states [B, T, D] of the embeddings (index 0) and of every layer; the last one is `forward`'s."""
+    def hidden_states(
+        self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor, languages_BT: Tensor | None = None
+    ) -> list[Tensor]:
+        """Hidden states [B, T, D] of the embeddings (index 0) and of every layer; in evaluation mode the last one is `forward`'s."""
         bias = self.bias(segments_BT)
-        states = [self.embed(embedded_BTD, positions_BT)]
+        states = [self.embed(embedded_BTD, positions_BT, languages_BT)]
         for layer in self.layers.values():
             states.append(layer(states[-1], bias))
         if self.output_norm is not None:

@@ -2,7 +2,7 @@
 
 | parameters | initial value |
 |---|---|
-| linear weights, embeddings, positions, relative tables, gate vectors | normal, std `model.init_std` |
+| linear weights, embeddings, positions, languages, relative tables, gate vectors | normal, std `model.init_std` |
 | biases, the GDES difference | 0 |
 | LayerNorm weights, gate scales w | 1 |
 

@@ -69,7 +69,8 @@ class LanguageModel(TextEncoder):
         embedded_BTD = self.embed(self.masking.apply(batch, self.cfg.vocabulary))
         distance = None if self.encoder.relative is None else self.encoder.relative(batch.tokens_BT.shape[1])
         bias = AttentionBias(self.masking.allowed(self.masking.groups(batch)), distance)
-        hidden_BTD = self.encoder.body(self.encoder.embed(embedded_BTD, batch.positions_BT), bias)
+        placed_BTD = self.encoder.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
+        hidden_BTD = self.encoder.body(placed_BTD, bias, batch.keys_B)
         return self.predict(hidden_BTD, batch.masked_M, batch.tokens_BT.flatten()[batch.masked_M])
 
     def predict(self, hidden_BTD: Tensor, masked_M: Tensor, targets_M: Tensor) -> LanguageModelOutput:

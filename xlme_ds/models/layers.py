@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from .attention import Attention, AttentionBias
+from .dropout import derive, drop
 
 LAYER_NORM_EPSILON = 1e-5
 
@@ -12,28 +13,26 @@ LAYER_NORM_EPSILON = 1e-5
 class TransformerLayer(nn.Module):
     """Self-attention and a GELU feed-forward network, each with a residual connection."""
 
-    dropout = 0.0
-    """Of what each branch adds, while training; fine-tuning sets it."""
-
     def __init__(self, cfg: ModelConfig):
         super().__init__()
         self.pre_norm = cfg.norm == "pre"
+        self.dropout = cfg.dropout
         self.attention = Attention(cfg)
         self.attention_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON)
         self.up = nn.Linear(cfg.width, cfg.feed_forward)
         self.down = nn.Linear(cfg.feed_forward, cfg.width)
         self.feed_forward_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON)
 
-    def forward(self, x_BTD: Tensor, bias: AttentionBias) -> Tensor:
-        """The layer's output, [B, T, D]."""
+    def forward(self, x_BTD: Tensor, bias: AttentionBias, keys_B: Tensor | None = None) -> Tensor:
+        """The layer's output, [B, T, D]; what each branch adds is dropped by `keys_B`, if there are any."""
         if self.pre_norm:
-            x_BTD = x_BTD + self._drop(self.attention(self.attention_norm(x_BTD), bias))
-            return x_BTD + self._drop(self._feed_forward(self.feed_forward_norm(x_BTD)))
-        x_BTD = self.attention_norm(x_BTD + self._drop(self.attention(x_BTD, bias)))
-        return self.feed_forward_norm(x_BTD + self._drop(self._feed_forward(x_BTD)))
+            x_BTD = x_BTD + self._drop(self.attention(self.attention_norm(x_BTD), bias), keys_B, 0)
+            return x_BTD + self._drop(self._feed_forward(self.feed_forward_norm(x_BTD)), keys_B, 1)
+        x_BTD = self.attention_norm(x_BTD + self._drop(self.attention(x_BTD, bias), keys_B, 0))
+        return self.feed_forward_norm(x_BTD + self._drop(self._feed_forward(x_BTD), keys_B, 1))
 
     def _feed_forward(self, x_BTD: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x_BTD)))
 
-    def _drop(self, x_BTD: Tensor) -> Tensor:
-        return F.dropout(x_BTD, self.dropout, self.training) if self.dropout else x_BTD
+    def _drop(self, x_BTD: Tensor, keys_B: Tensor | None, branch: int) -> Tensor:
+        return x_BTD if keys_B is None else drop(x_BTD, self.dropout, derive(keys_B, branch))

@@ -34,6 +34,8 @@ class Flow(NamedTuple):
     corrupted_BT: Tensor
     predicted_BT: Tensor
     """int64, the generator's most likely token, 0 where nothing is masked."""
+    keys_B: Tensor
+    """See `Batch`."""
     per_distance: Tensor | None
     """float32 [H, 2T−1], the shared relative bias d: travelling, it needs no copy of its table in every stage."""
 
@@ -41,14 +43,15 @@ class Flow(NamedTuple):
         """As plain tensors, floating-point ones first."""
         # The hidden states stand last among these: only the last backward pass frees its graph, and theirs is the big one.
         relative = () if self.per_distance is None else (self.per_distance,)
-        integers = self.segments_BT, self.corrupted_BT, self.predicted_BT
+        integers = self.segments_BT, self.corrupted_BT, self.predicted_BT, self.keys_B
         return tuple(tensor.contiguous() for tensor in (self.nll_BT, *relative, self.hidden_BTD, *integers))
 
     @staticmethod
     def unpack(tensors: Sequence[Tensor]) -> "Flow":
         """What `pack` gave."""
-        nll_BT, *relative, hidden_BTD, segments_BT, corrupted_BT, predicted_BT = tensors
-        return Flow(nll_BT, hidden_BTD, segments_BT, corrupted_BT, predicted_BT, relative[0] if relative else None)
+        nll_BT, *relative, hidden_BTD, segments_BT, corrupted_BT, predicted_BT, keys_B = tensors
+        d = relative[0] if relative else None
+        return Flow(nll_BT, hidden_BTD, segments_BT, corrupted_BT, predicted_BT, keys_B, d)
 
 
 class ElectraStage(Electra):
@@ -64,7 +67,8 @@ class ElectraStage(Electra):
         flow = self._start(Batch(*tensors)) if self.part.first else Flow.unpack(tensors)
         hidden_BTD, d = flow.hidden_BTD, flow.per_distance
         distance_HTT = None if d is None else spread(d).to(hidden_BTD.dtype)
-        hidden_BTD = self.discriminator.body(hidden_BTD, AttentionBias(item_mask(flow.segments_BT), distance_HTT))
+        bias = AttentionBias(item_mask(flow.segments_BT), distance_HTT)
+        hidden_BTD = self.discriminator.body(hidden_BTD, bias, flow.keys_B)
         if self.part.last:
             hidden_BTD = self.replaced_head(hidden_BTD)
         return flow._replace(hidden_BTD=hidden_BTD).pack()
@@ -75,10 +79,11 @@ class ElectraStage(Electra):
         relative = self.discriminator.relative
         return Flow(
             nll_BT=_scatter(generated.nll_M, batch.masked_M, batch.tokens_BT),
-            hidden_BTD=self.discriminator.embed(embedded_BTD, batch.positions_BT),
+            hidden_BTD=self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B),
             segments_BT=batch.segments_BT,
             corrupted_BT=generated.corrupted_BT,
             predicted_BT=_scatter(generated.predicted_M, batch.masked_M, batch.tokens_BT),
+            keys_B=batch.keys_B,
             per_distance=None if relative is None else relative.per_distance(batch.tokens_BT.shape[1]),
         )
 
@@ -92,8 +97,8 @@ class ElectraStage(Electra):
 class LanguageModelStage(LanguageModel):
     """The part of `LanguageModel` that one stage runs, as a function of plain tensors.
 
-    They are packed as a `Flow` is: d where there is a relative bias, hidden [B, T, D], groups [B, T] (see `Masking`) and
-    targets [B, T], int64, the original token where one is masked and 0 elsewhere.
+    They are packed as a `Flow` is: d where there is a relative bias, hidden [B, T, D], groups [B, T] (see `Masking`), targets
+    [B, T], int64, the original token where one is masked and 0 elsewhere, and keys [B] (see `Batch`).
     """
 
     ties = True
@@ -112,11 +117,12 @@ class LanguageModelStage(LanguageModel):
         """The first stage takes a `Batch`, the others what the one before returned; the last returns what `output` takes."""
         if self.part.first:
             tensors = self._start(Batch(*tensors))
-        *relative, hidden_BTD, groups_BT, targets_BT = tensors
+        *relative, hidden_BTD, groups_BT, targets_BT, keys_B = tensors
         distance_HTT = spread(relative[0]).to(hidden_BTD.dtype) if relative else None
-        hidden_BTD = self.encoder.body(hidden_BTD, AttentionBias(self.masking.allowed(groups_BT), distance_HTT))
+        bias = AttentionBias(self.masking.allowed(groups_BT), distance_HTT)
+        hidden_BTD = self.encoder.body(hidden_BTD, bias, keys_B)
         if not self.part.last:
-            return *relative, hidden_BTD.contiguous(), groups_BT, targets_BT
+            return *relative, hidden_BTD.contiguous(), groups_BT, targets_BT, keys_B
         # Not with the loss, which knows the batch: there DeepSpeed 0.19.8 drops the gradients of bf16 weights.
         masked_M = targets_BT.flatten().nonzero().squeeze(1)
         found = self.predict(hidden_BTD, masked_M, targets_BT.flatten()[masked_M])
@@ -128,7 +134,8 @@ class LanguageModelStage(LanguageModel):
         d = () if relative is None else (relative.per_distance(batch.tokens_BT.shape[1]).contiguous(),)
         targets_BT = _scatter(batch.tokens_BT.flatten()[batch.masked_M], batch.masked_M, batch.tokens_BT)
         groups_BT = self.masking.groups(batch).contiguous()
-        return *d, self.encoder.embed(embedded_BTD, batch.positions_BT), groups_BT, targets_BT
+        hidden_BTD = self.encoder.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
+        return *d, hidden_BTD, groups_BT, targets_BT, batch.keys_B
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> LanguageModelOutput:
         """What `LanguageModel` gives for `batch`, on the last stage, from what it returned."""

@@ -44,13 +44,26 @@ class TextEncoder(nn.Module):
         """Token embeddings, [B, T, D]."""
         return lookup(tokens_BT, self.table)
 
-    def forward(self, tokens_BT: Tensor, positions_BT: Tensor, segments_BT: Tensor) -> Tensor:
-        """Last hidden states, [B, T, D]; `segments_BT` is 0 at padding, and a token sees those of its own number."""
-        return self.encoder(self.embed(tokens_BT), positions_BT, segments_BT)
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor,
+        segments_BT: Tensor,
+        languages_BT: Tensor | None = None,
+        keys_B: Tensor | None = None,
+    ) -> Tensor:
+        """Last hidden states, [B, T, D]; `segments_BT` is 0 at padding, and a token sees those of its own number.
 
-    def hidden_states(self, tokens_BT: Tensor, positions_BT: Tensor, segments_BT: Tensor) -> list[Tensor]:
+        `languages_BT` (places in `cfg.language_embeddings`) and `keys_B` (see `Batch`) are needed by models that have language
+        embeddings, and for dropout.
+        """
+        return self.encoder(self.embed(tokens_BT), positions_BT, segments_BT, languages_BT, keys_B)
+
+    def hidden_states(
+        self, tokens_BT: Tensor, positions_BT: Tensor, segments_BT: Tensor, languages_BT: Tensor | None = None
+    ) -> list[Tensor]:
         """Hidden states [B, T, D] of the embedding layer (index 0) and of every layer."""
-        return self.encoder.hidden_states(self.embed(tokens_BT), positions_BT, segments_BT)
+        return self.encoder.hidden_states(self.embed(tokens_BT), positions_BT, segments_BT, languages_BT)
 
 
 def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ def layer(of: Layout) -> float:
     """One Transformer layer, from what it reads to what the next one reads.
 
     D-wide, 8 in all: the inputs of both norms and what they give, what the output projection reads, and of attention q,
-    k and v; 2 more for the gate, which copies q for each of its two products.
+    k and v; 2 more for the gate, which copies q for each of its two products. Dropout keeps what it dropped, a byte each, twice.
     """
     cfg, rows = of.model, of.rows * of.row_tokens
     gated = cfg.relative_bias == "gated"
@@ -25,7 +25,8 @@ def layer(of: Layout) -> float:
     scores = rows * of.row_tokens * (1 if of.fused and cfg.relative_bias == "none" else cfg.heads)
     per_head = rows * cfg.heads * ((5 if gated else 0) * of.element + (FLOAT if of.fused else 0))
     norms = 4 * rows * (FLOAT if of.fused else of.element)
-    return (wide + feed_forward + scores) * of.element + per_head + norms
+    dropped = 2 * rows * cfg.width if cfg.dropout else 0
+    return (wide + feed_forward + scores) * of.element + per_head + norms + dropped
 
 
 def wide(of: Layout) -> float:
@@ -45,6 +46,8 @@ def encoder(of: Layout, layers: int, first: bool = True, last: bool = True) -> f
     around = 0.0
     if first and (cfg.norm == "post" or cfg.embedding_norm):
         around += 2 * wide(of) if cfg.norm == "post" else wide(of)
+    if first and cfg.dropout:
+        around += of.tokens * cfg.width
     if last and cfg.norm == "pre":
         around += 2 * wide(of)
     shared = of.tokens * of.row_tokens  # who may see whom, a byte each
@@ -102,8 +105,8 @@ def logits(of: Layout, backward: bool) -> float:
 
 def flow(of: Layout) -> float:
     """What crosses from stage to stage a micro-batch: hidden states, two kinds of integers, and of a generator its losses and
-    one more."""
-    return wide(of) + of.tokens * (FLOAT + 3 * INTEGER if of.work.before else 2 * INTEGER)
+    one more; a key a row."""
+    return wide(of) + of.tokens * (FLOAT + 3 * INTEGER if of.work.before else 2 * INTEGER) + of.rows * INTEGER
 
 
 def between_stages(of: Layout, stage: int) -> float:

@@ -1,0 +1,55 @@
+"""Positions, segments, sides and languages of packed rows, written down by hand for both layouts."""
+
+import numpy as np
+import pytest
+
+from tests.small import rows_of
+from xlme_ds.data.batch import Batch
+from xlme_ds.data.collate import collate
+from xlme_ds.data.rows import LAYOUTS, Rows
+
+ONE, TWO = np.array([51, 52]), np.array([61])
+
+
+def packed(layout: str, task: int, languages: list[int]) -> Batch:
+    """A row with one item, and for pairs a row with two beside it."""
+    of = LAYOUTS[layout]
+    texts = [[of.item(ONE).tolist()]]
+    if task:
+        texts = [[of.item(ONE, TWO).tolist(), of.item(TWO, ONE).tolist()], [of.item(TWO, TWO).tolist()]]
+    rows = rows_of(texts, 16, task)
+    return collate([(task, Rows(rows.tokens, rows.items, rows.lengths, np.array(languages)), np.arange(len(texts)))], 1, 0.15)
+
+
+def test_xlme() -> None:
+    batch = packed("xlme", 1, [2, 0, 1, 2, 0, 1])
+    assert batch.tokens_BT[0].tolist() == [0, 51, 52, 2, 61, 2, 0, 61, 2, 51, 52, 2, 1, 1, 1, 1]
+    assert batch.segments_BT[0].tolist() == [1] * 6 + [2] * 6 + [0] * 4
+    assert batch.positions_BT[0].tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 0, 0, 0, 0]
+    assert batch.sides_BT[0].tolist() == [0, 0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0]
+    assert batch.languages_BT[0].tolist() == [2, 2, 2, 2, 0, 0, 1, 1, 1, 2, 2, 2, 0, 0, 0, 0]
+    assert batch.tokens_BT[1].tolist()[:6] == [0, 61, 2, 61, 2, 1]
+    assert batch.languages_BT[1].tolist() == [0, 0, 0, 1, 1] + [0] * 11
+    assert batch.positions_BT[1].tolist() == [0, 1, 2, 3, 4] + [0] * 11
+
+
+def test_xlm_counts_positions_anew_on_the_second_side() -> None:
+    batch = packed("xlm", 1, [2, 0, 1, 2, 0, 1])
+    assert batch.tokens_BT[0].tolist() == [2, 51, 52, 2, 2, 61, 2, 2, 61, 2, 2, 51, 52, 2, 1, 1]
+    assert batch.segments_BT[0].tolist() == [1] * 7 + [2] * 7 + [0] * 2
+    assert batch.positions_BT[0].tolist() == [0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 0, 1, 2, 3, 0, 0]
+    assert batch.sides_BT[0].tolist() == [0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0, 0]
+    assert batch.languages_BT[0].tolist() == [2, 2, 2, 2, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 0, 0]
+    assert batch.positions_BT[1].tolist() == [0, 1, 2, 0, 1, 2] + [0] * 10
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_monolingual_rows_have_one_side(layout: str) -> None:
+    """Also where a document ends inside of the row."""
+    batch = packed(layout, 0, [2])
+    assert batch.positions_BT[0].tolist() == [0, 1, 2, 3] + [0] * 12
+    assert not batch.sides_BT.any()
+    assert batch.languages_BT[0].tolist() == [2, 2, 2, 2] + [0] * 12
+    rows = rows_of([[LAYOUTS[layout].item(np.array([51, 2, 2, 52])).tolist()]], 8)
+    several = collate([(0, rows, np.arange(1))], 1, 0.15)
+    assert several.positions_BT[0].tolist() == [0, 1, 2, 3, 4, 5, 0, 0] and not several.sides_BT.any()
