@@ -15,7 +15,8 @@ GDES = dict(norm="pre", embedding_norm=True, embedding_sharing="gdes", vocabular
 CHECKPOINTING = dict(activation_checkpointing=True)
 MLM = dict(objective="mlm", vocabulary_blocks=3)
 ERNIE = dict(objective="ernie_m")
-BTMLM = dict(objective="btmlm", pseudo_fractions=(0.1, 0.3), para_rows=0)
+SIGNALLED = dict(language_embeddings=("fr", "en", "de"), dropout=0.1)
+BTMLM = dict(objective="btmlm", pseudo_fractions=(0.1, 0.3), para_rows=0, **SIGNALLED)
 BF16 = dict(precision="bf16")
 DUAL = dict(pipeline_schedule="dualpipev")
 

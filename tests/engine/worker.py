@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,14 @@ def tiny(
     micro_batch: int,
     para_rows: int = 8,
     objective: Any = "electra",
-    pseudo_fractions: tuple[float, ...] = (),
+    pseudo_fractions: Sequence[float] = (),
+    language_embeddings: Sequence[str] = (),
     **model: object,
 ) -> RunConfig:
     """A model small enough to train in a second, with every part of a large one."""
     return RunConfig(
         name="tiny",
-        model=ModelConfig(**(SIZES | model)),
+        model=ModelConfig(**(SIZES | model), language_embeddings=tuple(language_embeddings)),
         objective=ObjectiveConfig(objective, pseudo_fractions=tuple(pseudo_fractions)),
         data=DataConfig(8, para_rows, micro_batch),
         engine=EngineConfig(**{"precision": "fp32"} | engine),

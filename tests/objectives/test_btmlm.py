@@ -15,6 +15,8 @@ from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.rows import PAD
 from xlme_ds.flops import flops_per_step
+from xlme_ds.models.back_translation import first_pass
+from xlme_ds.models.language_model import LanguageModel
 from xlme_ds.models.layers import LAYER_NORM_EPSILON
 from xlme_ds.models.masked_head import GROUP
 from xlme_ds.objectives import objective_of
@@ -34,9 +36,11 @@ def linear(state: State, name: str, x: Tensor) -> Tensor:
     return x @ state[f"{name}.weight"].t() + state[f"{name}.bias"]
 
 
-def logits(state: State, cfg: ModelConfig, tokens: list[int], seen: list[list[int]]) -> Tensor:
+def logits(state: State, cfg: ModelConfig, tokens: list[int], languages: list[int], seen: list[list[int]]) -> Tensor:
     """[tokens, V] of one item, of which token i sees the tokens `seen[i]`: a post-LN Transformer, query by query."""
     x = state["embedding_0"][tokens] + state["encoder.positions"][: len(tokens)]
+    if cfg.language_embeddings:
+        x = x + state["encoder.languages"][languages]
     x = norm(state, "encoder.input_norm", x)
     for n in range(cfg.discriminator_layers):
         layer, size = f"encoder.layers.{n}", cfg.width // cfg.heads
@@ -56,33 +60,32 @@ def logits(state: State, cfg: ModelConfig, tokens: list[int], seen: list[list[in
     return features @ state["embedding_0"].t() + state["masked_head.bias"]
 
 
-def reference(state: State, batch: Batch) -> tuple[Tensor, list[list[int]]]:
+def reference(state: State, cfg: ModelConfig, batch: Batch) -> tuple[Tensor, list[list[int]]]:
     """−log p(x_m | x \\ M, y) at all masked positions, and the y of every row, from p(y_j | x, M_j)."""
     losses, written, width = [], [], batch.tokens_BT.shape[1]
     for row, (tokens, segments) in enumerate(zip(batch.tokens_BT.tolist(), batch.segments_BT.tolist(), strict=True)):
-        item = tokens[: sum(segments)]
+        item, languages = tokens[: sum(segments)], batch.languages_BT[row, : sum(segments)].tolist()
         places = [n for n, token in enumerate(item) if token == PAD]
         sentence = list(range(places[0]))
         masks = [MASK if n in places else token for n, token in enumerate(item)]
         alone = [sentence if n in sentence else [*sentence, n] for n in range(len(item))]
         with torch.no_grad():
-            found = logits(state, CFG, masks, alone).argmax(1).tolist()
+            found = logits(state, cfg, masks, languages, alone).argmax(1).tolist()
         written.append([found[n] for n in places])
         targets = [flat - row * width for flat in batch.masked_M.tolist() if flat // width == row]
         second = [MASK if n in targets else found[n] if n in places else token for n, token in enumerate(item)]
         all_of_it = [list(range(len(item)))] * len(item)
-        nll = F.cross_entropy(
-            logits(state, CFG, second, all_of_it)[targets], torch.tensor(item)[targets], reduction="none"
-        )
-        losses.append(nll)
+        logits_MV = logits(state, cfg, second, languages, all_of_it)[targets]
+        losses.append(F.cross_entropy(logits_MV, torch.tensor(item)[targets], reduction="none"))
     return torch.cat(losses), written
 
 
-def test_two_passes_equal_the_equations() -> None:
-    batch = open_batch([20, 37, 5], 40, FRACTIONS)
-    ours = lively(OBJECTIVE.build(CFG), seed=2)
+@pytest.mark.parametrize("languages", [(), ("de", "en", "fr")])
+def test_two_passes_equal_the_equations(languages: tuple[str, ...]) -> None:
+    batch, cfg = open_batch([20, 37, 5], 40, FRACTIONS), replace(CFG, language_embeddings=languages)
+    ours = lively(OBJECTIVE.build(cfg), seed=2)
     state = {name: value.detach().double().requires_grad_() for name, value in ours.named_parameters()}
-    nll, written = reference(state, batch)
+    nll, written = reference(state, cfg, batch)
     flat = [token for one in written for token in one]
     assert len(set(flat)) > 2 and min(flat) > 3, "the weights write no special tokens, and not always the same"
     output = ours(batch)
@@ -119,7 +122,7 @@ def test_work_is_what_both_passes_do() -> None:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         lively(OBJECTIVE.build(cfg))(batch)
     tokens = batch.tokens_BT.numel()
-    # The shares of a row of 40 with its three special tokens, in place of those of the limit.
+    # The shares of these rows of 40, three of which are special tokens, in place of a long row's.
     fraction = places / (tokens - places)
     settings = dict(mask_fraction=len(batch.masked_M) / (tokens - places), pseudo_fractions=(fraction,))
     objective = objective_of(ObjectiveConfig("btmlm", **settings))
@@ -129,6 +132,18 @@ def test_work_is_what_both_passes_do() -> None:
     assert counter.get_total_flops() == pytest.approx(tokens * (work.forward + ahead) + sampled, rel=1e-9)
     run = RunConfig("test", model=cfg, objective=ObjectiveConfig("btmlm", **settings), data=DataConfig(6, 0))
     assert flops_per_step(run, 40) == pytest.approx(tokens * (3 * work.forward + ahead))
+
+
+def test_the_language_asked_for_is_a_signal_where_languages_have_embeddings() -> None:
+    batch = open_batch([20, 37, 5], 40, FRACTIONS)
+    second = batch.sides_BT == 1
+    other = batch._replace(languages_BT=torch.where(second, (batch.languages_BT + 1) % 3, batch.languages_BT))
+    for languages in ((), ("de", "en", "fr")):
+        ours = lively(OBJECTIVE.build(replace(CFG, language_embeddings=languages)), seed=2)
+        with torch.no_grad():
+            first = first_pass(batch)
+            asked, otherwise = (LanguageModel.forward(ours, b).predicted_M for b in (first, first_pass(other)))
+        assert (asked != otherwise).any() == bool(languages)
 
 
 @pytest.mark.parametrize(
