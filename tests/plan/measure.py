@@ -28,7 +28,7 @@ STEPS = 2  # the optimizer makes its moments in the first
 def run_config(case: dict[str, Any]) -> RunConfig:
     """The run of a case: {engine, data, model}, each the settings of that section, and the name of the objective."""
     sections = EngineConfig(**case["engine"]), DataConfig(*case["data"]), ModelConfig(**case["model"])
-    objective = ObjectiveConfig(case["objective"])
+    objective = ObjectiveConfig(case["objective"], pseudo_fractions=(0.1, 0.2) if case["objective"] == "btmlm" else ())
     return RunConfig("measured", engine=sections[0], data=sections[1], model=sections[2], objective=objective).validate()
 
 
@@ -90,7 +90,8 @@ def measure(case: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         with record_function("build"), contextlib.redirect_stdout(io.StringIO()):
-            loader = Loader(Path(case["folder"]), config.data, config.seed, 0.15, rank % replicas, replicas)
+            settings = rank % replicas, replicas, (), config.objective.pseudo_fractions
+            loader = Loader(Path(case["folder"]), config.data, config.seed, 0.15, *settings)
             engine = build_engine(config, loader, None)
             gc.collect()
         for step in range(STEPS):
