@@ -5,6 +5,7 @@ The latter is written by `xlme_ds.export`; what its names mean stands here, for 
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,6 +118,7 @@ def load_run(folder: Path) -> SavedRun:
     settings = config["config"]
     try:
         model = ModelConfig(**settings["model"])
+        model = replace(model, language_embeddings=tuple(model.language_embeddings))  # JSON has lists
         objective = ObjectiveConfig(**settings.get("objective", {}))
     except TypeError as error:
         raise ValueError(f"{folder / CONFIG_FILE} was written by another version of this package: {error}") from None

@@ -73,6 +73,11 @@ def _everything(folder: Path, run: SavedRun | None, config: RunConfig, vocabular
 def _check(folder: Path, there: ModelConfig, here: ModelConfig, vocabulary: Vocabulary, vocabulary_sha256: str) -> None:
     if vocabulary.sha256 != vocabulary_sha256:
         raise ValueError(f"the model in {folder} has another vocabulary than the data: encode the data with its own")
+    languages = there.language_embeddings
+    if languages and languages != here.language_embeddings:
+        raise ValueError(
+            f"the model in {folder} has embeddings of the languages {' '.join(languages)}: set model.language_embeddings to those"
+        )
     for name in _SHAPE:
         if getattr(there, name) != getattr(here, name):
             raise ValueError(

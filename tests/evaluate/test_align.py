@@ -1,5 +1,6 @@
 """Alignment by optimal transport against POT and a float64 reference, and words from subwords."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +9,11 @@ import pytest
 import torch
 
 from tests.rows import train_vocabulary
-from tests.small import encoder_of, model
+from tests.small import encoder_of, lively, model
 from xlme_ds.data.schema import BOS, EOS
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.evaluate.align import Words, align_subwords, align_test, align_words, fit, sinkhorn, subwords
+from xlme_ds.evaluate.encode import sentence_vectors
 from xlme_ds.evaluate.gold import GoldPair, count
 from xlme_ds.models.text_encoder import TextEncoder
 
@@ -136,6 +138,28 @@ def test_a_test_is_scored_with_every_layers_vectors(encoder: TextEncoder, vocabu
         assert found["aer"][layer] == pytest.approx(counts.error_rate)
         assert found["precision"][layer] == pytest.approx(counts.precision)
         assert found["recall"][layer] == pytest.approx(counts.recall)
+
+
+def test_pairs_and_languages_are_read_as_xlm_reads_them(encoder: TextEncoder, vocabulary: Vocabulary) -> None:
+    cfg = replace(encoder.cfg, layout="xlm", language_embeddings=("fr", "en", "de"))
+    xlm, test = lively(TextEncoder(cfg)).eval(), GOLD[:1]
+    found = align_test(xlm, vocabulary, test, languages=("de", "en"))
+    source, target = subwords(test[0].source, vocabulary), subwords(test[0].target, vocabulary)
+    s, t = len(source.ids), len(target.ids)
+    tokens = torch.tensor([[EOS, *source.ids, EOS, EOS, *target.ids, EOS]])
+    places = torch.tensor([[*range(s + 2), *range(t + 2)]])
+    languages = torch.tensor([[2] * (s + 2) + [1] * (t + 2)])
+    with torch.no_grad():
+        states = xlm.hidden_states(tokens, places, torch.ones_like(tokens), languages)
+    for layer, state in enumerate(states):
+        vectors = state[0].numpy()
+        predicted = align_words(vectors[1 : 1 + s], vectors[3 + s : 3 + s + t], source.words, target.words)
+        assert found["aer"][layer] == pytest.approx(count([predicted], test).error_rate)
+    read_apart = align_test(xlm, vocabulary, test, apart=True, languages=("de", "en"))
+    ours, theirs = sentence_vectors(xlm, [source.ids, target.ids], languages=["de", "en"])[0]
+    alone = xlm.hidden_states(tokens[:, : s + 2], places[:, : s + 2], torch.ones(1, s + 2).long(), languages[:, : s + 2])
+    np.testing.assert_allclose(ours, alone[0][0].mean(0).detach().numpy(), atol=1e-6)
+    assert read_apart["cut"] == 0 and not np.allclose(ours, theirs)
 
 
 def test_identical_words_in_one_order_are_aligned_by_the_embeddings_read_apart(

@@ -94,7 +94,7 @@ def test_centred_vectors_have_lost_each_sides_own_mean(model: TextEncoder, monke
     shift = np.zeros(8)
     shift[0] = 50
     vectors = np.concatenate([plain, np.roll(plain, 0, axis=1) + shift], axis=1)
-    monkeypatch.setattr("xlme_ds.evaluate.retrieval.sentence_vectors", lambda *_: vectors)
+    monkeypatch.setattr("xlme_ds.evaluate.retrieval.sentence_vectors", lambda *_, **__: vectors)
     group = [np.array([4])] * 30, [np.array([5])] * 30
     scores = retrieve(model, {"de": group}, centred=True)["overall"]
     assert scores["en_xx_centred"] == scores["xx_en_centred"] == [1.0]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.rows import train_vocabulary
-from xlme_ds.data.schema import BOS, EOS
+from xlme_ds.data.schema import BOS, EOS, LAYOUTS
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.finetune.examples import Pair, Question, Sentence
 from xlme_ds.finetune.features import IGNORED, Windows, featurise
@@ -51,6 +51,20 @@ def test_a_pair_keeps_its_shorter_side(vocabulary: Vocabulary, sizes: tuple[int,
     assert feature.ids[1 : ends[0]].tolist() == a[: kept[0]].tolist()
     assert feature.ids[ends[0] + 1 : ends[1]].tolist() == b[: kept[1]].tolist()
     assert min(kept) == min(len(a), len(b), 6), "the shorter side is whole, or both have the same share"
+
+
+def test_the_layout_of_xlm(vocabulary: Vocabulary) -> None:
+    windows = WINDOWS._replace(layout=LAYOUTS["xlm"])
+    a, b = (vocabulary.encode(text).tolist() for text in ("ter dor", "kalo"))
+    (pair,) = featurise([Pair("ter dor", "kalo", "1")], TASKS["pawsx"], vocabulary, windows, language=2)
+    assert pair.ids.tolist() == [EOS, *a, EOS, EOS, *b, EOS] and pair.language == 2
+    (sentence,) = featurise([Sentence(["ter"], ["O"])], TASKS["ner"], vocabulary, windows, first=7)
+    assert sentence.ids.tolist() == [EOS, *vocabulary.encode("ter"), EOS] and sentence.example == 7
+    answered = Question("1", "kalo", "ter dor", [("dor", 4)])
+    (question,) = featurise([answered], TASKS["xquad"], vocabulary, windows._replace(longest=32))
+    assert question.ids.tolist() == [EOS, *b, EOS, EOS, *a, EOS]
+    first, last = question.labels
+    assert vocabulary.decode(question.ids[first : last + 1]) == "dor"
 
 
 def test_windows_cover_the_context_and_lead_back_to_it(vocabulary: Vocabulary) -> None:

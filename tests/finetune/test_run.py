@@ -84,7 +84,7 @@ for rank in ranks:
 
 def test_pairs_over_seeds_as_a_job_array_does(base: Path, tmp_path: Path) -> None:
     data = write_pairs(tmp_path / "pawsx")
-    more = ["--seeds", 1, 2, "--tuning.epochs", 12, "--tuning.batch", 16]
+    more = ["--seeds", 1, 2, "--tuning.epochs", 20, "--tuning.batch", 16, "--tuning.dropout", 0]
     listed = finetune(words(base, "pawsx", data, tmp_path / "out", *more, "--list"))
     assert listed.stdout.split() == [str(tmp_path / "out" / "seed1"), str(tmp_path / "out" / "seed2")]
     assert finetune(words(base, "pawsx", data, tmp_path / "out", *more, "--number", 1)).returncode == 0

@@ -1,10 +1,12 @@
 """An encoder taken out of the pre-training model computes what it computed there."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from tests.small import encoder_of, model
-from xlme_ds.models.text_encoder import one_item_a_row
+from tests.small import SMALL, encoder_of, model
+from xlme_ds.models.text_encoder import languages_of, one_item_a_row
 
 TOKENS = torch.tensor([[0, 11, 12, 13, 2], [0, 21, 2, 1, 1]])
 
@@ -26,6 +28,23 @@ def test_states_are_those_of_the_whole_model(sharing: str, blocks: int, which: s
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
     torch.testing.assert_close(encoder(TOKENS, *places), expected[-1], rtol=0, atol=1e-6)
+
+
+def test_sides_languages_and_positions_of_a_pair() -> None:
+    cfg = replace(SMALL, language_embeddings=("de", "en", "zh-Hans"))
+    xlme = torch.tensor([[0, 11, 12, 2, 21, 2, 1], [0, 11, 2, 1, 1, 1, 1]])
+    xlm = torch.tensor([[2, 11, 2, 2, 21, 22, 2], [2, 11, 2, 1, 1, 1, 1]])
+    codes = [("zh", "de"), ("en",)]
+    assert languages_of(cfg, codes, xlme).tolist() == [[2, 2, 2, 2, 0, 0, 0], [1, 1, 1, 0, 0, 0, 0]]
+    assert one_item_a_row(xlme)[0][0].tolist() == [0, 1, 2, 3, 4, 5, 0]
+    assert languages_of(cfg, codes, xlm).tolist() == [[2, 2, 2, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0, 0]]
+    assert one_item_a_row(xlm)[0].tolist() == [[0, 1, 2, 0, 1, 2, 3], [0, 1, 2, 0, 0, 0, 0]]
+    with pytest.raises(ValueError, match=r"model\.language_embeddings has no fr, only de en zh-Hans: leave out what is in"):
+        languages_of(cfg, [("fr",), ("en",)], xlm)
+    encoder = encoder_of(model(language_embeddings=cfg.language_embeddings))
+    with pytest.raises(ValueError, match=r"has model\.language_embeddings: it needs to know the language of what it reads"):
+        encoder(xlm, *one_item_a_row(xlm))
+    assert encoder(xlm, *one_item_a_row(xlm), languages_of(cfg, codes, xlm)).shape == (2, 7, SMALL.width)
 
 
 def test_padding_has_no_position_and_no_item() -> None:

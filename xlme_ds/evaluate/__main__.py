@@ -118,7 +118,10 @@ def align(options: Common, apart: bool = False) -> None:
     sizes = {name: len(test) for name, test in gold.items()}
     scored = []
     for model in compared:
-        tests = {name: align_test(model.encoder, model.vocabulary, test, apart) for name, test in gold.items()}
+        tests = {
+            name: align_test(model.encoder, model.vocabulary, test, apart, tuple(name.split("-", 1)))
+            for name, test in gold.items()
+        }
         overall = {
             measure: np.mean([test[measure] for test in tests.values()], axis=0).tolist() for measure in MEASURES
         }

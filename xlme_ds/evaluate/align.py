@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..data.schema import BOS, EOS
+from ..data.schema import LAYOUTS
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import TextEncoder
 from .encode import hidden_states
@@ -68,21 +68,28 @@ def fit(source: Words, target: Words, room: int) -> tuple[Words, Words]:
     return Words(source.ids[:first], source.words[:first]), Words(target.ids[:second], target.words[:second])
 
 
-def align_test(model: TextEncoder, vocabulary: Vocabulary, gold: list[GoldPair], apart: bool = False) -> dict[str, Any]:
+def align_test(
+    model: TextEncoder,
+    vocabulary: Vocabulary,
+    gold: list[GoldPair],
+    apart: bool = False,
+    languages: tuple[str, ...] = (),
+) -> dict[str, Any]:
     """Error rate, precision, recall, and the error rate with cosines, each by layer; `cut` pairs did not fit into the model.
 
-    A pair is read as in training on pairs, `<s> source </s> target </s>`; or `apart`, as two items.
+    A pair is read as in training on pairs, `<s> source </s> target </s>` (or in the model's layout); or `apart`, as two items.
+    `languages`: codes of source and target, for models with language embeddings.
     """
     whole = [(subwords(pair.source, vocabulary), subwords(pair.target, vocabulary)) for pair in gold]
     longest, none = model.cfg.max_positions, subwords([], vocabulary)
     if apart:
         kept = [(fit(a, none, longest - 2)[0], fit(b, none, longest - 2)[0]) for a, b in whole]
     else:
-        kept = [fit(a, b, longest - 3) for a, b in whole]
+        kept = [fit(a, b, longest - LAYOUTS[model.cfg.layout].pair_specials) for a, b in whole]
     layers = model.cfg.discriminator_layers + 1
     plain: list[list[Links]] = [[set() for _ in gold] for _ in range(layers)]
     cosine: list[list[Links]] = [[set() for _ in gold] for _ in range(layers)]
-    for number, layer, source_SD, target_TD in _vectors(model, kept, apart):
+    for number, layer, source_SD, target_TD in _vectors(model, kept, apart, languages):
         source, target = (side.words for side in kept[number])
         plain[layer][number] = align_words(source_SD, target_TD, source, target)
         cosine[layer][number] = align_words(_unit(source_SD), _unit(target_TD), source, target)
@@ -97,24 +104,27 @@ def align_test(model: TextEncoder, vocabulary: Vocabulary, gold: list[GoldPair],
 
 
 def _vectors(
-    model: TextEncoder, pairs: list[tuple[Words, Words]], apart: bool, batch: int = 64
+    model: TextEncoder, pairs: list[tuple[Words, Words]], apart: bool, languages: tuple[str, ...], batch: int = 64
 ) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
     """(pair, layer, source vectors [S, D], target vectors [T, D]), float32, of all pairs at every layer."""
     order = sorted(range(len(pairs)), key=lambda number: _size(pairs[number]))
+    layout = LAYOUTS[model.cfg.layout]
     for start in range(0, len(order), batch):
         here = order[start : start + batch]
         if apart:  # all sources, then all targets
-            items = [np.concatenate([[BOS], pairs[n][side].ids, [EOS]]) for side in (0, 1) for n in here]
+            items = [layout.item(pairs[n][side].ids) for side in (0, 1) for n in here]
+            codes: list[tuple[str, ...]] = [(code,) for code in languages for _ in here]
         else:
-            items = [np.concatenate([[BOS], pairs[n][0].ids, [EOS], pairs[n][1].ids, [EOS]]) for n in here]
+            items = [layout.item(pairs[n][0].ids, pairs[n][1].ids) for n in here]
+            codes = [languages] * len(here) if languages else []
         states: dict[int, list[np.ndarray]] = {}
-        for numbers, _, layers in hidden_states(model, items, batch):
+        for numbers, _, layers in hidden_states(model, items, batch, codes):
             arrays = [state_BTD.cpu().numpy() for state_BTD in layers]
             states |= {item: [array[row] for array in arrays] for row, item in enumerate(numbers)}
         for place, number in enumerate(here):
             sizes = [len(side.ids) for side in pairs[number]]
             second = place + len(here) if apart else place
-            at = 1 if apart else 2 + sizes[0]
+            at = 1 if apart else 1 + sizes[0] + len(layout.between)
             for layer, (ours_TD, theirs_TD) in enumerate(zip(states[place], states[second], strict=True)):
                 yield number, layer, ours_TD[1 : 1 + sizes[0]], theirs_TD[at : at + sizes[1]]
 

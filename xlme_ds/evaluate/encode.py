@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.schema import BOS, EOS, PAD
-from ..models.text_encoder import TextEncoder, one_item_a_row
+from ..data.schema import LAYOUTS, PAD
+from ..models.text_encoder import TextEncoder, languages_of, one_item_a_row
 
 
 class States(NamedTuple):
@@ -22,8 +22,13 @@ class States(NamedTuple):
     layers: list[Tensor]
 
 
-def hidden_states(model: TextEncoder, items: Sequence[np.ndarray], batch: int = 64) -> Iterator[States]:
-    """Float32 states of `items` (ids with their special tokens), in batches of items of about one length."""
+def hidden_states(
+    model: TextEncoder, items: Sequence[np.ndarray], batch: int = 64, languages: Sequence[tuple[str, ...]] = ()
+) -> Iterator[States]:
+    """Float32 states of `items` (ids with their special tokens), in batches of items of about one length.
+
+    `languages`: codes of the sides of every item, for models with language embeddings.
+    """
     model.eval()
     device = next(model.parameters()).device
     order = sorted(range(len(items)), key=lambda i: len(items[i]))  # little padding inside a batch
@@ -34,21 +39,25 @@ def hidden_states(model: TextEncoder, items: Sequence[np.ndarray], batch: int = 
             tokens_BT[row, : len(items[i])] = torch.from_numpy(items[i])
         tokens_BT = tokens_BT.to(device)
         positions_BT, inside_BT = one_item_a_row(tokens_BT)
+        languages_BT = languages_of(model.cfg, [languages[i] for i in here], tokens_BT) if languages else None
         with torch.no_grad():
-            layers = model.hidden_states(tokens_BT, positions_BT, inside_BT)
+            layers = model.hidden_states(tokens_BT, positions_BT, inside_BT, languages_BT)
         yield States(here, inside_BT, [state_BTD.float() for state_BTD in layers])
 
 
-def sentence_vectors(model: TextEncoder, sentences: Sequence[np.ndarray], batch: int = 64) -> np.ndarray:
+def sentence_vectors(
+    model: TextEncoder, sentences: Sequence[np.ndarray], batch: int = 64, languages: Sequence[str] = ()
+) -> np.ndarray:
     """float32 [layers + 1, sentences, width]; index 0 is the embedding layer.
 
-    `sentences` are ids without special tokens; each is read as `<s> ids </s>`, cut to the model's longest item. The mean
-    is over all tokens of the item, the special ones too.
+    `sentences` are ids without special tokens; each is read as `<s> ids </s>` (or in the model's layout), cut to its longest
+    item. The mean is over all tokens of the item, the special ones too. `languages`: the code of every sentence, for models
+    with language embeddings.
     """
     longest = model.cfg.max_positions
-    items = [np.concatenate([[BOS], sentence[: longest - 2], [EOS]]) for sentence in sentences]
+    items = [LAYOUTS[model.cfg.layout].item(sentence[: longest - 2]) for sentence in sentences]
     out = np.zeros((model.cfg.discriminator_layers + 1, len(items), model.cfg.width), dtype=np.float32)
-    for here, inside_BT, layers in hidden_states(model, items, batch):
+    for here, inside_BT, layers in hidden_states(model, items, batch, [(code,) for code in languages]):
         weights = inside_BT.float() / inside_BT.sum(1, keepdim=True)
         for layer, state_BTD in enumerate(layers):
             out[layer, here] = torch.einsum("btd,bt->bd", state_BTD, weights).cpu().numpy()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..data.schema import EOS
+from ..data.schema import EOS, LAYOUTS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from .text import same_lines, split_lines
@@ -26,7 +26,7 @@ class Pair(NamedTuple):
 
 def pairs(store: RowStore, limit: int | None = None) -> Iterator[Pair]:
     """The pairs of the first `limit` rows of a store of the task para (all rows by default)."""
-    codes = store.manifest.languages
+    codes, between = store.languages, len(LAYOUTS[store.manifest.layout].between)
     for start in range(0, min(store.rows, limit or store.rows), 256):
         rows = store.read(np.arange(start, min(start + 256, store.rows, limit or store.rows)))
         item = 0
@@ -36,9 +36,9 @@ def pairs(store: RowStore, limit: int | None = None) -> Iterator[Pair]:
             for _ in range(items):
                 length = int(next(lengths))
                 ids = tokens[at : at + length]
-                middle = int(np.flatnonzero(ids == EOS)[0])
+                middle = 1 + int(np.flatnonzero(ids[1:] == EOS)[0])
                 first, second = rows.languages[2 * item : 2 * item + 2]
-                yield Pair(ids[1:middle], ids[middle + 1 : -1], codes[first], codes[second])
+                yield Pair(ids[1:middle], ids[middle + between : -1], codes[first], codes[second])
                 at += length
                 item += 1
 

@@ -66,7 +66,8 @@ def retrieve(model: TextEncoder, groups: Groups, centred: bool = False) -> dict[
     """Accuracies by layer, by language and averaged over the languages; `centred` adds those of centred vectors."""
     languages = {}
     for language, (ours, theirs) in groups.items():
-        vectors = sentence_vectors(model, [*ours, *theirs])
+        codes = [PIVOT] * len(ours) + [language] * len(theirs)
+        vectors = sentence_vectors(model, [*ours, *theirs], languages=codes)
         halves = [(layer[: len(ours)], layer[len(ours) :]) for layer in vectors]
         columns = dict(zip(WAYS, zip(*(accuracies(a, b) for a, b in halves), strict=True), strict=True))
         if centred:

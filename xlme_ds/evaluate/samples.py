@@ -1,5 +1,6 @@
 """Real sentences as the model sees them: what it put in the masked places, and its verdict on each token if it judges them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,20 @@ def sample_rows(
     vocabulary: Vocabulary,
     seed: int,
     mask_fraction: float,
+    languages: Sequence[str] = (),
     a_task: int = 8,
     search: int = 256,
 ) -> list[dict[str, Any]]:
     """The first row of each of up to `a_task` languages (or pairs) of every task in `data`, corrupted and judged.
 
-    Only the first item of a row is shown. See docs/design.md for the format.
+    Only the first item of a row is shown. See docs/design.md for the format. `languages`: those that have embeddings.
     """
     model.eval()
     shown = []
     for task, name in enumerate(TASKS):
         if not (data / name).is_dir():
             continue
-        store = RowStore(data / name)
+        store = RowStore(data / name, languages)
         seen: set[tuple[int, ...]] = set()
         for record in range(min(search, store.rows)):
             rows = store.read(np.array([record]))
@@ -56,7 +58,7 @@ def sample_rows(
                 }
                 for i, original in enumerate(rows.tokens[0][: int(rows.lengths[0])])
             ]
-            codes = [store.manifest.languages[i] for i in rows.languages[: 1 + task]]
+            codes = [store.languages[i] for i in rows.languages[: 1 + task]]
             shown.append({"language": "–".join(codes), "task": name, "tokens": tokens})
             if len(seen) == a_task:
                 break

@@ -29,8 +29,8 @@ def showcase(run: Path, config: RunConfig, state: dict[str, torch.Tensor], data:
     write_json(run / "languages.json", _languages(data))
     shown = heldout if heldout is not None else data
     vocabulary = Vocabulary(data / "vocab")
-    fraction = config.objective.mask_fraction
-    write_json(run / "samples.json", sample_rows(objective, model, shown, vocabulary, config.seed, fraction))
+    drawn = config.seed, config.objective.mask_fraction, config.model.language_embeddings
+    write_json(run / "samples.json", sample_rows(objective, model, shown, vocabulary, *drawn))
     if heldout is not None and (heldout / "para").is_dir():
         groups = by_language(pairs(RowStore(heldout / "para")))
         if groups:

@@ -64,6 +64,12 @@ def write_folder(
     """
     if to.exists():
         raise ValueError(f"{to} exists already: choose another --to")
+    cfg = main.encoder.cfg
+    for name, value in (("language_embeddings", " ".join(cfg.language_embeddings)), ("layout", cfg.layout)):
+        if value not in ("", "xlme"):
+            raise ValueError(
+                f"the model was trained with model.{name} {value}, which an export cannot have: evaluate and fine-tune the run itself"
+            )
     partial = to.with_name(to.name + ".partial")
     if partial.exists():  # of an export that was killed
         shutil.rmtree(partial)

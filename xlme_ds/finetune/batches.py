@@ -26,6 +26,7 @@ class TaskBatch(NamedTuple):
     tokens_BT: Tensor
     positions_BT: Tensor
     segments_BT: Tensor
+    languages_BT: Tensor
     labels: Tensor
     """[B, T] of tokens, IGNORED where none is; [B] of pairs; [B, 2] of spans: first and last token."""
     keys_B: Tensor
@@ -50,7 +51,9 @@ def collate(features: Sequence[Feature], kind: Kind, keys: Sequence[int] = ()) -
         labels = labels[:, :2]
     tokens = torch.from_numpy(tokens_BT)
     keys_B = torch.tensor(keys or [0] * len(features))
-    return TaskBatch(tokens, *one_item_a_row(tokens), torch.from_numpy(labels), keys_B)
+    positions_BT, inside_BT = one_item_a_row(tokens)
+    languages_BT = torch.tensor([feature.language for feature in features])[:, None] * inside_BT
+    return TaskBatch(tokens, positions_BT, inside_BT, languages_BT, torch.from_numpy(labels), keys_B)
 
 
 class TaskLoader:
@@ -75,6 +78,8 @@ class TaskLoader:
         for feature in self.features:
             digest.update(feature.ids.tobytes())
             digest.update(feature.labels.tobytes())
+            if feature.language:
+                digest.update(str(feature.language).encode())
         return {"features": digest.hexdigest()}
 
     def _feature(self, number: int) -> Feature:

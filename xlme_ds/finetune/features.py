@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..data.schema import BOS, EOS, UNK
+from ..data.schema import LAYOUTS, UNK, Layout
 from ..data.vocabulary import Vocabulary
 from .examples import Example, Pair, Question, Sentence
 from .tasks import Task
@@ -18,16 +18,18 @@ class Feature(NamedTuple):
     """What the model reads at once, and where it came from."""
 
     ids: np.ndarray
-    """int32, `<s> … </s>`, for two texts `<s> a </s> b </s>` as in pre-training."""
+    """int32, `<s> … </s>`, for two texts `<s> a </s> b </s>`, or in the model's layout, as in pre-training."""
     labels: np.ndarray
     """int64: of every token (IGNORED but on first subwords), one of a pair, or first and last token of an answer."""
     example: int
     places: np.ndarray
     """int64: tokens: positions of the first subwords; span: [tokens, 2] first and last character + 1, −1 outside the context."""
+    language: int = 0
+    """Place in the model's `language_embeddings`."""
 
 
 class Windows(NamedTuple):
-    """Lengths in tokens."""
+    """Lengths in tokens, and the special tokens among them."""
 
     longest: int
     """Of a whole input."""
@@ -35,60 +37,65 @@ class Windows(NamedTuple):
     """From the start of a window over a context to the start of the next."""
     question: int
     """Questions are cut to this many."""
+    layout: Layout = LAYOUTS["xlme"]
 
 
-def featurise(examples: Sequence[Example], task: Task, vocabulary: Vocabulary, windows: Windows) -> list[Feature]:
-    """The inputs of all examples, in order; a long sentence or context gives several."""
+def featurise(
+    examples: Sequence[Example], task: Task, vocabulary: Vocabulary, windows: Windows, language: int = 0, first: int = 0
+) -> list[Feature]:
+    """The inputs of all examples (in one `language`), in order; a long sentence or context gives several.
+
+    `first`: the number of the first example.
+    """
     features: list[Feature] = []
-    for number, example in enumerate(examples):
+    for number, example in enumerate(examples, start=first):
         if isinstance(example, Sentence):
-            features += _sentence(example, number, task.labels, vocabulary, windows.longest)
+            features += _sentence(example, number, task.labels, vocabulary, windows)
         elif isinstance(example, Pair):
-            features.append(_pair(example, number, task.labels, vocabulary, windows.longest))
+            features.append(_pair(example, number, task.labels, vocabulary, windows))
         else:
             features += _question(example, number, vocabulary, windows)
-    return features
+    return [feature._replace(language=language) for feature in features]
 
 
 def _sentence(
-    sentence: Sentence, number: int, labels: Sequence[str], vocabulary: Vocabulary, longest: int
+    sentence: Sentence, number: int, labels: Sequence[str], vocabulary: Vocabulary, windows: Windows
 ) -> list[Feature]:
     """Cut between words, so that every word is in one input and its first subword is predicted."""
     flat, sizes = vocabulary.encode_lines(sentence.words)
     subwords = np.split(flat, np.cumsum(sizes)[:-1])
-    pieces: list[tuple[list[int], list[int], list[int]]] = [([BOS], [IGNORED], [])]
+    pieces: list[tuple[list[int], list[int], list[int]]] = [([], [IGNORED], [])]
     for ids, tag in zip(subwords, sentence.tags, strict=True):
-        word = ids[: longest - 2].tolist() or [UNK]  # of white space alone nothing is left
-        if len(pieces[-1][0]) + len(word) + 1 > longest:
-            pieces.append(([BOS], [IGNORED], []))
+        word = ids[: windows.longest - 2].tolist() or [UNK]  # of white space alone nothing is left
+        if len(pieces[-1][0]) + len(word) + 2 > windows.longest:
+            pieces.append(([], [IGNORED], []))
         tokens, tags, places = pieces[-1]
-        places.append(len(tokens))
+        places.append(1 + len(tokens))
         tags += [labels.index(tag)] + [IGNORED] * (len(word) - 1)
         tokens += word
     return [
-        Feature(np.array([*tokens, EOS], np.int32), np.array([*tags, IGNORED]), number, np.array(places))
+        Feature(windows.layout.item(np.array(tokens)), np.array([*tags, IGNORED]), number, np.array(places))
         for tokens, tags, places in pieces
     ]
 
 
-def _pair(pair: Pair, number: int, labels: Sequence[str], vocabulary: Vocabulary, longest: int) -> Feature:
+def _pair(pair: Pair, number: int, labels: Sequence[str], vocabulary: Vocabulary, windows: Windows) -> Feature:
     """The longer side loses tokens from its end until both fit."""
     first, second = vocabulary.encode(pair.first), vocabulary.encode(pair.second)
-    room = longest - 3
+    room = windows.longest - windows.layout.pair_specials
     if len(first) + len(second) > room:
         shorter = min(len(first), len(second), room // 2)
         first, second = (
             side[: max(room - shorter, shorter)] if len(side) > shorter else side for side in (first, second)
         )
         first = first[: room - len(second)]
-    ids = np.concatenate([[BOS], first, [EOS], second, [EOS]]).astype(np.int32)
-    return Feature(ids, np.array([labels.index(pair.label)]), number, np.zeros(0, np.int64))
+    return Feature(windows.layout.item(first, second), np.array([labels.index(pair.label)]), number, np.zeros(0, np.int64))
 
 
 def _question(question: Question, number: int, vocabulary: Vocabulary, windows: Windows) -> list[Feature]:
     asked = vocabulary.encode(question.question)[: windows.question]
     context, characters = vocabulary.encode_with_places(question.context)
-    room = windows.longest - len(asked) - 3
+    room = windows.longest - len(asked) - windows.layout.pair_specials
     answer = None
     if question.answers:
         text, first = question.answers[0]
@@ -97,9 +104,9 @@ def _question(question: Question, number: int, vocabulary: Vocabulary, windows: 
     features = []
     for start in range(0, max(len(context), 1), windows.stride):
         part = slice(start, start + room)
-        ids = np.concatenate([[BOS], asked, [EOS], context[part], [EOS]]).astype(np.int32)
-        before = len(asked) + 2
-        labels = np.zeros(2, np.int64)  # `<s>` where the answer is not wholly in this window
+        ids = windows.layout.item(asked, context[part])
+        before = 1 + len(asked) + len(windows.layout.between)
+        labels = np.zeros(2, np.int64)  # the first token where the answer is not wholly in this window
         if answer is not None and start <= answer[0] and answer[1] < start + room:
             labels = np.array(answer) - start + before
         places = np.full((len(ids), 2), -1, np.int64)

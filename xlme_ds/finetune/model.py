@@ -45,8 +45,9 @@ class TaskModel(nn.Module):
 
     def forward(self, batch: TaskBatch) -> Tensor:
         """float32 logits: [B, T, labels] of tokens, [B, labels] of pairs, [B, T, 2] of spans (first and last token)."""
-        inputs = batch.tokens_BT, batch.positions_BT, batch.segments_BT, None, batch.keys_B
-        hidden_BTD = self.encoder(*inputs)
+        hidden_BTD = self.encoder(
+            batch.tokens_BT, batch.positions_BT, batch.segments_BT, batch.languages_BT, batch.keys_B
+        )
         if self.training:
             hidden_BTD = drop(hidden_BTD, self.dropout, derive(batch.keys_B, APART))
         logits = self.head(hidden_BTD).float()

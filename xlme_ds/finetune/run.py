@@ -19,7 +19,7 @@ from ..data.vocabulary import MODEL_FILE
 from ..engine.build import Fill, assemble, check_engine, resolve_precision
 from ..engine.processes import broadcast, gather, together
 from ..models.init import Whole, initialise
-from ..models.text_encoder import TextEncoder
+from ..models.text_encoder import TextEncoder, language_index
 from ..operations import encoder_forward
 from ..saved import MODEL_FOLDER, WEIGHTS_FILE, Saved, load_encoder
 from ..train.folder import RunFolder
@@ -28,7 +28,7 @@ from ..train.stop import StopRequest
 from ..train.watchdog import Watchdog
 from .batches import TaskLoader
 from .examples import Example, Source, find, read
-from .features import featurise
+from .features import Feature, featurise
 from .model import TaskModel
 from .objective import TaskObjective
 from .predict import check_scorer, predict, score
@@ -105,7 +105,7 @@ def _prepare(
     if not _tests(sources):
         raise ValueError(f"no test or dev set of {job.task} in --data: add the folder that has one")
     tuning = job.tuning.completed(task, saved.encoder.cfg)
-    features = featurise(_training_examples(sources, task, tuning), task, saved.vocabulary, tuning.windows)
+    features = _training_features(sources, task, tuning, saved)
     base = _sha256(saved.encoder)
     config = settings(job.task, tuning, saved.encoder.cfg, engine, job.train, job.seed, len(features), base)
     folder.claim(config)
@@ -120,7 +120,9 @@ def _work(config: FinetuneConfig, loader: TaskLoader) -> Work:
     return Work(3 * config.tuning.batch * forward, {"encoder": sum(p.numel() for p in encoder.parameters())})
 
 
-def _training_examples(sources: Sequence[Source], task: Task, tuning: TuningConfig) -> list[Example]:
+def _training_features(
+    sources: Sequence[Source], task: Task, tuning: TuningConfig, saved: Saved
+) -> list[Feature]:
     wanted, there = tuning.train_languages, [source for source in sources if source.split == "train"]
     chosen: dict[str, Source] = {}
     for source in there:
@@ -132,10 +134,20 @@ def _training_examples(sources: Sequence[Source], task: Task, tuning: TuningConf
             f"no training set of {', '.join(missing) or 'any language'} in --data, only of "
             f"{', '.join(sorted({source.language for source in there})) or 'none'}: add its folder, or set tuning.train_languages"
         )
-    examples: list[Example] = []
+    features: list[Feature] = []
+    count = 0
     for language in sorted(chosen):
-        examples += read(chosen[language], task)[: tuning.train_examples or None]
-    return examples
+        examples = read(chosen[language], task)[: tuning.train_examples or None]
+        features += _features(examples, task, tuning, saved, language, count)
+        count += len(examples)
+    return features
+
+
+def _features(
+    examples: Sequence[Example], task: Task, tuning: TuningConfig, saved: Saved, language: str, first: int = 0
+) -> list[Feature]:
+    cfg = saved.encoder.cfg
+    return featurise(examples, task, saved.vocabulary, tuning.windows(cfg), language_index(cfg, language), first)
 
 
 def _tests(sources: Sequence[Source]) -> list[Source]:
@@ -191,7 +203,7 @@ def _scores(
         if stop.received is not None:
             break
         examples = read(source, task)
-        features = featurise(examples, task, saved.vocabulary, tuning.windows)
+        features = _features(examples, task, tuning, saved, source.language)
         predictions = predict(model, examples, features, task)
         write_json(job.out / "predictions" / f"{source.language}.json", predictions)
         scores[source.language] = score(job.task, task, examples, predictions, source.language)

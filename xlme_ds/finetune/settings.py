@@ -6,6 +6,7 @@ from math import ceil
 from typing import Self
 
 from ..config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, TrainConfig, Training
+from ..data.rows import LAYOUTS
 from .features import Windows
 from .tasks import TASKS, Task
 
@@ -59,10 +60,9 @@ class TuningConfig:
             raise ValueError(f"tuning.max_tokens {longest} leaves no room for text: raise it to at least 16")
         return done
 
-    @property
-    def windows(self) -> Windows:
-        """How texts are cut."""
-        return Windows(self.max_tokens, self.stride, self.question_tokens)
+    def windows(self, model: ModelConfig) -> Windows:
+        """How texts are cut for `model`."""
+        return Windows(self.max_tokens, self.stride, self.question_tokens, LAYOUTS[model.layout])
 
 
 _POSITIVE = ("learning_rate", "batch", "epochs", "clip", "stride", "micro_batch")

@@ -3,7 +3,7 @@
 B rows, T tokens, D width.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from ..data.rows import PAD
+from ..data.rows import EOS, LAYOUTS, PAD
 from .electra import block_sizes
 from .embedding import lookup
 from .encoder import Encoder, Part
@@ -67,9 +67,44 @@ class TextEncoder(nn.Module):
 
 
 def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """(positions, segments) of rows that hold one item each, padded behind it."""
+    """(positions, segments) of rows that hold one item each, padded behind it; of a pair in XLM's layout, positions restart."""
     inside_BT = (tokens_BT != PAD).long()
-    return torch.arange(tokens_BT.shape[1], device=tokens_BT.device) * inside_BT, inside_BT
+    positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) * inside_BT
+    if LAYOUTS["xlm"].opening == tokens_BT[0, 0]:
+        second_BT = second_sides(tokens_BT) * inside_BT
+        positions_BT = torch.where(second_BT > 0, second_BT.cumsum(1) - 1, positions_BT)
+    return positions_BT, inside_BT
+
+
+def second_sides(tokens_BT: Tensor) -> Tensor:
+    """1 on the second side of rows that hold a pair each, and behind it, else 0; int64 [B, T]."""
+    ends_BT = (tokens_BT == EOS).long()
+    ends_BT[:, 0] = 0  # in XLM's layout it opens the item
+    return (ends_BT.cumsum(1) - ends_BT).clamp(max=1)
+
+
+def language_index(cfg: ModelConfig, code: str) -> int:
+    """Place of a language in `cfg.language_embeddings` (of `zh` also that of `zh-Hans`); 0 for a model that has none.
+
+    Raises ValueError for a language that is not there.
+    """
+    known = cfg.language_embeddings
+    found = [n for n, each in enumerate(known) if each == code] or [
+        n for n, each in enumerate(known) if each.startswith(f"{code}-")
+    ]
+    if known and not found:
+        raise ValueError(
+            f"model.language_embeddings has no {code}, only {' '.join(known)}: leave out what is in that language"
+        )
+    return found[0] if found else 0
+
+
+def languages_of(cfg: ModelConfig, codes: Sequence[tuple[str, ...]], tokens_BT: Tensor) -> Tensor:
+    """The languages of rows that hold one item each, int64 [B, T], from the codes of the sides of each."""
+    pairs = [[language_index(cfg, code) for code in (of_row[0], of_row[-1])] for of_row in codes]
+    first_B, second_B = torch.tensor(pairs, device=tokens_BT.device).unbind(1)
+    languages_BT = torch.where(second_sides(tokens_BT) > 0, second_B[:, None], first_B[:, None])
+    return languages_BT * (tokens_BT != PAD)
 
 
 def encoder_config(cfg: ModelConfig, which: Which) -> ModelConfig:
