@@ -25,7 +25,7 @@ from xlme_ds.engine.processes import data_parallel, start_process_group
 from xlme_ds.engine.protocol import Engine
 
 STEPS = 20
-HELDOUT = DataConfig(12, 12, micro_batch=6)  # other micro-batches than in training, too few for DualPipeV alone
+HELDOUT = DataConfig(12, 12, micro_batch=6)  # other micro-batches than in training
 SIZES = dict(
     vocabulary=200,
     width=32,
@@ -82,6 +82,8 @@ def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> d
     """Train one case; rank by rank the gradients of step 1, on the root the weights in the end."""
     share = data_parallel(config.engine, rank, world)
     heldout = HELDOUT if config.data.para_rows else replace(HELDOUT, para_rows=0)
+    if config.engine.pipeline_schedule == "dualpipev":  # more micro-batches than in training, of which two are left over
+        heldout = replace(heldout, micro_batch=2)
     settings = config.model.language_embeddings, config.objective.pseudo_fractions
     loaders = [Loader(data, rows, config.seed, 0.15, *share, *settings) for rows in (config.data, heldout)]
     engine = build_engine(config, *loaders)
