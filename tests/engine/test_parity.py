@@ -80,6 +80,8 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "pipeline of 2, ERNIE-M": pipe(2, 2, **ERNIE),
         "pipeline of 2, BTMLM": pipe(2, 2, **BTMLM),
         "dualpipev of 2, MLM": pipe(2, 2, DUAL, **MLM),
+        "bf16 zero3 on 2, BTMLM": zero(3, 2, BF16, **BTMLM),
+        "bf16 pipeline of 2, BTMLM": pipe(2, 2, BF16, **BTMLM),
         "dualpipev of 2, BTMLM": pipe(2, 2, DUAL, **BTMLM),
         "bf16 dualpipev of 2, MLM": pipe(2, 2, DUAL | BF16, **MLM),
     },
