@@ -88,7 +88,11 @@ def rows_of(packed: Sequence[Sequence[list[int]]], width: int, task: int = 0) ->
 
 
 def batch_of(
-    mono: Sequence[Sequence[list[int]]], para: Sequence[Sequence[list[int]]], width: int, seed: int = 3
+    mono: Sequence[Sequence[list[int]]],
+    para: Sequence[Sequence[list[int]]],
+    width: int,
+    seed: int = 3,
+    mask_fraction: float = 0.15,
 ) -> Batch:
     """A batch with rows of both tasks, corrupted as in training."""
     parts = [
@@ -96,7 +100,7 @@ def batch_of(
         for task, packed in enumerate((mono, para))
         if packed
     ]
-    return collate(parts, seed, 0.15)
+    return collate(parts, seed, mask_fraction)
 
 
 def usual_batch(width: int = 40, seed: int = 3) -> Batch:

@@ -13,6 +13,8 @@ import numpy as np
 import tyro
 
 from .cli import fail
+from .config import DataConfig
+from .data.order import StepPlan
 from .data.rows import TASKS
 from .data.shards import RowStore
 from .train.audit import ATTEMPTS, FOLDER, checksums, lines
@@ -46,14 +48,16 @@ def examine(run: Path, data: Path) -> tuple[list[str], str]:
     if not (run / FOLDER / ATTEMPTS).exists():
         raise ValueError(f"{run / FOLDER} does not exist: only a run with --train.audit can be examined")
     steps = int(read_state(newest)["step"])
-    settings = json.loads((run / "config.json").read_text(encoding="utf-8"))["config"]["data"]
+    settings = DataConfig(**json.loads((run / "config.json").read_text(encoding="utf-8"))["config"]["data"])
+    rows = settings.mono_rows, settings.para_rows
+    plan = StepPlan(rows, rows, 1, 1, settings.alternate)
     read = _read_rows(run / FOLDER, steps)
     faults, seen = [], []
-    for task in TASKS:
-        rows = settings[f"{task}_rows"] * steps
-        if rows:
-            faults += _compare(task, rows, settings[f"{task}_rows"], read[task], RowStore(data / task))
-            seen.append(f"{rows:,} {task} rows")
+    for number, task in enumerate(TASKS):
+        if rows[number]:
+            asked = {step: found for step in range(steps) if (found := plan.step_rows(step, number))}
+            faults += _compare(task, asked, read[task], RowStore(data / task))
+            seen.append(f"{sum(map(len, asked.values())):,} {task} rows")
     return faults, f"{' and '.join(seen)} of {steps} steps"
 
 
@@ -75,16 +79,18 @@ def _read_rows(folder: Path, steps: int) -> dict[str, dict[int, list[tuple[int, 
     return read
 
 
-def _compare(task: str, rows: int, per_step: int, read: dict[int, list[tuple[int, int]]], store: RowStore) -> list[str]:
+def _compare(
+    task: str, asked: dict[int, range], read: dict[int, list[tuple[int, int]]], store: RowStore
+) -> list[str]:
+    """`asked`: the rows of every step that reads some, in order."""
+    rows = max((numbers.stop for numbers in asked.values()), default=0)
     faults = [f"{task} row {row} was read though no step asks for it" for row in read if not 0 <= row < rows]
-    for first in range(0, rows, per_step):
-        expected = checksums(store.read(np.arange(first, first + per_step) % store.rows).tokens)
-        for row, checksum in enumerate(expected, start=first):
+    for step, numbers in asked.items():
+        expected = checksums(store.read(np.arange(numbers.start, numbers.stop) % store.rows).tokens)
+        for row, checksum in zip(numbers, expected, strict=True):
             readings = read.get(row, [])
-            if [step for step, _ in readings] != [first // per_step]:
-                faults.append(
-                    f"{task} row {row} belongs to step {first // per_step}, was read in {[s for s, _ in readings]}"
-                )
+            if [each for each, _ in readings] != [step]:
+                faults.append(f"{task} row {row} belongs to step {step}, was read in {[s for s, _ in readings]}")
             elif readings[0][1] != checksum:
                 faults.append(f"{task} row {row} was read with other tokens than the data hold")
     return faults

@@ -89,6 +89,7 @@ OBJECTIVE_DESCRIPTIONS = {
     "ernie_m": "masked language modelling of one encoder, on text and on translation pairs, half of which are masked so that each "
     "side is predicted from the other alone",
     "btmlm": "masked language modelling of one encoder on text, beside tokens of another language that it writes itself",
+    "clm": "causal language modelling of one encoder: every token from those before it",
 }
 """What pages and model cards say of each objective."""
 
@@ -97,10 +98,11 @@ OBJECTIVE_DESCRIPTIONS = {
 class ObjectiveConfig:
     """What is trained for; every term of the loss is a mean over its task's global batch."""
 
-    name: Literal["electra", "mlm", "ernie_m", "btmlm"] = "electra"
-    """electra: XLM-E's L_MLM + L_TLM + λ L_MRTD + λ L_TRTD; mlm: L_MLM + L_TLM of one encoder, as XLM-R; ernie_m: with L_CAMLM,
-    ERNIE-M's first stage; btmlm: L_BTMLM, its second."""
+    name: Literal["electra", "mlm", "ernie_m", "btmlm", "clm"] = "electra"
+    """electra: XLM-E's L_MLM + L_TLM + λ L_MRTD + λ L_TRTD; mlm: L_MLM + L_TLM of one encoder, as XLM and XLM-R; ernie_m: with
+    L_CAMLM, ERNIE-M's first stage; btmlm: L_BTMLM, its second; clm: causal language modelling."""
     mask_fraction: float = 0.15
+    """Of the ordinary tokens of an item, those that are to be predicted; 1 for clm."""
     random_fraction: float = 0.1
     """Of the positions that are to be predicted, those that show a random token; electra masks them all."""
     keep_fraction: float = 0.1
@@ -112,10 +114,16 @@ class ObjectiveConfig:
 
     def validate(self) -> None:
         """Raise ValueError, naming the setting, for values outside their range."""
-        _require(
-            0.0 < self.mask_fraction < 1.0,
-            f"objective.mask_fraction is {self.mask_fraction}: it must be between 0 and 1",
-        )
+        if self.name == "clm":
+            _require(
+                self.mask_fraction == 1.0,
+                f"objective.mask_fraction is {self.mask_fraction}, and objective.name clm predicts every token: set it to 1",
+            )
+        else:
+            _require(
+                0.0 < self.mask_fraction < 1.0,
+                f"objective.mask_fraction is {self.mask_fraction}: it must be between 0 and 1",
+            )
         for name in ("random_fraction", "keep_fraction"):
             _require(getattr(self, name) >= 0, f"objective.{name} is {getattr(self, name)}: it must not be negative")
         _require(
@@ -151,6 +159,14 @@ class DataConfig:
     """Rows of packed translation pairs a step."""
     micro_batch: int = 16
     """Rows of each task that one process runs at once; the larger task is cut into as many pieces as the smaller."""
+    alternate: bool = False
+    """Steps read monolingual rows and pairs in turns, as XLM's MLM and TLM, and no step reads both."""
+
+    @property
+    def mean_rows(self) -> tuple[float, float]:
+        """Rows of each task a step, on the average."""
+        steps = 2 if self.alternate else 1
+        return self.mono_rows / steps, self.para_rows / steps
 
     def validate(self) -> None:
         """Raise ValueError, naming the setting, for a batch without rows."""
@@ -158,6 +174,11 @@ class DataConfig:
         _require(
             self.mono_rows + self.para_rows > 0,
             "data.mono_rows and data.para_rows are both 0: a step needs rows of a task",
+        )
+        _require(
+            not self.alternate or self.mono_rows == self.para_rows,
+            f"data.alternate needs as many rows of both tasks, data.mono_rows is {self.mono_rows} and data.para_rows "
+            f"{self.para_rows}: set them to the same",
         )
         _require(self.micro_batch >= 1, f"data.micro_batch is {self.micro_batch}: it must be at least 1")
 
@@ -315,6 +336,10 @@ class Training:
         _require(
             self.optimizer.warmup_steps <= self.train.steps,
             f"optimizer.warmup_steps {self.optimizer.warmup_steps} exceeds train.steps {self.train.steps}: shorten the warm-up",
+        )
+        _require(
+            not self.data.alternate or self.train.log_every % 2 == 1,
+            f"train.log_every {self.train.log_every} would show one task alone under data.alternate: set it to an odd number",
         )
         if self.engine.kind == "pipeline":
             self._validate_pipeline(self.engine, self.model.discriminator_layers)

@@ -17,8 +17,7 @@ def work_of(run: RunConfig, row_tokens: int) -> Work:
 
 def flops_per_step(run: RunConfig, row_tokens: int) -> float:
     """Forward and backward of one optimizer step on full rows of `row_tokens` tokens."""
-    tokens = (run.data.mono_rows + run.data.para_rows) * row_tokens
-    return tokens * work_of(run, row_tokens).training
+    return sum(run.data.mean_rows) * row_tokens * work_of(run, row_tokens).training
 
 
 def paper_forward_per_token(run: RunConfig, row_tokens: int) -> float:
@@ -38,5 +37,5 @@ def paper_training_flops(run: RunConfig, row_tokens: int) -> dict[str, float]:
     work = work_of(run, row_tokens)
     per_token = 2.0 * paper_forward_per_token(run, row_tokens) + work.layers * work.layer_ahead
     per_row = per_token * row_tokens * (1e6 / 2**20)
-    mono, para = (per_row * rows * run.train.steps for rows in (run.data.mono_rows, run.data.para_rows))
+    mono, para = (per_row * rows * run.train.steps for rows in run.data.mean_rows)
     return {"mono": mono, "both": mono + para / 2}

@@ -123,6 +123,14 @@ def test_the_cut_changes_no_row(folder: Path) -> None:
     assert all(other == steps[0] for other in steps[1:])
 
 
+def test_tasks_in_turns(folder: Path) -> None:
+    loader = Loader(folder, replace(DATA, alternate=True), 7, 0.15)
+    assert_equal(loader.batch(4, 1), reference(folder, [[27, 28, 29], []], 7))
+    assert_equal(loader.batch(5, 1), reference(folder, [[], [27, 28, 29]], 7))
+    assert loader.rows_of(4) == "mono 24-35" and loader.rows_of(5, 1) == "para 27-29"
+    assert set(loader.probe().task_B.tolist()) == {0, 1}
+
+
 def test_languages_are_numbered_as_asked(folder: Path) -> None:
     ours, asked = (Loader(folder, DATA, 7, 0.15, languages=codes).batch(1, 0) for codes in ((), ("fr", "xx", "en", "de")))
     renumbered = torch.tensor([3, 2, 0])[ours.languages_BT]  # de, en, fr

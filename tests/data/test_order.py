@@ -36,6 +36,19 @@ def test_every_row_of_a_step_is_read_once(mono: int, para: int, micro_batch: int
             assert sorted(np.concatenate(numbers).tolist()) == list(range(step * rows, (step + 1) * rows))
 
 
+@pytest.mark.parametrize(("micro_batch", "world"), [(2, 1), (2, 4), (8, 2)])
+def test_tasks_in_turns(micro_batch: int, world: int) -> None:
+    plan = plan_step(DataConfig(16, 16, micro_batch, alternate=True), world)
+    assert plan.micro_rows == plan.micro[0] == plan.micro[1] <= micro_batch
+    for step in range(6):
+        for task in (0, 1):
+            numbers = [
+                plan.numbers(step, rank, micro, task) for rank in range(world) for micro in range(plan.accumulation)
+            ]
+            expected = range(step // 2 * 16, step // 2 * 16 + 16) if step % 2 == task else range(0)
+            assert sorted(np.concatenate(numbers).tolist()) == list(expected) == list(plan.step_rows(step, task))
+
+
 def test_micro_batches_hold_the_tasks_in_proportion() -> None:
     plan = plan_step(DataConfig(64, 16, micro_batch=8), 2)
     assert (plan.accumulation, plan.micro) == (4, (8, 2))

@@ -67,20 +67,23 @@ class Loader:
         return self._collate(self._read(step, micro_batch), self.seed, self.mask_fraction)
 
     def _read(self, step: int, micro_batch: int) -> Parts:
-        numbers = {task: self.plan.numbers(step, self.rank, micro_batch, task) for task in self.stores}
-        for task, store in self.stores.items():
-            store.prepare(int(numbers[task][0]) % store.rows)  # at a start, both tasks' shards at the same time
-        return [(task, store.read(numbers[task] % store.rows), numbers[task]) for task, store in self.stores.items()]
+        found = [(task, store, self.plan.numbers(step, self.rank, micro_batch, task)) for task, store in self.stores.items()]
+        found = [(task, store, numbers) for task, store, numbers in found if len(numbers)]
+        for _, store, numbers in found:
+            store.prepare(int(numbers[0]) % store.rows)  # at a start, both tasks' shards at the same time
+        return [(task, store.read(numbers % store.rows), numbers) for task, store, numbers in found]
 
     def rows_of(self, step: int, micro_batch: int | None = None) -> str:
         """See `BatchSource`."""
         words = []
         for task in self.stores:
-            count = self.plan.rows[task] if micro_batch is None else self.plan.micro[task]
-            first = (
-                step * count if micro_batch is None else int(self.plan.numbers(step, self.rank, micro_batch, task)[0])
+            numbers = (
+                self.plan.step_rows(step, task)
+                if micro_batch is None
+                else self.plan.numbers(step, self.rank, micro_batch, task)
             )
-            words.append(f"{TASKS[task]} {first}" + (f"-{first + count - 1}" if count > 1 else ""))
+            if len(numbers):
+                words.append(f"{TASKS[task]} {numbers[0]}" + (f"-{numbers[-1]}" if len(numbers) > 1 else ""))
         return ", ".join(words)
 
     def probe(self) -> Batch:

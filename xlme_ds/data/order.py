@@ -1,7 +1,8 @@
 """Which rows a step reads: the order of the data as arithmetic, independent of ranks, micro-batches and restarts.
 
-Step s of a run reads rows [s·B, (s+1)·B) of each task, B that task's rows a step. Row numbers never end: number n is
-record n mod N of the data, so a second pass has new numbers, and with them new masks.
+Step s of a run reads rows [s·B, (s+1)·B) of each task, B that task's rows a step; where tasks alternate, rows [(s/2)·B, (s/2+1)·B),
+s/2 rounded down, of one of them. Row numbers never end: number n is record n mod N of the data, so a second pass has new
+numbers, and with them new masks.
 """
 
 from dataclasses import dataclass
@@ -23,11 +24,26 @@ class StepPlan:
     micro: tuple[int, ...]
     accumulation: int
     world: int
+    alternate: bool = False
+
+    @property
+    def micro_rows(self) -> int:
+        """Rows of a micro-batch."""
+        return max(self.micro) if self.alternate else sum(self.micro)
+
+    def step_rows(self, step: int, task: int) -> range:
+        """Row numbers of one step; none of a task that is left out, or whose turn it is not."""
+        if self.alternate:
+            step, turn = divmod(step, len(TASKS))
+            if turn != task:
+                return range(0)
+        return range(step * self.rows[task], (step + 1) * self.rows[task])
 
     def numbers(self, step: int, rank: int, micro_batch: int, task: int) -> np.ndarray:
-        """Row numbers, int64, of one micro-batch of one rank; empty for a task that is left out."""
-        start = step * self.rows[task] + (micro_batch * self.world + rank) * self.micro[task]
-        return np.arange(start, start + self.micro[task])
+        """Row numbers, int64, of one micro-batch of one rank."""
+        first = (micro_batch * self.world + rank) * self.micro[task]
+        mine = self.step_rows(step, task)[first : first + self.micro[task]]
+        return np.arange(mine.start, mine.stop)
 
 
 def plan_step(data: DataConfig, world: int) -> StepPlan:
@@ -45,4 +61,4 @@ def plan_step(data: DataConfig, world: int) -> StepPlan:
                 f"data.{task}_rows {count} does not divide into {world} processes × {accumulation} micro-batches of at most "
                 f"data.micro_batch {data.micro_batch} rows: choose a multiple of {pieces} rows, or another data.micro_batch"
             )
-    return StepPlan(rows, tuple(count // pieces for count in rows), accumulation, world)
+    return StepPlan(rows, tuple(count // pieces for count in rows), accumulation, world, data.alternate)

@@ -155,7 +155,7 @@ def _deepspeed_config(config: Training, loader: BatchSource) -> dict[str, Any]:
     settings = deepspeed_settings(config.engine)
     settings["zero_optimization"] |= _offload(config.engine, settings["zero_optimization"])
     return settings | {
-        "train_micro_batch_size_per_gpu": sum(loader.plan.micro),
+        "train_micro_batch_size_per_gpu": loader.plan.micro_rows,
         "gradient_accumulation_steps": loader.plan.accumulation,
         "gradient_clipping": config.optimizer.clip,
         "bf16": {"enabled": resolve_precision(config.engine) == "bf16"},

@@ -46,6 +46,10 @@ class Masking:
         read_M = torch.where(uniforms_M < self.keep, targets_M, masked_M)
         return batch.tokens_BT.flatten().index_copy(0, batch.masked_M, read_M).view_as(batch.tokens_BT)
 
+    def predicted_from(self, masked_M: Tensor) -> Tensor:
+        """Where the last hidden state stands that each masked position is predicted from, [M]: here at that position."""
+        return masked_M
+
     def groups(self, batch: Batch) -> Tensor:
         """What `allowed` needs to know of every position, int64 [B, T]: here the number of its item."""
         return batch.segments_BT
@@ -76,5 +80,6 @@ class LanguageModel(TextEncoder):
     def predict(self, hidden_BTD: Tensor, masked_M: Tensor, targets_M: Tensor) -> LanguageModelOutput:
         """The masked tokens from the last hidden states."""
         unused_M = torch.zeros(len(masked_M), device=masked_M.device)  # nothing is sampled
-        found = self.masked_head(hidden_BTD.flatten(0, 1)[masked_M], self.table, targets_M, unused_M)
+        hidden_MD = hidden_BTD.flatten(0, 1)[self.masking.predicted_from(masked_M)]
+        found = self.masked_head(hidden_MD, self.table, targets_M, unused_M)
         return LanguageModelOutput(found.nll_M, found.predicted_M)

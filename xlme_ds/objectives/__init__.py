@@ -2,6 +2,7 @@
 
 from ..config import ObjectiveConfig
 from .btmlm import BackTranslation
+from .clm import CausalLanguageModelling
 from .electra import ElectraObjective
 from .ernie_m import ErnieM
 from .mlm import MaskedLanguageModelling
@@ -12,6 +13,7 @@ OBJECTIVES: dict[str, type[Pretraining]] = {
     "mlm": MaskedLanguageModelling,
     "ernie_m": ErnieM,
     "btmlm": BackTranslation,
+    "clm": CausalLanguageModelling,
 }
 
 

@@ -131,7 +131,7 @@ class Layout:
             zero=Zero.of(run.engine),
             stages=stages,
             replicas=gpus // group,
-            rows=sum(step.micro),
+            rows=step.micro_rows,
             accumulation=step.accumulation,
             row_tokens=row_tokens,
             element=2 if precision == "bf16" else 4,

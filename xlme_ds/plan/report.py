@@ -89,8 +89,8 @@ def costs(of: Candidate) -> dict[str, Any]:
 
 
 def _tokens(run: RunConfig, row_tokens: int) -> dict[str, int]:
-    per_row = row_tokens * run.train.steps
-    return {"mono": run.data.mono_rows * per_row, "para": run.data.para_rows * per_row}
+    mono, para = (int(rows * row_tokens * run.train.steps) for rows in run.data.mean_rows)
+    return {"mono": mono, "para": para}
 
 
 def operations(run: RunConfig, row_tokens: int) -> dict[str, Any]:

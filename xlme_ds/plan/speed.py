@@ -47,7 +47,7 @@ class Speed:
 
 def speed(run: RunConfig, of: Layout, gpu: GPU, utilisation: float) -> Speed:
     """Estimate of `run` in the layout `of` on GPUs of one kind."""
-    tokens = (run.data.mono_rows + run.data.para_rows) * of.row_tokens
+    tokens = sum(run.data.mean_rows) * of.row_tokens
     balance = [len(part.layers) for part in of.stages]
     busiest = max(stage_costs(of.work, balance, of.model.activation_checkpointing)) * tokens / of.replicas
     compute = busiest / (gpu.tflops * 1e12 * utilisation)

@@ -18,12 +18,16 @@ from .chart import INK, MONO, MUTED, PARA, SURFACE, TOTAL, new_axes, svg
 Records = Sequence[Mapping[str, Any]]
 
 _COLOURS = {"mono": MONO, "para": PARA, "all": TOTAL}
-_LOSSES = {"mlm": ("masked", "mono"), "tlm": ("masked", "para"), "mrtd": ("rtd", "mono"), "trtd": ("rtd", "para")}
+_LOSSES = {
+    "mlm": ("masked", "mono"), "tlm": ("masked", "para"), "mrtd": ("rtd", "mono"), "trtd": ("rtd", "para"),
+    "clm": ("causal", "mono"), "clm_pairs": ("causal", "para"),
+}  # fmt: skip
 _TITLES = {
     "loss": "Joint loss",
     "masked": "Masked-token loss (nats a token)",
     "rtd": "Discriminator: replaced-token loss (nats a token)",
     "auc": "Discriminator: AUC, replaced against original tokens",
+    "causal": "Loss of every token from those before it (nats a token)",
     "camlm": "Masked-token loss from the other side alone (nats a token)",
     "accuracy_crossed": "Accuracy on masked tokens from the other side alone",
     "accuracy": "Accuracy on masked tokens",
@@ -92,7 +96,7 @@ def _panel(name: str, keys: Mapping[str, str], metrics: Records, heldout: Record
             axes.plot(steps, values, color=colour, linewidth=0.9, linestyle=":")
             axes.plot(steps, values, "o", color=colour, markersize=5, markeredgecolor=SURFACE, markeredgewidth=1)
             shown.append(values)
-        baseline = points(heldout, f"{_BASELINE}_{series}")[1][-1:] if name == "masked" else np.empty(0)
+        baseline = points(heldout, f"{_BASELINE}_{series}")[1][-1:] if name in ("masked", "causal") else np.empty(0)
         for value in baseline:
             axes.axhline(value, color=colour, linewidth=1.2, linestyle=(0, (5, 3)))
         shown.append(baseline)

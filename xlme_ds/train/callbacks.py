@@ -50,7 +50,7 @@ class Record(Callback):
         self.log: MetricsLog = MetricsLog(run, "metrics", start)
         self.skipped = skipped
         self.config = config
-        self.tokens_per_step = (config.data.mono_rows + config.data.para_rows) * row_tokens
+        self.tokens_per_step = int(sum(config.data.mean_rows)) * row_tokens
         self.flops_per_step = flops_per_step
         self.show = show
         self.last = (start, time.perf_counter())
