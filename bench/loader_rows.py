@@ -70,7 +70,8 @@ def _write_synthetic(folder: Path, rows: int, shard_rows: int, pairs: bool) -> N
 def _record_batch(rows: Rows) -> pa.RecordBatch:
     offsets = pa.array(np.concatenate([[0], np.cumsum(rows.items)]).astype(np.int32))
     lengths = pa.ListArray.from_arrays(offsets, pa.array(rows.lengths.astype(np.int16)))
-    languages = pa.ListArray.from_arrays(offsets, pa.array(np.zeros(len(rows.lengths), dtype=np.int16)))
+    sides = pa.array(offsets.to_numpy() * (len(rows.languages) // len(rows.lengths)))
+    languages = pa.ListArray.from_arrays(sides, pa.array(rows.languages.astype(np.int16)))
     tokens = pa.FixedSizeListArray.from_arrays(pa.array(rows.tokens.ravel()), ROW_TOKENS)
     return pa.record_batch([tokens, lengths, languages], schema=row_schema(ROW_TOKENS))
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.small import SMALL, language_model, model, usual_batch
+from tests.small import SMALL, language_model, lively, model, usual_batch
 from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, TrainConfig
 from xlme_ds.engine.build import deepspeed_settings
 from xlme_ds.flops import flops_per_step, work_of
+from xlme_ds.models.language_model import LanguageModel
 from xlme_ds.models.masked_head import GROUP
 from xlme_ds.objectives import objective_of
 from xlme_ds.parameters import count_parameters
@@ -90,7 +91,11 @@ def test_published_operations_of_base() -> None:
     assert flops["per_step"] * 125_000 == pytest.approx(flops["standard"]["both"])
 
 
-@pytest.mark.parametrize(("name", "built"), [("electra", model), ("mlm", language_model)])
+def causal() -> LanguageModel:
+    return lively(objective_of(ObjectiveConfig("clm", mask_fraction=1.0)).build(SMALL))
+
+
+@pytest.mark.parametrize(("name", "built"), [("electra", model), ("mlm", language_model), ("clm", causal)])
 def test_operations_equal_torchs_counter(name: Any, built: Any) -> None:
     """Matrix products that a real forward pass performs, counted by torch, every position masked as the fraction says."""
     from torch.utils.flop_counter import FlopCounterMode
@@ -112,12 +117,22 @@ def test_operations_of_a_step_follow_the_rows() -> None:
         "test",
         model=SMALL,
         data=DataConfig(8, 4),
-        train=TrainConfig(steps=10),
+        train=TrainConfig(steps=10, log_every=1),
         optimizer=OptimizerConfig(warmup_steps=5),
     )
     assert flops_per_step(run, 32) == pytest.approx(3 * 12 * 32 * work_of(run, 32).forward)
     mono = plan(replace(run, data=DataConfig(8, 0)))["flops"]["paper_convention"]
     assert mono["both"] == mono["mono"]
+    turns = replace(run, data=DataConfig(8, 8, alternate=True))
+    assert flops_per_step(turns, 32) == pytest.approx(flops_per_step(replace(run, data=DataConfig(8, 0)), 32))
+    assert plan(turns)["tokens"]["mono"] == plan(turns)["tokens"]["para"] == 10 * 4 * SMALL.max_positions
+
+
+def test_published_parameters_of_xlm() -> None:
+    """250M, as XLM-R's paper lists XLM on fifteen languages; each language adds a vector."""
+    counts = plan(recipe("xlm"))["parameters"]
+    assert counts["encoder"] == pytest.approx(250e6, rel=0.002)
+    assert counts["components"]["encoder.languages"] == 15 * 1024
 
 
 def command(*arguments: str) -> "subprocess.CompletedProcess[str]":

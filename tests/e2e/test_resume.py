@@ -42,6 +42,8 @@ def pretrain(folder: Path, out: Path, **changes: object) -> list[str]:
         "model.feed-forward": 64,
         "model.max-positions": 32,
         "model.discriminator-layers": 2,
+        "model.dropout": 0.1,
+        "model.language-embeddings": "fr en de",
         "data.mono-rows": 8,
         "data.para-rows": 4,
         "data.micro-batch": 2,
@@ -64,7 +66,7 @@ def pretrain(folder: Path, out: Path, **changes: object) -> list[str]:
         str(folder / "heldout"),
         "--out",
         str(out),
-        *(word for key, value in overrides.items() for word in (f"--{key}", str(value))),
+        *(word for key, value in overrides.items() for word in (f"--{key}", *str(value).split())),
     ]
 
 

@@ -44,17 +44,20 @@ def tiny(
     para_rows: int = 8,
     objective: Any = "electra",
     pseudo_fractions: Sequence[float] = (),
+    alternate: bool = False,
     language_embeddings: Sequence[str] = (),
     **model: object,
 ) -> RunConfig:
     """A model small enough to train in a second, with every part of a large one."""
     return RunConfig(
         name="tiny",
-        model=ModelConfig(**(SIZES | model), language_embeddings=tuple(language_embeddings)),
-        objective=ObjectiveConfig(objective, pseudo_fractions=tuple(pseudo_fractions)),
-        data=DataConfig(8, para_rows, micro_batch),
+        model=ModelConfig(language_embeddings=tuple(language_embeddings), **(SIZES | model)),
+        objective=ObjectiveConfig(
+            objective, mask_fraction=1.0 if objective == "clm" else 0.15, pseudo_fractions=tuple(pseudo_fractions)
+        ),
+        data=DataConfig(8, para_rows, micro_batch, alternate),
         engine=EngineConfig(**{"precision": "fp32"} | engine),
-        train=TrainConfig(steps=STEPS),
+        train=TrainConfig(steps=STEPS, log_every=1),
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=5),
     ).validate()
 
@@ -81,11 +84,11 @@ def gradients(engine: Engine, beta1: float) -> dict[str, torch.Tensor]:
 def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> dict[str, object]:
     """Train one case; rank by rank the gradients of step 1, on the root the weights in the end."""
     share = data_parallel(config.engine, rank, world)
-    heldout = HELDOUT if config.data.para_rows else replace(HELDOUT, para_rows=0)
+    heldout, objective = HELDOUT if config.data.para_rows else replace(HELDOUT, para_rows=0), config.objective
     if config.engine.pipeline_schedule == "dualpipev":  # more micro-batches than in training, of which two are left over
         heldout = replace(heldout, micro_batch=2)
-    settings = config.model.language_embeddings, config.objective.pseudo_fractions
-    loaders = [Loader(data, rows, config.seed, 0.15, *share, *settings) for rows in (config.data, heldout)]
+    read = config.seed, objective.mask_fraction, *share, config.model.language_embeddings, objective.pseudo_fractions
+    loaders = [Loader(data, rows, *read) for rows in (config.data, heldout)]
     engine = build_engine(config, *loaders)
     stats, heldout = [], {}
     for step in range(STEPS):

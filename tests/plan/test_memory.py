@@ -64,6 +64,10 @@ CASES: dict[str, tuple[int, int, str, tuple[int, int, int], dict[str, Any], dict
     "middle zero2 bf16, MLM": (1, 2, "bf16", (4, 4, 4), MIDDLE, {}),
     "wordy zero1 bf16, MLM, accumulating": (1, 1, "bf16", (8, 8, 2), WORDY, {}),
     "middle zero3 bf16, MLM, blocks, checkpointing, on 2": (2, 3, "bf16", (8, 8, 4), LARGE_LIKE, {}),
+    "middle zero2 bf16, MLM, dropout, languages": (
+        1, 2, "bf16", (4, 4, 4), MIDDLE | dict(dropout=0.1, language_embeddings=("de", "en", "fr"), relative_bias="none"), {}
+    ),
+    "middle zero1 bf16, CLM": (1, 1, "bf16", (8, 0, 8), MIDDLE, {}),
     "wordy zero1 fp32, MLM, on 2": (2, 1, "fp32", (8, 8, 4), WORDY, {}),
     "wordy pipeline bf16, MLM, on 2": (2, 1, "bf16", (8, 8, 2), WORDY, PIPE),
     "middle pipeline fp32, MLM, on 2": (2, 1, "fp32", (8, 8, 2), MIDDLE, PIPE),
@@ -88,7 +92,7 @@ def case(folder: Path, name: str) -> dict[str, Any]:
     if not rows.exists():
         write_data(rows, rows=32, row_tokens=model["max_positions"], vocabulary=model["vocabulary"])
     engine = dict(kind="deepspeed", deepspeed=engine_file(folder, stage), precision=precision) | engine
-    objective = "btmlm" if "BTMLM" in name else "mlm" if "MLM" in name else "electra"
+    objective = next((kind.lower() for kind in ("BTMLM", "MLM", "CLM") if kind in name), "electra")
     return dict(engine=engine, data=data, model=model, objective=objective, folder=str(rows))
 
 

@@ -25,6 +25,7 @@ from xlme_ds.train.folder import RunFolder
 from xlme_ds.train.run import pretraining, train
 
 PLAIN = dict(engine=dict(kind="plain"), micro_batch=8)
+XLM = dict(objective="mlm", language_embeddings=("de", "en", "fr"), dropout=0.1, alternate=True)
 STATE_FILE = "state_00000_of_00001.safetensors"
 
 
@@ -35,7 +36,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def engine(data: Path, config: RunConfig | None = None) -> Engine:
     config = config or tiny(**PLAIN)
-    return build_engine(config, Loader(data, config.data, config.seed, 0.15), None)
+    read = config.seed, config.objective.mask_fraction, 0, 1, config.model.language_embeddings
+    return build_engine(config, Loader(data, config.data, *read), None)
 
 
 _ENGINE: dict[Path, Engine] = {}
@@ -53,8 +55,10 @@ def save(checkpoints: Checkpoints, engine: Engine, step: int, state: dict | None
     return checkpoints.folder / f"step_{step:08d}"
 
 
-def test_resumed_run_continues_exactly(data: Path, tmp_path: Path) -> None:
-    straight = engine(data)
+@pytest.mark.parametrize("settings", [{}, XLM, dict(objective="clm")])
+def test_resumed_run_continues_exactly(data: Path, tmp_path: Path, settings: dict) -> None:
+    config = tiny(**PLAIN, **settings)
+    straight = engine(data, config)
     checkpoints = Checkpoints(tmp_path, keep_last=2, keep_every=0)
     for step in range(6):
         straight.train_batch(step, 1e-3, False)
@@ -63,7 +67,7 @@ def test_resumed_run_continues_exactly(data: Path, tmp_path: Path) -> None:
         if step == 4:  # it was written beside two steps, and holds the state before them
             assert checkpoints.newest() == (None, [])
             checkpoints.wait(straight)
-    resumed = engine(data)
+    resumed = engine(data, config)
     newest, complaints = checkpoints.newest()
     assert newest is not None and not complaints
     assert checkpoints.load(resumed, newest, {"fingerprints": "f"}, tolerance=0) == 3

@@ -9,13 +9,14 @@ from .ernie_m import ernie_m, ernie_m_stage2
 from .large import large_pipe, large_zero2
 from .quickstart import quickstart
 from .xl import xl_pipe, xl_zero3
+from .xlm import xlm, xlm_clm
 from .xlmr import xlmr, xlmr_tlm
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     function.__name__: function
     for function in (
         quickstart, base_zero1, large_zero2, large_pipe, xl_zero3, xl_pipe,
-        xlme_no_trtd, xlme_no_gate, xlmr, xlmr_tlm, ernie_m, ernie_m_stage2,
+        xlme_no_trtd, xlme_no_gate, xlmr, xlmr_tlm, ernie_m, ernie_m_stage2, xlm, xlm_clm,
     )
 }
 

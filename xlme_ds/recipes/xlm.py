@@ -1,0 +1,45 @@
+"""XLM (Conneau and Lample, 2019), as it was trained for XNLI: twelve layers, the fifteen languages of that test."""
+
+from ..config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, TrainConfig
+
+LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh-Hans")
+MODEL = ModelConfig(
+    vocabulary=95_000,
+    width=1024,
+    heads=8,
+    feed_forward=4096,
+    discriminator_layers=12,
+    max_positions=256,
+    layout="xlm",
+    language_embeddings=LANGUAGES,
+    dropout=0.1,
+    norm="post",
+    relative_bias="none",
+)
+# 64 rows on each of 64 GPUs are 2^20 tokens a step, as many as XLM-E's. The number of steps was not published.
+_ADAM = OptimizerConfig(learning_rate=1e-4, beta2=0.999, epsilon=1e-8, weight_decay=0.0, clip=5.0)
+
+
+def xlm() -> RunConfig:
+    """MLM and TLM in turns; mix the data with --layout xlm --row-tokens 256."""
+    return RunConfig(
+        name="xlm",
+        model=MODEL,
+        objective=ObjectiveConfig("mlm"),
+        data=DataConfig(4096, 4096, micro_batch=64, alternate=True),
+        optimizer=_ADAM,
+        engine=EngineConfig(deepspeed="zero1"),
+        train=TrainConfig(log_every=11),  # an even number would show one of the two alone
+    )
+
+
+def xlm_clm() -> RunConfig:
+    """Causal language modelling on monolingual rows."""
+    return RunConfig(
+        name="xlm_clm",
+        model=MODEL,
+        objective=ObjectiveConfig("clm", mask_fraction=1.0),
+        data=DataConfig(4096, 0, micro_batch=64),
+        optimizer=_ADAM,
+        engine=EngineConfig(deepspeed="zero1"),
+    )
