@@ -11,6 +11,7 @@ from torch import nn
 from xlme_ds.config import ModelConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.collate import collate
+from xlme_ds.data.pseudo import PseudoSides
 from xlme_ds.data.schema import BOS, EOS, PAD
 from xlme_ds.data.shards import Rows
 from xlme_ds.models.electra import Electra
@@ -108,3 +109,10 @@ def usual_batch(width: int = 40, seed: int = 3) -> Batch:
     mono = [[item(rng, width - 2)], [item(rng, width - 9)]]
     para = [[item(rng, 5, 6), item(rng, 1, 2), item(rng, 7, 3)], [item(rng, 15, 16)]]
     return batch_of(mono, para, width, seed)
+
+
+def open_batch(lengths: Sequence[int], width: int = 40, fractions: tuple[float, ...] = (0.1, 0.3), seed: int = 3) -> Batch:
+    """Monolingual rows with sentences of so many tokens, or as many as leave room, and open places behind them (BTMLM)."""
+    rng = np.random.default_rng(seed)
+    rows = rows_of([[item(rng, length)] for length in lengths], width)
+    return PseudoSides(fractions, LANGUAGES).collate([(0, rows, np.arange(len(lengths)) + 10)], seed, 0.15)

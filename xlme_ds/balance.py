@@ -13,9 +13,9 @@ def stage_costs(work: Work, balance: Sequence[int], checkpointing: bool) -> list
     """Operations that each part executes a token, forward and backward, with what is computed again in the latter."""
     # Backward is twice forward; the softmax computes its logits again, and so do checkpointed layers.
     layers = 4.0 if checkpointing else 3.0
-    costs = [layers * work.layer * count for count in balance]
+    costs = [(layers * work.layer + work.layer_ahead) * count for count in balance]
     costs[0] += layers * work.before + 4.0 * work.softmax_first
-    costs[-1] += 4.0 * work.softmax_last + 3.0 * work.head
+    costs[-1] += 4.0 * work.softmax_last + 3.0 * work.head + work.softmax_ahead
     return costs
 
 

@@ -88,6 +88,7 @@ OBJECTIVE_DESCRIPTIONS = {
     "mlm": "masked language modelling of one encoder, on text and on translation pairs",
     "ernie_m": "masked language modelling of one encoder, on text and on translation pairs, half of which are masked so that each "
     "side is predicted from the other alone",
+    "btmlm": "masked language modelling of one encoder on text, beside tokens of another language that it writes itself",
     "clm": "causal language modelling of one encoder: every token from those before it",
 }
 """What pages and model cards say of each objective."""
@@ -97,9 +98,9 @@ OBJECTIVE_DESCRIPTIONS = {
 class ObjectiveConfig:
     """What is trained for; every term of the loss is a mean over its task's global batch."""
 
-    name: Literal["electra", "mlm", "ernie_m", "clm"] = "electra"
+    name: Literal["electra", "mlm", "ernie_m", "btmlm", "clm"] = "electra"
     """electra: XLM-E's L_MLM + L_TLM + λ L_MRTD + λ L_TRTD; mlm: L_MLM + L_TLM of one encoder, as XLM and XLM-R; ernie_m: with
-    L_CAMLM, ERNIE-M's first stage; clm: causal language modelling."""
+    L_CAMLM, ERNIE-M's first stage; btmlm: L_BTMLM, its second; clm: causal language modelling."""
     mask_fraction: float = 0.15
     """Of the ordinary tokens of an item, those that are to be predicted; 1 for clm."""
     random_fraction: float = 0.1
@@ -108,6 +109,8 @@ class ObjectiveConfig:
     """Those that show the original; the rest shows `<mask>`."""
     discriminator_weight: float = 50.0
     """λ of the paper."""
+    pseudo_fractions: tuple[float, ...] = ()
+    """Tokens that btmlm writes behind a sentence, for a token of it: every sentence draws one of these."""
 
     def validate(self) -> None:
         """Raise ValueError, naming the setting, for values outside their range."""
@@ -131,6 +134,18 @@ class ObjectiveConfig:
         _require(
             self.discriminator_weight >= 0,
             f"objective.discriminator_weight is {self.discriminator_weight}: it must not be negative",
+        )
+        _require(
+            self.name != "btmlm" or bool(self.pseudo_fractions),
+            "objective.name btmlm needs objective.pseudo_fractions: give shares of a sentence, for example 0.05 0.1 0.15 0.2",
+        )
+        _require(
+            self.name == "btmlm" or not self.pseudo_fractions,
+            f"objective.pseudo_fractions are for objective.name btmlm, not {self.name}: leave them empty",
+        )
+        _require(
+            all(0 < fraction <= 1 for fraction in self.pseudo_fractions),
+            f"objective.pseudo_fractions is {self.pseudo_fractions}: each must be above 0, up to 1",
         )
 
 
@@ -366,4 +381,12 @@ class RunConfig(Training):
     def validate(self) -> Self:
         """See `Training`."""
         self.objective.validate()
+        _require(
+            not (self.objective.pseudo_fractions and self.data.para_rows),
+            f"objective.name {self.objective.name} reads monolingual rows alone: set data.para_rows to 0",
+        )
+        _require(
+            not (self.objective.pseudo_fractions and self.model.layout != "xlme"),
+            f"objective.name {self.objective.name} lays its sentences out as xlme has pairs: set model.layout to xlme",
+        )
         return super().validate()

@@ -1,7 +1,8 @@
 """Floating-point operations: of a step by the standard count, and of a run by the count that the paper published.
 
 In both a multiply-add is two, and only matrix products count. The standard takes the backward pass as twice the forward
-and includes the vocabulary softmax at the masked positions; what activation checkpointing computes again is no work done.
+and includes the vocabulary softmax at the masked positions; a pass without gradient counts once, and what activation checkpointing
+computes again is no work done.
 """
 
 from .config import RunConfig
@@ -16,8 +17,7 @@ def work_of(run: RunConfig, row_tokens: int) -> Work:
 
 def flops_per_step(run: RunConfig, row_tokens: int) -> float:
     """Forward and backward of one optimizer step on full rows of `row_tokens` tokens."""
-    tokens = sum(run.data.mean_rows) * row_tokens
-    return 3.0 * tokens * work_of(run, row_tokens).forward
+    return sum(run.data.mean_rows) * row_tokens * work_of(run, row_tokens).training
 
 
 def paper_forward_per_token(run: RunConfig, row_tokens: int) -> float:
@@ -34,6 +34,8 @@ def paper_training_flops(run: RunConfig, row_tokens: int) -> dict[str, float]:
 
     `mono`: the monolingual task alone (published for Base: 6.3e19); `both`: with the parallel one (9.5e19).
     """
-    per_row = 2.0 * paper_forward_per_token(run, row_tokens) * row_tokens * (1e6 / 2**20)
+    work = work_of(run, row_tokens)
+    per_token = 2.0 * paper_forward_per_token(run, row_tokens) + work.layers * work.layer_ahead
+    per_row = per_token * row_tokens * (1e6 / 2**20)
     mono, para = (per_row * rows * run.train.steps for rows in run.data.mean_rows)
     return {"mono": mono, "both": mono + para / 2}

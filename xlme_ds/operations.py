@@ -21,6 +21,10 @@ class Work:
     """The same in the last part."""
     head: float = 0.0
     """Any other head, in the last part."""
+    layer_ahead: float = 0.0
+    """Of each of those layers in a pass that goes ahead without gradient."""
+    softmax_ahead: float = 0.0
+    """Of the last part's masked head in that pass."""
 
     @property
     def softmax(self) -> float:
@@ -29,8 +33,13 @@ class Work:
 
     @property
     def forward(self) -> float:
-        """Of everything."""
+        """Of everything that a gradient goes through."""
         return self.layers * self.layer + self.before + self.softmax + self.head
+
+    @property
+    def training(self) -> float:
+        """Of forward and backward, the latter as twice the former."""
+        return 3.0 * self.forward + self.layers * self.layer_ahead + self.softmax_ahead
 
 
 def encoder_forward(cfg: ModelConfig, layers: int, row_tokens: int) -> float:

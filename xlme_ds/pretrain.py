@@ -70,7 +70,8 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
             folder.claim(config)
             check_engine(config.engine)
             share, shares = data_parallel(config.engine, rank, world)
-            arguments = config.seed, config.objective.mask_fraction, share, shares, config.model.language_embeddings
+            objective, languages = config.objective, config.model.language_embeddings
+            arguments = config.seed, objective.mask_fraction, share, shares, languages, objective.pseudo_fractions
             loader = fitting(Loader(data, config.data, *arguments), config.model)
             # A run that resumes needs the folder that it started from no more.
             started = Checkpoints(out, config.train.keep_last, config.train.keep_every).all()

@@ -142,6 +142,7 @@ def read_settings(folder: Path) -> Settings:
         model = ModelConfig(**settings["model"])
         model = replace(model, language_embeddings=tuple(model.language_embeddings))  # JSON has lists
         objective = ObjectiveConfig(**settings.get("objective", {}))
+        objective = replace(objective, pseudo_fractions=tuple(objective.pseudo_fractions))
     except TypeError as error:
         raise ValueError(f"{folder / CONFIG_FILE} was written by another version of this package: {error}") from None
     return Settings(model, settings.get("task", ""), objective)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from tests.launch import ROOT, environment, run_ranks
 from tests.rows import train_vocabulary, write_data
+from xlme_ds.audit import examine
 from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig
 from xlme_ds.saved import load_encoder, load_run
 from xlme_ds.start import starting_weights
@@ -132,6 +133,28 @@ def test_ernie_m_goes_on_from_it(folder: Path) -> None:
     for name, value in theirs.items():  # two steps of at most 1.2e-3, behind weights of 5e-2
         assert (ours[name] - value).abs().max() < 1e-2, name
     assert "predicted from the other alone" in (folder / "ernie/report.html").read_text()
+
+
+def test_its_second_stage_goes_on_from_it(folder: Path) -> None:
+    settings = ["--objective.name", "btmlm", "--objective.pseudo-fractions", "0.05", "0.2", "--data.para-rows", "0"]
+    settings += ["--start.folder", str(folder / "alone"), "--start.take", "encoder", "--train.audit"]
+    settings += ["--train.steps", "4", "--train.log-every", "1", "--train.save-every", "2", "--train.eval-every", "2"]
+    pretrain(folder, folder / "second", *settings)
+    shutil.copytree(folder / "second", folder / "second_again")
+    shutil.rmtree(folder / "second_again/checkpoints/step_00000004")
+    shutil.rmtree(folder / "second_again/model")
+    assert "resuming after step 2 of 4" in pretrain(folder, folder / "second_again", *settings)
+    one, again = (load_file(folder / name / "model/model.safetensors") for name in ("second", "second_again"))
+    assert one.keys() == again.keys() and all(torch.equal(again[name], value) for name, value in one.items())
+    for name in ("metrics.jsonl", "heldout.jsonl"):
+        assert records(folder / "second" / name) == records(folder / "second_again" / name)
+    last = records(folder / "second/metrics.jsonl")[-1]
+    assert last["loss"] == last["btmlm"] and "accuracy_mono" in last
+    assert "tokens of another language that it writes" in (folder / "second/report.html").read_text()
+    for name, value in load_run(folder / "alone").state.items():  # four steps of at most 1.2e-3
+        assert (one[name] - value).abs().max() < 1e-2, name
+    faults, summary = examine(folder / "second_again", folder / "data")
+    assert (faults, summary) == ([], "16 mono rows of 4 steps"), "the audit is told of the rows as the data hold them"
 
 
 def test_other_models_start_from_it(folder: Path, tmp_path: Path) -> None:

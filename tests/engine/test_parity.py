@@ -15,6 +15,9 @@ GDES = dict(norm="pre", embedding_norm=True, embedding_sharing="gdes", vocabular
 CHECKPOINTING = dict(activation_checkpointing=True)
 MLM = dict(objective="mlm", vocabulary_blocks=3)
 ERNIE = dict(objective="ernie_m")
+BTMLM = dict(
+    objective="btmlm", pseudo_fractions=(0.1, 0.3), para_rows=0, language_embeddings=("fr", "en", "de"), dropout=0.1
+)
 CLM = dict(objective="clm")
 # Tasks in turns, dropout, and a vector for each of the data's languages.
 XLM = dict(objective="mlm", relative_bias="none", language_embeddings=("fr", "de", "en"), dropout=0.1, alternate=True)
@@ -40,7 +43,7 @@ def pipe(
     return dict(engine=common | (engine or {}), micro_batch=micro_batch, **settings)
 
 
-# By number of processes; the first six are the references.
+# By number of processes; the first seven are the references.
 CASES: dict[int, dict[str, dict[str, object]]] = {
     1: {
         "plain": plain(),
@@ -49,12 +52,14 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "plain, ERNIE-M": plain(**ERNIE),
         "plain, CLM": plain(**CLM),
         "plain, XLM": plain(**XLM),
+        "plain, BTMLM": plain(**BTMLM),
         "plain, micro-batch 1": plain(1),
         "plain, checkpointing": plain(**CHECKPOINTING),
         **{f"zero{stage}": zero(stage, 4) for stage in (1, 2, 3)},
         "zero2, micro-batch 2": zero(2, 2),
         "zero3, micro-batch 1": zero(3, 1),
         "zero3, MLM": zero(3, 2, **MLM),
+        "zero3, BTMLM": zero(3, 2, **BTMLM),
         "zero2, XLM": zero(2, 1, **XLM),
     },
     2: {
@@ -65,6 +70,9 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "bf16 zero3 on 2": zero(3, 4, BF16),
         "zero3 on 2, MLM, checkpointing": zero(3, 2, **MLM, **CHECKPOINTING),
         "zero3 on 2, ERNIE-M": zero(3, 2, **ERNIE),
+        **{f"zero{stage} on 2, BTMLM": zero(stage, 2, **BTMLM) for stage in (1, 2, 3)},
+        "zero3 on 2, BTMLM, checkpointing": zero(3, 1, **BTMLM, **CHECKPOINTING),
+        "bf16 zero3 on 2, BTMLM": zero(3, 2, BF16, **BTMLM),
         "zero3 on 2, CLM": zero(3, 2, **CLM),
         "zero3 on 2, XLM, checkpointing": zero(3, 2, **XLM, **CHECKPOINTING),
         "zero2 on 2, optimizer offloaded": zero(2, 4, dict(offload_optimizer="cpu")),
@@ -80,10 +88,13 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "pipeline of 2, MLM": pipe(2, 2, **MLM),
         "bf16 pipeline of 2, MLM": pipe(2, 2, BF16, **MLM),
         "pipeline of 2, ERNIE-M": pipe(2, 2, **ERNIE),
+        "pipeline of 2, BTMLM": pipe(2, 2, **BTMLM),
         "pipeline of 2, CLM": pipe(2, 2, **CLM),
         "pipeline of 2, XLM": pipe(2, 2, **XLM),
         "dualpipev of 2, MLM": pipe(2, 2, DUAL, **MLM),
         "dualpipev of 2, XLM": pipe(2, 2, DUAL, **XLM),
+        "bf16 pipeline of 2, BTMLM": pipe(2, 2, BF16, **BTMLM),
+        "dualpipev of 2, BTMLM": pipe(2, 2, DUAL, **BTMLM),
         "bf16 dualpipev of 2, MLM": pipe(2, 2, DUAL | BF16, **MLM),
     },
     4: {
@@ -97,13 +108,16 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "pipeline of 2 on 4, MLM": pipe(2, 2, **MLM),
         "pipeline of 2 on 4, XLM": pipe(2, 2, **XLM),
         "pipeline of 4, MLM, checkpointing": pipe(4, 2, **MLM, **CHECKPOINTING),
+        "pipeline of 2 on 4, BTMLM": pipe(2, 1, **BTMLM),
+        "pipeline of 4, BTMLM": pipe(4, 2, **BTMLM),
     },
 }
 NAMES = [name for cases in CASES.values() for name in cases]
 
 
 def reference(name: str) -> str:
-    return next((f"plain, {kind}" for kind in ("GDES", "MLM", "ERNIE-M", "CLM", "XLM") if kind in name), "plain")
+    kinds = ("GDES", "BTMLM", "MLM", "ERNIE-M", "CLM", "XLM")
+    return next((f"plain, {kind}" for kind in kinds if kind in name), "plain")
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +171,8 @@ def test_same_gradients_and_evaluation(curves: dict[str, dict], name: str) -> No
 
 
 def test_something_is_learnt(curves: dict[str, dict]) -> None:
-    for name, fall in (("plain", 5), ("plain, MLM", 0.1), ("plain, ERNIE-M", 0.1), ("plain, CLM", 0.1), ("plain, XLM", 0.1)):
+    falls = {"plain": 5} | {f"plain, {kind}": 0.1 for kind in ("MLM", "ERNIE-M", "BTMLM", "CLM", "XLM")}
+    for name, fall in falls.items():
         losses = curves[name]["loss"]
         assert losses[-2] < losses[0] - fall  # of tasks in turns, the same one
 

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from xlme_ds.engine.processes import data_parallel, start_process_group
 from xlme_ds.engine.protocol import Engine
 
 STEPS = 20
-HELDOUT = DataConfig(12, 12, micro_batch=6)  # other micro-batches than in training, too few for DualPipeV alone
+HELDOUT = DataConfig(12, 12, micro_batch=6)  # other micro-batches than in training
 SIZES = dict(
     vocabulary=200,
     width=32,
@@ -42,6 +43,7 @@ def tiny(
     micro_batch: int,
     para_rows: int = 8,
     objective: Any = "electra",
+    pseudo_fractions: Sequence[float] = (),
     alternate: bool = False,
     language_embeddings: Sequence[str] = (),
     **model: object,
@@ -50,7 +52,9 @@ def tiny(
     return RunConfig(
         name="tiny",
         model=ModelConfig(language_embeddings=tuple(language_embeddings), **(SIZES | model)),
-        objective=ObjectiveConfig(objective, mask_fraction=1.0 if objective == "clm" else 0.15),
+        objective=ObjectiveConfig(
+            objective, mask_fraction=1.0 if objective == "clm" else 0.15, pseudo_fractions=tuple(pseudo_fractions)
+        ),
         data=DataConfig(8, para_rows, micro_batch, alternate),
         engine=EngineConfig(**{"precision": "fp32"} | engine),
         train=TrainConfig(steps=STEPS, log_every=1),
@@ -80,8 +84,11 @@ def gradients(engine: Engine, beta1: float) -> dict[str, torch.Tensor]:
 def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> dict[str, object]:
     """Train one case; rank by rank the gradients of step 1, on the root the weights in the end."""
     share = data_parallel(config.engine, rank, world)
-    read = config.seed, config.objective.mask_fraction, *share, config.model.language_embeddings
-    loaders = [Loader(data, rows, *read) for rows in (config.data, HELDOUT)]
+    heldout, objective = HELDOUT if config.data.para_rows else replace(HELDOUT, para_rows=0), config.objective
+    if config.engine.pipeline_schedule == "dualpipev":  # more micro-batches than in training, of which two are left over
+        heldout = replace(heldout, micro_batch=2)
+    read = config.seed, objective.mask_fraction, *share, config.model.language_embeddings, objective.pseudo_fractions
+    loaders = [Loader(data, rows, *read) for rows in (config.data, heldout)]
     engine = build_engine(config, *loaders)
     stats, heldout = [], {}
     for step in range(STEPS):

@@ -28,8 +28,9 @@ STEPS = 2  # the optimizer makes its moments in the first
 def run_config(case: dict[str, Any]) -> RunConfig:
     """The run of a case: {engine, data, model}, each the settings of that section, and the name of the objective."""
     sections = EngineConfig(**case["engine"]), DataConfig(*case["data"]), ModelConfig(**case["model"])
-    fraction = 1.0 if case["objective"] == "clm" else 0.15
-    objective = ObjectiveConfig(case["objective"], mask_fraction=fraction)
+    name = case["objective"]
+    shares = dict(mask_fraction=1.0 if name == "clm" else 0.15, pseudo_fractions=(0.1, 0.2) if name == "btmlm" else ())
+    objective = ObjectiveConfig(name, **shares)
     return RunConfig("measured", engine=sections[0], data=sections[1], model=sections[2], objective=objective).validate()
 
 
@@ -91,8 +92,9 @@ def measure(case: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         with record_function("build"), contextlib.redirect_stdout(io.StringIO()):
-            drawn = config.seed, config.objective.mask_fraction, rank % replicas, replicas
-            loader = Loader(Path(case["folder"]), config.data, *drawn, config.model.language_embeddings)
+            objective, languages = config.objective, config.model.language_embeddings
+            drawn = config.seed, objective.mask_fraction, rank % replicas, replicas, languages, objective.pseudo_fractions
+            loader = Loader(Path(case["folder"]), config.data, *drawn)
             engine = build_engine(config, loader, None)
             gc.collect()
         for step in range(STEPS):

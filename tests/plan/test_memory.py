@@ -71,6 +71,8 @@ CASES: dict[str, tuple[int, int, str, tuple[int, int, int], dict[str, Any], dict
     "wordy zero1 fp32, MLM, on 2": (2, 1, "fp32", (8, 8, 4), WORDY, {}),
     "wordy pipeline bf16, MLM, on 2": (2, 1, "bf16", (8, 8, 2), WORDY, PIPE),
     "middle pipeline fp32, MLM, on 2": (2, 1, "fp32", (8, 8, 2), MIDDLE, PIPE),
+    "middle zero3 bf16, BTMLM, on 2": (2, 3, "bf16", (16, 0, 4), MIDDLE, {}),
+    "middle pipeline fp32, BTMLM, on 2": (2, 1, "fp32", (16, 0, 4), MIDDLE, PIPE),
 }  # fmt: skip
 
 
@@ -90,7 +92,7 @@ def case(folder: Path, name: str) -> dict[str, Any]:
     if not rows.exists():
         write_data(rows, rows=32, row_tokens=model["max_positions"], vocabulary=model["vocabulary"])
     engine = dict(kind="deepspeed", deepspeed=engine_file(folder, stage), precision=precision) | engine
-    objective = next((kind.lower() for kind in ("MLM", "CLM") if kind in name), "electra")
+    objective = next((kind.lower() for kind in ("BTMLM", "MLM", "CLM") if kind in name), "electra")
     return dict(engine=engine, data=data, model=model, objective=objective, folder=str(rows))
 
 

@@ -7,9 +7,12 @@ from .batch import Batch
 from .corrupt import corrupt, row_keys
 from .rows import EOS, LAYOUTS, PAD, TASKS, Rows, joined
 
+Parts = list[tuple[int, Rows, np.ndarray]]
+"""Of every task its index, rows, and their row numbers in the run's endless order."""
 
-def collate(parts: list[tuple[int, Rows, np.ndarray]], seed: int, mask_fraction: float) -> Batch:
-    """One batch of `parts`, each (task index, rows, their row numbers in the run's endless order).
+
+def collate(parts: Parts, seed: int, mask_fraction: float) -> Batch:
+    """One batch of `parts`.
 
     The masked positions, uniforms and keys are a function of (seed, task, row number) and the row alone.
     """

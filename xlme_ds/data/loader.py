@@ -8,8 +8,9 @@ import numpy as np
 
 from ..config import DataConfig
 from .batch import Batch
-from .collate import collate
+from .collate import Parts, collate
 from .order import StepPlan, plan_step
+from .pseudo import PseudoSides
 from .schema import TASKS
 from .shards import RowStore
 
@@ -26,8 +27,9 @@ class Loader:
         rank: int = 0,
         world: int = 1,
         languages: Sequence[str] = (),
+        pseudo_fractions: tuple[float, ...] = (),
     ):
-        """`languages`: see `RowStore`."""
+        """`languages`: see `RowStore`; `pseudo_fractions`: see `PseudoSides`, without them nothing stands behind a sentence."""
         self.plan: StepPlan = plan_step(data, world)
         self.rank = rank
         self.seed = seed
@@ -47,8 +49,9 @@ class Loader:
                     f"{store.folder} and {first.folder} have rows of different lengths or layouts: mix them together"
                 )
         self.folder = Path(folder)
-        self.watch: Callable[[int, list[Batch]], None] | None = None
-        """Is told of every step that was read."""
+        self._collate = PseudoSides(pseudo_fractions, len(first.languages)).collate if pseudo_fractions else collate
+        self.watch: Callable[[int, list[Parts]], None] | None = None
+        """Is told of every step that was read, by micro-batch."""
         self.row_tokens = first.row_tokens
         self.vocabulary_sha256 = first.manifest.vocabulary_sha256
         self.vocabulary_size = first.manifest.vocabulary_size
@@ -61,12 +64,14 @@ class Loader:
 
     def batch(self, step: int, micro_batch: int) -> Batch:
         """Micro-batch `micro_batch` (of `plan.accumulation`) of this rank in step `step`."""
+        return self._collate(self._read(step, micro_batch), self.seed, self.mask_fraction)
+
+    def _read(self, step: int, micro_batch: int) -> Parts:
         found = [(task, store, self.plan.numbers(step, self.rank, micro_batch, task)) for task, store in self.stores.items()]
         found = [(task, store, numbers) for task, store, numbers in found if len(numbers)]
         for _, store, numbers in found:
             store.prepare(int(numbers[0]) % store.rows)  # at a start, both tasks' shards at the same time
-        parts = [(task, store.read(numbers % store.rows), numbers) for task, store, numbers in found]
-        return collate(parts, self.seed, self.mask_fraction)
+        return [(task, store.read(numbers % store.rows), numbers) for task, store, numbers in found]
 
     def rows_of(self, step: int, micro_batch: int | None = None) -> str:
         """See `BatchSource`."""
@@ -89,11 +94,11 @@ class Loader:
     def _probe(self) -> Batch:
         first = np.zeros(1, dtype=np.int64)
         parts = [(task, store.read(first), first) for task, store in self.stores.items()]
-        return collate(parts, self.seed, self.mask_fraction)
+        return self._collate(parts, self.seed, self.mask_fraction)
 
     def step(self, step: int) -> list[Batch]:
         """All micro-batches of this rank in step `step`."""
-        batches = [self.batch(step, micro) for micro in range(self.plan.accumulation)]
+        read = [self._read(step, micro) for micro in range(self.plan.accumulation)]
         if self.watch is not None:
-            self.watch(step, batches)
-        return batches
+            self.watch(step, read)
+        return [self._collate(parts, self.seed, self.mask_fraction) for parts in read]

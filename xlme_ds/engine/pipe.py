@@ -6,6 +6,7 @@ The ranks of a stage are consecutive: rank = stage · replicas + replica. Only t
 import contextlib
 import itertools
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from ..models.encoder import Part
 from ..models.init import Known, initialise
 from ..objectives.protocol import Pretraining
 from .optimizer import set_learning_rate
+from .pass_ahead import PassAhead
 from .protocol import StepStats
 from .tied import tied_table
 from .zero import ZeroEngine
@@ -84,9 +86,13 @@ class PipelineEngine(ZeroEngine):
         self._weights = torch.zeros(len(objective.terms), device=self.device)
         self._gathered: list[tuple[Tensor, Tensor]] = []
         self._detailed = False
-        self._least_micro_batches = 2 * self.engine.num_stages if isinstance(module, DualPipeVModule) else 1
+        dual = isinstance(module, DualPipeVModule)
+        self._least_micro_batches = 2 * self.engine.num_stages if dual else 1
+        # DualPipeV numbers its buffers by the micro-batches of training: with more of them two share one (0.19.8).
+        self._most_micro_batches = self.engine.gradient_accumulation_steps() if dual else sys.maxsize
         module.loss_fn = self._loss
         self._last = _held(module)[-1]
+        self._ahead = PassAhead(self.engine, self._last) if self._last.passes_ahead else None
         self._tied = tied_table(self.engine, _held(module))
         self._share()
 
@@ -115,6 +121,7 @@ class PipelineEngine(ZeroEngine):
     def train_batch(self, step: int, learning_rate: float, detailed: bool, norm_limit: float = math.inf) -> StepStats:
         """See `Engine`."""
         batches, counts = self._read(step)
+        batches = self._filled(batches, self.engine.gradient_accumulation_steps())
         self._begin(norm_limit)
         self._weights = (self.objective.weights.to(self.device) / counts.clamp(min=1)).float()
         self._detailed = detailed
@@ -130,19 +137,28 @@ class PipelineEngine(ZeroEngine):
     def _evaluate(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
         batches = [batch.to(self.device) for batch in batches]
         counts = self._reduce(self._own_counts(batches))
-        micro_batches = max(len(batches), self._least_micro_batches)
         self._detailed = True
         self.engine.reset_activation_shape()  # these micro-batches may have another number of rows
+        for first in range(0, len(batches), self._most_micro_batches):
+            self._evaluate_some(batches[first : first + self._most_micro_batches])
+        self.engine.reset_activation_shape()
+        sums, statistics = self._collect()
+        return {"sums": sums.cpu(), "counts": counts.cpu(), "statistics": statistics.cpu()}
+
+    def _evaluate_some(self, batches: list[Batch]) -> None:
+        """As many as the schedule takes; their sums and statistics join those that are gathered."""
+        micro_batches, before = max(len(batches), self._least_micro_batches), len(self._gathered)
+        batches = self._filled(batches, micro_batches)
         self.engine.eval_batch(
             ((batch, batch) for batch in itertools.islice(itertools.cycle(batches), micro_batches)),
             reduce_output=None,
             bcast_loss=False,
             num_micro_batches=micro_batches,
         )
-        self.engine.reset_activation_shape()
-        del self._gathered[len(batches) :]  # those that only filled the schedule
-        sums, statistics = self._collect()
-        return {"sums": sums.cpu(), "counts": counts.cpu(), "statistics": statistics.cpu()}
+        del self._gathered[before + len(batches) :]  # those that only filled the schedule
+
+    def _filled(self, batches: list[Batch], micro_batches: int) -> list[Batch]:
+        return batches if self._ahead is None else self._ahead.fill(batches, micro_batches)
 
     def _share(self) -> None:
         if self._tied is not None:

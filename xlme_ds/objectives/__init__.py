@@ -1,6 +1,7 @@
 """Objectives: tensors in, (sum, count) out. Each one is a file here with the class that this table names."""
 
 from ..config import ObjectiveConfig
+from .btmlm import BackTranslation
 from .clm import CausalLanguageModelling
 from .electra import ElectraObjective
 from .ernie_m import ErnieM
@@ -11,6 +12,7 @@ OBJECTIVES: dict[str, type[Pretraining]] = {
     "electra": ElectraObjective,
     "mlm": MaskedLanguageModelling,
     "ernie_m": ErnieM,
+    "btmlm": BackTranslation,
     "clm": CausalLanguageModelling,
 }
 

@@ -10,7 +10,8 @@ algorithms; ZeRO paper, arXiv:1910.02054, section 7, in units of Ψ: 2 for ZeRO-
 | ZeRO-3 | reduce-scatter in every micro-batch | all-gather in every micro-batch, again for what was not kept until the
 |        |                                      | backward pass (`stage3_max_reuse_distance`) |
 
-All in the type of the weights. A pipeline sends hidden states forward and their gradients back besides.
+All in the type of the weights. A pipeline sends hidden states forward and their gradients back besides. A pass that goes ahead sends
+them forward once more, and under ZeRO-3 gathers what is not kept until the pass behind it.
 """
 
 from dataclasses import asdict, dataclass
@@ -51,12 +52,15 @@ def _of_stage(of: Layout, stage: int) -> Communication:
         generator, discriminator = states.reused(of, stage)
         # The tables belong to the root module, which has not left them when its backward pass begins.
         again = once * (1 - (sizes.tables + generator + discriminator) / sizes.total)
-        gradients, weights = of.accumulation * once, of.accumulation * (once + again)
+        kept = not of.work.layer_ahead or sizes.discriminator <= of.zero.reuse_distance
+        ahead = 0.0 if kept else once * sizes.discriminator / sizes.total
+        gradients, weights = of.accumulation * once, of.accumulation * (once + again + ahead)
     else:
         reductions = of.accumulation if of.zero.stage == 2 else 1
         gradients, weights = 2 * once * reductions, once
     sides = (stage > 0) + (stage < len(of.stages) - 1)
-    between = of.accumulation * sides * activations.flow(of)
+    forward_again = of.work.layer_ahead > 0 and stage < len(of.stages) - 1
+    between = of.accumulation * (sides + forward_again) * activations.flow(of)
     if stage == 0:  # the new embedding to the last stage, which sent its gradient
         between += of.element * of.borrowed
     elif stage == len(of.stages) - 1:

@@ -95,10 +95,10 @@ def _tokens(run: RunConfig, row_tokens: int) -> dict[str, int]:
 
 def operations(run: RunConfig, row_tokens: int) -> dict[str, Any]:
     """Floating-point operations of the whole run, by both conventions."""
-    forward = work_of(run, row_tokens).forward
-    mono, para = (3.0 * forward * count for count in _tokens(run, row_tokens).values())
+    work = work_of(run, row_tokens)
+    mono, para = (work.training * count for count in _tokens(run, row_tokens).values())
     return {
-        "forward_per_token": forward,
+        "forward_per_token": work.forward,
         "per_step": flops_per_step(run, row_tokens),
         "standard": {"accounting": STANDARD, "mono": mono, "both": mono + para, "both_para_half": mono + para / 2},
         "paper_convention": {

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.batch import Batch
+from ..data.collate import Parts
 from ..data.loader import Loader
 from ..data.rows import TASKS
 from ..engine.processes import broadcast, naming, together
@@ -27,7 +27,7 @@ def audit(run: Path, loader: Loader, start: int, rank: int, world: int) -> None:
     attempt = broadcast(together(lambda: _begin(folder, start, world) if rank == 0 else 0))
     if rank < loader.plan.world:  # the other stages of a pipeline read the same
         path = folder / f"rank_{rank:05d}.jsonl"
-        loader.watch = lambda step, batches: _record(path, attempt, loader, step, batches)
+        loader.watch = lambda step, read: _record(path, attempt, step, read)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -54,14 +54,11 @@ def _begin(folder: Path, start: int, world: int) -> int:
     return attempt
 
 
-def _record(path: Path, attempt: int, loader: Loader, step: int, batches: list[Batch]) -> None:
-    read = [task for task in loader.stores if loader.plan.step_rows(step, task)]
-    rows: dict[str, list[list[int]]] = {TASKS[task]: [] for task in read}
-    for micro_batch, batch in enumerate(batches):
-        tokens, tasks = batch.tokens_BT.numpy(), batch.task_B.numpy()
-        for task in read:
-            first = int(loader.plan.numbers(step, loader.rank, micro_batch, task)[0])
-            rows[TASKS[task]].append([first, *checksums(tokens[tasks == task])])
+def _record(path: Path, attempt: int, step: int, read: list[Parts]) -> None:
+    rows: dict[str, list[list[int]]] = {}
+    for parts in read:
+        for task, part, numbers in parts:
+            rows.setdefault(TASKS[task], []).append([int(numbers[0]), *checksums(part.tokens)])
     _append(path, {"attempt": attempt, "step": step, "rows": rows})
 
 

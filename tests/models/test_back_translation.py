@@ -1,0 +1,124 @@
+"""BTMLM's two passes: who sees whom by perturbation, what is filled in, and the stages of a pipeline against the whole."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.small import SMALL, lively, open_batch
+from xlme_ds.data.batch import Batch
+from xlme_ds.data.rows import EOS, PAD, UNK
+from xlme_ds.models.back_translation import BackTranslationModel, OpenSide, first_pass, second_pass
+from xlme_ds.models.language_model import LanguageModel
+from xlme_ds.models.pipeline import BackTranslationStage, parts
+
+MASK = SMALL.vocabulary - 1
+
+
+def model(**changes: object) -> BackTranslationModel:
+    cfg = replace(SMALL, discriminator_layers=3, **changes)  # type: ignore[arg-type]
+    cfg.validate()
+    return lively(BackTranslationModel(cfg, OpenSide(0.1, 0.1)))
+
+
+def last_states(of: BackTranslationModel, batch: Batch) -> Tensor:
+    """Of the first row, [T, D], from one pass over the batch as it is."""
+    found: list[Tensor] = []
+    handle = of.encoder.layers["2"].register_forward_hook(lambda _module, _read, hidden_BTD: found.append(hidden_BTD[0]))
+    with torch.no_grad():
+        LanguageModel.forward(of, batch)
+    handle.remove()
+    return found[0]
+
+
+def roles(batch: Batch) -> list[str]:
+    """Of the first row's columns: x, y (from the first open place on), or padding."""
+    found: list[str] = []
+    for token, segment in zip(batch.tokens_BT[0].tolist(), batch.segments_BT[0].tolist(), strict=True):
+        begun = bool(found) and found[-1] == "y"
+        found.append("padding" if segment == 0 else "y" if begun or token == PAD else "x")
+    return found
+
+
+@pytest.mark.parametrize("changes", [{}, dict(norm="pre"), dict(relative_bias="none")])
+@pytest.mark.parametrize("filled", [False, True])
+def test_who_sees_whom(filled: bool, changes: dict[str, object]) -> None:
+    """What the model knows of every column is changed by itself; bitwise, and through three layers."""
+    batch = open_batch([14], 24, (0.3,))
+    of, names = model(**changes), roles(batch)
+    assert [names.count(name) for name in ("x", "y", "padding")] == [16, 5, 3]
+    first = first_pass(batch)
+    batch = second_pass(batch, first, torch.arange(len(first.masked_M)) + 9) if filled else first
+    before = last_states(of, batch)
+    for column, name in enumerate(names):
+        if name == "padding":
+            continue
+        with torch.no_grad():  # positions are unique in an item
+            row = of.encoder.positions[column].clone()
+            of.encoder.positions[column] += 0.5
+        moved = (last_states(of, batch) != before).any(1).tolist()
+        with torch.no_grad():
+            of.encoder.positions[column] = row
+        if filled:
+            expected = [other != "padding" for other in names]
+        else:
+            expected = [other != "padding" if name == "x" else n == column for n, other in enumerate(names)]
+        if column == 0:  # padding has position 0 as well
+            expected = [True] * len(names)
+        assert moved == expected, column
+
+
+def test_first_pass_reads_the_sentence_and_masks_every_place() -> None:
+    batch = open_batch([20, 37, 5], 40)
+    first, masking = first_pass(batch), OpenSide(0.1, 0.1)
+    is_open = (batch.tokens_BT == PAD) & (batch.segments_BT > 0)
+    assert first.masked_M.tolist() == is_open.flatten().nonzero().flatten().tolist()
+    assert torch.equal(masking.apply(first, SMALL.vocabulary), batch.tokens_BT.masked_fill(is_open, MASK))
+    assert torch.equal(OpenSide(0.5, 0.5).apply(first, SMALL.vocabulary), masking.apply(first, SMALL.vocabulary))
+
+
+def test_second_pass_holds_what_the_first_found() -> None:
+    batch = open_batch([20, 37, 5], 40)
+    first = first_pass(batch)
+    predicted = torch.arange(len(first.masked_M)) + 10
+    predicted[:4] = torch.tensor([0, PAD, EOS, UNK])
+    second = second_pass(batch, first, predicted)
+    found = second.tokens_BT.flatten()[first.masked_M].tolist()
+    assert found == [UNK] * 4 + predicted[4:].tolist(), "special tokens would change the layout"
+    rest = torch.ones(batch.tokens_BT.numel(), dtype=torch.bool).index_fill(0, first.masked_M, False)
+    assert torch.equal(second.tokens_BT.flatten()[rest], batch.tokens_BT.flatten()[rest])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(second[1:], batch[1:], strict=True))
+    assert len(first_pass(second).masked_M) == 0
+
+
+def test_no_gradient_goes_through_the_first_pass() -> None:
+    """The gradients of both passes are those of the second alone, its pseudo tokens given."""
+    batch, ours, theirs = open_batch([20, 37, 5], 40), model(), model()
+    ours(batch).nll_M.sum().backward()
+    with torch.no_grad():
+        filled = second_pass(batch, first_pass(batch), LanguageModel.forward(theirs, first_pass(batch)).predicted_M)
+    LanguageModel.forward(theirs, filled).nll_M.sum().backward()
+    for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert one.grad is not None and torch.equal(one.grad, other.grad), name
+
+
+@pytest.mark.parametrize("changes", [{}, dict(relative_bias="none", norm="pre", vocabulary_blocks=3)])
+@pytest.mark.parametrize("balance", [(1, 2), (0, 1, 2)])
+def test_stages_are_the_model_in_both_passes(balance: tuple[int, ...], changes: dict[str, object]) -> None:
+    whole, batch = model(**changes), open_batch([20, 37, 5], 40)
+    stages = [BackTranslationStage(whole.cfg, whole.masking, part) for part in parts(balance)]
+    for stage in stages:
+        stage.load_state_dict({name: whole.state_dict()[name] for name in stage.state_dict()})
+    stages[-1].borrowed = stages[0].table
+
+    def run(read: Batch) -> tuple[Tensor, Tensor]:
+        flow = tuple(read)
+        for stage in stages:
+            flow = stage(flow)
+        return stages[-1].output(flow, read)
+
+    first = first_pass(batch)
+    found, expected = run(second_pass(batch, first, run(first)[1])), whole(batch)
+    torch.testing.assert_close(found[0], expected.nll_M, rtol=1e-5, atol=1e-6)
+    assert torch.equal(found[1], expected.predicted_M)

@@ -1,0 +1,63 @@
+"""Open places for pseudo-parallel tokens behind the sentence of a monolingual row (ERNIE-M, section 3.1: BTMLM).
+
+`<s> x </s>` becomes `<s> x </s> y </s>`; until the model fills them the places y hold `<pad>`, which else stands in no item. Where the
+row has no room for them the end of x gives way. B rows, T tokens.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from .batch import Batch
+from .collate import Parts, collate
+from .corrupt import philox
+from .rows import EOS, PAD, TASKS, Rows
+
+_BITS = np.uint64(32)
+_LOW = np.uint64(0xFFFFFFFF)
+
+
+@dataclass(frozen=True)
+class PseudoSides:
+    """How many places stand behind a sentence, and the language that they are to be filled in."""
+
+    fractions: tuple[float, ...]
+    """Places for a token of x; every item draws one of these."""
+    languages: int
+    """Of the data; every item draws one that is not its own, all alike."""
+
+    def collate(self, parts: Parts, seed: int, mask_fraction: float) -> Batch:
+        """`collate` for monolingual rows: what is masked is chosen in the x that remain, and y are second sides."""
+        ((task, rows, numbers),) = parts
+        assert task == TASKS.index("mono") and (rows.items == 1).all()
+        opened, languages_B = self.append(rows, numbers, seed)
+        batch = collate([(task, opened, numbers)], seed, mask_fraction)
+        inside_BT = batch.segments_BT > 0
+        second_BT = ((batch.tokens_BT == PAD) & inside_BT).cummax(1).values & inside_BT
+        languages_BT = torch.where(second_BT, torch.from_numpy(languages_B)[:, None], batch.languages_BT)
+        return batch._replace(sides_BT=second_BT.long(), languages_BT=languages_BT)
+
+    def append(self, rows: Rows, numbers: np.ndarray, seed: int) -> tuple[Rows, np.ndarray]:
+        """The rows with their places, and the language of each row's, int64 [B].
+
+        Of n tokens of x as many stay as leave room, and max(1, round(fraction · n)) places follow. What is drawn is a function of
+        (seed, row number): of the counter of the row's first token, which `corrupt` never masks.
+        """
+        count, width = rows.tokens.shape
+        number = numbers.astype(np.uint64)
+        counter = np.uint64(0), np.uint64(TASKS.index("mono")), number & _LOW, number >> _BITS
+        first, second, *_ = philox(counter, (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF))
+        fractions = np.array(self.fractions)[_below(len(self.fractions), first)]
+        kept = np.minimum(rows.lengths - 2, ((width - 3) / (1 + fractions)).astype(np.int64))
+        places = np.clip(np.floor(fractions * kept + 0.5).astype(np.int64), 1, width - 3 - kept)
+        lengths = kept + places + 3
+        tokens = np.where(np.arange(width) <= kept[:, None], rows.tokens, np.int32(PAD))
+        tokens[np.arange(count), kept + 1] = tokens[np.arange(count), lengths - 1] = EOS
+        others = _below(max(self.languages - 1, 1), second) + (self.languages > 1)
+        return Rows(tokens, rows.items, lengths, rows.languages), (rows.languages + others) % self.languages
+
+
+def _below(count: int, words: np.ndarray) -> np.ndarray:
+    """32 random bits as one of 0 … count − 1, int64."""
+    return ((words * np.uint64(count)) >> _BITS).astype(np.int64)
