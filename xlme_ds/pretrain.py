@@ -50,7 +50,7 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
     """Train `config` on `data` into `out`, from its newest checkpoint if it has one; collective over the launched ranks."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
     from .data.loader import Loader
-    from .engine.build import build_engine, check_engine, fitting, resolve_precision
+    from .engine.build import build_engine, check_engine, open_data, resolve_precision
     from .engine.processes import data_parallel, gather, process_group, together
     from .models.init import Known
     from .start import starting_weights
@@ -70,16 +70,14 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
             folder.claim(config)
             check_engine(config.engine)
             share, shares = data_parallel(config.engine, rank, world)
-            objective, languages = config.objective, config.model.language_embeddings
-            arguments = config.seed, objective.mask_fraction, share, shares, languages, objective.pseudo_fractions
-            loader = fitting(Loader(data, config.data, *arguments), config.model)
+            loader = open_data(config, data, share, shares)
             # A run that resumes needs the folder that it started from no more.
             started = Checkpoints(out, config.train.keep_last, config.train.keep_every).all()
             known = None if started else starting_weights(config, loader.vocabulary_sha256)
             if heldout is None:
                 return loader, None, known
             rows = heldout_data(config, heldout, shares)
-            return loader, fitting(Loader(heldout, rows, *arguments), config.model, like=loader), known
+            return loader, open_data(config, heldout, share, shares, rows, like=loader), known
 
         loader, unseen, known = together(load)
         if any(gather(stop.received is not None)):

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from tests.finetune.tasks import write_entities
 from tests.launch import ROOT, environment
 from tests.rows import train_vocabulary, write_data
+from xlme_ds.compare.__main__ import Compare, planned
 from xlme_ds.compare.results import Value, overtaken
 from xlme_ds.compare.systems import Budget, system
 
@@ -93,6 +94,14 @@ def test_overtaken() -> None:
     assert overtaken(curve, 31.0, True) is None
     assert overtaken(curve, 9.0, False) is None
     assert overtaken(curve[1:], 25.0, False) == pytest.approx(2e12)
+
+
+def test_data_that_do_not_fit_are_refused_before_anything_runs(compared: tuple[Path, list[str], str], tmp_path: Path) -> None:
+    folder, words, _ = compared
+    command = Compare("xlme,xlm", 1e9, folder / "data", folder / "heldout", tmp_path, rows=4)
+    with pytest.raises(ValueError, match=r"was mixed with --layout xlme, model.layout is xlm: set it to xlme"):
+        planned(command, words[words.index("--") + 1 :])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

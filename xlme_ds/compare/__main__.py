@@ -17,6 +17,7 @@ from ..cli import fail
 from ..commands import environment, launch, run
 from ..data.schema import TASKS, write_json
 from ..data.shards import RowStore
+from ..engine.build import open_data
 from ..evaluate.tables import write_text
 from .page import plot, tables
 from .results import results
@@ -80,7 +81,11 @@ def planned(command: Compare, settings: list[str]) -> list[System]:
             raise ValueError(f"--{name} is {getattr(command, name)}: it must be at least 1")
     row_tokens = RowStore(command.data_folder / TASKS[0]).row_tokens  # training refuses pairs in rows of another length
     budget = Budget(command.budget, command.points, command.rows, row_tokens)
-    return [system(name, seed, budget, settings, command.out) for seed in command.seeds for name in names]
+    systems = [system(name, seed, budget, settings, command.out) for seed in command.seeds for name in names]
+    for config in (leg.config for one in systems for leg in one.legs):
+        for folder in (command.data_folder, command.heldout):
+            open_data(config, folder, world=command.processes)
+    return systems
 
 
 def carry_out(one: System, command: Compare) -> None:

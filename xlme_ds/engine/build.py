@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..balance import describe_balance, pipeline_balance
-from ..config import EngineConfig, ModelConfig, RunConfig, Training
+from ..config import DataConfig, EngineConfig, ModelConfig, RunConfig, Training
 from ..data.loader import Loader
 from ..data.source import BatchSource
 from ..data.vocabulary import Vocabulary
@@ -93,6 +93,15 @@ def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:
     if on_gpu():
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     return "bf16" if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() else "fp32"
+
+
+def open_data(
+    config: RunConfig, folder: Path, rank: int = 0, world: int = 1, rows: DataConfig | None = None, like: Loader | None = None
+) -> Loader:
+    """What `rank` of `world` reads of `folder` in a run, or `rows` of it instead; see `fitting`."""
+    objective, languages = config.objective, config.model.language_embeddings
+    arguments = config.seed, objective.mask_fraction, rank, world, languages, objective.pseudo_fractions
+    return fitting(Loader(folder, rows or config.data, *arguments), config.model, like)
 
 
 def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> Loader:
