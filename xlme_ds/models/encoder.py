@@ -1,8 +1,9 @@
 """A stack of layers over embedded tokens: the generator's body and the discriminator's.
 
-B rows, T tokens, D width.
+B rows, T tokens, D width, H heads, W = 2T−1 distances.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..config import ModelConfig
-from .attention import AttentionBias, item_mask
+from .attention import item_mask, shared_bias
 from .layers import LAYER_NORM_EPSILON, TransformerLayer
 from .relative_position import RelativePositionTable
 
@@ -36,6 +37,7 @@ class Encoder(nn.Module):
     def __init__(self, cfg: ModelConfig, part: Part):
         super().__init__()
         self.checkpointing = cfg.activation_checkpointing
+        self.kernel = cfg.attention
         positions = part.first and cfg.absolute_positions
         self.positions = nn.Parameter(torch.empty(cfg.max_positions, cfg.width)) if positions else None
         self.relative = (
@@ -55,13 +57,15 @@ class Encoder(nn.Module):
             embedded_BTD = embedded_BTD + F.embedding(positions_BT, self.positions)
         return embedded_BTD if self.input_norm is None else self.input_norm(embedded_BTD)
 
-    def bias(self, segments_BT: Tensor) -> AttentionBias:
-        """The part of the attention bias that the layers share."""
-        distance = None if self.relative is None else self.relative(segments_BT.shape[1])
-        return AttentionBias(item_mask(segments_BT), distance)
+    def distances(self, tokens: int) -> Tensor | None:
+        """The relative bias d of rows of `tokens` tokens, float32 [H, W], where there is one."""
+        return None if self.relative is None else self.relative(tokens)
 
-    def body(self, x_BTD: Tensor, bias: AttentionBias) -> Tensor:
-        """The layers, and the norm behind the last: [B, T, D] to [B, T, D]."""
+    def body(
+        self, x_BTD: Tensor, groups_BT: Tensor, distance_HW: Tensor | None, allowed: Callable[[Tensor], Tensor] = item_mask
+    ) -> Tensor:
+        """The layers, and the norm behind the last: [B, T, D] to [B, T, D]; `allowed` says of the groups who sees whom."""
+        bias = shared_bias(self.kernel, groups_BT, distance_HW, x_BTD.dtype, allowed)
         for layer in self.layers.values():
             if self.checkpointing and torch.is_grad_enabled():
                 x_BTD = checkpoint(layer, x_BTD, bias, use_reentrant=False)
@@ -71,11 +75,13 @@ class Encoder(nn.Module):
 
     def forward(self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor) -> Tensor:
         """Last hidden states, [B, T, D]."""
-        return self.body(self.embed(embedded_BTD, positions_BT), self.bias(segments_BT))
+        distance_HW = self.distances(segments_BT.shape[1])
+        return self.body(self.embed(embedded_BTD, positions_BT), segments_BT, distance_HW)
 
     def hidden_states(self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor) -> list[Tensor]:
         """Hidden states [B, T, D] of the embeddings (index 0) and of every layer; the last one is `forward`'s."""
-        bias = self.bias(segments_BT)
+        distance_HW = self.distances(segments_BT.shape[1])
+        bias = shared_bias(self.kernel, segments_BT, distance_HW, embedded_BTD.dtype)
         states = [self.embed(embedded_BTD, positions_BT)]
         for layer in self.layers.values():
             states.append(layer(states[-1], bias))
