@@ -18,8 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 64
-"""Queries and keys of a tile; as many of both, so that a tile's positive distances are the next one's negative ones."""
+TILES = {2: 64, 4: 32}
+"""Queries and keys of a tile, by the bytes of a number; as many of both, so that a tile's positive distances are the next
+one's negative ones. fp32 is multiplied without tensor cores: larger tiles overflow the registers."""
 WARPS, STAGES = 4, 2
 """So that two tiles are at work on a multiprocessor: python -m bench.attention_kernels."""
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -176,7 +177,7 @@ def attend(
     if distance_HW is None:
         distance_HW = torch.zeros(heads, 2 * tokens - 1, device=q_BHTK.device)
     # A tile may reach as far behind the row as it is wide.
-    padded_HW = F.pad(distance_HW, (TILE, TILE))
+    padded_HW = F.pad(distance_HW, [TILES[q_BHTK.element_size()]] * 2)
     out: Tensor = _Attend.apply(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, padded_HW, first_BT, end_BT)
     return out
 
@@ -199,11 +200,12 @@ class _Attend(torch.autograd.Function):
     def backward(ctx, grad_BHTK):  # type: ignore[no-untyped-def]
         *given, out_BTHK, lse_BHT = ctx.saved_tensors
         q_BHTK, gate_BHT1, padded_HW = given[0], given[3], given[4]
+        tiles = triton.cdiv(q_BHTK.shape[2], TILES[q_BHTK.element_size()])
         grad_BTHK, delta_BHT = grad_BHTK.transpose(1, 2).contiguous(), torch.empty_like(lse_BHT)
         grad_q, grad_k, grad_v = (torch.empty_like(out_BTHK) for _ in range(3))
         grad_gate = torch.empty_like(gate_BHT1)
         # A tile of queries reaches few distances of a packed row; the others stay 0.
-        shares_BHNW = padded_HW.new_zeros(*lse_BHT.shape[:2], triton.cdiv(lse_BHT.shape[2], TILE), padded_HW.shape[1])
+        shares_BHNW = padded_HW.new_zeros(*lse_BHT.shape[:2], tiles, padded_HW.shape[1])
         of_queries = out_BTHK, lse_BHT, grad_BTHK, delta_BHT, grad_q, grad_gate, shares_BHNW
         _launch(_backward_queries, q_BHTK, *given, *of_queries)
         _launch(_backward_keys, q_BHTK, *given, lse_BHT, grad_BTHK, delta_BHT, grad_k, grad_v)
@@ -213,6 +215,7 @@ class _Attend(torch.autograd.Function):
 
 def _launch(kernel: Any, q_BHTK: Tensor, *tensors: Tensor) -> None:
     rows, heads, tokens, size = q_BHTK.shape
-    grid = triton.cdiv(tokens, TILE), rows * heads
+    tile = TILES[q_BHTK.element_size()]
+    grid = triton.cdiv(tokens, tile), rows * heads
     numbers = size**-0.5, tokens, heads, *q_BHTK.stride()[:3]
-    kernel[grid](*tensors, *numbers, TILE=TILE, K=size, num_warps=WARPS, num_stages=STAGES)
+    kernel[grid](*tensors, *numbers, TILE=tile, K=size, num_warps=WARPS, num_stages=STAGES)

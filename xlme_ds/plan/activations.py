@@ -9,7 +9,7 @@ from .layout import Layout
 INTEGER = 8  # token ids, positions, segments
 FLOAT = 4
 _GROUP = 128  # models/masked_head.py's
-_TILE = 64  # models/attention_triton.py's
+_TILES = {2: 64, 4: 32}  # models/attention_triton.py's
 
 
 def layer(of: Layout) -> float:
@@ -38,7 +38,7 @@ def _scores(of: Layout) -> float:
 
 def _distances(of: Layout) -> int:
     """Numbers of d for one head, with what a tile may read beyond a row's ends."""
-    return 2 * (of.row_tokens + _TILE) - 1
+    return 2 * (of.row_tokens + _TILES[of.element]) - 1
 
 
 def wide(of: Layout) -> float:
@@ -95,7 +95,7 @@ def working(of: Layout) -> float:
     """What the backward pass of one layer holds besides: gradients in flight, and with checkpointing the layer itself."""
     feed_forward = 2 * of.tokens * of.model.feed_forward * of.element
     if of.triton:  # each tile of queries has its share of d's gradient
-        scores = of.tokens / _TILE * of.model.heads * _distances(of) * FLOAT
+        scores = of.tokens / _TILES[of.element] * of.model.heads * _distances(of) * FLOAT
     else:
         heads = of.model.heads if of.model.relative_bias != "none" or not of.fused else 1
         scores = 3 * of.tokens * of.row_tokens * heads * of.element - feed_forward
