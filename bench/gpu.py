@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from bench.gpu_device import DTYPES, Device, matmul
-from bench.gpu_parity import CASES, parity
+from bench.gpu_parity import CASES, ON_A_GPU, parity
 from bench.gpu_steps import run_config, step, where_time_goes
 
 Figures = dict[str, Any]
@@ -34,19 +34,23 @@ NEEDED_BY_DEEPSPEED = ("deepspeed", "pyarrow", "sentencepiece")
 # The last is the feed-forward product of Base on 32 rows of 512.
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 768, 3072))
 ROWS = 64  # of each task a step: the published batch on 32 GPUs
-# Recipe, rows of each task in a micro-batch, activation checkpointing, ids of a tile of the softmax.
+# Recipe, rows of each task in a micro-batch, activation checkpointing, ids of a tile of the softmax, attention.
 STEPS = (
-    ("base_zero1", 16, False, 8192),
-    ("base_zero1", 32, False, 8192),
-    ("large_zero2", 8, False, 8192),
-    ("base_zero1", 64, False, 8192),
-    ("base_zero1", 32, False, 32_768),
-    ("large_zero2", 16, False, 8192),
-    ("base_zero1", 64, True, 8192),
-    ("large_zero2", 32, False, 8192),
-    ("large_zero2", 32, True, 8192),
+    ("base_zero1", 16, False, 8192, "sdpa"),
+    ("base_zero1", 32, False, 8192, "sdpa"),
+    ("base_zero1", 32, False, 8192, "triton"),
+    ("large_zero2", 8, False, 8192, "sdpa"),
+    ("base_zero1", 64, False, 8192, "sdpa"),
+    ("base_zero1", 64, False, 8192, "triton"),
+    ("base_zero1", 32, False, 32_768, "sdpa"),
+    ("large_zero2", 16, False, 8192, "sdpa"),
+    ("large_zero2", 16, False, 8192, "triton"),
+    ("base_zero1", 64, True, 8192, "sdpa"),
+    ("large_zero2", 32, False, 8192, "sdpa"),
+    ("large_zero2", 32, False, 8192, "triton"),
+    ("large_zero2", 32, True, 8192, "sdpa"),
 )
-QUICK_STEPS = (("base_zero1", 1, False, 256), ("large_zero2", 2, True, 256))
+QUICK_STEPS = (("base_zero1", 1, False, 256, "sdpa"), ("large_zero2", 2, True, 256, "sdpa"))
 
 
 class Report:
@@ -117,18 +121,20 @@ def measure_all(report: Report, device: Device, engine: str, quick: bool) -> Non
         for shape in ((128, 128, 128),) if quick else SHAPES:
             labels = {"dtype": dtype, "shape": "×".join(map(str, shape))}
             report.run("matmul", labels, partial(matmul, device, dtype, shape, rounds))
-    for name, case in CASES.items():
+    for name, case in (CASES | (ON_A_GPU if device.kind == "cuda" else {})).items():
         for dtype in DTYPES:
             report.run("parity", {"case": name, "dtype": dtype}, partial(parity, case, device, dtype))
     rows = 2 if quick else ROWS
-    for name, micro_batch, checkpointing, chunk in QUICK_STEPS if quick else STEPS:
-        run = run_config(name, rows, micro_batch, checkpointing, chunk, quick)
+    for name, micro_batch, checkpointing, chunk, kernel in QUICK_STEPS if quick else STEPS:
+        run = run_config(name, rows, micro_batch, checkpointing, chunk, quick, kernel)
         labels = {"recipe": name, "micro_batch": micro_batch, "checkpointing": checkpointing, "head_chunk": chunk}
+        labels["attention"] = kernel
         report.run("steps", labels, partial(step, run, device, engine, rounds, report.matmul_tflops()))
     micro_batch = 1 if quick else 32
-    run = run_config("base_zero1", rows, micro_batch, False, 256 if quick else 8192, quick)
-    labels = {"recipe": "base_zero1", "micro_batch": micro_batch}
-    report.run("profile", labels, partial(where_time_goes, run, device, engine))
+    for kernel in ("sdpa", "triton") if device.kind == "cuda" else ("sdpa",):
+        run = run_config("base_zero1", rows, micro_batch, False, 256 if quick else 8192, quick, kernel)
+        labels = {"recipe": "base_zero1", "micro_batch": micro_batch, "attention": kernel}
+        report.run("profile", labels, partial(where_time_goes, run, device, engine))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -5,6 +5,7 @@ largest number; of integers, the share that differs.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,11 @@ from torch import Tensor, nn
 from bench.gpu_device import DTYPES, Device
 from bench.gpu_rows import synthetic_batch
 from xlme_ds.config import ModelConfig, ObjectiveConfig
-from xlme_ds.models.attention import Attention, AttentionBias, item_mask
+from xlme_ds.models.attention import Attention, shared_bias
 from xlme_ds.models.embedding import lookup
 from xlme_ds.models.init import initialise
 from xlme_ds.models.masked_head import masked_softmax
-from xlme_ds.models.relative_position import RelativePositionTable
+from xlme_ds.models.relative_position import RelativePositionTable, spread
 from xlme_ds.objectives.electra import ElectraObjective
 
 Tensors = dict[str, Tensor]
@@ -76,15 +77,24 @@ def _with_gradients(outputs: Tensors, by: Mapping[str, Tensor]) -> Tensors:
     return outputs | {f"gradient of {name}": grad for name, grad in zip(by, gradients, strict=True)}
 
 
-def attention(device: torch.device, dtype: torch.dtype) -> Tensors:
-    """Gated bias and block-diagonal mask, padding included."""
+def attention(device: torch.device, dtype: torch.dtype, kernel: str) -> Tensors:
+    """Gated bias and block-diagonal mask, padding included, with the kernel that `model.attention` names on a GPU."""
     module = _fill_module(Attention(SMALL), 0.1, device, dtype)
     table = _fill_module(RelativePositionTable(SMALL.heads, 32, 128), 0.5, device, dtype)
     x_BTD = _fill((3, 192, SMALL.width), 9, 1.0, device, dtype)
     rows = [[70, 50, 60, 12], [192], [1, 100, 91]]  # the last item of the first row is padding
     segments_BT = torch.tensor([np.repeat((1, 2, 3, 0)[: len(row)], row).tolist() for row in rows], device=device)
-    out_BTD = module(x_BTD, AttentionBias(item_mask(segments_BT), table(192)))
-    return _with_gradients({"output": out_BTD}, {"x": x_BTD, "table": table.weight, **dict(module.named_parameters())})
+    inputs = {"x": x_BTD, "table": table.weight, **dict(module.named_parameters())}
+
+    def run() -> Tensors:
+        out_BTD = module(x_BTD, shared_bias(kernel, segments_BT, table(192), dtype))
+        return _with_gradients({"output": out_BTD}, inputs)
+
+    found = run()
+    again = run() if kernel == "triton" else found
+    if not all(torch.equal(found[name], again[name]) for name in found):
+        raise RuntimeError("a second run on the same inputs gave other bits: a resumed run would leave its curve")
+    return found
 
 
 def relative_table(device: torch.device, dtype: torch.dtype) -> Tensors:
@@ -93,7 +103,7 @@ def relative_table(device: torch.device, dtype: torch.dtype) -> Tensors:
     weights = {}
     for buckets, reach in ((32, 128), (128, 256)):
         module = _fill_module(RelativePositionTable(2, buckets, reach), 1.0, device, dtype)
-        outputs[f"{buckets} buckets"] = module(512)
+        outputs[f"{buckets} buckets"] = spread(module(512)).to(dtype)
         weights[f"{buckets} buckets"] = module.weight
     return _with_gradients(outputs, weights)
 
@@ -151,8 +161,10 @@ def electra(device: torch.device, dtype: torch.dtype) -> Tensors:
 
 CASES: dict[str, Case] = {
     "relative position table": relative_table,
-    "attention with gated bias and item mask": attention,
+    "attention with gated bias and item mask": partial(attention, kernel="sdpa"),
     "token lookup": token_lookup,
     "masked head": masked_head,
     "whole model": electra,
 }
+ON_A_GPU: dict[str, Case] = {"attention in Triton kernels, twice": partial(attention, kernel="triton")}
+"""Cases that would compare the CPU with itself there."""

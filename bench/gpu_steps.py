@@ -51,10 +51,12 @@ class MasterWeights(PlainEngine):
         return float(norm)
 
 
-def run_config(name: str, rows: int, micro_batch: int, checkpointing: bool, chunk: int, quick: bool) -> RunConfig:
+def run_config(
+    name: str, rows: int, micro_batch: int, checkpointing: bool, chunk: int, quick: bool, kernel: str = "sdpa"
+) -> RunConfig:
     """A recipe on one process with `rows` of each task a step; `quick`: the same shape of model, tiny."""
     run = recipe(name)
-    model = replace(run.model, activation_checkpointing=checkpointing, head_chunk=chunk)
+    model = replace(run.model, activation_checkpointing=checkpointing, head_chunk=chunk, attention=kernel)
     if quick:
         model = replace(
             model, vocabulary=600, width=64, heads=4, feed_forward=128, generator_layers=1, discriminator_layers=2,

@@ -47,6 +47,8 @@ class ModelConfig:
     vocabulary_blocks: int = 1
     """Store the embedding as this many parameters: bounds the buffers of offloading engines."""
     init_std: float = 0.02
+    attention: Literal["sdpa", "triton"] = "sdpa"
+    """On a GPU: torch's scaled_dot_product_attention with the whole bias, or our Triton kernels. The CPU has a form of its own."""
     head_chunk: int = 8192
     """Ids of the vocabulary whose logits exist at the same time, at all masked positions of a micro-batch."""
     activation_checkpointing: bool = False
@@ -73,6 +75,11 @@ class ModelConfig:
             block * (self.vocabulary_blocks - 1) < self.vocabulary,
             f"model.vocabulary {self.vocabulary} does not split into model.vocabulary_blocks {self.vocabulary_blocks}: "
             f"use {-(-self.vocabulary // block)}",
+        )
+        size = self.width // self.heads
+        _require(
+            self.attention == "sdpa" or size in (16, 32, 64, 128),
+            f"model.attention triton takes heads of size 16, 32, 64 or 128, model.width / model.heads is {size}: set it to sdpa",
         )
         _require(self.init_std > 0, f"model.init_std is {self.init_std}: it must be positive")
         _require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}: it must be at least 0 and below 1")
@@ -388,5 +395,10 @@ class RunConfig(Training):
         _require(
             not (self.objective.pseudo_fractions and self.model.layout != "xlme"),
             f"objective.name {self.objective.name} lays its sentences out as xlme has pairs: set model.layout to xlme",
+        )
+        _require(
+            self.model.attention == "sdpa" or self.objective.name in ("electra", "mlm"),
+            f"model.attention triton lets a position see its whole item, which is not so under objective.name "
+            f"{self.objective.name}: set it to sdpa",
         )
         return super().validate()

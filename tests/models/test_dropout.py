@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.small import SMALL, language_model, lively, usual_batch
+from xlme_ds.models.attention import shared_bias
 from xlme_ds.models.dropout import _STEP, _mixed, derive, drop
 from xlme_ds.models.encoder import Encoder, Part
 
@@ -63,7 +64,8 @@ def test_where_an_encoder_drops(norm: str) -> None:
     encoder = lively(Encoder(cfg, Part(range(2)))).train()
     batch = usual_batch()
     x = torch.randn(*batch.tokens_BT.shape, cfg.width)
-    keys, bias = batch.keys_B, encoder.bias(batch.segments_BT)
+    keys, distance = batch.keys_B, encoder.distances(batch.tokens_BT.shape[1])
+    bias = shared_bias("sdpa", batch.segments_BT, distance, torch.float32)
     found = encoder(x, batch.positions_BT, batch.segments_BT, None, keys)
 
     def dropped(values: torch.Tensor, *places: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tests.small import SMALL, lively
 from xlme_ds.config import ModelConfig, ObjectiveConfig
+from xlme_ds.models.attention import shared_bias
 from xlme_ds.models.encoder import Encoder, Part
 from xlme_ds.plan import activations
 from xlme_ds.plan.layout import Layout, Zero
@@ -25,7 +26,8 @@ def kept_by_a_layer(cfg: ModelConfig, dtype: torch.dtype, device: str) -> int:
     """Bytes of all storages that autograd saves in one layer, parameters and what all layers share left out."""
     encoder = lively(Encoder(cfg, Part(range(1)))).to(device, dtype)
     keys_B = torch.arange(ROWS, device=device)
-    bias = encoder.bias(torch.ones(ROWS, TOKENS, dtype=torch.long, device=device))
+    segments_BT = torch.ones(ROWS, TOKENS, dtype=torch.long, device=device)
+    bias = shared_bias(cfg.attention, segments_BT, encoder.distances(TOKENS), dtype)
     x_BTD = torch.randn(ROWS, TOKENS, cfg.width, device=device).to(dtype).requires_grad_()
     outside = [*encoder.parameters(), *(tensor for tensor in bias if tensor is not None)]
     addresses = {tensor.untyped_storage().data_ptr() for tensor in outside}

@@ -1,8 +1,10 @@
 """Multi-head self-attention with the gated relative position bias, inside the items of a packed row.
 
-B rows, H heads, T tokens, D width, K head size.
+B rows, H heads, T tokens, D width, K head size, W = 2T−1 distances.
 """
 
+import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import ModelConfig
-from .relative_position import Gate
+from .relative_position import Gate, spread
 
 
 class AttentionBias(NamedTuple):
@@ -23,9 +25,44 @@ class AttentionBias(NamedTuple):
     """d_{i-j}, or None without a relative bias."""
 
 
+class ItemBias(NamedTuple):
+    """The same as the Triton kernels read it, which make mask and bias a tile at a time."""
+
+    first_BT: Tensor
+    """int32: where the item of each position begins."""
+    end_BT: Tensor
+    """int32: one behind where it ends."""
+    distance_HW: Tensor | None
+    """float32: d by distance j − i, from 1−T to T−1."""
+
+
 def item_mask(segments_BT: Tensor) -> Tensor:
     """Block-diagonal mask [B, 1, T, T]: true within one item. Padding (segment 0) sees padding, so no row is empty."""
     return (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
+
+
+def item_bounds(segments_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the item of every position begins, and one behind where it ends, int32 [B, T]; items are contiguous."""
+    position_T = torch.arange(segments_BT.shape[1], dtype=torch.int32, device=segments_BT.device)
+    border = segments_BT[:, 1:] != segments_BT[:, :-1]
+    first_BT = torch.where(F.pad(border, (1, 0), value=True), position_T, 0).cummax(1).values
+    end_BT = torch.where(F.pad(border, (0, 1), value=True), position_T + 1, len(position_T))
+    return first_BT, end_BT.flip(1).cummin(1).values.flip(1)
+
+
+def shared_bias(
+    kernel: str,
+    groups_BT: Tensor,
+    distance_HW: Tensor | None,
+    dtype: torch.dtype,
+    allowed: Callable[[Tensor], Tensor] = item_mask,
+) -> AttentionBias | ItemBias:
+    """What the layers share, for the kernel that `model.attention` names. `allowed` says of the groups who sees whom; triton
+    knows no other than `item_mask`."""
+    # Triton runs on a GPU, and in its interpreter on the CPU.
+    if kernel == "triton" and (groups_BT.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
+        return ItemBias(*item_bounds(groups_BT), distance_HW)
+    return AttentionBias(allowed(groups_BT), None if distance_HW is None else spread(distance_HW).to(dtype))
 
 
 class Attention(nn.Module):
@@ -38,13 +75,16 @@ class Attention(nn.Module):
         self.output = nn.Linear(cfg.width, cfg.width)
         self.gate = Gate(cfg.heads, cfg.width // cfg.heads) if cfg.relative_bias == "gated" else None
 
-    def forward(self, x_BTD: Tensor, bias: AttentionBias) -> Tensor:
+    def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias) -> Tensor:
         """Attention output, [B, T, D]."""
         rows, tokens, width = x_BTD.shape
         q_BHTK, k_BHTK, v_BHTK = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        gate_BHT1 = None if self.gate is None or bias.distance_HTT is None else self.gate(q_BHTK)
-        attend = fused_attend if x_BTD.is_cuda else plain_attend
-        out_BHTK = attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias)
+        gate_BHT1 = None if self.gate is None else self.gate(q_BHTK)
+        if isinstance(bias, ItemBias):
+            out_BHTK = triton_attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias)
+        else:
+            attend = fused_attend if x_BTD.is_cuda else plain_attend
+            out_BHTK = attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias)
         return self.output(out_BHTK.transpose(1, 2).reshape(rows, tokens, width))
 
 
@@ -101,3 +141,17 @@ def fused_attend(
     # cuDNN's kernel, torch's first choice on Hopper, has no gradient for the bias and misreads one of another type.
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
+
+
+def triton_attend(
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: ItemBias
+) -> Tensor:
+    """The same by our kernels: neither scores nor bias exist whole, and tiles without a common item are passed over."""
+    try:
+        from .attention_triton import attend
+    except ImportError:
+        raise ValueError(
+            "model.attention triton needs the package triton, which torch's CUDA builds bring: install it, or set "
+            "model.attention to sdpa"
+        ) from None
+    return attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias.distance_HW, bias.first_BT, bias.end_BT)

@@ -1,8 +1,9 @@
 """A stack of layers over embedded tokens: the generator's body and the discriminator's.
 
-B rows, T tokens, D width.
+B rows, T tokens, D width, H heads, W = 2T−1 distances.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..config import ModelConfig
-from .attention import AttentionBias, item_mask
+from .attention import item_mask, shared_bias
 from .dropout import derive, drop
 from .layers import LAYER_NORM_EPSILON, TransformerLayer
 from .relative_position import RelativePositionTable
@@ -38,6 +39,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.checkpointing = cfg.activation_checkpointing
         self.dropout = cfg.dropout
+        self.kernel = cfg.attention
         positions = part.first and cfg.absolute_positions
         self.positions = nn.Parameter(torch.empty(cfg.max_positions, cfg.width)) if positions else None
         languages = len(cfg.language_embeddings) if part.first else 0
@@ -82,13 +84,20 @@ class Encoder(nn.Module):
         assert keys_B is not None
         return keys_B
 
-    def bias(self, segments_BT: Tensor) -> AttentionBias:
-        """The part of the attention bias that the layers share."""
-        distance = None if self.relative is None else self.relative(segments_BT.shape[1])
-        return AttentionBias(item_mask(segments_BT), distance)
+    def distances(self, tokens: int) -> Tensor | None:
+        """The relative bias d of rows of `tokens` tokens, float32 [H, W], where there is one."""
+        return None if self.relative is None else self.relative(tokens)
 
-    def body(self, x_BTD: Tensor, bias: AttentionBias, keys_B: Tensor | None = None) -> Tensor:
-        """The layers, and the norm behind the last: [B, T, D] to [B, T, D]."""
+    def body(
+        self,
+        x_BTD: Tensor,
+        groups_BT: Tensor,
+        distance_HW: Tensor | None,
+        allowed: Callable[[Tensor], Tensor] = item_mask,
+        keys_B: Tensor | None = None,
+    ) -> Tensor:
+        """The layers, and the norm behind the last: [B, T, D] to [B, T, D]; `allowed` says of the groups who sees whom."""
+        bias = shared_bias(self.kernel, groups_BT, distance_HW, x_BTD.dtype, allowed)
         keys_B = self._dropping(keys_B)
         for number, layer in self.layers.items():
             of_layer = None if keys_B is None else derive(keys_B, 1 + int(number))
@@ -107,13 +116,15 @@ class Encoder(nn.Module):
         keys_B: Tensor | None = None,
     ) -> Tensor:
         """Last hidden states, [B, T, D]; see `embed`."""
-        return self.body(self.embed(embedded_BTD, positions_BT, languages_BT, keys_B), self.bias(segments_BT), keys_B)
+        read_BTD = self.embed(embedded_BTD, positions_BT, languages_BT, keys_B)
+        return self.body(read_BTD, segments_BT, self.distances(segments_BT.shape[1]), keys_B=keys_B)
 
     def hidden_states(
         self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor, languages_BT: Tensor | None = None
     ) -> list[Tensor]:
         """Hidden states [B, T, D] of the embeddings (index 0) and of every layer; in evaluation mode the last one is `forward`'s."""
-        bias = self.bias(segments_BT)
+        distance_HW = self.distances(segments_BT.shape[1])
+        bias = shared_bias(self.kernel, segments_BT, distance_HW, embedded_BTD.dtype)
         states = [self.embed(embedded_BTD, positions_BT, languages_BT)]
         for layer in self.layers.values():
             states.append(layer(states[-1], bias))

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..config import ModelConfig
 from ..data.batch import Batch
 from ..data.rows import UNK
-from .attention import AttentionBias, item_mask
+from .attention import item_mask
 from .encoder import Part
 from .heads import MaskedLanguageModelHead
 from .text_encoder import TextEncoder
@@ -71,10 +71,9 @@ class LanguageModel(TextEncoder):
     def forward(self, batch: Batch) -> LanguageModelOutput:  # type: ignore[override]
         """Mask and predict."""
         embedded_BTD = self.embed(self.masking.apply(batch, self.cfg.vocabulary))
-        distance = None if self.encoder.relative is None else self.encoder.relative(batch.tokens_BT.shape[1])
-        bias = AttentionBias(self.masking.allowed(self.masking.groups(batch)), distance)
-        placed_BTD = self.encoder.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
-        hidden_BTD = self.encoder.body(placed_BTD, bias, batch.keys_B)
+        distance_HW, groups_BT = self.encoder.distances(batch.tokens_BT.shape[1]), self.masking.groups(batch)
+        read_BTD = self.encoder.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
+        hidden_BTD = self.encoder.body(read_BTD, groups_BT, distance_HW, self.masking.allowed, batch.keys_B)
         return self.predict(hidden_BTD, batch.masked_M, batch.tokens_BT.flatten()[batch.masked_M])
 
     def predict(self, hidden_BTD: Tensor, masked_M: Tensor, targets_M: Tensor) -> LanguageModelOutput:

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from .attention import Attention, AttentionBias
+from .attention import Attention, AttentionBias, ItemBias
 from .dropout import derive, drop
 
 LAYER_NORM_EPSILON = 1e-5
@@ -23,7 +23,7 @@ class TransformerLayer(nn.Module):
         self.down = nn.Linear(cfg.feed_forward, cfg.width)
         self.feed_forward_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON)
 
-    def forward(self, x_BTD: Tensor, bias: AttentionBias, keys_B: Tensor | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
         """The layer's output, [B, T, D]; what each branch adds is dropped by `keys_B`, if there are any."""
         if self.pre_norm:
             x_BTD = x_BTD + self._drop(self.attention(self.attention_norm(x_BTD), bias), keys_B, 0)

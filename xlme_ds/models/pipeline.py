@@ -2,7 +2,7 @@
 
 Of `Electra`, generator, masked head, sampling and every embedding stand in the first stage, the replaced token head in the
 last one; of `LanguageModel`, the embedding in the first, the masked head in the last.
-B rows, T tokens, H heads, D width.
+B rows, T tokens, H heads, D width, W = 2T−1 distances.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from ..data.batch import Batch
-from .attention import AttentionBias, item_mask
 from .electra import Electra, ElectraOutput
 from .encoder import Part
 from .language_model import LanguageModel, LanguageModelOutput
-from .relative_position import spread
 
 
 class Flow(NamedTuple):
@@ -36,13 +34,13 @@ class Flow(NamedTuple):
     """int64, the generator's most likely token, 0 where nothing is masked."""
     keys_B: Tensor
     """See `Batch`."""
-    per_distance: Tensor | None
-    """float32 [H, 2T−1], the shared relative bias d: travelling, it needs no copy of its table in every stage."""
+    distance_HW: Tensor | None
+    """float32, the shared relative bias d: travelling, it needs no copy of its table in every stage."""
 
     def pack(self) -> tuple[Tensor, ...]:
         """As plain tensors, floating-point ones first."""
         # The hidden states stand last among these: only the last backward pass frees its graph, and theirs is the big one.
-        relative = () if self.per_distance is None else (self.per_distance,)
+        relative = () if self.distance_HW is None else (self.distance_HW,)
         integers = self.segments_BT, self.corrupted_BT, self.predicted_BT, self.keys_B
         return tuple(tensor.contiguous() for tensor in (self.nll_BT, *relative, self.hidden_BTD, *integers))
 
@@ -65,10 +63,7 @@ class ElectraStage(Electra):
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
         """The first stage takes a `Batch`, the others a packed `Flow`, which all of them return."""
         flow = self._start(Batch(*tensors)) if self.part.first else Flow.unpack(tensors)
-        hidden_BTD, d = flow.hidden_BTD, flow.per_distance
-        distance_HTT = None if d is None else spread(d).to(hidden_BTD.dtype)
-        bias = AttentionBias(item_mask(flow.segments_BT), distance_HTT)
-        hidden_BTD = self.discriminator.body(hidden_BTD, bias, flow.keys_B)
+        hidden_BTD = self.discriminator.body(flow.hidden_BTD, flow.segments_BT, flow.distance_HW, keys_B=flow.keys_B)
         if self.part.last:
             hidden_BTD = self.replaced_head(hidden_BTD)
         return flow._replace(hidden_BTD=hidden_BTD).pack()
@@ -76,7 +71,6 @@ class ElectraStage(Electra):
     def _start(self, batch: Batch) -> Flow:
         generated = self.generate(batch)
         embedded_BTD = self.embed_for_discriminator(generated.corrupted_BT)
-        relative = self.discriminator.relative
         return Flow(
             nll_BT=_scatter(generated.nll_M, batch.masked_M, batch.tokens_BT),
             hidden_BTD=self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B),
@@ -84,7 +78,7 @@ class ElectraStage(Electra):
             corrupted_BT=generated.corrupted_BT,
             predicted_BT=_scatter(generated.predicted_M, batch.masked_M, batch.tokens_BT),
             keys_B=batch.keys_B,
-            per_distance=None if relative is None else relative.per_distance(batch.tokens_BT.shape[1]),
+            distance_HW=self.discriminator.distances(batch.tokens_BT.shape[1]),
         )
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> ElectraOutput:
@@ -118,9 +112,8 @@ class LanguageModelStage(LanguageModel):
         if self.part.first:
             tensors = self._start(Batch(*tensors))
         *relative, hidden_BTD, groups_BT, targets_BT, keys_B = tensors
-        distance_HTT = spread(relative[0]).to(hidden_BTD.dtype) if relative else None
-        bias = AttentionBias(self.masking.allowed(groups_BT), distance_HTT)
-        hidden_BTD = self.encoder.body(hidden_BTD, bias, keys_B)
+        distance_HW = relative[0] if relative else None
+        hidden_BTD = self.encoder.body(hidden_BTD, groups_BT, distance_HW, self.masking.allowed, keys_B)
         if not self.part.last:
             return *relative, hidden_BTD.contiguous(), groups_BT, targets_BT, keys_B
         # Not with the loss, which knows the batch: there DeepSpeed 0.19.8 drops the gradients of bf16 weights.
@@ -130,12 +123,12 @@ class LanguageModelStage(LanguageModel):
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         embedded_BTD = self.embed(self.masking.apply(batch, self.cfg.vocabulary))
-        relative = self.encoder.relative
-        d = () if relative is None else (relative.per_distance(batch.tokens_BT.shape[1]).contiguous(),)
+        distance_HW = self.encoder.distances(batch.tokens_BT.shape[1])
+        relative = () if distance_HW is None else (distance_HW.contiguous(),)
         targets_BT = _scatter(batch.tokens_BT.flatten()[batch.masked_M], batch.masked_M, batch.tokens_BT)
         groups_BT = self.masking.groups(batch).contiguous()
         hidden_BTD = self.encoder.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
-        return *d, hidden_BTD, groups_BT, targets_BT, batch.keys_B
+        return *relative, hidden_BTD, groups_BT, targets_BT, batch.keys_B
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> LanguageModelOutput:
         """What `LanguageModel` gives for `batch`, on the last stage, from what it returned."""

@@ -1,6 +1,6 @@
 """Gated relative position bias (XLM-E section 3.3).
 
-B rows, H heads, T tokens, K head size. For head query q_i (after the projection, before the 1/sqrt(K) scale):
+B rows, H heads, T tokens, K head size, W = 2T−1 distances. For head query q_i (after the projection, before the 1/sqrt(K) scale):
 
     g_update, g_reset = sigmoid(q_i·u), sigmoid(q_i·v)
     r_{i-j} = d_{i-j} · [1 + g_update + (1 − g_update) · w · g_reset]
@@ -47,23 +47,19 @@ class RelativePositionTable(nn.Module):
         self.max_distance = max_distance
         self.weight = nn.Parameter(torch.empty(buckets, heads))
 
-    def per_distance(self, tokens: int) -> Tensor:
-        """d for the distances 1−T to T−1 of a row of T = `tokens` tokens, float32 (or wider) [H, 2T−1]."""
+    def forward(self, tokens: int) -> Tensor:
+        """d for the distances 1−T to T−1 of a row of T = `tokens` tokens, float32 (or wider) [H, W]."""
         # Only these exist; gathering from them in float32 keeps the gradient's long sums exact enough for bf16.
         distances = torch.arange(1 - tokens, tokens, device=self.weight.device)
         weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         return weight[bucket(distances, self.weight.shape[0], self.max_distance)].t()
 
-    def forward(self, tokens: int) -> Tensor:
-        """d_{i-j} for a row of `tokens` tokens, as [H, T, T] in the weight's dtype."""
-        return spread(self.per_distance(tokens)).to(self.weight.dtype)
 
-
-def spread(per_distance: Tensor) -> Tensor:
-    """[H, 2T−1] by distance j − i to [H, T, T] by query i and key j."""
-    tokens = (per_distance.shape[1] + 1) // 2
-    position = torch.arange(tokens, device=per_distance.device)
-    return per_distance[:, position[None, :] - position[:, None] + tokens - 1]
+def spread(distance_HW: Tensor) -> Tensor:
+    """[H, W] by distance j − i to [H, T, T] by query i and key j."""
+    tokens = (distance_HW.shape[1] + 1) // 2
+    position = torch.arange(tokens, device=distance_HW.device)
+    return distance_HW[:, position[None, :] - position[:, None] + tokens - 1]
 
 
 class Gate(nn.Module):

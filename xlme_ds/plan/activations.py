@@ -9,6 +9,7 @@ from .layout import Layout
 INTEGER = 8  # token ids, positions, segments
 FLOAT = 4
 _GROUP = 128  # models/masked_head.py's
+_TILES = {2: 64, 4: 32}  # models/attention_triton.py's
 
 
 def layer(of: Layout) -> float:
@@ -21,12 +22,24 @@ def layer(of: Layout) -> float:
     gated = cfg.relative_bias == "gated"
     wide = (10 if gated else 8) * rows * cfg.width
     feed_forward = 2 * rows * cfg.feed_forward
-    # On the GPU the bias that the fused kernel takes, on the CPU the softmax.
-    scores = rows * of.row_tokens * (1 if of.fused and cfg.relative_bias == "none" else cfg.heads)
-    per_head = rows * cfg.heads * ((5 if gated else 0) * of.element + (FLOAT if of.fused else 0))
+    gates = 5 if gated else int(of.triton)  # which takes a gate of ones where there is none
+    per_head = rows * cfg.heads * (gates * of.element + (FLOAT if of.fused else 0))
     norms = 4 * rows * (FLOAT if of.fused else of.element)
     dropped = 2 * rows * cfg.width if cfg.dropout else 0
-    return (wide + feed_forward + scores) * of.element + per_head + norms + dropped
+    return (wide + feed_forward) * of.element + _scores(of) + per_head + norms + dropped
+
+
+def _scores(of: Layout) -> float:
+    """Of queries and keys: on the CPU the softmax, on the GPU the bias that torch's kernel takes, or d for the Triton kernels."""
+    cfg = of.model
+    if of.triton:
+        return cfg.heads * _distances(of) * FLOAT
+    return of.tokens * of.row_tokens * (1 if of.fused and cfg.relative_bias == "none" else cfg.heads) * of.element
+
+
+def _distances(of: Layout) -> int:
+    """Numbers of d for one head, with what a tile may read beyond a row's ends."""
+    return 2 * (of.row_tokens + _TILES[of.element]) - 1
 
 
 def wide(of: Layout) -> float:
@@ -50,8 +63,9 @@ def encoder(of: Layout, layers: int, first: bool = True, last: bool = True) -> f
         around += of.tokens * cfg.width
     if last and cfg.norm == "pre":
         around += 2 * wide(of)
-    shared = of.tokens * of.row_tokens  # who may see whom, a byte each
-    if cfg.relative_bias != "none":
+    # Where items begin and end; or who may see whom, a byte each, and d of all pairs.
+    shared = of.tokens * (2 * FLOAT if of.triton else of.row_tokens)
+    if cfg.relative_bias != "none" and not of.triton:
         shared += of.row_tokens**2 * (INTEGER + cfg.heads * of.element)
     blocks = 9 * cfg.vocabulary_blocks if cfg.vocabulary_blocks > 1 else INTEGER
     return kept + around + shared + (of.tokens * (blocks + INTEGER) if first else 0)
@@ -83,8 +97,11 @@ def stage(of: Layout, number: int) -> float:
 def working(of: Layout) -> float:
     """What the backward pass of one layer holds besides: gradients in flight, and with checkpointing the layer itself."""
     feed_forward = 2 * of.tokens * of.model.feed_forward * of.element
-    heads = of.model.heads if of.model.relative_bias != "none" or not of.fused else 1
-    scores = 3 * of.tokens * of.row_tokens * heads * of.element - feed_forward
+    if of.triton:  # each tile of queries has its share of d's gradient
+        scores = of.tokens / _TILES[of.element] * of.model.heads * _distances(of) * FLOAT
+    else:
+        heads = of.model.heads if of.model.relative_bias != "none" or not of.fused else 1
+        scores = 3 * of.tokens * of.row_tokens * heads * of.element - feed_forward
     recomputed = layer(of) if of.model.activation_checkpointing else 0.0
     return max(feed_forward, scores) + 2 * wide(of) + recomputed
 

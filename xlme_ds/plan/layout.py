@@ -139,6 +139,11 @@ class Layout:
         )
 
     @property
+    def triton(self) -> bool:
+        """Whether attention runs in the Triton kernels."""
+        return self.fused and self.model.attention == "triton"
+
+    @property
     def gpus(self) -> int:
         """Processes in all."""
         return self.replicas * len(self.stages)

@@ -21,6 +21,7 @@ _MAY_CHANGE = (
     "train.spike_sigma",
     "train.watchdog_minutes",
     "train.audit",
+    "model.attention",
     "model.head_chunk",
     "model.activation_checkpointing",
     "data.micro_batch",

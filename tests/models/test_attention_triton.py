@@ -1,0 +1,109 @@
+"""The Triton kernels, in Triton's interpreter, against attention's plain form; and what is said where they do not fit."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.launch import ROOT, environment
+from tests.small import SMALL
+from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig
+from xlme_ds.models.attention import item_bounds, item_mask, triton_attend
+from xlme_ds.models.encoder import Encoder, Part
+
+WITHOUT = importlib.util.find_spec("triton") is None
+needs_triton = pytest.mark.skipif(WITHOUT, reason="the package triton is not installed")
+# Sums of up to 150 terms in another order. fp16 rounds weights, gradients and results to 2^-12 of each, several times in a row.
+FP32, FP16 = 3e-6, 3e-3
+ROWS = ("the last tile a part", "whole tiles", "less than a tile")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("triton") / "errors.json"
+    command = [sys.executable, "-m", "tests.models.triton_worker", str(path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(path.read_text())
+
+
+@needs_triton
+@pytest.mark.parametrize("rows", ROWS)
+def test_output_and_all_gradients_in_fp32(measured: Any, rows: str) -> None:
+    errors = measured["fp32"][rows]
+    assert errors.keys() == {"output", "q", "k", "v", "gate", "distance"}
+    assert max(errors.values()) < FP32, errors
+
+
+@needs_triton
+@pytest.mark.parametrize("case", ["separate q, k, v", "plain", "none"])
+def test_other_inputs(measured: Any, case: str) -> None:
+    assert max(measured[case].values()) < FP32, measured[case]
+
+
+@needs_triton
+@pytest.mark.parametrize("rows", ROWS)
+def test_half_precision(measured: Any, rows: str) -> None:
+    # Were nothing rounded the errors would be fp32's: the comparison would not be of fp16.
+    assert 1e-5 < max(measured["fp16"][rows].values()) < FP16, measured["fp16"][rows]
+
+
+@needs_triton
+def test_tiles_without_a_common_item_are_passed_over(measured: Any) -> None:
+    assert all(measured["poisoned"].values()), measured["poisoned"]
+
+
+@needs_triton
+def test_the_whole_model_by_its_setting(measured: Any) -> None:
+    # After three layers and their norms.
+    assert 0 < measured["whole model"]["gradients"] < 1e-4
+    assert measured["whole model"]["losses"] < 1e-5
+
+
+@needs_triton
+@pytest.mark.parametrize("kind", ["gated", "plain", "none"])
+def test_the_planner_counts_what_is_kept(measured: Any, kind: str) -> None:
+    kept, counted = measured["kept"][kind]
+    assert kept == pytest.approx(counted, abs=64)
+
+
+def test_bounds_say_what_the_mask_says() -> None:
+    segments_BT = torch.tensor([[1] * 5 + [2] + [3] * 4 + [0] * 2, [1] * 12, [1] * 11 + [0]])
+    first_BT, end_BT = item_bounds(segments_BT)
+    key_T = torch.arange(12)
+    inside_BTT = (first_BT[:, :, None] <= key_T) & (key_T < end_BT[:, :, None])
+    assert torch.equal(inside_BTT[:, None], item_mask(segments_BT))
+
+
+def test_on_the_cpu_the_setting_changes_nothing() -> None:
+    cfg = replace(SMALL, width=48)
+    outputs = []
+    for kernel in ("sdpa", "triton"):
+        torch.manual_seed(0)
+        encoder = Encoder(replace(cfg, attention=kernel), Part(range(1)))  # type: ignore[arg-type]
+        for parameter in encoder.parameters():
+            torch.nn.init.normal_(parameter)
+        x = torch.randn(1, 6, 48, generator=torch.Generator().manual_seed(1))
+        outputs.append(encoder(x, torch.arange(6)[None], torch.tensor([[1, 1, 1, 2, 2, 0]])))
+    assert torch.equal(*outputs)
+
+
+def test_without_the_package_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "xlme_ds.models.attention_triton", raising=False)
+    with pytest.raises(ValueError, match=r"needs the package triton.* set model.attention to sdpa"):
+        triton_attend(None, None, None, None, None)  # type: ignore[arg-type]
+
+
+def test_what_the_kernels_do_not_do_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"heads of size 16, 32, 64 or 128, model.width / model.heads is 8: set it to sdpa"):
+        ModelConfig(width=24, heads=3, attention="triton").validate()
+    run = RunConfig("test", model=ModelConfig(attention="triton"), objective=ObjectiveConfig(name="ernie_m"))
+    with pytest.raises(ValueError, match=r"its whole item, which is not so under objective.name ernie_m"):
+        run.validate()
+    replace(run, objective=ObjectiveConfig(name="mlm")).validate()
