@@ -28,7 +28,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("quickstart") / "run"
     for stage in quickstart.preparation(out / "data", processes=2):
         run([sys.executable, "-m", "data_prep", *stage])
-    said = run([*quickstart.launch(out / "data", out, processes=2), *STEPS])
+    said = run([*quickstart.training(out / "data", out, processes=2), *STEPS])
     assert f"open {out / 'report.html'}" in said
     return out
 
@@ -65,7 +65,7 @@ def test_other_settings_in_the_same_folder_are_refused(out: Path) -> None:
     copy = out.with_name("copy")
     copy.mkdir()
     shutil.copy(out / "config.json", copy)
-    command = quickstart.launch(out / "data", copy, processes=1)
+    command = quickstart.training(out / "data", copy, processes=1)
     result = subprocess.run(
         [*command, *STEPS, "--seed", "2"], cwd=ROOT, env=environment(), text=True, capture_output=True
     )
