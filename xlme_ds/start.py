@@ -14,7 +14,8 @@ from .objectives import objective_of
 from .saved import EXPORTED_SETTINGS, SavedRun, load_encoder, load_run, read_config, read_heads
 
 _DEPTH = ("discriminator_layers", "init_std")  # may differ
-_SHAPE = [name for name in EXPORTED_SETTINGS if name not in _DEPTH]
+SHAPE = [name for name in EXPORTED_SETTINGS if name not in _DEPTH]
+"""Settings of a model that must be those of the one that it starts from."""
 _LAYERS: dict[Which, str] = {"generator": "generator_layers"}
 """The setting that says how many layers an encoder has, where it is not discriminator_layers."""
 _OF_TWO = ("generator_layers", "embedding_sharing")
@@ -78,7 +79,7 @@ def _check(folder: Path, there: ModelConfig, here: ModelConfig, vocabulary: Voca
         raise ValueError(
             f"the model in {folder} has embeddings of the languages {' '.join(languages)}: set model.language_embeddings to those"
         )
-    for name in _SHAPE:
+    for name in SHAPE:
         if getattr(there, name) != getattr(here, name):
             raise ValueError(
                 f"the model in {folder} has {name} {getattr(there, name)}, model.{name} is {getattr(here, name)}: "

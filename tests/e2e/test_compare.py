@@ -108,6 +108,7 @@ def test_data_that_do_not_fit_are_refused_before_anything_runs(compared: tuple[P
     ("name", "budget", "rows", "message"),
     [
         ("xlme+nothing", 1e18, 4096, "recipe nothing is not known"),
+        ("xlmr+xlme", 1e21, 4096, "xlme starts from xlmr, whose model.relative_bias is none and its own gated: give both the same"),
         ("xlme", 1e6, 4096, "are less than 4 steps of xlme"),
         ("xlme", 1e18, 7, "xlme reads 2048 rows of text to 2048 of pairs: --rows 7 does not divide so"),
     ],

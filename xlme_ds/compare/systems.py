@@ -16,6 +16,7 @@ from ..flops import flops_per_step
 from ..objectives import objective_of
 from ..recipes import recipe
 from ..saved import first_of
+from ..start import SHAPE
 
 _SEEDS_APART = 1000  # the runs of a chain read their rows from the start again, with other masks
 
@@ -115,6 +116,7 @@ def _leg(part: str, words: list[str], share: Budget, before: Leg | None, out: Pa
         raise ValueError(f"{share.flops:g} operations are less than {share.points} steps of {part}, {cost:.3g} each: raise --budget")
     steps = every * share.points
     if before is not None:
+        _require_one_shape(part, before.config, run)
         same = before.config.objective.name == run.objective.name
         take = "all" if same else first_of(objective_of(before.config.objective).encoders)
         words = [*words, "--start.folder", str(before.folder), "--start.take", take]
@@ -122,6 +124,15 @@ def _leg(part: str, words: list[str], share: Budget, before: Leg | None, out: Pa
         words = [*words, f"--train.{name}", str(value)]
     past = f"{before.folder.parent.name}+" if before is not None else ""
     return Leg(_parsed(words), out / f"{past}{part}-{steps}" / seed, tuple(words), cost, share.rows * share.row_tokens)
+
+
+def _require_one_shape(part: str, before: RunConfig, run: RunConfig) -> None:
+    for name in SHAPE:
+        there, here = getattr(before.model, name), getattr(run.model, name)
+        if there != here:
+            raise ValueError(
+                f"{part} starts from {before.name}, whose model.{name} is {there} and its own {here}: give both the same behind --"
+            )
 
 
 def _parsed(words: list[str]) -> RunConfig:
