@@ -75,7 +75,7 @@ def test_tables(compared: tuple[Path, list[str], str]) -> None:
         assert len(result["curves"]["pairs"]) == 2 and len(result["curves"]["ner"]) == 1
         assert result["untrained"].keys() == {"pairs", "pairs_centred"}
         flops = [value[0] for value in result["curves"]["pairs"]]
-        assert flops[1] == pytest.approx(2 * flops[0]) or len(result["name"].split("+")) == 2
+        assert flops[1] == pytest.approx(2 * flops[0], rel=0.1)  # to the nearest step
     page = (folder / "out/compare.md").read_text()
     assert "xlmr_tlm+ernie_m, untrained" in page and "Share of the budget at which xlme has the final score" in page
     assert "entities, F1" in said and (folder / "out/compare.svg").stat().st_size > 5000
