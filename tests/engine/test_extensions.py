@@ -12,7 +12,7 @@ from tests.launch import ROOT, environment
 
 HOLD = "import sys; from torch.utils.file_baton import FileBaton; assert FileBaton(sys.argv[1]).try_acquire()"
 LOAD = "from xlme_ds.engine.extensions import loading_extensions\nwith loading_extensions():\n    pass"
-START = LOAD.replace("pass", "print('ready', flush=True); input()")
+START = LOAD.replace("pass", "import sys; print('ready', file=sys.__stdout__, flush=True); sys.stdin.readline()")
 
 
 @pytest.fixture

@@ -167,7 +167,7 @@ def _deepspeed_config(config: Training, loader: BatchSource) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": loader.plan.micro_rows,
         "gradient_accumulation_steps": loader.plan.accumulation,
         "gradient_clipping": config.optimizer.clip,
-        "bf16": {"enabled": resolve_precision(config.engine) == "bf16"},
+        "bf16": {"enabled": resolve_precision(config.engine) == "bf16", "immediate_grad_update": True},
         "data_types": {"grad_accum_dtype": config.engine.gradient_precision},
         "zero_force_ds_cpu_optimizer": False,  # the optimizer is torch's on every engine, so that their curves agree
         "steps_per_print": 2**31,

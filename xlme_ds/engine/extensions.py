@@ -6,6 +6,7 @@ as long as there is one: what a killed process left is waited for in silence, fo
 
 import contextlib
 import fcntl
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,8 @@ _STARTING = ".xlme_ds_starting"
 
 @contextlib.contextmanager
 def loading_extensions() -> Iterator[None]:
-    """Around what may load an extension: removes locks that are nobody's, and names those that will be waited for.
+    """Around what may load an extension: removes locks that are nobody's, names those that will be waited for, and keeps
+    DeepSpeed's news of building and of memory off standard output.
 
     A lock is nobody's when no other process of ours is loading, and none of this machine's holds it open.
     """
@@ -34,6 +36,7 @@ def loading_extensions() -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_SH)
         for path in root.glob("**/lock"):
             print(f"{path.parent} is being compiled; if no process does so, delete {path}", file=sys.stderr, flush=True)
+        held.enter_context(contextlib.redirect_stdout(io.StringIO()))
         yield
 
 

@@ -78,8 +78,7 @@ class PipelineEngine(ZeroEngine):
         optimizer: OptimizerConfig,
         ds_config: dict[str, Any],
     ):
-        with contextlib.redirect_stdout(None):
-            super().__init__(module, objective, loader, heldout, optimizer, ds_config)
+        super().__init__(module, objective, loader, heldout, optimizer, ds_config)
         self._undo_averaging = self.engine.dp_world_size * self.engine.gradient_accumulation_steps()
         self._reads = self.engine.is_first_stage() or self.engine.is_last_stage()
         self._counting = self.engine.is_first_stage()

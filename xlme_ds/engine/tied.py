@@ -45,8 +45,8 @@ class TiedTable:
         for block in parameters:
             gradient = torch.empty_like(block, dtype=torch.float32)
             dist.recv(gradient, src=self.other)
-            total = block._hp_grad if engine.using_bf16_optimizer else block.grad  # the former may be flat
-            total.view(-1).add_(gradient.view(-1))
+            total = block._hp_grad if engine.using_bf16_optimizer else block.grad
+            total.add_(gradient)
 
 
 def _moving_to(total: Tensor) -> Callable[[Tensor], None]:

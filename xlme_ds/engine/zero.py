@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..config import OptimizerConfig
 from ..data.source import BatchSource
 from ..objectives.protocol import Objective
+from .bf16_gradients import spare_passes
 from .data_parallel import DataParallelEngine
 from .extensions import loading_extensions
 from .optimizer import build_optimizer, set_learning_rate
@@ -35,6 +36,7 @@ class ZeroEngine(DataParallelEngine):
         with loading_extensions():
             adam = build_optimizer(module, optimizer)
             engine, *_ = deepspeed.initialize(model=module, optimizer=adam, config=ds_config)
+            spare_passes(engine)
         super().__init__(engine, objective, loader, heldout, engine.device)
         self.engine = engine
         self.rank, self.world = dist.get_rank(), dist.get_world_size()

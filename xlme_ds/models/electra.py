@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from ..data.batch import Batch
 from .dropout import APART, derive
-from .embedding import lookup
+from .embedding import lookup, read_whole
 from .encoder import Encoder, Part
 from .heads import MaskedLanguageModelHead, ReplacedTokenHead
 
@@ -75,6 +75,7 @@ class Electra(nn.Module):
     def generate(self, batch: Batch) -> Generated:
         """Mask, predict, sample (XLM-E equations (1) to (3))."""
         blocks = self._blocks("embedding")
+        table = read_whole(blocks)
         targets_M = batch.tokens_BT.flatten()[batch.masked_M]
         masked_BT = (
             batch.tokens_BT.flatten().index_fill(0, batch.masked_M, self.cfg.vocabulary - 1).view_as(batch.tokens_BT)
@@ -86,7 +87,7 @@ class Electra(nn.Module):
             batch.languages_BT,
             derive(batch.keys_B, APART),
         )
-        generated = self.masked_head(hidden_BTD.flatten(0, 1)[batch.masked_M], blocks, targets_M, batch.uniforms_M)
+        generated = self.masked_head(hidden_BTD.flatten(0, 1)[batch.masked_M], table, targets_M, batch.uniforms_M)
         corrupted_BT = (
             batch.tokens_BT.flatten().index_copy(0, batch.masked_M, generated.sample_M).view_as(batch.tokens_BT)
         )

@@ -31,10 +31,22 @@ class _Lookup(torch.autograd.Function):
         return None, full.index_copy_(0, used, sums), None
 
 
+class _ReadWhole(torch.autograd.Function):
+    """The same tensor. A view made by torch would hand its gradient on as a view too, and nothing is added to one in place."""
+
+    @staticmethod
+    def forward(ctx, block: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        return block.view_as(block)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        return grad
+
+
 def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tensor:
     """Embeddings of `ids` (int64, any shape) as [..., D]; block n holds the ids that follow block n−1's.
 
-    `sparse`: the table gets a dense gradient besides, which this one is added to in place; it never exists whole (CPU).
+    `sparse`: the table gets a dense gradient besides, by `read_whole`, which this one is added to; it never exists whole (CPU).
     """
     if ids.is_cuda:  # whose own backward sorts, and accumulates in float32
 
@@ -57,3 +69,12 @@ def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tenso
         start += len(block)
     assert out is not None
     return out
+
+
+def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
+    """`blocks` for what gives them a dense gradient; taken before the sparse lookups of the same pass.
+
+    autograd goes back through what came first last: the dense gradient then meets the sparse ones, and takes them in place; the
+    other way round it would be copied. Not where an engine partitions the blocks, which a view would keep whole.
+    """
+    return [block if hasattr(block, "ds_id") or not torch.is_grad_enabled() else _ReadWhole.apply(block) for block in blocks]

@@ -3,6 +3,7 @@
 B rows, T tokens, M masked positions of the batch, D width.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from ..config import ModelConfig
 from ..data.batch import Batch
 from ..data.rows import UNK
 from .attention import item_mask
+from .embedding import lookup, read_whole
 from .encoder import Part
 from .heads import MaskedLanguageModelHead
 from .text_encoder import TextEncoder
@@ -70,15 +72,18 @@ class LanguageModel(TextEncoder):
 
     def forward(self, batch: Batch) -> LanguageModelOutput:  # type: ignore[override]
         """Mask and predict."""
-        embedded_BTD = self.embed(self.masking.apply(batch, self.cfg.vocabulary))
+        table = read_whole(self.table)
+        embedded_BTD = lookup(self.masking.apply(batch, self.cfg.vocabulary), self.table, sparse=True)
         distance_HW, groups_BT = self.encoder.distances(batch.tokens_BT.shape[1]), self.masking.groups(batch)
         read_BTD = self.encoder.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
         hidden_BTD = self.encoder.body(read_BTD, groups_BT, distance_HW, self.masking.allowed, batch.keys_B)
-        return self.predict(hidden_BTD, batch.masked_M, batch.tokens_BT.flatten()[batch.masked_M])
+        return self.predict(hidden_BTD, batch.masked_M, batch.tokens_BT.flatten()[batch.masked_M], table)
 
-    def predict(self, hidden_BTD: Tensor, masked_M: Tensor, targets_M: Tensor) -> LanguageModelOutput:
-        """The masked tokens from the last hidden states."""
+    def predict(
+        self, hidden_BTD: Tensor, masked_M: Tensor, targets_M: Tensor, table: Sequence[Tensor]
+    ) -> LanguageModelOutput:
+        """The masked tokens from the last hidden states; `table`: the blocks of the tied embedding."""
         unused_M = torch.zeros(len(masked_M), device=masked_M.device)  # nothing is sampled
         hidden_MD = hidden_BTD.flatten(0, 1)[self.masking.predicted_from(masked_M)]
-        found = self.masked_head(hidden_MD, self.table, targets_M, unused_M)
+        found = self.masked_head(hidden_MD, table, targets_M, unused_M)
         return LanguageModelOutput(found.nll_M, found.predicted_M)

@@ -118,7 +118,7 @@ class LanguageModelStage(LanguageModel):
             return *relative, hidden_BTD.contiguous(), groups_BT, targets_BT, keys_B
         # Not with the loss, which knows the batch: there DeepSpeed 0.19.8 drops the gradients of bf16 weights.
         masked_M = targets_BT.flatten().nonzero().squeeze(1)
-        found = self.predict(hidden_BTD, masked_M, targets_BT.flatten()[masked_M])
+        found = self.predict(hidden_BTD, masked_M, targets_BT.flatten()[masked_M], self.table)
         return tuple(_scatter(values_M, masked_M, targets_BT) for values_M in found)
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:

@@ -100,7 +100,7 @@ def _reductions(of: Layout, stage: int, idle: Memory, busy: Memory, filling: flo
         "behind the first reduction": reduced.plus(activations=activations.working(of)),
         "reduction of the largest parameter": idle.plus(
             weights=states.gathered(of, stage, 0),
-            gradients=everything + of.element * sizes.largest,
+            gradients=everything + (0 if of.element == states.FLOAT else of.element * sizes.largest),
             buffers=filling + states.reducing(of, stage, sizes.largest),
         ),
     }
@@ -112,11 +112,16 @@ def _waiting(of: Layout, stage: int) -> float:
     return of.element * of.sizes(stage).embedding if both else 0.0
 
 
+def _joined_by_lookup(of: Layout, stage: int) -> float:
+    """The softmax's gradient of an embedding while a lookup's is added: on a GPU that is as large as a block, on the CPU sparse,
+    and added in place where no engine partitions the table."""
+    in_place = not of.fused and of.zero.stage < 3 and len(of.stages) == 1
+    return of.element * of.sizes(stage).embedding * (1 + (0 if in_place else 1 / of.model.vocabulary_blocks))
+
+
 def _embedding_backward(of: Layout, stage: int, start: Memory) -> Memory:
-    sizes, blocks = of.sizes(stage), of.model.vocabulary_blocks
-    arrived = states.arriving_gradients(of, stage, sizes.discriminator)
-    alone = of.element * sizes.embedding * (1 + 1 / blocks)
-    return start.plus(weights=states.gathered(of, stage, 0), gradients=arrived + alone)
+    arrived = states.arriving_gradients(of, stage, of.sizes(stage).discriminator)
+    return start.plus(weights=states.gathered(of, stage, 0), gradients=arrived + _joined_by_lookup(of, stage))
 
 
 def _around_the_last_softmax(of: Layout, stage: int, busy: Memory, filling: float) -> dict[str, Memory]:
@@ -136,9 +141,8 @@ def _around_the_first_softmax(of: Layout, stage: int, busy: Memory, filling: flo
     sizes = of.sizes(stage)
     generator, _ = states.reused(of, stage)
     start = busy.plus(weights=states.gathered(of, stage, generator))
-    # With the tables tied, the gradient of the discriminator's lookup is there already.
-    tables = 1 if sizes.difference else 2
-    blocks = of.model.vocabulary_blocks
+    # With the tables tied, the gradient of the discriminator's lookup is there already, on a GPU a whole table.
+    tables = 2 if of.fused and not sizes.difference else 1
     back = start.plus(
         gradients=states.arriving_gradients(of, stage, sizes.discriminator + sizes.difference), buffers=filling
     )
@@ -151,5 +155,5 @@ def _around_the_first_softmax(of: Layout, stage: int, busy: Memory, filling: flo
             activations=activations.generator(of),
             logits=activations.logits(of, backward=True),
         ),
-        "embedding, backward": back.plus(gradients=of.element * sizes.embedding * (1 + 1 / blocks)),
+        "embedding, backward": back.plus(gradients=_joined_by_lookup(of, stage)),
     }

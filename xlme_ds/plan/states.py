@@ -4,13 +4,15 @@
 
 | | weights | gradients | optimizer: float32 weights, two moments |
 |---|---|---|---|
-| ZeRO-1, bf16 (`BF16_Optimizer`) | eΨ | 4Ψ always, eΨ besides in the backward pass | 12Ψ/N |
+| ZeRO-1, bf16 (`BF16_Optimizer`) | eΨ | 4Ψ always | 12Ψ/N |
 | ZeRO-1, fp32 | eΨ | 4Ψ/N after reduction; 4Ψ while micro-batches add up | 12Ψ/N |
 | ZeRO-2 | eΨ | 4Ψ/N from the first reduction on | 12Ψ/N |
 | ZeRO-3 | eΨ/N, and what is gathered | 4Ψ/N always (2 with `engine.gradient_precision bf16`) | 12Ψ/N |
 
 The ZeRO paper (arXiv:1910.02054, section 3) counts gradients as 2Ψ: here they add up in float32.
 """
+
+import math
 
 from .layout import Layout
 
@@ -46,7 +48,7 @@ def standing_gradients(of: Layout, stage: int) -> float:
 def _own_gradients(of: Layout, stage: int) -> float:
     size = of.sizes(stage).total
     if uses_bf16_optimizer(of):
-        return FLOAT * size + (of.element * size if of.accumulation > 1 else 0)
+        return FLOAT * size
     if of.zero.stage == 3:
         return 0.0 if of.zero.offload_optimizer else of.zero.gradient_bytes * size / of.replicas
     if of.accumulation == 1:
@@ -57,20 +59,20 @@ def _own_gradients(of: Layout, stage: int) -> float:
 def arriving_gradients(of: Layout, stage: int, produced: int) -> float:
     """Gradients besides the standing ones when the backward pass has made those of `produced` parameters."""
     late = of.zero.stage == 1 and (len(of.stages) > 1 or not of.zero.overlap)
-    if uses_bf16_optimizer(of) or late:  # each stays where autograd put it until all are reduced
+    if late and not uses_bf16_optimizer(of):  # each stays where autograd put it until all are reduced
         return of.element * produced if of.accumulation == 1 else 0.0
-    return reduced_gradients(of, stage)
+    return reduced_gradients(of, stage, produced)
 
 
-def reduced_gradients(of: Layout, stage: int) -> float:
-    """Gradients besides the standing ones once a reduction has begun."""
+def reduced_gradients(of: Layout, stage: int, produced: float = math.inf) -> float:
+    """Gradients besides the standing ones once those of `produced` parameters are reduced."""
     sizes = of.sizes(stage)
     if uses_bf16_optimizer(of):
-        return of.element * sizes.total if of.accumulation == 1 else 0.0
+        return 0.0
     if of.zero.stage == 3 or (of.accumulation > 1 and of.zero.stage == 2 and of.element == 2):
         return 0.0
     if of.element == FLOAT:  # collected whole, also where only a part of the parameter is this rank's
-        return FLOAT * min(sizes.total, sizes.total / of.replicas + sizes.largest)
+        return FLOAT * min(sizes.total, sizes.total / of.replicas + min(sizes.largest, produced))
     return FLOAT * sizes.total / of.replicas
 
 
@@ -108,8 +110,8 @@ def buckets(of: Layout, stage: int, backward: bool) -> float:
 
 def reducing(of: Layout, stage: int, size: int) -> float:
     """Copies that reducing `size` elements takes."""
-    if uses_bf16_optimizer(of):  # flat in float32, and in the type that is sent
-        return (FLOAT + of.element) * size
+    if uses_bf16_optimizer(of):  # in the type that is sent
+        return of.element * size if of.replicas > 1 else 0.0
     if of.zero.stage == 3:
         return size * (of.element + FLOAT / of.replicas)
     sizes = of.sizes(stage)

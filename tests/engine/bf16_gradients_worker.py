@@ -1,0 +1,76 @@
+"""One rank of test_bf16_gradients.py: DeepSpeed's BF16_Optimizer as it comes, and with fewer passes."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from torch import Tensor, nn
+
+from tests.models.test_allocations import Allocations
+from xlme_ds.config import EngineConfig
+from xlme_ds.engine.bf16_gradients import spare_passes
+from xlme_ds.engine.processes import start_process_group
+
+STEPS = 6
+
+
+class Sometimes(nn.Module):
+    """Its second layer has a part in every other step, so that it often has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.always, self.sometimes = nn.Linear(48, 48), nn.Linear(48, 1)
+
+    def forward(self, x: Tensor, step: int) -> Tensor:
+        """A loss that grows to spite the clipping."""
+        hidden = self.always(x).tanh()
+        return (self.sometimes(hidden) if step % 2 else hidden).float().pow(2).sum()
+
+
+def train(spare: bool, immediate: bool) -> dict[str, Any]:
+    module = Sometimes()
+    settings = {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 0.5,
+        "bf16": {"enabled": True, "immediate_grad_update": immediate},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "zero_optimization": {"stage": 1},
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    groups = [[p for p in module.parameters() if p.dim() == dim] for dim in (2, 1)]
+    optimizer = torch.optim.AdamW([{"params": group} for group in groups], lr=1e-2, fused=True)
+    engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
+    if spare:
+        spare_passes(engine)
+    generator = torch.Generator().manual_seed(1 + engine.global_rank)
+    numbers = sum(p.numel() for p in groups[0])
+    norms, made = [], []
+    for step in range(STEPS):
+        with Allocations() as counted:
+            for _ in range(2):
+                engine.backward(engine(torch.randn(4, 48, generator=generator).bfloat16(), step))
+                engine.step()
+        norms.append(float(engine.get_global_grad_norm()))
+        made.append(sum(count for size, count in counted.sizes.items() if size >= numbers))
+    weights = [value.view(torch.int16).flatten().tolist() for value in module.parameters()]
+    return {"norms": norms, "weights": weights, "made": made}
+
+
+def main(out: Path) -> None:
+    start_process_group(EngineConfig(kind="deepspeed", deepspeed="zero1"))
+    results = {
+        "as it comes": train(spare=False, immediate=False),
+        "spared": train(spare=True, immediate=False),
+        "spared, immediate": train(spare=True, immediate=True),
+    }
+    out.with_suffix(f".{os.environ['RANK']}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
