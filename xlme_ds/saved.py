@@ -47,6 +47,8 @@ EXPORTED_SETTINGS = {
     "relative_bias": "relative_bias",
     "relative_buckets": "relative_buckets",
     "relative_max_distance": "relative_max_distance",
+    "layout": "layout",
+    "language_embeddings": "languages",
 }
 """What of ModelConfig shapes one encoder, under its name in an export."""
 
@@ -139,13 +141,18 @@ def read_settings(folder: Path) -> Settings:
         raise ValueError(f"{folder / CONFIG_FILE} is not of a run: name the folder of a finished run")
     settings = config["config"]
     try:
-        model = ModelConfig(**settings["model"])
-        model = replace(model, language_embeddings=tuple(model.language_embeddings))  # JSON has lists
+        model = model_config(settings["model"])
         objective = ObjectiveConfig(**settings.get("objective", {}))
         objective = replace(objective, pseudo_fractions=tuple(objective.pseudo_fractions))
     except TypeError as error:
         raise ValueError(f"{folder / CONFIG_FILE} was written by another version of this package: {error}") from None
     return Settings(model, settings.get("task", ""), objective)
+
+
+def model_config(settings: Mapping[str, Any]) -> ModelConfig:
+    """From what JSON has, which are lists for tuples."""
+    model = ModelConfig(**settings)
+    return replace(model, language_embeddings=tuple(model.language_embeddings))
 
 
 def write_model(folder: Path, state: Mapping[str, Tensor], vocabulary: Path) -> None:
@@ -202,7 +209,7 @@ def _load_export(folder: Path) -> Saved:
     state = _without_prefix(state, PREFIX) if PREFIX + EMBEDDING in state else state
     try:
         state["embedding_0"] = state.pop(EMBEDDING)
-        cfg = ModelConfig(**{ours: config[theirs] for ours, theirs in EXPORTED_SETTINGS.items()})
+        cfg = model_config({ours: config[theirs] for ours, theirs in EXPORTED_SETTINGS.items()})
         encoder = _encoder_with(state, cfg)
     except (KeyError, RuntimeError) as error:
         raise mismatch(folder / WEIGHTS_FILE, folder, error) from None

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from transformers import (
     AutoModel,
@@ -15,14 +16,16 @@ from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    AutoTokenizer,
 )
 
 from tests.small import encoder_of, lively, model, usual_batch
 from xlme_ds.config import ModelConfig
+from xlme_ds.data.rows import LAYOUTS
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.export.folder import Exported, write_folder
 from xlme_ds.models.electra import Electra
-from xlme_ds.models.text_encoder import one_item_a_row
+from xlme_ds.models.text_encoder import languages_of, one_item_a_row
 from xlme_ds.saved import EXPORTED_SETTINGS, load_encoder
 
 TOKENS = torch.tensor([[0, 11, 12, 13, 17, 19, 2], [0, 21, 2, 1, 1, 1, 1], [0, 31, 32, 33, 34, 2, 1]])
@@ -57,6 +60,43 @@ def whole_and_folder(vocabulary: Vocabulary, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture
 def folder(whole_and_folder: tuple[Electra, Path]) -> Path:
     return whole_and_folder[1]
+
+
+def test_languages_and_positions_that_restart(vocabulary: Vocabulary, tmp_path: Path) -> None:
+    """XLM: texts and pairs in its layout, each side with its language's embedding."""
+    codes = ("fr", "de", "en")
+    whole = export(tmp_path / "x", vocabulary, layout="xlm", language_embeddings=codes, relative_bias="none", dropout=0.1)
+    ours, theirs, tokenizer = encoder_of(whole), load(AutoModel, tmp_path / "x"), load(AutoTokenizer, tmp_path / "x")
+    first, second = (vocabulary.encode(text) for text in ("Ein Text.", "One text."))
+    sides = [(first, second), (second, None)]
+    tokens = torch.ones(2, max(len(LAYOUTS["xlm"].item(*each)) for each in sides), dtype=torch.long)
+    for row, each in zip(tokens, sides, strict=True):
+        made = torch.from_numpy(LAYOUTS["xlm"].item(*each)).long()
+        row[: len(made)] = made
+    assert tokenizer("Ein Text.", "One text.")["input_ids"] == tokens[0].tolist()
+    assert tokenizer("One text.")["input_ids"] == [each for each in tokens[1].tolist() if each != 1]
+    languages = languages_of(ours.cfg, [("de", "en"), ("en",)], tokens)
+    expected = ours(tokens, *one_item_a_row(tokens), languages)
+    torch.testing.assert_close(theirs(tokens, language_ids=languages)[0], expected, rtol=0, atol=1e-5)
+    assert theirs.config.languages == list(codes)
+
+    alone = tokens[1:, : int((tokens[1] != 1).sum())]
+    expected = ours(alone, *one_item_a_row(alone), torch.full_like(alone, 2))
+    named = load(AutoModel, tmp_path / "x", language="en")
+    for found in (named(alone)[0], theirs(alone, language_ids=torch.tensor([2]))[0]):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    sentences = SentenceTransformer(
+        str(tmp_path / "x"), device="cpu", trust_remote_code=True, config_kwargs={"language": "en"}
+    )
+    vectors = sentences.encode(["One text."], convert_to_tensor=True)
+    torch.testing.assert_close(vectors, expected.mean(1), rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match=r"give language_ids, or set config.language to one of fr de en"):
+        theirs(alone)
+    with pytest.raises(ValueError, match="give input_ids or position_ids"):
+        named(inputs_embeds=torch.zeros(1, 3, ours.cfg.width))
+    back = load_encoder(tmp_path / "x").encoder
+    assert (back.cfg.layout, back.cfg.language_embeddings) == ("xlm", codes)
+    assert torch.equal(back(alone, *one_item_a_row(alone), torch.full_like(alone, 2)), expected)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -240,5 +280,5 @@ def test_tuple_and_wrong_inputs(folder: Path) -> None:
 
 def test_every_setting_of_the_model_is_exported_or_is_none_of_an_encoder() -> None:
     others = {"generator_layers", "embedding_sharing", "vocabulary_blocks", "attention", "head_chunk", "activation_checkpointing"}
-    others |= {"dropout", "layout", "language_embeddings"}  # of training alone; the other two are refused
+    others |= {"dropout"}  # of training alone
     assert {field.name for field in fields(ModelConfig)} == EXPORTED_SETTINGS.keys() | others

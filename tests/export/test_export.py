@@ -243,18 +243,3 @@ def test_the_guides_commands(
     exec(code, names)
     assert names["states"].last_hidden_state.shape[0] == len(names["vectors"]) == 2
     assert load_encoder(tmp_path / "exports/xlmr").encoder.cfg.relative_bias == "none"
-
-
-@pytest.mark.parametrize("settings", [dict(layout="xlm"), dict(language_embeddings=["de", "en"])])
-def test_what_an_export_cannot_have_is_refused(run: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
-    shutil.copytree(run, tmp_path / "run")
-    config = json.loads((run / "config.json").read_text())
-    config["config"]["model"] |= settings
-    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
-    weights = tmp_path / "run" / "model" / "model.safetensors"
-    languages = {f"{which}.languages": torch.zeros(2, 32) for which in ("generator", "discriminator")}
-    save_file(load_file(weights) | (languages if "layout" not in settings else {}), weights)
-    command = [sys.executable, "-m", "xlme_ds.export", "--run", str(tmp_path / "run"), "--to", str(tmp_path / "to")]
-    result = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
-    (name,) = settings
-    assert result.returncode == 2 and f"trained with model.{name} " in result.stderr and not (tmp_path / "to").exists()

@@ -2,14 +2,14 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..data.rows import BOS, EOS, PAD
+from ..data.rows import BOS, EOS, LAYOUTS, PAD
 from ..data.schema import write_json
 from ..data.vocabulary import Vocabulary
 from ..models.layers import LAYER_NORM_EPSILON
@@ -51,8 +51,8 @@ class Exported:
     """Holds the head's parameters, under the names of that class (`head.weight`, …); other entries are not read."""
     labels: Sequence[str] = ()
     """Names of the head's classes."""
-    separators: int = 1
-    """`</s>` between two texts: 1 as in pre-training here, 2 as in XLM-R."""
+    separators: int = 0
+    """`</s>` between two texts, where they are not those of the model's layout: XLM-R has 2."""
 
 
 def write_folder(
@@ -64,12 +64,6 @@ def write_folder(
     """
     if to.exists():
         raise ValueError(f"{to} exists already: choose another --to")
-    cfg = main.encoder.cfg
-    for name, value in (("language_embeddings", " ".join(cfg.language_embeddings)), ("layout", cfg.layout)):
-        if value not in ("", "xlme"):
-            raise ValueError(
-                f"the model was trained with model.{name} {value}, which an export cannot have: evaluate and fine-tune the run itself"
-            )
     partial = to.with_name(to.name + ".partial")
     if partial.exists():  # of an export that was killed
         shutil.rmtree(partial)
@@ -91,7 +85,9 @@ def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary) -> None:
         raise ValueError(
             f"{vocabulary.path} has {vocabulary.size} ids, the model {model.encoder.cfg.vocabulary}: name the vocabulary of its data"
         )
-    for name, content in tokenizer_files(vocabulary, model.encoder.cfg.max_positions, model.separators).items():
+    cfg = model.encoder.cfg
+    layout = replace(LAYOUTS[cfg.layout], between=(EOS,) * model.separators) if model.separators else LAYOUTS[cfg.layout]
+    for name, content in tokenizer_files(vocabulary, cfg.max_positions, layout).items():
         write_json(folder / name, content)
     shutil.copyfile(vocabulary.path, folder / SENTENCEPIECE_FILE)
     for name in CODE:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2 as proto
 
-from ..data.rows import EOS, PAD, UNK
+from ..data.rows import EOS, LAYOUTS, PAD, UNK, Layout
 from ..data.vocabulary import Vocabulary
 
 _SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
@@ -29,12 +29,13 @@ _ORDERED_MARKS = (
 _GUARD = "\ue000"  # of the private use area: no text has it
 
 
-def tokenizer_files(vocabulary: Vocabulary, longest: int, separators: int = 1) -> dict[str, Any]:
-    """JSON contents of the tokenizer's files by name; `longest` item in tokens, `separators` `</s>` between two texts.
+def tokenizer_files(vocabulary: Vocabulary, longest: int, layout: Layout = LAYOUTS["xlme"]) -> dict[str, Any]:
+    """JSON contents of the tokenizer's files by name; `longest` item in tokens, `layout` its special tokens.
 
     Raises ValueError without the package tokenizers, and for a SentencePiece model of another kind than XLM-R's.
     """
-    named = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"}
+    opening = _SPECIALS[layout.opening]
+    named = {"bos": opening, "cls": opening, "eos": "</s>", "sep": "</s>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"}
     tokens = {f"{role}_token": token for role, token in named.items()}
     config = tokens | {
         # It takes tokenizer.json as it is; XLMRobertaTokenizerFast would put parts of its own in place of some.
@@ -45,13 +46,13 @@ def tokenizer_files(vocabulary: Vocabulary, longest: int, separators: int = 1) -
         "clean_up_tokenization_spaces": False,
     }
     return {
-        "tokenizer.json": _pipeline(vocabulary, separators),
+        "tokenizer.json": _pipeline(vocabulary, layout),
         "tokenizer_config.json": config,
         "special_tokens_map.json": tokens,
     }
 
 
-def _pipeline(vocabulary: Vocabulary, separators: int) -> Any:
+def _pipeline(vocabulary: Vocabulary, layout: Layout) -> Any:
     import json
 
     try:
@@ -60,6 +61,7 @@ def _pipeline(vocabulary: Vocabulary, separators: int) -> Any:
         raise ValueError("the package tokenizers is missing: pip install tokenizers") from None
     model = _read_model(vocabulary)
     pieces = [(piece.piece, piece.score) for piece in model.pieces[len(_SPECIALS) - 1 :]]
+    opening = _SPECIALS[layout.opening]
     scored = [*((special, 0.0) for special in _SPECIALS), *pieces, ("<mask>", 0.0)]
     tokenizer = Tokenizer(models.Unigram(scored, unk_id=UNK, byte_fallback=False))
     charsmap = model.normalizer_spec.precompiled_charsmap
@@ -77,8 +79,8 @@ def _pipeline(vocabulary: Vocabulary, separators: int) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first")
     tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="first")
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>",
-        pair=" ".join(["<s> $A", *["</s>"] * separators, "$B </s>"]),
+        single=f"{opening} $A </s>",
+        pair=" ".join([f"{opening} $A", *(_SPECIALS[each] for each in layout.between), "$B </s>"]),
         special_tokens=[("<s>", 0), ("</s>", EOS)],
     )
     tokenizer.add_special_tokens([AddedToken(special, normalized=False) for special in _SPECIALS])

@@ -1,5 +1,6 @@
 """Settings of an XLM-E encoder (Chi et al., ACL 2022) for Hugging Face transformers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -10,6 +11,8 @@ class XLMEConfig(PretrainedConfig):
 
     `norm`: "post" or "pre". `embedding_norm`: normalise the embedded tokens in pre-LN models too. `relative_bias`: "gated"
     (XLM-E section 3.3), "plain" (T5's buckets) or "none". Dropout is 0, as in pre-training; set it for fine-tuning.
+    `layout`: "xlm" where positions start anew on the second side of a pair. `languages`: codes of the languages that have an
+    embedding, in the order of `language_ids`; `language`: the one of texts whose `language_ids` are not given.
     """
 
     model_type = "xlme"
@@ -37,6 +40,9 @@ class XLMEConfig(PretrainedConfig):
         pad_token_id: int = 1,
         eos_token_id: int = 2,
         mask_token_id: int | None = None,
+        layout: str = "xlme",
+        languages: Sequence[str] = (),
+        language: str | None = None,
         **kwargs: Any,
     ):
         super().__init__(bos_token_id=bos_token_id, pad_token_id=pad_token_id, eos_token_id=eos_token_id, **kwargs)
@@ -60,3 +66,6 @@ class XLMEConfig(PretrainedConfig):
         self.relative_bias = relative_bias
         self.relative_buckets = relative_buckets
         self.relative_max_distance = relative_max_distance
+        self.layout = layout
+        self.languages = list(languages)
+        self.language = language

@@ -152,6 +152,9 @@ class XLMEEncoder(nn.Module):
         self.positions = None
         if config.absolute_positions:
             self.positions = nn.Parameter(torch.empty(config.max_position_embeddings, config.hidden_size))
+        self.languages = None
+        if config.languages:
+            self.languages = nn.Parameter(torch.empty(len(config.languages), config.hidden_size))
         self.relative = None if config.relative_bias == "none" else XLMERelativePositions(config)
         self.layers = nn.ModuleList(XLMELayer(config) for _ in range(config.num_hidden_layers))
         # Post-LN normalises what enters the first layer; pre-LN what leaves the last, and the first on request.
@@ -160,10 +163,17 @@ class XLMEEncoder(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(
-        self, embedded_BTD: Tensor, positions_BT: Tensor, items_BT: Tensor, wanted: bool
+        self,
+        embedded_BTD: Tensor,
+        positions_BT: Tensor,
+        languages_BT: Tensor | None,
+        items_BT: Tensor,
+        wanted: bool,
     ) -> tuple[list[Tensor], list[Tensor | None]]:
         """Hidden states of the embeddings and of every layer, and the attention weights of every layer."""
         x_BTD = embedded_BTD if self.positions is None else embedded_BTD + F.embedding(positions_BT, self.positions)
+        if self.languages is not None and languages_BT is not None:
+            x_BTD = x_BTD + F.embedding(languages_BT, self.languages)
         x_BTD = self.dropout(x_BTD if self.input_norm is None else self.input_norm(x_BTD))
         distance_HTT = None if self.relative is None else self.relative(x_BTD.shape[1])
         # A token sees those of its own item: padding sees padding, so no softmax is empty.
@@ -229,8 +239,12 @@ class XLMEModel(XLMEPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
+        language_ids: Tensor | None = None,
     ) -> BaseModelOutput:
         """`attention_mask` [B, T] is 0 at padding, by default where `input_ids` is the padding token.
+
+        `language_ids`, of every text [B] or token [B, T], are places in `config.languages`, by default that of `config.language`;
+        models without language embeddings do not read them.
 
         It may number several items in a row (1, 2, …): a token then sees those of its own item alone, and `position_ids`,
         which start anew at every item, must be given.
@@ -250,14 +264,34 @@ class XLMEModel(XLMEPreTrainedModel):
         if position_ids is None:
             inside_BT = items_BT.clamp(max=1)
             position_ids = (inside_BT.cumsum(1) - 1) * inside_BT
+            if self.config.layout == "xlm":
+                if input_ids is None:
+                    raise ValueError("positions start anew behind the first text: give input_ids or position_ids")
+                ends_BT = (input_ids == self.config.eos_token_id).long()
+                ends_BT[:, 0] = 0  # which opens the text
+                second_BT = (ends_BT.cumsum(1) - ends_BT).clamp(max=1) * inside_BT
+                position_ids = torch.where(second_BT > 0, second_BT.cumsum(1) - 1, position_ids)
         with_weights = self.config.output_attentions if output_attentions is None else output_attentions
         with_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        states, weights = self.encoder(inputs_embeds, position_ids, items_BT, bool(with_weights))
+        states, weights = self.encoder(
+            inputs_embeds, position_ids, self._languages(language_ids, items_BT), items_BT, bool(with_weights)
+        )
         return BaseModelOutput(
             last_hidden_state=states[-1],
             hidden_states=tuple(states) if with_states else None,
             attentions=tuple(weights) if with_weights else None,
         )
+
+    def _languages(self, language_ids: Tensor | None, items_BT: Tensor) -> Tensor | None:
+        """[B, T]."""
+        known = self.config.languages
+        if not known:
+            return None
+        if language_ids is None:
+            if self.config.language not in known:
+                raise ValueError(f"give language_ids, or set config.language to one of {' '.join(known)}")
+            return torch.full_like(items_BT, known.index(self.config.language))
+        return language_ids if language_ids.dim() == 2 else language_ids[:, None].expand_as(items_BT)
 
 
 class XLMEReplacedTokenHead(nn.Module):
