@@ -56,7 +56,7 @@ def plot(found: Sequence[Result], stem: Path) -> None:
     with matplotlib.rc_context({"svg.hashsalt": "xlme_ds", "axes.spines.top": False, "axes.spines.right": False}):
         rows = -(-len(measures) // 2)
         figure = Figure(figsize=(9.6, 3.2 * rows + 0.6), layout="constrained")
-        panels = figure.subplots(rows, min(len(measures), 2), squeeze=False).flatten()
+        panels = figure.subplots(rows, min(len(measures), 2), squeeze=False, sharex=True).flatten()
         for axes, measure in zip(panels, measures, strict=False):
             _panel(axes, found, measure)
         for axes in panels[len(measures) :]:
@@ -71,12 +71,14 @@ def _panel(axes: Axes, found: Sequence[Result], measure: str) -> None:
         curve = result.curves.get(measure, [])
         flops = [value.flops for value in curve]
         axes.plot(flops, [value.mean for value in curve], "o-", color=f"C{number}", markersize=4, label=result.name)
-        axes.fill_between(
-            flops, [value.least for value in curve], [value.most for value in curve], color=f"C{number}", alpha=0.15, linewidth=0
-        )
+        spread = [value.least for value in curve], [value.most for value in curve]
+        if len(curve) == 1:
+            axes.vlines(flops, *spread, color=f"C{number}", alpha=0.4)
+        axes.fill_between(flops, *spread, color=f"C{number}", alpha=0.15, linewidth=0)
         if measure in result.untrained:
             axes.axhline(result.untrained[measure], color=f"C{number}", linestyle=":", linewidth=0.8)
     axes.set_xscale("log")
+    axes.tick_params(labelbottom=True)
     axes.set_title(MEASURES[measure].title + ("" if MEASURES[measure].higher_is_better else " (less is better)"), fontsize=9)
     axes.set_xlabel("floating-point operations", fontsize=8)
     axes.set_ylabel("%", fontsize=8)
