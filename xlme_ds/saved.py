@@ -51,6 +51,8 @@ EXPORTED_SETTINGS = {
     "language_embeddings": "languages",
 }
 """What of ModelConfig shapes one encoder, under its name in an export."""
+_XLM = {"layout": "xlme", "languages": ()}
+"""Of exports that were written before they could have these."""
 
 
 def first_of(encoders: Mapping[Which, str]) -> Which:
@@ -209,7 +211,7 @@ def _load_export(folder: Path) -> Saved:
     state = _without_prefix(state, PREFIX) if PREFIX + EMBEDDING in state else state
     try:
         state["embedding_0"] = state.pop(EMBEDDING)
-        cfg = model_config({ours: config[theirs] for ours, theirs in EXPORTED_SETTINGS.items()})
+        cfg = model_config({ours: (_XLM | config)[theirs] for ours, theirs in EXPORTED_SETTINGS.items()})
         encoder = _encoder_with(state, cfg)
     except (KeyError, RuntimeError) as error:
         raise mismatch(folder / WEIGHTS_FILE, folder, error) from None

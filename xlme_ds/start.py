@@ -13,8 +13,8 @@ from .models.text_encoder import TextEncoder, Which
 from .objectives import objective_of
 from .saved import EXPORTED_SETTINGS, SavedRun, load_encoder, load_run, read_config, read_heads
 
-_DEPTH = ("discriminator_layers", "init_std")  # may differ
-SHAPE = [name for name in EXPORTED_SETTINGS if name not in _DEPTH]
+_MAY_DIFFER = ("discriminator_layers", "init_std", "layout", "language_embeddings")
+SHAPE = [name for name in EXPORTED_SETTINGS if name not in _MAY_DIFFER]
 """Settings of a model that must be those of the one that it starts from."""
 _LAYERS: dict[Which, str] = {"generator": "generator_layers"}
 """The setting that says how many layers an encoder has, where it is not discriminator_layers."""

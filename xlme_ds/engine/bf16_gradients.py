@@ -2,10 +2,11 @@
 
 They add up in one flat float32 buffer a group. As DeepSpeed comes, each is converted into a new buffer before it is added;
 the flat ones are then joined in another, converted to the type that is sent, back, and copied home, on one process too. Where a
-new buffer takes its pages one by one, a pass over the gradients of Base costs as much as several of its layers.
+new buffer takes its pages one by one, a pass over the gradients of Base costs as much as several of its layers. The largest
+gradient, the vocabulary softmax's of its table, is written there tile by tile and never stands alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import Tensor, nn
+
+_AT_ONCE = 2**18
 
 
 def spare_passes(engine: Any) -> None:
@@ -22,6 +25,18 @@ def spare_passes(engine: Any) -> None:
         optimizer._update_hp_grad = partial(_add, optimizer)
         optimizer.clear_hp_grads = partial(_forget, optimizer)
         engine.allreduce_and_copy = partial(_reduce, engine)
+        for group, parameters in enumerate(optimizer.bf16_groups):
+            for index, parameter in enumerate(parameters):
+                parameter.open_gradient = partial(_open, optimizer, parameter, group, index)
+
+
+def _open(optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: int) -> Callable[[slice, Tensor], object]:
+    """Adds a gradient of some rows to the step's; see `models.masked_head`. To be called for all rows, once each."""
+    total = optimizer.fp32_groups_gradients[group][index].view_as(parameter)
+    arrived = optimizer.fp32_groups_has_gradients[group]
+    first, arrived[index] = not arrived[index], True
+    parameter._hp_grad = total  # type: ignore[attr-defined]
+    return lambda rows, part: total[rows].copy_(part) if first else _accumulate(total[rows], part)
 
 
 @torch.no_grad()
@@ -32,7 +47,7 @@ def _add(optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: 
     arrived = optimizer.fp32_groups_has_gradients[group]
     total = optimizer.fp32_groups_gradients[group][index].view_as(parameter)
     if arrived[index]:
-        total.add_(parameter.grad)
+        _accumulate(total, parameter.grad)
     elif parameter.grad.is_sparse:  # of a lookup, in a pass of its own
         total.zero_().add_(parameter.grad)
     else:
@@ -41,6 +56,15 @@ def _add(optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: 
     arrived[index] = True
     if clear_lp_grads:
         parameter.grad.zero_()
+
+
+def _accumulate(total: Tensor, part: Tensor) -> None:
+    """Adds bf16 to float32; the CPU would convert all of it first."""
+    if total.is_cuda or part.is_sparse:
+        total.add_(part)
+        return
+    for sums, numbers in zip(total.view(-1).split(_AT_ONCE), part.reshape(-1).split(_AT_ONCE), strict=True):
+        sums.add_(numbers)
 
 
 def _forget(optimizer: BF16_Optimizer) -> None:
@@ -55,6 +79,7 @@ def _reduce(engine: Any, gradients: Sequence[Tensor], group: dist.ProcessGroup, 
         for total, has in zip(totals, arrived, strict=True):
             if not has:  # of the step before
                 total.zero_()
+        arrived[:] = [True] * len(arrived)  # once a step, though large models are reduced in several calls
     if dist.get_world_size(group) > 1:
         for flat in gradients:
             engine.allreduce_bucket([flat], group, replicas)  # alone it is not joined, and what is sent comes back into it

@@ -4,6 +4,7 @@ Blocks bound what an engine moves at once: a single parameter of 524,288 × 1,53
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -75,6 +76,11 @@ def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
     """`blocks` for what gives them a dense gradient; taken before the sparse lookups of the same pass.
 
     autograd goes back through what came first last: the dense gradient then meets the sparse ones, and takes them in place; the
-    other way round it would be copied. Not where an engine partitions the blocks, which a view would keep whole.
+    other way round it would be copied. Not where an engine partitions the blocks, which a view would keep whole, nor where it
+    takes the dense gradient itself.
     """
-    return [block if hasattr(block, "ds_id") or not torch.is_grad_enabled() else _ReadWhole.apply(block) for block in blocks]
+    as_they_are = ("ds_id", "open_gradient")
+    return [
+        block if not torch.is_grad_enabled() or any(map(partial(hasattr, block), as_they_are)) else _ReadWhole.apply(block)
+        for block in blocks
+    ]

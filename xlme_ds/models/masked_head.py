@@ -3,11 +3,11 @@
 M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width. The forward pass keeps of every group its
 highest logit and the sum of exponentials relative to it. They give the loss and the group of the inverse-CDF sample;
 only that group's logits are then looked at. The backward pass computes a tile's logits again and writes the gradient of
-the tile's embeddings in one product.
+the tile's embeddings in one product, straight into the sum of an engine that has given the block a method `open_gradient`.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -107,7 +107,7 @@ def _sample(
 
 class _MaskedSoftmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden_MD, bias_V, targets_M, uniforms_M, chunk, *blocks):  # type: ignore[no-untyped-def]
+    def forward(ctx, hidden_MD, bias_V, targets_M, uniforms_M, chunk, sums_of, *blocks):  # type: ignore[no-untyped-def]
         highest: list[Tensor] = []
         sums: list[Tensor] = []
         starts: list[int] = []
@@ -135,7 +135,7 @@ class _MaskedSoftmax(torch.autograd.Function):
         arrays = hidden_MD, highest_MG, sums_MG, uniforms_M
         parts = [_sample(*group, *table) for group in zip(*(array.split(at_once) for array in arrays), strict=True)]
         ctx.save_for_backward(hidden_MD, bias_V, targets_M, lse_M1, *blocks)
-        ctx.chunk = chunk
+        ctx.chunk, ctx.sums_of = chunk, sums_of
         sample_M, predicted_M = (torch.cat(each) for each in zip(*parts, strict=True))
         ctx.mark_non_differentiable(sample_M, predicted_M)
         return (lse_M1 - at_target_M1).squeeze(1), sample_M, predicted_M
@@ -145,7 +145,8 @@ class _MaskedSoftmax(torch.autograd.Function):
         hidden_MD, bias_V, targets_M, lse_M1, *blocks = ctx.saved_tensors
         grad_hidden = torch.zeros_like(hidden_MD, dtype=torch.promote_types(hidden_MD.dtype, torch.float32))
         grad_bias = torch.empty_like(bias_V)
-        grad_blocks = [torch.empty_like(block) for block in blocks]
+        opened: list[Any] = [None if each is None else each() for each in ctx.sums_of]
+        grad_blocks = [torch.empty_like(block) if add is None else None for add, block in zip(opened, blocks, strict=True)]
         for tile in _tiles(blocks, ctx.chunk):
             grad_MC = _logits(hidden_MD, blocks, bias_V, tile).sub_(lse_M1).exp_()
             inside_M1, place_M1 = tile.local(targets_M)
@@ -153,10 +154,14 @@ class _MaskedSoftmax(torch.autograd.Function):
             grad_MC.mul_(grad_M[:, None])
             grad_bias[tile.start : tile.start + tile.size] = grad_MC.sum(0)
             part_MC = grad_MC.to(hidden_MD.dtype)
-            torch.mm(part_MC.t(), hidden_MD, out=grad_blocks[tile.block][tile.rows])
+            grad_block = grad_blocks[tile.block]
+            if grad_block is None:
+                opened[tile.block](tile.rows, part_MC.t() @ hidden_MD)
+            else:
+                torch.mm(part_MC.t(), hidden_MD, out=grad_block[tile.rows])
             grad_hidden += part_MC @ blocks[tile.block][tile.rows]
             del grad_MC, part_MC
-        return grad_hidden.to(hidden_MD.dtype), grad_bias, None, None, None, *grad_blocks
+        return grad_hidden.to(hidden_MD.dtype), grad_bias, None, None, None, None, *grad_blocks
 
 
 def masked_softmax(
@@ -171,4 +176,5 @@ def masked_softmax(
         empty, nothing = targets_M.new_empty(0), sum(0 * each.sum() for each in (bias_V, *blocks))
         return MaskedTokens((hidden_MD.sum(1) + nothing).float(), empty, empty)
     chunk = -(-chunk // GROUP) * GROUP
-    return MaskedTokens(*_MaskedSoftmax.apply(hidden_MD, bias_V, targets_M, uniforms_M, chunk, *blocks))
+    sums_of = [getattr(block, "open_gradient", None) for block in blocks]
+    return MaskedTokens(*_MaskedSoftmax.apply(hidden_MD, bias_V, targets_M, uniforms_M, chunk, sums_of, *blocks))

@@ -100,7 +100,7 @@ def _reductions(of: Layout, stage: int, idle: Memory, busy: Memory, filling: flo
         "behind the first reduction": reduced.plus(activations=activations.working(of)),
         "reduction of the largest parameter": idle.plus(
             weights=states.gathered(of, stage, 0),
-            gradients=everything + (0 if of.element == states.FLOAT else of.element * sizes.largest),
+            gradients=everything + (of.element * sizes.largest if of.element == 2 or of.zero.stage == 3 else 0),
             buffers=filling + states.reducing(of, stage, sizes.largest),
         ),
     }
@@ -109,14 +109,20 @@ def _reductions(of: Layout, stage: int, idle: Memory, busy: Memory, filling: flo
 def _waiting(of: Layout, stage: int) -> float:
     """The softmax's gradient of an embedding whose lookup has yet to give its own: autograd hands on their sum."""
     both = of.work.softmax_last and of.stages[stage].first and of.stages[stage].last
-    return of.element * of.sizes(stage).embedding if both else 0.0
+    return _softmax_gradient(of, stage) if both else 0.0
+
+
+def _softmax_gradient(of: Layout, stage: int) -> float:
+    """That of the stage's own embedding; BF16_Optimizer's sum takes it tile by tile."""
+    return 0.0 if states.uses_bf16_optimizer(of) else of.element * of.sizes(stage).embedding
 
 
 def _joined_by_lookup(of: Layout, stage: int) -> float:
     """The softmax's gradient of an embedding while a lookup's is added: on a GPU that is as large as a block, on the CPU sparse,
     and added in place where no engine partitions the table."""
     in_place = not of.fused and of.zero.stage < 3 and len(of.stages) == 1
-    return of.element * of.sizes(stage).embedding * (1 + (0 if in_place else 1 / of.model.vocabulary_blocks))
+    block = of.element * of.sizes(stage).embedding / of.model.vocabulary_blocks
+    return _softmax_gradient(of, stage) + (0 if in_place else block)
 
 
 def _embedding_backward(of: Layout, stage: int, start: Memory) -> Memory:
@@ -128,11 +134,11 @@ def _around_the_last_softmax(of: Layout, stage: int, busy: Memory, filling: floa
     start = busy.plus(
         weights=states.gathered(of, stage, sum(states.reused(of, stage))), activations=activations.stage(of, stage)
     )
-    table = of.sizes(stage).embedding or of.borrowed
+    table = _softmax_gradient(of, stage) if of.sizes(stage).embedding else of.element * of.borrowed
     return {
         "vocabulary softmax, forward": start.plus(logits=activations.logits(of, backward=False)),
         "vocabulary softmax, backward": start.plus(
-            gradients=of.element * table, logits=activations.logits(of, backward=True), buffers=filling
+            gradients=table, logits=activations.logits(of, backward=True), buffers=filling
         ),
     }
 
@@ -142,7 +148,7 @@ def _around_the_first_softmax(of: Layout, stage: int, busy: Memory, filling: flo
     generator, _ = states.reused(of, stage)
     start = busy.plus(weights=states.gathered(of, stage, generator))
     # With the tables tied, the gradient of the discriminator's lookup is there already, on a GPU a whole table.
-    tables = 2 if of.fused and not sizes.difference else 1
+    lookup = of.element * sizes.embedding if of.fused and not sizes.difference else 0
     back = start.plus(
         gradients=states.arriving_gradients(of, stage, sizes.discriminator + sizes.difference), buffers=filling
     )
@@ -151,7 +157,7 @@ def _around_the_first_softmax(of: Layout, stage: int, busy: Memory, filling: flo
             activations=activations.generator(of), logits=activations.logits(of, backward=False)
         ),
         "vocabulary softmax, backward": back.plus(
-            gradients=tables * of.element * sizes.embedding,
+            gradients=_softmax_gradient(of, stage) + lookup,
             activations=activations.generator(of),
             logits=activations.logits(of, backward=True),
         ),

@@ -267,8 +267,8 @@ class XLMEModel(XLMEPreTrainedModel):
             if self.config.layout == "xlm":
                 if input_ids is None:
                     raise ValueError("positions start anew behind the first text: give input_ids or position_ids")
-                ends_BT = (input_ids == self.config.eos_token_id).long()
-                ends_BT[:, 0] = 0  # which opens the text
+                # At position 0 it opens the text.
+                ends_BT = ((input_ids == self.config.eos_token_id) & (position_ids > 0)).long()
                 second_BT = (ends_BT.cumsum(1) - ends_BT).clamp(max=1) * inside_BT
                 position_ids = torch.where(second_BT > 0, second_BT.cumsum(1) - 1, position_ids)
         with_weights = self.config.output_attentions if output_attentions is None else output_attentions
