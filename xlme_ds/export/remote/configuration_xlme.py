@@ -1,6 +1,5 @@
 """Settings of an XLM-E encoder (Chi et al., ACL 2022) for Hugging Face transformers."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -41,7 +40,7 @@ class XLMEConfig(PretrainedConfig):
         eos_token_id: int = 2,
         mask_token_id: int | None = None,
         layout: str = "xlme",
-        languages: Sequence[str] = (),
+        languages: list[str] | tuple[str, ...] = (),
         language: str | None = None,
         **kwargs: Any,
     ):
