@@ -101,6 +101,12 @@ def test_what_does_not_fit(take: str, changes: dict[str, object], message: str, 
         started(take, source, **changes)
 
 
+def test_layout_and_new_languages_are_no_obstacle(source: SavedRun) -> None:
+    ours = started("generator", source, name="mlm", layout="xlm", language_embeddings=("de", "en"))
+    assert torch.equal(ours["embedding_1"], source.state["embedding_1"])
+    assert ours["encoder.languages"].shape == (2, source.model.width)
+
+
 def test_other_vocabularies_and_kinds_are_refused(source: SavedRun, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="another vocabulary than the data"):
         starting_weights(RunConfig("small", model=source.model, start=StartConfig(str(source.folder))), "0" * 64)

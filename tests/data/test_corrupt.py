@@ -6,7 +6,7 @@ from scipy.stats import chi2
 
 from tests.small import item, rows_of
 from xlme_ds.data import corrupt as module
-from xlme_ds.data.collate import layout
+from xlme_ds.data.collate import item_layout
 from xlme_ds.data.corrupt import corrupt, masked_count, philox
 from xlme_ds.data.schema import BOS, EOS, UNK
 
@@ -51,7 +51,7 @@ def packed_rows(rng: np.random.Generator, count: int, width: int = 64) -> tuple[
         items[0][1] = UNK
         packed.append(items)
     rows = rows_of(packed, width)
-    return rows.tokens, layout(rows, np.zeros(count, dtype=np.int64))[1]
+    return rows.tokens, item_layout(rows, np.zeros(count, dtype=np.int64))[1]
 
 
 def masked_of(

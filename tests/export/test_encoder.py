@@ -1,5 +1,7 @@
 """An exported model computes what ours computes: encoder, heads, gradients, and after another round through the disk."""
 
+import json
+import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,11 @@ def test_languages_and_positions_that_restart(vocabulary: Vocabulary, tmp_path: 
         theirs(alone)
     with pytest.raises(ValueError, match="give input_ids or position_ids"):
         named(inputs_embeds=torch.zeros(1, 3, ours.cfg.width))
+    pair = tokens[:1]
+    padded, expected_pair = F.pad(pair, (2, 0), value=1), theirs(pair, language_ids=torch.tensor([1]))[0]
+    on_the_left = theirs(padded, language_ids=torch.tensor([1]))[0][:, 2:]
+    torch.testing.assert_close(on_the_left, expected_pair, rtol=0, atol=1e-5)
+
     back = load_encoder(tmp_path / "x").encoder
     assert (back.cfg.layout, back.cfg.language_embeddings) == ("xlm", codes)
     assert torch.equal(back(alone, *one_item_a_row(alone), torch.full_like(alone, 2)), expected)
@@ -269,6 +276,15 @@ def test_bfloat16(folder: Path) -> None:
         half = load(AutoModel, folder, dtype=torch.bfloat16, attn_implementation=attention)(TOKENS)[0]
         assert half.dtype == torch.bfloat16
         assert F.cosine_similarity(half.float(), expected, dim=-1).min() > 0.99
+
+
+def test_an_export_from_before_languages_and_layouts(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "old")
+    path = tmp_path / "old" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in config.items() if name not in ("layout", "languages")}))
+    assert load_encoder(tmp_path / "old").encoder.cfg == load_encoder(folder).encoder.cfg
+    assert torch.equal(load(AutoModel, tmp_path / "old")(TOKENS)[0], load(AutoModel, folder)(TOKENS)[0])
 
 
 def test_tuple_and_wrong_inputs(folder: Path) -> None:

@@ -55,6 +55,25 @@ def test_equals_the_full_softmax(blocks: int, chunk: int) -> None:
     assert_samples(got.sample_M, logits.softmax(1).detach().numpy(), uniforms.numpy(), doubtful=1e-6)
 
 
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_the_tables_gradient_goes_into_the_sum_of_an_engine(blocks: int) -> None:
+    """A block with `open_gradient` gets no gradient from autograd: every row of it arrives there, once a backward pass."""
+    hidden, parts, bias, targets, uniforms = problem(blocks=blocks)
+    nll = masked_softmax(hidden, parts, bias, targets, uniforms, 256).nll_M
+    expected = torch.autograd.grad(nll.sum(), [hidden, bias, *parts])
+    sums = [torch.zeros_like(part) for part in parts]
+    for part, total in zip(parts[1:] if blocks > 1 else parts, sums[1:] if blocks > 1 else sums, strict=True):
+        part.open_gradient = lambda total=total: lambda rows, tile: total[rows].add_(tile)  # type: ignore[attr-defined]
+    for _ in range(2):
+        masked_softmax(hidden, parts, bias, targets, uniforms, 256).nll_M.sum().backward()
+    for part, total, wanted in zip(parts, sums, expected[2:], strict=True):
+        if hasattr(part, "open_gradient"):
+            assert part.grad is None and torch.equal(total, 2 * wanted)
+        else:
+            assert part.grad is not None and torch.equal(part.grad, 2 * wanted)
+    assert torch.equal(hidden.grad, 2 * expected[0]) and torch.equal(bias.grad, 2 * expected[1])  # type: ignore[arg-type]
+
+
 def assert_samples(sample: Tensor, probabilities: np.ndarray, uniforms: np.ndarray, doubtful: float) -> None:
     """Equal to numpy's float64 inverse CDF, but where the uniform lies within `doubtful` of a border between tokens."""
     cdf = probabilities.cumsum(1)

@@ -19,14 +19,14 @@ def collate(parts: Parts, seed: int, mask_fraction: float) -> Batch:
     rows = joined([part for _, part, _ in parts])
     tasks = np.repeat([task for task, _, _ in parts], [len(part.tokens) for _, part, _ in parts])
     numbers = np.concatenate([numbers for _, _, numbers in parts])
-    positions, segments, sides, languages = layout(rows, tasks)
+    positions, segments, sides, languages = item_layout(rows, tasks)
     masked, uniforms = corrupt(rows.tokens, segments, numbers, seed, tasks, mask_fraction)
     text = rows.tokens.astype(np.int64), positions, segments, sides, languages
     randomness = row_keys(numbers, seed, tasks), masked, uniforms
     return Batch(*(torch.from_numpy(array) for array in (*text, tasks, *randomness)))
 
 
-def layout(rows: Rows, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def item_layout(rows: Rows, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Positions, segments, sides and languages of the tokens, int64 [B, T] (see Batch), from their items and each row's task.
 
     The first side of a pair ends with the first `</s>` behind the item's first token. Where that one is a `</s>` too the rows are

@@ -4,7 +4,6 @@ Blocks bound what an engine moves at once: a single parameter of 524,288 × 1,53
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -79,8 +78,8 @@ def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
     other way round it would be copied. Not where an engine partitions the blocks, which a view would keep whole, nor where it
     takes the dense gradient itself.
     """
-    as_they_are = ("ds_id", "open_gradient")
+    if not torch.is_grad_enabled():
+        return list(blocks)
     return [
-        block if not torch.is_grad_enabled() or any(map(partial(hasattr, block), as_they_are)) else _ReadWhole.apply(block)
-        for block in blocks
+        block if hasattr(block, "ds_id") or hasattr(block, "open_gradient") else _ReadWhole.apply(block) for block in blocks
     ]

@@ -107,7 +107,7 @@ def _sample(
 
 class _MaskedSoftmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden_MD, bias_V, targets_M, uniforms_M, chunk, sums_of, *blocks):  # type: ignore[no-untyped-def]
+    def forward(ctx, hidden_MD, bias_V, targets_M, uniforms_M, chunk, open_gradients, *blocks):  # type: ignore[no-untyped-def]
         highest: list[Tensor] = []
         sums: list[Tensor] = []
         starts: list[int] = []
@@ -135,7 +135,7 @@ class _MaskedSoftmax(torch.autograd.Function):
         arrays = hidden_MD, highest_MG, sums_MG, uniforms_M
         parts = [_sample(*group, *table) for group in zip(*(array.split(at_once) for array in arrays), strict=True)]
         ctx.save_for_backward(hidden_MD, bias_V, targets_M, lse_M1, *blocks)
-        ctx.chunk, ctx.sums_of = chunk, sums_of
+        ctx.chunk, ctx.open_gradients = chunk, open_gradients
         sample_M, predicted_M = (torch.cat(each) for each in zip(*parts, strict=True))
         ctx.mark_non_differentiable(sample_M, predicted_M)
         return (lse_M1 - at_target_M1).squeeze(1), sample_M, predicted_M
@@ -145,7 +145,7 @@ class _MaskedSoftmax(torch.autograd.Function):
         hidden_MD, bias_V, targets_M, lse_M1, *blocks = ctx.saved_tensors
         grad_hidden = torch.zeros_like(hidden_MD, dtype=torch.promote_types(hidden_MD.dtype, torch.float32))
         grad_bias = torch.empty_like(bias_V)
-        opened: list[Any] = [None if each is None else each() for each in ctx.sums_of]
+        opened: list[Any] = [None if each is None else each() for each in ctx.open_gradients]
         grad_blocks = [torch.empty_like(block) if add is None else None for add, block in zip(opened, blocks, strict=True)]
         for tile in _tiles(blocks, ctx.chunk):
             grad_MC = _logits(hidden_MD, blocks, bias_V, tile).sub_(lse_M1).exp_()
@@ -176,5 +176,5 @@ def masked_softmax(
         empty, nothing = targets_M.new_empty(0), sum(0 * each.sum() for each in (bias_V, *blocks))
         return MaskedTokens((hidden_MD.sum(1) + nothing).float(), empty, empty)
     chunk = -(-chunk // GROUP) * GROUP
-    sums_of = [getattr(block, "open_gradient", None) for block in blocks]
-    return MaskedTokens(*_MaskedSoftmax.apply(hidden_MD, bias_V, targets_M, uniforms_M, chunk, sums_of, *blocks))
+    open_gradients = [getattr(block, "open_gradient", None) for block in blocks]
+    return MaskedTokens(*_MaskedSoftmax.apply(hidden_MD, bias_V, targets_M, uniforms_M, chunk, open_gradients, *blocks))

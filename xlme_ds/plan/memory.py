@@ -98,6 +98,7 @@ def _reductions(of: Layout, stage: int, idle: Memory, busy: Memory, filling: flo
     return {
         "first reduction": reduced.plus(buffers=states.reducing(of, stage, bucket)),
         "behind the first reduction": reduced.plus(activations=activations.working(of)),
+        # In fp32 under ZeRO 1 and 2 its gradient is one of those that are collected whole.
         "reduction of the largest parameter": idle.plus(
             weights=states.gathered(of, stage, 0),
             gradients=everything + (of.element * sizes.largest if of.element == 2 or of.zero.stage == 3 else 0),
