@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from .attention import Attention, AttentionBias, ItemBias
 from .dropout import derive, drop
+from .linear import Linear
 
 LAYER_NORM_EPSILON = 1e-5
 
@@ -19,8 +20,8 @@ class TransformerLayer(nn.Module):
         self.dropout = cfg.dropout
         self.attention = Attention(cfg)
         self.attention_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON)
-        self.up = nn.Linear(cfg.width, cfg.feed_forward)
-        self.down = nn.Linear(cfg.feed_forward, cfg.width)
+        self.up = Linear(cfg.width, cfg.feed_forward)
+        self.down = Linear(cfg.feed_forward, cfg.width)
         self.feed_forward_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON)
 
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
