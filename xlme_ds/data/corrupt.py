@@ -20,7 +20,7 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _TO_24_BITS = np.uint64(8)
-_TO_PLACE, _NO_PLACE = np.uint64(32 - 7), np.uint64(1 << 7)  # 7 bits of word 0 sort an item's tokens roughly; specials have none
+_TO_PLACE, _NO_PLACE = np.uint64(32 - 7), np.uint64(1 << 7)  # 7 bits of word 0; special tokens have no place
 
 
 @njit(inline="always")
@@ -44,7 +44,10 @@ def masked_count(ordinary: int, fraction: float) -> int:
 def _choose(
     keys_T: Array, places_T: Array, start: int, stop: int, fraction: float, tally: Array, chosen: Array, done: int
 ) -> int:
-    """Write the columns to mask of the item [start, stop) to chosen[done:], ascending, and return where they end."""
+    """Write the columns to mask of the item [start, stop) to chosen[done:], ascending, and return where they end.
+
+    A tally of places, the keys' leading bits, says up to which place tokens are needed; those of it with the largest keys go again.
+    """
     tally[:] = 0
     for column in range(start, stop):
         tally[places_T[column]] += 1
@@ -57,7 +60,7 @@ def _choose(
     for column in range(start, stop):
         chosen[done] = column  # stays if it counts: no branch, which would be taken at random
         done += places_T[column] < bound
-    for _ in range(found - count):  # the last place may have had more than are needed: the largest key goes
+    for _ in range(found - count):
         last, largest = first, np.uint64(0)
         for at in range(first, done):
             later = keys_T[chosen[at]] >= largest
