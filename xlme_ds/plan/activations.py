@@ -104,8 +104,8 @@ def working(of: Layout) -> float:
     elif of.fused:
         heads = of.model.heads if of.model.relative_bias != "none" else 1
         scores = 3 * of.tokens * of.row_tokens * heads * of.element - feed_forward
-    else:  # tiles of them, and gradients of q, k and v
-        scores = 3 * min(of.tokens * of.row_tokens * of.model.heads * of.element, _TILE) + 3 * wide(of)
+    else:  # of an item, in tiles; and gradients of q, k and v
+        scores = 3 * min(of.row_tokens**2 * of.model.heads * of.element, _TILE) + 3 * wide(of)
     recomputed = layer(of) if of.model.activation_checkpointing else 0.0
     return max(feed_forward, scores) + 2 * wide(of) + recomputed
 
