@@ -109,7 +109,7 @@ class Layout:
     def of(run: RunConfig, gpus: int, precision: str, row_tokens: int, fused: bool = True) -> "Layout":
         """The layout of `run` on `gpus` processes. Raises ValueError, in the words of the run, where it is not legal."""
         run.validate()
-        check_engine(run.engine)
+        check_engine(run.engine, run.model.compile)
         if run.engine.kind == "plain":
             raise ValueError("engine.kind plain is for comparisons on one process: plan for deepspeed or pipeline")
         if run.engine.pipeline_schedule != "1f1b":
