@@ -183,12 +183,12 @@ def _deepspeed_config(config: Training, loader: BatchSource) -> dict[str, Any]:
 def _build_zero(
     config: Training, objective: Objective, fill: Fill, loader: BatchSource, heldout: BatchSource | None
 ) -> Engine:
+    if config.model.compile == "graphs" and not (on_gpu() and resolve_precision(config.engine) == "bf16"):
+        raise SharedError("model.compile graphs needs a GPU that computes in bf16: set it to layers or none")
     from .zero import ZeroEngine, gather_layers_whole, partitioned_construction, whole_parameter
 
     if "nvme" in (config.engine.offload_optimizer, config.engine.offload_parameters):
         _check_nvme()
-    if config.model.compile == "graphs" and not (on_gpu() and resolve_precision(config.engine) == "bf16"):
-        raise SharedError("model.compile graphs needs a GPU that computes in bf16: set it to layers or none")
     ds_config = _deepspeed_config(config, loader)
     if ds_config["zero_optimization"]["stage"] == 3:
         with partitioned_construction(ds_config):
