@@ -235,8 +235,9 @@ class EngineConfig:
     """A file of ds_configs/ by name, or a path to a DeepSpeed JSON that holds engine keys only."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """auto: bf16 where the processor computes in it, else fp32."""
-    gradient_precision: Literal["fp32", "bf16"] = "fp32"
-    """What micro-batches add up in, when computing in bf16; bf16 halves the memory, and with one micro-batch a step loses nothing."""
+    gradient_precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """What micro-batches add up in, when computing in bf16, under ZeRO-1 or ZeRO-3; bf16 takes half of the memory. auto: bf16 where
+    a step has one micro-batch, of which the backward pass gives no more than that, else fp32."""
     pipeline_stages: int = 2
     """Processes that share one copy of the model under engine.kind pipeline."""
     pipeline_schedule: Literal["1f1b", "dualpipev"] = "1f1b"
@@ -272,8 +273,8 @@ class EngineConfig:
             f"engine.pipeline_stages is {self.pipeline_stages}: it must be at least 2, or use engine.kind deepspeed",
         )
         _require(
-            self.gradient_precision == "fp32" or (self.kind == "deepspeed" and self.precision != "fp32"),
-            "engine.gradient_precision bf16 is for engine.kind deepspeed computing in bf16: set it to fp32",
+            self.gradient_precision != "bf16" or (self.kind == "deepspeed" and self.precision != "fp32"),
+            "engine.gradient_precision bf16 is for engine.kind deepspeed computing in bf16: set it to auto",
         )
         offloads = (self.offload_optimizer, self.offload_parameters)
         _require(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tests.models.test_allocations import Allocations
 from xlme_ds.config import EngineConfig
+from xlme_ds.engine import half_gradients
 from xlme_ds.engine.bf16_gradients import spare_passes
 from xlme_ds.engine.processes import start_process_group
 
@@ -32,11 +33,11 @@ class Sometimes(nn.Module):
         return (self.sometimes(hidden) if step % 2 else hidden).float().pow(2).sum()
 
 
-def train(spare: bool, immediate: bool) -> dict[str, Any]:
+def train(spare: bool, immediate: bool, micro_batches: int = 2, halved: bool = False) -> dict[str, Any]:
     module = Sometimes()
     settings = {
         "train_micro_batch_size_per_gpu": 4,
-        "gradient_accumulation_steps": 2,
+        "gradient_accumulation_steps": micro_batches,
         "gradient_clipping": 0.5,
         "bf16": {"enabled": True, "immediate_grad_update": immediate},
         "data_types": {"grad_accum_dtype": "fp32"},
@@ -47,27 +48,31 @@ def train(spare: bool, immediate: bool) -> dict[str, Any]:
     optimizer = torch.optim.AdamW([{"params": group} for group in groups], lr=1e-2, fused=True)
     engine, *_ = deepspeed.initialize(model=module, optimizer=optimizer, config=settings)
     if spare:
-        spare_passes(engine)
+        spare_passes(engine, halved)
     generator = torch.Generator().manual_seed(1 + engine.global_rank)
     numbers = sum(p.numel() for p in groups[0])
     norms, made = [], []
     for step in range(STEPS):
         with Allocations() as counted:
-            for _ in range(2):
+            for _ in range(micro_batches):
                 engine.backward(engine(torch.randn(4, 48, generator=generator).bfloat16(), step))
                 engine.step()
         norms.append(float(engine.get_global_grad_norm()))
         made.append(sum(count for size, count in counted.sizes.items() if size >= numbers))
     weights = [value.view(torch.int16).flatten().tolist() for value in module.parameters()]
-    return {"norms": norms, "weights": weights, "made": made}
+    masters = torch.cat([master.detach() for master in engine.optimizer.fp32_groups_flat_partition]).tolist()
+    return {"norms": norms, "weights": weights, "masters": masters, "made": made}
 
 
 def main(out: Path) -> None:
+    half_gradients._PIECE["cpu"] = 1024  # less than the parameters
     start_process_group(EngineConfig(kind="deepspeed", deepspeed="zero1"))
     results = {
         "as it comes": train(spare=False, immediate=False),
         "spared": train(spare=True, immediate=False),
         "spared, immediate": train(spare=True, immediate=True),
+        "one micro-batch": train(spare=True, immediate=True, micro_batches=1),
+        "halved": train(spare=True, immediate=True, micro_batches=1, halved=True),
     }
     out.with_suffix(f".{os.environ['RANK']}.json").write_text(json.dumps(results))
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
     [
         ({"offload_optimizer": "nvme"}, "needs engine.nvme_folder"),
         ({"kind": "pipeline", "offload_optimizer": "cpu"}, "engine.kind pipeline offloads nothing"),
-        ({"gradient_precision": "bf16"}, "is for engine.kind deepspeed computing in bf16"),
+        ({"gradient_precision": "bf16", "precision": "fp32"}, "is for engine.kind deepspeed computing in bf16"),
     ],
 )
 def test_a_setting_that_no_engine_runs(engine: dict[str, object], words: str) -> None:
@@ -38,7 +38,11 @@ def test_a_setting_that_no_engine_runs(engine: dict[str, object], words: str) ->
     ("engine", "words"),
     [
         ({"offload_parameters": "cpu"}, "is ZeRO-1, which offloads the optimizer to cpu and nothing else"),
-        ({"gradient_precision": "bf16", "precision": "bf16"}, "engine.gradient_precision bf16 needs ZeRO-3"),
+        ({"gradient_precision": "bf16", "precision": "bf16", "deepspeed": "zero2"}, "bf16 needs ZeRO-1 or ZeRO-3: set it to zero1"),
+        (
+            {"gradient_precision": "bf16", "precision": "bf16", "offload_optimizer": "cpu"},
+            "bf16 needs ZeRO-3 where engine.offload_optimizer is set",
+        ),
     ],
 )
 def test_a_setting_that_needs_another_stage(engine: dict[str, object], words: str) -> None:

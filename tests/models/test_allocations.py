@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.small import language_model, model, usual_batch
 from xlme_ds.config import ObjectiveConfig
+from xlme_ds.models import attention_cpu
 from xlme_ds.objectives.electra import ElectraObjective
 
 # No two of these sizes are alike: 3 heads, rows of 40 tokens, 4 of them, 5003 ids of width 24, tiles of 128 ids.
@@ -39,8 +41,7 @@ class Allocations(TorchDispatchMode):
         return out
 
 
-@pytest.fixture(scope="module")
-def sizes() -> Counter[int]:
+def allocated() -> Counter[int]:
     electra = model(vocabulary=VOCABULARY, head_chunk=CHUNK, generator_layers=2, discriminator_layers=3)
     objective, batch = ElectraObjective(ObjectiveConfig()), usual_batch()
     with Allocations() as counted:
@@ -48,9 +49,23 @@ def sizes() -> Counter[int]:
     return counted.sizes
 
 
-def test_attention_makes_four_tensors_of_the_scores_size(sizes: Counter[int]) -> None:
-    """Forward the scores and their softmax, backward the gradients of both; the sum over heads' bias makes none."""
-    assert sizes[SCORES] == 4 * LAYERS
+@pytest.fixture(scope="module")
+def sizes() -> Counter[int]:
+    return allocated()
+
+
+def test_attention_makes_five_tensors_of_the_scores_size(sizes: Counter[int]) -> None:
+    """Here one tile holds all: forward the scores and their softmax, backward both again and the scores' gradient."""
+    assert sizes[SCORES] == 5 * LAYERS
+
+
+def test_attention_never_has_the_scores_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    tile = 3 * 40 * 40  # the heads of one row
+    monkeypatch.setattr(attention_cpu, "_TILE", 4 * tile // torch.get_num_threads())
+    sizes = allocated()
+    assert sizes[SCORES] == 0
+    # Of each pass the scores, of each row three; as large is d of all pairs, whose gradients each layer makes and adds.
+    assert sizes[tile] <= (2 + 3 * 4 + 2) * LAYERS
 
 
 def test_lookups_make_no_gradient_of_the_tables_size(sizes: Counter[int]) -> None:

@@ -22,7 +22,7 @@ from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.processes import start_process_group
 
-STEPS = 2  # the optimizer makes its moments in the first
+STEPS = 3  # the optimizer makes its moments in the first
 
 
 def run_config(case: dict[str, Any]) -> RunConfig:
@@ -86,7 +86,7 @@ def peak(found: list[tuple[int, int, int, tuple[str, ...]]], last: str) -> dict[
 
 
 def measure(case: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
-    """Peak bytes of the last step of a case."""
+    """Peak bytes of the last steps of a case."""
     config = run_config(case)
     replicas = world // config.engine.processes_per_replica
     gc.collect()
@@ -104,7 +104,9 @@ def measure(case: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
         engine.train_batch(STEPS, 1e-3, True)
     tree = profiled.profiler.kineto_results.experimental_event_tree()
     found = [one for event in tree for one in allocations(event)]
-    return peak(found, f"step {STEPS - 1}") | {"bytes": traffic.bytes}
+    # Of two steps the lower: what a thread of gloo's released, and nobody took up again, counts in one of them.
+    peaks = [peak(found, f"step {step}") for step in (STEPS - 2, STEPS - 1)]
+    return min(peaks, key=lambda one: one["peak"]) | {"bytes": traffic.bytes}
 
 
 def main(cases: Path, out: Path) -> None:

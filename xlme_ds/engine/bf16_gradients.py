@@ -1,9 +1,9 @@
 """The gradients of DeepSpeed's BF16_Optimizer (0.19.8) in fewer passes over memory, and without buffers besides.
 
-They add up in one flat float32 buffer a group. As DeepSpeed comes, each is converted into a new buffer before it is added;
-the flat ones are then joined in another, converted to the type that is sent, back, and copied home, on one process too. Where a
-new buffer takes its pages one by one, a pass over the gradients of Base costs as much as several of its layers. The largest
-gradient, the vocabulary softmax's of its table, is written there tile by tile and never stands alone.
+They add up in one flat buffer a group, of float32 unless they are halved. As DeepSpeed comes, each is converted into a new buffer
+before it is added; the flat ones are then joined in another, converted to the type that is sent, back, and copied home, on one
+process too. Where a new buffer takes its pages one by one, a pass over the gradients of Base costs as much as several of its
+layers. The largest gradient, the vocabulary softmax's of its table, is written there tile by tile and never stands alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,13 +15,17 @@ import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import Tensor, nn
 
+from .half_gradients import halve_gradients
+
 _AT_ONCE = 2**18
 
 
-def spare_passes(engine: Any) -> None:
-    """Have a DeepSpeed engine add and reduce gradients where they stand, if its optimizer is a BF16_Optimizer."""
+def spare_passes(engine: Any, halved: bool = False) -> None:
+    """Have a DeepSpeed engine add and reduce gradients where they stand, if its optimizer is a BF16_Optimizer; `halved`: in bf16."""
     optimizer = engine.optimizer
     if isinstance(optimizer, BF16_Optimizer):
+        if halved:
+            halve_gradients(optimizer)
         optimizer._update_hp_grad = partial(_add, optimizer)
         optimizer.clear_hp_grads = partial(_forget, optimizer)
         engine.allreduce_and_copy = partial(_reduce, engine)
@@ -49,7 +53,7 @@ def _add(optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: 
     if arrived[index]:
         _accumulate(total, parameter.grad)
     elif parameter.grad.is_sparse:  # of a lookup, in a pass of its own
-        total.zero_().add_(parameter.grad)
+        _accumulate(total.zero_(), parameter.grad)
     else:
         total.copy_(parameter.grad)
     parameter._hp_grad = total  # type: ignore[attr-defined]
@@ -60,7 +64,11 @@ def _add(optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: 
 
 def _accumulate(total: Tensor, part: Tensor) -> None:
     """Adds bf16 to float32; the CPU would convert all of it first."""
-    if total.is_cuda or part.is_sparse:
+    if part.is_sparse:  # the rows of a frequent token add up in float32, whatever `total` is
+        rows = torch.sparse_coo_tensor(part._indices(), part._values().float(), part.shape).coalesce()
+        total.index_add_(0, rows.indices()[0], rows.values().to(total.dtype))
+        return
+    if total.is_cuda or total.dtype == part.dtype:
         total.add_(part)
         return
     for sums, numbers in zip(total.view(-1).split(_AT_ONCE), part.reshape(-1).split(_AT_ONCE), strict=True):

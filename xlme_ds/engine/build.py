@@ -65,11 +65,16 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
     return settings
 
 
+def _stage(engine: EngineConfig) -> int:
+    stage: int = deepspeed_settings(engine)["zero_optimization"]["stage"]
+    return stage
+
+
 def check_engine(engine: EngineConfig, compile: Compile = "none") -> None:
     """Raise ValueError for an engine that cannot be built, or not with this `model.compile`, before anything is."""
     if engine.kind == "plain":
         return
-    stage = deepspeed_settings(engine)["zero_optimization"]["stage"]
+    stage = _stage(engine)
     if engine.kind == "pipeline" and stage != 1:
         raise ValueError(
             f"engine.deepspeed {engine.deepspeed} is ZeRO-{stage}, a pipeline runs with ZeRO-1: set it to pipe_zero1"
@@ -79,9 +84,14 @@ def check_engine(engine: EngineConfig, compile: Compile = "none") -> None:
             f"engine.deepspeed {engine.deepspeed} is ZeRO-3, which gathers the weights somewhere else each time, and "
             "model.compile graphs reads them where they were: set it to layers"
         )
-    if stage != 3 and engine.gradient_precision == "bf16":
+    if stage == 2 and engine.gradient_precision == "bf16":
         raise ValueError(
-            f"engine.deepspeed {engine.deepspeed} is ZeRO-{stage}, engine.gradient_precision bf16 needs ZeRO-3: set it to zero3"
+            f"engine.deepspeed {engine.deepspeed} is ZeRO-2, engine.gradient_precision bf16 needs ZeRO-1 or ZeRO-3: set it to zero1 "
+            "or zero3"
+        )
+    if stage == 1 and engine.gradient_precision == "bf16" and engine.offload_optimizer != "none":
+        raise ValueError(
+            "engine.gradient_precision bf16 needs ZeRO-3 where engine.offload_optimizer is set: set engine.deepspeed to zero3"
         )
     if stage != 3 and (engine.offload_parameters != "none" or engine.offload_optimizer == "nvme"):
         raise ValueError(
@@ -99,6 +109,14 @@ def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:
     if on_gpu():
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     return "bf16" if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() else "fp32"
+
+
+def resolve_gradient_precision(engine: EngineConfig, precision: str, accumulation: int) -> Literal["bf16", "fp32"]:
+    """What the `accumulation` micro-batches of a step add up in; `auto` takes bf16 for one, where the engine can."""
+    if engine.gradient_precision != "auto":
+        return engine.gradient_precision
+    can = engine.kind == "deepspeed" and precision == "bf16" and engine.offload_optimizer == "none" and _stage(engine) != 2
+    return "bf16" if can and accumulation == 1 else "fp32"
 
 
 def open_data(
@@ -166,15 +184,21 @@ def _offload(engine: EngineConfig, zero: dict[str, Any]) -> dict[str, Any]:
     return {key: zero.get(key, {}) | {"device": device, **folder} for key, device in wanted.items() if device != "none"}
 
 
+def _gradient_precision(config: Training, loader: BatchSource) -> Literal["bf16", "fp32"]:
+    return resolve_gradient_precision(config.engine, resolve_precision(config.engine), loader.plan.accumulation)
+
+
 def _deepspeed_config(config: Training, loader: BatchSource) -> dict[str, Any]:
     settings = deepspeed_settings(config.engine)
     settings["zero_optimization"] |= _offload(config.engine, settings["zero_optimization"])
+    # DeepSpeed has bf16 gradients under ZeRO-3 alone; under ZeRO-1 they are ours, in place of the float32 ones of its BF16_Optimizer.
+    gradients = _gradient_precision(config, loader) if _stage(config.engine) == 3 else "fp32"
     return settings | {
         "train_micro_batch_size_per_gpu": loader.plan.micro_rows,
         "gradient_accumulation_steps": loader.plan.accumulation,
         "gradient_clipping": config.optimizer.clip,
         "bf16": {"enabled": resolve_precision(config.engine) == "bf16", "immediate_grad_update": True},
-        "data_types": {"grad_accum_dtype": config.engine.gradient_precision},
+        "data_types": {"grad_accum_dtype": gradients},
         "zero_force_ds_cpu_optimizer": False,  # the optimizer is torch's on every engine, so that their curves agree
         "steps_per_print": 2**31,
     }
@@ -199,7 +223,8 @@ def _build_zero(
     else:
         model = objective.build(config.model)
         fill(model, None)
-    return ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config)
+    halved = _gradient_precision(config, loader) == "bf16"
+    return ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config, halved)
 
 
 def _check_nvme() -> None:

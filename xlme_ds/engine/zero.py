@@ -33,11 +33,12 @@ class ZeroEngine(DataParallelEngine):
         heldout: BatchSource | None,
         optimizer: OptimizerConfig,
         ds_config: dict[str, Any],
+        halved_gradients: bool = False,
     ):
         with loading_extensions():
             adam = build_optimizer(module, optimizer)
             engine, *_ = deepspeed.initialize(model=module, optimizer=adam, config=ds_config)
-            spare_passes(engine)
+            spare_passes(engine, halved_gradients)
         super().__init__(engine, objective, loader, heldout, engine.device)
         self.engine = engine
         self.rank, self.world = dist.get_rank(), dist.get_world_size()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import ModelConfig
+from .attention_cpu import attend
 from .relative_position import Gate, spread
 
 
@@ -78,7 +79,8 @@ class Attention(nn.Module):
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias) -> Tensor:
         """Attention output, [B, T, D]."""
         rows, tokens, width = x_BTD.shape
-        q_BHTK, k_BHTK, v_BHTK = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        together = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        q_BHTK, k_BHTK, v_BHTK = together if x_BTD.is_cuda else together.contiguous()  # which the CPU reads often
         gate_BHT1 = None if self.gate is None else self.gate(q_BHTK)
         if isinstance(bias, ItemBias):
             out_BHTK = triton_attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias)
@@ -91,43 +93,9 @@ class Attention(nn.Module):
 def plain_attend(
     q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: AttentionBias
 ) -> Tensor:
-    """softmax(q kᵀ / sqrt(K) + gate · d, inside items) v, [B, H, T, K]; for the CPU, whose fused kernel has no gradient for
-    a bias."""
-    out: Tensor = _Attend.apply(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias.distance_HTT, bias.allowed_B1TT)
-    return out
-
-
-class _Attend(torch.autograd.Function):
-    """Keeps the weights of the attention and nothing else of that size, and goes over them as seldom as can be."""
-
-    @staticmethod
-    def forward(ctx, q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, allowed_B1TT):  # type: ignore[no-untyped-def]
-        scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.transpose(-1, -2)
-        if gate_BHT1 is not None:
-            scores_BHTT.addcmul_(gate_BHT1, distance_HTT)
-        elif distance_HTT is not None:
-            scores_BHTT.add_(distance_HTT)
-        weights_BHTT = scores_BHTT.masked_fill_(~allowed_B1TT, float("-inf")).softmax(-1)
-        ctx.save_for_backward(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, weights_BHTT)
-        return weights_BHTT @ v_BHTK
-
-    @staticmethod
-    def backward(ctx, grad_BHTK):  # type: ignore[no-untyped-def]
-        q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, weights_BHTT = ctx.saved_tensors
-        grad_v = weights_BHTT.transpose(-1, -2) @ grad_BHTK
-        grad_weights = grad_BHTK @ v_BHTK.transpose(-1, -2)
-        # Where nothing may be seen the weight is 0, and so is this.
-        grad_BHTT = torch.ops.aten._softmax_backward_data(grad_weights, weights_BHTT, -1, weights_BHTT.dtype)
-        scale = q_BHTK.shape[-1] ** -0.5
-        grad_q = (grad_BHTT @ k_BHTK).mul_(scale)
-        grad_k = (grad_BHTT.transpose(-1, -2) @ q_BHTK).mul_(scale)
-        grad_gate = grad_distance = None
-        if gate_BHT1 is not None:
-            grad_gate = torch.mul(grad_BHTT, distance_HTT, out=grad_weights).sum(-1, keepdim=True)
-            grad_distance = grad_BHTT.mul_(gate_BHT1).sum(0)
-        elif distance_HTT is not None:
-            grad_distance = grad_BHTT.sum(0)
-        return grad_q, grad_k, grad_v, grad_gate, grad_distance, None
+    """softmax(q kᵀ / sqrt(K) + gate · d, inside items) v, [B, H, T, K], on the CPU."""
+    read = q_BHTK.contiguous(), k_BHTK.contiguous(), v_BHTK.contiguous(), gate_BHT1
+    return attend(*read, bias.distance_HTT, bias.allowed_B1TT)
 
 
 def fused_attend(

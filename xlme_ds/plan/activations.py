@@ -10,17 +10,19 @@ INTEGER = 8  # token ids, positions, segments
 FLOAT = 4
 _GROUP = 128  # models/masked_head.py's
 _TILES = {2: 64, 4: 32}  # models/attention_triton.py's
+_TILE = 2**21  # models/attention_cpu.py's, of one thread
 
 
 def layer(of: Layout) -> float:
     """One Transformer layer, from what it reads to what the next one reads.
 
     D-wide, 8 in all: the inputs of both norms and what they give, what the output projection reads, and of attention q,
-    k and v; 2 more for the gate, which copies q for each of its two products. Dropout keeps what it dropped, a byte each, twice.
+    k and v; on the GPU 2 more for the gate, which copies q for each of its two products. Dropout keeps what it dropped, a byte
+    each, twice.
     """
     cfg, rows = of.model, of.rows * of.row_tokens
     gated = cfg.relative_bias == "gated"
-    wide = (10 if gated else 8) * rows * cfg.width
+    wide = (10 if gated and of.fused else 8) * rows * cfg.width
     feed_forward = 2 * rows * cfg.feed_forward
     gates = 5 if gated else int(of.triton)  # which takes a gate of ones where there is none
     per_head = rows * cfg.heads * (gates * of.element + (FLOAT if of.fused else 0))
@@ -30,11 +32,11 @@ def layer(of: Layout) -> float:
 
 
 def _scores(of: Layout) -> float:
-    """Of queries and keys: on the CPU the softmax, on the GPU the bias that torch's kernel takes, or d for the Triton kernels."""
+    """Of queries and keys: the bias that torch's kernel for the GPU takes, or d for the Triton kernels; on the CPU nothing."""
     cfg = of.model
     if of.triton:
         return cfg.heads * _distances(of) * FLOAT
-    return of.tokens * of.row_tokens * (1 if of.fused and cfg.relative_bias == "none" else cfg.heads) * of.element
+    return of.fused * of.tokens * of.row_tokens * (1 if cfg.relative_bias == "none" else cfg.heads) * of.element
 
 
 def _distances(of: Layout) -> int:
@@ -99,9 +101,11 @@ def working(of: Layout) -> float:
     feed_forward = 2 * of.tokens * of.model.feed_forward * of.element
     if of.triton:  # each tile of queries has its share of d's gradient
         scores = of.tokens / _TILES[of.element] * of.model.heads * _distances(of) * FLOAT
-    else:
-        heads = of.model.heads if of.model.relative_bias != "none" or not of.fused else 1
+    elif of.fused:
+        heads = of.model.heads if of.model.relative_bias != "none" else 1
         scores = 3 * of.tokens * of.row_tokens * heads * of.element - feed_forward
+    else:  # tiles of them, and gradients of q, k and v
+        scores = 3 * min(of.tokens * of.row_tokens * of.model.heads * of.element, _TILE) + 3 * wide(of)
     recomputed = layer(of) if of.model.activation_checkpointing else 0.0
     return max(feed_forward, scores) + 2 * wide(of) + recomputed
 

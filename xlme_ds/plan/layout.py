@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ..balance import pipeline_balance
 from ..config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.order import plan_step
-from ..engine.build import check_engine, deepspeed_settings
+from ..engine.build import check_engine, deepspeed_settings, resolve_gradient_precision
 from ..flops import work_of
 from ..models.encoder import Part
 from ..models.pipeline import parts
@@ -72,7 +72,7 @@ class Zero:
     offload_parameters: bool
 
     @staticmethod
-    def of(engine: EngineConfig) -> "Zero":
+    def of(engine: EngineConfig, precision: str, accumulation: int) -> "Zero":
         """Read the section zero_optimization of the engine's file, and the settings beside it."""
         zero = deepspeed_settings(engine)["zero_optimization"]
         return Zero(
@@ -83,7 +83,7 @@ class Zero:
             reuse_distance=int(zero.get("stage3_max_reuse_distance", 1e9)),
             live=int(zero.get("stage3_max_live_parameters", 1e9)),
             sub_group=int(zero.get("sub_group_size", 1e9)),
-            gradient_bytes=2 if engine.gradient_precision == "bf16" else 4,
+            gradient_bytes=2 if resolve_gradient_precision(engine, precision, accumulation) == "bf16" else 4,
             offload_optimizer=engine.offload_optimizer != "none",
             offload_parameters=engine.offload_parameters != "none",
         )
@@ -130,7 +130,7 @@ class Layout:
         return Layout(
             objective=run.objective,
             model=run.model,
-            zero=Zero.of(run.engine),
+            zero=Zero.of(run.engine, precision, step.accumulation),
             stages=stages,
             replicas=gpus // group,
             rows=step.micro_rows,

@@ -80,7 +80,7 @@ def variants(run: RunConfig, gpus: int) -> Iterator[RunConfig]:
 def engines(engine: EngineConfig, gpus: int) -> Iterator[EngineConfig]:
     """ZeRO 1, 2 and 3, the last two also with the optimizer offloaded; pipelines of 2, 4, 8, … stages that divide `gpus`."""
     plain = replace(engine, balance=(), pipeline_stages=EngineConfig.pipeline_stages, pipeline_schedule="1f1b")
-    plain = replace(plain, gradient_precision="fp32", offload_optimizer="none", offload_parameters="none")
+    plain = replace(plain, gradient_precision="auto", offload_optimizer="none", offload_parameters="none")
     for name in ("zero1", "zero2", "zero3"):
         yield replace(plain, kind="deepspeed", deepspeed=name)
     yield replace(plain, kind="deepspeed", deepspeed="zero2", offload_optimizer="cpu")

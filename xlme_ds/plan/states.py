@@ -4,10 +4,10 @@
 
 | | weights | gradients | optimizer: float32 weights, two moments |
 |---|---|---|---|
-| ZeRO-1, bf16 (`BF16_Optimizer`) | eΨ | 4Ψ always | 12Ψ/N |
+| ZeRO-1, bf16 (`BF16_Optimizer`) | eΨ | 4Ψ always, 2Ψ with one micro-batch a step | 12Ψ/N |
 | ZeRO-1, fp32 | eΨ | 4Ψ/N after reduction; 4Ψ while micro-batches add up | 12Ψ/N |
 | ZeRO-2 | eΨ | 4Ψ/N from the first reduction on | 12Ψ/N |
-| ZeRO-3 | eΨ/N, and what is gathered | 4Ψ/N always (2 with `engine.gradient_precision bf16`) | 12Ψ/N |
+| ZeRO-3 | eΨ/N, and what is gathered | the same over N | 12Ψ/N |
 
 The ZeRO paper (arXiv:1910.02054, section 3) counts gradients as 2Ψ: here they add up in float32.
 """
@@ -48,7 +48,7 @@ def standing_gradients(of: Layout, stage: int) -> float:
 def _own_gradients(of: Layout, stage: int) -> float:
     size = of.sizes(stage).total
     if uses_bf16_optimizer(of):
-        return FLOAT * size
+        return of.zero.gradient_bytes * size
     if of.zero.stage == 3:
         return 0.0 if of.zero.offload_optimizer else of.zero.gradient_bytes * size / of.replicas
     if of.accumulation == 1:
