@@ -28,6 +28,7 @@ CORE = [
     "protobuf>=7.36.1",  # what sentencepiece 0.2.3 was generated with; stage vocap writes a model
     "pyarrow>=20",
     "numpy>=2",
+    "numba>=0.62",  # the loops over the rows of a batch, as machine code
     "tyro>=1",
     "rich>=14",
     "tensorboard>=2.19",

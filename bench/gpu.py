@@ -3,7 +3,7 @@
     python -m bench.gpu [--json] [--out runs/gpu] [--minutes 8] [--engine auto|deepspeed|plain]
                         [--sections matmul parity steps profile] [--device cpu --quick]
 
-Needs torch and numpy. Without DeepSpeed and what our engines around it import, the steps run in our plain loop: weights
+Needs torch, numpy and numba. Without DeepSpeed and what our engines around it import, the steps run in our plain loop: weights
 in bf16, AdamW on float32 copies. Rows are synthetic. Everything goes to gpu.json and gpu.md as soon as it is measured;
 a case that fails or does not fit says so, and the next one runs. The exit code is 1 where a case failed or a kernel
 differs from its reference.

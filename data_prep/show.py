@@ -14,7 +14,7 @@ from rich.text import Text
 from data_prep.executor import on_root
 from data_prep.languages import canonical
 from xlme_ds.data.corrupt import corrupt
-from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, file_sha256, read_manifest, row_schema
+from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, file_sha256, read_manifest, row_schema
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
 _OPEN, _CLOSE = "⟦", "⟧"  # around masked text where there is no colour
@@ -62,10 +62,8 @@ class Row:
         """Positions that training masks when it reads this row for the first time."""
         if not fraction:
             return set()
-        segments = np.zeros(len(self.tokens), dtype=np.int64)
-        segments[: sum(self.lengths)] = np.repeat(np.arange(1, len(self.lengths) + 1), self.lengths)
-        numbers = np.array([self.number])
-        where, _ = corrupt(self.tokens[None], segments[None], numbers, seed, TASKS.index(task), fraction)
+        rows = Rows(self.tokens[None], np.array([len(self.lengths)]), np.array(self.lengths), np.zeros(0, dtype=np.int64))
+        where, _ = corrupt([(TASKS.index(task), rows, np.array([self.number]))], seed, fraction)
         return set(where.tolist())
 
 

@@ -47,7 +47,7 @@ def measured(out: Path, engine: str, sections: tuple[str, ...] = SECTIONS, absen
     return figures
 
 
-def test_runs_with_torch_and_numpy_alone(tmp_path: Path) -> None:
+def test_runs_with_torch_numpy_and_numba_alone(tmp_path: Path) -> None:
     figures = measured(tmp_path, "auto", absent=FOREIGN)
     assert figures["settings"]["engine"] == "plain" and figures["machine"]["torch"] == torch.__version__
     assert [case["tflops"] > 0 for case in figures["matmul"]] == [True, True]

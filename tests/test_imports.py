@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.__main__ import STAGES
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # The longest matching name counts. A module that matches no name fails the test: give it a floor here.
@@ -149,3 +151,11 @@ def test_import_loads_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, f"import {module} loads torch {result.stderr}"
+
+
+def test_data_prep_compiles_nothing_but_to_show_rows() -> None:
+    """numba takes half a second to import, and 117 MiB of every process."""
+    stages = [module for module, _ in STAGES.values() if module != "data_prep.show"]
+    code = f"import sys, {', '.join(stages)}; sys.exit('numba' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert len(stages) > 5 and result.returncode == 0, f"numba is imported {result.stderr}"

@@ -53,3 +53,9 @@ def test_monolingual_rows_have_one_side(layout: str) -> None:
     rows = rows_of([[LAYOUTS[layout].item(np.array([51, 2, 2, 52])).tolist()]], 8)
     several = collate([(0, rows, np.arange(1))], 1, 0.15)
     assert several.positions_BT[0].tolist() == [0, 1, 2, 3, 4, 5, 0, 0] and not several.sides_BT.any()
+
+
+def test_items_longer_than_the_row_are_refused() -> None:
+    rows = rows_of([[LAYOUTS["xlme"].item(ONE).tolist()] * 2], 8)
+    with pytest.raises(ValueError, match="the items of a row are longer than the row: mix the data again"):
+        collate([(0, Rows(rows.tokens, rows.items, rows.lengths + 1, rows.languages), np.arange(1))], 1, 0.15)

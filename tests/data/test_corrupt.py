@@ -1,14 +1,15 @@
 """Corruption: Philox by its published vectors, the number and spread of masks, and purity in (seed, task, row number)."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from scipy.stats import chi2
 
 from tests.small import item, rows_of
 from xlme_ds.data import corrupt as module
-from xlme_ds.data.collate import item_layout
-from xlme_ds.data.corrupt import corrupt, masked_count, philox
-from xlme_ds.data.schema import BOS, EOS, UNK
+from xlme_ds.data.corrupt import corrupt, masked_count, philox, row_bits
+from xlme_ds.data.rows import BOS, EOS, UNK, Rows
 
 KNOWN = [  # Random123's kat_vectors, philox4x32 with 10 rounds: counter, key, result
     ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
@@ -26,22 +27,26 @@ def words(text: str) -> list[int]:
     return [int(word, 16) for word in text.split()]
 
 
+def drawn(seed: int, *counter: int) -> tuple[int, ...]:
+    return philox(*(np.uint64(word) for word in (*counter, seed)))
+
+
 @pytest.mark.parametrize(("counter", "key", "result"), KNOWN)
 def test_philox_known_answers(counter: str, key: str, result: str) -> None:
-    c0, c1, c2, c3 = (np.array(word, dtype=np.uint64) for word in words(counter))
-    k0, k1 = words(key)
-    assert [int(word) for word in philox((c0, c1, c2, c3), (k0, k1))] == words(result)
+    low, high = words(key)
+    assert drawn(low | high << 32, *words(counter)) == tuple(words(result))
 
 
-def test_philox_broadcasts() -> None:
-    many = philox((np.arange(5, dtype=np.uint64), np.uint64(1), np.uint64(2), np.uint64(3)), (4, 5))
-    for n in range(5):
-        one = philox((np.uint64(n), np.uint64(1), np.uint64(2), np.uint64(3)), (4, 5))
-        assert [int(word[n]) for word in many] == [int(word) for word in one]
+def test_bits_of_rows() -> None:
+    numbers = np.array([0, 5, 2**32, 2**45 + 7])
+    for seed, task, column in ((1, 0, 0), (2**40 + 3, 1, 0xFFFFFFFF), (-1, 1, 3)):
+        for number, bits in zip(numbers.tolist(), row_bits(numbers, seed, task, column).tolist(), strict=True):
+            low, high, *_ = drawn(seed % 2**64, column, task, number % 2**32, number >> 32)
+            assert bits == low | high << 32
 
 
-def packed_rows(rng: np.random.Generator, count: int, width: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and segments of rows with several items each, `<unk>` among the tokens."""
+def packed_rows(rng: np.random.Generator, count: int, width: int = 64) -> Rows:
+    """Rows with several items each, `<unk>` among the tokens."""
     packed = []
     for _ in range(count):
         items = [
@@ -50,94 +55,116 @@ def packed_rows(rng: np.random.Generator, count: int, width: int = 64) -> tuple[
         ]
         items[0][1] = UNK
         packed.append(items)
-    rows = rows_of(packed, width)
-    return rows.tokens, item_layout(rows, np.zeros(count, dtype=np.int64))[1]
+    return rows_of(packed, width)
 
 
-def masked_of(
-    tokens: np.ndarray, segments: np.ndarray, numbers: np.ndarray, seed: int = 1, task: int = 0
-) -> list[list[tuple[int, float]]]:
+def items_of(rows: Rows) -> list[list[range]]:
+    """The columns of every item, by row."""
+    lengths, found = iter(rows.lengths.tolist()), []
+    for count in rows.items.tolist():
+        ends = np.cumsum([0, *(next(lengths) for _ in range(count))]).tolist()
+        found.append([range(*two) for two in pairwise(ends)])
+    return found
+
+
+def picked(rows: Rows, which: list[int]) -> Rows:
+    """Some of the rows, in this order."""
+    of = np.split(rows.lengths, np.cumsum(rows.items)[:-1])
+    return Rows(rows.tokens[which], rows.items[which], np.concatenate([of[n] for n in which]), rows.languages[:0])
+
+
+def masked_of(rows: Rows, numbers: np.ndarray, seed: int = 1, task: int = 0) -> list[list[tuple[int, float]]]:
     """(column, uniform) of every masked position, by row."""
-    where, uniforms = corrupt(tokens, segments, numbers, seed, task, 0.15)
-    found: list[list[tuple[int, float]]] = [[] for _ in tokens]
+    where, uniforms = corrupt([(task, rows, numbers)], seed, 0.15)
+    found: list[list[tuple[int, float]]] = [[] for _ in rows.tokens]
     for flat, uniform in zip(where.tolist(), uniforms.tolist(), strict=True):
-        row, column = divmod(flat, tokens.shape[1])
+        row, column = divmod(flat, rows.tokens.shape[1])
         found[row].append((column, uniform))
     return found
 
 
-def reference(
-    tokens: np.ndarray, segments: np.ndarray, numbers: np.ndarray, seed: int, task: int, bits: int = 32
-) -> tuple[list[int], list[float]]:
-    """The definition (docs/design.md), one token at a time; `bits` of word 0 are kept."""
+def reference(rows: Rows, numbers: np.ndarray, seed: int, task: int) -> tuple[list[int], list[float]]:
+    """The definition (docs/design.md), one token at a time."""
     where, uniforms = [], []
-    for row, number in enumerate(numbers.tolist()):
-        counters = [np.uint64(word) for word in (task, number & 0xFFFFFFFF, number >> 32)]
-        key = seed & 0xFFFFFFFF, seed >> 32
-        drawn = [[int(word) for word in philox((np.uint64(c), *counters), key)] for c in range(tokens.shape[1])]
+    for row, (number, items) in enumerate(zip(numbers.tolist(), items_of(rows), strict=True)):
+        tokens = rows.tokens[row]
+        words = [drawn(seed, column, task, number & 0xFFFFFFFF, number >> 32) for column in range(len(tokens))]
         chosen = []
-        for item_number in range(1, segments[row].max() + 1):
-            inside = np.flatnonzero((segments[row] == item_number) & (tokens[row] > UNK)).tolist()
-            ranked = sorted(inside, key=lambda c: (drawn[c][0] >> (32 - bits), drawn[c][1], c))
-            chosen += ranked[: int(masked_count(np.array([len(inside)]), 0.15)[0])]
-        where += [row * tokens.shape[1] + c for c in sorted(chosen)]
-        uniforms += [(drawn[c][2] >> 8) / 2**24 for c in sorted(chosen)]
+        for inside in items:
+            ranked = sorted((words[c][:2], c) for c in inside if tokens[c] > UNK)
+            chosen += [c for _, c in ranked[: masked_count(len(ranked), 0.15)]]
+        where += [row * len(tokens) + c for c in sorted(chosen)]
+        uniforms += [(words[c][2] >> 8) / 2**24 for c in sorted(chosen)]
     return where, uniforms
 
 
-@pytest.mark.parametrize("bits", [32, 6])  # with 6 most items have ties
-def test_corruption_by_its_definition(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
-    class Coarse(module._Grid):
-        def __init__(self, *arguments) -> None:  # type: ignore[no-untyped-def]
-            super().__init__(*arguments)
-            self.word0 = self.word0 & np.uint64(0xFFFFFFFF << (32 - bits) & 0xFFFFFFFF)
-
-    monkeypatch.setattr(module, "_Grid", Coarse)
-    tokens, segments = packed_rows(np.random.default_rng(4), 40)  # more than a block
+def test_corruption_by_its_definition() -> None:
+    rows = packed_rows(np.random.default_rng(4), 40)
     numbers = np.random.default_rng(5).integers(0, 2**45, 40)
-    for seed, task in ((1, 0), (2**33 + 17, 1)):
-        where, uniforms = corrupt(tokens, segments, numbers, seed, task, 0.15)
-        assert (where.tolist(), uniforms.tolist()) == reference(tokens, segments, numbers, seed, task, bits)
+    for seed, task in ((1, 0), (2**33 + 17, 1), (2**64 - 1, 1)):
+        where, uniforms = corrupt([(task, rows, numbers)], seed, 0.15)
+        assert (where.tolist(), uniforms.tolist()) == reference(rows, numbers, seed, task)
+
+
+@pytest.mark.parametrize("distinct", [1, 3, 40, 10_000])
+@pytest.mark.parametrize("length", [1, 2, 19, 300])
+@pytest.mark.parametrize("fraction", [0.01, 0.15, 0.6, 1.0])
+def test_the_first_by_key_and_position(length: int, distinct: int, fraction: float) -> None:
+    """Keys that are all alike, mostly, seldom and never."""
+    rng = np.random.default_rng(length)
+    keys = rng.integers(0, 2**64, distinct, dtype=np.uint64)[rng.integers(0, distinct, length)]
+    ordinary = rng.random(length) < 0.9
+    places = np.where(ordinary, keys >> np.uint64(57), 128).astype(np.uint8)
+    chosen, tally = np.empty(length + 3, dtype=np.int64), np.empty(129, dtype=np.int64)
+    done = module._choose(keys, places, 0, length, fraction, tally, chosen, 2)
+    inside = np.flatnonzero(ordinary).tolist()
+    first = sorted(inside, key=lambda c: (int(keys[c]), c))[: masked_count(len(inside), fraction)]
+    assert chosen[2:done].tolist() == sorted(first)
 
 
 def test_golden_corruption() -> None:
     """Runs of every version mask alike."""
-    tokens, segments = packed_rows(np.random.default_rng(0), 2)
-    where, uniforms = corrupt(tokens, segments, np.array([7, 2**32 + 7]), 1, 1, 0.15)
+    rows = packed_rows(np.random.default_rng(0), 2)
+    where, uniforms = corrupt([(1, rows, np.array([7, 2**32 + 7]))], 1, 0.15)
     assert where.tolist() == GOLDEN_WHERE
     assert (uniforms * 2**24).astype(int).tolist() == GOLDEN_UNIFORMS
 
 
-def test_rows_of_several_tasks() -> None:
-    tokens, segments = packed_rows(np.random.default_rng(6), 6)
-    tasks, numbers = np.array([0, 1, 1, 0, 1, 0]), np.arange(6)
-    together = corrupt(tokens, segments, numbers, 3, tasks, 0.15)
-    alone = [
-        corrupt(tokens[n : n + 1], segments[n : n + 1], numbers[n : n + 1], 3, int(tasks[n]), 0.15) for n in range(6)
-    ]
-    assert together[0].tolist() == [at + n * 64 for n, (where, _) in enumerate(alone) for at in where.tolist()]
-    assert together[1].tolist() == [u for _, uniforms in alone for u in uniforms.tolist()]
+def test_parts_of_several_tasks() -> None:
+    first, second = (packed_rows(np.random.default_rng(n), 3) for n in (6, 7))
+    numbers = np.arange(3) + 2**40
+    together = corrupt([(0, first, numbers), (1, second, numbers + 5)], 3, 0.15)
+    alone = corrupt([(0, first, numbers)], 3, 0.15), corrupt([(1, second, numbers + 5)], 3, 0.15)
+    assert together[0].tolist() == [*alone[0][0].tolist(), *(alone[1][0] + 3 * 64).tolist()]
+    assert together[1].tolist() == [*alone[0][1].tolist(), *alone[1][1].tolist()]
 
 
 def test_no_rows() -> None:
-    nothing = np.zeros((0, 8), dtype=np.int64)
-    where, uniforms = corrupt(nothing, nothing, np.zeros(0, dtype=np.int64), 1, 0, 0.15)
+    nothing = np.zeros(0, dtype=np.int64)
+    rows = Rows(np.zeros((0, 8), dtype=np.int32), nothing, nothing, nothing)
+    where, uniforms = corrupt([(0, rows, nothing)], 1, 0.15)
     assert (len(where), where.dtype, len(uniforms), uniforms.dtype) == (0, np.int64, 0, np.float32)
 
 
+def test_items_longer_than_the_row_are_refused() -> None:
+    rows = Rows(np.full((1, 8), 50, dtype=np.int32), np.array([2]), np.array([5, 4]), np.array([0, 0]))
+    with pytest.raises(ValueError, match="items of a row are longer than the row: mix the data again"):
+        corrupt([(0, rows, np.zeros(1, dtype=np.int64))], 1, 0.15)
+
+
 def test_exactly_the_fraction_of_ordinary_tokens_of_each_item() -> None:
-    tokens, segments = packed_rows(np.random.default_rng(0), 200)
-    where, uniforms = corrupt(tokens, segments, np.arange(200), 1, 0, 0.15)
+    rows = packed_rows(np.random.default_rng(0), 200)
+    tokens = rows.tokens
+    where, uniforms = corrupt([(0, rows, np.arange(200))], 1, 0.15)
     chosen = np.zeros(tokens.size, dtype=bool)
     chosen[where] = True
     chosen = chosen.reshape(tokens.shape)
     assert len(where) == chosen.sum() and (np.diff(where) > 0).all()
     assert not np.isin(tokens[chosen], [BOS, EOS, UNK, 1]).any()
     sizes = set()
-    for row in range(200):
-        for segment in range(1, segments[row].max() + 1):
-            inside = segments[row] == segment
-            ordinary = int((inside & (tokens[row] > UNK)).sum())
+    for row, items in enumerate(items_of(rows)):
+        for inside in items:
+            ordinary = int((tokens[row][inside] > UNK).sum())
             # Halves round up; an item without ordinary tokens has nothing to mask.
             expected = max(1, int(0.15 * ordinary + 0.5)) if ordinary else 0
             assert chosen[row][inside].sum() == expected
@@ -147,42 +174,41 @@ def test_exactly_the_fraction_of_ordinary_tokens_of_each_item() -> None:
 
 
 def test_masked_count() -> None:
-    ordinary = np.array([0, 1, 3, 9, 10, 16, 17, 30, 510])
-    assert masked_count(ordinary, 0.15).tolist() == [0, 1, 1, 1, 2, 2, 3, 5, 77]
-    assert masked_count(np.array([1, 2, 3]), 0.99).tolist() == [1, 2, 3]
+    ordinary = [0, 1, 3, 9, 10, 16, 17, 30, 510]
+    assert [masked_count(n, 0.15) for n in ordinary] == [0, 1, 1, 1, 2, 2, 3, 5, 77]
+    assert [masked_count(n, 0.99) for n in (1, 2, 3)] == [1, 2, 3]
 
 
 def test_a_row_is_corrupted_alike_in_every_batch() -> None:
     """Alone, in another order, in another batch, and with other rows beside it."""
-    tokens, segments = packed_rows(np.random.default_rng(1), 12)
+    rows = packed_rows(np.random.default_rng(1), 12)
     numbers = np.array([3, 700, 2**33 + 5, 12, 8, 9, 10, 11, 1, 0, 2**40, 4])
-    whole = masked_of(tokens, segments, numbers)
-    order = np.random.default_rng(2).permutation(12)
-    shuffled = masked_of(tokens[order], segments[order], numbers[order])
-    assert shuffled == [whole[n] for n in order]
+    whole = masked_of(rows, numbers)
+    order = np.random.default_rng(2).permutation(12).tolist()
+    assert masked_of(picked(rows, order), numbers[order]) == [whole[n] for n in order]
     for n in range(12):
-        assert masked_of(tokens[n : n + 1], segments[n : n + 1], numbers[n : n + 1]) == [whole[n]]
+        assert masked_of(picked(rows, [n]), numbers[[n]]) == [whole[n]]
 
 
 @pytest.mark.parametrize("change", [{"seed": 2}, {"task": 1}, {"seed": 1 + 2**32}])
 def test_seed_and_task_count(change: dict[str, int]) -> None:
-    tokens, segments = packed_rows(np.random.default_rng(1), 6)
-    numbers = np.arange(6)
-    assert masked_of(tokens, segments, numbers) != masked_of(tokens, segments, numbers, **change)
+    rows = packed_rows(np.random.default_rng(1), 6)
+    assert masked_of(rows, np.arange(6)) != masked_of(rows, np.arange(6), **change)
 
 
 def test_every_bit_of_the_row_number_counts() -> None:
-    tokens, segments = (np.repeat(part, 64, axis=0) for part in packed_rows(np.random.default_rng(1), 1))
-    found = masked_of(tokens, segments, np.array([0] + [1 << bit for bit in range(63)]))
+    rows = picked(packed_rows(np.random.default_rng(1), 1), [0] * 64)
+    found = masked_of(rows, np.array([0] + [1 << bit for bit in range(63)]))
     assert len({tuple(row) for row in found}) == 64
 
 
 def test_positions_are_masked_uniformly() -> None:
     """Chi-square over the positions of an item in 4,000 rows, at 10^-4 either side; also over pairs of neighbours."""
     rows, ordinary = 4000, 40
-    tokens = np.full((rows, ordinary + 2), 50)
+    tokens = np.full((rows, ordinary + 2), 50, dtype=np.int32)
     tokens[:, 0], tokens[:, -1] = BOS, EOS
-    where, uniforms = corrupt(tokens, np.ones_like(tokens), np.arange(rows), 5, 0, 0.15)
+    items = Rows(tokens, np.ones(rows, dtype=np.int64), np.full(rows, ordinary + 2), np.zeros(rows, dtype=np.int64))
+    where, uniforms = corrupt([(0, items, np.arange(rows))], 5, 0.15)
     chosen = np.zeros(tokens.shape, dtype=bool)
     chosen.ravel()[where] = True
     counts = chosen.sum(0)[1:-1]

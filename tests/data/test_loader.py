@@ -15,6 +15,7 @@ from xlme_ds.data.batch import Batch
 from xlme_ds.data.collate import collate
 from xlme_ds.data.corrupt import corrupt, philox
 from xlme_ds.data.loader import Loader
+from xlme_ds.data.rows import Rows
 from xlme_ds.data.schema import EOS, TASKS, read_manifest, write_manifest
 
 ROWS = 40
@@ -49,9 +50,9 @@ def reference(folder: Path, numbers: list[list[int]], seed: int) -> Batch:
                         second, code = 1, codes.pop(0)
             assert not codes
             padding = [0] * (len(record["tokens"]) - len(position))
-            where, uniform = corrupt(
-                np.array([record["tokens"]]), np.array([segment + padding]), np.array([number]), seed, task, 0.15
-            )
+            text = np.array([record["tokens"]], dtype=np.int32)
+            row = Rows(text, np.array([len(record["lengths"])]), np.array(record["lengths"]), np.array(record["languages"]))
+            where, uniform = corrupt([(task, row, np.array([number]))], seed, 0.15)
             masked += [len(tokens) * len(record["tokens"]) + int(column) for column in where]
             uniforms += uniform.tolist()
             tokens.append(record["tokens"])
@@ -60,8 +61,8 @@ def reference(folder: Path, numbers: list[list[int]], seed: int) -> Batch:
             sides.append(side + padding)
             languages.append(language + padding)
             tasks.append(task)
-            words = philox(tuple(np.uint64(n) for n in (0xFFFFFFFF, task, number, 0)), (seed, 0))
-            key = int(words[0]) + (int(words[1]) << 32)
+            words = philox(*(np.uint64(n) for n in (0xFFFFFFFF, task, number, 0, seed)))
+            key = words[0] + (words[1] << 32)
             keys.append(key - 2**64 if key >= 2**63 else key)
     integers = tokens, positions, segments, sides, languages, tasks, keys, masked
     return Batch(*(torch.tensor(part) for part in integers), torch.tensor(uniforms))

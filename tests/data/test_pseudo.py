@@ -48,7 +48,7 @@ def test_layout(width: int, fraction: float) -> None:
         assert batch.sides_BT[row].tolist() == [0] * (kept + 2) + [1] * (places + 1) + [0] * (width - inside)
         masked = [flat - row * width for flat in batch.masked_M.tolist() if flat // width == row]
         assert all(1 <= column <= kept and batch.tokens_BT[row, column] > UNK for column in masked)
-        assert len(masked) == masked_count(np.array([sum(token > UNK for token in expected)]), 0.15)
+        assert len(masked) == masked_count(sum(token > UNK for token in expected), 0.15)
 
 
 def test_languages() -> None:

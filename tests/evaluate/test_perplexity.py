@@ -16,7 +16,7 @@ from tests.rows import write_data
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.corrupt import corrupt
-from xlme_ds.data.schema import UNK
+from xlme_ds.data.rows import UNK, Rows
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.evaluate.__main__ import main
@@ -67,8 +67,8 @@ def written_out(folder: Path, which: str, root: Path, passes: int) -> dict[str, 
     costs: dict[str, list[float]] = {}
     for number in range(passes):
         for record, (language, ids) in enumerate(rows_of(root)):
-            row = np.array([record + number * ROWS])
-            where, _ = corrupt(ids[None], np.ones((1, len(ids)), dtype=np.int64), row, 7, 0, 0.15)
+            row = Rows(ids[None], np.array([1]), np.array([len(ids)]), np.array([0]))
+            where, _ = corrupt([(0, row, np.array([record + number * ROWS]))], 7, 0.15)
             read = torch.from_numpy(ids.astype(np.int64))[None]
             targets = read[0, where].clone()
             read[0, where] = run.vocabulary.mask

@@ -4,6 +4,7 @@ Counts do not depend on the machine, nor on what else it does.
 """
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,9 +14,12 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.small import language_model, model, usual_batch
+from tests.small import SMALL, language_model, lively, model, usual_batch
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.models import attention_cpu
+from xlme_ds.models.attention import items_of
+from xlme_ds.models.causal import Causal
+from xlme_ds.models.language_model import LanguageModel
 from xlme_ds.objectives.electra import ElectraObjective
 
 # No two of these sizes are alike: 3 heads, rows of 40 tokens, 4 of them, 5003 ids of width 24, tiles of 128 ids.
@@ -54,18 +58,26 @@ def sizes() -> Counter[int]:
     return allocated()
 
 
-def test_attention_makes_five_tensors_of_the_scores_size(sizes: Counter[int]) -> None:
-    """Here one tile holds all: forward the scores and their softmax, backward both again and the scores' gradient."""
-    assert sizes[SCORES] == 5 * LAYERS
+def test_attention_has_the_scores_of_an_item_at_a_time(sizes: Counter[int]) -> None:
+    """Of every item forward the softmax, backward the same again and the scores' gradient; one buffer a pass for the scores."""
+    lengths = [end - first for _, first, end in items_of(usual_batch().segments_BT)]
+    expected = Counter({3 * max(lengths) ** 2: 2 * LAYERS})
+    expected[3 * 40**2] += 2 * LAYERS  # of the size of d of all pairs, whose gradients each layer makes and adds
+    for length in lengths:
+        expected[3 * length**2] += 3 * LAYERS
+    assert {size: sizes[size] for size in expected} == expected
+    assert sizes[SCORES] == 0
 
 
-def test_attention_never_has_the_scores_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_of_a_mask_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     tile = 3 * 40 * 40  # the heads of one row
     monkeypatch.setattr(attention_cpu, "_TILE", 4 * tile // torch.get_num_threads())
-    sizes = allocated()
-    assert sizes[SCORES] == 0
+    causal = lively(LanguageModel(replace(SMALL, vocabulary=VOCABULARY, discriminator_layers=2), Causal()))
+    with Allocations() as counted:
+        causal(usual_batch()).nll_M.sum().backward()
+    assert counted.sizes[SCORES] == 0
     # Of each pass the scores, of each row three; as large is d of all pairs, whose gradients each layer makes and adds.
-    assert sizes[tile] <= (2 + 3 * 4 + 2) * LAYERS
+    assert 2 * (2 + 3 * 4) <= counted.sizes[tile] <= 2 * (2 + 3 * 4 + 2)
 
 
 def test_lookups_make_no_gradient_of_the_tables_size(sizes: Counter[int]) -> None:

@@ -2,69 +2,74 @@
 
 import numpy as np
 import torch
+from numba.types import boolean, int32, int64, void
 
 from .batch import Batch
-from .corrupt import corrupt, row_keys
-from .rows import EOS, LAYOUTS, PAD, TASKS, Rows, joined
+from .compiled import compiled, reads, writes
+from .corrupt import TOO_LONG, Array, Parts, corrupt, row_bits
+from .rows import EOS, TASKS
 
-Parts = list[tuple[int, Rows, np.ndarray]]
-"""Of every task its index, rows, and their row numbers in the run's endless order."""
+_NO_COLUMN = 0xFFFFFFFF  # of the counter of a row's key
+_NO_SIDE = "a row has a pair without two sides, or a side without a language: mix the data again"
 
 
 def collate(parts: Parts, seed: int, mask_fraction: float) -> Batch:
     """One batch of `parts`.
 
-    The masked positions, uniforms and keys are a function of (seed, task, row number) and the row alone.
+    The masked positions, uniforms and keys are a function of (seed, task, row number) and the row alone. Raises ValueError for items
+    that are longer than their row, for a pair without a second side, and where there are not as many languages as sides.
     """
-    rows = joined([part for _, part, _ in parts])
-    tasks = np.repeat([task for task, _, _ in parts], [len(part.tokens) for _, part, _ in parts])
-    numbers = np.concatenate([numbers for _, _, numbers in parts])
-    positions, segments, sides, languages = item_layout(rows, tasks)
-    masked, uniforms = corrupt(rows.tokens, segments, numbers, seed, tasks, mask_fraction)
-    text = rows.tokens.astype(np.int64), positions, segments, sides, languages
-    randomness = row_keys(numbers, seed, tasks), masked, uniforms
-    return Batch(*(torch.from_numpy(array) for array in (*text, tasks, *randomness)))
+    batch, width = sum(len(rows.tokens) for _, rows, _ in parts), parts[0][1].tokens.shape[1]
+    text_BT = np.empty((5, batch, width), dtype=np.int64)
+    tasks_B, keys_B = np.empty(batch, dtype=np.int64), np.empty(batch, dtype=np.int64)
+    first = 0
+    for task, rows, numbers in parts:
+        behind = first + len(rows.tokens)
+        _lay_out(rows.tokens, rows.items, rows.lengths, rows.languages, task == TASKS.index("para"), text_BT, first)
+        tasks_B[first:behind] = task
+        keys_B[first:behind] = row_bits(numbers, seed, task, _NO_COLUMN).view(np.int64)
+        first = behind
+    drawn = corrupt(parts, seed, mask_fraction)
+    return Batch(*map(torch.from_numpy, (*text_BT, tasks_B, keys_B, *drawn)))
 
 
-def item_layout(rows: Rows, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Positions, segments, sides and languages of the tokens, int64 [B, T] (see Batch), from their items and each row's task.
+@compiled(void(reads(int32, 2), reads(int64), reads(int64), reads(int64), boolean, writes(int64, 3), int64))
+def _lay_out(
+    tokens_BT: Array, items_B: Array, lengths: Array, languages: Array, pairs: bool, text_BT: Array, first: int
+) -> None:
+    """Write tokens, positions, segments, sides and languages of the rows to the five of `text_BT` from row `first` on (see Batch).
 
     The first side of a pair ends with the first `</s>` behind the item's first token. Where that one is a `</s>` too the rows are
-    laid out as XLM's, and positions restart. Raises ValueError for a pair without a second side, and where there are not as many
-    languages as sides.
+    laid out as XLM's, and positions restart.
     """
-    batch, width = rows.tokens.shape
-    row = np.repeat(np.arange(batch), rows.items)  # of every item
-    first_item = np.cumsum(rows.items) - rows.items
-    ends = np.concatenate([[0], np.cumsum(rows.lengths)])
-    used = ends[first_item + rows.items] - ends[first_item]
-    starts = row * width + ends[:-1] - ends[first_item][row]
-    # Its first side is as long as the item, but for pairs.
-    pair = np.flatnonzero((tasks == TASKS.index("para"))[row])
-    closing = np.append(np.flatnonzero(rows.tokens.ravel() == EOS), rows.tokens.size)
-    first_side = closing[np.searchsorted(closing, starts[pair], side="right")] + 1 - starts[pair]
-    if (first_side >= rows.lengths[pair]).any() or len(row) + len(pair) != len(rows.languages):
-        raise ValueError("a row has a pair without two sides, or a side without a language: mix the data again")
-
-    # A stretch is a side or, behind each row's, its padding, of any length. All values of a stretch are alike but the positions.
-    sides = np.ones(len(row), dtype=np.int64)
-    sides[pair] = 2
-    stretch = np.cumsum(sides) - sides + row  # of every item's first side
-    second = stretch[pair] + 1
-    padding = np.cumsum(np.bincount(row, sides, batch).astype(np.int64)) + np.arange(batch)
-    lengths, segment, side, language, origin = np.zeros((5, len(rows.languages) + batch), dtype=np.int64)
-    lengths[stretch], lengths[second], lengths[padding] = rows.lengths, rows.lengths[pair] - first_side, width - used
-    lengths[second - 1] = first_side
-    segment[stretch] = np.arange(1, len(row) + 1) - first_item[row]
-    segment[second], side[second] = segment[second - 1], 1
-    language[segment > 0] = rows.languages
-    origin[stretch] = starts
-    restarts = len(pair) and rows.tokens.ravel()[starts[pair[0]]] == LAYOUTS["xlm"].opening
-    origin[second] = starts[pair] + (first_side if restarts else 0)
-
-    segments = np.repeat(segment, lengths)
-    positions = np.arange(batch * width) - np.repeat(origin, lengths)
-    positions[segments == 0] = 0
-    assert (rows.tokens.ravel()[segments == 0] == PAD).all()
-    arrays = positions, segments, np.repeat(side, lengths), np.repeat(language, lengths)
-    return tuple(array.reshape(batch, width) for array in arrays)  # type: ignore[return-value]
+    if len(languages) != len(lengths) * (1 + pairs):
+        raise ValueError(_NO_SIDE)
+    item = 0
+    for row in range(len(tokens_BT)):
+        tokens_T, at = tokens_BT[row], first + row
+        text_BT[0, at] = tokens_T
+        positions_T, segments_T, sides_T, languages_T = text_BT[1, at], text_BT[2, at], text_BT[3, at], text_BT[4, at]
+        start = 0
+        for number in range(1, items_B[row] + 1):
+            stop = start + lengths[item]
+            if stop > len(tokens_T):
+                raise ValueError(TOO_LONG)
+            second = stop
+            if pairs:
+                second = start + 1
+                while second < stop and tokens_T[second] != EOS:
+                    second += 1
+                second += 1
+                if second >= stop:
+                    raise ValueError(_NO_SIDE)
+            language, other = languages[item * (1 + pairs)], languages[item * (1 + pairs) + pairs]
+            restart = second if tokens_T[start] == EOS else start
+            for column in range(start, stop):
+                behind = column >= second
+                positions_T[column] = column - (restart if behind else start)
+                segments_T[column] = number
+                sides_T[column] = behind
+                languages_T[column] = other if behind else language
+            start = stop
+            item += 1
+        text_BT[1:, at, start:] = 0

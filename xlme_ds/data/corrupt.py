@@ -1,144 +1,153 @@
 """Which positions are masked and which uniforms drive the sampling: a pure function of (seed, task, row number).
 
 Counter-based randomness (Philox4x32-10; Salmon et al. 2011), evaluated for every token from its own counter, so that the
-corruption of a row is the same wherever, whenever and beside whatever it is computed. B rows, T tokens.
+corruption of a row is the same wherever, whenever and beside whatever it is computed. B rows, T tokens, M masked positions.
 """
 
 import numpy as np
+from numba import njit
+from numba.types import float32, float64, int32, int64, uint64, void
 
-from .rows import UNK
+from .compiled import compiled, reads, writes
+from .rows import UNK, Rows
 
-_MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], dtype=np.uint64)
-_WEYL = np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)
-_LOW = np.uint64(0xFFFFFFFF)
-_SHIFT = np.uint64(32)
-_ROUNDS = 10
-_BLOCK = 32  # rows: what is computed for them stays in the processor's cache
-
-Word = np.ndarray | np.uint64
-Key = tuple[int, int]
-
-
-def philox(counter: tuple[Word, Word, Word, Word], key: Key) -> list[np.ndarray]:
-    """Four 32-bit words (in uint64 arrays) for every counter of four 32-bit words; broadcasts."""
-    words = [np.asarray(word, dtype=np.uint64) for word in counter]
-    for keys in _keys(key):
-        words = _round(words, keys)
-    return words
+Array = np.ndarray
+Word = np.uint64
+Parts = list[tuple[int, Rows, np.ndarray]]
+"""Of every task its index, rows, and their row numbers (int64 [B]) in the run's endless order."""
+TOO_LONG = "the items of a row are longer than the row: mix the data again"
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+_MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+_TO_24_BITS = np.uint64(8)
+_TO_PLACE, _NO_PLACE = np.uint64(32 - 7), np.uint64(1 << 7)  # 7 bits of word 0; special tokens have no place
 
 
-def _keys(key: Key) -> np.ndarray:
-    """The two words of every round's key, [rounds, 2]."""
-    return (np.array(key, dtype=np.uint64) + np.arange(_ROUNDS, dtype=np.uint64)[:, None] * _WEYL) & _LOW
+@njit(inline="always")
+def philox(c0: Word, c1: Word, c2: Word, c3: Word, seed: Word) -> tuple[Word, Word, Word, Word]:
+    """Four 32-bit words of a counter of four under the key of `seed`'s low and high half; all are uint64."""
+    k0, k1 = seed & _LOW, seed >> _HALF
+    for _ in range(10):
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = (p1 >> _HALF) ^ c1 ^ k0, p1 & _LOW, (p0 >> _HALF) ^ c3 ^ k1, p0 & _LOW
+        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
+    return c0, c1, c2, c3
 
 
-def _round(words: list[np.ndarray], keys: np.ndarray) -> list[np.ndarray]:
-    c0, c1, c2, c3 = words
-    p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-    return [(p1 >> _SHIFT) ^ (c1 ^ keys[0]), p1 & _LOW, (p0 >> _SHIFT) ^ (c3 ^ keys[1]), p0 & _LOW]
+@njit(inline="always")
+def masked_count(ordinary: int, fraction: float) -> int:
+    """Positions to mask of an item with `ordinary` ordinary tokens: max(1, round(fraction · n)), but no more than n."""
+    return min(max(1, int(np.floor(fraction * ordinary + 0.5))), ordinary)
 
 
-class _Grid:
-    """The same for every column of B rows: words 0 and 1, uint64 [B, T], and word 2 where it is asked for."""
-
-    def __init__(self, width: int, task: np.ndarray, numbers: np.ndarray, key: Key):
-        keys = _keys(key)
-        columns = np.arange(width, dtype=np.uint64)
-        words = [columns[None], task[:, None], numbers[:, None] & _LOW, numbers[:, None] >> _SHIFT]
-        for two in keys[:2]:  # operands of one value a row, or one a column, for the most part
-            words = _round(words, two)
-        even, odd, product = (np.empty((2, len(numbers), width), dtype=np.uint64) for _ in range(3))
-        even[0], odd[0], even[1], odd[1] = words
-        crossed, multipliers = product[::-1], _MULTIPLIERS[:, None, None]
-        for two in keys[2:-1, :, None, None]:  # as _round, in place
-            np.multiply(even, multipliers, out=product)
-            np.bitwise_xor(odd, two, out=odd)
-            np.right_shift(crossed, _SHIFT, out=even)
-            np.bitwise_xor(even, odd, out=even)
-            np.bitwise_and(crossed, _LOW, out=odd)
-        last = np.multiply(even[1], _MULTIPLIERS[1], out=product[0])
-        self.word0, self.word1 = (last >> _SHIFT) ^ (odd[0] ^ keys[-1, 0]), last & _LOW
-        self._even, self._odd, self._key = even[0].ravel(), odd[1].ravel(), keys[-1, 1]
-
-    def word2(self, flat: np.ndarray) -> np.ndarray:
-        """Word 2 at flat positions."""
-        return ((self._even[flat] * _MULTIPLIERS[0]) >> _SHIFT) ^ (self._odd[flat] ^ self._key)
-
-
-def masked_count(ordinary: np.ndarray, fraction: float) -> np.ndarray:
-    """Positions to mask of items with `ordinary` ordinary tokens: max(1, round(fraction · n)), but no more than n."""
-    return np.minimum(np.maximum(1, np.floor(fraction * ordinary + 0.5).astype(np.int64)), ordinary)
-
-
-def corrupt(
-    tokens: np.ndarray, segments: np.ndarray, numbers: np.ndarray, seed: int, task: int | np.ndarray, fraction: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Masked positions (ascending flat indices, int64) and their uniforms (float32 in [0, 1)) of rows.
-
-    `tokens` and `segments` are [B, T], the latter from 1 upwards along a row and 0 behind; `numbers` [B] are the row
-    numbers, `task` one index or [B]. Of each item, max(1, round(fraction · n)) of its n ordinary tokens are chosen
-    without replacement, all sets alike (XLM-E section 3.1: uniform masking): the first ones by 64 random bits, equal
-    ones, if ever, by position.
-    """
-    width = tokens.shape[1]
-    tasks = np.broadcast_to(np.asarray(task, dtype=np.uint64), numbers.shape)
-    done = [(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32))]
-    for first in range(0, len(tokens), _BLOCK):
-        part = slice(first, first + _BLOCK)
-        grid = tasks[part], numbers[part].astype(np.uint64), _key(seed)
-        chosen, uniforms = _choose(tokens[part], segments[part], *grid, fraction)
-        done.append((chosen + first * width, uniforms))
-    where, uniforms = (np.concatenate(group) for group in zip(*done, strict=True))
-    return where, uniforms
-
-
-def row_keys(numbers: np.ndarray, seed: int, tasks: np.ndarray) -> np.ndarray:
-    """64 bits for each row, as int64 [B], of a counter whose column no row has."""
-    counter = np.uint64(_LOW), tasks.astype(np.uint64), numbers.astype(np.uint64) & _LOW, numbers.astype(np.uint64) >> _SHIFT
-    low, high, *_ = philox(counter, _key(seed))
-    return (low | (high << _SHIFT)).view(np.int64)
-
-
-def _key(seed: int) -> Key:
-    return seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
-
-
+@njit
 def _choose(
-    tokens: np.ndarray, segments: np.ndarray, task: np.ndarray, numbers: np.ndarray, key: Key, fraction: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """`corrupt` for one block of rows."""
-    grid = _Grid(tokens.shape[1], task, numbers, key)
-    ordinary = tokens > UNK
-    begins = np.ones(segments.shape, dtype=bool)
-    np.not_equal(segments[:, 1:], segments[:, :-1], out=begins[:, 1:])
-    starts = np.flatnonzero(begins)  # of items, and of padding, which has nothing ordinary
-    counts = masked_count(np.add.reduceat(ordinary.ravel(), starts, dtype=np.int64), fraction)
-    chosen = _up_to(_leading_bits(grid.word0, segments, ordinary), ordinary, starts, counts)
-    if len(chosen) != counts.sum():  # the last to be chosen has the same leading bits as another
-        chosen = _first(grid, ordinary, starts, counts)
-    return chosen, (grid.word2(chosen) >> np.uint64(8)).astype(np.float32) * np.float32(2.0**-24)
+    keys_T: Array, places_T: Array, start: int, stop: int, fraction: float, tally: Array, chosen: Array, done: int
+) -> int:
+    """Write the columns to mask of the item [start, stop) to chosen[done:], ascending, and return where they end.
+
+    A tally of places, the keys' leading bits, says up to which place tokens are needed; those of it with the largest keys go again.
+    """
+    tally[:] = 0
+    for column in range(start, stop):
+        tally[places_T[column]] += 1
+    count = masked_count(stop - start - tally[_NO_PLACE], fraction)
+    bound, found = 0, 0
+    while found < count:
+        found += tally[bound]
+        bound += 1
+    first = done
+    for column in range(start, stop):
+        chosen[done] = column  # stays if it counts: no branch, which would be taken at random
+        done += places_T[column] < bound
+    for _ in range(found - count):
+        last, largest = first, np.uint64(0)
+        for at in range(first, done):
+            later = keys_T[chosen[at]] >= largest
+            last = at if later else last
+            largest = keys_T[chosen[at]] if later else largest
+        done -= 1
+        for at in range(last, done):
+            chosen[at] = chosen[at + 1]
+    return done
 
 
-def _leading_bits(word0: np.ndarray, segments: np.ndarray, ordinary: np.ndarray) -> np.ndarray:
-    """uint32 [B, T], to order a row by item and an item by word 0, as much of that as has room: sorts ten times as fast."""
-    bits = int(segments.max()).bit_length()
-    keys = (word0 >> np.uint64(bits)).astype(np.uint32)
-    keys |= ~ordinary * np.uint32(0xFFFFFFFF >> bits)  # behind the item's ordinary tokens
-    keys |= (segments - 1).astype(np.uint32) << np.uint32(32 - bits)  # padding behind all items, where it is in the row
-    return keys
+@compiled(
+    int64(
+        *(reads(int32, 2), reads(int64), reads(int64), reads(int64), uint64, uint64, float64),
+        *(int64, writes(int64), writes(float32), int64),
+    )
+)
+def _corrupt(
+    tokens_BT: Array,
+    items_B: Array,
+    lengths: Array,
+    numbers_B: Array,
+    seed: Word,
+    task: Word,
+    fraction: float,
+    first_row: int,
+    masked: Array,
+    uniforms: Array,
+    done: int,
+) -> int:
+    """Write to masked[done:] and uniforms[done:], which have one place more than tokens, and return where they end."""
+    batch, width = tokens_BT.shape
+    keys_T, draws_T = np.empty(width, dtype=np.uint64), np.empty(width, dtype=np.uint64)
+    places_T, tally = np.empty(width, dtype=np.uint8), np.empty(_NO_PLACE + 1, dtype=np.int64)
+    item = 0
+    for row in range(batch):
+        number = np.uint64(numbers_B[row])
+        for column in range(width):
+            first, second, third, _ = philox(np.uint64(column), task, number & _LOW, number >> _HALF, seed)
+            keys_T[column] = first << _HALF | second
+            draws_T[column] = third
+            places_T[column] = first >> _TO_PLACE if tokens_BT[row, column] > UNK else _NO_PLACE
+        start, before = 0, done
+        for _ in range(items_B[row]):
+            stop = start + lengths[item]
+            if stop > width:
+                raise ValueError(TOO_LONG)
+            done = _choose(keys_T, places_T, start, stop, fraction, tally, masked, done)
+            start = stop
+            item += 1
+        for at in range(before, done):
+            uniforms[at] = np.float32(draws_T[masked[at]] >> _TO_24_BITS) * np.float32(2.0**-24)
+            masked[at] += (first_row + row) * width
+    return done
 
 
-def _up_to(keys: np.ndarray, ordinary: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Flat positions of each item's ordinary tokens up to the `counts`-th by key, and of those with the same key."""
-    ranked = np.sort(keys, axis=1).ravel()
-    limits = np.repeat(ranked[starts + counts - 1], np.diff(starts, append=keys.size))
-    return np.flatnonzero((keys.ravel() <= limits) & ordinary.ravel())
+@compiled(void(reads(int64), uint64, uint64, uint64, writes(uint64)))
+def _row_bits(numbers_B: Array, seed: Word, task: Word, column: Word, bits_B: Array) -> None:
+    for row in range(len(numbers_B)):
+        number = np.uint64(numbers_B[row])
+        low, high, _, _ = philox(column, task, number & _LOW, number >> _HALF, seed)
+        bits_B[row] = high << _HALF | low
 
 
-def _first(grid: _Grid, ordinary: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Flat positions of each item's first `counts` ordinary tokens by words 0 and 1 and position, ascending."""
-    flat = np.flatnonzero(ordinary)
-    item = np.searchsorted(starts, flat, side="right") - 1
-    order = np.lexsort((grid.word1.ravel()[flat], grid.word0.ravel()[flat], item))
-    rank = np.arange(len(flat)) - np.searchsorted(item, item)  # items ascend, so each keeps its places
-    return np.sort(flat[order[rank < counts[item]]])
+def corrupt(parts: Parts, seed: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+    """Masked positions (ascending flat indices, int64 [M]) and their uniforms (float32 [M] in [0, 1)) of the rows of all parts.
+
+    Of each item, max(1, round(fraction · n)) of its n ordinary tokens are chosen without replacement, all sets alike (XLM-E
+    section 3.1: uniform masking): the first ones by 64 random bits, equal ones, if ever, by position. Raises ValueError for items
+    that are longer than their row.
+    """
+    places = sum(rows.tokens.size for _, rows, _ in parts)
+    masked, uniforms = np.empty(places + 1, dtype=np.int64), np.empty(places + 1, dtype=np.float32)
+    first, done = 0, 0
+    for task, rows, numbers in parts:
+        row = rows.tokens, rows.items, rows.lengths, numbers
+        done = _corrupt(*row, _unsigned(seed), np.uint64(task), fraction, first, masked, uniforms, done)
+        first += len(rows.tokens)
+    return masked[:done].copy(), uniforms[:done].copy()
+
+
+def row_bits(numbers: np.ndarray, seed: int, task: int, column: int) -> np.ndarray:
+    """Words 0 (low) and 1 (high) of the counter of one column of every row, uint64 [B]."""
+    bits_B = np.empty(len(numbers), dtype=np.uint64)
+    _row_bits(numbers, _unsigned(seed), np.uint64(task), np.uint64(column), bits_B)
+    return bits_B
+
+
+def _unsigned(seed: int) -> np.uint64:
+    return np.uint64(seed & 0xFFFFFFFFFFFFFFFF)

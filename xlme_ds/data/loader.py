@@ -8,7 +8,8 @@ import numpy as np
 
 from ..config import DataConfig
 from .batch import Batch
-from .collate import Parts, collate
+from .collate import collate
+from .corrupt import Parts
 from .order import StepPlan, plan_step
 from .pseudo import PseudoSides
 from .schema import TASKS

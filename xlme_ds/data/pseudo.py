@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from .batch import Batch
-from .collate import Parts, collate
-from .corrupt import philox
+from .collate import collate
+from .corrupt import Parts, row_bits
 from .rows import EOS, PAD, TASKS, Rows
 
 _BITS = np.uint64(32)
@@ -45,16 +45,14 @@ class PseudoSides:
         (seed, row number): of the counter of the row's first token, which `corrupt` never masks.
         """
         count, width = rows.tokens.shape
-        number = numbers.astype(np.uint64)
-        counter = np.uint64(0), np.uint64(TASKS.index("mono")), number & _LOW, number >> _BITS
-        first, second, *_ = philox(counter, (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF))
-        fractions = np.array(self.fractions)[_below(len(self.fractions), first)]
+        bits = row_bits(numbers, seed, TASKS.index("mono"), column=0)
+        fractions = np.array(self.fractions)[_below(len(self.fractions), bits & _LOW)]
         kept = np.minimum(rows.lengths - 2, ((width - 3) / (1 + fractions)).astype(np.int64))
         places = np.clip(np.floor(fractions * kept + 0.5).astype(np.int64), 1, width - 3 - kept)
         lengths = kept + places + 3
         tokens = np.where(np.arange(width) <= kept[:, None], rows.tokens, np.int32(PAD))
         tokens[np.arange(count), kept + 1] = tokens[np.arange(count), lengths - 1] = EOS
-        others = _below(max(self.languages - 1, 1), second) + (self.languages > 1)
+        others = _below(max(self.languages - 1, 1), bits >> _BITS) + (self.languages > 1)
         return Rows(tokens, rows.items, lengths, rows.languages), (rows.languages + others) % self.languages
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from .rows import BOS, EOS, LAYOUTS, PAD, TASKS, UNK, Layout  # noqa: F401  they are part of the contract
+from .rows import BOS, EOS, LAYOUTS, PAD, TASKS, UNK, Layout, Rows  # noqa: F401  they are part of the contract
 
 FORMAT_VERSION = 1
 

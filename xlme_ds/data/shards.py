@@ -16,7 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numba.types import boolean, int32, int64
 
+from .compiled import compiled, reads
 from .rows import PAD, Rows, joined
 from .schema import Manifest, read_manifest, row_schema
 
@@ -76,7 +78,6 @@ class RowStore:
             )
         self._numbers = np.array([self.languages.index(code) for code in self.manifest.languages])
         self._starts = [0, *accumulate(shard.rows for shard in self.manifest.shards)]
-        self._columns = np.arange(self.row_tokens)
         self._open: dict[int, list[_Block]] = {}
         self._coming: dict[int, Future[list[_Block]]] = {}
         self._reader = ThreadPoolExecutor(1, f"shards of {self.folder.name}")  # has no thread before it has work
@@ -110,7 +111,8 @@ class RowStore:
         number, first = divmod(start - self._starts[shard], size)
         block = blocks[number]
         rows = block.rows(first, min(first + stop - start, len(block.tokens)))
-        if not self._possible(rows):
+        limits = self.manifest.vocabulary_size, len(self.manifest.languages)
+        if not _possible(rows.tokens, rows.items, rows.lengths, rows.languages, *limits):
             raise ValueError(
                 f"{self._path(shard)} has ids or lengths that no row can have, near row {start - self._starts[shard]}: "
                 f"mix {self.folder} again"
@@ -158,17 +160,24 @@ class RowStore:
                 f"{path} cannot be read ({why}): check the folder with `python -m data_prep verify`, restore the file or mix again"
             ) from None
 
-    def _possible(self, rows: Rows) -> bool:
-        """Whether a model can read them: data from elsewhere may hold anything under a right checksum."""
-        if len(rows.lengths) == 0 or rows.items.min() < 1 or rows.lengths.min() < 1:
-            return False
-        ends = np.cumsum(rows.lengths)[np.cumsum(rows.items) - 1]
-        used = np.diff(ends, prepend=0)
-        padding = self._columns >= used[:, None]
-        return bool(
-            used.max() <= self.row_tokens
-            and (rows.tokens.view(np.uint32) < self.manifest.vocabulary_size).all()  # a negative one is large
-            and ((rows.tokens == PAD) == padding).all()
-            and rows.languages.min(initial=0) >= 0
-            and rows.languages.max(initial=0) < len(self.manifest.languages)
-        )
+
+@compiled(boolean(reads(int32, 2), reads(int64), reads(int64), reads(int64), int64, int64))
+def _possible(
+    tokens_BT: np.ndarray, items_B: np.ndarray, lengths: np.ndarray, languages: np.ndarray, vocabulary: int, codes: int
+) -> bool:
+    """Whether a model can read the rows: data from elsewhere may hold anything under a right checksum."""
+    batch, width = tokens_BT.shape
+    item, ok = 0, True
+    for row in range(batch):
+        tokens_T, used = tokens_BT[row], 0
+        for length in lengths[item : item + items_B[row]]:
+            ok &= length > 0
+            used += length
+        ok &= (items_B[row] > 0) & (used <= width)
+        for column in range(width):
+            token = tokens_T[column]
+            ok &= (token >= 0) & (token < vocabulary) & ((token == PAD) == (column >= used))
+        item += items_B[row]
+    for language in languages:
+        ok &= (language >= 0) & (language < codes)
+    return ok

@@ -13,17 +13,20 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import ModelConfig
-from .attention_cpu import attend
+from .attention_cpu import Items, attend, items_of
+from .linear import Linear
 from .relative_position import Gate, spread
 
 
 class AttentionBias(NamedTuple):
     """What all layers of an encoder share for one batch: computed once, read by each."""
 
-    allowed_B1TT: Tensor
-    """bool: query i may see key j, because both stand in one item."""
+    allowed_B1TT: Tensor | None
+    """bool: query i may see key j, because both stand in one item; None where `items` says so."""
     distance_HTT: Tensor | None
     """d_{i-j}, or None without a relative bias."""
+    items: Items | Tensor | None = None
+    """On the CPU, where every position sees its whole item; segments [B, T] instead for layers that are compiled."""
 
 
 class ItemBias(NamedTuple):
@@ -57,13 +60,18 @@ def shared_bias(
     distance_HW: Tensor | None,
     dtype: torch.dtype,
     allowed: Callable[[Tensor], Tensor] = item_mask,
+    compiling: bool = False,
 ) -> AttentionBias | ItemBias:
     """What the layers share, for the kernel that `model.attention` names. `allowed` says of the groups who sees whom; triton
     knows no other than `item_mask`."""
     # Triton runs on a GPU, and in its interpreter on the CPU.
     if kernel == "triton" and (groups_BT.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
         return ItemBias(*item_bounds(groups_BT), distance_HW)
-    return AttentionBias(allowed(groups_BT), None if distance_HW is None else spread(distance_HW).to(dtype))
+    distance_HTT = None if distance_HW is None else spread(distance_HW).to(dtype)
+    if allowed is item_mask and not groups_BT.is_cuda:
+        # Numbers of Python's are a part of what is compiled for.
+        return AttentionBias(None, distance_HTT, groups_BT if compiling else items_of(groups_BT))
+    return AttentionBias(allowed(groups_BT), distance_HTT)
 
 
 class Attention(nn.Module):
@@ -72,8 +80,8 @@ class Attention(nn.Module):
     def __init__(self, cfg: ModelConfig):
         super().__init__()
         self.heads = cfg.heads
-        self.qkv = nn.Linear(cfg.width, 3 * cfg.width)
-        self.output = nn.Linear(cfg.width, cfg.width)
+        self.qkv = Linear(cfg.width, 3 * cfg.width)
+        self.output = Linear(cfg.width, cfg.width)
         self.gate = Gate(cfg.heads, cfg.width // cfg.heads) if cfg.relative_bias == "gated" else None
 
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias) -> Tensor:
@@ -95,7 +103,7 @@ def plain_attend(
 ) -> Tensor:
     """softmax(q kᵀ / sqrt(K) + gate · d, inside items) v, [B, H, T, K], on the CPU."""
     read = q_BHTK.contiguous(), k_BHTK.contiguous(), v_BHTK.contiguous(), gate_BHT1
-    return attend(*read, bias.distance_HTT, bias.allowed_B1TT)
+    return attend(*read, bias.distance_HTT, bias.allowed_B1TT, bias.items)
 
 
 def fused_attend(
@@ -105,6 +113,7 @@ def fused_attend(
     distance = q_BHTK.new_zeros(()) if bias.distance_HTT is None else bias.distance_HTT
     if gate_BHT1 is not None:
         distance = distance * gate_BHT1
+    assert bias.allowed_B1TT is not None
     mask = torch.where(bias.allowed_B1TT, distance, float("-inf")).to(q_BHTK.dtype)
     # cuDNN's kernel, torch's first choice on Hopper, has no gradient for the bias and misreads one of another type.
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):

@@ -1,17 +1,33 @@
 """Attention with the gated relative position bias on the CPU, whose fused kernel of torch has no gradient for a bias.
 
-A tile of scores at a time, as large as the cores' caches hold; between the passes nothing of that size is kept, the backward pass
-computes the weights once more (as FlashAttention does; Dao et al. 2022, section 3.1).
+A tile of scores at a time, as large as the cores' caches hold, and only inside the items where every position sees its whole
+item; between the passes nothing of that size is kept, the backward pass computes the weights once more (as FlashAttention does;
+Dao et al. 2022, section 3.1).
 
-B rows, H heads, T tokens, K head size, N heads of a tile, over one row or several.
+B rows, H heads, T tokens, K head size; of a tile N heads, over one row or several, and S tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _TILE = 2**21  # bytes of scores a thread
+
+Items = Sequence[tuple[int, int, int]]
+"""Of every item its row, its first token, and one behind its last."""
+Tile = tuple[slice, slice, slice]
+"""Rows, heads, tokens: one row, or all heads and tokens of several."""
+
+
+def items_of(segments_BT: Tensor) -> Items:
+    """Row, first token and end of every item, and of padding; items are contiguous."""
+    tokens = segments_BT.shape[1]
+    border_BT = F.pad(segments_BT[:, 1:] != segments_BT[:, :-1], (1, 0), value=True)
+    starts = [*border_BT.flatten().nonzero().flatten().tolist(), border_BT.numel()]
+    return [(first // tokens, first % tokens, first % tokens + end - first) for first, end in pairwise(starts)]
 
 
 def attend(
@@ -20,42 +36,62 @@ def attend(
     v_BHTK: Tensor,
     gate_BHT1: Tensor | None,
     distance_HTT: Tensor | None,
-    allowed_B1TT: Tensor,
+    allowed_B1TT: Tensor | None,
+    items: Items | Tensor | None,
 ) -> Tensor:
-    """softmax(q kᵀ / sqrt(K) + gate · d, where allowed) v, [B, H, T, K]; q, k, v and gate are contiguous."""
-    out: Tensor = _Attend.apply(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, allowed_B1TT)
+    """softmax(q kᵀ / sqrt(K) + gate · d, inside `items` or else where allowed) v, [B, H, T, K].
+
+    q, k, v and gate are contiguous; items are all of the batch, padding too, or where this is compiled its segments [B, T].
+    """
+    out: Tensor = _Attend.apply(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, items)
     return out
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *inputs):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(*inputs)
-        return (_output_operator if torch.compiler.is_compiling() else _output)(*inputs)
+        *tensors, items = inputs
+        traced = torch.compiler.is_compiling()
+        ctx.items = None if traced else items
+        ctx.save_for_backward(*tensors, items if traced else None)
+        return (_output_operator if traced else _output)(*inputs)
 
     @staticmethod
     def backward(ctx, grad_BHTK):  # type: ignore[no-untyped-def]
-        inputs = ctx.saved_tensors
-        gradients = _gradients_operator if torch.compiler.is_compiling() else _gradients
-        found = iter(gradients(grad_BHTK.contiguous(), *inputs))
-        return *(None if given is None else next(found) for given in inputs[:-1]), None
+        *tensors, segments_BT = ctx.saved_tensors
+        traced = torch.compiler.is_compiling()
+        gradients: Callable[..., list[Tensor]] = _gradients_operator if traced else _gradients
+        found = iter(gradients(grad_BHTK.contiguous(), *tensors, segments_BT if traced else ctx.items))
+        return *(None if given is None else next(found) for given in tensors[:-1]), None, None
 
 
 def _output(
-    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, distance_HTT: Tensor | None, allowed_B1TT: Tensor
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    gate_BHT1: Tensor | None,
+    distance_HTT: Tensor | None,
+    allowed_B1TT: Tensor | None,
+    items: Items | None,
 ) -> Tensor:
-    tiles, out_BHTK = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT), torch.empty_like(q_BHTK)
+    tiles, out_BHTK = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, items), torch.empty_like(q_BHTK)
     for tile in tiles:
         torch.bmm(tiles.weights(tile), _flat(v_BHTK[tile]), out=_flat(out_BHTK[tile]))
     return out_BHTK
 
 
 def _gradients(
-    grad_BHTK: Tensor, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, distance_HTT: Tensor | None,
-    allowed_B1TT: Tensor,
-) -> list[Tensor]:  # fmt: skip
+    grad_BHTK: Tensor,
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    gate_BHT1: Tensor | None,
+    distance_HTT: Tensor | None,
+    allowed_B1TT: Tensor | None,
+    items: Items | None,
+) -> list[Tensor]:
     """Of q, k, v, and of gate and d where they are; goes over the scores as seldom as can be, and while they are in the cache."""
-    tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT)
+    tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, items)
     grad_q, grad_k, grad_v = (torch.empty_like(q_BHTK) for _ in range(3))
     grad_gate = None if gate_BHT1 is None else torch.empty_like(gate_BHT1)
     grad_distance = None if distance_HTT is None else torch.zeros_like(distance_HTT)
@@ -66,72 +102,127 @@ def _gradients(
         product = torch.bmm(grad, v.mT, out=tiles.scratch(tile))
         # Where nothing may be seen the weight is 0, and so is this.
         of_scores = torch.ops.aten._softmax_backward_data(product, weights, -1, weights.dtype)
-        _flat(grad_q[tile]).baddbmm_(of_scores, k, beta=0, alpha=scale)
-        _flat(grad_k[tile]).baddbmm_(of_scores.mT, q, beta=0, alpha=scale)
+        _scaled_product(_flat(grad_q[tile]), of_scores, k, scale, beta=0)
+        _scaled_product(_flat(grad_k[tile]), of_scores.mT, q, scale, beta=0)
         if distance_HTT is None or grad_distance is None:
             continue
-        by_head, heads = of_scores.view(*grad_q[tile].shape[:3], -1), tile[1]
+        by_head, of_pairs = of_scores.view(*grad_q[tile].shape[:3], -1), _of_pairs(grad_distance, tile)
         if gate_BHT1 is None or grad_gate is None:
-            grad_distance[heads].add_(by_head.sum(0))
+            of_pairs.add_(by_head.sum(0))
             continue
-        torch.sum(torch.mul(by_head, distance_HTT[heads], out=product.view_as(by_head)), -1, keepdim=True, out=grad_gate[tile])
+        spare = product.view_as(by_head)
+        torch.mul(by_head, _of_pairs(distance_HTT, tile), out=spare)
+        torch.sum(spare, -1, keepdim=True, out=grad_gate[tile])
         for of_row, gate in zip(by_head, gate_BHT1[tile], strict=True):
-            grad_distance[heads].addcmul_(of_row, gate)
+            of_pairs.addcmul_(of_row, gate)
     return [found for found in (grad_q, grad_k, grad_v, grad_gate, grad_distance) if found is not None]
 
 
-# torch.compile is not to look into them: loops over as many tiles as the row has.
-_output_operator = torch.library.custom_op("xlme_ds::attend_cpu", _output, mutates_args=())
-_gradients_operator = torch.library.custom_op("xlme_ds::attend_cpu_backward", _gradients, mutates_args=())
+# torch.compile is not to look into them: loops over as many tiles as there are items.
+@torch.library.custom_op("xlme_ds::attend_cpu", mutates_args=())
+def _output_operator(
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, distance_HTT: Tensor | None,
+    allowed_B1TT: Tensor | None, segments_BT: Tensor | None,
+) -> Tensor:  # fmt: skip
+    items = None if segments_BT is None else items_of(segments_BT)
+    return _output(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, items)
+
+
+@torch.library.custom_op("xlme_ds::attend_cpu_backward", mutates_args=())
+def _gradients_operator(
+    grad_BHTK: Tensor, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, distance_HTT: Tensor | None,
+    allowed_B1TT: Tensor | None, segments_BT: Tensor | None,
+) -> list[Tensor]:  # fmt: skip
+    items = None if segments_BT is None else items_of(segments_BT)
+    return _gradients(grad_BHTK, q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, items)
+
+
 _output_operator.register_fake(lambda q_BHTK, *others: torch.empty_like(q_BHTK))
 _gradients_operator.register_fake(
-    lambda grad_BHTK, *inputs: [torch.empty_like(given) for given in inputs[:-1] if given is not None]
+    lambda grad_BHTK, *inputs: [torch.empty_like(given) for given in inputs[:5] if given is not None]
 )
-
-
-Tile = tuple[slice, slice]
-"""Rows and heads: one row, or all heads of several."""
 
 
 class _Tiles:
     """Which there are, and the weights of one."""
 
-    def __init__(self, q: Tensor, k: Tensor, gate: Tensor | None, distance: Tensor | None, allowed: Tensor):
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        gate: Tensor | None,
+        distance: Tensor | None,
+        allowed: Tensor | None,
+        items: Items | None,
+    ):
         self.q, self.k, self.gate, self.distance = q, k, gate, distance
-        self.mask = q.new_zeros(()).where(allowed, float("-inf"))
-        self.rows, self.heads, self.tokens, size = q.shape
+        self.mask = None if allowed is None else q.new_zeros(()).where(allowed, float("-inf"))
+        rows, heads, tokens, size = q.shape
         self.scale = size**-0.5
-        room = max(1, _TILE * torch.get_num_threads() // (self.tokens**2 * q.element_size()))  # for heads
-        self.rows_a_tile = min(max(1, room // self.heads), self.rows)
-        tiles_a_row = -(-self.heads // room)
-        self.heads_a_tile = -(-self.heads // tiles_a_row)
-        self._scratch = q.new_empty(self.rows_a_tile * self.heads_a_tile, self.tokens, self.tokens)
+        room = _TILE * torch.get_num_threads() // q.element_size()
+        self.tiles = list(_rows(rows, heads, tokens, room) if items is None else _items(items, heads, room))
+        self._scratch = q.new_empty(max(self._numel(tile) for tile in self.tiles))
 
     def __iter__(self) -> Iterator[Tile]:
-        for head in range(0, self.heads, self.heads_a_tile):
-            for row in range(0, self.rows, self.rows_a_tile):
-                yield slice(row, row + self.rows_a_tile), slice(head, head + self.heads_a_tile)
+        return iter(self.tiles)
+
+    def _numel(self, tile: Tile) -> int:
+        rows, heads, tokens, _ = self.q[tile].shape
+        return rows * heads * tokens**2
 
     def scratch(self, tile: Tile) -> Tensor:
-        """[N, T, T] to be written into, until the next call of `weights`."""
-        rows, heads, *_ = self.q[tile].shape
-        return self._scratch[: rows * heads]
+        """[N, S, S] to be written into, until the next call of `weights`."""
+        tokens = self.q[tile].shape[2]
+        return self._scratch[: self._numel(tile)].view(-1, tokens, tokens)
 
     def weights(self, tile: Tile) -> Tensor:
-        """What every query takes of every key, [N, T, T]."""
-        scores, (rows, heads) = self.scratch(tile), tile
-        by_head = scores.view(*self.q[tile].shape[:3], self.tokens)
-        mask = self.mask[rows]
-        if self.distance is None:
-            by_head.copy_(mask)
-        elif self.gate is None:
-            torch.add(self.distance[heads], mask, out=by_head)
+        """What every query takes of every key, [N, S, S]."""
+        scores = self.scratch(tile)
+        by_head = scores.view(*self.q[tile].shape[:3], -1)
+        mask = None if self.mask is None else self.mask[tile[0]]
+        if self.gate is not None and self.distance is not None:
+            gate, distance = self.gate[tile], _of_pairs(self.distance, tile)
+            torch.mul(gate, distance, out=by_head) if mask is None else torch.addcmul(mask, gate, distance, out=by_head)
+        elif self.distance is not None:
+            torch.add(_of_pairs(self.distance, tile), 0 if mask is None else mask, out=by_head)
         else:
-            torch.mul(self.gate[tile], self.distance[heads], out=by_head).add_(mask)
-        scores.baddbmm_(_flat(self.q[tile]), _flat(self.k[tile]).mT, alpha=self.scale)
-        return scores.softmax(-1)
+            by_head.copy_(by_head.new_zeros(()) if mask is None else mask)
+        return _scaled_product(scores, _flat(self.q[tile]), _flat(self.k[tile]).mT, self.scale).softmax(-1)
 
 
-def _flat(tile_RHTK: Tensor) -> Tensor:
-    """Rows and heads of a tile as one, [N, T, K]; a view."""
-    return tile_RHTK.view(-1, *tile_RHTK.shape[2:])
+def _rows(rows: int, heads: int, tokens: int, room: int) -> Iterator[Tile]:
+    """Several rows, or some heads of one."""
+    rows_a_tile = max(1, room // (heads * tokens**2))
+    for part in _heads(heads, tokens, room):
+        for row in range(0, rows, rows_a_tile):
+            yield slice(row, row + rows_a_tile), part, slice(None)
+
+
+def _items(items: Items, heads: int, room: int) -> Iterator[Tile]:
+    """One item, or some heads of it."""
+    for row, first, end in items:
+        for part in _heads(heads, end - first, room):
+            yield slice(row, row + 1), part, slice(first, end)
+
+
+def _heads(heads: int, tokens: int, room: int) -> Iterator[slice]:
+    """Alike as can be, so that the scores of each part have room."""
+    parts = -(-heads // max(1, room // tokens**2))
+    size = -(-heads // parts)
+    return (slice(head, head + size) for head in range(0, heads, size))
+
+
+def _of_pairs(all_HTT: Tensor, tile: Tile) -> Tensor:
+    """The tile's part of what depends on head and distance, wherever the tile stands in its row; a view."""
+    first, end, _ = tile[2].indices(all_HTT.shape[1])
+    return all_HTT[tile[1], : end - first, : end - first]
+
+
+def _scaled_product(out: Tensor, a: Tensor, b: Tensor, scale: float, beta: int = 1) -> Tensor:
+    """out = beta · out + scale · a b, of every head."""
+    return torch.baddbmm(out, a, b, beta=beta, alpha=scale, out=out)  # torch's counter of operations misses baddbmm_
+
+
+def _flat(tile_RHSK: Tensor) -> Tensor:
+    """Rows and heads of a tile as one, [N, S, K]; a view."""
+    return tile_RHSK.view(-1, *tile_RHSK.shape[2:])

@@ -57,9 +57,8 @@ class Masking:
         """What `allowed` needs to know of every position, int64 [B, T]: here the number of its item."""
         return batch.segments_BT
 
-    def allowed(self, groups_BT: Tensor) -> Tensor:
-        """Which key a query may see, bool [B, 1, T, T]: here those of its item."""
-        return item_mask(groups_BT)
+    allowed = staticmethod(item_mask)
+    """Which key a query may see, bool [B, 1, T, T], by the groups: here those of its item."""
 
 
 class LanguageModel(TextEncoder):

@@ -7,6 +7,7 @@ from ..config import ModelConfig
 from .attention import Attention, AttentionBias, ItemBias
 from .compiled import compiled, places
 from .dropout import derive, drop
+from .linear import Linear
 
 LAYER_NORM_EPSILON = 1e-5
 
@@ -21,8 +22,8 @@ class TransformerLayer(nn.Module):
         self.how = cfg.compile
         self.attention = Attention(cfg)
         self.attention_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON)
-        self.up = nn.Linear(cfg.width, cfg.feed_forward)
-        self.down = nn.Linear(cfg.feed_forward, cfg.width)
+        self.up = Linear(cfg.width, cfg.feed_forward)
+        self.down = Linear(cfg.feed_forward, cfg.width)
         self.feed_forward_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON)
 
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:

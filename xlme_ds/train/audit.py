@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.collate import Parts
+from ..data.corrupt import Parts
 from ..data.loader import Loader
 from ..data.rows import TASKS
 from ..engine.processes import broadcast, naming, together
