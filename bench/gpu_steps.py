@@ -52,11 +52,14 @@ class MasterWeights(PlainEngine):
 
 
 def run_config(
-    name: str, rows: int, micro_batch: int, checkpointing: bool, chunk: int, quick: bool, kernel: str = "sdpa"
-) -> RunConfig:
+    name: str, rows: int, micro_batch: int, checkpointing: bool, chunk: int, quick: bool,
+    kernel: str = "sdpa", compile: str = "none",
+) -> RunConfig:  # fmt: skip
     """A recipe on one process with `rows` of each task a step; `quick`: the same shape of model, tiny."""
     run = recipe(name)
-    model = replace(run.model, activation_checkpointing=checkpointing, head_chunk=chunk, attention=kernel)
+    model = replace(
+        run.model, activation_checkpointing=checkpointing, head_chunk=chunk, attention=kernel, compile=compile
+    )
     if quick:
         model = replace(
             model, vocabulary=600, width=64, heads=4, feed_forward=128, generator_layers=1, discriminator_layers=2,
@@ -69,6 +72,7 @@ def run_config(
 @contextmanager
 def built(run: RunConfig, device: Device, engine: str) -> Iterator[Any]:
     """The engine of `run`, ready to train: DeepSpeed's, or `plain` for `MasterWeights`."""
+    torch.compiler.reset()  # what is compiled, and its CUDA graphs, would outlive the case
     source = SyntheticSource(run, run.model.max_positions)
     if engine == "deepspeed":
         from xlme_ds.engine.build import build_engine

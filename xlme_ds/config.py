@@ -49,6 +49,9 @@ class ModelConfig:
     init_std: float = 0.02
     attention: Literal["sdpa", "triton"] = "sdpa"
     """On a GPU: torch's scaled_dot_product_attention with the whole bias, or our Triton kernels. The CPU has a form of its own."""
+    compile: Literal["none", "layers", "graphs"] = "none"
+    """Of pre-training on a GPU. layers: torch compiles them, for a minute at the first step (on a CPU it gains little); graphs:
+    it replays them as CUDA graphs besides, with ZeRO 1 or 2 in bf16."""
     head_chunk: int = 8192
     """Ids of the vocabulary whose logits exist at the same time, at all masked positions of a micro-batch."""
     activation_checkpointing: bool = False
@@ -80,6 +83,10 @@ class ModelConfig:
         _require(
             self.attention == "sdpa" or size in (16, 32, 64, 128),
             f"model.attention triton takes heads of size 16, 32, 64 or 128, model.width / model.heads is {size}: set it to sdpa",
+        )
+        _require(
+            self.compile != "graphs" or not self.activation_checkpointing,
+            "model.compile graphs keeps the activations in its graphs: set it to layers, or leave model.activation_checkpointing off",
         )
         _require(self.init_std > 0, f"model.init_std is {self.init_std}: it must be positive")
         _require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}: it must be at least 0 and below 1")
@@ -348,6 +355,11 @@ class Training:
         _require(
             not self.data.alternate or self.train.log_every % 2 == 1,
             f"train.log_every {self.train.log_every} would show one task alone under data.alternate: set it to an odd number",
+        )
+        _require(
+            self.model.compile != "graphs" or (self.engine.kind == "deepspeed" and self.engine.precision != "fp32"),
+            f"model.compile graphs is for engine.kind deepspeed computing in bf16, engine.kind is {self.engine.kind} and "
+            f"engine.precision {self.engine.precision}: set it to layers",
         )
         if self.engine.kind == "pipeline":
             self._validate_pipeline(self.engine, self.model.discriminator_layers)

@@ -68,7 +68,7 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
 
         def load() -> tuple[Loader, Loader | None, Known | None]:
             folder.claim(config)
-            check_engine(config.engine)
+            check_engine(config.engine, config.model.compile)
             share, shares = data_parallel(config.engine, rank, world)
             loader = open_data(config, data, share, shares)
             # A run that resumes needs the folder that it started from no more.

@@ -22,6 +22,7 @@ CLM = dict(objective="clm")
 # Tasks in turns, dropout, and a vector for each of the data's languages.
 XLM = dict(objective="mlm", relative_bias="none", language_embeddings=("fr", "de", "en"), dropout=0.1, alternate=True)
 BF16 = dict(precision="bf16")
+NOTHING_STAYS = dict(deepspeed="zero3_cpu")  # small parameters are gathered as large ones are
 DUAL = dict(pipeline_schedule="dualpipev")
 
 
@@ -70,6 +71,7 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "zero3 on 2, GDES, checkpointing": zero(3, 2, **GDES, **CHECKPOINTING),
         "bf16 zero1 on 2, micro-batch 2": zero(1, 2, BF16),
         "bf16 zero3 on 2": zero(3, 4, BF16),
+        "zero3 on 2, compiled, checkpointing": zero(3, 2, NOTHING_STAYS, compile="layers", **CHECKPOINTING),
         "zero3 on 2, MLM, checkpointing": zero(3, 2, **MLM, **CHECKPOINTING),
         "zero3 on 2, ERNIE-M": zero(3, 2, **ERNIE),
         **{f"zero{stage} on 2, BTMLM": zero(stage, 2, **BTMLM) for stage in (1, 2, 3)},

@@ -1,5 +1,7 @@
 """Order, loss and learning rates of fine-tuning, and the scores."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -126,6 +128,12 @@ def test_steps_and_warm_up() -> None:
     assert of("ner", 20_000) == (25_000, 2_500)
     assert of("xnli", 392_702) == (122_720, 12_500), "XNLI's published warm-up is in steps"
     assert of("ner", 81) == (102, 10)
+
+
+def test_batches_of_any_length_are_not_compiled_for() -> None:
+    tuning = TuningConfig().completed(TASKS["ner"], SMALL)
+    model = replace(SMALL, compile="layers")
+    assert settings("ner", tuning, model, EngineConfig(), TrainConfig(), 1, 81, "").model.compile == "none"
 
 
 def test_scores() -> None:

@@ -59,6 +59,11 @@ def test_tiles_without_a_common_item_are_passed_over(measured: Any) -> None:
 
 
 @needs_triton
+def test_torch_compile_takes_them_as_they_are(measured: Any) -> None:
+    assert measured["traced"]
+
+
+@needs_triton
 def test_the_whole_model_by_its_setting(measured: Any) -> None:
     # After three layers and their norms.
     assert 0 < measured["whole model"]["gradients"] < 1e-4

@@ -49,9 +49,11 @@ def inputs(kind: str, rows: int, tokens: int, dtype: torch.dtype, fused: bool) -
     return {name: value.requires_grad_() for name, value in found.items()}
 
 
-def run(given: dict[str, Tensor], segments_BT: Tensor, kernel: str) -> dict[str, Tensor]:
+def run(given: dict[str, Tensor], segments_BT: Tensor, kernel: str, traced: bool = False) -> dict[str, Tensor]:
     bias = shared_bias(kernel, segments_BT, given.get("distance"), given["q"].dtype)
     attend = triton_attend if isinstance(bias, ItemBias) else plain_attend
+    if traced:
+        attend = torch.compile(attend, fullgraph=True, dynamic=False, backend="aot_eager")
     out = attend(given["q"], given["k"], given["v"], given.get("gate"), bias)  # type: ignore[arg-type]
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
     gradients = torch.autograd.grad((out * weights).sum(), list(given.values()))
@@ -76,6 +78,15 @@ def poisoned() -> dict[str, bool]:
             given[name][:, :, 64:] = float("nan")
     found = run(given, segments_BT, "triton")
     return {name: bool(found[name][:, :, :64].isfinite().all()) for name in ("output", "q", "k", "v", "gate")}
+
+
+def traced() -> bool:
+    """Whether torch.compile takes the kernels into one graph, and they give the same bits there."""
+    segments_BT = segments(ROWS["less than a tile"])
+    ours, eager = (
+        run(inputs("gated", *segments_BT.shape, torch.float32, True), segments_BT, "triton", how) for how in (True, False)
+    )
+    return all(torch.equal(ours[name], value) for name, value in eager.items())
 
 
 def whole_model() -> dict[str, float]:
@@ -110,6 +121,7 @@ def main() -> None:
         "plain": error(ROWS["whole tiles"], "plain", torch.float32, True),
         "none": error(ROWS["whole tiles"], "none", torch.float32, True),
         "poisoned": poisoned(),
+        "traced": traced(),
         "whole model": whole_model(),
         "kept": kept(),
     }

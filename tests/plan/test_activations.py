@@ -14,7 +14,7 @@ from xlme_ds.plan import activations
 from xlme_ds.plan.layout import Layout, Zero
 
 ROWS, TOKENS = 3, 40
-ZERO = Zero(1, False, 1000, 1000, 1000, 1000, 4, False, False)
+ZERO = Zero(1, False, 1000, 1000, 1000, 1000, 1000, 4, False, False)
 
 
 def layout(cfg: ModelConfig, element: int, fused: bool) -> Layout:

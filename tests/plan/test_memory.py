@@ -43,6 +43,7 @@ WORDY = dict(
     max_positions=64,
     head_chunk=128,
 )
+DEEP = TINY | dict(generator_layers=4, discriminator_layers=20)
 LARGE_LIKE = MIDDLE | dict(norm="pre", vocabulary_blocks=4, activation_checkpointing=True)
 PIPE = dict(kind="pipeline", pipeline_stages=2)
 
@@ -55,6 +56,7 @@ CASES: dict[str, tuple[int, int, str, tuple[int, int, int], dict[str, Any], dict
     "middle zero2 bf16, accumulating, on 2": (2, 2, "bf16", (8, 8, 2), MIDDLE, {}),
     "middle zero3 bf16, accumulating, on 2": (2, 3, "bf16", (8, 8, 2), MIDDLE, {}),
     "middle zero3 bf16, pre-LN, blocks, checkpointing, on 2": (2, 3, "bf16", (8, 8, 4), LARGE_LIKE, {}),
+    "deep zero3 bf16, few live, on 2": (2, 3, "bf16", (8, 8, 4), DEEP, {}),
     "middle zero2 bf16, GDES, plain bias, on 2": (
         2, 2, "bf16", (8, 8, 4), MIDDLE | dict(embedding_sharing="gdes", relative_bias="plain"), {}
     ),
@@ -76,12 +78,15 @@ CASES: dict[str, tuple[int, int, str, tuple[int, int, int], dict[str, Any], dict
 }  # fmt: skip
 
 
-def engine_file(folder: Path, stage: int) -> str:
-    """Buckets small enough that they do not hide everything else."""
+def engine_file(folder: Path, stage: int, few: bool) -> str:
+    """Buckets small enough that they do not hide everything else; `few`: half of the weights do not stay for the backward pass."""
     zero = {"stage": stage, "overlap_comm": True, "reduce_bucket_size": 200_000, "allgather_bucket_size": 200_000}
     if stage == 3:
         zero |= {"stage3_prefetch_bucket_size": 100_000, "stage3_param_persistence_threshold": 1000}
-    path = folder / f"zero{stage}.json"
+    if few:
+        zero |= {"stage3_prefetch_bucket_size": 10_000, "stage3_max_live_parameters": 700_000}
+        zero |= {"stage3_max_reuse_distance": 300_000}
+    path = folder / f"zero{stage}{' few' * few}.json"
     path.write_text(json.dumps({"zero_optimization": zero}))
     return str(path)
 
@@ -91,7 +96,7 @@ def case(folder: Path, name: str) -> dict[str, Any]:
     rows = folder / f"rows_{model['vocabulary']}_{model['max_positions']}"
     if not rows.exists():
         write_data(rows, rows=32, row_tokens=model["max_positions"], vocabulary=model["vocabulary"])
-    engine = dict(kind="deepspeed", deepspeed=engine_file(folder, stage), precision=precision) | engine
+    engine = dict(kind="deepspeed", deepspeed=engine_file(folder, stage, "few live" in name), precision=precision) | engine
     objective = next((kind.lower() for kind in ("BTMLM", "MLM", "CLM") if kind in name), "electra")
     return dict(engine=engine, data=data, model=model, objective=objective, folder=str(rows))
 

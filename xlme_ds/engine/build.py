@@ -13,6 +13,7 @@ from ..config import DataConfig, EngineConfig, ModelConfig, RunConfig, Training
 from ..data.loader import Loader
 from ..data.source import BatchSource
 from ..data.vocabulary import Vocabulary
+from ..models.compiled import Compile
 from ..models.init import Known, Whole, initialise
 from ..models.pipeline import parts
 from ..objectives import objective_of
@@ -69,14 +70,19 @@ def _stage(engine: EngineConfig) -> int:
     return stage
 
 
-def check_engine(engine: EngineConfig) -> None:
-    """Raise ValueError for an engine that cannot be built, before anything is."""
+def check_engine(engine: EngineConfig, compile: Compile = "none") -> None:
+    """Raise ValueError for an engine that cannot be built, or not with this `model.compile`, before anything is."""
     if engine.kind == "plain":
         return
     stage = _stage(engine)
     if engine.kind == "pipeline" and stage != 1:
         raise ValueError(
             f"engine.deepspeed {engine.deepspeed} is ZeRO-{stage}, a pipeline runs with ZeRO-1: set it to pipe_zero1"
+        )
+    if stage == 3 and compile == "graphs":
+        raise ValueError(
+            f"engine.deepspeed {engine.deepspeed} is ZeRO-3, which gathers the weights somewhere else each time, and "
+            "model.compile graphs reads them where they were: set it to layers"
         )
     if stage == 2 and engine.gradient_precision == "bf16":
         raise ValueError(
@@ -201,7 +207,9 @@ def _deepspeed_config(config: Training, loader: BatchSource) -> dict[str, Any]:
 def _build_zero(
     config: Training, objective: Objective, fill: Fill, loader: BatchSource, heldout: BatchSource | None
 ) -> Engine:
-    from .zero import ZeroEngine, partitioned_construction, whole_parameter
+    if config.model.compile == "graphs" and not (on_gpu() and resolve_precision(config.engine) == "bf16"):
+        raise SharedError("model.compile graphs needs a GPU that computes in bf16: set it to layers or none")
+    from .zero import ZeroEngine, gather_layers_whole, partitioned_construction, whole_parameter
 
     if "nvme" in (config.engine.offload_optimizer, config.engine.offload_parameters):
         _check_nvme()
@@ -209,6 +217,8 @@ def _build_zero(
     if ds_config["zero_optimization"]["stage"] == 3:
         with partitioned_construction(ds_config):
             model = objective.build(config.model)
+        if config.model.compile != "none":
+            gather_layers_whole(model)
         fill(model, whole_parameter)
     else:
         model = objective.build(config.model)

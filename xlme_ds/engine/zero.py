@@ -7,11 +7,12 @@ from typing import Any
 
 import deepspeed
 import torch.distributed as dist
-from deepspeed.utils import safe_get_full_fp32_param
+from deepspeed.utils import safe_get_full_fp32_param, set_z3_leaf_modules
 from torch import Tensor, nn
 
 from ..config import OptimizerConfig
 from ..data.source import BatchSource
+from ..models.layers import TransformerLayer
 from ..objectives.protocol import Objective
 from .bf16_gradients import spare_passes
 from .data_parallel import DataParallelEngine
@@ -101,6 +102,11 @@ def whole_parameter(parameter: nn.Parameter):  # type: ignore[no-untyped-def]
     """Hold one parameter whole on every rank, and keep what was written into it."""
     with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
         yield
+
+
+def gather_layers_whole(model: nn.Module) -> None:
+    """Have ZeRO-3 gather and release a layer's parameters together, outside of the code that is compiled for it."""
+    set_z3_leaf_modules(model, [TransformerLayer])
 
 
 def partitioned_construction(ds_config: dict[str, Any]):  # type: ignore[no-untyped-def]

@@ -97,6 +97,7 @@ def settings(
         tuning.learning_rate, warmup, 0.9, 0.999, 1e-8, tuning.weight_decay, tuning.clip, tuning.layer_decay
     )
     data = DataConfig(tuning.batch, 0, tuning.micro_batch)
+    model = replace(model, compile="none")  # every batch has a length of its own
     return FinetuneConfig(
         f"{model.width}x{model.discriminator_layers}-{task}", seed, model, data, optimizer, engine,
         replace(train, steps=steps), task, tuning, base,

@@ -5,7 +5,6 @@ B rows, H heads, T tokens, D width, K head size, W = 2T−1 distances.
 
 import os
 from collections.abc import Callable
-from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import ModelConfig
-from .attention_cpu import Items, attend
+from .attention_cpu import Items, attend, items_of
 from .linear import Linear
 from .relative_position import Gate, spread
 
@@ -26,8 +25,8 @@ class AttentionBias(NamedTuple):
     """bool: query i may see key j, because both stand in one item; None where `items` says so."""
     distance_HTT: Tensor | None
     """d_{i-j}, or None without a relative bias."""
-    items: Items | None = None
-    """On the CPU, where every position sees its whole item."""
+    items: Items | Tensor | None = None
+    """On the CPU, where every position sees its whole item; segments [B, T] instead for layers that are compiled."""
 
 
 class ItemBias(NamedTuple):
@@ -55,20 +54,13 @@ def item_bounds(segments_BT: Tensor) -> tuple[Tensor, Tensor]:
     return first_BT, end_BT.flip(1).cummin(1).values.flip(1)
 
 
-def items_of(segments_BT: Tensor) -> Items:
-    """Row, first token and end of every item, and of padding; items are contiguous."""
-    tokens = segments_BT.shape[1]
-    border_BT = F.pad(segments_BT[:, 1:] != segments_BT[:, :-1], (1, 0), value=True)
-    starts = [*border_BT.flatten().nonzero().flatten().tolist(), border_BT.numel()]
-    return [(first // tokens, first % tokens, first % tokens + end - first) for first, end in pairwise(starts)]
-
-
 def shared_bias(
     kernel: str,
     groups_BT: Tensor,
     distance_HW: Tensor | None,
     dtype: torch.dtype,
     allowed: Callable[[Tensor], Tensor] = item_mask,
+    compiling: bool = False,
 ) -> AttentionBias | ItemBias:
     """What the layers share, for the kernel that `model.attention` names. `allowed` says of the groups who sees whom; triton
     knows no other than `item_mask`."""
@@ -77,7 +69,8 @@ def shared_bias(
         return ItemBias(*item_bounds(groups_BT), distance_HW)
     distance_HTT = None if distance_HW is None else spread(distance_HW).to(dtype)
     if allowed is item_mask and not groups_BT.is_cuda:
-        return AttentionBias(None, distance_HTT, items_of(groups_BT))
+        # Numbers of Python's are a part of what is compiled for.
+        return AttentionBias(None, distance_HTT, groups_BT if compiling else items_of(groups_BT))
     return AttentionBias(allowed(groups_BT), distance_HTT)
 
 

@@ -7,9 +7,11 @@ Dao et al. 2022, section 3.1).
 B rows, H heads, T tokens, K head size; of a tile N heads, over one row or several, and S tokens.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _TILE = 2**21  # bytes of scores a thread
@@ -20,7 +22,50 @@ Tile = tuple[slice, slice, slice]
 """Rows, heads, tokens: one row, or all heads and tokens of several."""
 
 
+def items_of(segments_BT: Tensor) -> Items:
+    """Row, first token and end of every item, and of padding; items are contiguous."""
+    tokens = segments_BT.shape[1]
+    border_BT = F.pad(segments_BT[:, 1:] != segments_BT[:, :-1], (1, 0), value=True)
+    starts = [*border_BT.flatten().nonzero().flatten().tolist(), border_BT.numel()]
+    return [(first // tokens, first % tokens, first % tokens + end - first) for first, end in pairwise(starts)]
+
+
 def attend(
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    gate_BHT1: Tensor | None,
+    distance_HTT: Tensor | None,
+    allowed_B1TT: Tensor | None,
+    items: Items | Tensor | None,
+) -> Tensor:
+    """softmax(q kᵀ / sqrt(K) + gate · d, inside `items` or else where allowed) v, [B, H, T, K].
+
+    q, k, v and gate are contiguous; items are all of the batch, padding too, or where this is compiled its segments [B, T].
+    """
+    out: Tensor = _Attend.apply(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, items)
+    return out
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):  # type: ignore[no-untyped-def]
+        *tensors, items = inputs
+        traced = torch.compiler.is_compiling()
+        ctx.items = None if traced else items
+        ctx.save_for_backward(*tensors, items if traced else None)
+        return (_output_operator if traced else _output)(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad_BHTK):  # type: ignore[no-untyped-def]
+        *tensors, segments_BT = ctx.saved_tensors
+        traced = torch.compiler.is_compiling()
+        gradients: Callable[..., list[Tensor]] = _gradients_operator if traced else _gradients
+        found = iter(gradients(grad_BHTK.contiguous(), *tensors, segments_BT if traced else ctx.items))
+        return *(None if given is None else next(found) for given in tensors[:-1]), None, None
+
+
+def _output(
     q_BHTK: Tensor,
     k_BHTK: Tensor,
     v_BHTK: Tensor,
@@ -29,55 +74,73 @@ def attend(
     allowed_B1TT: Tensor | None,
     items: Items | None,
 ) -> Tensor:
-    """softmax(q kᵀ / sqrt(K) + gate · d, inside `items` or else where allowed) v, [B, H, T, K].
-
-    q, k, v and gate are contiguous; items are all of the batch, padding too.
-    """
-    out: Tensor = _Attend.apply(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, items)
-    return out
+    tiles, out_BHTK = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, items), torch.empty_like(q_BHTK)
+    for tile in tiles:
+        torch.bmm(tiles.weights(tile), _flat(v_BHTK[tile]), out=_flat(out_BHTK[tile]))
+    return out_BHTK
 
 
-class _Attend(torch.autograd.Function):
-    """Goes over the scores as seldom as can be, and while they are in the cache."""
+def _gradients(
+    grad_BHTK: Tensor,
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    gate_BHT1: Tensor | None,
+    distance_HTT: Tensor | None,
+    allowed_B1TT: Tensor | None,
+    items: Items | None,
+) -> list[Tensor]:
+    """Of q, k, v, and of gate and d where they are; goes over the scores as seldom as can be, and while they are in the cache."""
+    tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, items)
+    grad_q, grad_k, grad_v = (torch.empty_like(q_BHTK) for _ in range(3))
+    grad_gate = None if gate_BHT1 is None else torch.empty_like(gate_BHT1)
+    grad_distance = None if distance_HTT is None else torch.zeros_like(distance_HTT)
+    scale = q_BHTK.shape[-1] ** -0.5
+    for tile in tiles:
+        weights, q, k, v, grad = (tiles.weights(tile), *(_flat(x[tile]) for x in (q_BHTK, k_BHTK, v_BHTK, grad_BHTK)))
+        torch.bmm(weights.mT, grad, out=_flat(grad_v[tile]))
+        product = torch.bmm(grad, v.mT, out=tiles.scratch(tile))
+        # Where nothing may be seen the weight is 0, and so is this.
+        of_scores = torch.ops.aten._softmax_backward_data(product, weights, -1, weights.dtype)
+        _scaled_product(_flat(grad_q[tile]), of_scores, k, scale, beta=0)
+        _scaled_product(_flat(grad_k[tile]), of_scores.mT, q, scale, beta=0)
+        if distance_HTT is None or grad_distance is None:
+            continue
+        by_head, of_pairs = of_scores.view(*grad_q[tile].shape[:3], -1), _of_pairs(grad_distance, tile)
+        if gate_BHT1 is None or grad_gate is None:
+            of_pairs.add_(by_head.sum(0))
+            continue
+        spare = product.view_as(by_head)
+        torch.mul(by_head, _of_pairs(distance_HTT, tile), out=spare)
+        torch.sum(spare, -1, keepdim=True, out=grad_gate[tile])
+        for of_row, gate in zip(by_head, gate_BHT1[tile], strict=True):
+            of_pairs.addcmul_(of_row, gate)
+    return [found for found in (grad_q, grad_k, grad_v, grad_gate, grad_distance) if found is not None]
 
-    @staticmethod
-    def forward(ctx, q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, items):  # type: ignore[no-untyped-def]
-        ctx.save_for_backward(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, allowed_B1TT)
-        ctx.items = items
-        tiles, out_BHTK = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, items), torch.empty_like(q_BHTK)
-        for tile in tiles:
-            torch.bmm(tiles.weights(tile), _flat(v_BHTK[tile]), out=_flat(out_BHTK[tile]))
-        return out_BHTK
 
-    @staticmethod
-    def backward(ctx, grad_BHTK):  # type: ignore[no-untyped-def]
-        q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, allowed_B1TT = ctx.saved_tensors
-        tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, ctx.items)
-        grad_BHTK = grad_BHTK.contiguous()
-        grad_q, grad_k, grad_v = (torch.empty_like(q_BHTK) for _ in range(3))
-        grad_gate = None if gate_BHT1 is None else torch.empty_like(gate_BHT1)
-        grad_distance = None if distance_HTT is None else torch.zeros_like(distance_HTT)
-        scale = q_BHTK.shape[-1] ** -0.5
-        for tile in tiles:
-            weights, q, k, v, grad = (tiles.weights(tile), *(_flat(x[tile]) for x in (q_BHTK, k_BHTK, v_BHTK, grad_BHTK)))
-            torch.bmm(weights.mT, grad, out=_flat(grad_v[tile]))
-            product = torch.bmm(grad, v.mT, out=tiles.scratch(tile))
-            # Where nothing may be seen the weight is 0, and so is this.
-            of_scores = torch.ops.aten._softmax_backward_data(product, weights, -1, weights.dtype)
-            _scaled_product(_flat(grad_q[tile]), of_scores, k, scale, beta=0)
-            _scaled_product(_flat(grad_k[tile]), of_scores.mT, q, scale, beta=0)
-            if grad_distance is None:
-                continue
-            by_head, of_pairs = of_scores.view(*grad_q[tile].shape[:3], -1), _of_pairs(grad_distance, tile)
-            if grad_gate is None:
-                of_pairs.add_(by_head.sum(0))
-                continue
-            spare = product.view_as(by_head)
-            torch.mul(by_head, _of_pairs(distance_HTT, tile), out=spare)
-            torch.sum(spare, -1, keepdim=True, out=grad_gate[tile])
-            for of_row, gate in zip(by_head, gate_BHT1[tile], strict=True):
-                of_pairs.addcmul_(of_row, gate)
-        return grad_q, grad_k, grad_v, grad_gate, grad_distance, None, None
+# torch.compile is not to look into them: loops over as many tiles as there are items.
+@torch.library.custom_op("xlme_ds::attend_cpu", mutates_args=())
+def _output_operator(
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, distance_HTT: Tensor | None,
+    allowed_B1TT: Tensor | None, segments_BT: Tensor | None,
+) -> Tensor:  # fmt: skip
+    items = None if segments_BT is None else items_of(segments_BT)
+    return _output(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, items)
+
+
+@torch.library.custom_op("xlme_ds::attend_cpu_backward", mutates_args=())
+def _gradients_operator(
+    grad_BHTK: Tensor, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, distance_HTT: Tensor | None,
+    allowed_B1TT: Tensor | None, segments_BT: Tensor | None,
+) -> list[Tensor]:  # fmt: skip
+    items = None if segments_BT is None else items_of(segments_BT)
+    return _gradients(grad_BHTK, q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, items)
+
+
+_output_operator.register_fake(lambda q_BHTK, *others: torch.empty_like(q_BHTK))
+_gradients_operator.register_fake(
+    lambda grad_BHTK, *inputs: [torch.empty_like(given) for given in inputs[:5] if given is not None]
+)
 
 
 class _Tiles:

@@ -185,32 +185,65 @@ def attend(
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q_BHTK, k_BHTK, v_BHTK, gate_BHT1, padded_HW, first_BT, end_BT):  # type: ignore[no-untyped-def]
-        rows, heads, tokens, size = q_BHTK.shape
         # Fused projections give all three the same strides; three tensors from elsewhere may differ.
         if not (q_BHTK.stride() == k_BHTK.stride() == v_BHTK.stride() and q_BHTK.stride(-1) == 1):
             q_BHTK, k_BHTK, v_BHTK = q_BHTK.contiguous(), k_BHTK.contiguous(), v_BHTK.contiguous()
         given = q_BHTK, k_BHTK, v_BHTK, gate_BHT1.contiguous(), padded_HW, first_BT, end_BT
-        out_BTHK = q_BHTK.new_empty(rows, tokens, heads, size)
-        lse_BHT = torch.empty(rows, heads, tokens, device=q_BHTK.device)
-        _launch(_forward, q_BHTK, *given, out_BTHK, lse_BHT)
+        out_BTHK, lse_BHT = _outputs(*given)
         ctx.save_for_backward(*given, out_BTHK, lse_BHT)
         return out_BTHK.transpose(1, 2)
 
     @staticmethod
     def backward(ctx, grad_BHTK):  # type: ignore[no-untyped-def]
-        *given, out_BTHK, lse_BHT = ctx.saved_tensors
-        q_BHTK, gate_BHT1, padded_HW = given[0], given[3], given[4]
-        tiles = triton.cdiv(q_BHTK.shape[2], TILES[q_BHTK.element_size()])
-        grad_BTHK, delta_BHT = grad_BHTK.transpose(1, 2).contiguous(), torch.empty_like(lse_BHT)
-        grad_q, grad_k, grad_v = (torch.empty_like(out_BTHK) for _ in range(3))
-        grad_gate = torch.empty_like(gate_BHT1)
-        # A tile of queries reaches few distances of a packed row; the others stay 0.
-        shares_BHNW = padded_HW.new_zeros(*lse_BHT.shape[:2], tiles, padded_HW.shape[1])
-        of_queries = out_BTHK, lse_BHT, grad_BTHK, delta_BHT, grad_q, grad_gate, shares_BHNW
-        _launch(_backward_queries, q_BHTK, *given, *of_queries)
-        _launch(_backward_keys, q_BHTK, *given, lse_BHT, grad_BTHK, delta_BHT, grad_k, grad_v)
-        grads = (grad.transpose(1, 2) for grad in (grad_q, grad_k, grad_v))
-        return *grads, grad_gate, shares_BHNW.sum((0, 2)), None, None
+        grad_BTHK = grad_BHTK.transpose(1, 2).contiguous()
+        *grads, grad_gate, shares_BHNW = _gradients(*ctx.saved_tensors, grad_BTHK)
+        return *(grad.transpose(1, 2) for grad in grads), grad_gate, shares_BHNW.sum((0, 2)), None, None
+
+
+# Operators of their own, into which torch.compile does not look.
+@torch.library.custom_op("xlme_ds::attend", mutates_args=())
+def _outputs(
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor, padded_HW: Tensor, first_BT: Tensor, end_BT: Tensor
+) -> tuple[Tensor, Tensor]:
+    """O [B, T, H, K] and L [B, H, T]."""
+    out_BTHK, lse_BHT = _empty_outputs(q_BHTK)
+    _launch(_forward, q_BHTK, q_BHTK, k_BHTK, v_BHTK, gate_BHT1, padded_HW, first_BT, end_BT, out_BTHK, lse_BHT)
+    return out_BTHK, lse_BHT
+
+
+@torch.library.custom_op("xlme_ds::attend_backward", mutates_args=())
+def _gradients(
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor, padded_HW: Tensor, first_BT: Tensor, end_BT: Tensor,
+    out_BTHK: Tensor, lse_BHT: Tensor, grad_BTHK: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """dQ, dK and dV [B, T, H, K], dg, and the shares of dd [B, H, tiles, W]."""
+    given = q_BHTK, k_BHTK, v_BHTK, gate_BHT1, padded_HW, first_BT, end_BT
+    grad_q, grad_k, grad_v, grad_gate, shares_BHNW = _empty_gradients(q_BHTK, gate_BHT1, padded_HW)
+    delta_BHT = torch.empty_like(lse_BHT)
+    of_queries = out_BTHK, lse_BHT, grad_BTHK, delta_BHT, grad_q, grad_gate, shares_BHNW
+    _launch(_backward_queries, q_BHTK, *given, *of_queries)
+    _launch(_backward_keys, q_BHTK, *given, lse_BHT, grad_BTHK, delta_BHT, grad_k, grad_v)
+    return grad_q, grad_k, grad_v, grad_gate, shares_BHNW
+
+
+def _empty_outputs(q_BHTK: Tensor) -> tuple[Tensor, Tensor]:
+    rows, heads, tokens, size = q_BHTK.shape
+    return q_BHTK.new_empty(rows, tokens, heads, size), q_BHTK.new_empty(rows, heads, tokens, dtype=torch.float32)
+
+
+def _empty_gradients(
+    q_BHTK: Tensor, gate_BHT1: Tensor, padded_HW: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    rows, heads, tokens, size = q_BHTK.shape
+    tiles = triton.cdiv(tokens, TILES[q_BHTK.element_size()])
+    grad_q, grad_k, grad_v = (q_BHTK.new_empty(rows, tokens, heads, size) for _ in range(3))
+    # A tile of queries reaches few distances of a packed row; the others stay 0.
+    shares_BHNW = padded_HW.new_zeros(rows, heads, tiles, padded_HW.shape[1])
+    return grad_q, grad_k, grad_v, torch.empty_like(gate_BHT1), shares_BHNW
+
+
+_outputs.register_fake(lambda q_BHTK, *others: _empty_outputs(q_BHTK))
+_gradients.register_fake(lambda q_BHTK, k, v, gate_BHT1, padded_HW, *others: _empty_gradients(q_BHTK, gate_BHT1, padded_HW))
 
 
 def _launch(kernel: Any, q_BHTK: Tensor, *tensors: Tensor) -> None:

@@ -2,6 +2,9 @@
 
 So it is the same on any device and in any cut of a step, and once more where a checkpointed layer runs again. SplitMix64 (Steele,
 Lea and Flood, 2014) makes the bits, 16 a number. B rows, T tokens, D width.
+
+What reads the keys are operators of their own, into which torch.compile does not look: its code for a GPU multiplies an arange in
+32 bits (pytorch#175966), its code for a CPU corrupted the memory here (torch 2.13).
 """
 
 import torch
@@ -16,6 +19,7 @@ _BITS = 16
 _A_WORD = 64 // _BITS
 
 
+@torch.library.custom_op("xlme_ds::derive", mutates_args=())
 def derive(keys_B: Tensor, place: int) -> Tensor:
     """Keys of their own for one of the places that drop, int64 [B]."""
     return _mixed(keys_B + ((place * _STEP + (1 << 63)) % (1 << 64) - (1 << 63)))
@@ -29,12 +33,22 @@ def drop(x_BTD: Tensor, rate: float, keys_B: Tensor | None) -> Tensor:
     dropped = round(rate * (1 << _BITS))
     if keys_B is None or not dropped:
         return x_BTD
-    rows, tokens, width = x_BTD.shape
+    return x_BTD.masked_fill(_out(keys_B, *x_BTD.shape[1:], dropped), 0.0) * ((1 << _BITS) / ((1 << _BITS) - dropped))
+
+
+@torch.library.custom_op("xlme_ds::dropped", mutates_args=())
+def _out(keys_B: Tensor, tokens: int, width: int, dropped: int) -> Tensor:
+    """The numbers that are dropped, `dropped` of 2^16, bool [B, T, D]."""
     words = -(-width // _A_WORD)  # of a token
     count = torch.arange(1, tokens * words + 1, device=keys_B.device)
-    bits = _mixed(keys_B[:, None] + count * _STEP).view(torch.int16).view(rows, tokens, words * _A_WORD)
-    out_BTD = bits[:, :, :width] < dropped - (1 << (_BITS - 1))
-    return x_BTD.masked_fill(out_BTD, 0.0) * ((1 << _BITS) / ((1 << _BITS) - dropped))
+    bits = _mixed(keys_B[:, None] + count * _STEP).view(torch.int16).view(len(keys_B), tokens, words * _A_WORD)
+    return bits[:, :, :width] < dropped - (1 << (_BITS - 1))
+
+
+derive.register_fake(lambda keys_B, place: torch.empty_like(keys_B))
+_out.register_fake(
+    lambda keys_B, tokens, width, dropped: keys_B.new_empty(len(keys_B), tokens, width, dtype=torch.bool)
+)
 
 
 def _mixed(words: Tensor) -> Tensor:

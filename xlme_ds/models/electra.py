@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..data.batch import Batch
+from .compiled import begin
 from .dropout import APART, derive
 from .embedding import lookup, read_whole
 from .encoder import Encoder, Part
@@ -95,6 +96,7 @@ class Electra(nn.Module):
 
     def forward(self, batch: Batch) -> ElectraOutput:
         """Generate, then discriminate (XLM-E equations (1) to (5))."""
+        begin(self.cfg.compile)
         generated = self.generate(batch)
         embedded_BTD = self.embed_for_discriminator(generated.corrupted_BT)
         hidden_BTD = self.discriminator(

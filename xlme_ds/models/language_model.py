@@ -14,6 +14,7 @@ from ..config import ModelConfig
 from ..data.batch import Batch
 from ..data.rows import UNK
 from .attention import item_mask
+from .compiled import begin
 from .embedding import lookup, read_whole
 from .encoder import Part
 from .heads import MaskedLanguageModelHead
@@ -71,6 +72,7 @@ class LanguageModel(TextEncoder):
 
     def forward(self, batch: Batch) -> LanguageModelOutput:  # type: ignore[override]
         """Mask and predict."""
+        begin(self.cfg.compile)
         table = read_whole(self.table)
         embedded_BTD = lookup(self.masking.apply(batch, self.cfg.vocabulary), self.table, sparse=True)
         distance_HW, groups_BT = self.encoder.distances(batch.tokens_BT.shape[1]), self.masking.groups(batch)

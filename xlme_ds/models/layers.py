@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from .attention import Attention, AttentionBias, ItemBias
+from .compiled import compiled, places
 from .dropout import derive, drop
 from .linear import Linear
 
@@ -18,6 +19,7 @@ class TransformerLayer(nn.Module):
         super().__init__()
         self.pre_norm = cfg.norm == "pre"
         self.dropout = cfg.dropout
+        self.how = cfg.compile
         self.attention = Attention(cfg)
         self.attention_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON)
         self.up = Linear(cfg.width, cfg.feed_forward)
@@ -26,6 +28,12 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
         """The layer's output, [B, T, D]; what each branch adds is dropped by `keys_B`, if there are any."""
+        if self.how == "none" or not self.training:  # evaluations have rows of any number and length
+            return self._run(x_BTD, bias, keys_B)
+        out_BTD: Tensor = compiled(TransformerLayer._run, self.how)(places(self), self, x_BTD, bias, keys_B)
+        return out_BTD
+
+    def _run(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None) -> Tensor:
         if self.pre_norm:
             x_BTD = x_BTD + self._drop(self.attention(self.attention_norm(x_BTD), bias), keys_B, 0)
             return x_BTD + self._drop(self._feed_forward(self.feed_forward_norm(x_BTD)), keys_B, 1)

@@ -8,7 +8,7 @@ algorithms; ZeRO paper, arXiv:1910.02054, section 7, in units of Ψ: 2 for ZeRO-
 | ZeRO-1 | all-reduce, once a step | all-gather, once a step |
 | ZeRO-2 | all-reduce in every micro-batch (`use_multi_rank_bucket_allreduce`, its default) | all-gather, once a step |
 | ZeRO-3 | reduce-scatter in every micro-batch | all-gather in every micro-batch, again for what was not kept until the
-|        |                                      | backward pass (`stage3_max_reuse_distance`) |
+|        |                                      | backward pass (`stage3_max_live_parameters`) |
 
 All in the type of the weights. A pipeline sends hidden states forward and their gradients back besides. A pass that goes ahead sends
 them forward once more, and under ZeRO-3 gathers what is not kept until the pass behind it.

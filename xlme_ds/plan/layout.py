@@ -64,6 +64,7 @@ class Zero:
     reduce_bucket: int
     prefetch_bucket: int
     reuse_distance: int
+    live: int
     sub_group: int
     gradient_bytes: int
     """Of an element of the gradients that micro-batches add up in."""
@@ -80,6 +81,7 @@ class Zero:
             reduce_bucket=int(zero.get("reduce_bucket_size", 5e8)),
             prefetch_bucket=int(zero.get("stage3_prefetch_bucket_size", 5e7)),
             reuse_distance=int(zero.get("stage3_max_reuse_distance", 1e9)),
+            live=int(zero.get("stage3_max_live_parameters", 1e9)),
             sub_group=int(zero.get("sub_group_size", 1e9)),
             gradient_bytes=2 if resolve_gradient_precision(engine, precision, accumulation) == "bf16" else 4,
             offload_optimizer=engine.offload_optimizer != "none",
@@ -109,7 +111,7 @@ class Layout:
     def of(run: RunConfig, gpus: int, precision: str, row_tokens: int, fused: bool = True) -> "Layout":
         """The layout of `run` on `gpus` processes. Raises ValueError, in the words of the run, where it is not legal."""
         run.validate()
-        check_engine(run.engine)
+        check_engine(run.engine, run.model.compile)
         if run.engine.kind == "plain":
             raise ValueError("engine.kind plain is for comparisons on one process: plan for deepspeed or pipeline")
         if run.engine.pipeline_schedule != "1f1b":

@@ -89,11 +89,14 @@ def gathers(of: Layout) -> bool:
 
 
 def reused(of: Layout, stage: int) -> tuple[int, int]:
-    """Parameters of generator and discriminator that ZeRO-3 keeps for the backward pass because it will soon need them.
+    """Parameters of generator and discriminator that ZeRO-3 keeps for the backward pass.
 
-    Going back over the last x parameters, the first of them is needed again after 2x.
+    It keeps what it will soon need: going back over the last x parameters, and over the tables at the turn, the first is needed
+    again after 2x. And prefetching keeps whatever it passes over because it is there, up to the live parameters that are allowed.
     """
-    sizes, reach = of.sizes(stage), of.zero.reuse_distance // 2
+    sizes = of.sizes(stage)
+    prefetched = of.zero.live - sizes.tables if of.zero.prefetch_bucket else 0
+    reach = max(0, prefetched, (of.zero.reuse_distance - sizes.tables) // 2)
     return max(0, min(sizes.generator, reach - sizes.discriminator)), min(sizes.discriminator, reach)
 
 

@@ -22,6 +22,7 @@ _MAY_CHANGE = (
     "train.watchdog_minutes",
     "train.audit",
     "model.attention",
+    "model.compile",
     "model.head_chunk",
     "model.activation_checkpointing",
     "data.micro_batch",

@@ -1,0 +1,138 @@
+"""model.compile: the same numbers as without it, one graph for all layers, and what it refuses. CUDA graphs need a GPU."""
+
+import copy
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+from tests.small import language_model, model, usual_batch
+from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
+from xlme_ds.engine.build import assemble, check_engine
+from xlme_ds.engine.processes import SharedError, on_gpu
+from xlme_ds.models.attention import AttentionBias, fused_attend, item_mask
+from xlme_ds.models.compiled import compiled
+from xlme_ds.objectives.electra import ElectraObjective
+
+BATCH = usual_batch()
+OBJECTIVE = ElectraObjective(ObjectiveConfig())
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    """No graph of another test counts."""
+    torch.compiler.reset()
+    compiled.cache_clear()
+    counters.clear()
+    yield
+    torch.compiler.reset()
+    compiled.cache_clear()
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile as far as autograd's graphs, which then run as they are: seconds instead of minutes."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+
+
+def gradients(one: nn.Module) -> dict[str, Tensor]:
+    """Of XLM-E's loss, or of the masked tokens' alone; the loss is there too."""
+    output = one(BATCH)
+    if "replaced_head.output.weight" in dict(one.named_parameters()):
+        loss = (OBJECTIVE.sums(output, BATCH) / OBJECTIVE.counts(BATCH) * OBJECTIVE.weights).sum()
+    else:
+        loss = output.nll_M.mean()
+    loss.backward()
+    found = {name: parameter.grad for name, parameter in one.named_parameters() if parameter.grad is not None}
+    return {"loss": loss.detach()} | {name: gradient.to_dense() for name, gradient in found.items()}
+
+
+def whole(found: dict[str, Tensor]) -> Tensor:
+    """All gradients as one vector."""
+    return torch.cat([gradient.flatten().float() for name, gradient in found.items() if name != "loss"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(dropout=0.1, activation_checkpointing=True),
+        dict(dropout=0.1, norm="pre", relative_bias="plain"),
+        dict(relative_bias="none", embedding_sharing="gdes"),
+    ],
+)
+def test_its_graph_gives_the_same_bits(traced: None, dtype: torch.dtype, settings: dict[str, object]) -> None:
+    plain, ours = (gradients(model(compile=how, **settings).to(dtype)) for how in ("none", "layers"))
+    assert counters["stats"]["unique_graphs"] == 1
+    assert plain.keys() == ours.keys()
+    assert all(torch.equal(ours[name], value) for name, value in plain.items())
+
+
+def test_its_code_gives_the_same_numbers() -> None:
+    """In float32; and in bf16 some that are as far from float32's as without it."""
+    settings = dict(dropout=0.1, activation_checkpointing=True)
+    plain, ours = (gradients(language_model(compile=how, **settings)) for how in ("none", "layers"))
+    # Sums of up to 160 terms in another order, through two layers.
+    torch.testing.assert_close(ours["loss"], plain["loss"], rtol=1e-6, atol=0)
+    error = whole(ours) - whole(plain)
+    assert error.abs().max() > 0  # or nothing was compiled
+    assert error.norm() < 1e-6 * whole(plain).norm()
+    half, compiled_half = (gradients(language_model(compile=how, **settings).bfloat16()) for how in ("none", "layers"))
+    errors = [(whole(found) - whole(plain)).norm() / whole(plain).norm() for found in (half, compiled_half)]
+    assert 1e-3 < errors[1] < 1.2 * errors[0]
+
+
+def test_one_graph_for_all_layers_and_none_for_evaluation(traced: None) -> None:
+    ours, plain = model(compile="layers", discriminator_layers=4), model(discriminator_layers=4)
+    assert ours.state_dict().keys() == plain.state_dict().keys()
+    for _ in range(2):
+        gradients(ours)
+    with torch.no_grad():
+        shorter = usual_batch(36)
+        assert all(torch.equal(a, b) for a, b in zip(ours.eval()(shorter), plain.eval()(shorter), strict=True))
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+def test_a_copy_reads_its_own_weights(traced: None) -> None:
+    ours = model(compile="layers")
+    gradients(ours)
+    other, plain = copy.deepcopy(ours), model()
+    with torch.no_grad():
+        for parameter in (*other.parameters(), *plain.parameters()):
+            parameter.mul_(0.5)
+    assert torch.equal(gradients(other)["loss"], gradients(plain)["loss"])
+
+
+def test_other_places_are_compiled_for_anew(traced: None) -> None:
+    double = compiled(lambda x: 2 * x, "layers")
+    for places, graphs in (((0, 0), 1), ((0, 8), 2), ((0, 0), 2), ((0, 8), 2)):
+        assert torch.equal(double(places, torch.ones(3)), torch.full((3,), 2.0))
+        assert counters["stats"]["unique_graphs"] == graphs
+
+
+def test_attention_for_a_gpu_is_one_graph() -> None:
+    query, key, value = (torch.randn(2, 3, 12, 8, generator=torch.Generator().manual_seed(n)) for n in range(3))
+    bias = AttentionBias(item_mask(torch.tensor([[1] * 6 + [2] * 4 + [0] * 2, [1] * 12])), torch.randn(3, 12, 12))
+    gate = torch.rand(2, 3, 12, 1)
+    graph = torch.compile(fused_attend, fullgraph=True, dynamic=False, backend="aot_eager")
+    assert torch.equal(graph(query, key, value, gate, bias), fused_attend(query, key, value, gate, bias))
+
+
+def test_what_graphs_cannot_replay_is_refused() -> None:
+    graphs = ModelConfig(compile="graphs")
+    RunConfig("test", model=graphs).validate()
+    with pytest.raises(ValueError, match=r"set it to layers, or leave model.activation_checkpointing off"):
+        ModelConfig(compile="graphs", activation_checkpointing=True).validate()
+    for engine in (EngineConfig("pipeline", "pipe_zero1"), EngineConfig("plain"), EngineConfig(precision="fp32")):
+        with pytest.raises(ValueError, match=r"model.compile graphs is for engine.kind deepspeed .*: set it to layers"):
+            RunConfig("test", model=graphs, engine=engine).validate()
+    check_engine(EngineConfig(deepspeed="zero3"), "layers")
+    with pytest.raises(ValueError, match=r"zero3 is ZeRO-3, .* model.compile graphs .*: set it to layers"):
+        check_engine(EngineConfig(deepspeed="zero3"), "graphs")
+    if not on_gpu():
+        with pytest.raises(SharedError, match=r"graphs needs a GPU that computes in bf16: set it to layers or none"):
+            assemble(RunConfig("test", model=graphs), *[None] * 4)  # type: ignore[arg-type]
