@@ -87,14 +87,11 @@ class Attention(nn.Module):
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias) -> Tensor:
         """Attention output, [B, T, D]."""
         rows, tokens, width = x_BTD.shape
+        attend = triton_attend if isinstance(bias, ItemBias) else fused_attend if x_BTD.is_cuda else plain_attend
         together = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        q_BHTK, k_BHTK, v_BHTK = together if x_BTD.is_cuda else together.contiguous()  # which the CPU reads often
+        q_BHTK, k_BHTK, v_BHTK = together.contiguous() if attend is plain_attend else together  # which reads them often
         gate_BHT1 = None if self.gate is None else self.gate(q_BHTK)
-        if isinstance(bias, ItemBias):
-            out_BHTK = triton_attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias)
-        else:
-            attend = fused_attend if x_BTD.is_cuda else plain_attend
-            out_BHTK = attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias)
+        out_BHTK = attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias)  # type: ignore[arg-type]
         return self.output(out_BHTK.transpose(1, 2).reshape(rows, tokens, width))
 
 

@@ -179,14 +179,14 @@ class _Tiles:
         """What every query takes of every key, [N, S, S]."""
         scores = self.scratch(tile)
         by_head = scores.view(*self.q[tile].shape[:3], -1)
-        mask = None if self.mask is None else self.mask[tile[0]]
-        if self.gate is not None and self.distance is not None:
-            gate, distance = self.gate[tile], _of_pairs(self.distance, tile)
-            torch.mul(gate, distance, out=by_head) if mask is None else torch.addcmul(mask, gate, distance, out=by_head)
-        elif self.distance is not None:
-            torch.add(_of_pairs(self.distance, tile), 0 if mask is None else mask, out=by_head)
+        if self.distance is None:
+            by_head.zero_()
+        elif self.gate is None:
+            by_head.copy_(_of_pairs(self.distance, tile))
         else:
-            by_head.copy_(by_head.new_zeros(()) if mask is None else mask)
+            torch.mul(self.gate[tile], _of_pairs(self.distance, tile), out=by_head)
+        if self.mask is not None:
+            by_head.add_(self.mask[tile[0]])
         return _scaled_product(scores, _flat(self.q[tile]), _flat(self.k[tile]).mT, self.scale).softmax(-1)
 
 
