@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 from tests.small import SMALL, language_model, lively, model, usual_batch
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.models import attention_cpu
-from xlme_ds.models.attention import items_of
 from xlme_ds.models.causal import Causal
 from xlme_ds.models.language_model import LanguageModel
 from xlme_ds.objectives.electra import ElectraObjective
@@ -58,9 +57,16 @@ def sizes() -> Counter[int]:
     return allocated()
 
 
-def test_attention_has_the_scores_of_an_item_at_a_time(sizes: Counter[int]) -> None:
+def test_attention_makes_five_tensors_of_the_scores_size(sizes: Counter[int]) -> None:
+    """Rows as short as these share a tile: forward the scores and their softmax, backward both again and the scores' gradient."""
+    assert sizes[SCORES] == 5 * LAYERS
+
+
+def test_attention_has_the_scores_of_an_item_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every item forward the softmax, backward the same again and the scores' gradient; one buffer a pass for the scores."""
-    lengths = [end - first for _, first, end in items_of(usual_batch().segments_BT)]
+    monkeypatch.setattr(attention_cpu, "_TILE_COST", 0)
+    sizes = allocated()
+    lengths = [end - first for _, first, end in attention_cpu.items_of(usual_batch().segments_BT)]
     expected = Counter({3 * max(lengths) ** 2: 2 * LAYERS})
     expected[3 * 40**2] += 2 * LAYERS  # of the size of d of all pairs, whose gradients each layer makes and adds
     for length in lengths:

@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from tests.small import SMALL, lively
+from xlme_ds.models import attention_cpu
 from xlme_ds.models.attention import Attention, AttentionBias, fused_attend, item_mask, plain_attend, shared_bias
-from xlme_ds.models.relative_position import Gate, RelativePositionTable, bucket
+from xlme_ds.models.relative_position import Gate, RelativePositionTable, bucket, spread
 
 
 def t5_bucket(distance: int, buckets: int, max_distance: int) -> int:
@@ -174,3 +175,33 @@ def test_both_forms_equal_the_explicit_one(form: Any, dtype: torch.dtype, kind: 
     bound = 1e-12 if dtype == torch.float64 else 3e-2  # bf16: a few roundings by 2^-9 of numbers up to 4
     for ours, explicit in zip(*results, strict=True):
         torch.testing.assert_close(ours.double(), explicit.double(), atol=bound, rtol=bound)
+
+
+@pytest.mark.parametrize("kind", ["gated", "plain", "none"])
+@pytest.mark.parametrize("room", [2**20, 8 * 60])
+@pytest.mark.parametrize(("cost", "apart"), [(0, 7), (100, 6), (150, 2), (10**9, 0)])
+def test_items_and_rows_in_tiles_equal_the_explicit_form(
+    kind: str, cost: int, apart: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All items by themselves, those of some rows, none of them; in tiles of all heads and of one."""
+    segments = torch.tensor([[1] * 5 + [2] * 4 + [3] * 3 + [0] * 2, [1] * 14, [1] * 7 + [2] * 7])
+    monkeypatch.setattr(attention_cpu, "_TILE_COST", cost)
+    monkeypatch.setattr(attention_cpu, "_TILE", room // torch.get_num_threads())
+    items = attention_cpu.items_of(segments)
+    rows = attention_cpu._divide(items, 3, 3, 14, 10**6)[1]
+    assert len([one for one in items if one[0] not in rows]) == apart
+    g = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(3, 3, 14, 8, generator=g).double().requires_grad_() for _ in range(3)]
+    if kind != "none":
+        inputs.append(torch.randn(3, 27, generator=g).double().requires_grad_())
+    if kind == "gated":
+        inputs.append((torch.rand(3, 3, 14, 1, generator=g) * 2).double().requires_grad_())
+    weights = torch.randn(3, 3, 14, 8, generator=g)
+    results = []
+    for function, seen in ((plain_attend, (None, segments)), (explicit_attend, (item_mask(segments), None))):
+        q, k, v, *more = inputs
+        bias = AttentionBias(seen[0], spread(more[0]) if more else None, seen[1])
+        out = function(q, k, v, more[1] if len(more) > 1 else None, bias)
+        results.append([out, *torch.autograd.grad((out * weights).sum(), inputs)])
+    for ours, explicit in zip(*results, strict=True):
+        torch.testing.assert_close(ours, explicit, atol=1e-12, rtol=1e-12)

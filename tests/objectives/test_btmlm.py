@@ -15,7 +15,6 @@ from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.rows import PAD
 from xlme_ds.flops import flops_per_step
-from xlme_ds.models import attention
 from xlme_ds.models.back_translation import first_pass
 from xlme_ds.models.language_model import LanguageModel
 from xlme_ds.models.layers import LAYER_NORM_EPSILON
@@ -114,12 +113,10 @@ def test_metrics_equal_a_loop() -> None:
     assert found == {"loss": pytest.approx(mean, rel=1e-6), "btmlm": pytest.approx(mean, rel=1e-6), "accuracy_mono": share}
 
 
-def test_work_is_what_both_passes_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_is_what_both_passes_do() -> None:
     """Matrix products of a real forward pass over full rows, counted by torch, the masked share of the sentences as it is."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    whole = [(row, 0, 40) for row in range(6)]
-    monkeypatch.setattr(attention, "items_of", lambda segments_BT: whole)  # a row is counted as one item
     batch, cfg = open_batch([38] * 6, 40, (0.25,)), CFG
     places = int(((batch.tokens_BT == PAD) & (batch.segments_BT > 0)).sum())
     with FlopCounterMode(display=False) as counter, torch.no_grad():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import ModelConfig
-from .attention_cpu import Items, attend, items_of
+from .attention_cpu import attend
 from .linear import Linear
 from .relative_position import Gate, spread
 
@@ -22,11 +22,11 @@ class AttentionBias(NamedTuple):
     """What all layers of an encoder share for one batch: computed once, read by each."""
 
     allowed_B1TT: Tensor | None
-    """bool: query i may see key j, because both stand in one item; None where `items` says so."""
+    """bool: query i may see key j, because both stand in one item; None where `segments_BT` says so."""
     distance_HTT: Tensor | None
     """d_{i-j}, or None without a relative bias."""
-    items: Items | Tensor | None = None
-    """On the CPU, where every position sees its whole item; segments [B, T] instead for layers that are compiled."""
+    segments_BT: Tensor | None = None
+    """On the CPU, where every position sees its whole item: the item's number."""
 
 
 class ItemBias(NamedTuple):
@@ -60,7 +60,6 @@ def shared_bias(
     distance_HW: Tensor | None,
     dtype: torch.dtype,
     allowed: Callable[[Tensor], Tensor] = item_mask,
-    compiling: bool = False,
 ) -> AttentionBias | ItemBias:
     """What the layers share, for the kernel that `model.attention` names. `allowed` says of the groups who sees whom; triton
     knows no other than `item_mask`."""
@@ -69,8 +68,7 @@ def shared_bias(
         return ItemBias(*item_bounds(groups_BT), distance_HW)
     distance_HTT = None if distance_HW is None else spread(distance_HW).to(dtype)
     if allowed is item_mask and not groups_BT.is_cuda:
-        # Numbers of Python's are a part of what is compiled for.
-        return AttentionBias(None, distance_HTT, groups_BT if compiling else items_of(groups_BT))
+        return AttentionBias(None, distance_HTT, groups_BT)
     return AttentionBias(allowed(groups_BT), distance_HTT)
 
 
@@ -100,7 +98,7 @@ def plain_attend(
 ) -> Tensor:
     """softmax(q kᵀ / sqrt(K) + gate · d, inside items) v, [B, H, T, K], on the CPU."""
     read = q_BHTK.contiguous(), k_BHTK.contiguous(), v_BHTK.contiguous(), gate_BHT1
-    return attend(*read, bias.distance_HTT, bias.allowed_B1TT, bias.items)
+    return attend(*read, bias.distance_HTT, bias.allowed_B1TT, bias.segments_BT)
 
 
 def fused_attend(

@@ -1,25 +1,29 @@
 """Attention with the gated relative position bias on the CPU, whose fused kernel of torch has no gradient for a bias.
 
-A tile of scores at a time, as large as the cores' caches hold, and only inside the items where every position sees its whole
-item; between the passes nothing of that size is kept, the backward pass computes the weights once more (as FlashAttention does;
+A tile of scores at a time, as large as the cores' caches hold; where every position sees its whole item, long items by themselves.
+Between the passes nothing of that size is kept: the backward pass computes the weights once more (as FlashAttention does;
 Dao et al. 2022, section 3.1).
 
 B rows, H heads, T tokens, K head size; of a tile N heads, over one row or several, and S tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 _TILE = 2**21  # bytes of scores a thread
+_TILE_COST = 30_000  # scores that could be computed while the operations of one more tile are called
+_MASK_COST = 0.1  # of computing a score
 
 Items = Sequence[tuple[int, int, int]]
 """Of every item its row, its first token, and one behind its last."""
+_WHOLE = slice(None)
 Tile = tuple[slice, slice, slice]
-"""Rows, heads, tokens: one row, or all heads and tokens of several."""
+"""Rows, heads, tokens: an item, or all heads and tokens of several rows, or some heads of either."""
 
 
 def items_of(segments_BT: Tensor) -> Items:
@@ -37,32 +41,28 @@ def attend(
     gate_BHT1: Tensor | None,
     distance_HTT: Tensor | None,
     allowed_B1TT: Tensor | None,
-    items: Items | Tensor | None,
+    segments_BT: Tensor | None,
 ) -> Tensor:
-    """softmax(q kᵀ / sqrt(K) + gate · d, inside `items` or else where allowed) v, [B, H, T, K].
+    """softmax(q kᵀ / sqrt(K) + gate · d, where allowed, or inside the items that `segments_BT` tells) v, [B, H, T, K].
 
-    q, k, v and gate are contiguous; items are all of the batch, padding too, or where this is compiled its segments [B, T].
+    q, k, v and gate are contiguous.
     """
-    out: Tensor = _Attend.apply(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, items)
+    out: Tensor = _Attend.apply(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, segments_BT)
     return out
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, *inputs):  # type: ignore[no-untyped-def]
-        *tensors, items = inputs
-        traced = torch.compiler.is_compiling()
-        ctx.items = None if traced else items
-        ctx.save_for_backward(*tensors, items if traced else None)
-        return (_output_operator if traced else _output)(*inputs)
+    def forward(ctx, *tensors):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(*tensors)
+        return (_output_operator if torch.compiler.is_compiling() else _output)(*tensors)
 
     @staticmethod
     def backward(ctx, grad_BHTK):  # type: ignore[no-untyped-def]
-        *tensors, segments_BT = ctx.saved_tensors
-        traced = torch.compiler.is_compiling()
-        gradients: Callable[..., list[Tensor]] = _gradients_operator if traced else _gradients
-        found = iter(gradients(grad_BHTK.contiguous(), *tensors, segments_BT if traced else ctx.items))
-        return *(None if given is None else next(found) for given in tensors[:-1]), None, None
+        tensors = ctx.saved_tensors
+        gradients: Callable[..., list[Tensor]] = _gradients_operator if torch.compiler.is_compiling() else _gradients
+        found = iter(gradients(grad_BHTK.contiguous(), *tensors))
+        return *(None if given is None else next(found) for given in tensors[:-2]), None, None
 
 
 def _output(
@@ -72,9 +72,10 @@ def _output(
     gate_BHT1: Tensor | None,
     distance_HTT: Tensor | None,
     allowed_B1TT: Tensor | None,
-    items: Items | None,
+    segments_BT: Tensor | None,
 ) -> Tensor:
-    tiles, out_BHTK = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, items), torch.empty_like(q_BHTK)
+    tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, segments_BT)
+    out_BHTK = torch.empty_like(q_BHTK)
     for tile in tiles:
         torch.bmm(tiles.weights(tile), _flat(v_BHTK[tile]), out=_flat(out_BHTK[tile]))
     return out_BHTK
@@ -88,10 +89,10 @@ def _gradients(
     gate_BHT1: Tensor | None,
     distance_HTT: Tensor | None,
     allowed_B1TT: Tensor | None,
-    items: Items | None,
+    segments_BT: Tensor | None,
 ) -> list[Tensor]:
     """Of q, k, v, and of gate and d where they are; goes over the scores as seldom as can be, and while they are in the cache."""
-    tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, items)
+    tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, segments_BT)
     grad_q, grad_k, grad_v = (torch.empty_like(q_BHTK) for _ in range(3))
     grad_gate = None if gate_BHT1 is None else torch.empty_like(gate_BHT1)
     grad_distance = None if distance_HTT is None else torch.zeros_like(distance_HTT)
@@ -118,26 +119,10 @@ def _gradients(
     return [found for found in (grad_q, grad_k, grad_v, grad_gate, grad_distance) if found is not None]
 
 
-# torch.compile is not to look into them: loops over as many tiles as there are items.
-@torch.library.custom_op("xlme_ds::attend_cpu", mutates_args=())
-def _output_operator(
-    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, distance_HTT: Tensor | None,
-    allowed_B1TT: Tensor | None, segments_BT: Tensor | None,
-) -> Tensor:  # fmt: skip
-    items = None if segments_BT is None else items_of(segments_BT)
-    return _output(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, items)
-
-
-@torch.library.custom_op("xlme_ds::attend_cpu_backward", mutates_args=())
-def _gradients_operator(
-    grad_BHTK: Tensor, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, distance_HTT: Tensor | None,
-    allowed_B1TT: Tensor | None, segments_BT: Tensor | None,
-) -> list[Tensor]:  # fmt: skip
-    items = None if segments_BT is None else items_of(segments_BT)
-    return _gradients(grad_BHTK, q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, items)
-
-
+# torch.compile is not to look into them: loops over as many tiles as the items make.
+_output_operator = torch.library.custom_op("xlme_ds::attend_cpu", _output, mutates_args=())
 _output_operator.register_fake(lambda q_BHTK, *others: torch.empty_like(q_BHTK))
+_gradients_operator = torch.library.custom_op("xlme_ds::attend_cpu_backward", _gradients, mutates_args=())
 _gradients_operator.register_fake(
     lambda grad_BHTK, *inputs: [torch.empty_like(given) for given in inputs[:5] if given is not None]
 )
@@ -153,14 +138,15 @@ class _Tiles:
         gate: Tensor | None,
         distance: Tensor | None,
         allowed: Tensor | None,
-        items: Items | None,
+        segments: Tensor | None,
     ):
-        self.q, self.k, self.gate, self.distance = q, k, gate, distance
-        self.mask = None if allowed is None else q.new_zeros(()).where(allowed, float("-inf"))
+        self.q, self.k, self.gate, self.distance, self.allowed, self.segments = q, k, gate, distance, allowed, segments
         rows, heads, tokens, size = q.shape
         self.scale = size**-0.5
         room = _TILE * torch.get_num_threads() // q.element_size()
-        self.tiles = list(_rows(rows, heads, tokens, room) if items is None else _items(items, heads, room))
+        items = [] if segments is None else items_of(segments)
+        apart, together = _divide(items, rows, heads, tokens, room)
+        self.tiles = [*_items(apart, heads, room), *_rows(together, heads, tokens, room)]
         self._scratch = q.new_empty(max(self._numel(tile) for tile in self.tiles))
 
     def __iter__(self) -> Iterator[Tile]:
@@ -175,6 +161,16 @@ class _Tiles:
         tokens = self.q[tile].shape[2]
         return self._scratch[: self._numel(tile)].view(-1, tokens, tokens)
 
+    def _mask(self, rows: slice) -> Tensor:
+        """0 where a query may see a key, else -inf, [R, 1, T, T]."""
+        if self.allowed is not None:
+            allowed_R1TT = self.allowed[rows]
+        else:
+            assert self.segments is not None
+            segments_RT = self.segments[rows]
+            allowed_R1TT = (segments_RT[:, :, None] == segments_RT[:, None, :])[:, None]
+        return self.q.new_zeros(()).where(allowed_R1TT, float("-inf"))
+
     def weights(self, tile: Tile) -> Tensor:
         """What every query takes of every key, [N, S, S]."""
         scores = self.scratch(tile)
@@ -185,17 +181,30 @@ class _Tiles:
             by_head.copy_(_of_pairs(self.distance, tile))
         else:
             torch.mul(self.gate[tile], _of_pairs(self.distance, tile), out=by_head)
-        if self.mask is not None:
-            by_head.add_(self.mask[tile[0]])
+        if tile[2] == _WHOLE:
+            by_head.add_(self._mask(tile[0]))
         return _scaled_product(scores, _flat(self.q[tile]), _flat(self.k[tile]).mT, self.scale).softmax(-1)
 
 
-def _rows(rows: int, heads: int, tokens: int, room: int) -> Iterator[Tile]:
-    """Several rows, or some heads of one."""
-    rows_a_tile = max(1, room // (heads * tokens**2))
+def _divide(items: Items, rows: int, heads: int, tokens: int, room: int) -> tuple[Items, list[int]]:
+    """The items that are less work by themselves than as a part of their rows; and the other rows, all where no items are given."""
+    whole = (1 + _MASK_COST) * heads * tokens**2 + _TILE_COST / max(1, room // (heads * tokens**2))
+    apart: list[tuple[int, int, int]] = []
+    for _, group in groupby(items, key=itemgetter(0)):
+        of_row = list(group)
+        if sum(_TILE_COST + heads * (end - first) ** 2 for _, first, end in of_row) < whole:
+            apart += of_row
+    return apart, sorted(set(range(rows)) - {row for row, _, _ in apart})
+
+
+def _rows(numbers: Sequence[int], heads: int, tokens: int, room: int) -> Iterator[Tile]:
+    """Neighbouring rows, as many as have room, or some heads of one."""
+    at_once = max(1, room // (heads * tokens**2))
     for part in _heads(heads, tokens, room):
-        for row in range(0, rows, rows_a_tile):
-            yield slice(row, row + rows_a_tile), part, slice(None)
+        for _, group in groupby(enumerate(numbers), key=lambda one: one[1] - one[0]):
+            run = [row for _, row in group]
+            for first in range(run[0], run[-1] + 1, at_once):
+                yield slice(first, min(first + at_once, run[-1] + 1)), part, _WHOLE
 
 
 def _items(items: Items, heads: int, room: int) -> Iterator[Tile]:

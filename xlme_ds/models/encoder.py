@@ -40,7 +40,6 @@ class Encoder(nn.Module):
         self.checkpointing = cfg.activation_checkpointing
         self.dropout = cfg.dropout
         self.kernel = cfg.attention
-        self.compiling = cfg.compile != "none"
         positions = part.first and cfg.absolute_positions
         self.positions = nn.Parameter(torch.empty(cfg.max_positions, cfg.width)) if positions else None
         languages = len(cfg.language_embeddings) if part.first else 0
@@ -98,8 +97,7 @@ class Encoder(nn.Module):
         keys_B: Tensor | None = None,
     ) -> Tensor:
         """The layers, and the norm behind the last: [B, T, D] to [B, T, D]; `allowed` says of the groups who sees whom."""
-        compiling = self.compiling and self.training
-        bias = shared_bias(self.kernel, groups_BT, distance_HW, x_BTD.dtype, allowed, compiling)
+        bias = shared_bias(self.kernel, groups_BT, distance_HW, x_BTD.dtype, allowed)
         keys_B = self._dropping(keys_B)
         for number, layer in self.layers.items():
             of_layer = None if keys_B is None else derive(keys_B, 1 + int(number))
