@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _TILE = 2**21  # bytes of scores a thread
-_TILE_COST = 30_000  # scores that could be computed while the operations of one more tile are called
+_TILE_COST = 60_000  # scores that a thread could compute while the operations of one more tile are called
 _MASK_COST = 0.1  # of computing a score
 
 Items = Sequence[tuple[int, int, int]]
@@ -188,11 +188,12 @@ class _Tiles:
 
 def _divide(items: Items, rows: int, heads: int, tokens: int, room: int) -> tuple[Items, list[int]]:
     """The items that are less work by themselves than as a part of their rows; and the other rows, all where no items are given."""
-    whole = (1 + _MASK_COST) * heads * tokens**2 + _TILE_COST / max(1, room // (heads * tokens**2))
+    cost = _TILE_COST * torch.get_num_threads()
+    whole = (1 + _MASK_COST) * heads * tokens**2 + cost / max(1, room // (heads * tokens**2))
     apart: list[tuple[int, int, int]] = []
     for _, group in groupby(items, key=itemgetter(0)):
         of_row = list(group)
-        if sum(_TILE_COST + heads * (end - first) ** 2 for _, first, end in of_row) < whole:
+        if sum(cost + heads * (end - first) ** 2 for _, first, end in of_row) < whole:
             apart += of_row
     return apart, sorted(set(range(rows)) - {row for row, _, _ in apart})
 
