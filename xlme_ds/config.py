@@ -237,7 +237,7 @@ class EngineConfig:
     """auto: bf16 where the processor computes in it, else fp32."""
     gradient_precision: Literal["auto", "fp32", "bf16"] = "auto"
     """What micro-batches add up in, when computing in bf16, under ZeRO-1 or ZeRO-3; bf16 takes half of the memory. auto: bf16 where
-    a step has one micro-batch, of which the backward pass gives no more than that, else fp32."""
+    a step has one micro-batch, whose gradients are bf16 before they get there, else fp32."""
     pipeline_stages: int = 2
     """Processes that share one copy of the model under engine.kind pipeline."""
     pipeline_schedule: Literal["1f1b", "dualpipev"] = "1f1b"

@@ -57,5 +57,5 @@ def test_monolingual_rows_have_one_side(layout: str) -> None:
 
 def test_items_longer_than_the_row_are_refused() -> None:
     rows = rows_of([[LAYOUTS["xlme"].item(ONE).tolist()] * 2], 8)
-    with pytest.raises(ValueError, match="the items of a row are longer than the row: mix the data again"):
+    with pytest.raises(ValueError, match="the items of a row are empty or longer than the row: mix the data again"):
         collate([(0, Rows(rows.tokens, rows.items, rows.lengths + 1, rows.languages), np.arange(1))], 1, 0.15)

@@ -148,7 +148,7 @@ def test_no_rows() -> None:
 
 def test_items_longer_than_the_row_are_refused() -> None:
     rows = Rows(np.full((1, 8), 50, dtype=np.int32), np.array([2]), np.array([5, 4]), np.array([0, 0]))
-    with pytest.raises(ValueError, match="items of a row are longer than the row: mix the data again"):
+    with pytest.raises(ValueError, match="items of a row are empty or longer than the row: mix the data again"):
         corrupt([(0, rows, np.zeros(1, dtype=np.int64))], 1, 0.15)
 
 

@@ -19,6 +19,8 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
     1: {"plain": dict(kind="plain")},
     2: {
         **{f"zero{stage}": zero(stage) for stage in (1, 2, 3)},
+        "bf16 zero1": zero(1, precision="bf16"),
+        "bf16 zero1, gradients too": zero(1, precision="bf16", gradient_precision="bf16"),
         "bf16 zero2": zero(2, precision="bf16"),  # the one in which DeepSpeed would take the step
         "pipeline": PIPE,
         "dualpipev": PIPE | dict(pipeline_schedule="dualpipev"),

@@ -205,3 +205,20 @@ def test_items_and_rows_in_tiles_equal_the_explicit_form(
         results.append([out, *torch.autograd.grad((out * weights).sum(), inputs)])
     for ours, explicit in zip(*results, strict=True):
         torch.testing.assert_close(ours, explicit, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("cost", [0, 10**9])
+def test_gradients_of_distances_add_up_in_float32(cost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 640 items of two tokens, all of one sign: in bf16 the sum would stop at 256 times one of them."""
+    monkeypatch.setattr(attention_cpu, "_TILE_COST", cost)
+    segments = torch.arange(16).repeat_interleave(2).expand(40, 32)
+    q, k, v = (torch.zeros(40, 1, 32, 4, dtype=torch.bfloat16) for _ in range(3))
+    v[:, :, 1::2] = 1  # more weight for the second token of an item gives more
+    found = []
+    for dtype in (torch.bfloat16, torch.float64):
+        distance = torch.zeros(1, 63, dtype=dtype).requires_grad_()
+        bias = AttentionBias(None, spread(distance), segments)
+        plain_attend(q.to(dtype), k.to(dtype), v.to(dtype), None, bias).sum().backward()
+        assert distance.grad is not None
+        found.append(distance.grad.double())
+    torch.testing.assert_close(*found, atol=0, rtol=0.01)

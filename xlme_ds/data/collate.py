@@ -52,7 +52,7 @@ def _lay_out(
         start = 0
         for number in range(1, items_B[row] + 1):
             stop = start + lengths[item]
-            if stop > len(tokens_T):
+            if not start < stop <= len(tokens_T):
                 raise ValueError(TOO_LONG)
             second = stop
             if pairs:

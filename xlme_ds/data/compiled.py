@@ -23,7 +23,7 @@ def compiled(signature: Any) -> Callable[[Kernel], Kernel]:
     """`numba.njit` for these types of arguments; it holds no interpreter lock, checks no index, and NUMBA_DISABLE_JIT=1 leaves Python.
 
     The machine code lies beside the module, else under the user's cache folder (or NUMBA_CACHE_DIR). It is renewed with the file of the
-    function: so one calls only such functions as stand in its own file.
+    function: so one calls only such functions as stand in its own file, and constants of other files stay as they were.
     """
 
     def compile_one(function: Kernel) -> Kernel:

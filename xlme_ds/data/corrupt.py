@@ -15,7 +15,7 @@ Array = np.ndarray
 Word = np.uint64
 Parts = list[tuple[int, Rows, np.ndarray]]
 """Of every task its index, rows, and their row numbers (int64 [B]) in the run's endless order."""
-TOO_LONG = "the items of a row are longer than the row: mix the data again"
+TOO_LONG = "the items of a row are empty or longer than the row: mix the data again"
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
@@ -106,7 +106,7 @@ def _corrupt(
         start, before = 0, done
         for _ in range(items_B[row]):
             stop = start + lengths[item]
-            if stop > width:
+            if not start < stop <= width:
                 raise ValueError(TOO_LONG)
             done = _choose(keys_T, places_T, start, stop, fraction, tally, masked, done)
             start = stop
@@ -130,7 +130,7 @@ def corrupt(parts: Parts, seed: int, fraction: float) -> tuple[np.ndarray, np.nd
 
     Of each item, max(1, round(fraction · n)) of its n ordinary tokens are chosen without replacement, all sets alike (XLM-E
     section 3.1: uniform masking): the first ones by 64 random bits, equal ones, if ever, by position. Raises ValueError for items
-    that are longer than their row.
+    that are empty, or longer than their row.
     """
     places = sum(rows.tokens.size for _, rows, _ in parts)
     masked, uniforms = np.empty(places + 1, dtype=np.int64), np.empty(places + 1, dtype=np.float32)

@@ -112,7 +112,12 @@ def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:
 
 
 def resolve_gradient_precision(engine: EngineConfig, precision: str, accumulation: int) -> Literal["bf16", "fp32"]:
-    """What the `accumulation` micro-batches of a step add up in; `auto` takes bf16 for one, where the engine can."""
+    """What the `accumulation` micro-batches of a step add up in; `auto` takes bf16 for one, where the engine can.
+
+    Raises ValueError for gradients in bf16 of a model in fp32.
+    """
+    if engine.gradient_precision == "bf16" and precision == "fp32":
+        raise ValueError("engine.gradient_precision bf16 is for computing in bf16, which is not so here: set it to auto")
     if engine.gradient_precision != "auto":
         return engine.gradient_precision
     can = engine.kind == "deepspeed" and precision == "bf16" and engine.offload_optimizer == "none" and _stage(engine) != 2

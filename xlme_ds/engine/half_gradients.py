@@ -4,6 +4,7 @@ DeepSpeed itself has them in float32, and would convert bf16 ones whole before t
 gradients a piece at a time, and needs no copies beyond a piece.
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
-from deepspeed.runtime.utils import all_gather_dp_groups, get_global_norm_of_tensors, is_invalid_grad_norm
+from deepspeed.runtime.utils import all_gather_dp_groups, get_global_norm_of_tensors
 from torch import Tensor
 from torch.optim.adamw import adamw
 
@@ -21,6 +22,9 @@ _PIECE = {"cpu": 2**18, "cuda": 2**26}  # what caches hold; what keeps launches 
 def halve_gradients(optimizer: BF16_Optimizer) -> None:
     """Replace the gradients' buffers by bf16 ones, and the step by one that reads them; before the first backward pass."""
     for group, weights in enumerate(optimizer.bf16_groups_flat):
+        optimizer.fp32_groups_gradients_flat[group] = optimizer.non_expert_gradients[group] = None  # or both are there for a moment
+        optimizer.fp32_groups_actual_gradients_flat[group] = optimizer.fp32_groups_gradient_flat_partition[group] = None
+        optimizer.fp32_groups_gradients[group].clear()
         flat = torch.zeros_like(weights)
         sizes = [parameter.numel() for parameter in optimizer.bf16_groups[group]]
         ours = optimizer.fp32_groups_flat_partition[group].numel()
@@ -40,8 +44,8 @@ def _step(optimizer: BF16_Optimizer) -> None:
     gradients, _ = optimizer.get_grads_for_norm()
     pieces = [piece for gradient in gradients for piece in gradient.split(_PIECE[gradient.device.type])]
     norm = get_global_norm_of_tensors(pieces, norm_type=optimizer.norm_type, mpu=optimizer.mpu)
-    optimizer.overflow = is_invalid_grad_norm(norm)
-    optimizer._global_grad_norm = float("inf") if optimizer.overflow else norm
+    optimizer.overflow = not 0 <= float(norm) < math.inf  # DeepSpeed turns what is not finite into -1
+    optimizer._global_grad_norm = math.inf if optimizer.overflow else norm
     if optimizer.overflow:
         optimizer.clear_lp_grads()
     else:

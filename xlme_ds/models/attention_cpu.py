@@ -95,7 +95,9 @@ def _gradients(
     tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, segments_BT)
     grad_q, grad_k, grad_v = (torch.empty_like(q_BHTK) for _ in range(3))
     grad_gate = None if gate_BHT1 is None else torch.empty_like(gate_BHT1)
-    grad_distance = None if distance_HTT is None else torch.zeros_like(distance_HTT)
+    # Where all items add up, in float32 or better.
+    wide = torch.promote_types(q_BHTK.dtype, torch.float32)
+    grad_distance = None if distance_HTT is None else torch.zeros_like(distance_HTT, dtype=wide)
     scale = q_BHTK.shape[-1] ** -0.5
     for tile in tiles:
         weights, q, k, v, grad = (tiles.weights(tile), *(_flat(x[tile]) for x in (q_BHTK, k_BHTK, v_BHTK, grad_BHTK)))
@@ -108,14 +110,15 @@ def _gradients(
         if distance_HTT is None or grad_distance is None:
             continue
         by_head, of_pairs = of_scores.view(*grad_q[tile].shape[:3], -1), _of_pairs(grad_distance, tile)
-        if gate_BHT1 is None or grad_gate is None:
-            of_pairs.add_(by_head.sum(0))
-            continue
-        spare = product.view_as(by_head)
-        torch.mul(by_head, _of_pairs(distance_HTT, tile), out=spare)
-        torch.sum(spare, -1, keepdim=True, out=grad_gate[tile])
-        for of_row, gate in zip(by_head, gate_BHT1[tile], strict=True):
-            of_pairs.addcmul_(of_row, gate)
+        if gate_BHT1 is not None and grad_gate is not None:
+            spare = product.view_as(by_head)
+            torch.mul(by_head, _of_pairs(distance_HTT, tile), out=spare)
+            torch.sum(spare, -1, keepdim=True, out=grad_gate[tile])
+            by_head = torch.mul(by_head, gate_BHT1[tile], out=spare)
+        for of_row in by_head:
+            of_pairs.add_(of_row)
+    if distance_HTT is not None and grad_distance is not None:
+        grad_distance = grad_distance.to(distance_HTT.dtype)
     return [found for found in (grad_q, grad_k, grad_v, grad_gate, grad_distance) if found is not None]
 
 

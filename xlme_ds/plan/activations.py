@@ -10,7 +10,7 @@ INTEGER = 8  # token ids, positions, segments
 FLOAT = 4
 _GROUP = 128  # models/masked_head.py's
 _TILES = {2: 64, 4: 32}  # models/attention_triton.py's
-_TILE = 2**21  # models/attention_cpu.py's, of one thread
+_TILE = 2**21  # models/attention_cpu.py's, with one thread
 
 
 def layer(of: Layout) -> float:
@@ -104,7 +104,7 @@ def working(of: Layout) -> float:
     elif of.fused:
         heads = of.model.heads if of.model.relative_bias != "none" else 1
         scores = 3 * of.tokens * of.row_tokens * heads * of.element - feed_forward
-    else:  # of an item, in tiles; and gradients of q, k and v
+    else:  # of one row, in tiles; and gradients of q, k and v
         scores = 3 * min(of.row_tokens**2 * of.model.heads * of.element, _TILE) + 3 * wide(of)
     recomputed = layer(of) if of.model.activation_checkpointing else 0.0
     return max(feed_forward, scores) + 2 * wide(of) + recomputed

@@ -9,7 +9,7 @@
 | ZeRO-2 | eΨ | 4Ψ/N from the first reduction on | 12Ψ/N |
 | ZeRO-3 | eΨ/N, and what is gathered | the same over N | 12Ψ/N |
 
-The ZeRO paper (arXiv:1910.02054, section 3) counts gradients as 2Ψ: here they add up in float32.
+The ZeRO paper (arXiv:1910.02054, section 3) counts gradients as 2Ψ: here several micro-batches add up in float32.
 """
 
 import math

@@ -29,7 +29,7 @@ _MAY_CHANGE = (
     "engine.",
 )
 _MUST_STAY = ("engine.precision",)
-_PACKAGES = ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy")
+_PACKAGES = ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy", "numba")
 
 
 class RunFolder:
