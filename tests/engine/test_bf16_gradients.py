@@ -47,7 +47,7 @@ def test_a_frequent_tokens_rows_add_up_in_float32() -> None:
     """In bf16 the sum of ones would end at 256."""
     total = torch.ones(4, 2, dtype=torch.bfloat16)
     rows, ones = torch.tensor([[2] * 1000 + [0]]), torch.ones(1001, 2, dtype=torch.bfloat16)
-    _accumulate(total, torch.sparse_coo_tensor(rows, ones, total.shape))
+    _accumulate(total, torch.sparse_coo_tensor(rows, ones, total.shape, check_invariants=True))
     assert total[:, 0].tolist() == [2, 1, 1000, 1]
 
 
