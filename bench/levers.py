@@ -56,7 +56,7 @@ def cases(settings: Settings) -> dict[str, RunConfig]:
         norm="pre",
         vocabulary_blocks=4,
     )
-    engine = EngineConfig(deepspeed="zero3_offload", precision="bf16")
+    engine = EngineConfig(deepspeed="zero3_offload", precision="bf16", gradient_precision="fp32")
     run = RunConfig("levers", model=model, data=DataConfig(4, 4, micro_batch=4), engine=engine)
 
     def with_model(**changes: Any) -> RunConfig:

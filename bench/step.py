@@ -23,7 +23,7 @@ import tyro
 
 from bench.head_memory import memory
 from xlme_ds.config import DataConfig, RunConfig
-from xlme_ds.flops import flops_per_step
+from xlme_ds.flops import flops_per_step, work_of
 from xlme_ds.recipes import recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,7 +76,10 @@ def serve(name: str, size: Size) -> None:
         begin = time.perf_counter()
         contender.step()
         seconds = time.perf_counter() - begin
-        print(json.dumps({"s": seconds, "memory": memory("VmHWM") - before}), file=answers, flush=True)
+        answer = {"s": seconds, "memory": memory("VmHWM") - before}
+        if name == "ours":
+            answer["generator"] = contender.generator_share
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 class Worker:
@@ -113,37 +116,43 @@ class Worker:
         self.process.wait()
 
 
-def race(names: Sequence[str], size: Size, rounds: int) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Seconds of every step of the contenders, by turns, and their memory; the first two steps of each do not count."""
+def race(names: Sequence[str], size: Size, rounds: int) -> tuple[dict[str, list[float]], dict[str, float], list[float]]:
+    """Seconds of every step of the contenders, by turns, their memory, and the share of our passes that the generator takes; the
+    first two steps of each do not count."""
     workers = [Worker(name, size) for name in names]
     seconds: dict[str, list[float]] = {name: [] for name in names}
     memories: dict[str, float] = {}
+    shares: list[float] = []
     for turn in range(rounds + 2):
         for worker in workers:
             answer = worker.step()
             memories[worker.name] = answer["memory"]
             if turn >= 2:
                 seconds[worker.name].append(answer["s"])
+                if worker.name == "ours":
+                    shares.append(answer["generator"])
     for worker in workers:
         worker.close()
-    return seconds, memories
+    return seconds, memories, shares
 
 
 def measure(size: Size, rounds: int) -> dict[str, Any]:
     """Ours beside one peer after the other: all at once would not fit into 24 GB."""
     run = run_config(size)
-    flops = flops_per_step(run, run.model.max_positions)
+    flops, work = flops_per_step(run, run.model.max_positions), work_of(run, run.model.max_positions)
     tokens = (run.data.mono_rows + run.data.para_rows) * run.model.max_positions
     seconds: dict[str, list[float]] = {}
     memories: dict[str, float] = {}
+    shares: list[float] = []
     against = {}
     for peer in PEERS:
-        found, held = race(("ours", peer, "matmul"), size, rounds)
+        found, held, generator = race(("ours", peer, "matmul"), size, rounds)
         # The ratio of each round, and their median: what disturbs a round falls on both.
         against[peer] = statistics.median(there / ours for there, ours in zip(found[peer], found["ours"], strict=True))
         for name, values in found.items():
             seconds.setdefault(name, []).extend(values)
         memories |= held
+        shares += generator
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     peak = PRODUCT / medians.pop("matmul")
     contenders = {
@@ -158,6 +167,8 @@ def measure(size: Size, rounds: int) -> dict[str, Any]:
         "matmul_peak_gflops": peak / 1e9,
         **{f"ratio_vs_{peer}": ratio for peer, ratio in against.items()},
         "fraction_of_matmul_peak": contenders["ours"]["fraction_of_matmul_peak"],
+        "generator_share_of_passes": statistics.median(shares),
+        "generator_share_of_operations": (work.before + work.softmax_first) / work.forward,
         "memory_vs_huggingface": memories["ours"] / memories["huggingface"],
     }
 
@@ -173,7 +184,9 @@ def show(size: str, figures: dict[str, Any]) -> str:
             f"| {name} | {one['tokens_per_s']:,.0f} | {one['gflops']:,.0f} | {one['fraction_of_matmul_peak']:.0%} | "
             f"{one['memory_gib']:.2f} | {times:.2f} |"
         )
-    return "\n".join([*lines, "", f"time: as a multiple of ours, {ours:.2f} s a step"])
+    takes, counts = figures["generator_share_of_passes"], figures["generator_share_of_operations"]
+    lines += ["", f"time: as a multiple of ours, {ours:.2f} s a step"]
+    return "\n".join([*lines, f"our generator: {takes:.0%} of the time of forward and backward, {counts:.0%} of their operations"])
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ All train generator and discriminator of one shape on the same rows, in bf16 wit
 B rows, T tokens, M masked positions, V vocabulary.
 """
 
+import time
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -19,18 +20,45 @@ RATE = 1e-4
 
 
 class Ours:
-    """The engine of the run, DeepSpeed's ZeRO-1 on one process."""
+    """The engine of the run, DeepSpeed's ZeRO-1 on one process; notes what share of the passes the generator takes."""
 
     def __init__(self, run: RunConfig):
         from xlme_ds.engine.build import build_engine
         from xlme_ds.engine.processes import start_process_group
 
         start_process_group(run.engine)
-        self.engine = build_engine(run, SyntheticSource(run, run.model.max_positions), None)  # type: ignore[arg-type]
+        source: Any = SyntheticSource(run, run.model.max_positions)
+        self.engine: Any = build_engine(run, source, None)
+        self.generator_share = 0.0
+        self._times: list[float] = []
+        self._watch(self.engine.engine.module)
+
+    def _watch(self, model: Any) -> None:
+        """Note when forward begins, is through with the generator, when backward is through with the discriminator, and ends."""
+        embed, backward = model.embed_for_discriminator, self.engine._backward
+
+        def note(*_: object) -> None:
+            self._times.append(time.perf_counter())
+
+        def embedded(ids_BT: Tensor) -> Tensor:
+            note()
+            found: Tensor = embed(ids_BT)
+            found.register_hook(note)  # autograd goes back over the discriminator first, which came last
+            return found
+
+        def back(loss: Tensor) -> None:
+            backward(loss)
+            note()
+
+        model.register_forward_pre_hook(note)
+        model.embed_for_discriminator, self.engine._backward = embedded, back
 
     def step(self) -> None:
         """One optimizer step."""
+        self._times.clear()
         self.engine.train_batch(0, RATE, detailed=False)
+        begin, generated, discriminated, end = self._times
+        self.generator_share = (generated - begin + end - discriminated) / (end - begin)
 
 
 class Loop(ABC):

@@ -1,5 +1,7 @@
 """The step bench: its contenders learn, its processes answer; the scaling bench counts what it says it counts."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -8,6 +10,7 @@ from bench.scaling import Settings, axis, computed, sending, worlds
 from bench.scaling_rank import Case
 from bench.step import Worker, run_config
 from bench.step_contenders import HuggingFace, Loop, PlainTorch
+from tests.launch import ROOT, environment
 from xlme_ds.flops import flops_per_step
 
 TINY = Case(layers=2, width=64, tokens=32, vocabulary=600, positions=128)
@@ -38,7 +41,32 @@ def test_a_contender_answers() -> None:
     answers = [worker.step() for _ in range(2)]
     worker.close()
     assert all(answer["s"] > 0 for answer in answers) and answers[1]["memory"] >= answers[0]["memory"] > 0
+    assert all(0 < answer["generator"] < 1 for answer in answers)
     assert worker.process.returncode == 0
+
+
+SHARE = """
+import sys
+from dataclasses import replace
+from bench.step import run_config
+from bench.step_contenders import Ours
+run = run_config("tiny")
+layers = dict(zip(("generator_layers", "discriminator_layers"), map(int, sys.argv[1:])))
+ours = Ours(replace(run, model=replace(run.model, **layers)))
+for _ in range(3):
+    ours.step()
+print(ours.generator_share)
+"""
+
+
+def test_the_generators_share_is_what_it_takes() -> None:
+    """Of a model that is hardly more than a generator the most, the other way round the least."""
+    shares = []
+    for layers in (("12", "1"), ("1", "12")):
+        done = subprocess.run([sys.executable, "-c", SHARE, *layers], cwd=ROOT, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        shares.append(float(done.stdout.split()[-1]))
+    assert shares[0] > 0.6 and shares[1] < 0.5
 
 
 def test_scaling_counts() -> None:
