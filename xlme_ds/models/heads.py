@@ -3,7 +3,7 @@
 B rows, T tokens, M masked positions, D width, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +25,14 @@ class MaskedLanguageModelHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(cfg.vocabulary))
 
     def forward(
-        self, hidden_MD: Tensor, blocks: Sequence[Tensor], targets_M: Tensor, uniforms_M: Tensor
+        self, hidden_MD: Tensor, table: Callable[[], Sequence[Tensor]], targets_M: Tensor, uniforms_M: Tensor
     ) -> MaskedTokens:
-        """Loss, sample and prediction at the masked positions; `blocks` are those of the tied embedding."""
+        """Loss, sample and prediction at the masked positions; `table` gives the blocks of the tied embedding.
+
+        Given as they are, ZeRO-3 would put views in their places, whose memory stays until the backward pass.
+        """
         features_MD = self.norm(F.gelu(self.dense(hidden_MD)))
-        return masked_softmax(features_MD, blocks, self.bias, targets_M, uniforms_M, self.chunk)
+        return masked_softmax(features_MD, table(), self.bias, targets_M, uniforms_M, self.chunk)
 
 
 class ReplacedTokenHead(nn.Module):
