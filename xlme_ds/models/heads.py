@@ -29,7 +29,8 @@ class MaskedLanguageModelHead(nn.Module):
     ) -> MaskedTokens:
         """Loss, sample and prediction at the masked positions; `table` gives the blocks of the tied embedding.
 
-        Given as they are, ZeRO-3 would put views in their places, whose memory stays until the backward pass.
+        Given as they are, ZeRO-3 puts views in their places (0.19.8), for which it keeps the whole table until the backward pass,
+        and on one process with parameters on a disk they show by then whatever was read into the same buffer since.
         """
         features_MD = self.norm(F.gelu(self.dense(hidden_MD)))
         return masked_softmax(features_MD, table(), self.bias, targets_M, uniforms_M, self.chunk)
