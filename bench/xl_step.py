@@ -4,7 +4,8 @@
 
 Weights and optimizer state wait on the disk (ZeRO-3 with NVMe offload), so XL's 2.4B parameters train in less than 20 GB
 of memory. One process takes two steps, saves, and takes a third; a new one loads the checkpoint, compares the loss of the
-probe batch, and takes the same third step, whose loss and gradient norm must be the same. Both print what they do with the time, the memory in use and its peak.
+probe batch, and takes the same third step, whose loss and gradient norm must be the same. Both print what they do with the
+time, the memory in use and its peak.
 
 The rows are real text: without `--data` of the sample corpus. They may be of any vocabulary up to the model's; the
 softmax is over all of the model's.
