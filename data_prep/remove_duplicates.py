@@ -5,7 +5,6 @@ OUT/tasks/<task>.<block>.final.json   a block without its duplicates
 """
 
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,8 +20,8 @@ from data_prep.dedup import duplicates_of, find_duplicates, noted, slices
 from data_prep.encode_input import STAGED, Task, finish
 from data_prep.executor import on_root, run_tasks
 from data_prep.filters import EXACT_DUPLICATES
-from data_prep.store import Stage, write_arrow
-from xlme_ds.data.schema import DOCUMENTS, PAIRS, UNK, Shard
+from data_prep.store import Stage, make_folder, write_arrow
+from xlme_ds.data.schema import DOCUMENTS, PAIRS, UNK, Shard, sync_folder
 
 
 @dataclass(frozen=True)
@@ -82,6 +81,7 @@ def _write_block(stage: Stage, item: tuple[_Language, int]) -> None:
         return
     result = stage.task_result(task.block_name(block))
     assert result is not None
+    result.pop("files", None)  # its notes, which go with the staged shard
     if result["shard"] is not None:
         positions = duplicates_of(number, language.found)
         path = stage.folder / task.shard_name(block)
@@ -92,9 +92,10 @@ def _write_block(stage: Stage, item: tuple[_Language, int]) -> None:
             write = _write_documents if task.mono else _write_pairs
             result = {**result, **write(stage.folder, staged, path, keep, noted(staged), result["counts"])}
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             if staged.exists():  # else an interrupted run has moved it
                 os.replace(staged, path)
+                sync_folder(path.parent)
             shard = replace(Shard(**result["shard"]), name=task.shard_name(block))
             result = {**result, "shard": asdict(shard)}
     stage.finish_task(marker, result)
@@ -189,4 +190,3 @@ def _finish(stage: Stage, tasks: Sequence[Task]) -> None:
         encoded = stage.task_result(f"{task.name}.encoded")
         assert encoded is not None
         finish(stage, task, [stage.task_result(f"{task.block_name(n)}.final") for n in range(encoded["blocks"])])
-    shutil.rmtree(stage.folder / STAGED)

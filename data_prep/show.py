@@ -137,7 +137,7 @@ def _batches(path: Path, row_tokens: int) -> Iterator[tuple[int, pa.RecordBatch]
                 batch = reader.get_batch(number)
                 yield at, batch
                 at += batch.num_rows
-    except (OSError, ValueError) as error:  # Arrow's own errors are of these
+    except ValueError as error:  # Arrow's own is one
         raise ValueError(
             f"{path} cannot be read ({error}): check the folder with `python -m data_prep verify`"
         ) from None

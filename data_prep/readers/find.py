@@ -101,12 +101,17 @@ def zip_members(path: Place, a: str, b: str) -> tuple[str, ...]:
     try:
         with path.open() as file, zipfile.ZipFile(file) as archive:
             names = archive.namelist()
+            found = []
+            for code in (a, b):
+                matches = [name for name in names if name.endswith(f".{a}-{b}.{code}")]
+                if len(matches) != 1:
+                    raise ValueError(f"{path} has {len(matches)} members named X.{a}-{b}.{code}: it must have one a side")
+                archive.open(matches[0]).close()
+                found += matches
+    except RuntimeError as error:  # encrypted, or packed by a method that Python does not know
+        raise ValueError(f"{path} cannot be read ({error}): unpack it and pack it with deflate, without a password") from None
     except (zipfile.BadZipFile, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise ValueError(f"{path} cannot be read ({error}): it is truncated or damaged, fetch it again") from None
-    found = []
-    for code in (a, b):
-        matches = [name for name in names if name.endswith(f".{a}-{b}.{code}")]
-        if len(matches) != 1:
-            raise ValueError(f"{path} has {len(matches)} members named X.{a}-{b}.{code}: it must have one a side")
-        found += matches
     return tuple(found)
