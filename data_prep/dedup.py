@@ -77,10 +77,8 @@ def slices(paragraphs: int) -> int:
     return max(1, -(-paragraphs // _SLICE))
 
 
-def find_duplicates(runs: Sequence[Path], number: int, total: int, out: Path) -> None:
+def find_duplicates(runs: Sequence[Path], number: int, total: int, out: Path, root: Path) -> tuple[Shard, ...]:
     """Write slice `number` of `total`: all but the first of equal hashes, over all runs in their order."""
-    if out.with_suffix(".found.npy").exists():
-        return
     first, last = np.uint64(number * 2**64 // total), np.uint64((number + 1) * 2**64 // total - 1)
     hashes, positions = [np.zeros(0, "<u8")], [np.zeros(0, "<u4")]
     for run in runs:
@@ -94,8 +92,8 @@ def find_duplicates(runs: Sequence[Path], number: int, total: int, out: Path) ->
     # the first of each stays, for a run has a hash once and the runs stand in order
     duplicate[np.unique(np.concatenate(hashes), return_index=True)[1]] = False
     blocks, at = blocks[duplicate], at[duplicate]
-    _save(out.with_suffix(".ends.npy"), np.searchsorted(blocks, np.arange(len(runs)), side="right"), out.parent)
-    _save(out.with_suffix(".found.npy"), at, out.parent)
+    ends = np.searchsorted(blocks, np.arange(len(runs)), side="right")
+    return _save(out.with_suffix(".ends.npy"), ends, root), _save(out.with_suffix(".found.npy"), at, root)
 
 
 def duplicates_of(block: int, found: Sequence[Path]) -> np.ndarray:

@@ -104,7 +104,7 @@ def _run_plan(config: EncodeConfig, kind: str, plan: _Plan) -> None:
 def _refuse_other_inputs(plan: _Plan) -> None:
     """Raise ValueError when an input has changed since it was encoded."""
     for task in plan.tasks:
-        result = plan.stage.task_result(task.name)
+        result = plan.stage.task_result(task.name) or plan.stage.task_result(f"{task.name}.encoded")
         for (name, size), (_, encoded) in zip(task.source.files, result["inputs"] if result else (), strict=False):
             if size != encoded:
                 raise ValueError(

@@ -234,4 +234,5 @@ def _counts(plan: Plan, task: str, rows: int, results: Sequence[dict[str, Any]])
         "tokens": tokens,
         "fill": tokens / (rows * plan.row_tokens),
         "examples": sum(used),
+        "sampled": order.total,
     }

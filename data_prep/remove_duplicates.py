@@ -1,6 +1,7 @@
 """The second half of filter `exact_duplicates`: staged shards to final ones, without the duplicates of a language.
 
 OUT/staged/<name>/<slice>.*.npy   duplicates in one slice of the hashes
+OUT/tasks/<name>.<slice>.json     they are found
 OUT/tasks/<task>.<block>.final.json   a block without its duplicates
 """
 
@@ -37,7 +38,7 @@ def remove_duplicates(stage: Stage, tasks: Sequence[Task], processes: int) -> No
     """Finish inputs whose blocks are all staged; collective under MPI."""
     languages = on_root(lambda: [_language(stage, list(same)) for _, same in groupby(tasks, lambda t: t.source.name)])
     merges = [(language, number) for language in languages for number in range(len(language.found))]
-    run_tasks(_merge, merges, [len(language.runs) for language, _ in merges], processes, "find duplicates")
+    run_tasks(partial(_merge, stage), merges, [len(language.runs) for language, _ in merges], processes, "find duplicates")
     writes = [(language, number) for language in languages for number in range(len(language.blocks))]
     work = partial(_write_block, stage)
     run_tasks(work, writes, [1] * len(writes), processes, "remove duplicates")
@@ -68,9 +69,13 @@ def _language(stage: Stage, tasks: list[Task]) -> _Language:
     return _Language(tuple(blocks), tuple(staged / task.shard_name(number) for task, number in blocks), tuple(found))
 
 
-def _merge(item: tuple[_Language, int]) -> None:
+def _merge(stage: Stage, item: tuple[_Language, int]) -> None:
     language, number = item
-    find_duplicates(language.runs, number, len(language.found), language.found[number])
+    out = language.found[number]
+    marker = f"{out.parent.name}.{out.name}"
+    if stage.task_result(marker) is None:
+        files = find_duplicates(language.runs, number, len(language.found), out, stage.folder)
+        stage.finish_task(marker, {"files": [asdict(file) for file in files]})
 
 
 def _write_block(stage: Stage, item: tuple[_Language, int]) -> None:

@@ -106,7 +106,7 @@ class Stage:
                 warn(f"{path} is damaged: its task is done again")
                 path.unlink()
             else:
-                found += [(path.stem, shard) for shard in _files(result)]
+                found += [(path.stem, shard) for shard in written_files(result)]
         return found
 
     def _lost(self, files: list[tuple[str, Shard]], processes: int) -> set[str]:
@@ -173,7 +173,27 @@ def _says_settings(value: dict[str, Any] | None) -> bool:
     return value is not None and isinstance(value.get("stage"), str) and isinstance(value.get("settings"), dict)
 
 
-def _files(result: dict[str, Any]) -> list[Shard]:
+def recorded(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]] | None:
+    """The results of finished tasks by name; None where settings.json is damaged, or has not these settings.
+
+    Raises ValueError for a damaged marker.
+    """
+    made, path = Stage(folder, stage, settings), folder / "settings.json"
+    if not path.exists():
+        return {}
+    if _readable(path) != made._wanted:
+        return None
+    unsigned = _readable(path, unsigned=False) is None  # of an earlier version
+    results = {}
+    for marker in sorted((folder / "tasks").glob("*.json")):
+        result = made.task_result(marker.stem) or (_readable(marker) if unsigned else None)
+        if result is None:
+            raise ValueError(f"{marker} is damaged: delete it and the manifest, and give the command that wrote {folder} again")
+        results[marker.stem] = result
+    return results
+
+
+def written_files(result: dict[str, Any]) -> list[Shard]:
     """What a task's result says it wrote."""
     return [Shard(**file) for file in (result.get("shard"), *result.get("shards", ()), *result.get("files", ())) if file]
 
