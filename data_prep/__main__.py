@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+import time
 
 # Stage -> module and name of its config, in the order of use; imported when asked for, so a worker process is light.
 STAGES = {
@@ -56,13 +57,18 @@ def _failed(name: str, error: BaseException) -> int:
     told = in_words(error)
     code = 2 if isinstance(told, executor.SharedError) else 1
     everywhere = isinstance(error, executor.SharedError | executor.SharedFault | executor.TaskError)
+    words = None if told is None else shown(str(told))
     try:
-        speaks, joined = not everywhere or executor.is_root(), True
+        executor.world_size()
     except ValueError:  # MPI does not join what the launcher started, which is the error that each process has
-        speaks, joined = ranks.launched_rank() == 0, False
-    if speaks:
-        _tell(name, error, None if told is None else shown(str(told)))
-    if joined and not everywhere:
+        if ranks.launched_rank() == 0:
+            _tell(name, error, words)
+        else:
+            time.sleep(1)  # a launcher that sees one process fail ends the others, and with them the sentence
+        return code
+    if not everywhere or executor.is_root():
+        _tell(name, error, words)
+    if not everywhere:
         executor.abort(code)
     return code
 

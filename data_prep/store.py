@@ -202,7 +202,7 @@ def written_files(result: dict[str, Any]) -> list[Shard]:
 def lock(folder: Path) -> Iterator[None]:
     """Keep other processes out of `folder` until the block or the process ends. Raises ValueError when one is in it."""
     path = folder.resolve() / ".lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

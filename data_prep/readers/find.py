@@ -1,12 +1,12 @@
 """Inputs of the two shorthand layouts, CC-100's and Moses', by file name alone; no content is read."""
 
 import re
-import sys
 import zipfile
 from pathlib import Path
 
 from data_prep.languages import canonical
 from data_prep.places import Place, files_in
+from data_prep.progress import warn
 from data_prep.readers.inputs import Input
 
 _COMPRESSED = r"(?P<compression>\.(?:xz|gz|bz2|zst))?"
@@ -60,7 +60,7 @@ def _found(inputs: list[Input], folder: Path | str, layout: str) -> list[Input]:
 
 
 def _warn_ignored(path: Place, layout: str) -> None:
-    print(f"warning: {path} is ignored: its name is not {layout}", file=sys.stderr)
+    warn(f"{path} is ignored: its name is not {layout}")
 
 
 def _canonical(code: str, path: Place) -> str:
