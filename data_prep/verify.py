@@ -118,7 +118,7 @@ def _check_manifest(folder: Path, manifest: Manifest, found: Sequence[Found]) ->
     """Everything else that the manifest says, from what the shards hold and what settings and markers say."""
     path, settings = folder / "manifest.json", manifest.settings
     listed = [shard.name for shard in manifest.shards]
-    languages = settings.get("languages", ())
+    languages = sorted(settings.get("languages", ()))
     ordered = [f"{number:05d}.arrow" for number in range(len(listed))]
     if manifest.stage == "encode":
         groups = [group_languages(source[0], LANGUAGES) for source in settings.get("inputs", ())]
