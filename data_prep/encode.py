@@ -156,4 +156,3 @@ def _close(plan: _Plan) -> None:
         ),
     )
     say(f"{plan.stage.folder}: {len(plan.tasks)} inputs, {sum(c['tokens'] for c in by_language.values()):,} tokens")
-

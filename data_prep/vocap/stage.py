@@ -178,4 +178,3 @@ def _chosen(stage: Stage, code: str, curve: Sequence[tuple[int, float]], order: 
     """The first `size` pieces with the probabilities of the smallest vocabulary that has them all."""
     pieces = _pieces(stage, code, min(points for points, _ in curve if points >= size))
     return {piece: pieces[piece] for piece in order[:size]}
-
