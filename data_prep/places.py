@@ -72,8 +72,6 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
     system, root = filesystem(folder)
     try:
         infos = system.get_file_info(fs.FileSelector(root, recursive=deep))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{folder} has the name {error.object!r}, which is not UTF-8: rename that file or folder") from None
     except OSError as error:
         if isinstance(error, FileNotFoundError | NotADirectoryError) or "not a directory" in str(error).lower():
             raise ValueError(f"{folder} is not a folder: name the one that holds the corpus files") from None
