@@ -1,10 +1,10 @@
 """Bytes of plain, compressed and zipped files as blocks and lines, in bounded memory.
 
-Only LF ends a line. A damaged or truncated file is a ValueError that names the file and the line reached.
+Only LF ends a line. Every byte of a compressed file is text, padding that its format allows, or an error: a damaged or
+truncated file is a ValueError that names the file, the line reached and the byte of the file.
 """
 
 import bz2
-import gzip
 import io
 import lzma
 import re
@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -34,14 +34,155 @@ def open_stream(place: Place, member: str | None = None) -> Opener:
         return lambda: zipfile.ZipFile(place.open()).open(member)
     if place.size == 0 and not place.pipe:
         return io.BytesIO
-    openers: dict[str, Callable[[Any], Any]] = {
-        ".xz": lzma.open,
-        ".gz": partial(gzip.open, mode="rb"),
-        ".bz2": bz2.open,
-        ".zst": lambda file: pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd"),
-    }
-    decompress = openers.get(place.suffix)
-    return (lambda: decompress(place.open())) if decompress else place.open
+    if place.suffix == ".zst":
+        return lambda: _Zstandard(place.open())  # type: ignore[return-value]  # reads, and that is all that is asked of it
+    kind = _KINDS.get(place.suffix)
+    return (lambda: _Streams(place.open(), kind)) if kind else place.open  # type: ignore[return-value]  # the same
+
+
+class _Damage(OSError):
+    """What is wrong with a compressed file, and where."""
+
+
+class _Kind(NamedTuple):
+    """A kind of compressed stream: what it begins with, one stream's decompressor, and how many zero bytes pad it."""
+
+    magic: bytes
+    decompressor: Callable[[], Any]
+    padding: int  # a multiple of so many zero bytes may follow a stream; 0: none
+
+
+class _Member:
+    """A gzip member, with the attributes of `lzma.LZMADecompressor`."""
+
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj(wbits=31)
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        return self._inflate.decompress(self._inflate.unconsumed_tail + data, max_length)
+
+    needs_input = property(lambda self: not self._inflate.unconsumed_tail)
+    eof = property(lambda self: self._inflate.eof)
+    unused_data = property(lambda self: self._inflate.unused_data)
+
+
+_KINDS = {
+    ".xz": _Kind(b"\xfd7zXZ\0", partial(lzma.LZMADecompressor, lzma.FORMAT_XZ), 4),
+    ".gz": _Kind(b"\x1f\x8b", _Member, 1),
+    ".bz2": _Kind(b"BZh", bz2.BZ2Decompressor, 0),
+}
+
+
+class _Counted(io.RawIOBase):
+    """A file that counts its bytes as they are read."""
+
+    def __init__(self, file: IO[bytes]):
+        self.file = file
+        self.taken = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self.file.read(size)
+        self.taken += len(data)
+        return data
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+class _Compressed:
+    """A compressed file, closed at the end of a `with`."""
+
+    def __init__(self, file: IO[bytes]):
+        self.file = _Counted(file)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+
+class _Streams(_Compressed):
+    """The text of all streams of a file, one after the other.
+
+    `lzma.open` and `bz2.open` end in silence where a later stream is damaged or is none.
+    """
+
+    def __init__(self, file: IO[bytes], kind: _Kind):
+        super().__init__(file)
+        self.kind = kind
+        self.stream: Any = None
+        self.begin = 0  # of the stream
+        self.data = b""  # taken, not yet decompressed
+
+    def read(self, size: int) -> bytes:
+        """Some bytes of text, at most `size`; none at the end."""
+        while True:
+            if (self.stream is None or self.stream.eof) and not self._next():
+                return b""
+            if self.stream.needs_input and not self.data and not self._fill():
+                raise _Damage(f"it ends at byte {self.file.taken}, inside of the stream from byte {self.begin} on")
+            data, self.data = self.data, b""
+            try:
+                text: bytes = self.stream.decompress(data, size)
+            except (lzma.LZMAError, zlib.error, OSError) as error:
+                raise _Damage(f"{error}, before byte {self.file.taken} in the stream from byte {self.begin} on") from None
+            if text:
+                return text
+
+    def _fill(self) -> bool:
+        data = self.file.read(_CHUNK)
+        self.data += data
+        return bool(data)
+
+    def _next(self) -> bool:
+        """Begin the stream behind the last one and its padding; False at the file's end."""
+        if self.stream is not None:
+            self.data = self.stream.unused_data
+            self._skip_padding()
+        while len(self.data) < len(self.kind.magic) and self._fill():
+            pass
+        self.begin = self.file.taken - len(self.data)
+        if not self.data:
+            return False
+        if not self.data.startswith(self.kind.magic):
+            raise _Damage(f"byte {self.begin} begins neither a stream of this format nor padding")
+        self.stream = self.kind.decompressor()
+        return True
+
+    def _skip_padding(self) -> None:
+        zeros = 0
+        while self.kind.padding and (self.data or self._fill()):
+            rest = self.data.lstrip(b"\0")
+            zeros += len(self.data) - len(rest)
+            self.data = rest
+            if rest:
+                break
+        if self.kind.padding and zeros % self.kind.padding:
+            end = self.file.taken - len(self.data)
+            raise _Damage(f"{zeros} zero bytes before byte {end} are no padding, which comes in fours")
+
+
+class _Zstandard(_Compressed):
+    """The text of all frames of a .zst file. Arrow reads on from frame to frame, and takes garbage as an error."""
+
+    def __init__(self, file: IO[bytes]):
+        super().__init__(file)
+        self.stream = pa.CompressedInputStream(pa.PythonFile(self.file, mode="r"), "zstd")
+
+    def read(self, size: int) -> bytes:
+        """Some bytes of text; none at the end."""
+        try:
+            text: bytes = self.stream.read(size)
+        except (OSError, pa.ArrowException) as error:
+            if getattr(error, "errno", None) is not None:
+                raise
+            raise _Damage(f"{error}, before byte {self.file.taken}") from None
+        return text
 
 
 def chunks(opener: Opener, name: str) -> Iterator[bytes]:

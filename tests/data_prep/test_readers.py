@@ -4,6 +4,7 @@ import io
 import lzma
 import os
 import re
+import struct
 import threading
 import tracemalloc
 import zipfile
@@ -14,8 +15,9 @@ import pyarrow as pa
 import pytest
 
 from data_prep.clean import Counts
+from data_prep.places import Place
 from data_prep.readers import documents, find_documents, find_pairs, pairs
-from data_prep.streams import MAX_LINE, cut_blocks
+from data_prep.streams import MAX_LINE, chunks, cut_blocks, open_stream
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
 
@@ -130,6 +132,65 @@ def test_damage_inside_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "de.txt.xz").write_bytes(data)
     with pytest.raises(ValueError, match=r"de\.txt\.xz cannot be read behind line \d+"):
         list(documents(find_documents(tmp_path)[0], Counts("documents")))
+
+
+def read_streams(folder: Path, ending: str, data: bytes) -> bytes:
+    (folder / f"de.txt{ending}").write_bytes(data)
+    place = Place(str(folder), f"de.txt{ending}")
+    return b"".join(chunks(open_stream(place), str(place)))
+
+
+# What may be between streams and behind the last one: xz pads by fours, gzip(1) ignores zeros, zstd skips such frames.
+SKIPPED = struct.pack("<II", 0x184D2A57, 1000) + b"x" * 1000
+PADDING = {".xz": bytes(4), ".gz": bytes(515), ".bz2": b"", ".zst": SKIPPED}
+
+
+@pytest.mark.parametrize("ending", PADDING)
+def test_all_streams_of_a_file_are_read_whatever_pads_them(tmp_path: Path, ending: str) -> None:
+    texts = ["eins\n".encode() * 1000, b"", "zwei\n".encode()]
+    streams = [COMPRESS[ending](text) for text in texts]
+    for padding in (b"", PADDING[ending], PADDING[ending] * 3001):
+        assert read_streams(tmp_path, ending, padding.join([*streams, b""])) == b"".join(texts)
+
+
+@pytest.mark.parametrize("ending", PADDING)
+def test_what_follows_the_last_stream_is_an_error_with_its_place(tmp_path: Path, ending: str) -> None:
+    streams = COMPRESS[ending](b"a\n" * 9) + PADDING[ending] + COMPRESS[ending](b"b\n")
+    for garbage in (b"garbage", b"\n", b"\xfd7zXZ", b"]\0\0\x80\0" + b"\xff" * 9, b"PK\3\4"):
+        place = f"before byte {len(streams + garbage)}" if ending == ".zst" else f"byte {len(streams)} begins neither"
+        with pytest.raises(ValueError, match=rf"de\.txt\{ending} cannot be read behind line \d+ .*{place}.* damaged"):
+            read_streams(tmp_path, ending, streams + garbage)
+    zeros = streams + bytes(3)
+    if ending == ".gz":
+        assert read_streams(tmp_path, ending, zeros) == b"a\n" * 9 + b"b\n"
+    else:
+        words = f"3 zero bytes before byte {len(zeros)}" if ending == ".xz" else "byte"
+        with pytest.raises(ValueError, match=words):
+            read_streams(tmp_path, ending, zeros)
+
+
+@pytest.mark.parametrize("ending", [".xz", ".gz", ".bz2"])
+def test_damage_in_a_later_stream_is_seen_wherever_it_is(tmp_path: Path, ending: str) -> None:
+    """Every byte flipped and every cut: an error that says where the stream begins, or the text as it was."""
+    first, later = COMPRESS[ending](b"eins\n"), COMPRESS[ending]("zwei\ndrei\nfünf\n".encode())
+    text = "eins\nzwei\ndrei\nfünf\n".encode()
+    passed = []
+    for at in range(len(later)):
+        flipped = bytearray(first + later)
+        flipped[len(first) + at] ^= 0x55
+        for data in (bytes(flipped), first + later[: at + 1] if at + 1 < len(later) else bytes(flipped)):
+            try:
+                assert read_streams(tmp_path, ending, data) == text
+                passed.append(at)
+            except ValueError as error:
+                assert re.search(rf"byte {len(first)}\b", str(error)), error
+    assert set(passed) <= (set(range(1, 10)) if ending == ".gz" else set())  # a gzip header's time is under no checksum
+
+
+@pytest.mark.parametrize("ending", [".xz", ".gz", ".bz2", ".zst"])
+def test_a_file_whose_ending_lies_is_an_error(tmp_path: Path, ending: str) -> None:
+    with pytest.raises(ValueError, match=rf"de\.txt\{ending} cannot be read behind line 0"):
+        read_streams(tmp_path, ending, b"plain text\n" * 100)
 
 
 def test_an_unknown_language_names_file_and_nearest_code(tmp_path: Path) -> None:
