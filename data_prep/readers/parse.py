@@ -1,7 +1,5 @@
 """Blocks of raw bytes to cleaned documents and pairs, with the counts of what was repaired and dropped."""
 
-import html
-import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -17,13 +15,6 @@ from data_prep.streams import MAX_LINE, cut_line
 MAX_DOCUMENT = 1_000_000  # characters
 _PIECE = 1 << 20  # bytes that are cleaned, and tokenized, at once
 _READ = 1 << 18  # bytes of a block where nobody asks for blocks
-
-_TU = re.compile(rb"<tu[\s>].*?</tu\s*>", re.S)
-_TUV = re.compile(r"<tuv\s(?P<attributes>[^>]*)>(?P<content>.*?)</tuv\s*>", re.S)
-_LANGUAGE = re.compile(r"""(?:xml:)?lang\s*=\s*["']([^"']+)["']""")
-_SEGMENT = re.compile(r"<seg(?:\s[^>]*)?>(.*?)</seg\s*>", re.S)
-# Native codes of other tools inside a segment are not text; a highlight's content is.
-_INLINE = re.compile(r"<(bpt|ept|ph|it|ut)\b[^>]*?(?:/>|>.*?</\1\s*>)|</?(?:hi|sub|mrk)\b[^>]*>", re.S)
 
 
 def documents(source: Input, counts: Counts) -> Iterator[list[str]]:
@@ -103,11 +94,10 @@ def block_pairs(source: Input, block: TextBlock, counts: Counts) -> Iterator[tup
     Dropped are pairs with a long line (long_line), without text on a side (empty_side), and rows or units that do not
     have what their format says (malformed).
     """
-    counts.units_in += block.long_lines
-    counts.dropped.update({"long_line": block.long_lines} if block.long_lines else {})
-    if source.format == "tmx":
-        found = _tmx_pairs(block.sides[0], source, counts)
-    elif source.format.endswith("_tsv"):
+    counts.units_in += block.dropped.total()
+    counts.dropped.update(block.dropped)
+    counts.repaired.update(block.repaired)
+    if source.format.endswith("_tsv"):
         found = _tsv_pairs(block.sides[0], source, counts)
     else:
         sides = [_aligned_lines(side, counts.repaired) for side in block.sides]
@@ -173,25 +163,6 @@ def _tsv_pairs(data: bytes, source: Input, counts: Counts) -> Iterator[tuple[str
             _drop(counts, "long_line")
         else:
             yield a, b, score
-
-
-def _tmx_pairs(data: bytes, source: Input, counts: Counts) -> Iterator[tuple[str, str, float | None]]:
-    for match in _TU.finditer(data):
-        text = clean_line(match[0].replace(b"\r\n", b" ").replace(b"\n", b" "), counts.repaired)
-        segments = {}
-        for tuv in _TUV.finditer(text):
-            language, segment = _LANGUAGE.search(tuv["attributes"]), _SEGMENT.search(tuv["content"])
-            if language and segment:
-                segments[language[1].lower()] = html.unescape(_INLINE.sub("", segment[1])).strip()
-        try:
-            a, b = (segments[code.lower()] for code in source.codes)
-        except KeyError:
-            _drop(counts, "malformed")
-            continue
-        if max(len(a.encode()), len(b.encode())) > MAX_LINE:
-            _drop(counts, "long_line")
-        else:
-            yield a, b, None
 
 
 def _drop(counts: Counts, reason: str) -> None:
