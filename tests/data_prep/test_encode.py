@@ -215,11 +215,11 @@ def test_a_truncated_file_ends_all_with_one_line(
 
 def test_a_bad_name_ends_before_any_work(tmp_path: Path, vocab: Path, data_prep: Run) -> None:
     (tmp_path / "de.txt").write_text("a")
-    (tmp_path / "dex.txt").write_text("a")
+    (tmp_path / "de_rom.txt").write_text("a")
     done = data_prep("encode", "--mono", tmp_path, "--vocab", vocab, "--out", tmp_path / "out", ranks=2)
     assert done.returncode == 1
     assert done.stderr.count("data_prep encode: error:") == 1
-    assert f"{tmp_path / 'dex.txt'}: unknown language code 'dex': did you mean 'de'?" in done.stderr
+    assert f"{tmp_path / 'de_rom.txt'}: unknown language code 'de_rom': did you mean 'de'?" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from data_prep.clean import Counts
+from data_prep.languages import canonical
 from data_prep.places import Place
 from data_prep.readers import documents, find_documents, find_pairs, pairs
 from data_prep.streams import MAX_LINE, chunks, cut_blocks, open_stream
@@ -147,7 +148,7 @@ PADDING = {".xz": bytes(4), ".gz": bytes(515), ".bz2": b"", ".zst": SKIPPED}
 
 @pytest.mark.parametrize("ending", PADDING)
 def test_all_streams_of_a_file_are_read_whatever_pads_them(tmp_path: Path, ending: str) -> None:
-    texts = ["eins\n".encode() * 1000, b"", "zwei\n".encode()]
+    texts = [b"eins\n" * 1000, b"", b"zwei\n"]
     streams = [COMPRESS[ending](text) for text in texts]
     for padding in (b"", PADDING[ending], PADDING[ending] * 3001):
         assert read_streams(tmp_path, ending, padding.join([*streams, b""])) == b"".join(texts)
@@ -197,6 +198,25 @@ def test_an_unknown_language_names_file_and_nearest_code(tmp_path: Path) -> None
     (tmp_path / "zh-hanss.txt").write_text("a")
     with pytest.raises(ValueError, match=r"zh-hanss\.txt: unknown language code 'zh-hanss': did you mean 'zh-Hans'"):
         find_documents(tmp_path)
+
+
+def test_codes_of_three_letters_are_known() -> None:
+    """ISO 639-3's, and the other ones of ISO 639-2; nobody's are corrected to another language's."""
+    codes = (
+        "deu ger de, spa es, ita it, jpn ja, hin hi, por pt, kor ko, tur tr, ukr uk, fra fre fr, nld dut nl, ces cze cs, "
+        "ell gre el, eus baq eu, fas per fa, hye arm hy, isl ice is, kat geo ka, mkd mac mk, msa may ms, mya bur my, "
+        "ron rum ro, slk slo sk, sqi alb sq, cym wel cy, zho chi cmn zh-Hans, eng en, rus ru, ara arb ar, swa swh sw, "
+        "est ekk et, lav lvs lv, nob no, ori ory or, deu_DE DEU de, hi_Latn hi-latn hi_rom"
+    )
+    for *spellings, code in (line.split() for line in codes.split(",")):
+        assert {canonical(spelling) for spelling in spellings} == {code}, code
+
+
+@pytest.mark.parametrize("code", ["ast", "sco", "als", "nno", "arz", "bar", "nds", "war", "xq", "german", "pt2", "é"])
+def test_nothing_is_suggested_where_nothing_is_near(code: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        canonical(code)
+    assert str(caught.value) == f"unknown language code {code!r}: data_prep/languages.py lists the known ones"
 
 
 def test_other_spellings_become_cc100s_and_other_files_are_told(
