@@ -60,7 +60,8 @@ def _found(inputs: list[Input], folder: Path | str, layout: str) -> list[Input]:
 
 
 def _warn_ignored(path: Place, layout: str) -> None:
-    print(f"warning: {path} is ignored: its name is not {layout}", file=sys.stderr)
+    if not path.is_folder:
+        print(f"warning: {path} is ignored: its name is not {layout}", file=sys.stderr)
 
 
 def _canonical(code: str, path: Place) -> str:
@@ -98,6 +99,8 @@ def split_pair(pair: str, where: object) -> tuple[str, str]:
 
 def zip_members(path: Place, a: str, b: str) -> tuple[str, ...]:
     """The two sides' members of an OPUS zip file. Raises ValueError when there is not one for each."""
+    if path.size == 0:
+        raise ValueError(f"{path} is empty: fetch it again")
     try:
         with path.open() as file, zipfile.ZipFile(file) as archive:
             names = archive.namelist()

@@ -284,6 +284,27 @@ def test_a_damaged_file_behind_a_uri_is_named() -> None:
         files_in("nonsense://x")
 
 
+@pytest.mark.parametrize("scheme", ["", "file://", "mock://"])
+def test_what_is_no_file_is_named_through_a_description(tmp_path: Path, scheme: str) -> None:
+    where = f"{scheme}{tmp_path}"
+    system, root = filesystem(where)
+    system.create_dir(f"{root}/en-de.tmx", recursive=True)
+    with system.open_output_stream(f"{root}/en-fr.tmx") as stream:
+        stream.write(b"")
+    if scheme != "mock://":
+        (tmp_path / "en-fr.tmx").unlink()
+        (tmp_path / "en-fr.tmx").symlink_to("nowhere")
+    for pairs_, name in (('"any"', "en-de"), ('["en-de"]', "en-de"), ('["en-fr"]', "en-fr")):
+        text = f"pairs = {pairs_}"
+        path = describe(tmp_path, text, name="x", where=where, format="tmx", files="{src}-{tgt}.tmx")
+        found = inputs(path)
+        if scheme == "mock://" and name == "en-fr":
+            assert [source.size for source in found] == [0]
+        else:
+            with pytest.raises(ValueError, match=rf"{name}\.tmx is a (folder|link to nowhere).*remove"):
+                [source.size for source in found]
+
+
 def test_the_ready_descriptions(tmp_path: Path) -> None:
     assert ready_descriptions() == ["cc100", "ccaligned", "iitb", "multiun", "opus", "wikimatrix"]
     for code in LANGUAGES:

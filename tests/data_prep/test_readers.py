@@ -4,6 +4,7 @@ import io
 import lzma
 import os
 import re
+import socket
 import struct
 import threading
 import tracemalloc
@@ -16,7 +17,7 @@ import pytest
 
 from data_prep.clean import Counts
 from data_prep.languages import canonical
-from data_prep.places import Place
+from data_prep.places import Place, files_in
 from data_prep.readers import documents, find_documents, find_pairs, pairs
 from data_prep.streams import MAX_LINE, chunks, cut_blocks, open_stream
 
@@ -235,6 +236,54 @@ def test_a_folder_without_corpus_files_is_an_error(tmp_path: Path) -> None:
         find_documents(tmp_path)
     with pytest.raises(ValueError, match="is not a folder"):
         find_pairs(tmp_path / "none")
+
+
+def lay_out(path: Path, what: str) -> None:
+    """Not a file, where one is wanted."""
+    if what == "folder":
+        path.mkdir()
+    elif what == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+    else:
+        path.symlink_to("nowhere" if what == "dangling" else path.name)
+
+
+NO_FILES = {
+    "dangling": "is a link to nowhere, where no file is: restore that file, or remove the link",
+    "loop": "is a link to .*, where no file is",
+    "folder": "is a folder, where a file must be: remove it, or give it another name",
+    "socket": "is a socket or device, where a file must be",
+}
+
+
+@pytest.mark.parametrize("what", NO_FILES)
+@pytest.mark.parametrize("name", ["fr.txt.xz", "X.de-en.en", "de-en.txt.zip"])
+def test_what_is_no_file_is_named_and_no_language_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a socket's path is short
+    for other in ("de.txt", "X.de-en.de", "Y.de-en.de", "Y.de-en.en"):
+        Path(other).write_text("a\n")
+    lay_out(Path(name), what)
+    Path("subfolder").mkdir()  # nobody wants that to be a file
+    with pytest.raises(ValueError, match=rf"{re.escape(name)} {NO_FILES[what]}"):
+        find_documents(".") if name == "fr.txt.xz" else find_pairs(".")
+
+
+def test_links_to_files_and_folders_are_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "german").write_text("a")
+    (tmp_path / "texts" / "back").symlink_to(tmp_path)  # not for ever
+    (tmp_path / "again").symlink_to(tmp_path / "texts")
+    (tmp_path / "de.txt").symlink_to(tmp_path / "texts" / "german")
+    assert [source.size for source in find_documents(tmp_path)] == [1]
+    assert capsys.readouterr().err == ""  # subfolders are not looked at
+    names = {place.name for place in files_in(str(tmp_path), deep=True) if not place.is_folder}
+    assert names == {"de.txt", "again/german", "texts/german"}
+    (tmp_path / os.fsdecode(b"fr-\xff.txt")).write_text("a")
+    with pytest.raises(ValueError, match=r"has the name b'fr-\\xff\.txt', which is not UTF-8: rename that file"):
+        find_documents(tmp_path)
 
 
 def write_zip(folder: Path, name: str, members: dict[str, bytes]) -> Path:
