@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from data_prep.clean import add_counts
+from data_prep.clean import add_counts, doubts
 from data_prep.encode_input import EncodeInputs, Task, discard, shards_there
 from data_prep.executor import on_root, run_tasks, world_size
 from data_prep.remove_duplicates import is_final, remove_duplicates
@@ -126,6 +126,7 @@ def _close(plan: _Plan) -> None:
         by_language[task.source.name] = add_counts(by_language.get(task.source.name, {}), result["counts"])
         if not result["shards"]:
             print(f"warning: {task.source.paths[0]} gave no text: see its counts in the manifest", file=sys.stderr)
+        _warn_of_doubts(task, result["counts"])
     write_manifest(
         plan.stage.folder,
         Manifest(
@@ -139,6 +140,13 @@ def _close(plan: _Plan) -> None:
         ),
     )
     print(f"{plan.stage.folder}: {len(plan.tasks)} inputs, {sum(c['tokens'] for c in by_language.values()):,} tokens")
+
+
+def _warn_of_doubts(task: Task, counts: dict[str, Any]) -> None:
+    lines = counts["paragraphs_in"] if task.mono else 2 * counts["pairs_in"]
+    files = " and ".join(map(str, task.source.paths))
+    for words in doubts(lines, counts["repaired"], counts["tokens"], counts["unknown"]):
+        print(f"warning: {files}: {words}", file=sys.stderr)
 
 
 def _finished(stage: Stage, task: Task) -> dict[str, Any] | None:

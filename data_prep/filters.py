@@ -136,7 +136,7 @@ class Score(TextFilter):
     def drops(self, sides: Sides) -> np.ndarray:
         """True for those to drop."""
         assert sides.scores is not None
-        return sides.scores < self.least  # never of NaN
+        return ~(sides.scores >= self.least)  # NaN too
 
 
 _FILTERS: dict[str, tuple[Any, ...]] = {

@@ -1,5 +1,6 @@
 """Blocks of raw bytes to cleaned documents and pairs, with the counts of what was repaired and dropped."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -156,6 +157,8 @@ def _tsv_pairs(data: bytes, source: Input, counts: Counts) -> Iterator[tuple[str
             try:
                 score = float(fields[score_at])
             except ValueError:
+                score = math.nan
+            if not math.isfinite(score):
                 _drop(counts, "malformed")
                 continue
         a, b = (fields[i].strip() for i in at)

@@ -17,6 +17,7 @@ from data_prep.corpus import corpus_inputs, read_corpora, ready_descriptions
 from data_prep.languages import LANGUAGES
 from data_prep.places import Place, files_in, filesystem
 from data_prep.readers import FORMATS, Input, documents, pairs, text_blocks
+from data_prep.sources import TextConfig, find_sources
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
 PAIRS = [("one & two", "ein & zwei"), ("three", "drei")]
@@ -231,6 +232,36 @@ def test_memory_does_not_grow_with_a_tmx(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert (found, dict(counts.dropped)) == (10_000, {"malformed": 1})
     assert peak < 6_000_000
+
+
+def test_a_score_that_is_no_number_drops_the_pair(tmp_path: Path) -> None:
+    scores = ["1.2", "nan", "NaN", "-nan", "inf", "", "x", "1.3"]
+    (tmp_path / "en-de.tsv").write_text("".join(f"{score}\ta{i}\tb\n" for i, score in enumerate(scores)))
+    path = describe(tmp_path, 'pairs = "any"', name="x", where=str(tmp_path), format="wikimatrix_tsv", files="{src}-{tgt}.tsv")
+    found, counts = read_pairs(inputs(path)[0])
+    assert (found, dict(counts.dropped)) == ([("a0", "b"), ("a7", "b")], {"malformed": 6})
+
+
+def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+    """By the flags, by two descriptions, by two spellings of a list or through a link; but one file may be of two pairs."""
+    (tmp_path / "de.txt").write_text("a")
+    shared: dict[str, str] = {"where": str(tmp_path), "format": "cc100", "files": "{lang}.txt"}
+    one = describe(tmp_path, 'languages = ["de"]', name="one", **shared)
+    words = r"de\.txt is named twice for de \(by {} and by {}\), so its text would count twice: name it once"
+    with pytest.raises(ValueError, match=words.format("--mono or --para", "corpus one")):
+        find_sources(TextConfig(mono=tmp_path, corpus=(one,)))
+    two = Path(one).rename(tmp_path / "two.toml")
+    one = describe(tmp_path, 'languages = ["de"]', name="two", **shared)
+    with pytest.raises(ValueError, match=words.format("corpus one", "corpus two")):
+        find_sources(TextConfig(corpus=(str(two), one)))
+    (tmp_path / "deu.txt").symlink_to("de.txt")
+    for listed in ('["de", "de"]', '["de", "deu"]'):
+        with pytest.raises(ValueError, match="named twice for de"):
+            find_sources(TextConfig(corpus=(describe(tmp_path, f"languages = {listed}", name="one", **shared),)))
+    (tmp_path / "all.tmx").write_text(TMX)
+    shared |= {"format": "tmx", "files": "all.tmx"}
+    several = describe(tmp_path, 'pairs = ["en-de", "en-fr", "de-en"]', name="one", **shared)
+    assert len(find_sources(TextConfig(corpus=(several,)))["para"].inputs) == 3
 
 
 def test_pages_of_ccaligned_by_their_columns(tmp_path: Path) -> None:

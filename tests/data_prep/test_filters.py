@@ -51,7 +51,7 @@ def test_boilerplate_is_measured_in_bytes() -> None:
 def test_scores() -> None:
     ((_, score),) = make_filters({"score": {"least": 1.1}}, "para", "test").text
     dropped = score.drops(Sides((["a"] * 3, ["b"] * 3), ("en", "de"), np.array([1.0, 1.1, np.nan])))
-    assert dropped.tolist() == [True, False, False]
+    assert dropped.tolist() == [True, False, True]
 
 
 def test_wrong_script_on_any_side() -> None:

@@ -286,6 +286,28 @@ def test_links_to_files_and_folders_are_followed(tmp_path: Path, capsys: pytest.
         find_documents(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("de.txt", "de.txt.xz"),
+        ("DE.txt.gz", "de.txt.xz"),
+        ("X.de-en.de", "X.de-en.de.gz", "X.de-en.en"),
+        ("X.de-en.de", "X.de-en.en", "x.DE-EN.DE.xz", "x.DE-EN.EN"),
+        ("de-en.txt.zip", "X.de-en.de.gz", "X.de-en.en"),
+        ("de-en.txt.zip", "DE-EN.txt.zip"),
+    ],
+)
+def test_a_text_that_would_count_twice_is_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        a, _, b = name[:5].partition("-")
+        members = {f"folder/X.{a}-{b}.{code}": b"1\n" for code in (a, b)}
+        write_zip(tmp_path, name, members) if name.endswith(".zip") else (tmp_path / name).write_text("1\n")
+    find = find_documents if len(names[0]) == 6 or names[0].startswith("DE.") else find_pairs
+    with pytest.raises(ValueError, match="are the same text by their names, which would count twice: remove one") as caught:
+        find(tmp_path)
+    assert sum(f"{tmp_path / name} " in str(caught.value) for name in names) == 2
+
+
 def write_zip(folder: Path, name: str, members: dict[str, bytes]) -> Path:
     with zipfile.ZipFile(folder / name, "w", zipfile.ZIP_DEFLATED) as archive:
         for member, data in members.items():
