@@ -10,7 +10,7 @@ import lzma
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import IO, Any, NamedTuple
 
@@ -19,6 +19,7 @@ import pyarrow as pa
 from data_prep.places import Place
 
 MAX_LINE = 100_000  # bytes
+MAX_ROW = 500_000  # bytes of a row of a .tsv file: the URLs of pages are in it too
 WINDOW = 1_000_000  # bytes behind a block's size in which its end is looked for
 _CHUNK = 1 << 18
 _DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa.ArrowException)
@@ -198,31 +199,45 @@ def chunks(opener: Opener, name: str) -> Iterator[bytes]:
         raise ValueError(f"{reached}: it is truncated or damaged, fetch it again") from None
 
 
-def cut_blocks(opener: Opener, name: str, size: int, boundary: re.Pattern[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """The bytes in blocks that end behind the first `boundary` from `size` on; True with one that does not.
+def clip_lines(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
+    """The same bytes, but `most` + 1 of a line that has more. No part has as many as `most`."""
+    length = 0  # of the line that is open
+    for part in parts:
+        end = part.find(b"\n")
+        inside = len(part) if end < 0 else end
+        room = max(most + 1 - length, 0)
+        yield part if inside <= room else part[:room] + part[inside:]
+        length = length + len(part) if end < 0 else len(part) - part.rfind(b"\n") - 1
+
+
+def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Bytes in blocks that end behind the first `boundary` from `size` on; True with one that does not.
 
     Where there is none within WINDOW bytes, a block ends behind a line, else as `cut_point` says. The blocks depend on
-    the bytes alone.
+    the bytes alone, not on the parts that they come in.
     """
-    parts: list[bytes] = []  # joined when they may hold a whole block
+    held_parts: list[bytes] = []  # when they may hold a whole block
     held = 0
-    for chunk in chunks(opener, name):
-        parts.append(chunk)
+    for chunk in parts:
+        held_parts.append(chunk)
         held += len(chunk)
         while held >= size:
-            data = b"".join(parts)
+            data = b"".join(held_parts)
             end = _block_end(data, size, boundary)
-            if end:
-                yield data[: end[0]], end[1]
-                data = data[end[0] :]
-            parts, held = [data], len(data)
+            held_parts = [data[end[0] :] if end else data]
+            held = len(held_parts[0])
             if not end:
                 break
-    data = b"".join(parts)
+            block = data[: end[0]]
+            del data  # a block is large: nobody holds it twice while it is worked on
+            yield block, end[1]
+            del block
+    data = b"".join(held_parts)
+    del held_parts
     while data:
         end = _block_end(data, size, boundary) or (len(data), False)
-        yield data[: end[0]], end[1]
-        data = data[end[0] :]
+        block, data = data[: end[0]], data[end[0] :]
+        yield block, end[1]
 
 
 def _block_end(buffer: bytes, size: int, boundary: re.Pattern[bytes]) -> tuple[int, bool] | None:
@@ -256,11 +271,12 @@ def whole_lines(opener: Opener, name: str) -> Iterator[bytes | None]:
 def cut_line(line: bytes) -> list[bytes]:
     """A line in pieces of at most MAX_LINE bytes, cut at `cut_point`."""
     pieces = []
-    while len(line) > MAX_LINE:
-        end = cut_point(line)
-        pieces.append(line[:end])
-        line = line[end:]
-    return [*pieces, line]
+    at = 0
+    while len(line) - at > MAX_LINE:
+        piece = line[at : at + MAX_LINE + 1]
+        pieces.append(piece[: cut_point(piece)])
+        at += len(pieces[-1])
+    return [*pieces, line[at:]]
 
 
 def cut_point(line: bytes) -> int:

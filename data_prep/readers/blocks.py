@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 from data_prep.readers.inputs import Input
 from data_prep.readers.tmx import Unit, units
-from data_prep.streams import cut_blocks, open_stream, whole_lines
+from data_prep.streams import MAX_ROW, chunks, clip_lines, cut_blocks, open_stream, whole_lines
 
 _NO_LINE = b"\n"  # behind the end of the shorter side; no line holds a LF
 _BOUNDARIES = {
@@ -39,7 +39,10 @@ def text_blocks(source: Input, size: int) -> Iterator[TextBlock]:
     Raises ValueError on a damaged file, or sides with different numbers of lines.
     """
     if source.format in _BOUNDARIES:
-        for data, cut in cut_blocks(open_stream(source.paths[0]), str(source.paths[0]), size, _BOUNDARIES[source.format]):
+        text = chunks(open_stream(source.paths[0]), str(source.paths[0]))
+        if source.format.endswith("_tsv"):
+            text = clip_lines(text, MAX_ROW)  # it will be dropped: a row is never cut in two
+        for data, cut in cut_blocks(text, size, _BOUNDARIES[source.format]):
             yield TextBlock((data,), cut=cut)
         return
     repaired: Counter[str] = Counter()

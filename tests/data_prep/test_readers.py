@@ -1,6 +1,5 @@
 import bz2
 import gzip
-import io
 import lzma
 import os
 import re
@@ -18,7 +17,7 @@ import pytest
 from data_prep.clean import Counts
 from data_prep.languages import canonical
 from data_prep.places import Place, files_in
-from data_prep.readers import documents, find_documents, find_pairs, pairs
+from data_prep.readers import block_paragraphs, documents, find_documents, find_pairs, pairs, text_blocks
 from data_prep.streams import MAX_LINE, chunks, cut_blocks, open_stream
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
@@ -74,11 +73,8 @@ def test_blocks_depend_on_the_bytes_alone(tmp_path: Path) -> None:
     text = b"".join(b"%d word\n" % i + b" \r\n" * (i % 11 == 0) for i in range(3000)) + b"x" * 2_000_000 + b"\n\nend"
     boundary = re.compile(rb"\n[ \t\r]*\n")
 
-    class Short(io.BytesIO):
-        def read(self, size: int | None = -1) -> bytes:
-            return super().read(7001)
-
-    blocks = [list(cut_blocks(lambda kind=kind: kind(text), "x", 1000, boundary)) for kind in (io.BytesIO, Short)]
+    parts = [[text[i : i + n] for i in range(0, len(text), n)] for n in (1 << 18, 7001)]
+    blocks = [list(cut_blocks(part, 1000, boundary)) for part in parts]
     assert blocks[0] == blocks[1]
     assert b"".join(block for block, _ in blocks[0]) == text
     assert sum(cut for _, cut in blocks[0]) == 10  # every 101,000 bytes, until the next boundary is near enough
@@ -116,6 +112,45 @@ def test_memory_does_not_grow_with_the_line(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert size == 40_000_000
     assert peak < 16_000_000  # 8 MB of it is the decompressor's dictionary
+
+
+def test_memory_is_little_more_than_a_block_whatever_the_line(tmp_path: Path) -> None:
+    """Also where the line is a block, and goes on in the next one."""
+    (tmp_path / "de.txt.xz").write_bytes(lzma.compress(b"wort " * 5_000_000 + b"\nEnde", preset=0))
+    (source,) = find_documents(tmp_path)
+    counts = Counts("documents")
+    tracemalloc.start()
+    size = 0
+    for block in text_blocks(source, 15_000_000):
+        size += sum(len(line) + 1 for lines, _ in block_paragraphs(source, block, counts) for line in lines)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert size == 25_000_005
+    assert peak < 3 * 15_000_000
+
+
+@pytest.mark.parametrize("length", [100_001, 1_048_575, 1_048_576, 1_048_577, 1_948_576, 3_500_000])
+def test_a_line_is_cut_at_the_same_places_whatever_is_read_at_once(tmp_path: Path, length: int) -> None:
+    """Behind the last space of every 100,000 bytes, else between characters: cut here from the whole line."""
+    for letters in ("x ", "ü" * 30_000 + " ", "尊", "a" + "🙂" * 70_000 + "\t"):
+        words = (letters * (length // len(letters) + 1)).encode()[:length].decode(errors="ignore")
+        lines = ["kurz", words, "", words[::-1].strip() or "x", "Ende"]
+        expected = []
+        for line in lines[:2] + lines[3:]:
+            rest = line.encode()
+            while len(rest) > MAX_LINE:
+                part = rest[:MAX_LINE].decode(errors="ignore")  # without the half of a character
+                space = max(part.rfind(" "), part.rfind("\t")) + 1
+                expected.append(part[: space or None])
+                rest = rest[len(expected[-1].encode()) :]
+            expected.append(rest.decode())
+        (tmp_path / "de.txt").write_text("\n".join(lines), encoding="utf-8")
+        (source,) = find_documents(tmp_path)
+        counts = Counts("documents")
+        (block,) = text_blocks(source, 64_000_000)
+        found = [line for part, _ in block_paragraphs(source, block, counts) for line in part]
+        assert found == [line.strip() for line in expected if line.strip()]
+        assert counts.repaired["long_line"] == sum(len(line.encode()) > MAX_LINE for line in lines)
 
 
 @pytest.mark.parametrize("ending", [".xz", ".gz", ".bz2", ".zst"])
