@@ -123,8 +123,11 @@ def zip_members(path: Place, a: str, b: str) -> tuple[str, ...]:
     try:
         with path.open() as file, zipfile.ZipFile(file) as archive:
             names = archive.namelist()
+            before = min((member.header_offset for member in archive.infolist()), default=0)
     except (zipfile.BadZipFile, OSError) as error:
         raise ValueError(f"{path} cannot be read ({error}): it is truncated or damaged, fetch it again") from None
+    if before:
+        raise ValueError(f"{path} begins with {before} bytes that no member has, as two zip files in one do: fetch it again")
     found = []
     for code in (a, b):
         matches = [name for name in names if name.endswith(f".{a}-{b}.{code}")]

@@ -404,6 +404,15 @@ def test_a_bad_zip_file_is_an_error(tmp_path: Path) -> None:
         find_pairs(tmp_path)
 
 
+def test_two_zip_files_in_one_are_an_error(tmp_path: Path) -> None:
+    """Their second list of members is the only one that is read."""
+    path = write_zip(tmp_path, "de-en.txt.zip", {"X.de-en.de": b"a\n", "X.de-en.en": b"a\n"})
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(ValueError, match=rf"de-en\.txt\.zip begins with {size} bytes that no member has"):
+        find_pairs(tmp_path)
+
+
 def test_a_member_damaged_inside_a_zip_file_is_an_error(tmp_path: Path) -> None:
     text = "\n".join(str(i * 7919 % 1_000_003) for i in range(50_000)).encode()
     path = write_zip(tmp_path, "de-en.txt.zip", {"X.de-en.de": text, "X.de-en.en": text})
