@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from data_prep.executor import is_root, on_root, run_tasks
-from data_prep.plan import Plan, Source, make_plan, survey, with_total
+from data_prep.plan import BLOCK, ORDER, STRETCH, Plan, Source, make_plan, survey, with_total
 from data_prep.rows import BATCH_ROWS, WINDOW, Tally, count_rows, mono_rows, para_rows
 from data_prep.store import Stage, write_arrow
 from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, read_manifest, row_schema, write_manifest
@@ -116,6 +116,7 @@ def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: 
         "languages": list(languages),
         "batch_rows": BATCH_ROWS,
         "window": WINDOW,
+        "order": ORDER.format(BLOCK[task], STRETCH),
     }
     stage = Stage(config.out / task, "mix", settings)
     stage.open()

@@ -11,6 +11,10 @@ from data_prep.mapped import mapped
 from data_prep.sampling import Order, apportion, temperature_shares
 from xlme_ds.data.schema import EOS, Layout
 
+BLOCK = {"mono": 1 << 16, "para": 1 << 18}  # slots that are shuffled together: some 30,000 rows or more
+STRETCH = 8192  # ids of a side, in about one piece of a file, that are used in the same block
+ORDER = "every example of a language once a pass, pass after pass; blocks of {} slots, stretches of {} ids"
+
 
 @dataclass(frozen=True)
 class Source:
@@ -71,7 +75,9 @@ def make_plan(
     examples = tuple(sum(s.examples for s in sources if s.group == group) for group in groups)
     shares = tuple(temperature_shares(examples, alpha))
     members = tuple(group_languages(group, languages) for group in groups)
-    sampled = Order(tuple(groups), examples, shares, (), seed, task)
+    mean = sum(source.tokens for source in sources) / max(sum(examples), 1)
+    neighbours = max(int(STRETCH * len(members[0]) / max(mean, 1)), 1)
+    sampled = Order(tuple(groups), examples, shares, (), seed, task, BLOCK[task], neighbours)
     return Plan(folder, row_tokens, layout, members, tuple(sources), sampled)
 
 

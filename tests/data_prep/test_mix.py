@@ -1,5 +1,6 @@
 """`mix` on small encoded folders whose every token is unique, so that each row tells where it comes from."""
 
+import json
 import os
 import shutil
 import signal
@@ -166,6 +167,11 @@ def test_temperature_repeats_low_resource_rows_evenly(corpus: Corpus, tmp_path: 
         assert counts["repeat"] == used / available[language]
         assert counts["share_before"] == pytest.approx(available[language] / sum(available.values()))
         assert counts["share_after"] == pytest.approx(used / total)
+        own = set(corpus.rows(language))
+        uses = [row.items()[0] for row in rows if row.items()[0] in own]
+        for start in range(0, len(uses), len(own)):
+            one = uses[start : start + len(own)]
+            assert len(set(one)) == len(one), f"a row of {language} came again before all its others"
         each = [times[row] for row in corpus.rows(language)]
         assert min(each) == used // available[language] and max(each) == -(-used // available[language])
     assert manifest.counts["tokens"] == sum(sum(row.lengths) for row in rows)
@@ -205,6 +211,25 @@ def test_packed_rows_are_the_pairs(corpus: Corpus, tmp_path: Path) -> None:
         fitting = [frozenset((BOS, EOS, *s, *t)) for s, t in corpus.pairs[name] if len(s) + len(t) + 3 <= WIDTH]
         assert max(times[pair] for pair in fitting) <= -(-used[name] * 1.2 // len(fitting))
     assert manifest.counts["fill"] == sum(sum(row.lengths) for row in rows) / (700 * WIDTH)
+
+
+def test_pairs_come_once_before_any_comes_again_but_for_the_order_inside_a_window(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    """A window is 8192 pairs that fill rows of their own: up to its end no pair came two times more than another."""
+    run(corpus.config(tmp_path, para_rows=15000, alpha=0.5, rows_per_shard=4096))
+    fitting = {name: [frozenset((BOS, EOS, *s, *t)) for s, t in corpus.pairs[name]] for name in corpus.pairs}
+    fitting = {name: [pair for pair in pairs if len(pair) + 1 <= WIDTH] for name, pairs in fitting.items()}
+    times: Counter[frozenset[int]] = Counter()
+    ends = 0
+    for row in read_rows(tmp_path / "para"):
+        times.update(map(frozenset, row.items()))
+        if times.total() == 8192 * (ends + 1):
+            ends += 1
+            for name, pairs in fitting.items():
+                each = [times[pair] for pair in pairs]
+                assert max(each) - min(each) == 1, f"{name} after {times.total()} pairs"
+    assert ends == times.total() // 8192 > 1
 
 
 def test_layout_of_xlm(corpus: Corpus, tmp_path: Path) -> None:
@@ -286,6 +311,13 @@ def test_changed_settings_are_refused(corpus: Corpus, tmp_path: Path) -> None:
         run(corpus.config(tmp_path, mono_rows=100, alpha=0.5))
     with pytest.raises(ValueError, match="rows was 100, now 101"):
         run(corpus.config(tmp_path, mono_rows=101))
+    settings = tmp_path / "mono" / "settings.json"
+    old = json.loads(settings.read_text())
+    del old["settings"]["order"]  # as a version wrote it whose rows were in another order
+    settings.write_text(json.dumps(old))
+    (tmp_path / "mono" / "manifest.json").unlink()
+    with pytest.raises(ValueError, match=r'order was null, now "every example of a language once .* delete this one'):
+        run(corpus.config(tmp_path, mono_rows=100))
 
 
 def test_another_vocabulary_is_refused(corpus: Corpus, tmp_path: Path) -> None:
