@@ -145,9 +145,8 @@ def _plan(config: MixConfig, task: str, encoded: Manifest, languages: tuple[str,
     folder = config.encoded / task
     names = [shard.name for shard in encoded.shards]
     sizes = [shard.bytes for shard in encoded.shards]
-    sources: Sequence[Source] = run_tasks(
-        partial(survey, folder, config.row_tokens, LAYOUTS[config.layout]), names, sizes, config.processes, f"survey {task}"
-    )
+    look = partial(survey, folder, config.row_tokens, LAYOUTS[config.layout], encoded.settings.get("max_pair_tokens"))
+    sources: Sequence[Source] = run_tasks(look, names, sizes, config.processes, f"survey {task}")
     if not any(source.examples for source in sources):
         raise ValueError(f"{folder} has nothing that fills a row of {config.row_tokens} tokens: encode some text first")
     order = task, config.alpha, config.seed
@@ -184,7 +183,7 @@ def _count_windows(stage: Stage, plan: Plan, windows: int, start: int) -> dict[s
     name = f"windows-{plan.order.total}-{start}"
     result = stage.task_result(name)
     if result is None:
-        result = {"rows": [count_rows(plan, number) for number in range(start, min(start + _WINDOWS_A_TASK, windows))]}
+        result = {"rows": count_rows(plan, start, min(start + _WINDOWS_A_TASK, windows))}
         stage.finish_task(name, result)
     return result
 

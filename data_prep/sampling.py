@@ -111,7 +111,9 @@ class Order:
         key, at = hashed(key, use // size), use % size
         number, stretches = at // stretch, size // stretch
         whole = number < stretches  # the rest, shorter than a stretch, stays at the end of the pass
-        moved = permute(np.where(whole, number, 0), np.maximum(stretches, 1), key)
+        first = np.append(True, (np.diff(number) != 0) | (np.diff(key) != 0))  # of equal ones in a row, to compute them once
+        moved = permute(np.where(whole, number, 0)[first], np.maximum(stretches, 1)[first], key[first])
+        moved = np.repeat(moved, np.diff(np.append(np.flatnonzero(first), len(use))))
         turn = (hashed(key, -1) % size.astype(np.uint64)).astype(np.int64)  # another rest, other stretches in each pass
         return (np.where(whole, moved * stretch + at % stretch, at) + turn) % size
 
@@ -122,13 +124,14 @@ def _block(order: Order, number: int) -> tuple[np.ndarray, np.ndarray]:
     before, inside = order.uses(number)
     slots = number * order.block + np.arange(sum(inside))
     draws = hashed(key_of(order.seed, order.label, "slots"), slots)
-    language = np.empty(len(slots), dtype=np.int64)
+    language = np.empty(len(slots), dtype=np.int16 if len(inside) < 1 << 15 else np.int64)  # 16 bits sort fast
     language[np.argsort(draws, kind="stable")] = np.repeat(np.arange(len(inside)), inside)
     by_language = np.argsort(language, kind="stable")  # and by slot
     of, counts = language[by_language], np.array(inside)
     uses = np.arange(len(slots)) + np.repeat(np.array(before) - np.cumsum(counts) + counts, counts)
-    passes = np.empty_like(uses)
-    passes[by_language] = uses // np.array(order.examples)[of]
+    passes = uses // np.array(order.examples)[of]
+    part = np.cumsum(np.append(False, (np.diff(of) != 0) | (np.diff(passes) != 0)))  # of a language, in one pass
+    mixed = by_language[np.argsort((part << 40).astype(np.uint64) | (draws[by_language] >> np.uint64(24)), kind="stable")]
     example = np.empty_like(uses)
-    example[np.lexsort((draws, passes, language))] = order.example(of, uses)
+    example[mixed] = order.example(of, uses)
     return language, example
