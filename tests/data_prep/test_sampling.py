@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -109,11 +110,18 @@ def test_a_rare_language_may_come_anywhere() -> None:
     assert ((counts - 20) ** 2 / 20).sum() < 33.7  # 9 degrees of freedom: exceeded once in 10,000
 
 
-def test_every_pass_has_its_own_order() -> None:
-    order = Order(("a",), (100,), (Fraction(1),), (200,), 0, "mono")
-    first, second = order.locate(np.arange(200))[1].reshape(2, 100)
-    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(100))
-    assert (first == second).mean() < 0.1
+def test_every_pass_and_seed_has_its_own_order() -> None:
+    """A pass is 17 blocks of 59, of whose examples one in 17 is expected in the same block of another pass or seed."""
+    order = Order(("a",), (1003,), (Fraction(1),), (3 * 1003,), 0, "mono", block=59, neighbours=3)
+    passes = []
+    for each in (order, replace(order, seed=1)):
+        for uses in each.locate(np.arange(3 * 1003))[1].reshape(3, 1003):
+            assert sorted(uses.tolist()) == list(range(1003))
+            passes.append([set(part.tolist()) for part in uses.reshape(17, 59)])
+    for one, other in combinations(passes, 2):
+        assert sum(len(a & b) for a, b in zip(one, other, strict=True)) < 3 * 1003 / 17
+    last = order.example(np.zeros(9, np.int64), np.arange(1, 10) * 1003 - 1)  # 1003 is no multiple of 3: the rest of a pass
+    assert len(set(last.tolist())) > 5
 
 
 def test_what_a_block_reads_stands_together_and_is_shuffled() -> None:
