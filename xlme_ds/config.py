@@ -34,7 +34,7 @@ class ModelConfig:
     language_embeddings: tuple[str, ...] = ()
     """Codes of the languages that have a learned vector, added to the embedded tokens as positions are: all that the data have."""
     dropout: float = 0.0
-    """Of the embedded tokens and of what attention and feed-forward network add, while training."""
+    """Of the embedded tokens and of what attention and feed-forward network add, while training; XLM-E's generator drops nothing."""
     norm: Literal["post", "pre"] = "post"
     embedding_norm: bool = False
     """Normalise the embedded tokens in pre-LN models too; post-LN models always do."""

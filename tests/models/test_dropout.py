@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.small import SMALL, language_model, lively, usual_batch
+from tests.small import SMALL, language_model, lively, model, usual_batch
 from xlme_ds.models.attention import shared_bias
 from xlme_ds.models.dropout import _STEP, _mixed, derive, drop
 from xlme_ds.models.encoder import Encoder, Part
@@ -104,3 +104,12 @@ def test_a_checkpointed_layer_drops_the_same_again() -> None:
         model(batch).nll_M.sum().backward()
         gradients.append([p.grad for p in model.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+def test_the_generator_of_xlme_drops_nothing() -> None:
+    """In training: losses, predictions and samples keep every bit, the discriminator's logits do not."""
+    batch = usual_batch()
+    with_dropout, without = model(dropout=0.3).train()(batch), model().train()(batch)
+    for name in ("nll_M", "predicted_M", "corrupted_BT"):
+        assert torch.equal(getattr(with_dropout, name), getattr(without, name))
+    assert not torch.isclose(with_dropout.replaced_logits_BT, without.replaced_logits_BT).any()
