@@ -38,12 +38,16 @@ class ModelConfig:
     norm: Literal["post", "pre"] = "post"
     embedding_norm: bool = False
     """Normalise the embedded tokens in pre-LN models too; post-LN models always do."""
+    norm_epsilon: float = 1e-5
+    """Added to the variances (XLM: 1e-12)."""
     relative_bias: Literal["gated", "plain", "none"] = "gated"
     """XLM-E section 3.3: gated, the plain bucket bias, or none (the paper's ablation)."""
     relative_buckets: int = 32
     relative_max_distance: int = 128
     embedding_sharing: Literal["tied", "gdes"] = "tied"
     """gdes: the discriminator adds its own difference to a gradient-stopped copy (DeBERTa-v3)."""
+    masked_head: Literal["dense", "linear"] = "dense"
+    """Before the decoder that is tied to the embedding: dense, GELU and norm, as of BERT and XLM-R, or nothing, as of XLM."""
     vocabulary_blocks: int = 1
     """Store the embedding as this many parameters: bounds the buffers of offloading engines."""
     init_std: float = 0.02
@@ -88,7 +92,8 @@ class ModelConfig:
             self.compile != "graphs" or not self.activation_checkpointing,
             "model.compile graphs keeps the activations in its graphs: set it to layers, or leave model.activation_checkpointing off",
         )
-        _require(self.init_std > 0, f"model.init_std is {self.init_std}: it must be positive")
+        for name in ("init_std", "norm_epsilon"):
+            _require(getattr(self, name) > 0, f"model.{name} is {getattr(self, name)}: it must be positive")
         _require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}: it must be at least 0 and below 1")
         _require(
             len(set(self.language_embeddings)) == len(self.language_embeddings),

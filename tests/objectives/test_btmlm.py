@@ -17,7 +17,6 @@ from xlme_ds.data.rows import PAD
 from xlme_ds.flops import flops_per_step
 from xlme_ds.models.back_translation import first_pass
 from xlme_ds.models.language_model import LanguageModel
-from xlme_ds.models.layers import LAYER_NORM_EPSILON
 from xlme_ds.models.masked_head import GROUP
 from xlme_ds.objectives import objective_of
 
@@ -29,7 +28,7 @@ State = Mapping[str, Tensor]
 
 
 def norm(state: State, name: str, x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], state[f"{name}.weight"], state[f"{name}.bias"], LAYER_NORM_EPSILON)
+    return F.layer_norm(x, x.shape[-1:], state[f"{name}.weight"], state[f"{name}.bias"], 1e-5)
 
 
 def linear(state: State, name: str, x: Tensor) -> Tensor:

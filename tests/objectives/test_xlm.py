@@ -16,7 +16,9 @@ from xlme_ds.data.rows import EOS, LAYOUTS, UNK
 from xlme_ds.models.language_model import LanguageModel
 from xlme_ds.objectives import objective_of
 
-XLM = dict(layout="xlm", relative_bias="none", language_embeddings=("de", "en", "fr"))
+# Of its published code: the epsilon of its norms, and a prediction layer that is the tied embedding with a bias.
+CODE = dict(norm_epsilon=1e-12, masked_head="linear")
+XLM = dict(layout="xlm", relative_bias="none", language_embeddings=("de", "en", "fr")) | CODE
 MLM, CLM = objective_of(ObjectiveConfig("mlm")), objective_of(ObjectiveConfig("clm", mask_fraction=1.0))
 Sees = Callable[[int, int], bool]
 
@@ -54,7 +56,7 @@ def items(batch: Batch) -> list[tuple[int, int, int, list[int], list[int]]]:
 
 def normed(x: np.ndarray, p: dict[str, np.ndarray], name: str) -> np.ndarray:
     centred = x - x.mean()
-    return centred / math.sqrt((centred**2).mean() + 1e-5) * p[f"{name}.weight"] + p[f"{name}.bias"]
+    return centred / math.sqrt((centred**2).mean() + 1e-12) * p[f"{name}.weight"] + p[f"{name}.bias"]
 
 
 def linear(x: np.ndarray, p: dict[str, np.ndarray], name: str) -> np.ndarray:
@@ -93,8 +95,7 @@ def states(p: dict[str, np.ndarray], ids: list[int], positions: list[int], langu
 
 def nll(p: dict[str, np.ndarray], state: np.ndarray, target: int) -> float:
     """−log softmax over the vocabulary, the embedding tied."""
-    features = normed(gelu(linear(state, p, "masked_head.dense")), p, "masked_head.norm")
-    logits = p["embedding_0"] @ features + p["masked_head.bias"]
+    logits = p["embedding_0"] @ state + p["masked_head.bias"]
     return float(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[target])
 
 
@@ -132,6 +133,13 @@ def test_losses_are_those_of_the_equations(causal: bool) -> None:
     assert [found[term] for term in objective.terms] == pytest.approx(means, rel=1e-5)
     assert found["loss"] == pytest.approx(sum(means), rel=1e-5)
     assert objective.counts(batch).tolist() == [len(values) for values in by_task]
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_all_norms_have_the_epsilon(norm: str) -> None:
+    both = model(norm=norm, embedding_norm=True, norm_epsilon=1e-7)
+    norms = [module for module in both.modules() if isinstance(module, torch.nn.LayerNorm)]
+    assert len(norms) == 2 * 3 + 2 * (1 + (norm == "pre")) + 1 and {one.eps for one in norms} == {1e-7}
 
 
 def test_every_ordinary_token_is_predicted() -> None:

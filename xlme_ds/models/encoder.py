@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from ..config import ModelConfig
 from .attention import item_mask, shared_bias
 from .dropout import derive, drop
-from .layers import LAYER_NORM_EPSILON, TransformerLayer
+from .layers import TransformerLayer
 from .relative_position import RelativePositionTable
 
 
@@ -52,8 +52,8 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleDict({str(n): TransformerLayer(cfg) for n in part.layers})
         # Post-LN normalises what enters the first layer; pre-LN what leaves the last, and the first on request.
         input_norm, output_norm = cfg.norm == "post" or cfg.embedding_norm, cfg.norm == "pre"
-        self.input_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON) if part.first and input_norm else None
-        self.output_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON) if part.last and output_norm else None
+        self.input_norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon) if part.first and input_norm else None
+        self.output_norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon) if part.last and output_norm else None
 
     def embed(
         self,

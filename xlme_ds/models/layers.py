@@ -9,8 +9,6 @@ from .compiled import compiled, places
 from .dropout import derive, drop
 from .linear import Linear
 
-LAYER_NORM_EPSILON = 1e-5
-
 
 class TransformerLayer(nn.Module):
     """Self-attention and a GELU feed-forward network, each with a residual connection."""
@@ -21,10 +19,10 @@ class TransformerLayer(nn.Module):
         self.dropout = cfg.dropout
         self.how = cfg.compile
         self.attention = Attention(cfg)
-        self.attention_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON)
+        self.attention_norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon)
         self.up = Linear(cfg.width, cfg.feed_forward)
         self.down = Linear(cfg.feed_forward, cfg.width)
-        self.feed_forward_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON)
+        self.feed_forward_norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon)
 
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
         """The layer's output, [B, T, D]; what each branch adds is dropped by `keys_B`, if there are any."""

@@ -76,8 +76,9 @@ def encoder(of: Layout, layers: int, first: bool = True, last: bool = True) -> f
 
 
 def masked_head(of: Layout) -> float:
-    """Dense, GELU, norm at the masked positions; of the softmax itself only a number a position."""
-    return of.objective.mask_fraction * of.tokens * (4 * of.model.width * of.element + 4 * INTEGER)
+    """Dense, GELU, norm at the masked positions, or what they read alone; of the softmax itself only a number a position."""
+    wide = 4 if of.model.masked_head == "dense" else 1
+    return of.objective.mask_fraction * of.tokens * (wide * of.model.width * of.element + 4 * INTEGER)
 
 
 def replaced_head(of: Layout) -> float:

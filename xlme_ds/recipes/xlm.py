@@ -14,7 +14,9 @@ MODEL = ModelConfig(
     language_embeddings=LANGUAGES,
     dropout=0.1,
     norm="post",
+    norm_epsilon=1e-12,
     relative_bias="none",
+    masked_head="linear",
 )
 # 64 rows on each of 64 GPUs are 2^20 tokens a step, as many as XLM-E's. The number of steps was not published.
 _ADAM = OptimizerConfig(learning_rate=1e-4, beta2=0.999, epsilon=1e-8, weight_decay=0.0, clip=5.0)
