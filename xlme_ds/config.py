@@ -35,6 +35,8 @@ class ModelConfig:
     """Codes of the languages that have a learned vector, added to the embedded tokens as positions are: all that the data have."""
     dropout: float = 0.0
     """Of the embedded tokens and of what attention and feed-forward network add, while training; XLM-E's generator drops nothing."""
+    attention_dropout: float = 0.0
+    """Of the attention weights, while training; they then exist whole, as in no other case. XLM-E's generator drops none."""
     norm: Literal["post", "pre"] = "post"
     embedding_norm: bool = False
     """Normalise the embedded tokens in pre-LN models too; post-LN models always do."""
@@ -94,7 +96,12 @@ class ModelConfig:
         )
         for name in ("init_std", "norm_epsilon"):
             _require(getattr(self, name) > 0, f"model.{name} is {getattr(self, name)}: it must be positive")
-        _require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}: it must be at least 0 and below 1")
+        for name in ("dropout", "attention_dropout"):
+            _require(0 <= getattr(self, name) < 1, f"model.{name} is {getattr(self, name)}: it must be at least 0 and below 1")
+        _require(
+            self.attention == "sdpa" or not self.attention_dropout,
+            "model.attention triton never has attention weights whole, which model.attention_dropout drops from: set it to sdpa",
+        )
         _require(
             len(set(self.language_embeddings)) == len(self.language_embeddings),
             "model.language_embeddings names a language twice: name each once",

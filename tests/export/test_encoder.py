@@ -312,5 +312,5 @@ def test_tuple_and_wrong_inputs(folder: Path) -> None:
 
 def test_every_setting_of_the_model_is_exported_or_is_none_of_an_encoder() -> None:
     others = {"generator_layers", "embedding_sharing", "vocabulary_blocks", "attention", "head_chunk", "activation_checkpointing"}
-    others |= {"dropout", "compile"}  # of training alone
+    others |= {"dropout", "attention_dropout", "compile"}  # of training alone
     assert {field.name for field in fields(ModelConfig)} == EXPORTED_SETTINGS.keys() | others

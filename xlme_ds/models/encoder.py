@@ -39,6 +39,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.checkpointing = cfg.activation_checkpointing
         self.dropout = cfg.dropout
+        self.drops = cfg.dropout > 0 or cfg.attention_dropout > 0
         self.kernel = cfg.attention
         positions = part.first and cfg.absolute_positions
         self.positions = nn.Parameter(torch.empty(cfg.max_positions, cfg.width)) if positions else None
@@ -79,7 +80,7 @@ class Encoder(nn.Module):
 
     def _dropping(self, keys_B: Tensor | None) -> Tensor | None:
         """`keys_B` where something is dropped."""
-        if not (self.training and self.dropout):
+        if not (self.training and self.drops):
             return None
         assert keys_B is not None
         return keys_B
