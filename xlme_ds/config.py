@@ -128,7 +128,7 @@ class ObjectiveConfig:
     """electra: XLM-E's L_MLM + L_TLM + λ L_MRTD + λ L_TRTD; mlm: L_MLM + L_TLM of one encoder, as XLM and XLM-R; ernie_m: with
     L_CAMLM, ERNIE-M's first stage; btmlm: L_BTMLM, its second; clm: causal language modelling."""
     mask_fraction: float = 0.15
-    """Of the ordinary tokens of an item, those that are to be predicted; 1 for clm."""
+    """Of the ordinary tokens of an item, those that are to be predicted; 1 for clm, which predicts ends of sentences too."""
     random_fraction: float = 0.1
     """Of the positions that are to be predicted, those that show a random token; electra masks them all."""
     keep_fraction: float = 0.1

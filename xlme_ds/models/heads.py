@@ -10,7 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
+from ..data.rows import UNK
 from .masked_head import MaskedTokens, masked_softmax
+
+_NEVER = -1e30
+"""Logit of what is not to be predicted: its weight is an exact 0, where an infinity could give a NaN."""
 
 
 class MaskedLanguageModelHead(nn.Module):
@@ -25,13 +29,25 @@ class MaskedLanguageModelHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(cfg.vocabulary))
 
     def forward(
-        self, hidden_MD: Tensor, blocks: Sequence[Tensor], targets_M: Tensor, uniforms_M: Tensor
+        self,
+        hidden_MD: Tensor,
+        blocks: Sequence[Tensor],
+        targets_M: Tensor,
+        uniforms_M: Tensor,
+        ordinary: bool = False,
     ) -> MaskedTokens:
-        """Loss, sample and prediction at the masked positions; `blocks` are those of the tied embedding."""
+        """Loss, sample and prediction at the masked positions; `blocks` are those of the tied embedding.
+
+        `ordinary`: the prediction is written into the text, so no special token; the loss then means nothing.
+        """
+        bias_V = self.bias
+        if ordinary:
+            bias_V = bias_V.detach().clone()
+            bias_V[: UNK + 1] = bias_V[-1] = _NEVER
         features_MD = hidden_MD
         if self.dense is not None and self.norm is not None:
             features_MD = self.norm(F.gelu(self.dense(hidden_MD)))
-        return masked_softmax(features_MD, blocks, self.bias, targets_M, uniforms_M, self.chunk)
+        return masked_softmax(features_MD, blocks, bias_V, targets_M, uniforms_M, self.chunk)
 
 
 class ReplacedTokenHead(nn.Module):
