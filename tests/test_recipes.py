@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from data_prep.mix import MixConfig
-from tests.small import lively, model
-from xlme_ds.config import RunConfig
+from tests.small import SMALL, lively, model
+from xlme_ds.config import EngineConfig, RunConfig, TrainConfig
 from xlme_ds.engine.optimizer import build_optimizer
+from xlme_ds.finetune.settings import TuningConfig, grid, settings
+from xlme_ds.finetune.tasks import TASKS
 from xlme_ds.objectives import objective_of
 from xlme_ds.recipes import RECIPES, recipe
 from xlme_ds.train.schedule import learning_rate
@@ -158,6 +160,31 @@ def test_sampling() -> None:
     """XLM-E and XLM sample languages with α = 0.7, which is `mix`'s default; ERNIE-M's 0.1 has to be asked for, and its recipe says so."""
     assert MixConfig.__dataclass_fields__["alpha"].default == 0.7
     assert "--alpha 0.1" in (RECIPES["ernie_m"].__doc__ or "")
+
+
+# XLM-E, Table 11: batches, rates (1e-6), epochs, and XNLI's warm-up in steps; linear, no decay, else a tenth of warm-up.
+TABLE_11 = {
+    "pos": ((8, 16, 32), (10, 20, 30), (10,), 0),
+    "ner": ((8,), (5, 6, 7, 8, 9), (10,), 0),
+    "xquad": ((32,), (20, 30, 40), (4,), 0),
+    "mlqa": ((32,), (20, 30, 40), (2, 3, 4), 0),
+    "tydiqa": ((32,), (20, 30, 40), (10, 20, 40), 0),
+    "xnli": ((32,), (5, 6, 7, 8), (10,), 12_500),
+    "pawsx": ((32,), (8, 9, 10, 20), (10,), 0),
+}
+
+
+@pytest.mark.parametrize("name", TABLE_11)
+def test_fine_tuning_has_its_published_grid(name: str) -> None:
+    task, (batches, rates, epochs, warmup) = TASKS[name], TABLE_11[name]
+    assert (task.batches, task.epochs, task.warmup_steps) == (batches, epochs, warmup)
+    assert task.learning_rates == pytest.approx([rate * 1e-6 for rate in rates])
+    found = {(one.batch, round(one.learning_rate * 1e6), one.epochs) for one in grid(name, TuningConfig())}
+    assert found == {(batch, rate, number) for batch in batches for rate in rates for number in epochs}
+    tuning = TuningConfig().completed(task, SMALL)
+    run = settings(name, tuning, SMALL, EngineConfig(), TrainConfig(), 1, 400_000, "")
+    assert run.optimizer.weight_decay == 0 and run.optimizer.layer_decay == 1
+    assert run.optimizer.warmup_steps == (warmup or run.train.steps // 10)
 
 
 # Of a small model with every kind of parameter: decay on matrices and tables, none on biases, norms and other vectors.

@@ -40,7 +40,7 @@ class MaskedLanguageModelHead(nn.Module):
 
         `ordinary`: the prediction is written into the text, so no special token; the loss then means nothing.
         """
-        bias_V = self.bias
+        bias_V: Tensor = self.bias
         if ordinary:
             bias_V = bias_V.detach().clone()
             bias_V[: UNK + 1] = bias_V[-1] = _NEVER
