@@ -66,7 +66,7 @@ def whole(found: dict[str, Tensor]) -> Tensor:
 )
 def test_its_graph_gives_the_same_bits(traced: None, dtype: torch.dtype, settings: dict[str, object]) -> None:
     plain, ours = (gradients(model(compile=how, **settings).to(dtype)) for how in ("none", "layers"))
-    assert counters["stats"]["unique_graphs"] == (2 if settings.get("dropout") else 1)  # the generator's layers drop nothing
+    assert counters["stats"]["unique_graphs"] == (2 if settings.get("dropout") else 1)  # the generator's drop nothing
     assert plain.keys() == ours.keys()
     assert all(torch.equal(ours[name], value) for name, value in plain.items())
 

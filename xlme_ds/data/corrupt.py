@@ -109,7 +109,7 @@ def _corrupt(
             stop = start + lengths[item]
             if not start < stop <= width:
                 raise ValueError(TOO_LONG)
-            if fraction == 1.0:  # what is cut to a row of text ends where the row does, which nothing of it tells
+            if fraction == 1.0:  # the last one of a row of text is where it was cut, and no end
                 for column in range(start + 1, stop - (task == _MONO)):
                     if tokens_BT[row, column] == EOS:
                         places_T[column] = keys_T[column] >> (_HALF + _TO_PLACE)

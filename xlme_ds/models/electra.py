@@ -56,8 +56,8 @@ class Electra(nn.Module):
                 self.register_parameter(f"embedding_{n}", nn.Parameter(torch.empty(size, cfg.width)))
                 if cfg.embedding_sharing == "gdes":
                     self.register_parameter(f"difference_{n}", nn.Parameter(torch.empty(size, cfg.width)))
-            whole = replace(cfg, dropout=0.0, attention_dropout=0.0)
-            self.generator = Encoder(whole, Part(range(cfg.generator_layers)))
+            without = replace(cfg, dropout=0.0, attention_dropout=0.0)  # its samples are what the discriminator reads
+            self.generator = Encoder(without, Part(range(cfg.generator_layers)))
             self.masked_head = MaskedLanguageModelHead(cfg)
         self.discriminator = Encoder(cfg, self.part)
         if self.part.last:
