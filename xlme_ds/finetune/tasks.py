@@ -38,7 +38,7 @@ class Task:
     """Patterns that are read for training besides: the questions of another set."""
     max_tokens: int = 128
     warmup_steps: int = 0
-    """Instead of a tenth of the steps."""
+    """Published instead of a tenth of the steps."""
 
 
 def _questions(folders: tuple[str, ...], file: str, train_files: tuple[str, ...], epochs: tuple[int, ...]) -> Task:
