@@ -28,6 +28,21 @@ def test_language_sets_have_their_size_and_only_known_codes() -> None:
         assert len(codes) == len(set(codes)) == int(name) and set(codes) <= set(XTREME.values())
 
 
+ISO_639_3 = {  # SIL's table, by name; Tatoeba has Iranian Persian (fa) and Mandarin (zh) under codes of their own
+    "Afrikaans": "afr af", "Arabic": "ara ar", "Bulgarian": "bul bg", "Bengali": "ben bn", "German": "deu de", "Greek": "ell el",
+    "Spanish": "spa es", "Estonian": "est et", "Basque": "eus eu", "Persian": "pes fa", "Finnish": "fin fi", "French": "fra fr",
+    "Hebrew": "heb he", "Hindi": "hin hi", "Hungarian": "hun hu", "Indonesian": "ind id", "Italian": "ita it",
+    "Japanese": "jpn ja", "Javanese": "jav jv", "Georgian": "kat ka", "Kazakh": "kaz kk", "Korean": "kor ko",
+    "Malayalam": "mal ml", "Marathi": "mar mr", "Dutch": "nld nl", "Portuguese": "por pt", "Russian": "rus ru",
+    "Swahili": "swh sw", "Tamil": "tam ta", "Telugu": "tel te", "Thai": "tha th", "Tagalog": "tgl tl", "Turkish": "tur tr",
+    "Urdu": "urd ur", "Vietnamese": "vie vi", "Chinese": "cmn zh",
+}  # fmt: skip
+
+
+def test_codes_are_those_of_the_languages() -> None:
+    assert [f"{three} {two}" for three, two in sorted(XTREME.items())] == sorted(ISO_639_3.values())
+
+
 def test_faults_are_named(tmp_path: Path) -> None:
     def fault() -> str:
         with pytest.raises(ValueError) as caught:

@@ -97,6 +97,21 @@ def test_windows_cover_the_context_and_lead_back_to_it(vocabulary: Vocabulary) -
     assert 0 < labelled < len(features)
 
 
+def test_an_answer_in_text_without_spaces_ends_where_it_ends(vocabulary: Vocabulary) -> None:
+    """Tokens touch there: every run of them is an answer once, and its labels are that run, not a token more."""
+    context = "kalomiterunvedorsadorpeka"
+    ids, places = vocabulary.encode_with_places(context)
+    drawn = [(first, last) for first, last in places if last > first]  # the first may be a space alone
+    assert len(drawn) > 8 and all(a[1] == b[0] for a, b in zip(drawn, drawn[1:], strict=False))
+    shift = 2 + len(vocabulary.encode("ter")) + len(ids) - len(drawn)
+    for first in range(len(drawn)):
+        for last in range(first, len(drawn)):
+            start, end = int(drawn[first][0]), int(drawn[last][1])
+            question = Question("q", "ter", context, [(context[start:end], start)])
+            (feature,) = featurise([question], TASKS["xquad"], vocabulary, Windows(64, 32, 4))
+            assert feature.labels.tolist() == [shift + first, shift + last], context[start:end]
+
+
 def test_places_are_characters_of_the_text(vocabulary: Vocabulary) -> None:
     """White space runs, letters outside the vocabulary, one that the normaliser makes two of, four-byte ones."""
     text = "  kalo\u3000 miter ﬁ 中国 ter𝄞dor "

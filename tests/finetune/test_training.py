@@ -55,6 +55,20 @@ def test_an_epoch_reads_every_example_once_whatever_the_ranks() -> None:
     assert [another.rows_of(step) for step in range(2)] != [loaders[0].rows_of(step) for step in range(2)]
 
 
+def test_every_epoch_has_an_order_and_dropout_of_its_own() -> None:
+    every = features("pair")
+    loader = TaskLoader(every, "pair", DataConfig(len(every), 0, len(every)), 1, 0, 1)
+    epochs = [loader.step(step)[0] for step in range(6)]
+    orders = [[tuple(row[row != PAD].tolist()) for row in batch.tokens_BT] for batch in epochs]
+    assert len({tuple(order) for order in orders}) == 6 and len({tuple(sorted(order)) for order in orders}) == 1
+    keys = [dict(zip(order, batch.keys_B.tolist(), strict=True)) for order, batch in zip(orders, epochs, strict=True)]
+    assert all(len({epoch[row] for epoch in keys}) == 6 for row in orders[0]), "what is dropped of an example"
+    assert len({key for epoch in keys for key in epoch.values()}) == 6 * len(every)
+    again = TaskLoader(every, "pair", DataConfig(len(every), 0, len(every)), 1, 0, 1)
+    assert torch.equal(again.step(4)[0].keys_B, epochs[4].keys_B), "a resumed run goes on with the same"
+    assert torch.equal(again.step(4)[0].tokens_BT, epochs[4].tokens_BT)
+
+
 @pytest.mark.parametrize("kind", ["tokens", "pair", "span"])
 def test_the_mean_does_not_depend_on_the_cut(kind: str) -> None:
     """Sum over count of micro-batches, padded to other widths, equals torch's own mean of each example alone."""
