@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch import ROOT
-from xlme_ds.finetune.examples import Pair, Question, Sentence, Source, find, read
+from xlme_ds.finetune.examples import Pair, Question, Sentence, Source, find, labelled, read
 from xlme_ds.finetune.tasks import TASKS
 
 REAL = ROOT.parent / "shared" / "data" / "eval"
@@ -49,6 +49,52 @@ def squad(context: str, start: int, text: str) -> str:
 def test_questions(tmp_path: Path) -> None:
     found = read(source(tmp_path / "xquad.en.json", squad("It was Ann.", 7, "Ann")), TASKS["xquad"])
     assert found == [Question("q1", "Who?", "It was Ann.", [("Ann", 7)])]
+
+
+EMPTY = {"answer_start": 0, "text": ""}
+
+
+def test_tests_without_labels(tmp_path: Path) -> None:
+    """As XTREME's scripts leave them, and a training or dev set like that is refused."""
+    words = bare_or_not(tmp_path / "test-de.tsv", "Neu\r\nYork\r\n\r\n\u00a0\r\n»\r\n\r\n")
+    for task in ("ner", "pos"):
+        bare = read(words, TASKS[task])
+        assert bare == [Sentence(["Neu", "York"], ["", ""]), Sentence(["\u00a0", "»"], ["", ""])] and not labelled(bare)
+    texts = bare_or_not(tmp_path / "test-fr.tsv", "Un\tDeux\r\nTrois\tQuatre\r\n")
+    bare = read(texts, TASKS["pawsx"])
+    assert bare == [Pair("Un", "Deux", ""), Pair("Trois", "Quatre", "")] and not labelled(bare)
+    asked = bare_or_not(tmp_path / "xquad.de.json", questions(EMPTY, EMPTY))
+    bare = read(asked, TASKS["xquad"])
+    assert [question.answers for question in bare] == [[], []] and not labelled(bare)
+    for source, task, said in ((words, "ner", "line 1: a word without a tag"), (texts, "pawsx", "line 1: 2 columns, expected text"),
+                               (asked, "xquad", "question 0: has no answer")):  # fmt: skip
+        for split in ("dev", "train"):
+            with pytest.raises(ValueError, match=said):
+                read(source._replace(split=split), TASKS[task])
+
+
+def test_labels_of_half_a_test_are_an_error(tmp_path: Path) -> None:
+    answer = {"answer_start": 7, "text": "Ann"}
+    for task, name, content, said in (
+        ("ner", "test-de.tsv", "a\tO\nb\n", "line 2: a word without a tag"),
+        ("conll", "deu.testb", "a NN O\nb\n", "line 2: a word without a tag"),
+        ("xnli", "test-fr.tsv", "a\tb\tneutral\nc\td\n", "line 2: 2 columns, expected text, text and label"),
+        ("xnli", "test-fr.tsv", "a\tb\nc\td\tneutral\n", "line 2: 3 columns, expected two as in the lines before"),
+        ("xquad", "xquad.de.json", questions(answer, EMPTY), "question 1: has no answer"),
+        ("xquad", "xquad.de.json", questions(EMPTY, answer), "question 1: has an answer, and those before it have none"),
+        ("xquad", "xquad.de.json", questions(answer, answer).replace('"1"', '"0"'), "has two questions 0"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            read(bare_or_not(tmp_path / name, content), TASKS[task])
+
+
+def bare_or_not(path: Path, content: str) -> Source:
+    return source(path, content)._replace(split="test")
+
+
+def questions(*answers: dict[str, object]) -> str:
+    asked = [{"id": str(number), "question": "Who?", "answers": [one]} for number, one in enumerate(answers)]
+    return json.dumps({"data": [{"paragraphs": [{"context": "It was Ann.", "qas": asked}]}]})
 
 
 @pytest.mark.parametrize(
@@ -104,7 +150,7 @@ def test_xtremes_download_as_a_whole(tmp_path: Path) -> None:
         return sorted(one.path.relative_to(tmp_path).as_posix() for one in find(TASKS[task], list(folders)))
 
     assert found("ner", tmp_path) == ["panx/train-en.tsv"] and found("pos", tmp_path) == ["udpos/train-en.tsv"]
-    assert found("xquad", tmp_path) == ["squad/train-v1.1.json", "xquad/xquad.de.json"]
+    assert found("xquad", tmp_path) == ["squad/dev-v1.1.json", "squad/train-v1.1.json", "xquad/xquad.de.json"]
     assert found("xquad", tmp_path / "xquad", tmp_path / "tydiqa") == [
         "tydiqa/tydiqa.goldp.en.train.json",
         "xquad/xquad.de.json",

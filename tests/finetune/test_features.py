@@ -1,5 +1,7 @@
 """Words, pairs and contexts as token ids, with labels and places that lead back to the text."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -102,7 +104,7 @@ def test_an_answer_in_text_without_spaces_ends_where_it_ends(vocabulary: Vocabul
     context = "kalomiterunvedorsadorpeka"
     ids, places = vocabulary.encode_with_places(context)
     drawn = [(first, last) for first, last in places if last > first]  # the first may be a space alone
-    assert len(drawn) > 8 and all(a[1] == b[0] for a, b in zip(drawn, drawn[1:], strict=False))
+    assert len(drawn) > 8 and all(a[1] == b[0] for a, b in pairwise(drawn))
     shift = 2 + len(vocabulary.encode("ter")) + len(ids) - len(drawn)
     for first in range(len(drawn)):
         for last in range(first, len(drawn)):
