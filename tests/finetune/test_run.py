@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -297,3 +298,28 @@ def test_a_signal_in_the_second_of_two_runs_saves_it_too(base: Path, tmp_path: P
     assert (out / "seed1" / "scores.json").exists() and not (out / "seed2" / "scores.json").exists()
     saved = json.loads((out / "seed2" / "checkpoints" / "latest.json").read_text())["checkpoint"]
     assert saved == f"step_{RunFolder(out / 'seed2').steps_logged():08d}"
+
+
+def test_a_job_has_ended_when_every_run_of_its_grid_has_scores(tmp_path: Path) -> None:
+    """slurm/finetune.sh after a step that ended with exit code 0, as a stopped one does: it is requeued until all nine are there."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, does in (("srun", "exit 0"), ("scontrol", "echo told $*")):
+        (tools / name).write_text(f"#!/bin/bash\n{does}\n")
+        (tools / name).chmod(0o755)
+    variables = {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHON": sys.executable, "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_ARRAY_JOB_ID": "7",
+                 "SLURM_ARRAY_TASK_ID": "0", "TASKS": "pos", "SEEDS": "1", "SETTINGS": "--grid", "OUT": str(tmp_path / "out")}  # fmt: skip
+
+    def job() -> str:
+        command = ["bash", "slurm/finetune.sh"]
+        return subprocess.run(command, cwd=ROOT, env=environment(**variables), capture_output=True, text=True, check=True).stdout
+
+    rates, batches = ("1e-05", "2e-05", "3e-05"), (8, 16, 32)
+    folders = [tmp_path / f"out/pos-en/seed1/lr{rate}_b{batch}_e10" for rate in rates for batch in batches]
+    for folder in folders[:8]:
+        folder.mkdir(parents=True)
+        (folder / "scores.json").write_text("{}")
+    assert "told requeue 7_0" in job()
+    folders[8].mkdir()
+    (folders[8] / "scores.json").write_text("{}")
+    assert job() == ""
