@@ -1,12 +1,16 @@
 """The formats of the tasks, and what is said of files that are not in them."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.launch import ROOT
 from xlme_ds.finetune.examples import Pair, Question, Sentence, Source, find, labelled, read
+from xlme_ds.finetune.sets import Sets, choose, dev_examples, training_examples
+from xlme_ds.finetune.settings import TuningConfig
 from xlme_ds.finetune.tasks import TASKS
 
 REAL = ROOT.parent / "shared" / "data" / "eval"
@@ -172,3 +176,63 @@ def test_the_real_sets(task: str, folder: str, sets: int, examples: int) -> None
     found = find(TASKS[task], [REAL / folder])
     assert len(found) == sets
     assert any(len(read(one, TASKS[task])) == examples for one in found if one.language == "en")
+
+
+def chosen(task: str, names: str, several: bool = True, **tuning: Any) -> Sets:
+    """Of files by these names; the task's own folder first."""
+    found = []
+    for name in names.split():
+        for patterns, own in ((TASKS[task].files, True), (TASKS[task].train_files, False)):
+            for match in filter(None, (re.fullmatch(pattern, name) for pattern in patterns)):
+                named = match.groupdict()
+                found.append(Source(Path(name), named.get("language", "en"), named.get("split", "test"), own))
+    return choose(found, task, TuningConfig(**tuning), several)
+
+
+def names(sources: list[Source]) -> str:
+    return " ".join(sorted(source.path.name for source in sources))
+
+
+def test_settings_are_chosen_on_the_dev_sets_of_the_languages_trained_on() -> None:
+    """Never on what is scored: without another dev set a part of the training examples is held out."""
+    files = "train-en.tsv train-de.tsv dev-en.tsv dev-de.tsv dev-fr.tsv test-en.tsv test-de.tsv"
+    sets = chosen("xnli", files)
+    assert (names(sets.train), names(sets.dev), names(sets.test)) == ("train-en.tsv", "dev-en.tsv", "test-de.tsv test-en.tsv")
+    assert not sets.held_out and sets.unused == ["fr"], "a dev set alone is not scored where others have tests"
+    assert names(chosen("xnli", files, train_languages=("all",)).dev) == "dev-de.tsv dev-en.tsv"
+    assert names(chosen("xnli", files, several=False).dev) == "dev-en.tsv", "scored whether or not there is a choice"
+    held = chosen("xnli", files, held_out=True)
+    assert names(held.dev) == "train-en.tsv" and held.held_out
+
+    sets = chosen("ner", "train-en.tsv dev-en.tsv dev-de.tsv")  # no tests: the dev sets are scored
+    assert (names(sets.test), names(sets.dev), sets.held_out) == ("dev-de.tsv dev-en.tsv", "train-en.tsv", True)
+    sets = chosen("ner", "train-en.tsv dev-en.tsv dev-de.tsv", several=False)
+    assert sets.dev == [] and not sets.held_out
+
+    squad, mlqa = "train-v1.1.json dev-v1.1.json", "test-context-en-question-en.json dev-context-en-question-en.json"
+    assert names(chosen("xquad", f"{squad} xquad.en.json").dev) == "dev-v1.1.json"
+    assert names(chosen("mlqa", f"{squad} {mlqa}").dev) == "dev-context-en-question-en.json", "its own, if it has one"
+    assert names(chosen("mlqa", f"{squad} {mlqa.split()[0]}").dev) == "dev-v1.1.json"
+    assert chosen("xquad", "train-v1.1.json xquad.en.json").held_out
+    sets = chosen("tydiqa", "tydiqa.goldp.en.train.json tydiqa.goldp.en.dev.json tydiqa.goldp.fi.dev.json")
+    assert (names(sets.test), sets.held_out) == ("tydiqa.goldp.en.dev.json tydiqa.goldp.fi.dev.json", True)
+    assert {source.split for source in sets.test} == {"test"}, "XTREME's tests are TyDiQA's dev sets"
+
+
+def test_every_tenth_is_held_out_and_no_context_is_on_both_sides(tmp_path: Path) -> None:
+    paragraphs = []
+    for number in range(25):
+        asked = [{"id": f"{number}.{i}", "question": "Who?", "answers": [{"answer_start": 0, "text": "a"}]} for i in range(3)]
+        paragraphs.append({"context": f"a{number}", "qas": asked})
+    file = source(tmp_path / "train-v1.1.json", json.dumps({"data": [{"paragraphs": paragraphs}]}))._replace(own=False)
+    tuning = TuningConfig(held_out=True)
+    kept, held = (of(file, TASKS["xquad"], tuning) for of in (training_examples, dev_examples))
+    assert [one.context for one in held] == ["a9"] * 3 + ["a19"] * 3 and len(kept) == 69
+    assert not {one.context for one in kept} & {one.context for one in held}
+    lines = "".join(f"a{number}\tb\tneutral\n" for number in range(40))
+    pairs = source(tmp_path / "train-en.tsv", lines)
+    kept, held = (of(pairs, TASKS["xnli"], TuningConfig(held_out=True, train_examples=30)) for of in (training_examples, dev_examples))
+    assert [one.first for one in held] == ["a9", "a19", "a29"] and len(kept) == 27
+    assert len(training_examples(pairs, TASKS["xnli"], TuningConfig())) == 40
+    with pytest.raises(ValueError, match="has 9 examples, too few to hold out every tenth"):
+        training_examples(pairs, TASKS["xnli"], TuningConfig(held_out=True, train_examples=9))

@@ -25,6 +25,8 @@ from xlme_ds.finetune.__main__ import _TRAIN
 from xlme_ds.finetune.run import Job
 from xlme_ds.finetune.run import finetune as finetune_here
 from xlme_ds.finetune.settings import TuningConfig
+from xlme_ds.report.xtreme import gather
+from xlme_ds.report.xtreme_tables import tables
 from xlme_ds.train.folder import RunFolder
 from xlme_ds.train.stop import StopRequest
 
@@ -156,6 +158,30 @@ def test_with_no_label_at_all_the_predictions_are_the_product(base: Path, tmp_pa
         assert f"{code}: no labels: predictions in {file}" in result.stdout and len(file.read_text().splitlines()) == 40
     found = scores(tmp_path / "out")
     assert found["languages"] == {} and "mean" not in found and found["dev"] is None
+
+
+@pytest.mark.parametrize(("dev_set", "chosen_on", "trained_on"), [(True, "dev en", 80), (False, "held-out en", 72)])
+def test_of_a_grid_the_setting_that_is_best_on_the_dev_set_is_reported(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], dev_set: bool, chosen_on: str, trained_on: int
+) -> None:
+    """Two rates, one of which learns nothing; without a dev set every tenth training example is one."""
+    data = write_entities(tmp_path / "panx")
+    if not dev_set:
+        (data / "dev-en.tsv").unlink()
+    found = {
+        rate: tune(base, "ner", data, tmp_path / f"out/{rate}", 2, learning_rate=rate, epochs=3, train_examples=80)
+        for rate in (1e-12, 3e-3)
+    }
+    assert capsys.readouterr().out.count("every tenth training example is held out") == 2 * (not dev_set)
+    for rate, one in found.items():
+        assert one["settings"] == 2 and one["dev"]["held_out"] == one["tuning"]["held_out"] == (not dev_set)
+        steps = json.loads((tmp_path / f"out/{rate}/config.json").read_text())["config"]["train"]["steps"]
+        assert steps == 3 * trained_on // 8
+    assert found[3e-3]["dev"]["mean"]["f1"] > found[1e-12]["dev"]["mean"]["f1"]
+    (model,) = gather([tmp_path / "out"])
+    assert model.results["ner"].languages["de"] == (found[3e-3]["languages"]["de"]["f1"],)
+    (row,) = [row for row in tables([model])[0].rows if not row.source]
+    assert row.cells["ner"].marks[-1] == f"best of 2 settings on {chosen_on}"
 
 
 def test_scores_of_another_run_are_not_returned(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -307,8 +333,9 @@ def test_a_job_has_ended_when_every_run_of_its_grid_has_scores(tmp_path: Path) -
     for name, does in (("srun", "exit 0"), ("scontrol", "echo told $*")):
         (tools / name).write_text(f"#!/bin/bash\n{does}\n")
         (tools / name).chmod(0o755)
-    variables = {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHON": sys.executable, "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_ARRAY_JOB_ID": "7",
-                 "SLURM_ARRAY_TASK_ID": "0", "TASKS": "pos", "SEEDS": "1", "SETTINGS": "--grid", "OUT": str(tmp_path / "out")}  # fmt: skip
+    variables = {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHON": sys.executable, "SLURM_SUBMIT_DIR": str(ROOT),
+                 "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0", "TASKS": "pos",
+                 "SEEDS": "1", "SETTINGS": "--grid", "OUT": str(tmp_path / "out")}  # fmt: skip
 
     def job() -> str:
         command = ["bash", "slurm/finetune.sh"]
