@@ -180,3 +180,7 @@ def test_faults_in_pairs_are_named(tmp_path: Path, vocabulary: Vocabulary) -> No
     with zipfile.ZipFile(tmp_path / "en-de.txt.zip", "w") as archive:
         archive.writestr("Some.en-de.en", "kalo\n")
     assert "no file that ends in .de" in fault()
+    with zipfile.ZipFile(tmp_path / "en-de.txt.zip", "w") as archive:
+        for name in ("One.en-de.en", "Two.en-de.en", "One.en-de.de"):
+            archive.writestr(name, "kalo\n")
+    assert "en-de.txt.zip holds One.en-de.en, Two.en-de.en: put each corpus into an archive of its own" in fault()

@@ -19,7 +19,7 @@ def test_files_are_read_by_language_with_the_papers_codes(tmp_path: Path) -> Non
 
 
 def test_a_line_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
-    write_tatoeba(tmp_path, "deu", ["one\u2028still", "two\r"], ["eins", "zwei\x0bzwo"])
+    write_tatoeba(tmp_path, "deu", ["\ufeffone\u2028still", "two\r"], ["eins", "zwei\x0bzwo"])
     assert read_tatoeba(tmp_path) == {"de": (["one\u2028still", "two"], ["eins", "zwei\x0bzwo"])}
 
 
@@ -61,6 +61,10 @@ def test_faults_are_named(tmp_path: Path) -> None:
     assert "deu-eng.deu line 2 is not UTF-8" in fault()
     (tmp_path / "t/tatoeba.deu-eng.eng").unlink()
     assert "deu-eng.eng cannot be read (No such file" in fault()
+    write_tatoeba(tmp_path / "t", "deu", ["one"], ["eins"])
+    (tmp_path / "t/tatoeba.deu-eng.deu").unlink()
+    write_tatoeba(tmp_path / "t", "fra", ["one"], ["un"])  # a language without its file would be left out without a word
+    assert "deu-eng.deu cannot be read (No such file" in fault()
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} is absent: the real files are not part of the repository")

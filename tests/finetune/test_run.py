@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.numpy import load_file
 from seqeval.metrics import f1_score
 
@@ -61,12 +62,12 @@ def tagged(path: Path) -> list[list[str]]:
     return [sentence for sentence in sentences if sentence]
 
 
-def tune(base: Path, task: str, data: Path | list[Path], out: Path, several: int = 1, **tuning: Any) -> dict[str, Any]:
+def tune(base: Path, task: str, data: Path, out: Path, several: int = 1, **tuning: Any) -> dict[str, Any]:
     """A run in this process."""
     settings = TuningConfig(**{"learning_rate": 3e-3, "batch": 8, "epochs": 1} | tuning)
     engine, stop = EngineConfig(kind="plain", precision="fp32"), StopRequest()
-    folders = tuple(data) if isinstance(data, list) else (data,)
-    job = Job(task, base, folders, out, 1, settings, engine, replace(_TRAIN, save_every=1000), several)
+    torch.set_num_threads(1)
+    job = Job(task, base, (data,), out, 1, settings, engine, replace(_TRAIN, save_every=1000), several)
     try:
         found = finetune_here(job, 0, 1, stop)
     finally:

@@ -308,6 +308,14 @@ def test_mistakes_are_named_and_nothing_is_written(runs: Path, tmp_path: Path) -
     assert "has scores of ours, and so has" in fault(runs, extra)
 
 
+def test_the_two_directions_of_an_alignment_do_not_share_a_cell(runs: Path) -> None:
+    align = json.loads((runs / "align.json").read_text())
+    align["models"][0]["tests"]["en-de"] = {"aer": [0.2, 0.2]}
+    (runs / "align.json").write_text(json.dumps(align))
+    with pytest.raises(ValueError, match="ours has alignments of en-de and of en-de"):
+        tables(gather([runs]))
+
+
 def test_command(runs: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "xlme_ds.report", "xtreme", "--runs", str(runs / "ner"), str(runs / "xquad")]
     result = subprocess.run(

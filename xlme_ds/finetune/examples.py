@@ -117,7 +117,7 @@ def labelled(examples: Sequence[Example]) -> bool:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     content = path.read_bytes()
     try:
-        text = content.decode("utf-8")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         if path.suffix == ".tsv":
             bad = content.count(b"\n", 0, error.start) + 1
@@ -172,7 +172,7 @@ def _pairs(source: Source, task: Task) -> Iterator[Example]:
 def _questions(source: Source, task: Task) -> Iterator[Example]:
     path = source.path
     try:
-        articles = json.loads(path.read_text(encoding="utf-8"))["data"]
+        articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
         paragraphs = [(p["context"], p["qas"]) for article in articles for p in article["paragraphs"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not in SQuAD's JSON format: {error!r}") from None

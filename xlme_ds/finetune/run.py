@@ -290,7 +290,7 @@ def _summary(
     dev = {code: one for (purpose, code), one in sorted(scores.items()) if purpose == "dev" and one is not None}
     result: dict[str, Any] = {
         "task": job.task, "model": str(job.model), "seed": job.seed, "split": split,
-        "train_languages": list(tuning.train_languages), "metric": list(task.metrics),
+        "train_languages": [source.language for source in sets.train], "metric": list(task.metrics),
         "tuning": asdict(tuning), "settings": job.settings, "languages": languages, "files": sets.fingerprints(),
         "unlabelled": {code: str(predictions_file(Path("predictions"), task, split, code)) for code in bare},
         "dev": {"languages": dev, "mean": _mean(task, dev), "held_out": sets.held_out} if dev else None,
