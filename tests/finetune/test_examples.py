@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.launch import ROOT
+from xlme_ds.compare.scores import require_labels
 from xlme_ds.finetune.examples import Pair, Question, Sentence, Source, find, labelled, read
 from xlme_ds.finetune.sets import Sets, choose, dev_examples, training_examples
 from xlme_ds.finetune.settings import TuningConfig
@@ -90,6 +91,16 @@ def test_labels_of_half_a_test_are_an_error(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=said):
             read(bare_or_not(tmp_path / name, content), TASKS[task])
+
+
+def test_a_comparison_needs_labels_of_another_language(tmp_path: Path) -> None:
+    """The measure is the mean over those: without any it would be no number, at the end of all training."""
+    for name in ("train-en", "test-en", "test-de"):
+        (tmp_path / f"{name}.tsv").write_text("a\tO\n")
+    require_labels(tmp_path)
+    (tmp_path / "test-de.tsv").write_text("a\n")
+    with pytest.raises(ValueError, match="has no test with labels in a language other than English"):
+        require_labels(tmp_path)
 
 
 def bare_or_not(path: Path, content: str) -> Source:
