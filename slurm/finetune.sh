@@ -37,10 +37,12 @@ cd "$SLURM_SUBMIT_DIR"
 . slurm/env.sh
 read -r task languages seed <<< "${runs[$SLURM_ARRAY_TASK_ID]}"
 out=$OUT/$task-$languages/seed$seed
-srun --kill-on-bad-exit=1 --wait=0 $PYTHON -m xlme_ds.finetune --task "$task" --model "$MODEL" --data $DATA --out "$out" \
-    --seeds "$seed" --tuning.train-languages "$languages" $SETTINGS
-# Stopped by a signal and saved: the exit code is 0, and the scores are not there.
-if ! find "$out" -name scores.json | grep -q .; then
+run=($PYTHON -m xlme_ds.finetune --task "$task" --model "$MODEL" --data $DATA --out "$out"
+    --seeds "$seed" --tuning.train-languages "$languages" $SETTINGS)
+srun --kill-on-bad-exit=1 --wait=0 "${run[@]}"
+# Stopped by a signal and saved: the exit code is 0, and one of the runs (with --grid there are several) has no scores yet.
+unfinished=$("${run[@]}" --list | while read -r folder; do [ -f "$folder/scores.json" ] || echo "$folder"; done)
+if [ -n "$unfinished" ]; then
     echo "$out: not finished, requeueing"
     scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
 fi

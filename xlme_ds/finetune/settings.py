@@ -37,6 +37,8 @@ class TuningConfig:
     """Languages whose training sets are read; `all`: every one there is (translate-train-all)."""
     train_examples: int = 0
     """Read only so many of each language's training examples, from the start; 0: all."""
+    held_out: bool = False
+    """Train on nine tenths and score the rest as the dev set; --grid does so where --data has no dev set to choose on."""
 
     def completed(self, task: Task, model: ModelConfig) -> Self:
         """With the task's values in place of zeros. Raises ValueError for values that cannot be used."""
