@@ -27,6 +27,8 @@ def test_srun() -> None:
     assert port == rendezvous(TASK | {"SLURM_PROCID": "0"})["MASTER_PORT"] and 10_000 <= int(port) < 30_000
     assert port != rendezvous(TASK | {"SLURM_JOB_ID": "1234568"})["MASTER_PORT"], "two jobs may share a node"
     assert port != rendezvous(TASK | {"SLURM_STEP_ID": "1"})["MASTER_PORT"], "two steps of a job too"
+    tries = {rendezvous(TASK | {"SLURM_RESTART_COUNT": str(number)})["MASTER_PORT"] for number in range(20)}
+    assert len(tries | {port}) == 20, "a requeued job leaves the port of its last try, which may still be in use"
 
 
 def test_the_user_may_choose_where_ranks_meet() -> None:
