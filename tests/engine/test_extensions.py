@@ -37,8 +37,8 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def load(source: Path, **variables: object) -> subprocess.Popen[str]:
-    env = environment(**{"TORCH_EXTENSIONS_DIR": source.parent / "extensions"} | variables)
+def load(source: Path) -> subprocess.Popen[str]:
+    env = environment(TORCH_EXTENSIONS_DIR=source.parent / "extensions")
     command = [sys.executable, "-c", LOAD, str(source)]
     return subprocess.Popen(command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
@@ -76,9 +76,3 @@ def test_the_folder_is_ours_alone(source: Path) -> None:
     theirs.touch()
     end(load(source))
     assert theirs.exists()
-
-
-def test_a_folder_that_cannot_be_written(source: Path) -> None:
-    process = load(source, TORCH_EXTENSIONS_DIR="/proc/sys/nowhere")  # not even by root
-    last = process.communicate()[1].splitlines()[-1]
-    assert last.startswith("ValueError: /proc/sys/nowhere/") and "set TORCH_EXTENSIONS_DIR to a folder that this user can" in last

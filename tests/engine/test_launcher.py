@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -87,13 +88,29 @@ def test_first_host(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
 
 
+def command(**variables: object) -> str:
+    """The last line of the command's error, which it must leave with exit code 2."""
+    words = ["-m", "xlme_ds.pretrain", "--recipe", "quickstart", "--data", "nowhere", "--out", "nowhere"]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment(**variables), text=True, capture_output=True)
+    assert done.returncode == 2, done.stderr
+    return done.stderr.splitlines()[-1]
+
+
 def test_the_command_says_it_in_a_sentence() -> None:
-    command = ["-m", "xlme_ds.pretrain", "--recipe", "quickstart", "--data", "nowhere", "--out", "nowhere"]
-    done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environment(**SCRIPT), text=True, capture_output=True
-    )
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("xlme_ds.pretrain: error: this job has 4 tasks, but srun did not")
+    assert command(**SCRIPT).startswith("xlme_ds.pretrain: error: this job has 4 tasks, but srun did not")
+
+
+def test_a_port_in_use() -> None:
+    alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        said = command(**alone, MASTER_PORT=port)
+    assert said.startswith(f"xlme_ds.pretrain: error: port {port} of 127.0.0.1, where the processes meet, is in use"), said
+
+
+def test_no_place_for_extensions() -> None:
+    said = command(TORCH_EXTENSIONS_DIR="/proc/sys/nowhere")  # not even for root
+    assert said.startswith("xlme_ds.pretrain: error: /proc/sys/nowhere/") and "set TORCH_EXTENSIONS_DIR" in said, said
 
 
 # A rank without torch: writes its parent and that one's parent, and what asked it to stop, if anything does within the seconds given.
