@@ -43,11 +43,11 @@ read -r task languages seed <<< "${runs[$SLURM_ARRAY_TASK_ID]}"
 out=$XLME_OUT/$task-$languages/seed$seed
 begin "$out"
 choose_port
+run=("${python[@]}" -m xlme_ds.finetune --task "$task" --model "$XLME_MODEL" --data "${data[@]}" --out "$out"
+    --seeds "$seed" --tuning.train-languages "$languages" "${settings[@]}")
 status=0
-srun --kill-on-bad-exit=1 --wait=0 "${python[@]}" -m xlme_ds.finetune --task "$task" --model "$XLME_MODEL" --data "${data[@]}" \
-    --out "$out" --seeds "$seed" --tuning.train-languages "$languages" "${settings[@]}" || status=$?
-# Stopped by a signal and saved: the exit code is 0, and the scores are not there.
-if ! find "$out" -name scores.json | grep -q .; then
-    unfinished $status
-fi
+srun --kill-on-bad-exit=1 --wait=0 "${run[@]}" || status=$?
+# Stopped by a signal and saved: the exit code is 0, and one of the runs (with --grid there are several) has no scores yet.
+unfinished=$("${run[@]}" --list | while read -r folder; do [ -f "$folder/scores.json" ] || echo "$folder"; done)
+if [ -n "$unfinished" ]; then end_of_try $status; fi
 exit $status

@@ -44,8 +44,8 @@ requeue() {
     false
 }
 
-# unfinished STATUS: the end of a try with something left to do; its exit code was STATUS, 0 after a signal.
-unfinished() {
+# end_of_try STATUS: with something left to do; the exit code was STATUS, 0 after a signal.
+end_of_try() {
     # 2: a mistake of the user's, told above. Else a fault, worth another try only if this one got further than the one before.
     if [ "$1" != 2 ] && requeue "exit code $1"; then exit "$1"; fi
     exit $(($1 ? $1 : 2))

@@ -13,11 +13,11 @@ cd "$SLURM_SUBMIT_DIR"
 . slurm/job.sh
 
 out=/dev/null  # verify writes nothing
-for ((n = 1; n < $#; n++)); do case ${!n} in --out) n=$((n + 1)) && out=${!n} ;; --out=*) out=${!n#--out=} ;; esac; done
+for ((n = 1; n <= $#; n++)); do case ${!n} in --out) out=${*:n+1:1} ;; --out=*) out=${!n#--out=} ;; esac; done
 begin "$out"
 # Before the limit these two are requeued, and go on after the blocks that are finished; the others begin anew.
 case $1 in
-    encode | mix) trap 'requeue 'the time limit' || true' USR1 ;;
+    encode | mix) trap 'requeue "time limit" || true' USR1 ;;
     *) trap 'echo "$1 does not go on in another try: if the time limit ends it, raise --time" >&2' USR1 ;;
 esac
 srun --mpi="$XLME_MPI_TYPE" --kill-on-bad-exit=1 --wait=0 "${python[@]}" -m data_prep "$@" &

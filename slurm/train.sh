@@ -5,8 +5,7 @@
 begin "$XLME_OUT"
 # A lost node's lock on the run folder may outlive it (on NFS for 90 s), and the job come back sooner.
 if [ -n "${SLURM_RESTART_COUNT:-}" ] && [ -d "$XLME_OUT" ]; then
-    out=$(realpath "$XLME_OUT")
-    flock --timeout 600 "$(dirname "$out")/.$(basename "$out").lock" true || true
+    flock --timeout 600 "$XLME_OUT/.lock" true || true
 fi
 
 choose_port
@@ -16,5 +15,5 @@ status=0
 srun --kill-on-bad-exit=1 --wait=0 \
     "${python[@]}" -m xlme_ds.pretrain --recipe "$XLME_RECIPE" --data "$XLME_DATA" --out "$XLME_OUT" "$@" || status=$?
 
-[ -e "$XLME_OUT/finished.json" ] || unfinished $status
+[ -e "$XLME_OUT/finished.json" ] || end_of_try $status
 exit $status

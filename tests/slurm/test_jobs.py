@@ -74,7 +74,7 @@ def step(out: Path) -> int:
 
 
 def wait_for_step(job: Job, out: Path, number: int) -> None:
-    wait_until(lambda: step(out) >= number or job.field("JobState") == "FAILED", f"step {number} of job {job.number}")
+    wait_until(lambda: step(out) >= number or job.field("JobState") in ("FAILED", "CANCELLED"), f"step {number} of job {job.number}")
     assert job.field("JobState") == "RUNNING", job.said()
 
 
