@@ -123,6 +123,13 @@ def prepared(cluster: Cluster, folder: Path) -> Job:
 
 
 @pytest.fixture(scope="module")
+def mixed(folder: Path, prepared: Job) -> Path:
+    """The data, when they are ready."""
+    prepared.wait("COMPLETED")
+    return folder / "mixed"
+
+
+@pytest.fixture(scope="module")
 def disturbed(cluster: Cluster, folder: Path, prepared: Job) -> Job:
     """XL under ZeRO-3, submitted before its data exist; told to stop, then a node loses its power."""
     out = folder / "disturbed"
@@ -221,10 +228,10 @@ def test_a_users_mistake_is_not_tried_again(cluster: Cluster, folder: Path, dist
 LISTEN = "import socket, sys; s = socket.create_server(('', int(sys.argv[1]))); print('listening', flush=True); sys.stdin.read()"
 
 
-def test_a_port_in_use_and_a_try_without_a_step(cluster: Cluster, folder: Path, disturbed: Job) -> None:
+def test_a_port_in_use_and_a_try_without_a_step(cluster: Cluster, folder: Path, mixed: Path) -> None:
     """Another program has the port; the first try saves and is requeued, the second is told to stop before it took a step."""
     out = folder / "fruitless"
-    places = {"XLME_DATA": folder / "mixed", "XLME_OUT": out}
+    places = {"XLME_DATA": mixed, "XLME_OUT": out}
     job = cluster.submit("pretrain_base.sh", *words(train__steps=1000), options=["--hold", "--exclusive=user"], **places)
     port = str(10_000 + 10 * job.number % 20_000)  # that of its first step, were it free
     listen = ["srun", "--mpi=none", "--nodelist=n1", "--ntasks=1", "--mem=100", sys.executable, "-c", LISTEN, port]
@@ -247,15 +254,25 @@ def test_a_port_in_use_and_a_try_without_a_step(cluster: Cluster, folder: Path, 
     assert done == step(out) > 0
 
 
-def test_a_signal_to_a_stage(cluster: Cluster, folder: Path, disturbed: Job, tmp_path: Path) -> None:
+def test_what_slurm_itself_requeues_is_bounded(cluster: Cluster, folder: Path, mixed: Path) -> None:
+    """As after the loss of a node or preemption: the script never comes to its end, and so never counts."""
+    places = {"XLME_DATA": mixed, "XLME_OUT": folder / "lost"}
+    job = cluster.submit("pretrain_base.sh", *words(), XLME_REQUEUES=0, **places)
+    wait_until(lambda: job.field("JobState") == "RUNNING", "the start")
+    slurm("scontrol", "requeue", str(job.number))
+    said = job.wait("FAILED")
+    assert job.field("Restarts") == "1" and "requeued more often than XLME_REQUEUES=0" in said, said
+
+
+def test_a_signal_to_a_stage(cluster: Cluster, folder: Path, mixed: Path, tmp_path: Path) -> None:
     """It ends neither vocab nor verify; encode is requeued once it has finished something, and not before."""
     (tmp_path / "my text").mkdir()
     rng, line = random.Random(1), "kalo miter un velosa dor inka lo miun pe sador "
     (tmp_path / "my text/en.txt").write_text(line)
     (tmp_path / "my text/de.txt").write_text("\n".join(line * rng.randint(1, 9) + str(n) for n in range(30_000)))
-    verify, out = folder / "mixed", tmp_path / "encoded text"
-    job = cluster.submit("stage.sh", "verify", "--data", verify)
-    wait_until(lambda: processes(verify, "data_prep"), "verify")
+    out = tmp_path / "encoded text"
+    job = cluster.submit("stage.sh", "verify", "--data", mixed)
+    wait_until(lambda: processes(mixed, "data_prep"), "verify")
     slurm("scancel", "--batch", "--signal=USR1", str(job.number))
     assert "verify does not go on in another try" in job.wait("COMPLETED")
     job = cluster.submit("stage.sh", "encode", "--mono", tmp_path / "my text", "--vocab", folder / "vocab", "--out", out)
