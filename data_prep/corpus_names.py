@@ -1,10 +1,10 @@
 """File name patterns of corpus descriptions: {lang}; or {src} and {tgt}, and {side} for one of the two."""
 
 import re
-import sys
 from collections.abc import Container, Iterable, Sequence
 
 from data_prep.languages import canonical
+from data_prep.progress import warn
 from data_prep.readers.find import split_pair
 
 _CODE = r"[a-z]{2,3}(?:_[A-Za-z]{2,4}|-Han[st])?"
@@ -50,7 +50,7 @@ def match_any(patterns: Sequence[str], names: Iterable[str], corpus: str) -> lis
     for what, left in (("files, by their names,", strange), ("pairs, by their languages,", sorted(foreign))):
         if left:
             some = ", ".join(left[:8]) + (" …" if len(left) > 8 else "")
-            print(f"warning: {len(left)} {what} are not read as {corpus}: {some}", file=sys.stderr)
+            warn(f"{len(left)} {what} are not read as {corpus}: {some}")
     return sorted(found)
 
 

@@ -5,15 +5,14 @@ whatever the number of processes. A line is a paragraph, or a side of a pair, th
 those that count tokens wait for a vocabulary, and equal lines stay.
 """
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain, compress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from data_prep.permutation import key_of, permute
 from data_prep.readers import Input, block_pairs, block_paragraphs, text_blocks
 from data_prep.sampling import apportion, temperature_shares
 from data_prep.sources import TextConfig, find_sources
-from data_prep.store import Stage
+from data_prep.store import Stage, new_file
 
 SAMPLE = "sample"  # folder of the chosen lines, SAMPLE/<language>/<input>.txt in the stage's folder
 _LINE_CHARACTERS = 1000  # SentencePiece skips lines over 4,192 bytes; longer ones are cut instead
@@ -162,28 +161,21 @@ def _choose(
     """Write the chosen lines of one input; a language's lines are numbered through all inputs."""
     languages = inputs[number].languages
     paths = {code: stage.folder / SAMPLE / code / f"{number:05d}.txt" for code in languages}
-    if all(path.exists() for path in paths.values()):
+    name = f"{SAMPLE}-{number:05d}"
+    if stage.task_result(name) is not None:
         return paths
     done = sum((Counter(counts) for counts in counted[:number]), Counter())
     with ExitStack() as stack:
-        files = [stack.enter_context(_open_temporary(path)) for path in paths.values()]
+        files = [stack.enter_context(new_file(path)) for path in paths.values()]
         for sides in _sides(inputs[number]):
             for language, side, file in zip(languages, sides, files, strict=True):
                 if not side:
                     continue
                 index = done[language] + np.arange(len(side))
                 chosen = permute(index, lines[language], key_of(seed, "vocab", language)) < quotas[language]
-                file.writelines(line[:_LINE_CHARACTERS] + "\n" for line in compress(side, chosen))
+                text = "".join(line[:_LINE_CHARACTERS] + "\n" for line in compress(side, chosen))
+                file.write(text.encode())
                 done[language] += len(side)
-    for path in paths.values():
-        os.replace(_temporary(path), path)
+    written = [file.shard(path, stage.folder) for file, path in zip(files, paths.values(), strict=True)]
+    stage.finish_task(name, {"files": [asdict(file) for file in written]})
     return paths
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-
-def _open_temporary(path: Path) -> TextIO:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return open(_temporary(path), "w", encoding="utf-8", newline="\n")

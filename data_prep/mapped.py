@@ -21,9 +21,9 @@ class MappedShard:
                 buffer = file.read_buffer()
             reader = pa.ipc.open_file(pa.BufferReader(buffer))
             batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        except (pa.ArrowInvalid, OSError) as error:
+        except pa.ArrowInvalid as error:
             raise ValueError(
-                f"{path} is not a readable Arrow file ({error}): delete its folder and encode again"
+                f"{path} is not a readable Arrow file ({error}): delete it and give the encode command again"
             ) from None
         batches = [batch for batch in batches if batch.num_rows]
         self.path = path

@@ -1,12 +1,12 @@
 """Inputs of the two shorthand layouts, CC-100's and Moses', by file name alone; no content is read."""
 
 import re
-import sys
 import zipfile
 from pathlib import Path
 
 from data_prep.languages import canonical
 from data_prep.places import Place, files_in
+from data_prep.progress import warn
 from data_prep.readers.inputs import Input
 
 _COMPRESSED = r"(?P<compression>\.(?:xz|gz|bz2|zst))?"
@@ -60,7 +60,7 @@ def _found(inputs: list[Input], folder: Path | str, layout: str) -> list[Input]:
 
 
 def _warn_ignored(path: Place, layout: str) -> None:
-    print(f"warning: {path} is ignored: its name is not {layout}", file=sys.stderr)
+    warn(f"{path} is ignored: its name is not {layout}")
 
 
 def _canonical(code: str, path: Place) -> str:
@@ -101,12 +101,17 @@ def zip_members(path: Place, a: str, b: str) -> tuple[str, ...]:
     try:
         with path.open() as file, zipfile.ZipFile(file) as archive:
             names = archive.namelist()
+            found = []
+            for code in (a, b):
+                matches = [name for name in names if name.endswith(f".{a}-{b}.{code}")]
+                if len(matches) != 1:
+                    raise ValueError(f"{path} has {len(matches)} members named X.{a}-{b}.{code}: it must have one a side")
+                archive.open(matches[0]).close()
+                found += matches
+    except RuntimeError as error:  # encrypted, or packed by a method that Python does not know
+        raise ValueError(f"{path} cannot be read ({error}): unpack it and pack it with deflate, without a password") from None
     except (zipfile.BadZipFile, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise ValueError(f"{path} cannot be read ({error}): it is truncated or damaged, fetch it again") from None
-    found = []
-    for code in (a, b):
-        matches = [name for name in names if name.endswith(f".{a}-{b}.{code}")]
-        if len(matches) != 1:
-            raise ValueError(f"{path} has {len(matches)} members named X.{a}-{b}.{code}: it must have one a side")
-        found += matches
     return tuple(found)

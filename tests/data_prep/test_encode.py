@@ -16,10 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_prep.encode import EncodeConfig, run
+from data_prep.encode import EncodeConfig, _plans, run
 from data_prep.encode_input import EncodeInputs, Task, begin, block_done
 from data_prep.readers import find_documents, text_blocks
-from data_prep.store import Stage
 from data_prep.team import Team
 from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, file_sha256, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
@@ -205,7 +204,7 @@ def test_a_truncated_file_ends_all_with_one_line(
     flags += ["--processes", 2] if how == "processes" else []
     done = data_prep(*flags, ranks=2 if how == "ranks" else 0)
     errors = [line for line in done.stderr.splitlines() if "error" in line]
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert len(errors) == 1
     assert errors[0].startswith(f"data_prep encode: error: {tmp_path / 'ja.txt.xz'} cannot be read behind line ")
     assert "Traceback" not in done.stderr
@@ -217,7 +216,7 @@ def test_a_bad_name_ends_before_any_work(tmp_path: Path, vocab: Path, data_prep:
     (tmp_path / "de.txt").write_text("a")
     (tmp_path / "dex.txt").write_text("a")
     done = data_prep("encode", "--mono", tmp_path, "--vocab", vocab, "--out", tmp_path / "out", ranks=2)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.count("data_prep encode: error:") == 1
     assert f"{tmp_path / 'dex.txt'}: unknown language code 'dex': did you mean 'de'?" in done.stderr
     assert not (tmp_path / "out").exists()
@@ -342,7 +341,7 @@ def test_an_input_that_changed_behind_a_kill_is_read_anew(vocab: Path, tmp_path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "en.txt").write_text(f"{sentences[0]}\n\n" * 50 + last)
     config = EncodeConfig(vocab, tmp_path / "out", mono=tmp_path / "in", block_bytes=500)
-    stage = Stage(config.out / "mono", "encode")
+    stage = _plans(config)["mono"].stage
     task = Task(find_documents(tmp_path / "in")[0], 0)
     (config.out / "mono" / "tasks").mkdir(parents=True)
     begin(stage, task)
