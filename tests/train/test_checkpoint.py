@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 
 from tests.engine.worker import tiny
 from tests.launch import ROOT, environment
@@ -20,6 +23,7 @@ from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.processes import SharedError
 from xlme_ds.engine.protocol import Engine
+from xlme_ds.engine.statefile import StateWriter
 from xlme_ds.train.checkpoint import Checkpoints
 from xlme_ds.train.folder import RunFolder
 from xlme_ds.train.run import pretraining, train
@@ -75,6 +79,23 @@ def test_resumed_run_continues_exactly(data: Path, tmp_path: Path, settings: dic
         resumed.train_batch(step, 1e-3, False)
     ours, theirs = resumed.full_state(), straight.full_state()
     assert all((ours[name] == theirs[name]).all() for name in theirs)
+
+
+def test_what_is_written_is_the_state_at_the_time_of_the_save(data: Path, tmp_path: Path) -> None:
+    """The writer is held back by a pipe, which it cannot open before somebody reads it; training goes on meanwhile."""
+    trained = engine(data)
+    trained.train_batch(0, 1e-3, False)
+    path = tmp_path / STATE_FILE
+    os.mkfifo(path)
+    writer = StateWriter(path, buffer_bytes=1 << 30)
+    trained.save(writer)
+    then = {name: value.clone() for name, value in trained.full_state().items()}
+    trained.train_batch(1, 1e-2, False)
+    assert not any(torch.equal(now, then[name]) for name, now in trained.full_state().items())
+    written = safetensors.torch.load(path.read_bytes())
+    for name, value in then.items():
+        assert torch.equal(written[f"{name}/fp32/0"].view_as(value), value), name
+    assert all(value.any() for name, value in written.items() if name.endswith("exp_avg/0"))
 
 
 def test_keeps_the_last_and_every_nth(data: Path, tmp_path: Path) -> None:
