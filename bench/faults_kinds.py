@@ -14,7 +14,7 @@ from bench.faults_case import STEPS, Case, Verdict, bad_steps
 from bench.faults_ranks import Ranks, Result
 from xlme_ds import checkpoint
 from xlme_ds.train.checkpoint import Checkpoints
-from xlme_ds.train.folder import RunFolder
+from xlme_ds.train.folder import LOCK, RunFolder
 
 Fault = Callable[[Case], Verdict]
 KINDS: dict[str, Fault] = {}
@@ -307,11 +307,11 @@ def obey_permissions() -> None:
 
 @fault
 def no_permission(case: Case) -> Verdict:
-    """The run folder, its checkpoints or what it stands in belongs to somebody else; then it does not."""
+    """The run folder or its checkpoints belong to somebody else; then they do not."""
     case.to_the_middle()
-    theirs = case.rng.choice([case.folder, case.out, case.out / "checkpoints"])
+    theirs = case.rng.choice([case.out, case.out / "checkpoints"])
     os.chown(theirs, 65534, 65534)
-    (case.folder / ".run.lock").unlink()
+    (case.out / LOCK).unlink()
     ranks = case.start(patch=lambda rank: obey_permissions())
     result = case.wait(ranks)
     os.chown(theirs, 0, 0)
@@ -324,7 +324,7 @@ def no_permission(case: Case) -> Verdict:
 def two_runs_in_one_folder(case: Case) -> Verdict:
     """The second is refused, the first does not notice."""
     first = case.start()
-    first.until(lambda: (case.folder / ".run.lock").exists())
+    first.until(lambda: (case.out / LOCK).exists())
     case.moment(first)
     if not first.poll():
         case.wait(first)

@@ -7,7 +7,7 @@ newest() { cat "$OUT/checkpoints/latest.json" 2>/dev/null || true; }
 
 # A lost node's lock on the run folder may outlive it (on NFS for 90 s), and the job come back sooner.
 if [ -n "${SLURM_RESTART_COUNT:-}" ] && [ -d "$OUT" ]; then
-    flock --timeout 600 "$(dirname "$OUT")/.$(basename "$OUT").lock" true || true
+    flock --timeout 600 "$OUT/.lock" true || true
 fi
 
 before=$(newest)

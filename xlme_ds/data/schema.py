@@ -128,6 +128,22 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+def read_json(path: Path, kind: type) -> Any:
+    """The value of a JSON file that holds a `kind`. Raises ValueError in one sentence for any other content."""
+    try:
+        value = json.loads(path.read_bytes().decode("utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} line {error.lineno} is not JSON ({error.msg}): restore or remove the file") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8: restore the file or remove it") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply: restore the file or remove it") from None
+    if not isinstance(value, kind):
+        found = type(value).__name__
+        raise ValueError(f"{path} holds a JSON {found}, not a {kind.__name__}: restore the file or remove it")
+    return value
+
+
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file, read in pieces."""
     with open(path, "rb") as file:

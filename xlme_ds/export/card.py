@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from ..config import OBJECTIVE_DESCRIPTIONS
 from ..models.text_encoder import TextEncoder
-from ..report.folder import read_json, read_run
+from ..report.folder import read_optional, read_run
 from .folder import Architecture
 
 _TASKS = {"mono": "monolingual text", "para": "translation pairs"}
@@ -65,7 +65,7 @@ def run_card(folder: Path, encoder: TextEncoder, architecture: Architecture, lay
             step=last.get("step"),
             metrics={words: last[key] for key, words in _METRICS.items() if key in last},
             retrieval=_retrieval(run.retrieval),
-            scores=read_json(folder / "scores.json", dict),
+            scores=read_optional(folder / "scores.json", dict),
             layer=layer,
         )
     except (KeyError, jinja2.UndefinedError) as error:

@@ -23,6 +23,7 @@ from ..saved import (
     WEIGHTS_FILE,
     export_state,
 )
+from ..train.folder import made_whole
 from .tokenizer import tokenizer_files
 
 REMOTE = Path(__file__).parent / "remote"
@@ -62,22 +63,13 @@ def write_folder(
 
     Raises ValueError in one sentence where that cannot be.
     """
-    if to.exists():
-        raise ValueError(f"{to} exists already: choose another --to")
-    partial = to.with_name(to.name + ".partial")
-    if partial.exists():  # of an export that was killed
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True)
-    try:
+    with made_whole(to, "--to") as partial:
         _write_one(partial, main, vocabulary)
         _write_sentence_transformers(partial, main)
         (partial / "README.md").write_text(card, encoding="utf-8")
         if generator is not None:
             (partial / GENERATOR_FOLDER).mkdir()
             _write_one(partial / GENERATOR_FOLDER, generator, vocabulary)
-        partial.rename(to)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary) -> None:

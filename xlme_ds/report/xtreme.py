@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from .folder import read_json
+from .folder import read_optional
 
 ENGLISH = "en"
 METRICS = ("f1", "em", "accuracy")
@@ -76,7 +76,7 @@ def gather(folders: Iterable[Path]) -> list[Model]:
     models: dict[str, Model] = {}
     runs: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for path in sorted({path.resolve(): path for folder in folders for path in _result_files(folder)}.values()):
-        content = read_json(path, dict)
+        content = read_optional(path, dict)
         try:
             if path.name == "scores.json":
                 name, task, run = _read_run(path, content)
