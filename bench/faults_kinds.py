@@ -1,7 +1,6 @@
 """The faults of the campaign. Each takes a fresh case, makes its fault at a random place or moment, and sees how the run ends."""
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.faults_case import STEPS, Case, Verdict, bad_steps
-from bench.faults_ranks import Ranks, Result
+from bench.faults_ranks import Ranks, Result, obey_permissions
 from xlme_ds import checkpoint
 from xlme_ds.train.checkpoint import Checkpoints
 from xlme_ds.train.folder import LOCK, RunFolder
@@ -286,23 +285,6 @@ def checkpoints_read_only(case: Case) -> Verdict:
         ranks.until(lambda: mount("ro"))
         result = case.wait(ranks)
         return _over_or_error(case, result, lambda: mount("rw"), "Read-only file system")
-
-
-def obey_permissions() -> None:
-    """Have root in this process be held to the permissions of files as any user is (capset of Linux)."""
-    may_override, words = (
-        0b1110,
-        3,
-    )  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER; effective, permitted, inheritable
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    held = (ctypes.c_uint32 * (2 * words))()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.capget(header, held):
-        raise OSError(ctypes.get_errno(), "capget")
-    for word in range(words):
-        held[word] &= ~may_override
-    if libc.capset(header, held):
-        raise OSError(ctypes.get_errno(), "capset")
 
 
 @fault
