@@ -13,11 +13,10 @@ import torch
 import tyro
 
 from .cli import fail
-from .data.vocabulary import Vocabulary
 from .engine.state import merge_state
 from .engine.statefile import KINDS, StateReader, StateWriter, state_file
 from .objectives import objective_of
-from .saved import CONFIG_FILE, MODEL_FOLDER, read_settings, write_model
+from .saved import CONFIG_FILE, MODEL_FOLDER, known_vocabulary, read_settings, write_model
 from .train.checkpoint import Checkpoints, find_fault, read_state, seal, state_files
 from .train.folder import made_whole
 
@@ -80,7 +79,7 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
     settings = read_settings(run)
     if settings.task:
         raise ValueError(f"{run} was fine-tuned on {settings.task}: name a run of pre-training")
-    vocabulary = Vocabulary(run / MODEL_FOLDER if vocab is None else vocab)
+    vocabulary = known_vocabulary(run, run / MODEL_FOLDER if vocab is None else vocab)
     source = _chosen(run, step)
     reader = StateReader(state_files(source))
     with torch.device("meta"):

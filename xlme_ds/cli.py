@@ -57,9 +57,14 @@ def _take_recipe(arguments: list[str]) -> tuple[str | None, list[str]]:
 
 def fail(program: str, error: Exception) -> None:
     """Print a user's mistake as one line, from the first process only, and leave with exit code 2."""
-    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
-        print(f"{program}: error: {in_words(error)}", file=sys.stderr, flush=True)
+    note(f"{program}: error: {in_words(error)}")
     sys.exit(2)
+
+
+def note(text: str) -> None:
+    """Print a line that concerns the user and stops nothing, from the first process only."""
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+        print(text, file=sys.stderr, flush=True)
 
 
 _ADVICE = {

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from .cli import note
 from .config import ModelConfig, ObjectiveConfig
 from .data.vocabulary import MODEL_FILE, Vocabulary
 from .models.text_encoder import TextEncoder, Which, take_encoder
@@ -133,7 +134,23 @@ def load_run(folder: Path) -> SavedRun:
     weights = folder / MODEL_FOLDER / WEIGHTS_FILE
     if not weights.exists():
         raise ValueError(f"{weights} does not exist: the run is not finished, start its command again first")
-    return SavedRun(folder, read_weights(weights), vocabulary=Vocabulary(weights.parent), **settings._asdict())
+    vocabulary = known_vocabulary(folder, weights.parent)
+    return SavedRun(folder, read_weights(weights), vocabulary=vocabulary, **settings._asdict())
+
+
+def known_vocabulary(folder: Path, path: Path) -> Vocabulary:
+    """The vocabulary at `path`, if it is that of the run or export in `folder`. Raises ValueError where it is another.
+
+    Where an older version wrote the folder without its fingerprint any is taken, and told.
+    """
+    config, vocabulary = read_config(folder), Vocabulary(path)
+    data = config if config.get("model_type") == MODEL_TYPE else config.get("data")
+    known = data.get("vocabulary_sha256") if isinstance(data, dict) else None
+    if known is None:
+        note(f"{folder / CONFIG_FILE} is of an older version and does not tell the vocabulary: {vocabulary.path} is taken as it is")
+    elif known != vocabulary.sha256:
+        raise ValueError(f"{vocabulary.path} is not the vocabulary that the model in {folder} was trained with: restore or name that one")
+    return vocabulary
 
 
 def read_settings(folder: Path) -> Settings:
@@ -215,7 +232,7 @@ def _load_export(folder: Path) -> Saved:
         encoder = _encoder_with(state, cfg)
     except (KeyError, RuntimeError) as error:
         raise mismatch(folder / WEIGHTS_FILE, folder, error) from None
-    return Saved(encoder, Vocabulary(folder / SENTENCEPIECE_FILE))
+    return Saved(encoder, known_vocabulary(folder, folder / SENTENCEPIECE_FILE))
 
 
 def _without_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

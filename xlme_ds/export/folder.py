@@ -84,7 +84,7 @@ def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary) -> None:
     shutil.copyfile(vocabulary.path, folder / SENTENCEPIECE_FILE)
     for name in CODE:
         shutil.copyfile(REMOTE / name, folder / name)
-    write_json(folder / CONFIG_FILE, _config(model))
+    write_json(folder / CONFIG_FILE, _config(model) | {"vocabulary_sha256": vocabulary.sha256})
     state = export_state(model.encoder) | _head(model)
     save_file(
         {name: value.float().contiguous() for name, value in state.items()}, folder / WEIGHTS_FILE, {"format": "pt"}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..config import EngineConfig, TrainConfig
 from ..data.schema import write_json
+from ..data.vocabulary import Vocabulary
 from ..engine.build import Fill, assemble, check_engine, resolve_precision
 from ..engine.processes import broadcast, gather, together
 from ..models.init import Whole, initialise
@@ -71,7 +72,7 @@ def _finetune(job: Job, rank: int, world: int, stop: StopRequest, watchdog: Watc
     objective = TaskObjective(task.kind, len(task.labels), config.tuning.dropout)
     if not broadcast(weights.exists()):
         engine = assemble(config, objective, _start(saved.encoder.state_dict(), config), loader, None)
-        if not train(engine, config, folder, loader, None, _work(config, loader), stop, watchdog):
+        if not train(engine, config, folder, loader, None, _work(config, loader, saved.vocabulary), stop, watchdog):
             return None
         state = engine.full_state()
         together(lambda: write_model(weights.parent, state, saved.vocabulary.path) if rank == 0 else None)
@@ -110,12 +111,13 @@ def _prepare(
     return saved, sources, config, TaskLoader(features, task.kind, config.data, job.seed, rank, world)
 
 
-def _work(config: FinetuneConfig, loader: TaskLoader) -> Work:
+def _work(config: FinetuneConfig, loader: TaskLoader, vocabulary: Vocabulary) -> Work:
     tokens = loader.row_tokens
     forward = tokens * encoder_forward(config.model, config.model.discriminator_layers, tokens)
     with torch.device("meta"):
         encoder = TextEncoder(config.model)
-    return Work(3 * config.tuning.batch * forward, {"encoder": sum(p.numel() for p in encoder.parameters())})
+    parameters = {"encoder": sum(p.numel() for p in encoder.parameters())}
+    return Work(3 * config.tuning.batch * forward, parameters, vocabulary.sha256)
 
 
 def _training_features(

@@ -88,18 +88,21 @@ class RunFolder:
     def begin(
         self,
         config: Training,
-        fingerprints: dict[str, Any],
+        data: Mapping[str, Any],
         world: int,
         parameters: dict[str, int],
         identity: str | None = None,
     ) -> None:
-        """Write `config.json`, once nothing can refuse the run any more: the resolved settings, and what they run with."""
+        """Write `config.json`, once nothing can refuse the run any more: the resolved settings, and what they run with.
+
+        `data`: what tells its data and vocabulary from others.
+        """
         if not self.root:
             return
         self.path.mkdir(parents=True, exist_ok=True)
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES} | {"python": sys.version.split()[0]}
         content = {"config": asdict(config), "versions": versions, "world_size": world}
-        content |= {"data": {"fingerprints": fingerprints}, "parameters": parameters}
+        content |= {"data": data, "parameters": parameters}
         if identity is not None:
             content["run"] = identity
         write_json(self.path / "config.json", content)

@@ -57,6 +57,8 @@ class Work(NamedTuple):
     flops: float
     """Of a step, by the standard count."""
     parameters: dict[str, int]
+    vocabulary_sha256: str
+    """Of what the ids were made with."""
     evaluation: Callable[..., dict[str, float]] | None = None
     """Means from the sums, counts and statistics of held-out rows."""
     constants: Mapping[str, float] = MappingProxyType({})
@@ -105,7 +107,8 @@ def _train(
     }
     start, saved = _resume(engine, config, folder, checkpoints, state)
     state |= {"run": saved.get("run"), "settings": settled(config)}
-    together(lambda: folder.begin(config, loader.fingerprints, engine.world, work.parameters, saved.get("run")))
+    data = {"fingerprints": loader.fingerprints, "vocabulary_sha256": work.vocabulary_sha256}
+    together(lambda: folder.begin(config, data, engine.world, work.parameters, saved.get("run")))
     together(lambda: checkpoints.begin() if root else None)
     if start >= config.train.steps:
         if root:
@@ -201,12 +204,12 @@ def _resume(
 
 def pretraining(config: RunConfig, loader: Loader, heldout: Loader | None, root: bool) -> Work:
     """What is said of a pre-training run; `root` alone reads text for it."""
-    flops, parameters = flops_per_step(config, loader.row_tokens), count_parameters(config)
+    known = flops_per_step(config, loader.row_tokens), count_parameters(config), loader.vocabulary_sha256
     if heldout is None:
-        return Work(flops, parameters)
+        return Work(*known)
     constants = {
         f"unigram_nll_{TASKS[task]}": unigram_nll(loader.stores[task], store, heldout.plan.rows[task])
         for task, store in heldout.stores.items()
         if root
     }
-    return Work(flops, parameters, objective_of(config.objective).summarise, constants)
+    return Work(*known, objective_of(config.objective).summarise, constants)
