@@ -3,7 +3,7 @@
 The latter is written by `xlme_ds.export`; what its names mean stands here, for both directions.
 """
 
-import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from .cli import note
 from .config import ModelConfig, ObjectiveConfig
+from .data.schema import read_json
 from .data.vocabulary import MODEL_FILE, Vocabulary
 from .models.text_encoder import TextEncoder, Which, take_encoder
 from .objectives import objective_of
@@ -163,8 +164,8 @@ def read_settings(folder: Path) -> Settings:
         model = model_config(settings["model"])
         objective = ObjectiveConfig(**settings.get("objective", {}))
         objective = replace(objective, pseudo_fractions=tuple(objective.pseudo_fractions))
-    except TypeError as error:
-        raise ValueError(f"{folder / CONFIG_FILE} was written by another version of this package: {error}") from None
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{folder / CONFIG_FILE} was written by another version of this package: {error!r}") from None
     return Settings(model, settings.get("task", ""), objective)
 
 
@@ -177,10 +178,15 @@ def model_config(settings: Mapping[str, Any]) -> ModelConfig:
 def write_model(folder: Path, state: Mapping[str, Tensor], vocabulary: Path) -> None:
     """Write the folder `model` of a run: float32 parameters of the whole model, and a copy of the SentencePiece file."""
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(vocabulary, folder / MODEL_FILE)
-    partial = folder / f"{WEIGHTS_FILE}.tmp"
-    save_file(dict(state), partial)
-    partial.rename(folder / WEIGHTS_FILE)
+    for name, write in (
+        (MODEL_FILE, lambda partial: shutil.copyfile(vocabulary, partial)),
+        (WEIGHTS_FILE, lambda partial: save_file(dict(state), partial)),  # last: they say that the folder is whole
+    ):
+        partial = folder / f"{name}.tmp"
+        write(partial)
+        with open(partial, "rb+") as file:
+            os.fsync(file.fileno())
+        partial.rename(folder / name)
 
 
 def read_heads(folder: Path, which: Which | None = None) -> dict[str, Tensor]:
@@ -192,11 +198,9 @@ def read_heads(folder: Path, which: Which | None = None) -> dict[str, Tensor]:
 def read_config(folder: Path) -> dict[str, Any]:
     """`config.json` of a run or an export; ValueError when there is none."""
     try:
-        config: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    except OSError:
+        config: dict[str, Any] = read_json(folder / CONFIG_FILE, dict)
+    except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"{folder} has no {CONFIG_FILE}: name the folder of a finished run or of an export") from None
-    except ValueError as error:
-        raise ValueError(f"{folder / CONFIG_FILE} is not JSON: {error}") from None
     return config
 
 

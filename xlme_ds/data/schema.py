@@ -104,7 +104,6 @@ def write_json(path: Path, value: Any) -> None:
 _MANIFEST = {"stage": str, "settings": dict, "vocabulary_size": int, "vocabulary_sha256": str, "languages": list,
              "shards": list, "counts": dict, "format": int}  # fmt: skip
 _SHARD = {"name": str, "rows": int, "bytes": int, "sha256": str}
-_ROWS = {"row_tokens": int}
 _SHARES = ("share_before", "share_after", "repeat")
 
 
@@ -120,7 +119,8 @@ def _require_kinds(fields: Any) -> None:
     if not all(type(code) is str for code in languages) or len(set(languages)) < len(languages):
         raise ValueError("its languages are not different codes")
     if fields["stage"] == "mix":
-        _require("settings", fields["settings"], _ROWS)
+        _require("settings", fields["settings"], {"row_tokens": int})
+        _require("counts", fields["counts"], {"by_language": dict})
         if fields["settings"]["row_tokens"] >= 2**31:
             raise ValueError("settings has rows of 2³¹ tokens or more")
     by_language = fields["counts"].get("by_language", {})

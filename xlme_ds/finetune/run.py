@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..config import EngineConfig, TrainConfig
@@ -20,7 +19,7 @@ from ..engine.processes import broadcast, gather, together
 from ..models.init import Whole, initialise
 from ..models.text_encoder import TextEncoder, language_index
 from ..operations import encoder_forward
-from ..saved import MODEL_FOLDER, WEIGHTS_FILE, Saved, load_encoder, write_model
+from ..saved import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, Saved, load_encoder, mismatch, read_weights, write_model
 from ..train.folder import RunFolder
 from ..train.run import Work, train
 from ..train.stop import StopRequest
@@ -78,7 +77,7 @@ def _finetune(job: Job, rank: int, world: int, stop: StopRequest, watchdog: Watc
         together(lambda: write_model(weights.parent, state, saved.vocabulary.path) if rank == 0 else None)
     together(lambda: (job.out / "predictions").mkdir(exist_ok=True) if rank == 0 else None)
     model = objective.build(config.model)
-    model.load_state_dict(load_file(weights))
+    together(lambda: _load(model, weights))
     mine = together(lambda: _scores(model, sources, saved, job, config.tuning, rank, world, stop))
     languages = {language: one for part in gather(mine) for language, one in part.items()}
     if rank != 0 or len(languages) < len(_tests(sources)):  # told to stop on the way
@@ -108,7 +107,16 @@ def _prepare(
     base = _sha256(saved.encoder)
     config = settings(job.task, tuning, saved.encoder.cfg, engine, job.train, job.seed, len(features), base)
     folder.claim(config)
+    if (job.out / MODEL_FOLDER).exists() and not (job.out / CONFIG_FILE).exists():
+        raise ValueError(f"{job.out} has a model but no {CONFIG_FILE}, which says how it was trained: restore it, or choose another --out")
     return saved, sources, config, TaskLoader(features, task.kind, config.data, job.seed, rank, world)
+
+
+def _load(model: nn.Module, weights: Path) -> None:
+    try:
+        model.load_state_dict(read_weights(weights))
+    except RuntimeError as error:
+        raise mismatch(weights, weights.parent.parent, error) from None
 
 
 def _work(config: FinetuneConfig, loader: TaskLoader, vocabulary: Vocabulary) -> Work:
