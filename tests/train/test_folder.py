@@ -144,6 +144,8 @@ def test_fresh_deletes_what_the_quickstart_made_and_nothing_else(
     theirs, ours = tmp_path / "thesis", tmp_path / "ours"
     (theirs / "data").mkdir(parents=True)
     (theirs / "data/years of work").write_text("x")
+    with pytest.raises(ValueError, match=f"{theirs} was not made by the quickstart"):
+        quickstart.begin(theirs, fresh=True)
     monkeypatch.setattr(sys, "argv", ["quickstart", "--fresh", "--out", str(theirs)])
     with pytest.raises(SystemExit) as end:
         quickstart.main()
