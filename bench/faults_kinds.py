@@ -1,7 +1,6 @@
 """The faults of the campaign. Each takes a fresh case, makes its fault at a random place or moment, and sees how the run ends."""
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
@@ -11,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.faults_case import STEPS, Case, Verdict, bad_steps
-from bench.faults_ranks import Ranks, Result
+from bench.faults_ranks import Ranks, Result, obey_permissions
 from xlme_ds import checkpoint
 from xlme_ds.train.checkpoint import Checkpoints
-from xlme_ds.train.folder import RunFolder
+from xlme_ds.train.folder import LOCK, RunFolder
 
 Fault = Callable[[Case], Verdict]
 KINDS: dict[str, Fault] = {}
@@ -288,30 +287,13 @@ def checkpoints_read_only(case: Case) -> Verdict:
         return _over_or_error(case, result, lambda: mount("rw"), "Read-only file system")
 
 
-def obey_permissions() -> None:
-    """Have root in this process be held to the permissions of files as any user is (capset of Linux)."""
-    may_override, words = (
-        0b1110,
-        3,
-    )  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER; effective, permitted, inheritable
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    held = (ctypes.c_uint32 * (2 * words))()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.capget(header, held):
-        raise OSError(ctypes.get_errno(), "capget")
-    for word in range(words):
-        held[word] &= ~may_override
-    if libc.capset(header, held):
-        raise OSError(ctypes.get_errno(), "capset")
-
-
 @fault
 def no_permission(case: Case) -> Verdict:
-    """The run folder, its checkpoints or what it stands in belongs to somebody else; then it does not."""
+    """The run folder or its checkpoints belong to somebody else; then they do not."""
     case.to_the_middle()
-    theirs = case.rng.choice([case.folder, case.out, case.out / "checkpoints"])
+    theirs = case.rng.choice([case.out, case.out / "checkpoints"])
     os.chown(theirs, 65534, 65534)
-    (case.folder / ".run.lock").unlink()
+    (case.out / LOCK).unlink()
     ranks = case.start(patch=lambda rank: obey_permissions())
     result = case.wait(ranks)
     os.chown(theirs, 0, 0)
@@ -324,7 +306,7 @@ def no_permission(case: Case) -> Verdict:
 def two_runs_in_one_folder(case: Case) -> Verdict:
     """The second is refused, the first does not notice."""
     first = case.start()
-    first.until(lambda: (case.folder / ".run.lock").exists())
+    first.until(lambda: (case.out / LOCK).exists())
     case.moment(first)
     if not first.poll():
         case.wait(first)

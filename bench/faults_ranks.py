@@ -3,6 +3,7 @@
 What a rank runs is the command itself, `xlme_ds.pretrain.main`. `Ranks` stands for the launcher: it ends the others when one dies.
 """
 
+import ctypes
 import os
 import signal
 import socket
@@ -146,3 +147,20 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def obey_permissions() -> None:
+    """Have root in this process be held to the permissions of files as any user is (capset of Linux)."""
+    may_override, words = (
+        0b1110,
+        3,
+    )  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER; effective, permitted, inheritable
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    held = (ctypes.c_uint32 * (2 * words))()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.capget(header, held):
+        raise OSError(ctypes.get_errno(), "capget")
+    for word in range(words):
+        held[word] &= ~may_override
+    if libc.capset(header, held):
+        raise OSError(ctypes.get_errno(), "capset")

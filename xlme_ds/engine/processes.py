@@ -1,6 +1,5 @@
 """The processes of a run: joining them, and failing together."""
 
-import errno
 import os
 import socket
 import sys
@@ -14,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from ..cli import in_words
 from ..config import EngineConfig, TrainConfig
 from .extensions import loading_extensions
 from .launcher import TORCH_VARIABLES, rendezvous
@@ -178,29 +178,3 @@ def share(error: Exception | None) -> None:
     for message in gather(None if error is None else in_words(error)):
         if message is not None:
             raise SharedError(message)
-
-
-_ADVICE = {
-    errno.ENOSPC: ": make room there and give the same command again, what was saved before is whole",
-    errno.EDQUOT: ": make room in the quota and give the same command again, what was saved before is whole",
-    errno.EACCES: ": give this user the permission, or choose another folder",
-    errno.EPERM: ": give this user the permission, or choose another folder",
-    errno.EROFS: ": choose a folder that can be written",
-}
-
-
-def in_words(error: Exception) -> str:
-    """One sentence; of an error of the operating system the file, what is wrong, and what to do instead."""
-    if isinstance(error, OSError) and error.strerror is not None:
-        place = f"{error.filename}: " if error.filename is not None else ""
-        return f"{place}{error.strerror}{_ADVICE.get(error.errno or 0, '')}"
-    return str(error)
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Have an OSError of reading or writing, which Python leaves without a name, say `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), error.filename or str(path)) from None

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from ..config import OBJECTIVE_DESCRIPTIONS
 from ..models.text_encoder import TextEncoder
-from ..report.folder import read_json, read_run
+from ..report.folder import read_optional, read_run
 from .folder import Architecture
 
 _TASKS = {"mono": "monolingual text", "para": "translation pairs"}
@@ -87,7 +87,7 @@ def _render(template: str, **values: Any) -> str:
 
 
 def _scores(folder: Path) -> dict[str, Any] | None:
-    scores = read_json(folder / "scores.json", dict)
+    scores = read_optional(folder / "scores.json", dict)
     return scores and {"dev": None, "settings": 1} | scores
 
 

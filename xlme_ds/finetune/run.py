@@ -1,7 +1,6 @@
 """One fine-tuning run: read, train through the same engines and checkpoints as pre-training, score or predict every language."""
 
 import hashlib
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -11,17 +10,17 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..config import EngineConfig, TrainConfig
-from ..data.schema import write_json
+from ..data.schema import read_json, write_json
+from ..data.vocabulary import Vocabulary
 from ..engine.build import Fill, assemble, check_engine, resolve_precision
 from ..engine.processes import broadcast, gather, together
 from ..models.init import Whole, initialise
 from ..models.text_encoder import TextEncoder, language_index
 from ..operations import encoder_forward
-from ..saved import MODEL_FOLDER, WEIGHTS_FILE, Saved, load_encoder, write_model
+from ..saved import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, Saved, load_encoder, mismatch, read_weights, write_model
 from ..train.folder import RunFolder
 from ..train.run import Work, train
 from ..train.stop import StopRequest
@@ -104,14 +103,14 @@ def _finetune(job: Job, rank: int, world: int, stop: StopRequest, watchdog: Watc
     objective = TaskObjective(task.kind, len(task.labels), config.tuning.dropout)
     if not broadcast(weights.exists()):
         engine = assemble(config, objective, _start(saved.encoder.state_dict(), config), loader, None)
-        if not train(engine, config, folder, loader, None, _work(config, loader), stop, watchdog):
+        if not train(engine, config, folder, loader, None, _work(config, loader, saved.vocabulary), stop, watchdog):
             return None
         state = engine.full_state()
         together(lambda: write_model(weights.parent, state, saved.vocabulary.path) if rank == 0 else None)
     # Of other tests that were predicted before nothing may stay: the folder is what somebody submits.
     together(lambda: shutil.rmtree(job.predictions) if rank == 0 and job.predictions.exists() else None)
     model = objective.build(config.model)
-    model.load_state_dict(load_file(weights))
+    together(lambda: _load(model, weights))
     mine = together(lambda: _scores(model, sets, saved, job, config.tuning, (rank, world), stop))
     scores = {asked: one for part in gather(mine) for asked, one in part.items()}
     if rank != 0 or len(scores) < len(sets.test) + len(sets.dev):  # told to stop on the way
@@ -138,8 +137,10 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
     base = _sha256(saved.encoder)
     config = settings(job.task, tuning, saved.encoder.cfg, engine, job.train, job.seed, len(features), base)
     folder.claim(config)
+    if (job.out / MODEL_FOLDER).exists() and not (job.out / CONFIG_FILE).exists():
+        raise ValueError(f"{job.out} has a model but no {CONFIG_FILE}, which says how it was trained: restore it, or choose another --out")
     loader = TaskLoader(features, task.kind, config.data, job.seed, rank, world)
-    _require_same_examples(job.out / "config.json", loader)
+    _require_same_examples(job.out / CONFIG_FILE, loader)
     bare = []
     for source in [*sets.test, *sets.dev][rank::world]:
         language_index(saved.encoder.cfg, source.language)
@@ -152,7 +153,7 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
 def _require_same_examples(path: Path, loader: TaskLoader) -> None:
     """Raise ValueError where the run of a `config.json` was started on other training examples."""
     if path.exists():
-        started = json.loads(path.read_text(encoding="utf-8")).get("data", {}).get("fingerprints")
+        started = read_json(path, dict).get("data", {}).get("fingerprints")
         if started not in (None, loader.fingerprints):
             raise ValueError(
                 f"{path.parent} was started on other training examples: use the same --data, or another --out"
@@ -161,10 +162,10 @@ def _require_same_examples(path: Path, loader: TaskLoader) -> None:
 
 def _finished(job: Job, sets: Sets) -> dict[str, Any]:
     """The scores that are there already. Raises ValueError where they are not what this call asks for."""
-    if not (job.out / "config.json").exists():
+    if not (job.out / CONFIG_FILE).exists():
         raise ValueError(f"{job.done} is there without its run's config.json: choose another --out")
     try:
-        found: dict[str, Any] = json.loads(job.done.read_text(encoding="utf-8"))
+        found: dict[str, Any] = read_json(job.done, dict)
     except ValueError:
         raise ValueError(f"{job.done} is damaged: remove it, and the same command scores the model again") from None
     before, now = found.get("files", {}), sets.fingerprints()
@@ -200,12 +201,20 @@ def _announce(job: Job, task: Task, sets: Sets, bare: set[str]) -> None:
         )
 
 
-def _work(config: FinetuneConfig, loader: TaskLoader) -> Work:
+def _load(model: nn.Module, weights: Path) -> None:
+    try:
+        model.load_state_dict(read_weights(weights))
+    except RuntimeError as error:
+        raise mismatch(weights, weights.parent.parent, error) from None
+
+
+def _work(config: FinetuneConfig, loader: TaskLoader, vocabulary: Vocabulary) -> Work:
     tokens = loader.row_tokens
     forward = tokens * encoder_forward(config.model, config.model.discriminator_layers, tokens)
     with torch.device("meta"):
         encoder = TextEncoder(config.model)
-    return Work(3 * config.tuning.batch * forward, {"encoder": sum(p.numel() for p in encoder.parameters())})
+    parameters = {"encoder": sum(p.numel() for p in encoder.parameters())}
+    return Work(3 * config.tuning.batch * forward, parameters, vocabulary.sha256)
 
 
 def _training_features(sets: Sets, task: Task, tuning: TuningConfig, saved: Saved) -> list[Feature]:

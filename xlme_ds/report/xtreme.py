@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from .folder import read_json
+from .folder import read_optional
 
 ENGLISH = "en"
 METRICS = ("f1", "em", "accuracy")
@@ -124,7 +124,7 @@ def gather(folders: Iterable[Path]) -> list[Model]:
 def _contents(folders: Iterable[Path]) -> dict[Path, dict[str, Any]]:
     """Every result file once, by path."""
     paths = {path.resolve(): path for folder in folders for path in _result_files(folder)}
-    return {path: read_json(path, dict) for path in sorted(paths.values())}
+    return {path: read_optional(path, dict) for path in sorted(paths.values())}
 
 
 def _names(found: Mapping[Path, Mapping[str, Any]]) -> dict[str, str]:
