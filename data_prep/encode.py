@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from data_prep.clean import add_counts
+from data_prep.clean import add_counts, doubts
 from data_prep.encode_input import STAGED, EncodeInputs, Task, discard, forget_encoded, moved_shards
 from data_prep.executor import on_root, run_tasks, world_size
 from data_prep.progress import say, warn
@@ -143,6 +143,7 @@ def _close(plan: _Plan) -> None:
         by_language[task.source.name] = add_counts(by_language.get(task.source.name, {}), result["counts"])
         if not result["shards"]:
             warn(f"{task.source.paths[0]} gave no text: see its counts in the manifest")
+        _warn_of_doubts(task, result["counts"])
     write_manifest(
         plan.stage.folder,
         Manifest(
@@ -156,3 +157,10 @@ def _close(plan: _Plan) -> None:
         ),
     )
     say(f"{plan.stage.folder}: {len(plan.tasks)} inputs, {sum(c['tokens'] for c in by_language.values()):,} tokens")
+
+
+def _warn_of_doubts(task: Task, counts: dict[str, Any]) -> None:
+    lines = counts["paragraphs_in"] if task.mono else 2 * counts["pairs_in"]
+    files = " and ".join(map(str, task.source.paths))
+    for words in doubts(lines, counts["repaired"], counts["tokens"], counts["unknown"]):
+        warn(f"{files}: {words}")

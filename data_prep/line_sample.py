@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.clean import Counts
+from data_prep.clean import Counts, doubts
 from data_prep.executor import run_tasks
 from data_prep.filters import Sides, make_filters
 from data_prep.permutation import key_of, permute
+from data_prep.progress import warn
 from data_prep.readers import Input, block_pairs, block_paragraphs, text_blocks
 from data_prep.sampling import apportion, temperature_shares
 from data_prep.sources import TextConfig, find_sources
@@ -115,18 +116,18 @@ def choose_lines(
     return run_tasks(choose, range(len(inputs)), sizes, processes, "sample lines")
 
 
-def _sides(source: Input) -> Iterator[tuple[list[str], ...]]:
-    """Cleaned lines that the filters leave, by side, from some text at once."""
+def _sides(source: Input, read: Counts) -> Iterator[tuple[list[str], ...]]:
+    """Cleaned lines that the filters leave, by side, from some text at once; `read` counts what there was."""
     task = "mono" if len(source.languages) == 1 else "para"
     filters = make_filters(source.filters, task, source.corpus).text
     for block in text_blocks(source, _BLOCK):
         sides: tuple[list[str], ...]
         scores = None
         if task == "mono":
-            paragraphs = block_paragraphs(source, block, Counts("documents"))
+            paragraphs = block_paragraphs(source, block, read)
             sides = ([line for lines, _ in paragraphs for line in lines],)
         else:
-            pairs = list(block_pairs(source, block, Counts("pairs")))
+            pairs = list(block_pairs(source, block, read))
             sides = ([a for a, _, _ in pairs], [b for _, b, _ in pairs])
             scores = np.array([np.nan if score is None else score for _, _, score in pairs])
         kept = np.ones(len(sides[0]), bool)
@@ -142,8 +143,11 @@ def _count(stage: Stage, inputs: Sequence[Input], number: int) -> dict[str, int]
     result = stage.task_result(name)
     if result is None:
         counts: Counter[str] = Counter()
-        for sides in _sides(inputs[number]):
-            counts.update(dict(zip(inputs[number].languages, map(len, sides), strict=True)))
+        source, read = inputs[number], Counts("lines")
+        for sides in _sides(source, read):
+            counts.update(dict(zip(source.languages, map(len, sides), strict=True)))
+        for words in doubts(read.paragraphs_in + 2 * read.units_in * (len(source.languages) == 2), read.repaired):
+            warn(f"{' and '.join(map(str, source.paths))}: {words}")
         result = dict(+counts)
         stage.finish_task(name, result)
     return result
@@ -167,7 +171,7 @@ def _choose(
     done = sum((Counter(counts) for counts in counted[:number]), Counter())
     with ExitStack() as stack:
         files = [stack.enter_context(new_file(path)) for path in paths.values()]
-        for sides in _sides(inputs[number]):
+        for sides in _sides(inputs[number], Counts("lines")):
             for language, side, file in zip(languages, sides, files, strict=True):
                 if not side:
                     continue

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from data_prep.executor import on_root, run_tasks
-from data_prep.plan import Plan, Source, make_plan, survey, with_total
+from data_prep.plan import BLOCK, ORDER, STRETCH, Plan, Source, make_plan, survey, with_total
 from data_prep.progress import say
 from data_prep.rows import BATCH_ROWS, WINDOW, Tally, count_rows, mono_rows, para_rows
 from data_prep.store import Stage, write_arrow, write_file
@@ -112,6 +112,7 @@ def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: 
         "languages": list(languages),
         "batch_rows": BATCH_ROWS,
         "window": WINDOW,
+        "order": ORDER.format(BLOCK[task], STRETCH),
     }
     stage = Stage(config.out / task, "mix", settings)
     with stage.open():
@@ -146,9 +147,8 @@ def _plan(config: MixConfig, task: str, encoded: Manifest, languages: tuple[str,
     folder = config.encoded / task
     names = [shard.name for shard in encoded.shards]
     sizes = [shard.bytes for shard in encoded.shards]
-    sources: Sequence[Source] = run_tasks(
-        partial(survey, folder, config.row_tokens, LAYOUTS[config.layout]), names, sizes, config.processes, f"survey {task}"
-    )
+    look = partial(survey, folder, config.row_tokens, LAYOUTS[config.layout], encoded.settings.get("max_pair_tokens"))
+    sources: Sequence[Source] = run_tasks(look, names, sizes, config.processes, f"survey {task}")
     if not any(source.examples for source in sources):
         raise ValueError(f"{folder} has nothing that fills a row of {config.row_tokens} tokens: encode some text first")
     order = task, config.alpha, config.seed
@@ -185,7 +185,7 @@ def _count_windows(stage: Stage, plan: Plan, windows: int, start: int) -> dict[s
     name = f"windows-{plan.order.total}-{start}"
     result = stage.task_result(name)
     if result is None:
-        result = {"rows": [count_rows(plan, number) for number in range(start, min(start + _WINDOWS_A_TASK, windows))]}
+        result = {"rows": count_rows(plan, start, min(start + _WINDOWS_A_TASK, windows))}
         stage.finish_task(name, result)
     return result
 

@@ -110,6 +110,11 @@ def test_pairs_are_compared_with_both_sides(vocab: Path, tmp_path: Path) -> None
     assert counts["unknown"] == sum(side.count(3) for row in table.to_pylist() for side in row.values()) > 0
 
 
+def test_where_one_side_ends_makes_another_pair() -> None:
+    sides = [["ab", "a", "a b", "a", "a\t", "", "abc", "ab"], ["c", "bc", "c", "b c", "b", "abc", "", "c"]]
+    assert Run().repeated(sides, np.ones(8, bool)).tolist() == [False] * 7 + [True]
+
+
 def test_slices_cut_the_hashes_without_loss(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     texts = [[str(number) for number in rng.integers(0, 3000, 1000)] for _ in range(6)]

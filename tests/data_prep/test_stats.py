@@ -14,6 +14,7 @@ from data_prep.stats import StatsConfig, run
 from data_prep.stats_figures import length_plot, loss_plot, share_plot
 from data_prep.stats_lengths import EDGES, length_histograms, median
 from data_prep.stats_losses import Loss, LossTable, loss_tables
+from data_prep.stats_page import Section, html
 from data_prep.stats_table import Line, columns, lines_of, size_text, total
 from xlme_ds.data.schema import read_manifest
 
@@ -102,6 +103,19 @@ def test_page_and_table(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "1 (4.00%)" in page.cells and "1 (4.00%)" in printed  # of 25 pairs, the one with an empty side
     # shares and lengths of both tasks, and what the pairs lost
     assert len(page.sources) == 5 and all(source.startswith("data:image/svg+xml;base64,") for source in page.sources)
+
+
+def test_what_looks_like_markup_is_text_on_the_page(prepared: Path) -> None:
+    """A name or a reason comes out of the page as it went in, and begins no element."""
+    name = "<script>alert(1)</script>&amp;\"'"
+    line = Line(name, 10, 1, 1, 0, 0, 5, 0.0, 0.5, 1.0, 1.0, 4, 1.0)
+    losses = LossTable("documents", (Loss(name, 9, {"<i>reason": 3}),))
+    lengths = {name: np.ones(len(EDGES), dtype=int)}
+    written = html([Section("mono", [line], lengths, [losses])], read_manifest(prepared / "data" / "mono"))
+    page = Page()
+    page.feed(written)
+    assert page.cells.count(name) == 2 and "<script>alert" not in written and "<i>" not in written
+    assert "&lt;i&gt;reason" in written
 
 
 def test_plot_shows_every_language_and_the_same_each_time() -> None:

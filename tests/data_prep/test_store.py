@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from data_prep import encode, mix, stats, vocab
+from data_prep.encoded import read_batches
 from data_prep.executor import SharedError
-from data_prep.mapped import MappedShard
 from data_prep.outcomes import SharedFault, in_words
 from data_prep.readers import find_pairs
 from data_prep.store import Stage
@@ -359,7 +359,7 @@ def test_what_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
     path.write_bytes(b"x")
     path.chmod(0)
     with without_rights():
-        for read in (lambda: list(chunks(partial(open, path, "rb"), str(path))), lambda: MappedShard(path)):
+        for read in (lambda: list(chunks(partial(open, path, "rb"), str(path))), lambda: read_batches(path)):
             with pytest.raises(OSError) as error:
                 read()
             words = words_of(error.value)

@@ -114,12 +114,12 @@ def test_predictions_do_not_depend_on_the_batch() -> None:
 
 def test_the_rate_falls_from_layer_to_layer() -> None:
     """ERNIE-M's decay: the head whole, then a factor for every layer downwards, the embedding lowest."""
-    model = TaskModel(SMALL, "pair", 3)
+    model = TaskModel(replace(SMALL, language_embeddings=("de", "en")), "pair", 3)
     optimizer = build_optimizer(model, OptimizerConfig(layer_decay=0.5))
     set_learning_rate(optimizer, 8.0)
     rate = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     found = {name: rate[id(p)] for name, p in model.named_parameters()}
-    assert len(found) == len(rate)
+    assert len(found) == len(rate) and "encoder.encoder.languages" in found
     for name, value in found.items():
         expected = (
             8.0 if name.startswith("head.") else 4.0 if ".layers.1." in name else 2.0 if ".layers.0." in name else 1.0
@@ -136,14 +136,17 @@ def test_the_published_grids() -> None:
 
 
 def test_steps_and_warm_up() -> None:
-    def of(task: str, examples: int) -> tuple[int, int]:
-        tuning = TuningConfig().completed(TASKS[task], SMALL)
+    def of(task: str, examples: int, warmup: float | None = None) -> tuple[int, int]:
+        tuning = TuningConfig(warmup=warmup).completed(TASKS[task], SMALL)
         done = settings(task, tuning, SMALL, EngineConfig(), TrainConfig(), 1, examples, "")
         return done.train.steps, done.optimizer.warmup_steps
 
     assert of("ner", 20_000) == (25_000, 2_500)
     assert of("xnli", 392_702) == (122_720, 12_500), "XNLI's published warm-up is in steps"
     assert of("ner", 81) == (102, 10)
+    assert of("xnli", 392_702, 0.1) == (122_720, 12_272), "ERNIE-M's, a tenth, where it is asked for"
+    assert of("ner", 20_000, 0.0) == (25_000, 0)
+    assert of("xnli", 6_400) == (2_000, 1_000)
 
 
 def test_batches_of_any_length_are_not_compiled_for() -> None:

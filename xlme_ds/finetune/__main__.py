@@ -77,7 +77,8 @@ def main() -> None:
     try:
         if command.engine.kind == "pipeline":
             raise SharedError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
-        with process_group(command.engine) as (rank, world):  # joined once: DeepSpeed keeps its groups for good
+        # Joined once: DeepSpeed keeps its groups for good.
+        with process_group(command.engine, command.train.watchdog_minutes) as (rank, world):
             for folder, tuning, seed in todo:
                 _run(command, folder, tuning, seed, rank, world, stop)
     except SharedError as error:

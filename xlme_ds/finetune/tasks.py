@@ -40,7 +40,7 @@ class Task:
     """Patterns of another set's training and dev files, which are read besides: its questions."""
     max_tokens: int = 128
     warmup_steps: int = 0
-    """Instead of a tenth of the steps."""
+    """Published instead of a tenth of the steps."""
 
 
 def _questions(
