@@ -68,11 +68,11 @@ def leaving_out(steps: tuple[int, ...]) -> Patch:
 def _without(kind: type, steps: tuple[int, ...]) -> None:
     take = kind.train_batch  # type: ignore[attr-defined]
 
-    def train_batch(self, step, *arguments):  # type: ignore[no-untyped-def]
+    def train_batch(self, step, learning_rate, *arguments):  # type: ignore[no-untyped-def]
         if step in steps:
             self.loader.step(step)  # for the audit
-            return StepStats({}, math.nan, applied=False)
-        return take(self, step, *arguments)
+            return StepStats({}, math.nan, learning_rate, applied=False)
+        return take(self, step, learning_rate, *arguments)
 
     kind.train_batch = train_batch  # type: ignore[attr-defined]
 

@@ -22,7 +22,12 @@ from xlme_ds.config import (
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.processes import data_parallel, start_process_group
-from xlme_ds.engine.protocol import Engine
+from xlme_ds.engine.protocol import Engine, StepStats
+from xlme_ds.train.callbacks import Callback, Record
+from xlme_ds.train.guard import Guard
+from xlme_ds.train.loop import fit
+from xlme_ds.train.stop import StopRequest
+from xlme_ds.train.watchdog import Watchdog
 
 STEPS = 20
 HELDOUT = DataConfig(12, 12, micro_batch=6)  # other micro-batches than in training
@@ -46,6 +51,7 @@ def tiny(
     pseudo_fractions: Sequence[float] = (),
     alternate: bool = False,
     language_embeddings: Sequence[str] = (),
+    steps: int = STEPS,
     **model: object,
 ) -> RunConfig:
     """A model small enough to train in a second, with every part of a large one."""
@@ -57,7 +63,7 @@ def tiny(
         ),
         data=DataConfig(8, para_rows, micro_batch, alternate),
         engine=EngineConfig(**{"precision": "fp32"} | engine),
-        train=TrainConfig(steps=STEPS, log_every=1),
+        train=TrainConfig(steps=steps, log_every=1),
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=5),
     ).validate()
 
@@ -88,6 +94,20 @@ def likely_specials(name: str) -> torch.Tensor | None:
     return bias if name == "masked_head.bias" else None
 
 
+class FirstStep(Callback):
+    """What is looked at after the first step: the gradients of this rank's parameters, and an evaluation."""
+
+    def __init__(self, engine: Engine, beta1: float, path: Path):
+        self.engine, self.beta1, self.path = engine, beta1, path
+        self.heldout: dict[str, torch.Tensor] = {}
+
+    def after_step(self, done: int, stats: StepStats) -> None:
+        if done == 1:
+            found = gradients(self.engine, self.beta1).items()
+            save_file({name: value.contiguous() for name, value in found}, self.path)
+            self.heldout = self.engine.eval_batch(1)
+
+
 def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> dict[str, object]:
     """Train one case; rank by rank the gradients of step 1, on the root the weights in the end."""
     share = data_parallel(config.engine, rank, world)
@@ -97,21 +117,18 @@ def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> d
     read = config.seed, objective.mask_fraction, *share, config.model.language_embeddings, objective.pseudo_fractions
     loaders = [Loader(data, rows, *read) for rows in (config.data, heldout)]
     engine = build_engine(config, *loaders, likely_specials if objective.name == "btmlm" else None)
-    stats, heldout = [], {}
-    for step in range(STEPS):
-        stats.append(engine.train_batch(step, 1e-3, detailed=True))
-        if step == 0:
-            first = {name: value.contiguous() for name, value in gradients(engine, config.optimizer.beta1).items()}
-            save_file(first, f"{prefix}.gradients{rank}.safetensors")
-            heldout = engine.eval_batch(1)
+    first = FirstStep(engine, config.optimizer.beta1, Path(f"{prefix}.gradients{rank}.safetensors"))
+    folder = Path(f"{prefix}.run{rank}")
+    folder.mkdir()
+    record = Record(folder, config, 0, loaders[0].row_tokens, 0.0, lambda values, steps: None, lambda: 0)
+    guard = Guard(config.train, {}, loaders[0].rows_of, None)
+    fit(engine, config, guard, [first, record], 0, StopRequest(), Watchdog(0, rank))
     weights = engine.full_state()
     if rank == 0:
         save_file(weights, f"{prefix}.weights.safetensors")
-    return {
-        "loss": [s.metrics["loss"] for s in stats],
-        "norm": [s.gradient_norm for s in stats],
-        "heldout": {key: value.flatten().tolist() for key, value in heldout.items()},
-    }
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    curve = {name: [line[key] for line in lines] for name, key in (("loss", "loss"), ("norm", "grad_norm"), ("rate", "lr"))}
+    return curve | {"heldout": {key: value.flatten().tolist() for key, value in first.heldout.items()}}
 
 
 def main(cases: Path, data: Path, out: Path) -> None:

@@ -92,7 +92,7 @@ def test_bad_steps_in_a_row_end_the_run_and_name_their_rows(data: Path, tmp_path
 
 
 def stats(norm: float, applied: bool = True) -> StepStats:
-    return StepStats({}, norm, applied)
+    return StepStats({}, norm, 1e-3, applied)
 
 
 def guard(state: dict | None = None, **settings: object) -> Guard:

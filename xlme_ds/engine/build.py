@@ -196,6 +196,8 @@ def _gradient_precision(config: Training, loader: BatchSource) -> Literal["bf16"
 def _deepspeed_config(config: Training, loader: BatchSource) -> dict[str, Any]:
     settings = deepspeed_settings(config.engine)
     settings["zero_optimization"] |= _offload(config.engine, settings["zero_optimization"])
+    if config.engine.offload_parameters == "nvme":
+        settings["zero_optimization"]["stage3_prefetch_bucket_size"] = 0  # DeepSpeed 0.19.8 reads a weight twice, and fails
     # DeepSpeed has bf16 gradients under ZeRO-3 alone; under ZeRO-1 they are ours, in place of the float32 ones of its BF16_Optimizer.
     gradients = _gradient_precision(config, loader) if _stage(config.engine) == 3 else "fp32"
     return settings | {

@@ -53,6 +53,10 @@ class DataParallelEngine(ABC):
         """
 
     @abstractmethod
+    def _rate(self) -> float:
+        """The learning rate that the optimizer has."""
+
+    @abstractmethod
     def _reduce(self, values: Tensor) -> Tensor:
         """Sum of `values` over the ranks, in place."""
 
@@ -127,7 +131,7 @@ class DataParallelEngine(ABC):
 
     def _stats(self, step: int, batches: Sequence[Batch], metrics: dict[str, float], norm: float) -> StepStats:
         if self._applied:
-            return StepStats(metrics, norm)
+            return StepStats(metrics, norm, self._rate())
         mine = [
             self.loader.rows_of(step, micro_batch)
             for micro_batch, batch in enumerate(batches)
@@ -135,7 +139,8 @@ class DataParallelEngine(ABC):
             if self._same(seen, batch) and not torch.isfinite(loss)
         ]
         suspects = dict.fromkeys(rows for part in gather(mine) for rows in part)
-        return StepStats(metrics, norm if norm >= 0 else math.nan, applied=False, suspects=tuple(suspects))
+        norm = norm if norm >= 0 else math.nan
+        return StepStats(metrics, norm, self._rate(), applied=False, suspects=tuple(suspects))
 
     def eval_batch(self, step: int) -> dict[str, Tensor]:
         """See `Engine`."""

@@ -7,7 +7,7 @@ from ..config import OptimizerConfig
 from ..data.source import BatchSource
 from ..objectives.protocol import Objective
 from .data_parallel import DataParallelEngine
-from .optimizer import build_optimizer, set_learning_rate
+from .optimizer import applied_rate, build_optimizer, set_learning_rate
 from .state import Bucket, Piece
 
 
@@ -38,6 +38,9 @@ class PlainEngine(DataParallelEngine):
             self.optimizer.step()
         self.optimizer.zero_grad()
         return norm
+
+    def _rate(self) -> float:
+        return applied_rate(self.optimizer)
 
     def _reduce(self, values: Tensor) -> Tensor:
         return values

@@ -17,7 +17,8 @@ from ..objectives.protocol import Objective
 from .bf16_gradients import spare_passes
 from .data_parallel import DataParallelEngine
 from .extensions import loading_extensions
-from .optimizer import build_optimizer, set_learning_rate
+from .nvme import align_gradients
+from .optimizer import applied_rate, build_optimizer, set_learning_rate
 from .partitions import buckets, publish
 from .state import Bucket
 
@@ -39,6 +40,7 @@ class ZeroEngine(DataParallelEngine):
             adam = build_optimizer(module, optimizer)
             engine, *_ = deepspeed.initialize(model=module, optimizer=adam, config=ds_config)
             spare_passes(engine, halved_gradients)
+            align_gradients(engine.optimizer)
         super().__init__(engine, objective, loader, heldout, engine.device)
         self.engine = engine
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
@@ -71,6 +73,9 @@ class ZeroEngine(DataParallelEngine):
         set_learning_rate(self.engine.optimizer, learning_rate)
         self.engine.step()
         return float(self.engine.get_global_grad_norm())
+
+    def _rate(self) -> float:
+        return applied_rate(self.engine.optimizer)
 
     def _reduce(self, values: Tensor) -> Tensor:
         dist.all_reduce(values)

@@ -88,7 +88,8 @@ class Electra(nn.Module):
             batch.segments_BT,
             batch.languages_BT,
         )
-        generated = self.masked_head(hidden_BTD.flatten(0, 1)[batch.masked_M], table, targets_M, batch.uniforms_M)
+        hidden_MD = hidden_BTD.flatten(0, 1)[batch.masked_M]
+        generated = self.masked_head(hidden_MD, lambda: table, targets_M, batch.uniforms_M)
         corrupted_BT = (
             batch.tokens_BT.flatten().index_copy(0, batch.masked_M, generated.sample_M).view_as(batch.tokens_BT)
         )

@@ -3,7 +3,7 @@
 B rows, T tokens, M masked positions, D width, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -31,13 +31,15 @@ class MaskedLanguageModelHead(nn.Module):
     def forward(
         self,
         hidden_MD: Tensor,
-        blocks: Sequence[Tensor],
+        table: Callable[[], Sequence[Tensor]],
         targets_M: Tensor,
         uniforms_M: Tensor,
         ordinary: bool = False,
     ) -> MaskedTokens:
-        """Loss, sample and prediction at the masked positions; `blocks` are those of the tied embedding.
+        """Loss, sample and prediction at the masked positions; `table` gives the blocks of the tied embedding.
 
+        Given as they are, ZeRO-3 puts views in their places (0.19.8), for which it keeps the whole table until the backward pass,
+        and on one process with parameters on a disk they show by then whatever was read into the same buffer since.
         `ordinary`: the prediction is written into the text, so no special token; the loss then means nothing.
         """
         bias_V: Tensor = self.bias
@@ -47,7 +49,7 @@ class MaskedLanguageModelHead(nn.Module):
         features_MD = hidden_MD
         if self.dense is not None and self.norm is not None:
             features_MD = self.norm(F.gelu(self.dense(hidden_MD)))
-        return masked_softmax(features_MD, blocks, bias_V, targets_M, uniforms_M, self.chunk)
+        return masked_softmax(features_MD, table(), bias_V, targets_M, uniforms_M, self.chunk)
 
 
 class ReplacedTokenHead(nn.Module):

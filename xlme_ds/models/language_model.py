@@ -89,5 +89,5 @@ class LanguageModel(TextEncoder):
         """The masked tokens from the last hidden states; `table`: the blocks of the tied embedding."""
         unused_M = torch.zeros(len(masked_M), device=masked_M.device)  # nothing is sampled
         hidden_MD = hidden_BTD.flatten(0, 1)[self.masking.predicted_from(masked_M)]
-        found = self.masked_head(hidden_MD, table, targets_M, unused_M, self.writing)
+        found = self.masked_head(hidden_MD, lambda: table, targets_M, unused_M, self.writing)
         return LanguageModelOutput(found.nll_M, found.predicted_M)

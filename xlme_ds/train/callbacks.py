@@ -13,7 +13,6 @@ from ..engine.processes import together
 from ..engine.protocol import Engine, StepStats
 from .checkpoint import Checkpoints
 from .metrics import MetricsLog, StepLines
-from .schedule import learning_rate
 
 
 class Callback:
@@ -66,7 +65,7 @@ class Record(Callback):
         values = {
             "step": done,
             **stats.metrics,
-            "lr": learning_rate(done - 1, self.config.train.steps, self.config.optimizer),
+            "lr": stats.learning_rate,
             "grad_norm": stats.gradient_norm,
             "skipped_steps": self.skipped(),
             "tokens": done * self.tokens_per_step,
