@@ -109,7 +109,7 @@ def verify_finds(folder: Path, data: Path, rng: random.Random) -> Verdict:
     content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     path.write_bytes(content)
     result = _stage(["verify", "--data", str(folder / "mixed")], folder).wait()
-    found = result.codes == [1] and path.name in result.said[0] and "Traceback" not in result.said[0]
+    found = result.codes == [2] and path.name in result.said[0] and "Traceback" not in result.said[0]
     return Verdict(
         found, "named by verify" if found else "verify is content", silent_change=not found, said=result.said
     )

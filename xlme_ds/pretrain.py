@@ -60,7 +60,7 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
 
     watchdog = Watchdog(config.train.watchdog_minutes, int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))))
     watchdog.beat("waiting for the other processes")
-    with process_group(config.engine) as (rank, world):
+    with process_group(config.engine, config.train.watchdog_minutes) as (rank, world):
         watchdog.beat("reading the data and building the model")
         # A resumed run must not change its precision because the processor differs.
         config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))

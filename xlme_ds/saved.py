@@ -44,6 +44,8 @@ EXPORTED_SETTINGS = {
     "max_positions": "max_position_embeddings",
     "init_std": "initializer_range",
     "norm": "norm",
+    "norm_epsilon": "layer_norm_eps",
+    "masked_head": "masked_head",
     "embedding_norm": "embedding_norm",
     "absolute_positions": "absolute_positions",
     "relative_bias": "relative_bias",
@@ -53,7 +55,7 @@ EXPORTED_SETTINGS = {
     "language_embeddings": "languages",
 }
 """What of ModelConfig shapes one encoder, under its name in an export."""
-_XLM = {"layout": "xlme", "languages": ()}
+_YOUNGER = {"layout": "xlme", "languages": (), "masked_head": "dense"}
 """Of exports that were written before they could have these."""
 
 
@@ -232,7 +234,7 @@ def _load_export(folder: Path) -> Saved:
     state = _without_prefix(state, PREFIX) if PREFIX + EMBEDDING in state else state
     try:
         state["embedding_0"] = state.pop(EMBEDDING)
-        cfg = model_config({ours: (_XLM | config)[theirs] for ours, theirs in EXPORTED_SETTINGS.items()})
+        cfg = model_config({ours: (_YOUNGER | config)[theirs] for ours, theirs in EXPORTED_SETTINGS.items()})
         encoder = _encoder_with(state, cfg)
     except (KeyError, RuntimeError) as error:
         raise mismatch(folder / WEIGHTS_FILE, folder, error) from None

@@ -204,6 +204,8 @@ def test_mistakes_end_in_one_sentence(root: Path, tmp_path: Path, capsys: pytest
     vocabulary = Vocabulary(run / "model")
     long = write_data(tmp_path / "long", 8, row_tokens=48, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
     assert "long/mono has rows of 48 tokens, and the model in" in fault(run, long)
+    strange = write_data(tmp_path / "strange", 16, vocabulary=vocabulary.size, sha256=vocabulary.sha256, unknown="fr")
+    assert "strange/mono has no token of fr that the vocabulary knows: mix without it" in fault(run, strange)
     export_run(run, tmp_path / "cut", layer=1)
     assert "cut has no masked_head.*, so it predicts no tokens" in fault(tmp_path / "cut", data)
     settings = json.loads((run / "config.json").read_text())

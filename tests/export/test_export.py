@@ -120,12 +120,15 @@ def test_a_fine_tuned_run(run: Path, tmp_path: Path, task: str) -> None:
     (tuned / "config.json").write_text(json.dumps(settings))
     save_file(ours.state_dict(), tuned / "model" / "model.safetensors")
     shutil.copy(run / "model" / "sentencepiece.model", tuned / "model")
-    scores = {"split": "test", "metric": ["f1", "em"], "languages": {"de": {"f1": 61.25, "em": 50.0}}}
+    scores = {"split": "test", "metric": ["f1", "em"], "languages": {"de": {"f1": 61.25, "em": 50.0}}, "settings": 9}
+    scores["dev"] = {"languages": {"en": {}, "fr": {}}, "mean": {"f1": 71.25, "em": 60.0}, "held_out": task == "ner"}
     (tuned / "scores.json").write_text(json.dumps(scores))
     main(["--run", str(tuned), "--to", str(tmp_path / "out")])
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"Fine-tuned on {task}, languages en." in card
     assert "| language | f1 | em |\n|---|---|---|\n| de | 61.2 | 50.0 |\n" in card
+    of = "training examples held out" if task == "ner" else "dev sets"
+    assert f"Scores on {of}, which settings are chosen on (en, fr): f1 71.2, em 60.0. One of 9 settings.\n" in card
     theirs = auto.from_pretrained(tmp_path / "out", trust_remote_code=True)
     hidden = ours.encoder(TOKENS, *one_item_a_row(TOKENS))
     found, expected = theirs(TOKENS), ours.head(hidden)

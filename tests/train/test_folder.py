@@ -22,6 +22,7 @@ from xlme_ds import quickstart
 from xlme_ds.config import EngineConfig, RunConfig
 from xlme_ds.engine.processes import SharedError
 from xlme_ds.report.page import write_report
+from xlme_ds.saved import read_settings
 from xlme_ds.train.folder import RunFolder, lock, made_whole, missing_steps
 
 PLAIN = dict(engine=dict(kind="plain"), micro_batch=8)
@@ -57,8 +58,18 @@ def test_run_folder_refuses_other_settings(tmp_path: Path) -> None:
     claimed(out, dataclasses.replace(config, engine=dataclasses.replace(config.engine, kind="deepspeed"))).close()
     with pytest.raises(ValueError, match=r"started with engine\.precision fp32, this call has bf16"):
         claimed(out, dataclasses.replace(config, engine=EngineConfig(precision="bf16")))
-    with pytest.raises(ValueError, match=r"started with model\.width 32, this call has 64"):
-        claimed(out, dataclasses.replace(config, model=dataclasses.replace(config.model, width=64)))
+    claimed(out, dataclasses.replace(config, model=dataclasses.replace(config.model, attention="triton"))).close()
+    for name, value, words in (("width", 64, "width 32"), ("attention_dropout", 0.1, r"attention_dropout 0\.0")):
+        with pytest.raises(ValueError, match=rf"started with model\.{words}, this call has {value}"):
+            claimed(out, dataclasses.replace(config, model=dataclasses.replace(config.model, **{name: value})))
+    written = json.loads((out / "config.json").read_text())
+    for name in ("norm_epsilon", "masked_head", "attention_dropout"):  # of a run from before there were these
+        del written["config"]["model"][name]
+    (out / "config.json").write_text(json.dumps(written))
+    claimed(out, config).close()
+    with pytest.raises(ValueError, match=r"started with model\.masked_head dense, this call has linear"):
+        claimed(out, dataclasses.replace(config, model=dataclasses.replace(config.model, masked_head="linear")))
+    assert read_settings(out).model == config.model
     (out / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json is damaged"):
         claimed(out, config)

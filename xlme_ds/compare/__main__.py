@@ -22,7 +22,7 @@ from ..evaluate.tables import write_text
 from ..train.folder import lock
 from .page import plot, tables
 from .results import results
-from .scores import Tests
+from .scores import Tests, require_labels
 from .systems import Budget, System, system
 
 
@@ -81,6 +81,8 @@ def planned(command: Compare, settings: list[str]) -> list[System]:
     for name in ("points", "rows", "processes"):
         if getattr(command, name) < 1:
             raise ValueError(f"--{name} is {getattr(command, name)}: it must be at least 1")
+    if command.ner is not None:
+        require_labels(command.ner)
     row_tokens = RowStore(command.data_folder / TASKS[0]).row_tokens  # training refuses pairs in rows of another length
     budget = Budget(command.budget, command.points, command.rows, row_tokens)
     systems = [system(name, seed, budget, settings, command.out) for seed in command.seeds for name in names]

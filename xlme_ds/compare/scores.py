@@ -11,6 +11,10 @@ import numpy as np
 
 from ..data.schema import read_json
 from ..evaluate.tables import both_ways
+from ..finetune.examples import find, labelled, read
+from ..finetune.sets import choose
+from ..finetune.settings import TuningConfig
+from ..finetune.tasks import TASKS
 
 
 class Measure(NamedTuple):
@@ -54,6 +58,13 @@ class Tests:
             words = ["--model", str(model), "--data", str(self.ner), "--out", str(model / "ner")]
             found.append(["xlme_ds.finetune", "--task", "ner", *words, *shlex.split(self.tuning)])
         return [[sys.executable, "-W", "ignore", "-m", *words] for words in found]
+
+
+def require_labels(ner: Path) -> None:
+    """Raise ValueError where no test of --ner in another language than English has labels: the measure is the mean over those."""
+    tests = choose(find(TASKS["ner"], [ner]), "ner", TuningConfig(), of_several=False).test
+    if not any(labelled(read(source, TASKS["ner"])) for source in tests if source.language != "en"):
+        raise ValueError(f"--ner {ner} has no test with labels in a language other than English: name a folder that has some")
 
 
 def scores(model: Path) -> tuple[dict[str, float], dict[str, float]]:

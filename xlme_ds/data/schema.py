@@ -10,20 +10,23 @@ Three kinds of shard exist, all uncompressed Arrow IPC files, so that reading is
 * rows - written by `data_prep mix` in training order; what training reads.
 """
 
+import errno
 import hashlib
 import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 
 from .rows import BOS, EOS, LAYOUTS, PAD, TASKS, UNK, Layout, Rows  # noqa: F401  they are part of the contract
 
 FORMAT_VERSION = 1
+_SIGNATURE = "sha256"  # key of an object's checksum of itself
 
 DOCUMENTS = pa.schema([pa.field("tokens", pa.list_(pa.int32()), nullable=False)])
 PAIRS = pa.schema(
@@ -94,11 +97,75 @@ class Manifest:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A binary file that becomes `path` when the block ends: its bytes are on the disk then, and had a temporary name before.
+
+    After an error, such as a full disk's, `path` is what it was before; the OSError names it. The name is on the disk after
+    `sync_folder`: a marker that a crash takes away costs a little work, but what it vouches for must be there before it.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with naming(path), open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have the OSError of a read or write, which Python leaves without a name, say `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk; without it a crash may lose a file that was renamed."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that has no such thing
+            raise
+    finally:
+        os.close(descriptor)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as JSON under a temporary name, then rename: a reader sees the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    with replacing(path) as file:
+        file.write((json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode())
+
+
+def write_signed(path: Path, value: dict[str, Any], context: str = "") -> None:
+    """Write a JSON object with a checksum of itself and of `context`, which the reader must know."""
+    write_json(path, value | {_SIGNATURE: _signature(value, context)})
+
+
+def read_signed(path: Path, context: str = "", unsigned: bool = False) -> dict[str, Any]:
+    """The object that `write_signed` wrote. Raises ValueError when it is damaged.
+
+    `unsigned`: take one without a checksum as it is, for earlier versions wrote none.
+    """
+    value = json.loads(path.read_bytes())
+    if not isinstance(value, dict):
+        raise ValueError("it holds no object")
+    signature = value.pop(_SIGNATURE, None)
+    if signature != _signature(value, context) and not (unsigned and signature is None):
+        raise ValueError("it does not have its own checksum, its bytes changed")
+    return value
+
+
+def _signature(value: dict[str, Any], context: str) -> str:
+    return hashlib.sha256(json.dumps([context, value], sort_keys=True).encode()).hexdigest()
 
 
 _MANIFEST = {"stage": str, "settings": dict, "vocabulary_size": int, "vocabulary_sha256": str, "languages": list,
@@ -190,19 +257,19 @@ def _is_compressed(metadata: bytes) -> bool:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Mark `folder` complete."""
-    write_json(folder / "manifest.json", asdict(manifest))
+    write_signed(folder / "manifest.json", asdict(manifest))
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a finished stage folder.
 
-    Raises ValueError when the folder has none (the stage did not finish) or it was written by another format version.
+    Raises ValueError when the folder has none (the stage did not finish), it is damaged, or of another format version.
     """
     path = Path(folder) / "manifest.json"
     if not path.exists():
         raise ValueError(f"{path} does not exist: run the data_prep stage that writes {folder} to its end first")
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = read_signed(path, unsigned=True)
         _require_kinds(fields)
         fields["languages"] = tuple(fields["languages"])
         fields["shards"] = tuple(Shard(**shard) for shard in fields["shards"])
@@ -210,7 +277,9 @@ def read_manifest(folder: Path) -> Manifest:
         if manifest.layout not in LAYOUTS:
             raise ValueError(f"no layout is called {manifest.layout}")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"{path} is not a readable manifest ({error}): write the folder again") from None
+        raise ValueError(
+            f"{path} is not a readable manifest ({error}): delete it and give the command that wrote {folder} again"
+        ) from None
     if manifest.format != FORMAT_VERSION:
         raise ValueError(
             f"{path} has format {manifest.format}, this version reads {FORMAT_VERSION}: prepare the data again"
@@ -236,5 +305,5 @@ def read_json(path: Path, kind: type) -> Any:
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file, read in pieces."""
-    with open(path, "rb") as file:
+    with naming(path), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -97,10 +97,13 @@ def _other_language(pair: str) -> str:
 def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
     try:
         with zipfile.ZipFile(path) as archive:
-            names = {name.rpartition(".")[2]: name for name in archive.namelist()}
+            sides = []
             for code in (PIVOT, language):
-                if code not in names:
-                    raise ValueError(f"{path} holds no file that ends in .{code}: fetch it again")
-            return [(f"{path}:{names[code]}", archive.read(names[code])) for code in (PIVOT, language)]
+                names = [name for name in archive.namelist() if name.rpartition(".")[2] == code]
+                if len(names) != 1:
+                    many = f"holds {', '.join(names)}: put each corpus into an archive of its own"
+                    raise ValueError(f"{path} {many if names else f'holds no file that ends in .{code}: fetch it again'}")
+                sides.append((f"{path}:{names[0]}", archive.read(names[0])))
+            return sides
     except zipfile.BadZipFile as error:
         raise ValueError(f"{path} is a damaged zip file ({error}): fetch it again") from None

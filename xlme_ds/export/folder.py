@@ -12,7 +12,6 @@ from torch import Tensor
 from ..data.rows import BOS, EOS, LAYOUTS, PAD
 from ..data.schema import write_json
 from ..data.vocabulary import Vocabulary
-from ..models.layers import LAYER_NORM_EPSILON
 from ..models.text_encoder import TextEncoder
 from ..saved import (
     CONFIG_FILE,
@@ -108,7 +107,6 @@ def _config(model: Exported) -> dict[str, Any]:
         "model_type": MODEL_TYPE,
         "architectures": [model.architecture],
         "auto_map": _auto_map(model.architecture),
-        "layer_norm_eps": LAYER_NORM_EPSILON,
         "hidden_act": "gelu",
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,

@@ -104,7 +104,7 @@ class Checkpoints:
         if not math.isclose(probe, state["probe"], rel_tol=tolerance):
             raise SharedError(
                 f"{folder} was saved with a loss of {state['probe']:.7g} on the probe batch, loaded it gives {probe:.7g}: "
-                "the state did not come back as it was, resume from another checkpoint or with the engine that saved it"
+                "the state did not come back as it was, resume from another checkpoint, or with the engine and version that saved it"
             )
         return int(state["step"])
 

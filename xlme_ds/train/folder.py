@@ -36,7 +36,7 @@ _MAY_CHANGE = (
     "data.micro_batch",
     "engine.",
 )
-_MUST_STAY = ("engine.precision",)
+_MUST_STAY = ("engine.precision", "model.attention_dropout")
 _PACKAGES = ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy", "numba")
 
 
