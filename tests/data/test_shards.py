@@ -246,7 +246,7 @@ def test_a_compressed_shard_is_refused_before_it_grows(tmp_path: Path) -> None:
         ({"counts": {"by_language": {"de": {"repeat": "once"}}}}, "lack share_before, share_after, repeat"),
         ({"format": "1"}, "format '1', not a whole number"),
         ({"more": 1}, "more"),
-        (None, "it is no object"),
+        (None, "no object"),
         ("[" * 100_000, "recursion"),
     ],
 )

@@ -178,12 +178,3 @@ def share(error: Exception | None) -> None:
     for message in gather(None if error is None else in_words(error)):
         if message is not None:
             raise SharedError(message)
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Have an OSError of reading or writing, which Python leaves without a name, say `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), error.filename or str(path)) from None

@@ -1,7 +1,6 @@
 """One fine-tuning run: read, train through the same engines and checkpoints as pre-training, score or predict every language."""
 
 import hashlib
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import EngineConfig, TrainConfig
-from ..data.schema import write_json
+from ..data.schema import read_json, write_json
 from ..data.vocabulary import Vocabulary
 from ..engine.build import Fill, assemble, check_engine, resolve_precision
 from ..engine.processes import SharedError, broadcast, gather, together
@@ -145,7 +144,7 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
     if (job.out / MODEL_FOLDER).exists() and not (job.out / CONFIG_FILE).exists():
         raise ValueError(f"{job.out} has a model but no {CONFIG_FILE}, which says how it was trained: restore it, or choose another --out")
     loader = TaskLoader(features, task.kind, config.data, job.seed, rank, world)
-    _require_same_examples(job.out / "config.json", loader)
+    _require_same_examples(job.out / CONFIG_FILE, loader)
     bare = []
     for source in [*sets.test, *sets.dev][rank::world]:
         language_index(saved.encoder.cfg, source.language)
@@ -158,7 +157,7 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
 def _require_same_examples(path: Path, loader: TaskLoader) -> None:
     """Raise ValueError where the run of a `config.json` was started on other training examples."""
     if path.exists():
-        started = json.loads(path.read_text(encoding="utf-8")).get("data", {}).get("fingerprints")
+        started = read_json(path, dict).get("data", {}).get("fingerprints")
         if started not in (None, loader.fingerprints):
             raise ValueError(
                 f"{path.parent} was started on other training examples: use the same --data, or another --out"
@@ -167,10 +166,10 @@ def _require_same_examples(path: Path, loader: TaskLoader) -> None:
 
 def _finished(job: Job, sets: Sets) -> dict[str, Any]:
     """The scores that are there already. Raises ValueError where they are not what this call asks for."""
-    if not (job.out / "config.json").exists():
+    if not (job.out / CONFIG_FILE).exists():
         raise ValueError(f"{job.done} is there without its run's config.json: choose another --out")
     try:
-        found: dict[str, Any] = json.loads(job.done.read_text(encoding="utf-8"))
+        found: dict[str, Any] = read_json(job.done, dict)
     except ValueError:
         raise ValueError(f"{job.done} is damaged: remove it, and the same command scores the model again") from None
     before, now = found.get("files", {}), sets.fingerprints()

@@ -15,7 +15,8 @@ import numpy as np
 from ..data.corrupt import Parts
 from ..data.loader import Loader
 from ..data.rows import TASKS
-from ..engine.processes import broadcast, naming, together
+from ..data.schema import naming
+from ..engine.processes import broadcast, together
 
 FOLDER = "audit"
 ATTEMPTS = "attempts.jsonl"

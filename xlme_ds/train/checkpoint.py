@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ..cli import in_words
-from ..data.schema import read_json, write_json
-from ..engine.processes import SharedError, broadcast, gather, naming, together
+from ..data.schema import naming, read_json, write_json
+from ..engine.processes import SharedError, broadcast, gather, together
 from ..engine.protocol import Engine
 from ..engine.statefile import StateReader, StateWriter, state_file
 from .folder import to_disk

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from ..engine.processes import naming
+from ..data.schema import naming
 from .folder import step_of, to_disk
 
 
