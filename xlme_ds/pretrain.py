@@ -51,7 +51,7 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
     from .data.loader import Loader
     from .engine.build import build_engine, check_engine, open_data, resolve_precision
-    from .engine.processes import data_parallel, gather, process_group, together
+    from .engine.processes import SharedError, data_parallel, gather, process_group, together
     from .models.init import Known
     from .start import starting_weights
     from .train.checkpoint import Checkpoints
@@ -79,7 +79,11 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
             rows = heldout_data(config, heldout, shares)
             return loader, open_data(config, heldout, share, shares, rows, like=loader), known
 
-        loader, unseen, known = together(load)
+        try:
+            loader, unseen, known = together(load)
+        except SharedError:
+            folder.close()
+            raise
         if any(gather(stop.received is not None)):
             if rank == 0:
                 print(f"{out}: told to stop before the first step; the same command starts again", flush=True)

@@ -94,12 +94,28 @@ def claimed(path: Path, config: RunConfig) -> RunFolder:
 
 def test_a_link_to_the_folder_is_no_second_folder(tmp_path: Path) -> None:
     config = tiny(**PLAIN)
+    (tmp_path / "run").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "run")
     with closing(claimed(tmp_path / "run", config)):
         for path in (tmp_path / "link", tmp_path / "link/../run"):
             with pytest.raises(ValueError, match=rf"process is still working in .* \(process {os.getpid()} of \S+\): wait"):
                 claimed(path, config)
     claimed(tmp_path / "link", config).close()
+
+
+def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
+    folder = claimed(tmp_path / "run", tiny(**PLAIN))
+    waiting = os.open(tmp_path / "run/.lock", os.O_RDWR)  # of a process that has come as far as that
+    folder.close()
+    assert not list(tmp_path.iterdir())
+    with closing(claimed(tmp_path / "run", tiny(**PLAIN))):
+        fcntl.flock(waiting, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it is nobody's lock any more
+        with pytest.raises(ValueError, match="another process is still working"):
+            lock(tmp_path / "run")
+    os.close(waiting)
+    (tmp_path / "theirs").mkdir()
+    claimed(tmp_path / "theirs", tiny(**PLAIN)).close()
+    assert (tmp_path / "theirs").is_dir()
 
 
 @pytest.mark.parametrize("planted", ["link", "dangling link", "pipe", "folder", "file"])

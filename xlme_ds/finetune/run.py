@@ -16,7 +16,7 @@ from ..config import EngineConfig, TrainConfig
 from ..data.schema import read_json, write_json
 from ..data.vocabulary import Vocabulary
 from ..engine.build import Fill, assemble, check_engine, resolve_precision
-from ..engine.processes import broadcast, gather, together
+from ..engine.processes import SharedError, broadcast, gather, together
 from ..models.init import Whole, initialise
 from ..models.text_encoder import TextEncoder, language_index
 from ..operations import encoder_forward
@@ -88,7 +88,11 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
 
 def _finetune(job: Job, rank: int, world: int, stop: StopRequest, watchdog: Watchdog) -> dict[str, Any] | None:
     task, folder = TASKS[job.task], RunFolder(job.out, root=rank == 0)
-    prepared = together(lambda: _prepare(job, folder, rank, world))
+    try:
+        prepared = together(lambda: _prepare(job, folder, rank, world))
+    except SharedError:
+        folder.close()
+        raise
     saved, sets, config, loader, _ = prepared
     bare = {language for part in gather(prepared.bare) for language in part}
     if broadcast(job.done.exists()):

@@ -46,6 +46,8 @@ class RunFolder:
     def __init__(self, path: Path, root: bool = True):
         self.path = path
         self.root = root
+        self._lock: Any = None
+        self._made = False
 
     def claim(self, config: Training) -> None:
         """See that the folder belongs to `config`, and keep other runs out of it until this process ends.
@@ -53,15 +55,21 @@ class RunFolder:
         Raises ValueError naming the setting that differs, or when another process works in the folder.
         """
         if self.root:
+            self._made = not self.path.exists()
             self._lock = lock(self.path)
         stored = self._stored()
         if stored is not None:
             _require_same(f"{self.path} was started", stored["config"], config)
 
     def close(self) -> None:
-        """Let other processes into the folder; the end of the process does the same."""
-        if self.root:
-            self._lock.close()
+        """Let other processes into the folder; the end of the process does the same. One that was refused leaves none behind."""
+        if self._lock is None:
+            return
+        if self._made and [path.name for path in self.path.iterdir()] == [LOCK]:
+            (self.path / LOCK).unlink()
+            self.path.rmdir()
+        self._lock.close()
+        self._lock = None
 
     def identity(self, config: Training, checkpoint: Path | None, saved: Mapping[str, Any]) -> str | None:
         """What tells the run from every other: a new one's is drawn, and all that it writes has it; older versions' runs have none.
@@ -185,6 +193,9 @@ def lock(folder: Path) -> Any:
         if holder and not holder.startswith(_HOLDER):
             raise ValueError(foreign)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.exists(path) or not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            file.close()  # its holder removed it meanwhile
+            return lock(folder)
         file.seek(0)
         file.write(_HOLDER + f"process {os.getpid()} of {socket.gethostname()}\n".encode())
         file.truncate()
