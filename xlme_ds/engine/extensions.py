@@ -7,6 +7,7 @@ when its holder ends, whatever `lock` is found there was left.
 
 import contextlib
 import fcntl
+import hashlib
 import io
 import os
 import sys
@@ -57,6 +58,10 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _root() -> Path:
-    """Within the folder that TORCH_EXTENSIONS_DIR names, or torch's in the user's cache; another one for other versions."""
+    """Within the folder that TORCH_EXTENSIONS_DIR names, or torch's in the user's cache; another one for another environment.
+
+    The commands of the build have torch's path: of two environments that took turns each would compile anew.
+    """
     parent = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
-    return Path(parent) / f"xlme_ds-py{sys.version_info.major}{sys.version_info.minor}-torch{torch.__version__}"
+    place = hashlib.sha256(torch.__file__.encode()).hexdigest()[:8]
+    return Path(parent) / f"xlme_ds-py{sys.version_info.major}{sys.version_info.minor}-torch{torch.__version__}-{place}"
