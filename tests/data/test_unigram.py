@@ -22,7 +22,7 @@ def written(folder: Path, rows: list[list[int]]) -> RowStore:
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         writer.write_batch(pa.record_batch(columns, schema=schema))
     shard = Shard(path.name, len(rows), path.stat().st_size, file_sha256(path))
-    write_manifest(folder, Manifest("mix", {"row_tokens": 6}, 10, "0" * 64, ("en",), (shard,), {}))
+    write_manifest(folder, Manifest("mix", {"row_tokens": 6}, 10, "0" * 64, ("en",), (shard,), {"by_language": {}}))
     return RowStore(folder)
 
 
