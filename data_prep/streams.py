@@ -197,7 +197,7 @@ def chunks(opener: Opener, name: str) -> Iterator[bytes]:
     except _DAMAGED as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the disk or of access, not of the bytes
             raise OSError(error.errno, error.strerror, error.filename or name) from None
-        reached = f"{name} cannot be read behind line {number} ({error})"
+        reached = f"{name} cannot be read after line {number} ({error})"
         raise ValueError(f"{reached}: it is truncated or damaged, fetch it again") from None
 
 

@@ -54,7 +54,7 @@ def find_pairs(folder: Path | str) -> list[Input]:
         for code in (a, b):
             if code not in paths:
                 lone = next(iter(paths.values()))
-                raise ValueError(f"{lone} has no other side: put {stem}.{code} beside it, or remove it")
+                raise ValueError(f"{lone} has no other side: put {stem}.{code} next to it, or remove it")
         inputs.append(_pair_input(a, b, (paths[a], paths[b])))
     return _found(inputs, folder, "a-b.txt.zip or X.a-b.a and X.a-b.b")
 

@@ -322,7 +322,7 @@ def test_a_damaged_file_behind_a_uri_is_named() -> None:
     with system.open_output_stream(f"{root}/de.txt.xz", compression=None) as stream:
         stream.write(data[: len(data) // 2])
     source = Input("de", ("de",), (Place("mock:///damaged", "de.txt.xz"),))
-    with pytest.raises(ValueError, match=r"mock:///damaged/de\.txt\.xz cannot be read behind line \d+"):
+    with pytest.raises(ValueError, match=r"mock:///damaged/de\.txt\.xz cannot be read after line \d+"):
         list(documents(source, Counts("documents")))
     with pytest.raises(ValueError, match="cannot be reached"):
         files_in("nonsense://x")

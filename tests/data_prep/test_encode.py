@@ -209,7 +209,7 @@ def test_a_truncated_file_ends_all_with_one_line(
     errors = [line for line in done.stderr.splitlines() if "error" in line]
     assert done.returncode == 2
     assert len(errors) == 1
-    assert errors[0].startswith(f"data_prep encode: error: {tmp_path / 'ja.txt.xz'} cannot be read behind line ")
+    assert errors[0].startswith(f"data_prep encode: error: {tmp_path / 'ja.txt.xz'} cannot be read after line ")
     assert "Traceback" not in done.stderr
     assert not list(out.rglob("ja/*"))
     assert not (out / "mono" / "manifest.json").exists()

@@ -159,7 +159,7 @@ def test_a_truncated_file_is_one_error_with_file_and_line(tmp_path: Path, ending
     data = COMPRESS[ending](text)
     path = tmp_path / f"de.txt{ending}"
     path.write_bytes(data[: len(data) * 2 // 3])
-    with pytest.raises(ValueError, match=rf"de\.txt\{ending} cannot be read behind line \d+ .*truncated or damaged"):
+    with pytest.raises(ValueError, match=rf"de\.txt\{ending} cannot be read after line \d+ .*truncated or damaged"):
         list(documents(find_documents(tmp_path)[0], Counts("documents")))
 
 
@@ -167,7 +167,7 @@ def test_damage_inside_a_file_is_an_error(tmp_path: Path) -> None:
     data = bytearray(lzma.compress("\n".join(map(str, range(200_000))).encode()))
     data[len(data) // 2] ^= 0xFF
     (tmp_path / "de.txt.xz").write_bytes(data)
-    with pytest.raises(ValueError, match=r"de\.txt\.xz cannot be read behind line \d+"):
+    with pytest.raises(ValueError, match=r"de\.txt\.xz cannot be read after line \d+"):
         list(documents(find_documents(tmp_path)[0], Counts("documents")))
 
 
@@ -195,7 +195,7 @@ def test_what_follows_the_last_stream_is_an_error_with_its_place(tmp_path: Path,
     streams = COMPRESS[ending](b"a\n" * 9) + PADDING[ending] + COMPRESS[ending](b"b\n")
     for garbage in (b"garbage", b"\n", b"\xfd7zXZ", b"]\0\0\x80\0" + b"\xff" * 9, b"PK\3\4"):
         place = f"before byte {len(streams + garbage)}" if ending == ".zst" else f"byte {len(streams)} begins neither"
-        with pytest.raises(ValueError, match=rf"de\.txt\{ending} cannot be read behind line \d+ .*{place}.* damaged"):
+        with pytest.raises(ValueError, match=rf"de\.txt\{ending} cannot be read after line \d+ .*{place}.* damaged"):
             read_streams(tmp_path, ending, streams + garbage)
     zeros = streams + bytes(3)
     if ending == ".gz":
@@ -226,7 +226,7 @@ def test_damage_in_a_later_stream_is_seen_wherever_it_is(tmp_path: Path, ending:
 
 @pytest.mark.parametrize("ending", [".xz", ".gz", ".bz2", ".zst"])
 def test_a_file_whose_ending_lies_is_an_error(tmp_path: Path, ending: str) -> None:
-    with pytest.raises(ValueError, match=rf"de\.txt\{ending} cannot be read behind line 0"):
+    with pytest.raises(ValueError, match=rf"de\.txt\{ending} cannot be read after line 0"):
         read_streams(tmp_path, ending, b"plain text\n" * 100)
 
 
@@ -383,7 +383,7 @@ def test_sides_of_different_length_are_one_error_with_both_counts(tmp_path: Path
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["X.de-en.de"], r"X\.de-en\.de has no other side: put X\.de-en\.en beside it"),
+        (["X.de-en.de"], r"X\.de-en\.de has no other side: put X\.de-en\.en next to it"),
         (["X.de-xq.de", "X.de-xq.xq"], "unknown language code 'xq'"),
         (["X.de-de.de"], "both sides are 'de'"),
     ],
@@ -419,7 +419,7 @@ def test_a_member_damaged_inside_a_zip_file_is_an_error(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 4] ^= 0xFF
     path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"de-en\.txt\.zip:X\.de-en\.de cannot be read behind line \d+"):
+    with pytest.raises(ValueError, match=r"de-en\.txt\.zip:X\.de-en\.de cannot be read after line \d+"):
         read_pairs(tmp_path)
 
 

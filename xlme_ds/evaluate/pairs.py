@@ -70,7 +70,7 @@ def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[Pair]:
         ours, theirs = (path.with_name(f"{stem}.{side}") for side in (PIVOT, language))
         for side, other in ((ours, theirs), (theirs, ours)):
             if not zipped and not side.exists():
-                raise ValueError(f"{other} has no other side: put {side.name} beside it")
+                raise ValueError(f"{other} has no other side: put {side.name} next to it")
         if not zipped and code != PIVOT:
             continue  # read with its English side
         sides = _zipped_sides(path, language) if zipped else [(str(side), side.read_bytes()) for side in (ours, theirs)]
