@@ -145,8 +145,8 @@ class Launched(Ranks):
                         found["runner"] = process
                     elif "deepspeed.launcher.launch" in words:
                         found["launch"] = process
-                    elif "xlme_ds.pretrain" in words:
-                        found[process.environ()["LOCAL_RANK"]] = process
+                    elif "xlme_ds.pretrain" in words and (rank := process.environ().get("LOCAL_RANK")) is not None:
+                        found[rank] = process  # not one that was just forked, which has the words of its parent
         return found
 
     def until(self, condition: Callable[[], object]) -> bool:
