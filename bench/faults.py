@@ -30,7 +30,7 @@ from bench import faults_prep
 from bench.faults_case import LAYOUTS, STEPS, Case, Verdict, leaving_out
 from bench.faults_kinds import KINDS
 
-_ROOT_ONLY = ("disk full", "checkpoints read only", "no permission")
+_ROOT_ONLY = ("disk full", "disk full in preparation", "checkpoints read only", "no permission")
 
 
 @dataclass(frozen=True)

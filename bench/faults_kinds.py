@@ -1,7 +1,7 @@
 """The faults of the campaign. Each takes a fresh case, makes its fault at a random place or moment, and sees how the run ends."""
 
 import contextlib
-import ctypes
+import json
 import os
 import shutil
 import signal
@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.faults_case import STEPS, Case, Verdict, bad_steps
-from bench.faults_ranks import Ranks, Result
+from bench.faults_disk import damage, delete, fill, mounted, truncate
+from bench.faults_ranks import Launched, Ranks, Result, obey_permissions
 from xlme_ds import checkpoint
 from xlme_ds.train.checkpoint import Checkpoints
-from xlme_ds.train.folder import RunFolder
+from xlme_ds.train.folder import LOCK, RunFolder
 
 Fault = Callable[[Case], Verdict]
 KINDS: dict[str, Fault] = {}
@@ -130,24 +131,57 @@ def rank_hangs(case: Case) -> Verdict:
     return case.finish()
 
 
+# The same under DeepSpeed's own launcher
+
+
+@fault
+def rank_killed_under_the_launcher(case: Case) -> Verdict:
+    """SIGKILL of a random rank that `deepspeed` started: it ends the other and says that it failed."""
+    ranks = case.launch()
+    step = case.rng.randint(1, STEPS - 4)
+    ranks.until(lambda: RunFolder(case.out).steps_logged() >= step)
+    member = ranks.members().get(str(case.rng.randrange(2)))
+    if member is not None:
+        member.send_signal(signal.SIGKILL)
+    return _launched(case, ranks, failed=member is not None)
+
+
+@fault
+def launcher_killed(case: Case) -> Verdict:
+    """SIGKILL of `deepspeed` or of the process between it and the ranks, which must not live on by themselves."""
+    ranks, who = case.launch(), case.rng.choice(["runner", "launch"])
+    case.moment(ranks)
+    member = ranks.members().get(who)
+    if member is not None:
+        member.send_signal(signal.SIGKILL)
+    # Of a child that a signal killed deepspeed says nothing: its exit code is 0 (docs/reliability.md).
+    return _launched(case, ranks, failed=member is not None and who == "runner")
+
+
+@fault
+def launcher_told_to_stop(case: Case) -> Verdict:
+    """SIGTERM or SIGINT to `deepspeed`, to the process between, or to all of them as a terminal does."""
+    ranks = case.launch()
+    case.moment(ranks)
+    number, who = case.rng.choice([signal.SIGTERM, signal.SIGINT]), case.rng.choice(["runner", "launch", "all"])
+    if who == "all":
+        ranks.signal(number)
+    elif (member := ranks.members().get(who)) is not None:
+        member.send_signal(number)
+    return _launched(case, ranks, failed=False)
+
+
+def _launched(case: Case, ranks: Launched, failed: bool) -> Verdict:
+    result = case.wait(ranks)
+    orphans = ranks.leftovers()
+    if orphans:
+        return Verdict(False, f"orphans: {orphans}", said=result.said)
+    if failed and result.finished and not (case.out / "finished.json").exists():
+        return Verdict(False, "the launcher says that all is well", silent_change=True, said=result.said)
+    return case.finish()
+
+
 # What is on the disk changes
-
-
-def _flip(case: Case, path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[case.rng.randrange(len(content))] ^= 1 << case.rng.randrange(8)
-    path.write_bytes(content)
-
-
-def _truncate(case: Case, path: Path) -> None:
-    os.truncate(path, case.rng.randrange(path.stat().st_size))
-
-
-def _delete(case: Case, path: Path) -> None:
-    path.unlink()
-
-
-_DAMAGES = [_flip, _truncate, _delete]
 
 
 @contextlib.contextmanager
@@ -180,7 +214,7 @@ def shard_damaged_while_training(case: Case) -> Verdict:
         ranks = case.start()
         case.moment(ranks)
         if ranks.poll():
-            case.rng.choice(_DAMAGES)(case, path)
+            damage(case.rng, path)
         result = case.wait(ranks)
         return _over_or_error(case, result, repair, path.name)
 
@@ -192,7 +226,7 @@ def shard_damaged_between_two_starts(case: Case) -> Verdict:
     with _own_data(case):
         path = case.rng.choice(sorted(case.data.glob("*/*.arrow")))
         repair = _repairing(path)
-        case.rng.choice(_DAMAGES)(case, path)
+        damage(case.rng, path)
         return _over_or_error(case, case.wait(case.start()), repair, path.name)
 
 
@@ -203,7 +237,7 @@ def manifest_damaged(case: Case) -> Verdict:
     with _own_data(case):
         path = case.rng.choice(sorted(case.data.glob("*/manifest.json")))
         repair = _repairing(path)
-        case.rng.choice(_DAMAGES)(case, path)
+        damage(case.rng, path)
         return _over_or_error(case, case.wait(case.start()), repair, "manifest", "fingerprints", "vocabular", "rows")
 
 
@@ -214,8 +248,7 @@ def checkpoint_damaged(case: Case) -> Verdict:
     newest, _ = Checkpoints(case.out, 1, 0).newest()
     assert newest is not None
     path = case.rng.choice(sorted(newest.iterdir()))
-    damage = case.rng.choice(_DAMAGES)
-    damage(case, path)
+    damage(case.rng, path)
     return case.finish()
 
 
@@ -225,8 +258,62 @@ def run_folder_damaged(case: Case) -> Verdict:
     case.to_the_middle()
     path = case.out / case.rng.choice(["config.json", "checkpoints/latest.json"])
     repair = _repairing(path)
-    case.rng.choice([_truncate, _delete])(case, path)
+    case.rng.choice([truncate, delete])(case.rng, path)
     return _over_or_error(case, case.wait(case.start()), repair, path.name)
+
+
+@fault
+def another_rate_without_a_configuration(case: Case) -> Verdict:
+    """`config.json` is gone, and the command that follows has another rate: refused, the right one goes on."""
+    case.to_the_middle()
+    (case.out / "config.json").unlink()
+    other = case.rng.choice([("optimizer.learning-rate", "1e-5"), ("engine.precision", "bf16"), ("train.seed", "77")])
+    result = case.wait(case.start(f"--{other[0]}", other[1]))
+    if result.finished:
+        return Verdict(False, f"{other[0]} {other[1]} was accepted", silent_change=True, said=result.said)
+    if not result.clear_error(other[0].replace("-", "_")):
+        return _not_clear(result)
+    return case.finish()
+
+
+@fault
+def checkpoint_of_another_run(case: Case) -> Verdict:
+    """A checkpoint of a run with another rate is copied in as the newest: left out, or refused by name."""
+    case.to_the_middle()
+    place = case.out
+    case.folder = case.logs / "other"
+    case.folder.mkdir()
+    result = case.wait(case.start("--optimizer.learning-rate", "1e-5", "--train.steps", str(STEPS)))
+    assert result.finished, result.said
+    theirs, _ = Checkpoints(case.out, 1, 0).newest()
+    assert theirs is not None
+    case.folder = case.logs
+    copy = place / "checkpoints" / case.rng.choice([theirs.name, f"step_{STEPS - 1:08d}"])
+    shutil.copytree(theirs, copy)
+    result = case.wait(case.start())
+    if result.finished:
+        return case.compare()
+    if not result.clear_error(copy.name):
+        return _not_clear(result)
+    shutil.rmtree(copy)
+    return case.finish()
+
+
+@fault
+def record_damaged(case: Case) -> Verdict:
+    """A line of `metrics.jsonl` is damaged: it is named, and all others stay."""
+    case.to_the_middle()
+    path = case.out / "metrics.jsonl"
+    lines = path.read_bytes().split(b"\n")
+    steps = [number for number, line in enumerate(lines[:-1]) if b"grad_norm" in line]
+    victim = case.rng.choice(steps)
+    step = int(json.loads(lines[victim])["step"])
+    cut = case.rng.randrange(1, len(lines[victim]))
+    lines[victim] = case.rng.choice([lines[victim][:cut], b"\0" * cut, b"\xff\xfe" + lines[victim]])
+    path.write_bytes(b"\n".join(lines))
+    verdict = case.finish(unread=step)
+    named = any("metrics.jsonl" in text for text in verdict.said)
+    return verdict if named or not verdict.survived else Verdict(False, "nothing was said of it", said=verdict.said)
 
 
 @fault
@@ -243,31 +330,15 @@ def clock_jumped(case: Case) -> Verdict:
 # The disk and permissions
 
 
-@contextlib.contextmanager
-def _mounted(folder: Path, size: str) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def _fill(path: Path) -> None:
-    with contextlib.suppress(OSError), open(path, "wb", buffering=0) as file:
-        while file.write(b"\0" * 4096):
-            pass
-
-
 @fault
 def disk_full(case: Case) -> Verdict:
     """The file system of the run folder fills up at a random moment; there is room again at the next start."""
-    with _mounted(case.out.parent / "disk", "24m"):
+    with mounted(case.out.parent / "disk", "24m"):
         case.folder = case.out.parent / "disk"
         ranks = case.start()
         case.moment(ranks)
         full = case.folder / "filler"
-        _fill(full)
+        fill(full)
         result = case.wait(ranks)
         return _over_or_error(case, result, lambda: full.unlink(missing_ok=True), "No space left on device")
 
@@ -276,7 +347,7 @@ def disk_full(case: Case) -> Verdict:
 def checkpoints_read_only(case: Case) -> Verdict:
     """The checkpoints' file system can no longer be written; later it can."""
     folder = case.out / "checkpoints"
-    with _mounted(folder, "24m"):
+    with mounted(folder, "24m"):
         ranks = case.start()
         case.moment(ranks)
 
@@ -288,30 +359,13 @@ def checkpoints_read_only(case: Case) -> Verdict:
         return _over_or_error(case, result, lambda: mount("rw"), "Read-only file system")
 
 
-def obey_permissions() -> None:
-    """Have root in this process be held to the permissions of files as any user is (capset of Linux)."""
-    may_override, words = (
-        0b1110,
-        3,
-    )  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER; effective, permitted, inheritable
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    held = (ctypes.c_uint32 * (2 * words))()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.capget(header, held):
-        raise OSError(ctypes.get_errno(), "capget")
-    for word in range(words):
-        held[word] &= ~may_override
-    if libc.capset(header, held):
-        raise OSError(ctypes.get_errno(), "capset")
-
-
 @fault
 def no_permission(case: Case) -> Verdict:
-    """The run folder, its checkpoints or what it stands in belongs to somebody else; then it does not."""
+    """The run folder or its checkpoints belong to somebody else; then they do not."""
     case.to_the_middle()
-    theirs = case.rng.choice([case.folder, case.out, case.out / "checkpoints"])
+    theirs = case.rng.choice([case.out, case.out / "checkpoints"])
     os.chown(theirs, 65534, 65534)
-    (case.folder / ".run.lock").unlink()
+    (case.out / LOCK).unlink()
     ranks = case.start(patch=lambda rank: obey_permissions())
     result = case.wait(ranks)
     os.chown(theirs, 0, 0)
@@ -322,14 +376,20 @@ def no_permission(case: Case) -> Verdict:
 
 @fault
 def two_runs_in_one_folder(case: Case) -> Verdict:
-    """The second is refused, the first does not notice."""
+    """The second, which may come by a link to the folder, is refused, and the first does not notice."""
     first = case.start()
-    first.until(lambda: (case.folder / ".run.lock").exists())
+    first.until(lambda: (case.out / LOCK).exists())
     case.moment(first)
     if not first.poll():
         case.wait(first)
         return case.compare()
+    place = case.out
+    if case.rng.random() < 0.5:
+        case.folder = case.logs / "link"
+        case.folder.mkdir()
+        case.out.symlink_to(place)
     second = case.start()
+    case.folder = case.logs
     refused = second.wait()
     result = case.wait(first)
     if not result.finished:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.faults_case import Verdict
+from bench.faults_disk import damage, fill, flip, mounted
 from bench.faults_ranks import Ranks, Result
 
 _LETTERS = {"en": ["ka", "lo", "mi", "ter", "un"], "de": ["ve", "sa", "dor", "in", "pe"]}
@@ -79,11 +80,7 @@ def _killed(folder: Path, words: Callable[[Path], list[str]], rng: random.Random
         ranks.until(lambda: ranks.age > seconds)  # noqa: B023 - called at once
         ranks.signal(signal.SIGKILL)
         ranks.wait()
-    result = _stage(words(folder / "killed"), folder).wait()
-    if not result.finished:
-        return _failed(result)
-    same = _bytes(folder / "alone") == _bytes(folder / "killed")
-    return Verdict(same, "same bytes" if same else "other bytes", silent_change=not same)
+    return _again(folder / "alone", folder / "killed", _stage(words(folder / "killed"), folder).wait())
 
 
 def _failed(result: Result) -> Verdict:
@@ -105,14 +102,73 @@ def verify_finds(folder: Path, data: Path, rng: random.Random) -> Verdict:
     folder.mkdir()
     shutil.copytree(data, folder / "mixed")
     path = rng.choice(sorted((folder / "mixed").glob("*/*.arrow")))
-    content = bytearray(path.read_bytes())
-    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-    path.write_bytes(content)
+    flip(rng, path)
     result = _stage(["verify", "--data", str(folder / "mixed")], folder).wait()
-    found = result.codes == [1] and path.name in result.said[0] and "Traceback" not in result.said[0]
+    found = result.codes == [2] and path.name in result.said[0] and "Traceback" not in result.said[0]
     return Verdict(
         found, "named by verify" if found else "verify is content", silent_change=not found, said=result.said
     )
 
 
-KINDS = {"encode killed": encode_killed, "mix killed": mix_killed, "byte flipped, then verify": verify_finds}
+def disk_full(folder: Path, data: Path, rng: random.Random) -> Verdict:
+    """The disk of a stage's output fills up at a random moment; with room again the same command ends with the same bytes."""
+    folder.mkdir()
+    words = _either(data, rng)
+    first = _stage(words(folder / "alone"), folder)
+    result = first.wait()
+    assert result.finished, result.said
+    with mounted(folder / "disk", "8m"):
+        out = folder / "disk" / "out"
+        ranks = _stage(words(out), folder)
+        seconds = rng.uniform(0, first.age)
+        ranks.until(lambda: ranks.age > seconds)
+        fill(folder / "disk/filler")
+        result = ranks.wait()
+        if not result.finished and not result.clear_error("No space left on device"):
+            return _failed(result)
+        (folder / "disk/filler").unlink()
+        return _again(folder / "alone", out, _stage(words(out), folder).wait())
+
+
+def output_damaged(folder: Path, data: Path, rng: random.Random) -> Verdict:
+    """A file of a stage's finished output is damaged: the same command mends it, or names what to delete first."""
+    folder.mkdir()
+    words, out = _either(data, rng), folder / "damaged"
+    result = _stage(words(folder / "alone"), folder).wait()
+    assert result.finished, result.said
+    shutil.copytree(folder / "alone", out)
+    path = rng.choice(
+        [path for path in sorted(out.rglob("*")) if path.is_file() and path.suffix in (".arrow", ".json")]
+    )
+    damage(rng, path)
+    result = _stage(words(out), folder).wait()
+    if not result.finished:
+        named = [path for path in [*out.rglob("*"), *out.rglob(".*")] if str(path) in result.said[0]]
+        if not result.clear_error("delete") or not named:
+            return _failed(result)
+        for path in named:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        result = _stage(words(out), folder).wait()
+    return _again(folder / "alone", out, result)
+
+
+def _either(data: Path, rng: random.Random) -> Callable[[Path], list[str]]:
+    if rng.random() < 0.5:
+        return lambda out: encode(data.parent, out)
+    return lambda out: mix(data.parent, data.parent / "encoded", out)
+
+
+def _again(alone: Path, out: Path, result: Result) -> Verdict:
+    if not result.finished:
+        return _failed(result)
+    same = _bytes(alone) == _bytes(out)
+    return Verdict(same, "same bytes" if same else "other bytes", silent_change=not same, said=result.said)
+
+
+KINDS = {
+    "encode killed": encode_killed,
+    "mix killed": mix_killed,
+    "byte flipped, then verify": verify_finds,
+    "disk full in preparation": disk_full,
+    "output of preparation damaged": output_damaged,
+}

@@ -1,8 +1,11 @@
 """Processes for the fault campaign: forked from one that has loaded torch and DeepSpeed already, so that a start costs a second.
 
-What a rank runs is the command itself, `xlme_ds.pretrain.main`. `Ranks` stands for the launcher: it ends the others when one dies.
+What a rank runs is the command itself, `xlme_ds.pretrain.main`. `Ranks` acts as the launcher: it ends the others when one dies.
+`Launched` is DeepSpeed's own launcher and what it starts, with all that they load.
 """
 
+import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -13,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+import psutil
 
 PATIENCE = 240.0  # seconds; a run that takes longer hangs
 _PARTING = 20.0  # what a rank has to end by itself after another ended with an error
@@ -117,6 +122,48 @@ class Ranks:
                 continue
 
 
+class Launched(Ranks):
+    """`deepspeed --module WORDS` on two ranks: `pids` has the runner alone, `members` all."""
+
+    def __init__(self, words: list[str], logs: Path):
+        command = ["deepspeed", "--num_gpus", "2", "--master_port", str(_free_port()), "--module", *words]
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        super().__init__(lambda rank: os.execvp(command[0], command), 1, logs, distributed=False)
+        self.seen: dict[int, psutil.Process] = {}
+
+    def members(self) -> dict[str, psutil.Process]:
+        """Those that live now: `runner`, `launch`, and `0` and `1` once they are ranks."""
+        found = {}
+        with contextlib.suppress(psutil.NoSuchProcess):
+            runner = psutil.Process(self.pids[0])
+            family = [runner, *runner.children(recursive=True)]
+            self.seen |= {process.pid: process for process in family}
+            for process in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    words = process.cmdline()
+                    if process.pid == runner.pid:
+                        found["runner"] = process
+                    elif "deepspeed.launcher.launch" in words:
+                        found["launch"] = process
+                    elif "xlme_ds.pretrain" in words and (rank := process.environ().get("LOCAL_RANK")) is not None:
+                        found[rank] = process  # not one that was just forked, which has the words of its parent
+        return found
+
+    def until(self, condition: Callable[[], object]) -> bool:
+        """As of `Ranks`; those that come and go are noted on the way."""
+        return super().until(lambda: (self.members(), condition())[1])
+
+    def leftovers(self, seconds: float = 60.0) -> list[str]:
+        """The command lines of those that outlive the runner by `seconds`; they are ended."""
+        _, alive = psutil.wait_procs(list(self.seen.values()), timeout=seconds)
+        words = []
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                words.append(" ".join(process.cmdline()))
+                process.kill()
+        return words
+
+
 def _fork(function: Callable[[], None], log: Path, variables: dict[str, str]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
@@ -146,3 +193,20 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def obey_permissions() -> None:
+    """Have root in this process be held to the permissions of files as any user is (capset of Linux)."""
+    may_override, words = (
+        0b1110,
+        3,
+    )  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER; effective, permitted, inheritable
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    held = (ctypes.c_uint32 * (2 * words))()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.capget(header, held):
+        raise OSError(ctypes.get_errno(), "capget")
+    for word in range(words):
+        held[word] &= ~may_override
+    if libc.capset(header, held):
+        raise OSError(ctypes.get_errno(), "capset")

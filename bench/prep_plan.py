@@ -2,7 +2,8 @@
 
     python -m bench.prep_plan [--cores 64] [--nodes 1 8] [--encode 20] ...
 
-A stage takes the longest of: its work over all cores; its largest task on one core; its bytes through the file system.
+A stage takes the longest of: its work over all cores; its largest task on one core; its bytes through the file system; its
+reads in no order.
 """
 
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ ENGLISH = 300.8 * GIB  # the largest of them, in the same table
 LANGUAGES = 100
 LINE = 130  # bytes of a line of the sample
 ID = 4  # bytes of a token
+STRETCH = 1 << 15  # bytes that mix reads at once
+PAGE = 1 << 12
 NOTE = 28  # bytes that exact_duplicates keeps of a paragraph while a language is encoded
 
 
@@ -29,6 +32,8 @@ class Settings:
     """Assumed: from the network."""
     disk: float = 2000
     """Assumed: the shared file system, reading or writing."""
+    reads: float = 20_000
+    """Assumed: reads in no order a second, of 32 KiB, from the shared file system."""
     compressed: float = 0.22
     """Bytes of .xz a byte of text; the releases are between 0.15 (Amharic) and 0.27 (English)."""
     pairs: float = 150
@@ -48,23 +53,28 @@ class Settings:
     row_tokens: int = 512
     mix: float = 120
     """Rows written on one core."""
+    mix_reads: float = 1.3
+    """Bytes from the disk a byte of rows; between 1.14 (rows) and 1.27 (pairs), measured on cold files."""
+    metadata: float = 0.005
+    """Bytes of an encoded shard, a byte, that mix reads to find its record batches."""
     verify: float = 400
     """Bytes hashed and looked at on one core."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Work of one stage: `seconds` of one core, `longest` of them in one task, `bytes` through the file system."""
+    """Work of one stage: `seconds` of one core, `longest` of them in one task, `bytes` and `reads` in no order from the file system."""
 
     name: str
     disk: float
     seconds: float
     longest: float
     bytes: float
+    reads: float = 0
 
-    def hours(self, cores: int, disk: float) -> float:
-        """Elapsed, on so many cores and so fast a file system."""
-        return max(self.seconds / cores, self.longest, self.bytes / disk) / 3600
+    def hours(self, cores: int, disk: float, reads: float) -> float:
+        """Elapsed, on so many cores and a file system that gives so many bytes, and reads in no order, a second."""
+        return max(self.seconds / cores, self.longest, self.bytes / disk, self.reads / reads) / 3600
 
 
 def stages(s: Settings) -> list[Stage]:
@@ -77,13 +87,15 @@ def stages(s: Settings) -> list[Stage]:
     passes = 2 * text / (s.sample * mb)
     tokens = text / s.bytes_a_token * ID
     encoding = text / (s.encode * mb)
+    # Of 64 KiB of pairs, two sides, the ids are read once; the list offsets to pack them, and again to write them.
+    pieces = s.rows * s.row_tokens * ID / STRETCH * (1 + 3) + s.metadata * tokens / PAGE
     return [
         Stage("download", packed, 0, packed / (s.download * mb), packed),
         Stage("vocap, two passes", sample, passes, 2 * ENGLISH / (s.sample * mb), 2 * packed),
         Stage("vocap, curves", 0, LANGUAGES * s.curve, s.curve, 0),
         Stage("encode", tokens, encoding, ENGLISH / (s.decompress * mb), packed + tokens),
         Stage("encode, meanwhile: notes on duplicates", (text - pairs) / s.bytes_a_paragraph * NOTE, 0, 0, 0),
-        Stage("mix", rows, rows / (s.mix * mb), 0, 2 * rows),
+        Stage("mix", rows, rows / (s.mix * mb), 0, (1 + s.mix_reads) * rows + s.metadata * tokens, pieces),
         Stage("verify", 0, rows / (s.verify * mb), 0, rows),
     ]
 
@@ -94,7 +106,7 @@ def main(settings: Settings) -> None:
     print(f"| stage | disk, TB | {' | '.join(heads)} |\n|---{'|---' * (len(heads) + 1)}|")
     found = stages(settings)
     for stage in found:
-        hours = [stage.hours(nodes * settings.cores, settings.disk * 1e6) for nodes in settings.nodes]
+        hours = [stage.hours(nodes * settings.cores, settings.disk * 1e6, settings.reads) for nodes in settings.nodes]
         print(f"| {stage.name} | {stage.disk / 1e12:.2f} | {' | '.join(f'{h:.1f}' for h in hours)} |")
 
 

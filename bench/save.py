@@ -41,7 +41,7 @@ def measure(parameters: int, folder: Path, buffer_bytes: int) -> dict[str, float
     copied = time.perf_counter()
     writer.result()
     written = time.perf_counter()
-    read_state([bucket], StateReader(folder))
+    read_state([bucket], StateReader([writer.path]))
     return {"holds_up_s": copied - begin, "on_disk_s": written - begin, "loads_s": time.perf_counter() - written}
 
 

@@ -127,6 +127,10 @@ def both(arguments: list[str], run: RunConfig, out: Path) -> dict[str, tuple[flo
     parameters = count_parameters(run)["trained_total"]
     needed = parameters * (_SWAP + _CHECKPOINT)
     out.mkdir(parents=True, exist_ok=True)
+    ours = out / ".xl_step"
+    if not ours.exists() and any((out / name).exists() for name in ("swap", "checkpoints")):
+        raise ValueError(f"{out} has a swap or checkpoints that are not of this measurement, which would delete them: name another --out")
+    ours.touch()
     free = shutil.disk_usage(out).free
     print(
         f"{parameters / 1e9:.3f}B parameters; {needed / 1e9:.0f} GB of disk needed, {free / 1e9:.0f} free", flush=True

@@ -1,8 +1,8 @@
 """`python -m data_prep STAGE --flags`: the stages of data preparation."""
 
-import contextlib
 import importlib
 import sys
+import time
 
 # Stage -> module and name of its config, in the order of use; imported when asked for, so a worker process is light.
 STAGES = {
@@ -18,7 +18,10 @@ STAGES = {
 
 
 def main(arguments: list[str]) -> int:
-    """Run one stage. A user's mistake is one line on stderr and exit code 1; ours keeps its traceback."""
+    """Run one stage; the exit code is 2 where a user has to do something first, 1 where another try may help.
+
+    What a user can mend is one line on stderr; our mistakes keep their traceback.
+    """
     if not arguments or arguments[0] not in STAGES:
         return _usage(arguments)
     import tyro
@@ -29,31 +32,60 @@ def main(arguments: list[str]) -> int:
     stage = importlib.import_module(module)
     config = tyro.cli(getattr(stage, config_name), args=arguments[1:], prog=f"python -m data_prep {name}")
     try:
+        executor.on_root(lambda: _check_names(arguments))
         stage.run(config)
-    except (executor.SharedError, executor.TaskError) as error:  # every rank has it
-        if executor.is_root():
-            user = isinstance(error, executor.SharedError)
-            print(f"data_prep {name}: error: {error}" if user else error, file=sys.stderr, flush=True)
-        return 1
     except (Exception, KeyboardInterrupt) as error:
-        return _alone(name, error)
+        return _failed(name, error)
     return 0
 
 
-def _alone(name: str, error: BaseException) -> int:
-    """An error that the other ranks may not have: tell it, then end them, for they might wait for this one."""
-    from data_prep import executor
+def _check_names(arguments: list[str]) -> None:
+    """Names that are not UTF-8 reach Python with lone surrogates, which neither Arrow nor JSON can hold."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{argument} is not a name in UTF-8: rename it") from None
 
-    if isinstance(error, KeyboardInterrupt):
+
+def _failed(name: str, error: BaseException) -> int:
+    """Tell an error once, and end the ranks that do not have it, for they might wait for this one."""
+    from data_prep import executor, ranks
+    from data_prep.outcomes import in_words
+    from data_prep.progress import shown
+
+    told = in_words(error)
+    code = 2 if isinstance(told, executor.SharedError) else 1
+    everywhere = isinstance(error, executor.SharedError | executor.SharedFault | executor.TaskError)
+    words = None if told is None else shown(str(told))
+    try:
+        executor.world_size()
+    except ValueError:  # MPI does not join what the launcher started, which is the error that each process has
+        if ranks.launched_rank() == 0:
+            _tell(name, error, words)
+        else:
+            time.sleep(1)  # a launcher that sees one process fail ends the others, and with them the sentence
+        return code
+    if not everywhere or executor.is_root():
+        _tell(name, error, words)
+    if not everywhere:
+        executor.abort(code)
+    return code
+
+
+def _tell(name: str, error: BaseException, words: str | None) -> None:
+    from data_prep import executor
+    from data_prep.progress import shown
+
+    if words is not None:
+        print(f"data_prep {name}: error: {words}", file=sys.stderr)
+    elif isinstance(error, executor.TaskError):
+        print("\n".join(map(shown, str(error).split("\n"))), file=sys.stderr)
+    elif isinstance(error, KeyboardInterrupt):
         print(f"data_prep {name}: interrupted: the same command goes on where this one stopped", file=sys.stderr)
-    elif type(error) is not ValueError:
-        sys.excepthook(type(error), error, error.__traceback__)
     else:
-        print(f"data_prep {name}: error: {error}", file=sys.stderr, flush=True)
+        sys.excepthook(type(error), error, error.__traceback__)
     sys.stderr.flush()
-    with contextlib.suppress(ValueError):  # the launcher's mistake, which is the error itself
-        executor.abort()
-    return 1
 
 
 def _usage(arguments: list[str]) -> int:

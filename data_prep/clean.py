@@ -12,6 +12,7 @@ U+2028 and U+0085 end no line: only LF does. White space at both ends is removed
 
 import re
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,12 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
 _C0 = bytes(code for code in range(32) if code not in (9, 10)) + b"\x7f"
 _C1 = re.compile(b"\xc2[\x80-\x84\x86-\x9f]")
 _BOM = "\ufeff".encode()
+# Shares that no corpus of real text in UTF-8 comes near, and what it looks like then.
+_DOUBTS = (
+    ("invalid_utf8", 0.02, "of its lines have bytes that are no UTF-8: is it in another encoding, or compressed?"),
+    ("control_character", 0.1, "of its lines have control characters: is it UTF-16, or no text?"),
+)
+_MOST_UNKNOWN = 0.05  # of the tokens
 _FEW = 4_000  # bytes in which lines are looked at one by one
 
 
@@ -70,6 +77,16 @@ def add_counts(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
         both = [counts[key] for counts in (a, b) if key in counts]
         total[key] = add_counts(both[0], both[-1] if len(both) == 2 else {}) if isinstance(both[0], dict) else sum(both)
     return total
+
+
+def doubts(lines: int, repaired: Mapping[str, int], tokens: int = 0, unknown: int = 0) -> Iterator[str]:
+    """What to tell of a file whose text is hardly what it should be: repairs of its `lines`, and its unknown tokens."""
+    for reason, most, words in _DOUBTS:
+        share = repaired.get(reason, 0) / max(lines, 1)
+        if share > most:
+            yield f"{100 * min(share, 1):.0f}% {words}"
+    if unknown > _MOST_UNKNOWN * tokens:
+        yield f"{100 * unknown / tokens:.0f}% of its tokens are <unk>: does the vocabulary have its script?"
 
 
 def clean_line(raw: bytes, repaired: Counter[str]) -> str:

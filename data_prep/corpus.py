@@ -11,7 +11,6 @@ columns = ["score", "source", "target"]     of a .tsv format, from left to right
 min_characters = 10
 """
 
-import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from data_prep.corpus_names import code_pairs, file_names, match_any, spelled
 from data_prep.filters import make_filters
 from data_prep.languages import canonical
 from data_prep.places import Place, files_in
+from data_prep.progress import warn
 from data_prep.readers.find import zip_members
 from data_prep.readers.inputs import FORMATS, Input
 
@@ -108,7 +108,7 @@ def corpus_inputs(corpus: Corpus, allow_missing: bool = False) -> list[Input]:
             f"{corpus.where} holds no file of {corpus.name}: the names must be {' or '.join(corpus.files)}"
         )
     if missing:
-        print(f"warning: {words}", file=sys.stderr)
+        warn(words)
     return found
 
 

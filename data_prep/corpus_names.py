@@ -1,10 +1,11 @@
 """File name patterns of corpus descriptions: {lang}; or {src} and {tgt}, and {side} for one of the two."""
 
 import re
-import sys
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from data_prep.languages import canonical
+from data_prep.places import Place
+from data_prep.progress import warn
 from data_prep.readers.find import split_pair
 
 _CODE = r"[a-z]{2,3}(?:_[A-Za-z]{2,4}|-Han[st])?"
@@ -34,15 +35,15 @@ def code_pairs(pairs: Sequence[str], where: str) -> list[tuple[str, ...]]:
     return [split_pair(pair, where) for pair in pairs]
 
 
-def match_any(patterns: Sequence[str], names: Iterable[str], corpus: str) -> list[tuple[str, ...]]:
+def match_any(patterns: Sequence[str], listed: Mapping[str, Place], corpus: str) -> list[tuple[str, ...]]:
     """The pairs whose files the names show, sorted; what is left out is told in a line on stderr."""
     matchers = [_matcher(pattern) for pattern in patterns]
     found: set[tuple[str, ...]] = set()
     strange, foreign = [], set()
-    for name in names:
+    for name, place in listed.items():
         match = next(filter(None, (matcher.fullmatch(name) for matcher in matchers)), None)
         if match is None:
-            strange.append(name)
+            strange += [] if place.is_folder else [name]
         elif _known(match["src"], match["tgt"]):
             found.add((match["src"], match["tgt"]))
         else:
@@ -50,7 +51,7 @@ def match_any(patterns: Sequence[str], names: Iterable[str], corpus: str) -> lis
     for what, left in (("files, by their names,", strange), ("pairs, by their languages,", sorted(foreign))):
         if left:
             some = ", ".join(left[:8]) + (" …" if len(left) > 8 else "")
-            print(f"warning: {len(left)} {what} are not read as {corpus}: {some}", file=sys.stderr)
+            warn(f"{len(left)} {what} are not read as {corpus}: {some}")
     return sorted(found)
 
 

@@ -11,13 +11,15 @@ Among n paragraphs, n²/2^65 are expected to be lost to equal hashes of unequal 
     <slice>.ends.npy, <slice>.found.npy   positions of duplicates, and where those of each block end
 """
 
-import os
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import compress
 from pathlib import Path
 
 import numpy as np
+
+from data_prep.store import new_file
+from xlme_ds.data.schema import Shard
 
 _SLICE = 4_000_000  # hashes that are merged at once, about 300 MB of memory
 _NOTED = np.dtype([("tokens", "<u4"), ("characters", "<u4"), ("bytes", "<u4"), ("document", "<u4")])
@@ -55,16 +57,19 @@ class Run:
         self._hashes += compress(self._batch, written)
         self._noted.append(noted)
 
-    def save(self, path: Path) -> int:
-        """Write the run's files beside `path`; gives its paragraphs."""
+    @property
+    def paragraphs(self) -> int:
+        """How many were noted."""
+        return len(self._hashes)
+
+    def save(self, path: Path, root: Path) -> tuple[Shard, ...]:
+        """Write the run's files next to `path`; their names are relative to `root`."""
         noted = np.concatenate([np.zeros(0, _NOTED), *self._noted])
         hashes = np.frombuffer(b"".join(self._hashes), "<u8")
         assert len(noted) == len(hashes)
         order = np.argsort(hashes, kind="stable")
-        _save(path.with_suffix(".noted.npy"), noted)
-        _save(path.with_suffix(".hash.npy"), hashes[order])
-        _save(path.with_suffix(".position.npy"), order.astype("<u4"))
-        return len(noted)
+        arrays = {".noted.npy": noted, ".hash.npy": hashes[order], ".position.npy": order.astype("<u4")}
+        return tuple(_save(path.with_suffix(suffix), values, root) for suffix, values in arrays.items())
 
 
 def slices(paragraphs: int) -> int:
@@ -72,10 +77,8 @@ def slices(paragraphs: int) -> int:
     return max(1, -(-paragraphs // _SLICE))
 
 
-def find_duplicates(runs: Sequence[Path], number: int, total: int, out: Path) -> None:
+def find_duplicates(runs: Sequence[Path], number: int, total: int, out: Path, root: Path) -> tuple[Shard, ...]:
     """Write slice `number` of `total`: all but the first of equal hashes, over all runs in their order."""
-    if out.with_suffix(".found.npy").exists():
-        return
     first, last = np.uint64(number * 2**64 // total), np.uint64((number + 1) * 2**64 // total - 1)
     hashes, positions = [np.zeros(0, "<u8")], [np.zeros(0, "<u4")]
     for run in runs:
@@ -89,8 +92,8 @@ def find_duplicates(runs: Sequence[Path], number: int, total: int, out: Path) ->
     # the first of each stays, for a run has a hash once and the runs stand in order
     duplicate[np.unique(np.concatenate(hashes), return_index=True)[1]] = False
     blocks, at = blocks[duplicate], at[duplicate]
-    _save(out.with_suffix(".ends.npy"), np.searchsorted(blocks, np.arange(len(runs)), side="right"))
-    _save(out.with_suffix(".found.npy"), at)
+    ends = np.searchsorted(blocks, np.arange(len(runs)), side="right")
+    return _save(out.with_suffix(".ends.npy"), ends, root), _save(out.with_suffix(".found.npy"), at, root)
 
 
 def duplicates_of(block: int, found: Sequence[Path]) -> np.ndarray:
@@ -108,14 +111,15 @@ def noted(run: Path) -> np.ndarray:
     return np.array(_load(run.with_suffix(".noted.npy")))
 
 
-def _save(path: Path, values: np.ndarray) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
+def _save(path: Path, values: np.ndarray, root: Path) -> Shard:
+    with new_file(path) as file:
         np.save(file, values)
-    os.replace(temporary, path)
+    return file.shard(path, root)
 
 
 def _load(path: Path) -> np.ndarray:
-    values: np.ndarray = np.load(path, mmap_mode="r" if path.stat().st_size > 1 << 16 else None)
+    try:
+        values: np.ndarray = np.load(path, mmap_mode="r" if path.stat().st_size > 1 << 16 else None)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is damaged ({error}): delete it and give the same command again") from None
     return values

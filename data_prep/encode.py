@@ -8,15 +8,15 @@ A shard is a block of an input: about `block_bytes` of its text. So the bytes de
 """
 
 import shutil
-import sys
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from data_prep.clean import add_counts
-from data_prep.encode_input import EncodeInputs, Task, discard, shards_there
+from data_prep.clean import add_counts, doubts
+from data_prep.encode_input import STAGED, EncodeInputs, Task, discard, forget_encoded, moved_shards
 from data_prep.executor import on_root, run_tasks, world_size
+from data_prep.progress import say, warn
 from data_prep.remove_duplicates import is_final, remove_duplicates
 from data_prep.sources import Sources, TextConfig, find_sources
 from data_prep.store import Stage
@@ -57,8 +57,8 @@ def run(config: EncodeConfig) -> None:
         raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
     plans = on_root(lambda: _plans(config))  # all of them first: a bad file name shows before hours of work
     for kind, plan in plans.items():
-        plan.stage.open()
-        _run_plan(config, kind, plan)
+        with plan.stage.open():
+            _run_plan(config, kind, plan)
 
 
 def _plans(config: EncodeConfig) -> dict[str, _Plan]:
@@ -83,9 +83,10 @@ def _plan(config: EncodeConfig, task: str, sources: Sources, vocabulary: Vocabul
 
 def _run_plan(config: EncodeConfig, kind: str, plan: _Plan) -> None:
     stage = plan.stage
+    on_root(lambda: _refuse_other_inputs(plan))
+    if stage.finished(config.processes, on_root(lambda: moved_shards(stage))):
+        return on_root(lambda: say(f"{stage.folder} is complete"))
     todo = on_root(lambda: _todo(plan))
-    if not todo and on_root(lambda: stage.complete):
-        return on_root(lambda: print(f"{stage.folder} is complete"))
     doubled = [task for task in todo if task.filters.exact_duplicates]
     team = on_root(lambda: Team.prepare(stage.folder))
     encoded = on_root(lambda: [task.name for task in doubled if stage.task_result(f"{task.name}.encoded")])
@@ -100,9 +101,23 @@ def _run_plan(config: EncodeConfig, kind: str, plan: _Plan) -> None:
     on_root(lambda: _close(plan))
 
 
+def _refuse_other_inputs(plan: _Plan) -> None:
+    """Raise ValueError when an input has changed since it was encoded."""
+    for task in plan.tasks:
+        result = plan.stage.task_result(task.name) or plan.stage.task_result(f"{task.name}.encoded")
+        for (name, size), (_, encoded) in zip(task.source.files, result["inputs"] if result else (), strict=False):
+            if size != encoded:
+                raise ValueError(
+                    f"{name} had {encoded} bytes when it was encoded into {plan.stage.folder}, now it has {size}: restore "
+                    "it, or choose another output folder"
+                )
+
+
 def _todo(plan: _Plan) -> list[Task]:
     """Inputs that are not finished; and those that are, where duplicates must be sought among all of them again."""
-    todo = [task for task in plan.tasks if _finished(plan.stage, task) is None]
+    todo = [task for task in plan.tasks if plan.stage.task_result(task.name) is None]
+    for task in todo:
+        forget_encoded(plan.stage, task)
     again = {task.source.name for task in todo if task.filters.exact_duplicates and not is_final(plan.stage, task)}
     for task in plan.tasks:
         if task not in todo and task.source.name in again and task.filters.exact_duplicates:
@@ -117,15 +132,18 @@ def _close(plan: _Plan) -> None:
     for path in (plan.stage.folder / "tasks").iterdir():
         if path.name not in wanted:
             path.unlink()  # of a block, by a process of a killed run that lived a moment longer
+    if (plan.stage.folder / STAGED).exists():
+        shutil.rmtree(plan.stage.folder / STAGED)
     shards: list[Shard] = []
     by_language: dict[str, dict[str, Any]] = {}
     for task in plan.tasks:
-        result = _finished(plan.stage, task)
+        result = plan.stage.task_result(task.name)
         assert result is not None, f"{task.name} has no result"
         shards += [Shard(**shard) for shard in result["shards"]]
         by_language[task.source.name] = add_counts(by_language.get(task.source.name, {}), result["counts"])
         if not result["shards"]:
-            print(f"warning: {task.source.paths[0]} gave no text: see its counts in the manifest", file=sys.stderr)
+            warn(f"{task.source.paths[0]} gave no text: see its counts in the manifest")
+        _warn_of_doubts(task, result["counts"])
     write_manifest(
         plan.stage.folder,
         Manifest(
@@ -138,16 +156,11 @@ def _close(plan: _Plan) -> None:
             counts={"by_language": by_language},
         ),
     )
-    print(f"{plan.stage.folder}: {len(plan.tasks)} inputs, {sum(c['tokens'] for c in by_language.values()):,} tokens")
+    say(f"{plan.stage.folder}: {len(plan.tasks)} inputs, {sum(c['tokens'] for c in by_language.values()):,} tokens")
 
 
-def _finished(stage: Stage, task: Task) -> dict[str, Any] | None:
-    """The task's result, if its shards are there in full. Raises ValueError when its input has changed since."""
-    result = stage.task_result(task.name)
-    for (name, size), (_, encoded) in zip(task.source.files, result["inputs"] if result else (), strict=False):
-        if size != encoded:
-            raise ValueError(
-                f"{name} had {encoded} bytes when it was encoded into {stage.folder}, now it has {size}: restore it, "
-                "or choose another output folder"
-            )
-    return result if result and shards_there(stage.folder, result["shards"]) else None
+def _warn_of_doubts(task: Task, counts: dict[str, Any]) -> None:
+    lines = counts["paragraphs_in"] if task.mono else 2 * counts["pairs_in"]
+    files = " and ".join(map(str, task.source.paths))
+    for words in doubts(lines, counts["repaired"], counts["tokens"], counts["unknown"]):
+        warn(f"{files}: {words}")

@@ -8,6 +8,7 @@ OUT/tasks/<task>.encoded.json            all blocks of an input are encoded, and
 OUT/tasks/<task>.json                    an input that is finished; the others are removed then
 """
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -20,7 +21,7 @@ from data_prep.clean import Counts, add_counts
 from data_prep.dedup import Run
 from data_prep.filters import Filters, make_filters
 from data_prep.readers import Input, TextBlock, block_pairs, block_paragraphs, text_blocks
-from data_prep.store import Stage, write_arrow
+from data_prep.store import Stage, make_folder, write_arrow
 from data_prep.team import Team
 from xlme_ds.data.schema import DOCUMENTS, PAIRS
 from xlme_ds.data.vocabulary import Vocabulary
@@ -121,8 +122,10 @@ class EncodeInputs:
         path = (self.stage.folder / STAGED if run else self.stage.folder) / task.shard_name(number)
         first = next(batches, None)
         shard = None if first is None else write_arrow(path, schema, chain([first], batches), self.stage.folder)
-        result = {"shard": shard and asdict(shard), "paragraphs": run.save(path) if run else 0}
-        self.stage.finish_task(task.block_name(number), {**result, "counts": counts.as_json()})
+        result: dict[str, Any] = {"shard": shard and asdict(shard), "paragraphs": run.paragraphs if run else 0}
+        notes = run.save(path, self.stage.folder) if run else ()
+        result |= {"files": [asdict(note) for note in notes], "counts": counts.as_json()}
+        self.stage.finish_task(task.block_name(number), result)
 
 
 @cache
@@ -154,15 +157,35 @@ def clear_markers(stage: Stage, task: Task) -> None:
 
 
 def block_done(stage: Stage, task: Task, number: int) -> bool:
-    """Whether a block is encoded and its shard is there in full."""
-    result = stage.task_result(task.block_name(number))
-    return result is not None and shards_there(stage.folder, [result["shard"]] if result["shard"] else [])
+    """Whether a block is encoded."""
+    return stage.task_result(task.block_name(number)) is not None
 
 
-def shards_there(folder: Path, shards: Iterable[dict[str, Any]]) -> bool:
-    """Whether all shards have their size."""
-    paths = ((folder / shard["name"], shard["bytes"]) for shard in shards)
-    return all(path.exists() and path.stat().st_size == size for path, size in paths)
+def moved_shards(stage: Stage) -> set[str]:
+    """Staged shards that have their final place; one that got it without a marker is moved back."""
+    moved = set()
+    for path in (stage.folder / "tasks").glob("*.json"):
+        result = stage.task_result(path.stem)
+        name = result["shard"]["name"] if result and result.get("shard") else ""
+        if name.startswith(f"{STAGED}/") and not (stage.folder / name).exists():
+            if stage.task_result(f"{path.stem}.final"):
+                moved.add(name)
+            elif (final := stage.folder / name.removeprefix(f"{STAGED}/")).exists():
+                make_folder((stage.folder / name).parent)
+                os.replace(final, stage.folder / name)
+    return moved
+
+
+def forget_encoded(stage: Stage, task: Task) -> None:
+    """Have the blocks of an input encoded that are lost, though all were encoded."""
+    encoded = stage.task_result(f"{task.name}.encoded")
+    for number in range(encoded["blocks"] if encoded else 0):
+        name = task.block_name(number)
+        result, final = stage.task_result(name), stage.task_result(f"{name}.final")
+        gone = result and result["shard"] and not (stage.folder / result["shard"]["name"]).exists() and not final
+        if result is None or gone:
+            for lost in (name, f"{name}.final", f"{task.name}.encoded"):
+                stage.forget_task(lost)
 
 
 def finish(stage: Stage, task: Task, blocks: Iterable[dict[str, Any] | None]) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import TypeVar
 
-from data_prep.outcomes import Outcome, SharedError, TaskError, attempt, raise_first_error
+from data_prep.outcomes import Outcome, SharedError, SharedFault, TaskError, attempt, raise_first_error
 from data_prep.processes import run_processes
 from data_prep.progress import Progress
 from data_prep.ranks import communicator, run_ranks, world_size
 
-__all__ = ["SharedError", "TaskError", "abort", "barrier", "is_root", "on_root", "run_tasks", "world_size"]
+__all__ = ["SharedError", "SharedFault", "TaskError", "abort", "barrier", "is_root", "on_root", "run_tasks", "world_size"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -31,7 +31,7 @@ def run_tasks(
 
     `sizes` (any unit, one a task) steer the balance and, if `visible`, the progress display. `processes` local processes are used
     (1: this one); under MPI every rank runs its share itself. `function` must pickle. The first failed task in task
-    order is raised: as SharedError with its message when it was a ValueError, else as TaskError with its traceback.
+    order is raised: in words as SharedError or SharedFault where `outcomes.in_words` has some, else as TaskError.
     """
     assert len(tasks) == len(sizes)
     if processes < 1:
@@ -68,10 +68,10 @@ def barrier() -> None:
         communicator().Barrier()
 
 
-def abort() -> None:
-    """End every rank at once: for an error that only this rank has."""
+def abort(code: int) -> None:
+    """End every rank at once with this exit code: for an error that only this rank has."""
     if world_size() > 1:
-        communicator().Abort(1)
+        communicator().Abort(code)
 
 
 def _collect(stream: Generator[Outcome, None, None], sizes: Sequence[int], label: str, visible: bool) -> list[Outcome]:

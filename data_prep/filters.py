@@ -136,7 +136,7 @@ class Score(TextFilter):
     def drops(self, sides: Sides) -> np.ndarray:
         """True for those to drop."""
         assert sides.scores is not None
-        return sides.scores < self.least  # never of NaN
+        return ~(sides.scores >= self.least)  # NaN too
 
 
 _FILTERS: dict[str, tuple[Any, ...]] = {
@@ -165,7 +165,9 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
     tokens: list[tuple[str, TokenFilter]] = []
     for name, values in settings.items():
         if name not in _FILTERS:
-            raise ValueError(f"{where}: there is no filter {name!r}: did you mean {_nearest(name, _FILTERS)!r}?")
+            near = difflib.get_close_matches(name, list(_FILTERS), n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_FILTERS)}"
+            raise ValueError(f"{where}: there is no filter {name!r}: {meant}")
         known = {field.name: field.type for kind in _FILTERS[name] for field in fields(kind)}
         for key, value in values.items():
             if key not in known:
@@ -178,10 +180,6 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
             made = kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values})
             (text if isinstance(made, TextFilter) else tokens).append((name, made))
     return Filters(tuple(text), tuple(tokens), EXACT_DUPLICATES in settings)
-
-
-def _nearest(name: str, known: Any) -> str:
-    return difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]
 
 
 def _lengths(side: Sequence[str]) -> np.ndarray:

@@ -38,21 +38,41 @@ _ALIASES: dict[str, str] = {
     "fa_ir": "fa",
     "my_zg": "my_zaw",
     "qd": "my_zaw",
+    "bn_latn": "bn_rom",
+    "hi_latn": "hi_rom",
+    "ta_latn": "ta_rom",
+    "te_latn": "te_rom",
+    "ur_latn": "ur_rom",
 }
+# ISO 639-3 and 639-2 by CC-100's code: the language's own, the older one of libraries (ger), and where a code of a group
+# stands for one member (ara, arb). No code of a member that the group is not used for: prs is not fa, nno not no.
+_THREE_LETTERS = """
+af afr, am amh, ar ara arb, as asm, az aze azj, be bel, bg bul, bn ben, br bre, bs bos, ca cat, cs ces cze, cy cym wel,
+da dan, de deu ger, el ell gre, en eng, eo epo, es spa, et est ekk, eu eus baq, fa fas per pes, fi fin, fr fra fre,
+fy fry, ga gle, gd gla, gl glg, gu guj, ha hau, he heb, hi hin, hr hrv, hu hun, hy hye arm, id ind, is isl ice, it ita,
+ja jpn, jv jav, ka kat geo, kk kaz, km khm, kn kan, ko kor, ku kur, ky kir, la lat, lo lao, lt lit, lv lav lvs,
+mg mlg plt, mk mkd mac, ml mal, mn mon khk, mr mar, ms msa may zsm, my mya bur, ne nep npi, nl nld dut, no nor nob,
+om orm gaz, or ori ory, pa pan, pl pol, ps pus, pt por, ro ron rum, ru rus, sa san, sd snd, si sin, sk slk slo, sl slv,
+so som, sq sqi alb, sr srp, su sun, sv swe, sw swa swh, ta tam, te tel, th tha, tl tgl, tr tur, ug uig, uk ukr, ur urd,
+uz uzb uzn, vi vie, xh xho, yi yid ydd, zh-Hans zho chi cmn
+"""
+_ALIASES |= {code: own for own, *codes in (entry.split() for entry in _THREE_LETTERS.split(",")) for code in codes}
 _REGION = re.compile(r"([a-z]{2,3})_[a-z]{2}")  # en_XX, fr_FR: a language with a country that makes no difference here
 _KNOWN = {code.lower().replace("-", "_"): code for code in LANGUAGES} | _ALIASES
 
 
 def canonical(code: str) -> str:
-    """CC-100's spelling of a language code. Raises ValueError naming the nearest known code."""
+    """CC-100's spelling of a language code. Raises ValueError, which names a code of the same language if one is near."""
     key = code.lower().replace("-", "_")
     region = _REGION.fullmatch(key)
     for spelling in (key, region[1] if region else key):
         if spelling in _KNOWN:
             return _KNOWN[spelling]
-    near = difflib.get_close_matches(key, _KNOWN, n=1, cutoff=0.0)[0]
-    known = "data_prep/languages.py lists the known ones"
-    raise ValueError(f"unknown language code {code!r}: did you mean {_KNOWN[near]!r}? {known}")
+    # Nearly every two or three letters are some language's: of codes that begin otherwise none is meant.
+    same = [known for known in _KNOWN if known.split("_")[0] == key.split("_")[0]]
+    near = [_KNOWN[known] for known in difflib.get_close_matches(key, same, n=1, cutoff=0.0)]
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    raise ValueError(f"unknown language code {code!r}: {meant}data_prep/languages.py lists the known ones")
 
 
 # Scripts that a language is written in, by the names of data_prep/scripts.py; the others are written in Latin.

@@ -5,26 +5,26 @@ whatever the number of processes. A line is a paragraph, or a side of a pair, th
 those that count tokens wait for a vocabulary, and equal lines stay.
 """
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain, compress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
-from data_prep.clean import Counts
+from data_prep.clean import Counts, doubts
 from data_prep.executor import run_tasks
 from data_prep.filters import Sides, make_filters
 from data_prep.permutation import key_of, permute
+from data_prep.progress import warn
 from data_prep.readers import Input, block_pairs, block_paragraphs, text_blocks
 from data_prep.sampling import apportion, temperature_shares
 from data_prep.sources import TextConfig, find_sources
-from data_prep.store import Stage
+from data_prep.store import Stage, new_file
 
 SAMPLE = "sample"  # folder of the chosen lines, SAMPLE/<language>/<input>.txt in the stage's folder
 _LINE_CHARACTERS = 1000  # SentencePiece skips lines over 4,192 bytes; longer ones are cut instead
@@ -116,18 +116,18 @@ def choose_lines(
     return run_tasks(choose, range(len(inputs)), sizes, processes, "sample lines")
 
 
-def _sides(source: Input) -> Iterator[tuple[list[str], ...]]:
-    """Cleaned lines that the filters leave, by side, from some text at once."""
+def _sides(source: Input, read: Counts) -> Iterator[tuple[list[str], ...]]:
+    """Cleaned lines that the filters leave, by side, from some text at once; `read` counts what there was."""
     task = "mono" if len(source.languages) == 1 else "para"
     filters = make_filters(source.filters, task, source.corpus).text
     for block in text_blocks(source, _BLOCK):
         sides: tuple[list[str], ...]
         scores = None
         if task == "mono":
-            paragraphs = block_paragraphs(source, block, Counts("documents"))
+            paragraphs = block_paragraphs(source, block, read)
             sides = ([line for lines, _ in paragraphs for line in lines],)
         else:
-            pairs = list(block_pairs(source, block, Counts("pairs")))
+            pairs = list(block_pairs(source, block, read))
             sides = ([a for a, _, _ in pairs], [b for _, b, _ in pairs])
             scores = np.array([np.nan if score is None else score for _, _, score in pairs])
         kept = np.ones(len(sides[0]), bool)
@@ -143,8 +143,11 @@ def _count(stage: Stage, inputs: Sequence[Input], number: int) -> dict[str, int]
     result = stage.task_result(name)
     if result is None:
         counts: Counter[str] = Counter()
-        for sides in _sides(inputs[number]):
-            counts.update(dict(zip(inputs[number].languages, map(len, sides), strict=True)))
+        source, read = inputs[number], Counts("lines")
+        for sides in _sides(source, read):
+            counts.update(dict(zip(source.languages, map(len, sides), strict=True)))
+        for words in doubts(read.paragraphs_in + 2 * read.units_in * (len(source.languages) == 2), read.repaired):
+            warn(f"{' and '.join(map(str, source.paths))}: {words}")
         result = dict(+counts)
         stage.finish_task(name, result)
     return result
@@ -162,28 +165,21 @@ def _choose(
     """Write the chosen lines of one input; a language's lines are numbered through all inputs."""
     languages = inputs[number].languages
     paths = {code: stage.folder / SAMPLE / code / f"{number:05d}.txt" for code in languages}
-    if all(path.exists() for path in paths.values()):
+    name = f"{SAMPLE}-{number:05d}"
+    if stage.task_result(name) is not None:
         return paths
     done = sum((Counter(counts) for counts in counted[:number]), Counter())
     with ExitStack() as stack:
-        files = [stack.enter_context(_open_temporary(path)) for path in paths.values()]
-        for sides in _sides(inputs[number]):
+        files = [stack.enter_context(new_file(path)) for path in paths.values()]
+        for sides in _sides(inputs[number], Counts("lines")):
             for language, side, file in zip(languages, sides, files, strict=True):
                 if not side:
                     continue
                 index = done[language] + np.arange(len(side))
                 chosen = permute(index, lines[language], key_of(seed, "vocab", language)) < quotas[language]
-                file.writelines(line[:_LINE_CHARACTERS] + "\n" for line in compress(side, chosen))
+                text = "".join(line[:_LINE_CHARACTERS] + "\n" for line in compress(side, chosen))
+                file.write(text.encode())
                 done[language] += len(side)
-    for path in paths.values():
-        os.replace(_temporary(path), path)
+    written = [file.shard(path, stage.folder) for file, path in zip(files, paths.values(), strict=True)]
+    stage.finish_task(name, {"files": [asdict(file) for file in written]})
     return paths
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-
-def _open_temporary(path: Path) -> TextIO:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return open(_temporary(path), "w", encoding="utf-8", newline="\n")

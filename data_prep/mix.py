@@ -4,8 +4,6 @@ A pure function of the encoded manifests and the settings. Every output shard ca
 a slot is computed, never stored (see `sampling.Order`).
 """
 
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,11 +12,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from data_prep.executor import is_root, on_root, run_tasks
-from data_prep.plan import Plan, Source, make_plan, survey, with_total
+from data_prep.executor import on_root, run_tasks
+from data_prep.plan import BLOCK, ORDER, STRETCH, Plan, Source, make_plan, survey, with_total
+from data_prep.progress import say
 from data_prep.rows import BATCH_ROWS, WINDOW, Tally, count_rows, mono_rows, para_rows
-from data_prep.store import Stage, write_arrow
-from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, read_manifest, row_schema, write_manifest
+from data_prep.store import Stage, write_arrow, write_file
+from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, file_sha256, read_manifest, row_schema, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
 _WINDOWS_A_TASK = 64
@@ -96,11 +95,8 @@ def _vocabulary(config: MixConfig, encoded: dict[str, Manifest]) -> Path:
 
 
 def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if not target.exists() or not target.samefile(source):
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        shutil.copyfile(source, temporary)
-        os.replace(temporary, target)
+    if not target.exists() or file_sha256(target) != file_sha256(source):
+        write_file(target, source.read_bytes(), target.parent)
 
 
 def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> None:
@@ -116,12 +112,18 @@ def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: 
         "languages": list(languages),
         "batch_rows": BATCH_ROWS,
         "window": WINDOW,
+        "order": ORDER.format(BLOCK[task], STRETCH),
     }
     stage = Stage(config.out / task, "mix", settings)
-    stage.open()
-    if on_root(lambda: stage.complete):
-        _say(f"{stage.folder} is complete")
-        return
+    with stage.open():
+        if stage.finished(config.processes):
+            on_root(lambda: say(f"{stage.folder} is complete"))
+        else:
+            _write(config, stage, rows, encoded, languages)
+
+
+def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> None:
+    task = stage.settings["task"]
     plan = _plan(config, task, encoded, languages)
     first_rows = None
     if task == "mono":
@@ -134,19 +136,19 @@ def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: 
     results = run_tasks(write, range(count), sizes, config.processes, f"mix {task}")
     shards = tuple(Shard(**result["shard"]) for result in results)
     counts = _counts(plan, task, rows, results)
-    manifest = Manifest("mix", settings, encoded.vocabulary_size, encoded.vocabulary_sha256, languages, shards, counts)
+    manifest = Manifest("mix", stage.settings, encoded.vocabulary_size, encoded.vocabulary_sha256, languages, shards, counts)
     assert manifest.rows == rows
     on_root(partial(write_manifest, stage.folder, manifest))
-    _say(f"{stage.folder}: {rows:,} rows in {count} shards, {100 * counts['fill']:.1f}% of the tokens are not padding")
+    words = f"{rows:,} rows in {count} shards, {100 * counts['fill']:.1f}% of the tokens are not padding"
+    on_root(lambda: say(f"{stage.folder}: {words}"))
 
 
 def _plan(config: MixConfig, task: str, encoded: Manifest, languages: tuple[str, ...]) -> Plan:
     folder = config.encoded / task
     names = [shard.name for shard in encoded.shards]
     sizes = [shard.bytes for shard in encoded.shards]
-    sources: Sequence[Source] = run_tasks(
-        partial(survey, folder, config.row_tokens, LAYOUTS[config.layout]), names, sizes, config.processes, f"survey {task}"
-    )
+    look = partial(survey, folder, config.row_tokens, LAYOUTS[config.layout], encoded.settings.get("max_pair_tokens"))
+    sources: Sequence[Source] = run_tasks(look, names, sizes, config.processes, f"survey {task}")
     if not any(source.examples for source in sources):
         raise ValueError(f"{folder} has nothing that fills a row of {config.row_tokens} tokens: encode some text first")
     order = task, config.alpha, config.seed
@@ -183,7 +185,7 @@ def _count_windows(stage: Stage, plan: Plan, windows: int, start: int) -> dict[s
     name = f"windows-{plan.order.total}-{start}"
     result = stage.task_result(name)
     if result is None:
-        result = {"rows": [count_rows(plan, number) for number in range(start, min(start + _WINDOWS_A_TASK, windows))]}
+        result = {"rows": count_rows(plan, start, min(start + _WINDOWS_A_TASK, windows))}
         stage.finish_task(name, result)
     return result
 
@@ -194,7 +196,7 @@ def _write_shard(
     name = f"{number:05d}"
     path = stage.folder / f"{name}.arrow"
     result = stage.task_result(f"shard-{name}")
-    if result is None or not path.exists() or path.stat().st_size != result["shard"]["bytes"]:
+    if result is None:
         start, stop = number * rows_per_shard, min((number + 1) * rows_per_shard, rows)
         tally = Tally(np.zeros(len(plan.order.names), dtype=np.int64))
         batches = (
@@ -232,9 +234,5 @@ def _counts(plan: Plan, task: str, rows: int, results: Sequence[dict[str, Any]])
         "tokens": tokens,
         "fill": tokens / (rows * plan.row_tokens),
         "examples": sum(used),
+        "sampled": order.total,
     }
-
-
-def _say(words: str) -> None:
-    if is_root():
-        print(words, flush=True)

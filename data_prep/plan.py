@@ -1,15 +1,19 @@
 """What `mix` will write, known before a token is read: the examples of every encoded shard and their sampled order."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from data_prep.mapped import mapped
+from data_prep.encoded import Batches, read_batches
 from data_prep.sampling import Order, apportion, temperature_shares
-from xlme_ds.data.schema import EOS, Layout
+from xlme_ds.data.schema import Layout
+
+BLOCK = {"mono": 1 << 16, "para": 1 << 18}  # slots that are shuffled together: some 30,000 rows or more
+STRETCH = 8192  # ids of a side, in about one piece of a file, that are used in the same block
+ORDER = "every example of a language once a pass, pass after pass; blocks of {} slots, stretches of {} ids"
 
 
 @dataclass(frozen=True)
@@ -17,14 +21,26 @@ class Source:
     """An encoded shard as examples of one group (a language, or a language pair).
 
     Task mono: `examples` training rows. Task para: pairs that fit into a row, `tokens` ids in their items (specials
-    included), and `too_long` pairs that do not fit.
+    included). `batches` tell where the ids are.
     """
 
     name: str
     group: str
     examples: int
     tokens: int
-    too_long: int = 0
+    batches: Batches
+    unfit: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Pairs that do not fit into a row: their records, in order."""
+
+    @property
+    def too_long(self) -> int:
+        """How many pairs do not fit."""
+        return len(self.unfit)
+
+    def records(self, examples: np.ndarray) -> np.ndarray:
+        """The records of examples that are pairs."""
+        fitting_before = self.unfit - np.arange(len(self.unfit))
+        return examples + np.searchsorted(fitting_before, examples, side="right")
 
 
 @dataclass(frozen=True)
@@ -51,6 +67,11 @@ class Plan:
         source = np.searchsorted(self._first, at, side="right") - 1
         return group, source, at - self._first[source]
 
+    @property
+    def mean_tokens(self) -> float:
+        """Ids of an example, on average over the corpus."""
+        return _mean_tokens(self.sources)
+
     def path(self, source: int) -> Path:
         """The shard of a source."""
         return self.folder / self.sources[source].name
@@ -71,8 +92,13 @@ def make_plan(
     examples = tuple(sum(s.examples for s in sources if s.group == group) for group in groups)
     shares = tuple(temperature_shares(examples, alpha))
     members = tuple(group_languages(group, languages) for group in groups)
-    sampled = Order(tuple(groups), examples, shares, (), seed, task)
+    neighbours = max(int(STRETCH * len(members[0]) / _mean_tokens(sources)), 1)
+    sampled = Order(tuple(groups), examples, shares, (), seed, task, BLOCK[task], neighbours)
     return Plan(folder, row_tokens, layout, members, tuple(sources), sampled)
+
+
+def _mean_tokens(sources: Sequence[Source]) -> float:
+    return max(sum(source.tokens for source in sources), 1) / max(sum(source.examples for source in sources), 1)
 
 
 def with_total(plan: Plan, total: int) -> Plan:
@@ -93,28 +119,20 @@ def group_languages(group: str, languages: Sequence[str]) -> tuple[int, ...]:
     )
 
 
-def survey(folder: Path, row_tokens: int, layout: Layout, name: str) -> Source:
-    """Count the examples of the encoded shard `name` (`group/number.arrow`) of task folder `folder`."""
-    group = name.split("/")[0]
-    shard = mapped(folder / name)
-    if shard.columns == 1:
-        return Source(name, group, *_document_rows(folder / name, row_tokens - 2))
-    lengths = pair_tokens(folder / name, layout)
+def survey(folder: Path, row_tokens: int, layout: Layout, longest: int | None, name: str) -> Source:
+    """Count the examples of the encoded shard `name` (`group/number.arrow`) of task folder `folder`.
+
+    A document shard is cut every `row_tokens` - 2 ids. A last slice of one id is no row: it is the last document's `</s>`.
+    `longest`: ids that no pair has more of, where that is known; if all fit, their lengths need not be read.
+    """
+    group, path = name.split("/")[0], folder / name
+    batches = read_batches(path)
+    tokens, records = int(batches.tokens.sum()), int(batches.records.sum())
+    if len(batches.tokens) == 1:
+        rows, rest = divmod(tokens, row_tokens - 2)
+        return Source(name, group, rows + (rest > 1), tokens, batches)
+    if longest is not None and longest + layout.pair_specials <= row_tokens:
+        return Source(name, group, records, tokens + layout.pair_specials * records, batches)
+    lengths = batches.all_lengths(path).sum(0) + layout.pair_specials
     fits = lengths <= row_tokens
-    return Source(name, group, int(fits.sum()), int(lengths[fits].sum()), int((~fits).sum()))
-
-
-def pair_tokens(path: Path, layout: Layout) -> np.ndarray:
-    """Tokens of every pair of a shard as an item, int64."""
-    shard = mapped(path)
-    records = np.arange(shard.records)
-    return shard.bounds(0, records)[1] + shard.bounds(1, records)[1] + layout.pair_specials
-
-
-def _document_rows(path: Path, width: int) -> tuple[int, int]:
-    """(rows, tokens) of a document shard cut every `width` ids; a last slice of nothing but `</s>` is no row."""
-    shard = mapped(path)
-    rows = -(-shard.tokens // width)
-    if rows and (shard.stream((rows - 1) * width, rows * width) == EOS).all():
-        rows -= 1
-    return rows, shard.tokens
+    return Source(name, group, int(fits.sum()), int(lengths[fits].sum()), batches, np.flatnonzero(~fits))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-from data_prep.outcomes import Outcome, attempt, largest_first
+from data_prep.outcomes import Outcome, SharedFault, attempt, largest_first
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -41,7 +41,7 @@ def run_processes(
                     outcome = pipe.recv()
                 except (EOFError, OSError):
                     workers[pipe].join()
-                    outcome = Outcome(index, error=_death(tasks[index], workers[pipe].exitcode), users=True)
+                    outcome = Outcome(index, error=_death(tasks[index], workers[pipe].exitcode), kind=SharedFault)
                 yield outcome
                 if pending and outcome.error is None:
                     running[pipe] = pending.pop()

@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: a bar on a terminal, else plain lines, at most one every few seconds."""
+"""Words for people. Progress of long work on stderr: a bar on a terminal, else plain lines, at most one every few seconds."""
 
 import sys
 import time
@@ -12,6 +12,22 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 _PLAIN_SECONDS = 10.0
+
+
+def shown(words: str) -> str:
+    """`words` on one line that does nothing to a terminal: line ends, escapes and broken characters, as names of files may
+    have them, are written as Python would."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in words)
+
+
+def say(words: str) -> None:
+    """Tell what was done, on stdout."""
+    print(shown(words), flush=True)
+
+
+def warn(words: str) -> None:
+    """Tell what somebody should look at; the work goes on."""
+    print(f"warning: {shown(words)}", file=sys.stderr, flush=True)
 
 
 class Progress:

@@ -15,6 +15,7 @@ _OUTCOME, _STOP = 1, 2  # message tags
 
 # What a launcher tells its processes. Not SLURM_NTASKS: a batch script has it too, where nothing was launched.
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+_RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
 @cache
@@ -35,10 +36,20 @@ def world_size() -> int:
     return size
 
 
-def communicator() -> Any:
-    """MPI.COMM_WORLD."""
-    from mpi4py import MPI  # imported late: importing it initialises MPI
+def launched_rank() -> int:
+    """This process's number as the launcher has it, where MPI may not work; 0 without a launcher."""
+    return next((int(os.environ[name]) for name in _RANK_VARIABLES if os.environ.get(name)), 0)
 
+
+def communicator() -> Any:
+    """MPI.COMM_WORLD. Raises ValueError where there is no MPI."""
+    try:
+        from mpi4py import MPI  # imported late: importing it initialises MPI
+    except (ImportError, RuntimeError) as error:  # the latter where it finds no MPI library
+        raise ValueError(
+            f"a launcher started several processes, but mpi4py cannot be imported ({error}): install the extra `mpi` and an MPI "
+            "library, or start the command without a launcher, with --processes"
+        ) from None
     return MPI.COMM_WORLD
 
 

@@ -1,11 +1,11 @@
 """The second half of filter `exact_duplicates`: staged shards to final ones, without the duplicates of a language.
 
 OUT/staged/<name>/<slice>.*.npy   duplicates in one slice of the hashes
+OUT/tasks/<name>.<slice>.json     they are found
 OUT/tasks/<task>.<block>.final.json   a block without its duplicates
 """
 
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,8 +21,8 @@ from data_prep.dedup import duplicates_of, find_duplicates, noted, slices
 from data_prep.encode_input import STAGED, Task, finish
 from data_prep.executor import on_root, run_tasks
 from data_prep.filters import EXACT_DUPLICATES
-from data_prep.store import Stage, write_arrow
-from xlme_ds.data.schema import DOCUMENTS, PAIRS, UNK, Shard
+from data_prep.store import Stage, make_folder, write_arrow
+from xlme_ds.data.schema import DOCUMENTS, PAIRS, UNK, Shard, sync_folder
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def remove_duplicates(stage: Stage, tasks: Sequence[Task], processes: int) -> No
     """Finish inputs whose blocks are all staged; collective under MPI."""
     languages = on_root(lambda: [_language(stage, list(same)) for _, same in groupby(tasks, lambda t: t.source.name)])
     merges = [(language, number) for language in languages for number in range(len(language.found))]
-    run_tasks(_merge, merges, [len(language.runs) for language, _ in merges], processes, "find duplicates")
+    run_tasks(partial(_merge, stage), merges, [len(language.runs) for language, _ in merges], processes, "find duplicates")
     writes = [(language, number) for language in languages for number in range(len(language.blocks))]
     work = partial(_write_block, stage)
     run_tasks(work, writes, [1] * len(writes), processes, "remove duplicates")
@@ -69,9 +69,13 @@ def _language(stage: Stage, tasks: list[Task]) -> _Language:
     return _Language(tuple(blocks), tuple(staged / task.shard_name(number) for task, number in blocks), tuple(found))
 
 
-def _merge(item: tuple[_Language, int]) -> None:
+def _merge(stage: Stage, item: tuple[_Language, int]) -> None:
     language, number = item
-    find_duplicates(language.runs, number, len(language.found), language.found[number])
+    out = language.found[number]
+    marker = f"{out.parent.name}.{out.name}"
+    if stage.task_result(marker) is None:
+        files = find_duplicates(language.runs, number, len(language.found), out, stage.folder)
+        stage.finish_task(marker, {"files": [asdict(file) for file in files]})
 
 
 def _write_block(stage: Stage, item: tuple[_Language, int]) -> None:
@@ -82,6 +86,7 @@ def _write_block(stage: Stage, item: tuple[_Language, int]) -> None:
         return
     result = stage.task_result(task.block_name(block))
     assert result is not None
+    result.pop("files", None)  # its notes, which go with the staged shard
     if result["shard"] is not None:
         positions = duplicates_of(number, language.found)
         path = stage.folder / task.shard_name(block)
@@ -92,9 +97,10 @@ def _write_block(stage: Stage, item: tuple[_Language, int]) -> None:
             write = _write_documents if task.mono else _write_pairs
             result = {**result, **write(stage.folder, staged, path, keep, noted(staged), result["counts"])}
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             if staged.exists():  # else an interrupted run has moved it
                 os.replace(staged, path)
+                sync_folder(path.parent)
             shard = replace(Shard(**result["shard"]), name=task.shard_name(block))
             result = {**result, "shard": asdict(shard)}
     stage.finish_task(marker, result)
@@ -189,4 +195,3 @@ def _finish(stage: Stage, tasks: Sequence[Task]) -> None:
         encoded = stage.task_result(f"{task.name}.encoded")
         assert encoded is not None
         finish(stage, task, [stage.task_result(f"{task.block_name(n)}.final") for n in range(encoded["blocks"])])
-    shutil.rmtree(stage.folder / STAGED)

@@ -2,20 +2,19 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from data_prep.mapped import MappedShard, mapped
+from data_prep.encoded import copy_words
 from data_prep.packing import pack_shuffled
 from data_prep.permutation import hashed, key_of
-from data_prep.plan import Plan, pair_tokens
-from xlme_ds.data.schema import EOS, PAD, Layout, row_schema
+from data_prep.plan import BLOCK, Plan
+from xlme_ds.data.schema import EOS, PAD, row_schema
 
 BATCH_ROWS = 1024
 WINDOW = 8192  # pairs that are packed together
+_HELD = 1 << 25  # ids that are in memory at once, 128 MiB
 
 
 @dataclass
@@ -27,8 +26,8 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Window:
-    """One window of sampled pairs; `starts` and `lengths` are [2, pairs] in the order the sides will stand."""
+class Pairs:
+    """Sampled pairs; `starts` and `lengths` are [2, pairs] in the order the sides will stand."""
 
     group: np.ndarray
     source: np.ndarray
@@ -46,45 +45,39 @@ class Window:
 
 def mono_rows(plan: Plan, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
     """Rows [start, stop) of the order: what opens an item, a slice of a shard's token stream without `</s>` at its ends, `</s>`."""
-    width = plan.row_tokens - 2
-    group, source, example = plan.find(np.arange(start, stop))
+    held = min(BLOCK["mono"], max(_HELD // plan.row_tokens // BATCH_ROWS, 1) * BATCH_ROWS)
     languages = np.array([index for (index,) in plan.group_languages])
-    shards = {s: mapped(plan.path(s)) for s in np.unique(source).tolist()}
-    words = {s: shard.words.data for s, shard in shards.items()}  # slices of it are made in no time
-    missing = np.full(width, PAD, dtype=np.int32).data
-    at = np.empty(len(source), dtype=np.int64)
-    for same in _grouped(source):
-        at[same] = shards[int(source[same[0]])].stretches(example[same] * width, width)
-    for begin in range(0, stop - start, BATCH_ROWS):
-        part = slice(begin, min(begin + BATCH_ROWS, stop - start))
-        texts = [
-            words[s][start : start + width] if start >= 0 else missing
-            for s, start in zip(source[part].tolist(), at[part].tolist(), strict=True)
-        ]
-        # One copy for all rows: between two texts, and at both ends, stand the last id of a row and the first of another.
-        joined = bytearray(np.array([EOS, plan.layout.opening], dtype=np.int32)).join([b"", *texts, b""])
-        rows = np.frombuffer(joined, dtype=np.int32)[1:-1].reshape(len(texts), plan.row_tokens)
-        lengths = np.full(len(rows), plan.row_tokens)
-        whole = (at[part] >= 0) & (rows[:, 1] != EOS) & (rows[:, -2] != EOS)
-        for i in np.flatnonzero(~whole).tolist():
-            s = int(source[begin + i])
-            lengths[i] = _fill(rows[i], plan.path(s), shards[s], int(example[begin + i]) * width)
-        tally.used += np.bincount(group[part], minlength=len(tally.used))
+    for first in range(start, stop, held):
+        group, rows, lengths = _mono(plan, np.arange(first, min(first + held, stop)))
+        tally.used += np.bincount(group, minlength=len(tally.used))
         tally.tokens += int(lengths.sum())
-        items = np.ones(len(rows), dtype=np.int64)
-        yield _batch(rows, items, lengths, items, languages[group[part]])
+        for begin in range(0, len(rows), BATCH_ROWS):
+            part = slice(begin, begin + BATCH_ROWS)
+            items = np.ones(len(rows[part]), dtype=np.int64)
+            yield _batch(rows[part], items, lengths[part], items, languages[group[part]])
 
 
-def _fill(row: np.ndarray, path: Path, shard: MappedShard, start: int) -> int:
-    """Write the row of the text that starts at token `start`, without `</s>` at its ends; its ids with specials."""
-    text = shard.stream(start, start + len(row) - 2)
-    text = text[int(text[0] == EOS) : len(text) - int(text[-1] == EOS)]
-    if not len(text):
-        raise ValueError(f"{path} has a document without text near token {start}: encode the data again")
-    row[1:] = PAD
-    row[1 : 1 + len(text)] = text
-    row[1 + len(text)] = EOS
-    return len(text) + 2
+def _mono(plan: Plan, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(group, row [slots, R], ids that are not padding) of each slot; the shards are read one after the other."""
+    group, source, example = plan.find(slots)
+    rows, texts = np.empty((len(slots), plan.row_tokens), dtype=np.int32), np.empty(len(slots), dtype=np.int64)
+    width = plan.row_tokens - 2
+    for same in _grouped(source):
+        s = int(source[same[0]])
+        begin = plan.row_tokens * same + 1
+        texts[same] = plan.sources[s].batches.copy_stream(plan.path(s), example[same] * width, width, rows.ravel(), begin)
+    number = np.arange(len(rows))
+    rows[:, 0], rows[:, -1] = plan.layout.opening, EOS
+    for i in np.flatnonzero((texts < width) | (rows[:, 1] == EOS) | (rows[number, texts] == EOS)).tolist():
+        text = rows[i, 1 : 1 + texts[i]].copy()
+        text = text[int(text[0] == EOS) : len(text) - int(text[-1] == EOS)]
+        if not len(text):
+            raise ValueError(f"{plan.path(int(source[i]))} has a document without text: encode the data again")
+        rows[i, 1:] = PAD
+        rows[i, 1 : 1 + len(text)] = text
+        rows[i, 1 + len(text)] = EOS
+        texts[i] = len(text)
+    return group, rows, texts + 2
 
 
 def _grouped(source: np.ndarray) -> list[np.ndarray]:
@@ -93,9 +86,13 @@ def _grouped(source: np.ndarray) -> list[np.ndarray]:
     return np.split(order, np.flatnonzero(np.diff(source[order])) + 1)
 
 
-def count_rows(plan: Plan, window: int) -> int:
-    """Rows into which a window packs."""
-    return len(_packed(plan, window, read_window(plan, window)))
+def count_rows(plan: Plan, first: int, last: int) -> list[int]:
+    """Rows into which each of the windows [first, last) packs."""
+    counts = []
+    for start, stop in _together(plan, first, last):
+        tokens = read_pairs(plan, start, stop).tokens
+        counts += [len(_packed(plan, number, tokens, start)) for number in range(start, stop)]
+    return counts
 
 
 def para_rows(plan: Plan, first_rows: np.ndarray, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
@@ -103,53 +100,59 @@ def para_rows(plan: Plan, first_rows: np.ndarray, start: int, stop: int, tally: 
     return _rechunked(_window_batches(plan, first_rows, start, stop, tally), BATCH_ROWS)
 
 
-def read_window(plan: Plan, number: int) -> Window:
-    """Look up where the pairs of window `number` stand, without reading their ids."""
-    slots = np.arange(number * WINDOW, min((number + 1) * WINDOW, plan.order.total))
+def _together(plan: Plan, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Windows [first, last) in parts that are read at once: no more than a block of the order, and what memory holds."""
+    most = int(min(BLOCK["para"], _HELD / plan.mean_tokens)) // WINDOW or 1
+    while first < last:
+        stop = min(first - first % most + most, last)
+        yield first, stop
+        first = stop
+
+
+def read_pairs(plan: Plan, first: int, last: int) -> Pairs:
+    """Look up where the pairs of windows [first, last) stand, without reading their ids."""
+    slots = np.arange(first * WINDOW, min(last * WINDOW, plan.order.total))
     group, source, example = plan.find(slots)
     starts, lengths = np.empty((2, 2, len(slots)), dtype=np.int64)
     for at in _grouped(source):
         s = int(source[at[0]])
-        records = example[at]
-        if plan.sources[s].too_long:
-            records = _fitting(plan.path(s), plan.row_tokens, plan.layout)[records]
-        for side in (0, 1):
-            starts[side, at], lengths[side, at] = mapped(plan.path(s)).bounds(side, records)
+        shard = plan.sources[s]
+        starts[:, at], lengths[:, at] = shard.batches.bounds(plan.path(s), shard.records(example[at]))
     swapped = plan.order.swapped(slots)
     starts[:, swapped], lengths[:, swapped] = starts[::-1, swapped], lengths[::-1, swapped]
-    return Window(group, source, starts, lengths, swapped, plan.layout.pair_specials)
+    return Pairs(group, source, starts, lengths, swapped, plan.layout.pair_specials)
 
 
-@lru_cache(maxsize=64)
-def _fitting(path: Path, row_tokens: int, layout: Layout) -> np.ndarray:
-    return np.flatnonzero(pair_tokens(path, layout) <= row_tokens)
-
-
-def _packed(plan: Plan, number: int, window: Window) -> list[np.ndarray]:
+def _packed(plan: Plan, number: int, tokens: np.ndarray, first: int) -> list[np.ndarray]:
+    """Pairs of each row of window `number`; `tokens` are of all pairs from window `first` on, which is how they are numbered."""
     key = key_of(plan.order.seed, plan.order.label, "rows")
-    return pack_shuffled(window.tokens, plan.row_tokens, hashed(key, number))
+    begin = (number - first) * WINDOW
+    rows = pack_shuffled(tokens[begin : begin + WINDOW], plan.row_tokens, hashed(key, number))
+    return [begin + row for row in rows]
 
 
 def _window_batches(
     plan: Plan, first_rows: np.ndarray, start: int, stop: int, tally: Tally
 ) -> Iterator[pa.RecordBatch]:
-    for number in range(int(np.searchsorted(first_rows, start, side="right")) - 1, len(first_rows) - 1):
-        first = int(first_rows[number])
-        if first >= stop:
-            return
-        window = read_window(plan, number)
-        rows = _packed(plan, number, window)[max(start - first, 0) : stop - first]
-        tally.used += np.bincount(window.group[np.concatenate(rows)], minlength=len(tally.used))
-        tally.tokens += int(window.tokens[np.concatenate(rows)].sum())
-        yield _render(plan, window, rows)
+    first, last = int(np.searchsorted(first_rows, start, side="right")) - 1, int(np.searchsorted(first_rows, stop))
+    for begin, end in _together(plan, first, last):
+        pairs = read_pairs(plan, begin, end)
+        tokens = pairs.tokens
+        rows = [row for number in range(begin, end) for row in _packed(plan, number, tokens, begin)]
+        before = int(first_rows[begin])
+        rows = rows[max(start - before, 0) : stop - before]
+        used = np.concatenate(rows)
+        tally.used += np.bincount(pairs.group[used], minlength=len(tally.used))
+        tally.tokens += int(tokens[used].sum())
+        yield _render(plan, pairs, rows)
 
 
-def _render(plan: Plan, window: Window, rows: Sequence[np.ndarray]) -> pa.RecordBatch:
-    """The rows with the given items of a window, each item `<s> e </s> f </s>`, or as else the plan lays them out."""
+def _render(plan: Plan, pairs: Pairs, rows: Sequence[np.ndarray]) -> pa.RecordBatch:
+    """The rows with the given items, each item `<s> e </s> f </s>`, or as else the plan lays them out."""
     items = np.concatenate(rows)
     counts = np.array([len(row) for row in rows])
-    lengths = window.tokens[items]
-    first = window.lengths[0, items]
+    lengths = pairs.tokens[items]
+    first = pairs.lengths[0, items]
     ends = np.cumsum(lengths)
     row_ends = ends[np.cumsum(counts) - 1]
     padding = np.arange(len(rows)) * plan.row_tokens - np.concatenate([[0], row_ends[:-1]])  # of all rows before
@@ -160,15 +163,13 @@ def _render(plan: Plan, window: Window, rows: Sequence[np.ndarray]) -> pa.Record
     for n, separator in enumerate(plan.layout.between):
         flat[behind + n] = separator
     flat[at + lengths - 1] = EOS
-    files = {s: mapped(plan.path(s)).words for s in np.unique(window.source).tolist()}
-    words = [files[s] for s in window.source[items].tolist()]
-    for side, begin in ((0, at + 1), (1, behind + len(plan.layout.between))):
-        starts, wide = window.starts[side, items].tolist(), window.lengths[side, items].tolist()
-        stretches = zip(words, begin.tolist(), starts, wide, strict=True)
-        for source, b, s, n in stretches:
-            flat[b : b + n] = source[s : s + n]
-    sides = np.array(plan.group_languages)[window.group[items]]
-    sides[window.swapped[items]] = sides[window.swapped[items], ::-1]
+    starts, wide = pairs.starts[:, items], pairs.lengths[:, items]
+    places = np.stack([at + 1, behind + len(plan.layout.between)])
+    for same in _grouped(pairs.source[items]):
+        path = plan.path(int(pairs.source[items[same[0]]]))
+        copy_words(path, starts[:, same].ravel(), wide[:, same].ravel(), flat, places[:, same].ravel())
+    sides = np.array(plan.group_languages)[pairs.group[items]]
+    sides[pairs.swapped[items]] = sides[pairs.swapped[items], ::-1]
     return _batch(flat.reshape(len(rows), -1), counts, lengths, 2 * counts, sides.ravel())
 
 
@@ -190,9 +191,22 @@ def _rechunked(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Reco
     """The same rows in batches of `size`, the last one shorter."""
     rest: pa.RecordBatch | None = None
     for batch in batches:
-        rest = batch if rest is None else pa.concat_batches([rest, batch])
-        while rest.num_rows >= size:
-            yield rest.slice(0, size)
-            rest = rest.slice(size)
+        if rest is not None and rest.num_rows:
+            missing = size - rest.num_rows
+            rest, batch = pa.concat_batches([rest, batch.slice(0, missing)]), batch.slice(missing)
+            if rest.num_rows < size:
+                continue
+            yield _exact(rest)
+        whole = batch.num_rows - batch.num_rows % size
+        yield from (_exact(batch.slice(begin, size)) for begin in range(0, whole, size))
+        rest = batch.slice(whole)
     if rest is not None and rest.num_rows:
-        yield rest
+        yield _exact(rest)
+
+
+def _exact(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A slice whose buffers end where it ends: else Arrow fills the file's gaps with what stands behind it in memory."""
+    tokens, lengths, languages = batch.columns
+    items, sides = (np.diff(column.offsets.to_numpy()) for column in (lengths, languages))
+    rows = tokens.flatten().to_numpy().reshape(len(items), -1)
+    return _batch(rows, items, lengths.flatten().to_numpy(), sides, languages.flatten().to_numpy())

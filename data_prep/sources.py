@@ -57,6 +57,22 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
     for task, folder, find in zip(TASKS, (text.mono, text.para), (find_documents, find_pairs), strict=True):
         inputs = [*(find(folder) if folder else []), *inputs_of(corpora, task, text.allow_missing)]
         if inputs:
+            _refuse_doubles(inputs)
             inputs.sort(key=lambda source: source.name)  # stable
             sources[task] = Sources(tuple(inputs), tuple(corpus for corpus in corpora if corpus.task == task))
     return sources
+
+
+def _refuse_doubles(inputs: list[Input]) -> None:
+    """Raise ValueError where the same files are named twice for one language or pair: their text would count twice."""
+    seen: dict[tuple[str, ...], str] = {}
+    for source in inputs:
+        files = tuple(str(path.local.resolve()) if path.local else str(path) for path in source.paths)
+        by = f"corpus {source.corpus}" if source.corpus else "--mono or --para"
+        if (source.name, *files) in seen:
+            other = seen[(source.name, *files)]
+            raise ValueError(
+                f"{source.paths[0]} is named twice for {source.name} (by {other} and by {by}), so its text would count twice: "
+                "name it once"
+            )
+        seen[(source.name, *files)] = by

@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.executor import on_root
+from data_prep.progress import shown
 from data_prep.stats_lengths import length_histograms, median
 from data_prep.stats_losses import loss_tables
 from data_prep.stats_page import Section, html
 from data_prep.stats_table import TITLES, columns, lines_of, total
+from data_prep.store import write_file
 from xlme_ds.data.schema import TASKS, read_manifest
 
 
@@ -63,10 +65,9 @@ def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
         console.print(_table(TITLES[section.task], (*columns(section.task), "median tokens"), rows))
         for losses in section.losses:
             console.print(_table(losses.title, losses.columns, losses.rows))
-    config.out.mkdir(parents=True, exist_ok=True)
     page = config.out / "stats.html"
-    page.write_text(html(sections, read_manifest(config.data / sections[0].task)), encoding="utf-8")
-    console.print(f"open {page}", soft_wrap=True)
+    write_file(page, html(sections, read_manifest(config.data / sections[0].task)).encode(), config.out)
+    console.print(f"open {shown(str(page))}", soft_wrap=True, markup=False)
 
 
 def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> object:

@@ -43,6 +43,6 @@ def _histogram(folder: Path, name: str) -> np.ndarray:
                 lengths = sum(np.diff(column.offsets.to_numpy()) for column in batch.columns)
                 bins = np.searchsorted(EDGES, lengths, side="right") - 1
                 counts += np.bincount(bins, minlength=len(EDGES))
-    except (OSError, pa.ArrowInvalid) as error:
+    except pa.ArrowInvalid as error:
         raise ValueError(f"{folder / name} cannot be read ({error}): check the folder with verify") from None
     return counts

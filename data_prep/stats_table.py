@@ -11,12 +11,15 @@ TITLES = {"mono": "Languages", "para": "Language pairs"}
 
 @dataclass(frozen=True)
 class Line:
-    """One language or pair. `units` are documents or pairs, `used` the rows or pairs that training reads."""
+    """One language or pair. Of the documents or pairs that were `read`, encode dropped some, mix found some pairs too long for
+    a row, and `units` are left; `used` are the rows or pairs that training reads."""
 
     name: str
     bytes: int
+    read: int
     units: int
     dropped: int
+    too_long: int
     tokens: int
     unknown_rate: float
     tokens_per_character: float
@@ -30,8 +33,10 @@ class Line:
         return (
             self.name,
             size_text(self.bytes),
-            f"{self.units:,}",
+            f"{self.read:,}",
             f"{self.dropped:,}",
+            f"{self.too_long:,}",
+            f"{self.units:,}",
             f"{self.tokens:,}",
             f"{100 * self.unknown_rate:.3f}%",
             f"{self.tokens_per_character:.3f}",
@@ -46,7 +51,8 @@ def columns(task: str) -> tuple[str, ...]:
     """Headings of a task's table."""
     name, units, used = ("language", "documents", "rows used") if task == "mono" else ("pair", "pairs", "pairs used")
     shares = ("share before α", "share after α")
-    return (name, "size", units, "dropped", "tokens", "unknown", "tokens/char", *shares, used, "repeat")
+    counts = (f"{units} read", "dropped", "too long", units)
+    return (name, "size", *counts, "tokens", "unknown", "tokens/char", *shares, used, "repeat")
 
 
 def lines_of(encoded_folder: Path, data_folder: Path, task: str) -> list[Line]:
@@ -67,8 +73,10 @@ def lines_of(encoded_folder: Path, data_folder: Path, task: str) -> list[Line]:
             Line(
                 name=name,
                 bytes=counts["bytes"],
-                units=counts[units],
-                dropped=sum(counts["dropped"].values()) + drawn.get("too_long", 0),
+                read=counts[f"{units}_in"],
+                units=counts[units] - drawn.get("too_long", 0),
+                dropped=sum(counts["dropped"].values()),
+                too_long=drawn.get("too_long", 0),
                 tokens=counts["tokens"],
                 unknown_rate=counts["unknown"] / max(counts["tokens"], 1),
                 tokens_per_character=counts["tokens"] / max(counts["characters"], 1),
@@ -87,8 +95,10 @@ def total(lines: Sequence[Line]) -> Line:
     return Line(
         name="all",
         bytes=sum(line.bytes for line in lines),
+        read=sum(line.read for line in lines),
         units=sum(line.units for line in lines),
         dropped=sum(line.dropped for line in lines),
+        too_long=sum(line.too_long for line in lines),
         tokens=tokens,
         unknown_rate=sum(line.unknown_rate * line.tokens for line in lines) / max(tokens, 1),
         tokens_per_character=tokens / max(characters, 1),

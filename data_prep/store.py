@@ -1,23 +1,40 @@
 """A stage's output folder: settings first, shards by atomic rename, a marker for every finished task, manifest last.
 
+OUT/.lock                    held by the one process that works in the folder
 OUT/settings.json            stage name and settings; a relaunch must have the same
 OUT/tasks/<task>.json        marker of a finished task with its result, written after the task's shards
 OUT/manifest.json            completeness marker, written by the stage itself (`schema.write_manifest`)
+
+The three kinds of JSON hold a checksum of themselves, markers one of the settings too. Whatever is missing or damaged is
+made again by the same command: what a marker vouches for is read and compared whenever a command is given again.
 """
 
+import fcntl
 import hashlib
 import io
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
 
-from data_prep.executor import on_root
-from xlme_ds.data.schema import Shard, write_json
+from data_prep.executor import on_root, run_tasks
+from data_prep.progress import warn
+from xlme_ds.data.schema import (
+    Manifest,
+    Shard,
+    file_sha256,
+    read_manifest,
+    read_signed,
+    replacing,
+    sync_folder,
+    write_signed,
+)
 
 
 @dataclass(frozen=True)
@@ -28,80 +45,245 @@ class Stage:
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
 
-    def open(self) -> None:
-        """Create the folder, or take up an interrupted run in it; collective under MPI.
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Create the folder, or take up an interrupted run in it, and keep other processes out; collective under MPI.
 
-        Raises ValueError when the folder was begun by another stage or with other settings.
+        Raises ValueError when another process works in it, or it was begun by another stage or with other settings.
         """
-        on_root(self._open)
+        with ExitStack() as held:  # by the root
+            on_root(lambda: self._open(held))
+            yield
 
-    def _open(self) -> None:
-        (self.folder / "tasks").mkdir(parents=True, exist_ok=True)
+    def _open(self, held: ExitStack) -> None:
+        make_folder(self.folder / "tasks")
+        held.enter_context(lock(self.folder))
         for leftover in self.folder.rglob(".*.tmp"):
             leftover.unlink()
         path = self.folder / "settings.json"
-        wanted = json.loads(json.dumps({"stage": self.name, "settings": self.settings}))
-        if path.exists():
-            _refuse_changes(self.folder, json.loads(path.read_text(encoding="utf-8")), wanted)
-        else:
-            write_json(path, wanted)
+        begun = next(filter(_says_settings, map(_readable, (path, self.folder / "manifest.json"))), None)
+        if begun is not None:
+            _refuse_changes(self.folder, begun, self._wanted)
+        if _readable(path, unsigned=False) is None:
+            if begun is not None:  # by an earlier version, or settings.json is lost
+                self._sign_markers()
+            write_signed(path, self._wanted)
 
-    @property
-    def complete(self) -> bool:
-        """Whether the manifest, which is written last, exists."""
-        return (self.folder / "manifest.json").exists()
+    def finished(self, processes: int, moved: Collection[str] = ()) -> bool:
+        """Whether all is done, and every file is there with its checksum; collective under MPI.
+
+        If not, what is missing or damaged is told, and forgotten as if it had never been done; of an unfinished folder
+        too. `moved` names files that need not be there any more.
+        """
+        manifest = on_root(self._manifest)
+        if manifest is not None:
+            if not self._lost([("", shard) for shard in manifest.shards], processes):
+                return True
+            on_root((self.folder / "manifest.json").unlink)
+        vouched = on_root(self._vouched)
+        lost = self._lost([(task, shard) for task, shard in vouched if shard.name not in moved], processes)
+        on_root(lambda: self._forget(lost))
+        return False
+
+    def _manifest(self) -> Manifest | None:
+        """The manifest, if it is there and whole; a damaged one is removed."""
+        path = self.folder / "manifest.json"
+        if not path.exists():
+            return None
+        found = _readable(path)
+        if found is None or any(found.get(key) != value for key, value in self._wanted.items()):
+            warn(f"{path} is damaged: it is written again")
+            path.unlink()
+            return None
+        return read_manifest(self.folder)
+
+    def _vouched(self) -> list[tuple[str, Shard]]:
+        """(task, file) of every file that a marker vouches for; damaged markers are removed."""
+        found = []
+        for path in sorted((self.folder / "tasks").glob("*.json")):
+            result = self.task_result(path.stem)
+            if result is None:
+                warn(f"{path} is damaged: its task is done again")
+                path.unlink()
+            else:
+                found += [(path.stem, shard) for shard in written_files(result)]
+        return found
+
+    def _lost(self, files: list[tuple[str, Shard]], processes: int) -> set[str]:
+        """The tasks of those files that are missing or damaged; collective under MPI."""
+        shards = [shard for _, shard in files]
+        check = partial(is_whole, self.folder)
+        whole = run_tasks(check, shards, [shard.bytes for shard in shards], processes, f"check {self.folder.name}")
+        lost = [file for file, good in zip(files, whole, strict=True) if not good]
+        if lost:
+            some = ", ".join(shard.name for _, shard in lost[:8]) + (" …" if len(lost) > 8 else "")
+            on_root(lambda: warn(f"{len(lost)} files of {self.folder} are missing or damaged and made again: {some}"))
+        return {task for task, _ in lost}
 
     def task_result(self, task_name: str) -> dict[str, Any] | None:
-        """The result of a finished task, None when it has not finished."""
-        path = self._marker(task_name)
-        result: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-        return result
+        """The result of a finished task; None when it has not finished, or its marker is damaged."""
+        try:
+            return read_signed(self._marker(task_name), self._context)
+        except (FileNotFoundError, ValueError):
+            return None
 
     def finish_task(self, task_name: str, result: dict[str, Any]) -> None:
         """Mark a task as finished; call it when all its shards are in place."""
-        write_json(self._marker(task_name), result)
+        write_signed(self._marker(task_name), result, self._context)
 
     def forget_task(self, task_name: str) -> None:
         """Remove a task's mark: it will be done again."""
         self._marker(task_name).unlink(missing_ok=True)
 
+    def _forget(self, tasks: Iterable[str]) -> None:
+        for task in tasks:
+            self.forget_task(task)
+
+    def _sign_markers(self) -> None:
+        """Give the markers of an earlier version, which have no checksum, theirs."""
+        for path in (self.folder / "tasks").glob("*.json"):
+            if self.task_result(path.stem) is None and (result := _readable(path)) is not None:
+                self.finish_task(path.stem, result)
+
     def _marker(self, task_name: str) -> Path:
         assert task_name and "/" not in task_name, f"a task name is a file name, not {task_name!r}"
         return self.folder / "tasks" / f"{task_name}.json"
 
+    @cached_property
+    def _context(self) -> str:
+        """What a marker is signed with: it is no good under other settings."""
+        return hashlib.sha256(json.dumps(self._wanted, sort_keys=True).encode()).hexdigest()
+
+    @cached_property
+    def _wanted(self) -> dict[str, Any]:
+        """What settings.json holds."""
+        wanted: dict[str, Any] = json.loads(json.dumps({"stage": self.name, "settings": self.settings}))
+        return wanted
+
+
+def _readable(path: Path, unsigned: bool = True) -> dict[str, Any] | None:
+    """A signed object; None where there is none, or it is damaged."""
+    try:
+        return read_signed(path, unsigned=unsigned)
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _says_settings(value: dict[str, Any] | None) -> bool:
+    return value is not None and isinstance(value.get("stage"), str) and isinstance(value.get("settings"), dict)
+
+
+def recorded(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]] | None:
+    """The results of finished tasks by name; None where settings.json is damaged, or has not these settings.
+
+    Raises ValueError for a damaged marker.
+    """
+    made, path = Stage(folder, stage, settings), folder / "settings.json"
+    if not path.exists():
+        return {}
+    if _readable(path) != made._wanted:
+        return None
+    unsigned = _readable(path, unsigned=False) is None  # of an earlier version
+    results = {}
+    for marker in sorted((folder / "tasks").glob("*.json")):
+        result = made.task_result(marker.stem) or (_readable(marker) if unsigned else None)
+        if result is None:
+            raise ValueError(f"{marker} is damaged: delete it and the manifest, and give the command that wrote {folder} again")
+        results[marker.stem] = result
+    return results
+
+
+def written_files(result: dict[str, Any]) -> list[Shard]:
+    """What a task's result says it wrote."""
+    return [Shard(**file) for file in (result.get("shard"), *result.get("shards", ()), *result.get("files", ())) if file]
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Keep other processes out of `folder` until the block or the process ends. Raises ValueError when one is in it."""
+    path = folder.resolve() / ".lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process is working in {folder}: wait for its end, or choose another folder") from None
+        except OSError as error:
+            raise ValueError(
+                f"{path} cannot be locked ({error.strerror}): mount its file system with flock, or choose a folder on another one"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, and have their names on the disk."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def is_whole(root: Path, file: Shard) -> bool:
+    """Whether a file is there with the bytes that were written."""
+    path = root / file.name
+    return path.is_file() and path.stat().st_size == file.bytes and file_sha256(path) == file.sha256
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator["Hashing"]:
+    """A file to write, which is `path` when the block ends, on the disk; its checksum is taken while the bytes are at hand."""
+    make_folder(path.parent)
+    with replacing(path) as file, Hashing(file) as hashing:
+        yield hashing
+        file.flush()
+        if os.fstat(file.fileno()).st_size != hashing.bytes:
+            raise OSError(None, f"the file system did not keep all of {hashing.bytes} bytes", str(path))
+    sync_folder(path.parent)
+
+
+def write_file(path: Path, data: bytes, root: Path) -> Shard:
+    """Write a file that holds no records; its name is relative to `root`."""
+    with new_file(path) as file:
+        file.write(data)
+    return file.shard(path, root)
+
 
 def write_arrow(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], root: Path) -> Shard:
-    """Write an uncompressed Arrow IPC file under a temporary name and rename it; its name is relative to `root`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Write an uncompressed Arrow IPC file; its name is relative to `root`."""
     rows = 0
-    try:
-        with open(temporary, "wb", buffering=0) as file, _Hashing(file) as hashing:
-            with pa.ipc.new_file(hashing, schema) as writer:
-                for batch in batches:
-                    writer.write_batch(batch)
-                    rows += batch.num_rows
-            os.fsync(file.fileno())
-        shard = Shard(path.relative_to(root).as_posix(), rows, temporary.stat().st_size, hashing.sha256.hexdigest())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return shard
+    with new_file(path) as file, pa.ipc.new_file(file, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            rows += batch.num_rows
+    return file.shard(path, root, rows)
 
 
-class _Hashing(io.RawIOBase):
-    """Writes to `file`, and hashes what is written while it is at hand."""
+class Hashing(io.RawIOBase):
+    """Writes to `file`, all or an error, and hashes what is written."""
 
     def __init__(self, file: IO[bytes]):
-        self.file = file
+        self.file = file  # a buffered one: it writes on after a short write, and tells of a full disk
+        self.bytes = 0
         self.sha256 = hashlib.sha256()
 
     def writable(self) -> bool:
+        """It is for nothing else."""
         return True
 
     def write(self, data: Any) -> int:
+        """Write `data`, all of it."""
+        size = memoryview(data).nbytes
+        written = self.file.write(data)
+        assert written == size
         self.sha256.update(data)
-        return self.file.write(data)
+        self.bytes += size
+        return size
+
+    def shard(self, path: Path, root: Path, rows: int = 0) -> Shard:
+        """What a marker or manifest says of the file."""
+        return Shard(path.relative_to(root).as_posix(), rows, self.bytes, self.sha256.hexdigest())
 
 
 def _refuse_changes(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:

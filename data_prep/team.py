@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.progress import Status
+from xlme_ds.data.schema import naming
 
-_WAIT = 0.01  # seconds between two looks
+_SHORTEST, _LONGEST = 0.01, 1.0  # seconds between two looks; in between, an eighth of what was waited so far
 _AHEAD = 2  # blocks that are offered for each waiting member
+
+_SOUND = "sound"  # a file that is there as long as no member failed
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Team:
         folder = parent / f"team-{os.getpid()}-{time.time_ns()}"
         for name in ("claimed", "waiting", "offered", "taken", "finished"):
             (folder / name).mkdir(parents=True)
+        (folder / _SOUND).touch()
         return folder
 
     def claim(self, name: str) -> bool:
@@ -58,7 +62,7 @@ class Team:
     @property
     def failed(self) -> bool:
         """Whether any member failed."""
-        return (self.folder / "failed").exists()
+        return not (self.folder / _SOUND).exists()
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -66,7 +70,7 @@ class Team:
         try:
             yield
         except BaseException:
-            (self.folder / "failed").touch()
+            (self.folder / _SOUND).unlink(missing_ok=True)  # to remove a file needs no room on the disk
             raise
         finally:
             self.status.stop()
@@ -77,7 +81,7 @@ class Team:
         if not waiting or len(os.listdir(self.folder / "offered")) >= _AHEAD * waiting:
             return False
         temporary = self.folder / f".{self.member}.tmp"
-        with open(temporary, "wb") as file:
+        with naming(temporary), open(temporary, "wb") as file:
             pickle.dump((name, number, block), file)
         os.rename(temporary, self.folder / "offered" / f"{name}.{number:06d}")
         return True
@@ -103,19 +107,25 @@ class Team:
     def help_until(self, inputs: int, work: Callable[[str, int, Any], None]) -> None:
         """Wait for blocks and work on them until so many `inputs` are finished, or a member failed."""
         (self.folder / "waiting" / str(self.member)).touch()
+        idle = time.monotonic()
         while not self.failed:
-            if not self.help(work):
-                if len(os.listdir(self.folder / "finished")) == inputs:
-                    return
-                time.sleep(_WAIT)
+            if self.help(work):
+                idle = time.monotonic()
+            elif len(os.listdir(self.folder / "finished")) == inputs:
+                return
+            else:
+                _pause(idle)
 
     def settle(self, name: str, work: Callable[[str, int, Any], None]) -> bool:
         """Wait until no offered block of input `name` is left, helping with them; False when a member failed."""
+        idle = time.monotonic()
         while not self.failed:
-            if not self.help(work, name):
-                if not any(file.startswith(f"{name}.") for file in os.listdir(self.folder / "taken")):
-                    return True
-                time.sleep(_WAIT)
+            if self.help(work, name):
+                idle = time.monotonic()
+            elif not any(file.startswith(f"{name}.") for file in os.listdir(self.folder / "taken")):
+                return True
+            else:
+                _pause(idle)
         return False
 
     def withdraw(self, name: str) -> None:
@@ -125,7 +135,8 @@ class Team:
     def report(self, done: int, inputs: int, label: str) -> None:
         """Note `done` bytes of text; member 0 shows what all members have done."""
         path = self.folder / f"done-{self.member}"
-        path.write_text(str(_number(path) + done))
+        with naming(path):
+            path.write_text(str(_number(path) + done))
         if self.member == 0:
             self.status.show(lambda: self._words(inputs, label))
 
@@ -133,6 +144,11 @@ class Team:
         total = sum(map(_number, self.folder.glob("done-*")))
         finished = len(os.listdir(self.folder / "finished"))
         return f"encode {label}: {total / 1e9:.2f} GB of text, {finished} of {inputs} inputs finished"
+
+
+def _pause(idle: float) -> None:
+    """Wait before the next look, the longer the longer there was nothing to do: `idle` is when that began."""
+    time.sleep(min(max(_SHORTEST, (time.monotonic() - idle) / 8), _LONGEST))
 
 
 def _number(path: Path) -> int:

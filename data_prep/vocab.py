@@ -1,21 +1,21 @@
 """Stage `vocab`: a SentencePiece unigram vocabulary from lines sampled by temperature over languages."""
 
 import io
-import os
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import sentencepiece as spm
 
-from data_prep.executor import is_root, on_root
+from data_prep.executor import on_root
 from data_prep.line_sample import SAMPLE, sample_lines, sampled_inputs
+from data_prep.progress import say
 from data_prep.sources import TextConfig
-from data_prep.store import Stage
-from xlme_ds.data.schema import Manifest, Shard, file_sha256, write_manifest
+from data_prep.store import Stage, write_file
+from xlme_ds.data.schema import Manifest, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
 _THREADS = 16  # a constant: SentencePiece sums by thread, so another number gives other bytes
@@ -65,17 +65,21 @@ def run(config: VocabConfig) -> None:
         _take_over(config, config.model)
     else:
         _train(config)
-    if is_root():
-        vocabulary = Vocabulary(config.out)
-        print(f"{vocabulary.path}: {vocabulary.size:,} ids", flush=True)
+    on_root(lambda: tell(config.out))
+
+
+def tell(out: Path) -> None:
+    """Say what vocabulary there is now."""
+    vocabulary = Vocabulary(out)
+    say(f"{vocabulary.path}: {vocabulary.size:,} ids")
 
 
 def _take_over(config: VocabConfig, model: Path) -> None:
     source = on_root(lambda: Vocabulary(model))
     stage = Stage(config.out, "vocab", {"model": source.sha256})
-    stage.open()
-    if not on_root(lambda: stage.complete):
-        on_root(lambda: _finish(stage, source.path.read_bytes(), {}))
+    with stage.open():
+        if not stage.finished(config.processes):
+            on_root(lambda: _finish(stage, source.path.read_bytes(), {}))
 
 
 def _train(config: VocabConfig) -> None:
@@ -89,11 +93,10 @@ def _train(config: VocabConfig) -> None:
         **text_settings,
     }
     stage = Stage(config.out, "vocab", settings)
-    stage.open()
-    if on_root(lambda: stage.complete):
-        return
-    sample = sample_lines(stage, inputs, config.sentences, config.alpha, config.seed, config.processes)
-    on_root(lambda: _finish(stage, train_model(sample.lines(), config), sample.by_language))
+    with stage.open():
+        if not stage.finished(config.processes):
+            sample = sample_lines(stage, inputs, config.sentences, config.alpha, config.seed, config.processes)
+            on_root(lambda: _finish(stage, train_model(sample.lines(), config), sample.by_language))
 
 
 def train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
@@ -137,11 +140,9 @@ def _size_error(words: str, size: int) -> ValueError | None:
 
 def _finish(stage: Stage, model: bytes, by_language: dict[str, Any]) -> None:
     path = stage.folder / MODEL_FILE
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(model)
-    os.replace(temporary, path)
+    written = write_file(path, model, stage.folder)
     vocabulary = Vocabulary(path)
-    shard = Shard(MODEL_FILE, vocabulary.processor.get_piece_size(), len(model), file_sha256(path))
+    shard = replace(written, rows=vocabulary.processor.get_piece_size())
     counts = {"by_language": by_language}
     shutil.rmtree(stage.folder / SAMPLE, ignore_errors=True)  # before the marker, so that a killed run leaves none
     write_manifest(

@@ -1,13 +1,17 @@
-# What differs between sites. Every script here reads this file first; each setting can also be set for one submission,
-# since sbatch passes on the environment: PYTHON=/opt/xlme/bin/python sbatch slurm/pretrain_base.sh
+# What differs between sites. Every job reads this file first; each setting can also be set for one submission, since sbatch
+# passes on the environment: XLME_PYTHON=/opt/xlme/bin/python sbatch slurm/pretrain_base.sh
+# Variables of these scripts begin with XLME_: WORK, DATA, SCRATCH and the like are many centres' own.
 
-# Modules and the Python environment (README, "Environment"), or a container: PYTHON is what srun starts on every node.
+# Modules and the Python environment (README, "Environment"), or a container: XLME_PYTHON is what srun starts on every node.
 # module load cuda/12.8 nccl
-# PYTHON="apptainer exec --nv xlme_ds.sif python"
-PYTHON=${PYTHON:-python}
+# XLME_PYTHON="apptainer exec --nv xlme_ds.sif python"
+XLME_PYTHON=${XLME_PYTHON:-python}
 
 # How srun joins the ranks of data preparation: pmi2 for MPICH and the mpich wheel, pmix for Open MPI.
-MPI_TYPE=${MPI_TYPE:-pmi2}
+XLME_MPI_TYPE=${XLME_MPI_TYPE:-pmi2}
+
+# How often a job may be requeued at most. Each time it must have saved something new; this ends what loses a node at every start.
+XLME_REQUEUES=${XLME_REQUEUES:-100}
 
 # Fabric: the interface for connections, and the InfiniBand adapters. NCCL_DEBUG=INFO tells what it chose.
 # export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Fine-tuning as a job array: a run for every task, training language and seed. This submits it; arguments go to sbatch.
 #
-#   MODEL=runs/base DATA=xtreme OUT=runs/base-xtreme bash slurm/finetune.sh [--account ...]
+#   XLME_MODEL=runs/base XLME_DATA=xtreme XLME_OUT=runs/base-xtreme bash slurm/finetune.sh [--account ...]
 #   python -m xlme_ds.report xtreme --runs runs/base-xtreme --out tables          # when all are done
 #
 # A run that was cut off goes on, one that is finished only says so: call it again after a failure.
@@ -17,30 +17,37 @@
 #SBATCH --output=%x-%A_%a.out
 set -euo pipefail
 
-MODEL=${MODEL:-runs/base}                                # a finished pre-training run, or an export
-DATA=${DATA:-xtreme}                                     # folders with the tasks' files, in words
-OUT=${OUT:-runs/xtreme}
-TASKS=${TASKS:-pos ner xquad mlqa tydiqa xnli pawsx}
-TRAIN=${TRAIN:-en}                                       # "en all": English only, and translate-train-all
-SEEDS=${SEEDS:-1 2 3 4 5}
-SETTINGS=${SETTINGS:-}                                   # for xlme_ds.finetune: --grid, --tuning.learning-rate 7e-6 ...
+XLME_MODEL=${XLME_MODEL:-runs/base}                      # a finished pre-training run, or an export
+XLME_DATA=${XLME_DATA:-xtreme}                           # folders with the tasks' files, in words quoted as for a shell
+XLME_OUT=${XLME_OUT:-runs/xtreme}
+XLME_TASKS=${XLME_TASKS:-pos ner xquad mlqa tydiqa xnli pawsx}
+XLME_TRAIN=${XLME_TRAIN:-en}                             # "en all": English only, and translate-train-all
+XLME_SEEDS=${XLME_SEEDS:-1 2 3 4 5}
+XLME_SETTINGS=${XLME_SETTINGS:-}                         # for xlme_ds.finetune: --grid, --tuning.learning-rate 7e-6 ...
 
 runs=()
-for task in $TASKS; do for languages in $TRAIN; do for seed in $SEEDS; do runs+=("$task $languages $seed"); done; done; done
+for task in $XLME_TASKS; do for languages in $XLME_TRAIN; do for seed in $XLME_SEEDS; do
+    runs+=("$task $languages $seed")
+done; done; done
 
 if [ -z "${SLURM_ARRAY_TASK_ID:-}" ]; then
-    export MODEL DATA OUT TASKS TRAIN SEEDS SETTINGS
+    export XLME_MODEL XLME_DATA XLME_OUT XLME_TASKS XLME_TRAIN XLME_SEEDS XLME_SETTINGS
     exec sbatch --array="0-$((${#runs[@]} - 1))" "$@" slurm/finetune.sh
 fi
 
 cd "$SLURM_SUBMIT_DIR"
-. slurm/env.sh
+. slurm/job.sh
+split data "$XLME_DATA"
+split settings "$XLME_SETTINGS"
 read -r task languages seed <<< "${runs[$SLURM_ARRAY_TASK_ID]}"
-out=$OUT/$task-$languages/seed$seed
-srun --kill-on-bad-exit=1 --wait=0 $PYTHON -m xlme_ds.finetune --task "$task" --model "$MODEL" --data $DATA --out "$out" \
-    --seeds "$seed" --tuning.train-languages "$languages" $SETTINGS
-# Stopped by a signal and saved: the exit code is 0, and the scores are not there.
-if ! find "$out" -name scores.json | grep -q .; then
-    echo "$out: not finished, requeueing"
-    scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
-fi
+out=$XLME_OUT/$task-$languages/seed$seed
+begin "$out"
+choose_port
+run=("${python[@]}" -m xlme_ds.finetune --task "$task" --model "$XLME_MODEL" --data "${data[@]}" --out "$out"
+    --seeds "$seed" --tuning.train-languages "$languages" "${settings[@]}")
+status=0
+srun --kill-on-bad-exit=1 --wait=0 "${run[@]}" || status=$?
+# Stopped by a signal and saved: the exit code is 0, and one of the runs (with --grid there are several) has no scores yet.
+unfinished=$("${run[@]}" --list | while read -r folder; do [ -f "$folder/scores.json" ] || echo "$folder"; done)
+if [ -n "$unfinished" ]; then end_of_try $status; fi
+exit $status

@@ -2,15 +2,20 @@
 # Data preparation as jobs that wait for one another. Arguments go to every sbatch (--account, --partition, --nodes ...).
 # Prints the number of the last job, so this trains as soon as the data are ready, and says so today:
 #
-#   sbatch --dependency=afterok:$(bash slurm/prep.sh) slurm/pretrain_base.sh
+#   last=$(bash slurm/prep.sh) && sbatch --dependency=afterok:$last slurm/pretrain_base.sh
 #
 # A second call goes on after a failure; stages that are complete only say so.
+# XLME_TEXT, XLME_VOCAB and XLME_MIX are words quoted as for a shell: XLME_TEXT="--mono '/data/my corpus'".
 set -euo pipefail
+. slurm/job.sh
 
-WORK=${WORK:-.}                                          # vocab/, encoded/ and mixed/ are made in it
-TEXT=${TEXT:---mono mono --para para}                    # or: --corpus cc100 --where cc100=/data/cc100 ...
-VOCAB=${VOCAB:---model sentencepiece.bpe.model}          # XLM-R's; or to train one: "$TEXT --size 250002"
-MIX=${MIX:---row-tokens 512 --alpha 0.7 --mono-rows 256000000 --para-rows 256000000}
+XLME_WORK=${XLME_WORK:-.}                                # vocab/, encoded/ and mixed/ are made in it
+XLME_TEXT=${XLME_TEXT:---mono mono --para para}          # or: --corpus cc100 --where cc100=/data/cc100 ...
+XLME_VOCAB=${XLME_VOCAB:---model sentencepiece.bpe.model}  # XLM-R's; or to train one: "$XLME_TEXT --size 250002"
+XLME_MIX=${XLME_MIX:---row-tokens 512 --alpha 0.7 --mono-rows 256000000 --para-rows 256000000}
+split text "$XLME_TEXT"
+split vocab "$XLME_VOCAB"
+split mix "$XLME_MIX"
 
 last=
 submit() {  # submit SBATCH_OPTION... -- STAGE FLAG...
@@ -23,8 +28,8 @@ submit() {  # submit SBATCH_OPTION... -- STAGE FLAG...
     echo "job $last: $*" >&2
 }
 
-submit "$@" --nodes=1 -- vocab $VOCAB --out "$WORK/vocab"
-submit "$@" -- encode $TEXT --vocab "$WORK/vocab" --out "$WORK/encoded"
-submit "$@" -- mix --encoded "$WORK/encoded" --vocab "$WORK/vocab" --out "$WORK/mixed" $MIX
-submit "$@" -- verify --data "$WORK/mixed"
+submit "$@" --nodes=1 -- vocab "${vocab[@]}" --out "$XLME_WORK/vocab"
+submit "$@" -- encode "${text[@]}" --vocab "$XLME_WORK/vocab" --out "$XLME_WORK/encoded"
+submit "$@" -- mix --encoded "$XLME_WORK/encoded" --vocab "$XLME_WORK/vocab" --out "$XLME_WORK/mixed" "${mix[@]}"
+submit "$@" -- verify --data "$XLME_WORK/mixed"
 echo "$last"

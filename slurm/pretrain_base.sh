@@ -1,5 +1,5 @@
 #!/bin/bash
-# XLM-E Base on 64 GPUs: DATA=mixed OUT=runs/base sbatch slurm/pretrain_base.sh [--section.key value ...]
+# XLM-E Base on 64 GPUs: XLME_DATA=mixed XLME_OUT=runs/base sbatch slurm/pretrain_base.sh [--section.key value ...]
 #SBATCH --job-name=xlme-base
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node=8      # one process a GPU
@@ -11,9 +11,11 @@
 #SBATCH --signal=USR1@600        # seconds before the limit: time for one step and a checkpoint; then the job is requeued
 #SBATCH --requeue                # after the loss of a node
 #SBATCH --open-mode=append
+#SBATCH --kill-on-invalid-dep=yes  # as soon as the data cannot come any more
 #SBATCH --output=%x-%j.out
+set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
-RECIPE=${RECIPE:-base_zero1}
-DATA=${DATA:-mixed}
-OUT=${OUT:-runs/base}
+XLME_RECIPE=${XLME_RECIPE:-base_zero1}
+XLME_DATA=${XLME_DATA:-mixed}
+XLME_OUT=${XLME_OUT:-runs/base}
 . slurm/train.sh

@@ -1,5 +1,5 @@
 #!/bin/bash
-# XLM-E Large on 64 GPUs, ENGINE=zero2 or pipe: ENGINE=pipe sbatch slurm/pretrain_large.sh [--section.key value ...]
+# XLM-E Large on 64 GPUs, XLME_ENGINE=zero2 or pipe: XLME_ENGINE=pipe sbatch slurm/pretrain_large.sh [--section.key value ...]
 #SBATCH --job-name=xlme-large
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node=8      # one process a GPU
@@ -11,9 +11,11 @@
 #SBATCH --signal=USR1@600        # seconds before the limit: time for one step and a checkpoint; then the job is requeued
 #SBATCH --requeue                # after the loss of a node
 #SBATCH --open-mode=append
+#SBATCH --kill-on-invalid-dep=yes  # as soon as the data cannot come any more
 #SBATCH --output=%x-%j.out
+set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
-RECIPE=${RECIPE:-large_${ENGINE:-zero2}}
-DATA=${DATA:-mixed}
-OUT=${OUT:-runs/large}
+XLME_RECIPE=${XLME_RECIPE:-large_${XLME_ENGINE:-zero2}}
+XLME_DATA=${XLME_DATA:-mixed}
+XLME_OUT=${XLME_OUT:-runs/large}
 . slurm/train.sh

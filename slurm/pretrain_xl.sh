@@ -1,5 +1,5 @@
 #!/bin/bash
-# XLM-E XL on 128 GPUs, ENGINE=zero3 or pipe: ENGINE=pipe sbatch slurm/pretrain_xl.sh [--section.key value ...]
+# XLM-E XL on 128 GPUs, XLME_ENGINE=zero3 or pipe: XLME_ENGINE=pipe sbatch slurm/pretrain_xl.sh [--section.key value ...]
 #SBATCH --job-name=xlme-xl
 #SBATCH --nodes=16
 #SBATCH --ntasks-per-node=8      # one process a GPU
@@ -11,9 +11,11 @@
 #SBATCH --signal=USR1@600        # seconds before the limit: time for one step and a checkpoint; then the job is requeued
 #SBATCH --requeue                # after the loss of a node
 #SBATCH --open-mode=append
+#SBATCH --kill-on-invalid-dep=yes  # as soon as the data cannot come any more
 #SBATCH --output=%x-%j.out
+set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
-RECIPE=${RECIPE:-xl_${ENGINE:-zero3}}
-DATA=${DATA:-mixed}
-OUT=${OUT:-runs/xl}
+XLME_RECIPE=${XLME_RECIPE:-xl_${XLME_ENGINE:-zero3}}
+XLME_DATA=${XLME_DATA:-mixed}
+XLME_OUT=${XLME_OUT:-runs/xl}
 . slurm/train.sh

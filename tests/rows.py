@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import sentencepiece as spm
 
-from xlme_ds.data.schema import BOS, EOS, PAD, Manifest, Shard, file_sha256, row_schema, write_manifest
+from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, Shard, file_sha256, row_schema, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
 LANGUAGES = ("de", "en", "fr")
@@ -42,11 +42,15 @@ def write_data(
     rows_per_batch: int = 8,
     seed: int = 0,
     sha256: str = "0" * 64,
+    unknown: str = "",
 ) -> Path:
-    """A data folder of both tasks with `rows` rows each."""
+    """A data folder of both tasks with `rows` rows each; of the language `unknown` the vocabulary knows no word."""
     for task in ("mono", "para"):
         rng = np.random.default_rng([seed, task == "para"])
         made = [random_row(rng, task, row_tokens, vocabulary) for _ in range(rows)]
+        for tokens, _, languages in made if task == "mono" else []:
+            if LANGUAGES[languages[0]] == unknown:
+                tokens[1:-1] = [UNK] * (len(tokens) - 2)
         shards = []
         (folder / task).mkdir(parents=True)
         for first in range(0, rows, rows_per_shard):

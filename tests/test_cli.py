@@ -77,6 +77,12 @@ def test_recipes_are_legal(name: str) -> None:
         (replace(recipe("quickstart"), model=ModelConfig(relative_buckets=7)), "model.relative_buckets is 7"),
         (replace(recipe("quickstart"), train=TrainConfig(steps=10)), "optimizer.warmup_steps"),
         (RunConfig("x", model=ModelConfig(init_std=0.0)), "model.init_std is 0"),
+        (RunConfig("x", model=ModelConfig(norm_epsilon=0.0)), "model.norm_epsilon is 0"),
+        (RunConfig("x", model=ModelConfig(attention_dropout=1.0)), "model.attention_dropout is 1.0"),
+        (
+            RunConfig("x", model=ModelConfig(attention_dropout=0.1, attention="triton")),
+            "model.attention triton never has attention weights whole, .* set it to sdpa",
+        ),
         (
             RunConfig("x", model=ModelConfig(vocabulary=10, vocabulary_blocks=7)),
             "does not split into model.vocabulary_blocks 7",

@@ -95,7 +95,13 @@ def causal() -> LanguageModel:
     return lively(objective_of(ObjectiveConfig("clm", mask_fraction=1.0)).build(SMALL))
 
 
-@pytest.mark.parametrize(("name", "built"), [("electra", model), ("mlm", language_model), ("clm", causal)])
+def linear_head(**changes: Any) -> LanguageModel:
+    return language_model(masked_head="linear", **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "built"), [("electra", model), ("mlm", language_model), ("mlm", linear_head), ("clm", causal)]
+)
 def test_operations_equal_torchs_counter(name: Any, built: Any) -> None:
     """Matrix products that a real forward pass performs, counted by torch, every position masked as the fraction says."""
     from torch.utils.flop_counter import FlopCounterMode
@@ -105,7 +111,8 @@ def test_operations_equal_torchs_counter(name: Any, built: Any) -> None:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         built()(batch)
     objective = ObjectiveConfig(name, mask_fraction=len(batch.masked_M) / (rows * tokens))
-    expected = rows * tokens * work_of(RunConfig("test", model=SMALL, objective=objective), tokens).forward
+    cfg = replace(SMALL, masked_head="linear") if built is linear_head else SMALL
+    expected = rows * tokens * work_of(RunConfig("test", model=cfg, objective=objective), tokens).forward
     # The sampler computes the logits of two groups of ids again; that, as all that is computed twice, is no work done.
     expected += 2 * len(batch.masked_M) * 2 * GROUP * SMALL.width
     # The gates' products with a vector are left out by both.
@@ -129,9 +136,11 @@ def test_operations_of_a_step_follow_the_rows() -> None:
 
 
 def test_published_parameters_of_xlm() -> None:
-    """250M, as XLM-R's paper lists XLM on fifteen languages; each language adds a vector."""
+    """250M, as XLM-R's paper lists XLM on fifteen languages; each language adds a vector, the head no more than a bias."""
     counts = plan(recipe("xlm"))["parameters"]
-    assert counts["encoder"] == pytest.approx(250e6, rel=0.002)
+    assert counts["encoder"] == pytest.approx(250e6, rel=0.006)
+    d, layer = 1024, 4 * (1024**2 + 1024) + 2 * 1024 * 4096 + 4096 + 1024 + 4 * 1024
+    assert counts["encoder"] == 95_000 * d + (256 + 15 + 2) * d + 12 * layer + 95_000
     assert counts["components"]["encoder.languages"] == 15 * 1024
 
 

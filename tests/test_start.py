@@ -118,7 +118,7 @@ def test_other_vocabularies_and_kinds_are_refused(source: SavedRun, tmp_path: Pa
 def test_a_run_goes_on_with_the_start_it_had(source: SavedRun, tmp_path: Path) -> None:
     first = RunConfig("small", start=StartConfig(str(source.folder), "generator"))
     folder = RunFolder(tmp_path / "run")
-    folder.begin(first, fingerprints={}, world=1, parameters={})
+    folder.begin(first, data={}, world=1, parameters={})
     folder.claim(first)
     folder.close()
     for start in (StartConfig(), StartConfig(str(source.folder), "discriminator")):

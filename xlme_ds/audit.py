@@ -4,7 +4,6 @@ Proves from the run's own records that every row up to its newest checkpoint was
 counts, with the tokens that the data hold. A step counts as it was done last: what a kill or a resume had done again is left out.
 """
 
-import json
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -17,6 +16,7 @@ from .config import DataConfig
 from .data.order import StepPlan
 from .data.rows import TASKS
 from .data.shards import RowStore
+from .saved import CONFIG_FILE, read_config
 from .train.audit import ATTEMPTS, FOLDER, checksums, lines
 from .train.checkpoint import Checkpoints, read_state
 
@@ -48,7 +48,10 @@ def examine(run: Path, data: Path) -> tuple[list[str], str]:
     if not (run / FOLDER / ATTEMPTS).exists():
         raise ValueError(f"{run / FOLDER} does not exist: only a run with --train.audit can be examined")
     steps = int(read_state(newest)["step"])
-    settings = DataConfig(**json.loads((run / "config.json").read_text(encoding="utf-8"))["config"]["data"])
+    try:
+        settings = DataConfig(**read_config(run)["config"]["data"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{run / CONFIG_FILE} is not of a pre-training run ({error!r}): restore it") from None
     rows = settings.mono_rows, settings.para_rows
     plan = StepPlan(rows, rows, 1, 1, settings.alternate)
     read = _read_rows(run / FOLDER, steps)

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 import tyro
 
-from .data.vocabulary import Vocabulary
+from .cli import fail
 from .engine.state import merge_state
 from .engine.statefile import KINDS, StateReader, StateWriter, state_file
 from .objectives import objective_of
-from .saved import CONFIG_FILE, MODEL_FOLDER, read_settings, write_model
-from .train.checkpoint import Checkpoints, complete, find_fault, read_state
+from .saved import CONFIG_FILE, MODEL_FOLDER, known_vocabulary, read_settings, write_model
+from .train.checkpoint import Checkpoints, find_fault, read_state, seal, state_files
+from .train.folder import made_whole
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -26,8 +27,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog="python -m xlme_ds.checkpoint", args=arguments)
     except (ValueError, OSError) as error:
-        print(f"xlme_ds.checkpoint: error: {error}", file=sys.stderr)
-        sys.exit(2)
+        fail("xlme_ds.checkpoint", error)
 
 
 def listing(run: Path) -> None:
@@ -59,10 +59,11 @@ def convert(run: Path, out: Path, step: int | None = None) -> None:
         out: Folder to make.
         step: The checkpoint of this step; without it the newest sound one.
     """
-    source, partial = _chosen(run, step), _begin(out)
-    writer = StateWriter(partial / state_file(0, 1), buffer_bytes=0)
-    merge_state(StateReader(source), writer)
-    complete(partial, read_state(source) | {"world": 1}, {writer.path.name: writer.result()})
+    source = _chosen(run, step)
+    with made_whole(out, "--out") as partial:
+        writer = StateWriter(partial / state_file(0, 1), buffer_bytes=0)
+        merge_state(StateReader(state_files(source)), writer)
+        seal(partial, read_state(source) | {"world": 1}, {writer.path.name: writer.result()})
     print(f"{out}: {source.name} as whole parameters")
 
 
@@ -78,27 +79,18 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
     settings = read_settings(run)
     if settings.task:
         raise ValueError(f"{run} was fine-tuned on {settings.task}: name a run of pre-training")
-    vocabulary = Vocabulary(run / MODEL_FOLDER if vocab is None else vocab)
-    source, partial = _chosen(run, step), _begin(out)
-    reader = StateReader(source)
+    vocabulary = known_vocabulary(run, run / MODEL_FOLDER if vocab is None else vocab)
+    source = _chosen(run, step)
+    reader = StateReader(state_files(source))
     with torch.device("meta"):
         state = objective_of(settings.objective).build(settings.model).state_dict()
     for name, there in state.items():
         state[name] = torch.empty(there.shape)
         reader.read(name, KINDS[0], 0, state[name].view(-1))
-    shutil.copyfile(run / CONFIG_FILE, partial / CONFIG_FILE)
-    write_model(partial / MODEL_FOLDER, state, vocabulary.path)
-    partial.rename(out)
+    with made_whole(out, "--out") as partial:
+        shutil.copyfile(run / CONFIG_FILE, partial / CONFIG_FILE)
+        write_model(partial / MODEL_FOLDER, state, vocabulary.path)
     print(f"{out}: the model of {source.name}")
-
-
-def _begin(out: Path) -> Path:
-    """The folder to write into before it is renamed to `out`."""
-    if out.exists():
-        raise ValueError(f"{out} exists already: choose another --out")
-    partial = out.with_name(out.name + ".partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    return partial
 
 
 def _show(run: Path, checksums: bool) -> bool:

@@ -1,5 +1,6 @@
 """Command lines of the form `--recipe NAME [--section.key value ...]`: a recipe with overrides, checked."""
 
+import errno
 import os
 import sys
 from dataclasses import fields
@@ -56,6 +57,28 @@ def _take_recipe(arguments: list[str]) -> tuple[str | None, list[str]]:
 
 def fail(program: str, error: Exception) -> None:
     """Print a user's mistake as one line, from the first process only, and leave with exit code 2."""
-    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
-        print(f"{program}: error: {error}", file=sys.stderr, flush=True)
+    note(f"{program}: error: {in_words(error)}")
     sys.exit(2)
+
+
+def note(text: str) -> None:
+    """Print a line that concerns the user and stops nothing, from the first process only."""
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+        print(text, file=sys.stderr, flush=True)
+
+
+_ADVICE = {
+    errno.ENOSPC: ": make room there and give the same command again, what was saved before is whole",
+    errno.EDQUOT: ": make room in the quota and give the same command again, what was saved before is whole",
+    errno.EACCES: ": give this user the permission, or choose another folder",
+    errno.EPERM: ": give this user the permission, or choose another folder",
+    errno.EROFS: ": choose a folder that can be written",
+}
+
+
+def in_words(error: Exception) -> str:
+    """One sentence; of an error of the operating system the file, what is wrong, and what to do instead."""
+    if isinstance(error, OSError) and error.strerror is not None:
+        place = f"{error.filename}: " if error.filename is not None else ""
+        return f"{place}{error.strerror}{_ADVICE.get(error.errno or 0, '')}"
+    return str(error)

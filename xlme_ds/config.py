@@ -34,16 +34,22 @@ class ModelConfig:
     language_embeddings: tuple[str, ...] = ()
     """Codes of the languages that have a learned vector, added to the embedded tokens as positions are: all that the data have."""
     dropout: float = 0.0
-    """Of the embedded tokens and of what attention and feed-forward network add, while training."""
+    """Of the embedded tokens and of what attention and feed-forward network add, while training; XLM-E's generator drops nothing."""
+    attention_dropout: float = 0.0
+    """Of the attention weights, while training; they then exist whole, as in no other case. XLM-E's generator drops none."""
     norm: Literal["post", "pre"] = "post"
     embedding_norm: bool = False
     """Normalise the embedded tokens in pre-LN models too; post-LN models always do."""
+    norm_epsilon: float = 1e-5
+    """Added to the variances (XLM: 1e-12)."""
     relative_bias: Literal["gated", "plain", "none"] = "gated"
     """XLM-E section 3.3: gated, the plain bucket bias, or none (the paper's ablation)."""
     relative_buckets: int = 32
     relative_max_distance: int = 128
     embedding_sharing: Literal["tied", "gdes"] = "tied"
     """gdes: the discriminator adds its own difference to a gradient-stopped copy (DeBERTa-v3)."""
+    masked_head: Literal["dense", "linear"] = "dense"
+    """Before the decoder that is tied to the embedding: dense, GELU and norm, as of BERT and XLM-R, or nothing, as of XLM."""
     vocabulary_blocks: int = 1
     """Store the embedding as this many parameters: bounds the buffers of offloading engines."""
     init_std: float = 0.02
@@ -88,8 +94,14 @@ class ModelConfig:
             self.compile != "graphs" or not self.activation_checkpointing,
             "model.compile graphs keeps the activations in its graphs: set it to layers, or leave model.activation_checkpointing off",
         )
-        _require(self.init_std > 0, f"model.init_std is {self.init_std}: it must be positive")
-        _require(0 <= self.dropout < 1, f"model.dropout is {self.dropout}: it must be at least 0 and below 1")
+        for name in ("init_std", "norm_epsilon"):
+            _require(getattr(self, name) > 0, f"model.{name} is {getattr(self, name)}: it must be positive")
+        for name in ("dropout", "attention_dropout"):
+            _require(0 <= getattr(self, name) < 1, f"model.{name} is {getattr(self, name)}: it must be at least 0 and below 1")
+        _require(
+            self.attention == "sdpa" or not self.attention_dropout,
+            "model.attention triton never has attention weights whole, which model.attention_dropout drops from: set it to sdpa",
+        )
         _require(
             len(set(self.language_embeddings)) == len(self.language_embeddings),
             "model.language_embeddings names a language twice: name each once",
@@ -116,7 +128,7 @@ class ObjectiveConfig:
     """electra: XLM-E's L_MLM + L_TLM + λ L_MRTD + λ L_TRTD; mlm: L_MLM + L_TLM of one encoder, as XLM and XLM-R; ernie_m: with
     L_CAMLM, ERNIE-M's first stage; btmlm: L_BTMLM, its second; clm: causal language modelling."""
     mask_fraction: float = 0.15
-    """Of the ordinary tokens of an item, those that are to be predicted; 1 for clm."""
+    """Of the ordinary tokens of an item, those that are to be predicted; 1 for clm, which predicts ends of sentences too."""
     random_fraction: float = 0.1
     """Of the positions that are to be predicted, those that show a random token; electra masks them all."""
     keep_fraction: float = 0.1

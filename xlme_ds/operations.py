@@ -50,7 +50,8 @@ def encoder_forward(cfg: ModelConfig, layers: int, row_tokens: int) -> float:
 
 def masked_head_forward(cfg: ModelConfig, mask_fraction: float) -> float:
     """The masked head with its vocabulary softmax at the masked fraction, a token."""
-    return 2.0 * mask_fraction * (cfg.width**2 + cfg.width * cfg.vocabulary)
+    dense = cfg.width**2 if cfg.masked_head == "dense" else 0
+    return 2.0 * mask_fraction * (dense + cfg.width * cfg.vocabulary)
 
 
 def replaced_head_forward(cfg: ModelConfig) -> float:

@@ -51,7 +51,7 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
     from .data.loader import Loader
     from .engine.build import build_engine, check_engine, open_data, resolve_precision
-    from .engine.processes import data_parallel, gather, process_group, together
+    from .engine.processes import SharedError, data_parallel, gather, process_group, together
     from .models.init import Known
     from .start import starting_weights
     from .train.checkpoint import Checkpoints
@@ -60,7 +60,7 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
 
     watchdog = Watchdog(config.train.watchdog_minutes, int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))))
     watchdog.beat("waiting for the other processes")
-    with process_group(config.engine) as (rank, world):
+    with process_group(config.engine, config.train.watchdog_minutes) as (rank, world):
         watchdog.beat("reading the data and building the model")
         # A resumed run must not change its precision because the processor differs.
         config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
@@ -79,7 +79,11 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
             rows = heldout_data(config, heldout, shares)
             return loader, open_data(config, heldout, share, shares, rows, like=loader), known
 
-        loader, unseen, known = together(load)
+        try:
+            loader, unseen, known = together(load)
+        except SharedError:
+            folder.close()
+            raise
         if any(gather(stop.received is not None)):
             if rank == 0:
                 print(f"{out}: told to stop before the first step; the same command starts again", flush=True)

@@ -5,7 +5,6 @@ Every step is the command that a large run uses, and each is printed before it r
 
 import os
 import shlex
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +14,14 @@ import tyro
 from .cli import fail
 from .commands import environment, launch, run
 from .recipes.quickstart import MODEL, quickstart
-from .train.folder import lock
+from .train.folder import LOCK, empty, lock
 
 ROW_TOKENS = MODEL.max_positions
 # One pass for the whole run. The corpus is short: every language repeats in it, in new company and with new masks.
 MONO_ROWS = quickstart().train.steps * quickstart().data.mono_rows
 PARA_ROWS = quickstart().train.steps * quickstart().data.para_rows
+_MARK = ".quickstart"
+"""A file in every folder that the quickstart made."""
 HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS = 192, 280  # every held-out document and pair, about once
 
 
@@ -31,7 +32,7 @@ class Quickstart:
     out: Path = Path("runs/quickstart")
     """Run folder; the prepared data go into its subfolder data/."""
     fresh: bool = False
-    """Delete the run folder first."""
+    """Delete what is in the run folder first; refused for a folder that the quickstart did not make."""
     processes: int = 2
     """Training processes, and workers of data preparation."""
 
@@ -67,6 +68,22 @@ def training(data: Path, out: Path, processes: int) -> list[str]:
     return launch("xlme_ds.pretrain", processes, ["--recipe", quickstart().name, *folders])
 
 
+def begin(out: Path, fresh: bool) -> None:
+    """Mark the folder `out`, which is locked, as made by the quickstart if it is empty; with `fresh` empty it before.
+
+    Raises ValueError where `fresh` would delete what has no such mark.
+    """
+    content = {path for path in out.iterdir() if path.name != LOCK}
+    if fresh and content:
+        if out / _MARK not in content:
+            raise ValueError(
+                f"{out} was not made by the quickstart (it has no {_MARK}): --fresh would delete what is in it, name another --out"
+            )
+        empty(out, keep=[_MARK])
+    if fresh or not content:
+        (out / _MARK).touch()
+
+
 def main() -> None:
     """Run every step that is not done yet."""
     arguments = tyro.cli(Quickstart, description=__doc__)
@@ -75,13 +92,8 @@ def main() -> None:
     out: Path = arguments.out
     try:
         with lock(out):
-            if arguments.fresh and out.exists():
-                if any(out.iterdir()) and not (out / "data").is_dir():
-                    raise ValueError(
-                        f"{out} is no run folder of the quickstart: --fresh would delete it, name another --out"
-                    )
-                shutil.rmtree(out)
-    except ValueError as error:
+            begin(out, arguments.fresh)
+    except (ValueError, OSError) as error:
         fail("xlme_ds.quickstart", error)
     # The quickstart is a run for processors, also where there is a GPU: its ZeRO settings and sizes are chosen for them.
     settings = environment() | {"DS_ACCELERATOR": "cpu"}

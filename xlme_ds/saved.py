@@ -3,7 +3,7 @@
 The latter is written by `xlme_ds.export`; what its names mean stands here, for both directions.
 """
 
-import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +15,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from .cli import note
 from .config import ModelConfig, ObjectiveConfig
+from .data.schema import read_json
 from .data.vocabulary import MODEL_FILE, Vocabulary
 from .models.text_encoder import TextEncoder, Which, take_encoder
 from .objectives import objective_of
@@ -42,6 +44,8 @@ EXPORTED_SETTINGS = {
     "max_positions": "max_position_embeddings",
     "init_std": "initializer_range",
     "norm": "norm",
+    "norm_epsilon": "layer_norm_eps",
+    "masked_head": "masked_head",
     "embedding_norm": "embedding_norm",
     "absolute_positions": "absolute_positions",
     "relative_bias": "relative_bias",
@@ -51,7 +55,7 @@ EXPORTED_SETTINGS = {
     "language_embeddings": "languages",
 }
 """What of ModelConfig shapes one encoder, under its name in an export."""
-_XLM = {"layout": "xlme", "languages": ()}
+_YOUNGER = {"layout": "xlme", "languages": (), "masked_head": "dense"}
 """Of exports that were written before they could have these."""
 
 
@@ -133,7 +137,23 @@ def load_run(folder: Path) -> SavedRun:
     weights = folder / MODEL_FOLDER / WEIGHTS_FILE
     if not weights.exists():
         raise ValueError(f"{weights} does not exist: the run is not finished, start its command again first")
-    return SavedRun(folder, read_weights(weights), vocabulary=Vocabulary(weights.parent), **settings._asdict())
+    vocabulary = known_vocabulary(folder, weights.parent)
+    return SavedRun(folder, read_weights(weights), vocabulary=vocabulary, **settings._asdict())
+
+
+def known_vocabulary(folder: Path, path: Path) -> Vocabulary:
+    """The vocabulary at `path`, if it is that of the run or export in `folder`. Raises ValueError where it is another.
+
+    Where an older version wrote the folder without its fingerprint any is taken, and told.
+    """
+    config, vocabulary = read_config(folder), Vocabulary(path)
+    data = config if config.get("model_type") == MODEL_TYPE else config.get("data")
+    known = data.get("vocabulary_sha256") if isinstance(data, dict) else None
+    if known is None:
+        note(f"{folder / CONFIG_FILE} is of an older version and does not tell the vocabulary: {vocabulary.path} is taken as it is")
+    elif known != vocabulary.sha256:
+        raise ValueError(f"{vocabulary.path} is not the vocabulary that the model in {folder} was trained with: restore or name that one")
+    return vocabulary
 
 
 def read_settings(folder: Path) -> Settings:
@@ -146,8 +166,8 @@ def read_settings(folder: Path) -> Settings:
         model = model_config(settings["model"])
         objective = ObjectiveConfig(**settings.get("objective", {}))
         objective = replace(objective, pseudo_fractions=tuple(objective.pseudo_fractions))
-    except TypeError as error:
-        raise ValueError(f"{folder / CONFIG_FILE} was written by another version of this package: {error}") from None
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{folder / CONFIG_FILE} was written by another version of this package: {error!r}") from None
     return Settings(model, settings.get("task", ""), objective)
 
 
@@ -160,10 +180,15 @@ def model_config(settings: Mapping[str, Any]) -> ModelConfig:
 def write_model(folder: Path, state: Mapping[str, Tensor], vocabulary: Path) -> None:
     """Write the folder `model` of a run: float32 parameters of the whole model, and a copy of the SentencePiece file."""
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(vocabulary, folder / MODEL_FILE)
-    partial = folder / f"{WEIGHTS_FILE}.tmp"
-    save_file(dict(state), partial)
-    partial.rename(folder / WEIGHTS_FILE)
+    for name, write in (
+        (MODEL_FILE, lambda partial: shutil.copyfile(vocabulary, partial)),
+        (WEIGHTS_FILE, lambda partial: save_file(dict(state), partial)),  # last: they say that the folder is whole
+    ):
+        partial = folder / f"{name}.tmp"
+        write(partial)
+        with open(partial, "rb+") as file:
+            os.fsync(file.fileno())
+        partial.rename(folder / name)
 
 
 def read_heads(folder: Path, which: Which | None = None) -> dict[str, Tensor]:
@@ -175,11 +200,9 @@ def read_heads(folder: Path, which: Which | None = None) -> dict[str, Tensor]:
 def read_config(folder: Path) -> dict[str, Any]:
     """`config.json` of a run or an export; ValueError when there is none."""
     try:
-        config: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
-    except OSError:
+        config: dict[str, Any] = read_json(folder / CONFIG_FILE, dict)
+    except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"{folder} has no {CONFIG_FILE}: name the folder of a finished run or of an export") from None
-    except ValueError as error:
-        raise ValueError(f"{folder / CONFIG_FILE} is not JSON: {error}") from None
     return config
 
 
@@ -211,11 +234,11 @@ def _load_export(folder: Path) -> Saved:
     state = _without_prefix(state, PREFIX) if PREFIX + EMBEDDING in state else state
     try:
         state["embedding_0"] = state.pop(EMBEDDING)
-        cfg = model_config({ours: (_XLM | config)[theirs] for ours, theirs in EXPORTED_SETTINGS.items()})
+        cfg = model_config({ours: (_YOUNGER | config)[theirs] for ours, theirs in EXPORTED_SETTINGS.items()})
         encoder = _encoder_with(state, cfg)
     except (KeyError, RuntimeError) as error:
         raise mismatch(folder / WEIGHTS_FILE, folder, error) from None
-    return Saved(encoder, Vocabulary(folder / SENTENCEPIECE_FILE))
+    return Saved(encoder, known_vocabulary(folder, folder / SENTENCEPIECE_FILE))
 
 
 def _without_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -1,12 +1,13 @@
 """Inputs of the two shorthand layouts, CC-100's and Moses', by file name alone; no content is read."""
 
 import re
-import sys
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from data_prep.languages import canonical
 from data_prep.places import Place, files_in
+from data_prep.progress import warn
 from data_prep.readers.inputs import Input
 
 _COMPRESSED = r"(?P<compression>\.(?:xz|gz|bz2|zst))?"
@@ -24,6 +25,7 @@ def find_documents(folder: Path | str) -> list[Input]:
             inputs.append(Input(language, (language,), (path,)))
         else:
             _warn_ignored(path, "<lang>.txt[.xz|.gz|.bz2|.zst]")
+    _refuse_twins((source.paths[0], source.paths[0].name) for source in inputs)
     return _found(inputs, folder, "<lang>.txt[.xz|.gz|.bz2|.zst]")
 
 
@@ -34,23 +36,40 @@ def find_pairs(folder: Path | str) -> list[Input]:
     """
     inputs = []
     sides: dict[tuple[str, str], dict[str, Place]] = {}
+    files: list[tuple[Place, str]] = []
     for path in files_in(str(folder)):
         match = _SIDE.fullmatch(path.name)
         if zipped := _ZIP.fullmatch(path.name):
             a, b = split_pair(zipped["pair"], path)
             inputs.append(_pair_input(a, b, (path,), zip_members(path, a, b)))
+            files += [(path, name) for name in (path.name, *inputs[-1].members)]
         elif match and match["code"] in _ends(match["pair"]):
+            files.append((path, path.name))
             sides.setdefault((match["stem"], match["pair"]), {})[match["code"]] = path
         else:
             _warn_ignored(path, "a-b.txt.zip or X.a-b.a and X.a-b.b")
+    _refuse_twins(files)
     for (stem, pair), paths in sides.items():
         a, b = split_pair(pair, next(iter(paths.values())))
         for code in (a, b):
             if code not in paths:
                 lone = next(iter(paths.values()))
-                raise ValueError(f"{lone} has no other side: put {stem}.{code} beside it, or remove it")
+                raise ValueError(f"{lone} has no other side: put {stem}.{code} next to it, or remove it")
         inputs.append(_pair_input(a, b, (paths[a], paths[b])))
     return _found(inputs, folder, "a-b.txt.zip or X.a-b.a and X.a-b.b")
+
+
+def _refuse_twins(files: Iterable[tuple[Place, str]]) -> None:
+    """Raise ValueError where two files are, or hold, what is named the same but for compression and case."""
+    seen: dict[str, Place] = {}
+    for path, name in files:
+        key = re.sub(r"\.(xz|gz|bz2|zst)$", "", name.rpartition("/")[2]).lower()
+        if key in seen:
+            raise ValueError(
+                f"{seen[key]} and {path} are the same text by their names, which would count twice: remove one of them, or "
+                "rename it if it is another text"
+            )
+        seen[key] = path
 
 
 def _found(inputs: list[Input], folder: Path | str, layout: str) -> list[Input]:
@@ -60,7 +79,8 @@ def _found(inputs: list[Input], folder: Path | str, layout: str) -> list[Input]:
 
 
 def _warn_ignored(path: Place, layout: str) -> None:
-    print(f"warning: {path} is ignored: its name is not {layout}", file=sys.stderr)
+    if not path.is_folder:
+        warn(f"{path} is ignored: its name is not {layout}")
 
 
 def _canonical(code: str, path: Place) -> str:
@@ -98,15 +118,25 @@ def split_pair(pair: str, where: object) -> tuple[str, str]:
 
 def zip_members(path: Place, a: str, b: str) -> tuple[str, ...]:
     """The two sides' members of an OPUS zip file. Raises ValueError when there is not one for each."""
+    if path.size == 0:
+        raise ValueError(f"{path} is empty: fetch it again")
     try:
         with path.open() as file, zipfile.ZipFile(file) as archive:
             names = archive.namelist()
+            before = min((member.header_offset for member in archive.infolist()), default=0)
+            if before:
+                raise ValueError(f"{path} begins with {before} bytes that no member has, as two zip files in one do: fetch it again")
+            found = []
+            for code in (a, b):
+                matches = [name for name in names if name.endswith(f".{a}-{b}.{code}")]
+                if len(matches) != 1:
+                    raise ValueError(f"{path} has {len(matches)} members named X.{a}-{b}.{code}: it must have one a side")
+                archive.open(matches[0]).close()
+                found += matches
+    except RuntimeError as error:  # encrypted, or packed by a method that Python does not know
+        raise ValueError(f"{path} cannot be read ({error}): unpack it and pack it with deflate, without a password") from None
     except (zipfile.BadZipFile, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise ValueError(f"{path} cannot be read ({error}): it is truncated or damaged, fetch it again") from None
-    found = []
-    for code in (a, b):
-        matches = [name for name in names if name.endswith(f".{a}-{b}.{code}")]
-        if len(matches) != 1:
-            raise ValueError(f"{path} has {len(matches)} members named X.{a}-{b}.{code}: it must have one a side")
-        found += matches
     return tuple(found)

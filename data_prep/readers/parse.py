@@ -1,7 +1,6 @@
 """Blocks of raw bytes to cleaned documents and pairs, with the counts of what was repaired and dropped."""
 
-import html
-import re
+import math
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -12,18 +11,11 @@ import numpy as np
 from data_prep.clean import Counts, clean_line, clean_lines
 from data_prep.readers.blocks import TextBlock, text_blocks
 from data_prep.readers.inputs import Input
-from data_prep.streams import MAX_LINE, cut_line
+from data_prep.streams import MAX_LINE, MAX_ROW, cut_line
 
 MAX_DOCUMENT = 1_000_000  # characters
 _PIECE = 1 << 20  # bytes that are cleaned, and tokenized, at once
 _READ = 1 << 18  # bytes of a block where nobody asks for blocks
-
-_TU = re.compile(rb"<tu[\s>].*?</tu\s*>", re.S)
-_TUV = re.compile(r"<tuv\s(?P<attributes>[^>]*)>(?P<content>.*?)</tuv\s*>", re.S)
-_LANGUAGE = re.compile(r"""(?:xml:)?lang\s*=\s*["']([^"']+)["']""")
-_SEGMENT = re.compile(r"<seg(?:\s[^>]*)?>(.*?)</seg\s*>", re.S)
-# Native codes of other tools inside a segment are not text; a highlight's content is.
-_INLINE = re.compile(r"<(bpt|ept|ph|it|ut)\b[^>]*?(?:/>|>.*?</\1\s*>)|</?(?:hi|sub|mrk)\b[^>]*>", re.S)
 
 
 def documents(source: Input, counts: Counts) -> Iterator[list[str]]:
@@ -56,10 +48,8 @@ def block_documents(source: Input, block: TextBlock, counts: Counts) -> Iterator
 def block_paragraphs(source: Input, block: TextBlock, counts: Counts) -> Iterator[Paragraphs]:
     """The documents of one block, many at a time; at least one each time."""
     opened: list[str] = []  # of the last document, which goes on
-    rest = len(block.sides[0])
-    for piece in _pieces(block.sides[0]):
-        rest -= len(piece)
-        lines = opened + _clean(piece, counts.repaired)
+    for cleaned, rest in _short_lines(block.sides[0], counts.repaired):
+        lines = opened + cleaned
         sizes = np.fromiter(map(len, lines), np.int64, len(lines))
         text = sizes > 0
         begins = text.copy()
@@ -103,11 +93,10 @@ def block_pairs(source: Input, block: TextBlock, counts: Counts) -> Iterator[tup
     Dropped are pairs with a long line (long_line), without text on a side (empty_side), and rows or units that do not
     have what their format says (malformed).
     """
-    counts.units_in += block.long_lines
-    counts.dropped.update({"long_line": block.long_lines} if block.long_lines else {})
-    if source.format == "tmx":
-        found = _tmx_pairs(block.sides[0], source, counts)
-    elif source.format.endswith("_tsv"):
+    counts.units_in += block.dropped.total()
+    counts.dropped.update(block.dropped)
+    counts.repaired.update(block.repaired)
+    if source.format.endswith("_tsv"):
         found = _tsv_pairs(block.sides[0], source, counts)
     else:
         sides = [_aligned_lines(side, counts.repaired) for side in block.sides]
@@ -120,19 +109,36 @@ def block_pairs(source: Input, block: TextBlock, counts: Counts) -> Iterator[tup
             counts.dropped["empty_side"] += 1
 
 
-def _clean(piece: bytes, repaired: Counter[str]) -> list[str]:
-    """Cleaned lines; one over MAX_LINE bytes comes in pieces, cut behind white space where there is some."""
-    if not _has_long_line(piece):
-        return clean_lines(piece, repaired)
-    cut = [cut_line(line) for line in piece.removesuffix(b"\n").split(b"\n")]
-    repaired["long_line"] += sum(len(pieces) > 1 for pieces in cut)
-    return [clean_line(part, repaired) for pieces in cut for part in pieces]
+def _short_lines(data: bytes, repaired: Counter[str]) -> Iterator[tuple[list[str], bool]]:
+    """Cleaned lines, those of about _PIECE bytes at once, and whether more follow.
+
+    A line over MAX_LINE bytes comes in pieces, cut behind white space where there is some.
+    """
+    begin, inside = 0, False  # inside of a line of which some pieces are taken
+    while begin < len(data):
+        piece = data[begin : begin + _PIECE]
+        if end := piece.rfind(b"\n") + 1 or len(piece) * (begin + len(piece) == len(data)):
+            piece = piece[:end]
+            if not _has_longer_line(piece, MAX_LINE):
+                lines = clean_lines(piece, repaired)
+            else:
+                cut = [cut_line(line) for line in piece.removesuffix(b"\n").split(b"\n")]
+                repaired["long_line"] += sum(len(pieces) > 1 for pieces in cut[inside:])
+                lines = [clean_line(part, repaired) for pieces in cut for part in pieces]
+        else:  # a line of more than that
+            pieces = cut_line(piece)[:-1]  # the last one may go on
+            end = sum(map(len, pieces))
+            repaired["long_line"] += not inside
+            lines = [clean_line(part, repaired) for part in pieces]
+        inside = not piece.endswith(b"\n")
+        begin += end
+        yield lines, begin < len(data)
 
 
-def _has_long_line(piece: bytes) -> bool:
+def _has_longer_line(piece: bytes, most: int) -> bool:
     start = 0
-    while len(piece) - start > MAX_LINE:
-        start = piece.rfind(b"\n", start, start + MAX_LINE + 1) + 1
+    while len(piece) - start > most:
+        start = piece.rfind(b"\n", start, start + most + 1) + 1
         if not start:
             return True
     return False
@@ -156,7 +162,7 @@ def _tsv_pairs(data: bytes, source: Input, counts: Counts) -> Iterator[tuple[str
     columns = source.columns
     at = columns.index("source"), columns.index("target")
     score_at = columns.index("score") if "score" in columns else None
-    for line in _aligned_lines(data, counts.repaired):
+    for line in _rows(data, counts):
         fields = line.split("\t")
         if len(fields) != len(columns):  # white space at the ends was removed, and with it an empty field there
             _drop(counts, "malformed")
@@ -166,6 +172,8 @@ def _tsv_pairs(data: bytes, source: Input, counts: Counts) -> Iterator[tuple[str
             try:
                 score = float(fields[score_at])
             except ValueError:
+                score = math.nan
+            if not math.isfinite(score):
                 _drop(counts, "malformed")
                 continue
         a, b = (fields[i].strip() for i in at)
@@ -175,23 +183,18 @@ def _tsv_pairs(data: bytes, source: Input, counts: Counts) -> Iterator[tuple[str
             yield a, b, score
 
 
-def _tmx_pairs(data: bytes, source: Input, counts: Counts) -> Iterator[tuple[str, str, float | None]]:
-    for match in _TU.finditer(data):
-        text = clean_line(match[0].replace(b"\r\n", b" ").replace(b"\n", b" "), counts.repaired)
-        segments = {}
-        for tuv in _TUV.finditer(text):
-            language, segment = _LANGUAGE.search(tuv["attributes"]), _SEGMENT.search(tuv["content"])
-            if language and segment:
-                segments[language[1].lower()] = html.unescape(_INLINE.sub("", segment[1])).strip()
-        try:
-            a, b = (segments[code.lower()] for code in source.codes)
-        except KeyError:
-            _drop(counts, "malformed")
+def _rows(data: bytes, counts: Counts) -> Iterator[str]:
+    """Cleaned lines of at most MAX_ROW bytes; the others were clipped, and are dropped."""
+    for piece in _pieces(data):
+        lines = clean_lines(piece, counts.repaired)
+        if not _has_longer_line(piece, MAX_ROW):
+            yield from lines
             continue
-        if max(len(a.encode()), len(b.encode())) > MAX_LINE:
-            _drop(counts, "long_line")
-        else:
-            yield a, b, None
+        for line, raw in zip(lines, piece.removesuffix(b"\n").split(b"\n"), strict=True):
+            if len(raw) > MAX_ROW:
+                _drop(counts, "long_line")
+            else:
+                yield line
 
 
 def _drop(counts: Counts, reason: str) -> None:

@@ -5,27 +5,27 @@ OUT/vocap.json, vocap.svg   curves and allocation
 OUT/curves/<language>/      vocabularies on the curve, until the stage is complete
 """
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data_prep.executor import is_root, on_root, run_tasks
+from data_prep.executor import on_root, run_tasks
 from data_prep.line_sample import SAMPLE, choose_lines, count_lines, read_lines, sampled_inputs
 from data_prep.readers import Input
 from data_prep.sampling import temperature_shares
 from data_prep.sources import TextConfig
-from data_prep.store import Stage
+from data_prep.store import Stage, write_file
+from data_prep.vocab import tell
 from data_prep.vocap.allocate import allocate
 from data_prep.vocap.curve import curve, fitting_words
 from data_prep.vocap.merge import piece_order, pool
 from data_prep.vocap.model import SPECIALS, Pieces, parse, serialize
 from data_prep.vocap.plot import plot
-from xlme_ds.data.schema import Manifest, Shard, file_sha256, write_json, write_manifest
+from xlme_ds.data.schema import Manifest, write_json, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
 CURVES = "curves"
@@ -91,14 +91,16 @@ def run(config: VocapConfig) -> None:
     on_root(config.validate)
     inputs, text_settings = on_root(lambda: sampled_inputs(config))
     stage = Stage(config.out, "vocap", {name: getattr(config, name) for name in _SETTINGS} | text_settings)
-    stage.open()
-    if not on_root(lambda: stage.complete):
-        _make(stage, config, inputs)
-    if is_root():
-        shutil.rmtree(config.out / SAMPLE, ignore_errors=True)
-        shutil.rmtree(config.out / CURVES, ignore_errors=True)
-        vocabulary = Vocabulary(config.out)
-        print(f"{vocabulary.path}: {vocabulary.size:,} ids", flush=True)
+    with stage.open():
+        if not stage.finished(config.processes):
+            _make(stage, config, inputs)
+        on_root(lambda: _clear(stage))
+    on_root(lambda: tell(config.out))
+
+
+def _clear(stage: Stage) -> None:
+    for name in (SAMPLE, CURVES):
+        shutil.rmtree(stage.folder / name, ignore_errors=True)
 
 
 def _make(stage: Stage, config: VocapConfig, inputs: Sequence[Input]) -> None:
@@ -120,14 +122,14 @@ def _curve(stage: Stage, config: VocapConfig, task: _Task) -> dict[str, Any]:
     result = stage.task_result(marker)
     if result is None:
         folder = stage.folder / CURVES / task.name
-        folder.mkdir(parents=True, exist_ok=True)
         text = fitting_words(partial(read_lines, task.paths))
-        points = []
+        points, files = [], []
         if text.words:
             for point in curve(text, config.largest, config.step, config.shrink, config.character_coverage):
                 points.append((len(point.pieces), point.alp))
-                _write(folder / f"{len(point.pieces)}.model", serialize(point.pieces))
-        result = {"curve": points[::-1], "sentences": text.sentences, "words": len(text.words)}
+                path = folder / f"{len(point.pieces)}.model"
+                files.append(asdict(write_file(path, serialize(point.pieces), stage.folder)))
+        result = {"curve": points[::-1], "sentences": text.sentences, "words": len(text.words), "files": files}
         stage.finish_task(marker, result)
     return result
 
@@ -143,7 +145,7 @@ def _finish(
     allocation = allocate(orders, curves, weights, config.step, config.size - _ADDED - len(SPECIALS))
     chosen = {code: _chosen(stage, code, curves[code], orders[code], allocation.sizes[code]) for code in curves}
     path = stage.folder / MODEL_FILE
-    _write(path, serialize(pool(chosen, weights)))
+    written = write_file(path, serialize(pool(chosen, weights)), stage.folder)
     owners = Counter(piece for pieces in chosen.values() for piece in pieces)
     by_language = {
         code: {
@@ -157,10 +159,10 @@ def _finish(
         for code in chosen
     }
     write_json(stage.folder / "vocap.json", {"curves": curves, "by_language": by_language})
-    _write(stage.folder / "vocap.svg", plot(curves, by_language))
+    write_file(stage.folder / "vocap.svg", plot(curves, by_language), stage.folder)
     vocabulary = Vocabulary(path)
     assert vocabulary.size == config.size, f"{vocabulary.size} ids instead of {config.size}"
-    shard = Shard(MODEL_FILE, vocabulary.processor.get_piece_size(), path.stat().st_size, file_sha256(path))
+    shard = replace(written, rows=vocabulary.processor.get_piece_size())
     counts = {"by_language": by_language}
     write_manifest(
         stage.folder,
@@ -176,9 +178,3 @@ def _chosen(stage: Stage, code: str, curve: Sequence[tuple[int, float]], order: 
     """The first `size` pieces with the probabilities of the smallest vocabulary that has them all."""
     pieces = _pieces(stage, code, min(points for points, _ in curve if points >= size))
     return {piece: pieces[piece] for piece in order[:size]}
-
-
-def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)

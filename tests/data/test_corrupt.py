@@ -173,6 +173,22 @@ def test_exactly_the_fraction_of_ordinary_tokens_of_each_item() -> None:
     assert ((uniforms >= 0) & (uniforms < 1)).all() and uniforms.dtype == np.float32
 
 
+def test_a_fraction_of_1_is_every_token_after_the_first_of_its_item() -> None:
+    """`<unk>` is none to predict; the last of monolingual text is where it was cut."""
+    rows, numbers = packed_rows(np.random.default_rng(6), 20), np.arange(20)
+    for task in (0, 1):
+        where, uniforms = corrupt([(task, rows, numbers)], 1, 1.0)
+        expected = [
+            row * 64 + column
+            for row, items in enumerate(items_of(rows))
+            for inside in items
+            for column in inside[1 : len(inside) - (task == 0)]
+            if rows.tokens[row, column] != UNK
+        ]
+        assert where.tolist() == expected
+        assert len(uniforms) == len(where)
+
+
 def test_masked_count() -> None:
     ordinary = [0, 1, 3, 9, 10, 16, 17, 30, 510]
     assert [masked_count(n, 0.15) for n in ordinary] == [0, 1, 1, 1, 2, 2, 3, 5, 77]

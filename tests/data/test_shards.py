@@ -1,5 +1,8 @@
 """Random access to mixed shards, and one clear error for each kind of damage."""
 
+import json
+import re
+import resource
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -159,6 +162,102 @@ def test_a_damaged_shard_is_one_clear_error(tmp_path: Path, damage, listed: bool
         ValueError, match=r"00001\.arrow cannot be read \(.*\): check the folder with `python -m data_prep verify`"
     ):
         store.read(np.array([3, 20]))
+
+
+def nulls(column: str, whole: bool):  # type: ignore[no-untyped-def]
+    """Damage: a null in place of a record's `column`, or in place of the first number of it."""
+
+    def damage(path: Path) -> None:
+        records = pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all().to_pylist()
+        records[3][column] = None if whole else [None, *records[3][column][1:]]
+        nullable = pa.schema([pa.field(name, row_schema(32).field(name).type) for name in row_schema(32).names])
+        batches = [pa.RecordBatch.from_pylist(records[start : start + 8], schema=nullable) for start in (0, 8)]
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, row_schema(32)) as writer:
+            for batch in batches:
+                writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=row_schema(32)))
+
+    damage.__name__ = f"null {column} {whole}"
+    return damage
+
+
+def compressed(path: Path) -> None:
+    table = pa.ipc.open_file(pa.BufferReader(path.read_bytes())).read_all()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=8)
+
+
+ELSEWHERE = [nulls(column, whole) for column in row_schema(32).names for whole in (True, False)] + [compressed]
+
+
+@pytest.mark.parametrize("damage", ELSEWHERE, ids=lambda damage: damage.__name__)
+def test_nulls_and_compression_are_refused_under_a_right_checksum(tmp_path: Path, damage) -> None:  # type: ignore[no-untyped-def]
+    folder = write_data(tmp_path / "mixed", 40) / "mono"
+    damage(folder / "00001.arrow")
+    list_again(folder, 1)
+    with pytest.raises(ValueError, match=r"00001\.arrow cannot be read \(it (has nulls|is compressed, or .*)\): check the folder"):
+        RowStore(folder).read(np.arange(16, 32))
+
+
+def test_a_compressed_shard_is_refused_before_it_grows(tmp_path: Path) -> None:
+    """256 MB of zeros in 8 KB, a record of lengths among records that are as they should be."""
+    folder = write_data(tmp_path / "mixed", 16, rows_per_batch=16) / "mono"
+    batch = pa.ipc.open_file(str(folder / "00000.arrow")).get_batch(0)
+    lengths = pa.ListArray.from_arrays(pa.array([*range(16), 1 << 27], pa.int32()), pa.array(np.zeros(1 << 27, np.int16)))
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.OSFile(str(folder / "00000.arrow"), "wb") as file, pa.ipc.new_file(file, batch.schema, options=options) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([batch.column(0), lengths, batch.column(2)], schema=batch.schema))
+    del lengths
+    list_again(folder, 0)
+    peak, before = pa.default_memory_pool().max_memory(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert (folder / "00000.arrow").stat().st_size < 100_000
+    with pytest.raises(ValueError, match="it is compressed"):
+        RowStore(folder).read(np.arange(16))
+    assert pa.default_memory_pool().max_memory() == peak
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"stage": 3}, "stage 3, not a text"),
+        ({"settings": []}, "settings [], not an object"),
+        ({"settings": {}}, "row_tokens None, not a whole number"),
+        ({"settings": {"row_tokens": "32"}}, "row_tokens '32', not a whole number"),
+        ({"settings": {"row_tokens": 32.0}}, "row_tokens 32.0, not"),
+        ({"settings": {"row_tokens": 1 << 40}}, "2³¹ tokens"),
+        ({"settings": {"row_tokens": 32, "layout": ["xlme"]}}, "no layout is called"),
+        ({"vocabulary_size": None}, "vocabulary_size None, not a whole number"),
+        ({"vocabulary_size": True}, "vocabulary_size True, not a whole number"),
+        ({"vocabulary_sha256": 0}, "vocabulary_sha256 0, not a text"),
+        ({"languages": "de"}, "languages 'de', not a list"),
+        ({"languages": [1, 2, 3]}, "not different codes"),
+        ({"languages": ["de", "de", "en"]}, "not different codes"),
+        ({"shards": {}}, "shards {}, not a list"),
+        ({"shards": ["00000.arrow"]}, "shard 0 is no object"),
+        ({"shards": [{"name": "a", "rows": -1, "bytes": 1, "sha256": ""}]}, "rows -1, not a whole number"),
+        ({"shards": [{"name": "a", "rows": 1e3, "bytes": 1, "sha256": ""}]}, "rows 1000.0, not"),
+        ({"shards": [{"name": "../a", "rows": 1, "bytes": 1, "sha256": ""}]}, "'../a', outside of the folder"),
+        ({"shards": [{"name": "/a", "rows": 1, "bytes": 1, "sha256": ""}]}, "'/a', outside of the folder"),
+        ({"shards": [{"name": "a", "rows": 1, "bytes": 1, "sha256": "", "more": 1}]}, "more"),
+        ({"counts": None}, "counts None, not an object"),
+        ({"counts": {}}, "counts has by_language None, not an object"),
+        ({"counts": {"by_language": {"de": 3}}}, "counts by language are no objects"),
+        ({"counts": {"by_language": {"de": {"repeat": "once"}}}}, "lack share_before, share_after, repeat"),
+        ({"format": "1"}, "format '1', not a whole number"),
+        ({"more": 1}, "more"),
+        (None, "no object"),
+        ("[" * 100_000, "recursion"),
+    ],
+)
+def test_a_manifest_of_other_types_is_one_sentence(tmp_path: Path, changes: dict | str | None, words: str) -> None:
+    folder = write_data(tmp_path / "mixed", 16) / "mono"
+    fields = json.loads((folder / "manifest.json").read_text())
+    fields.pop("sha256", None)  # its checksum of itself, where it has one
+    text = changes if isinstance(changes, str) else json.dumps(None if changes is None else fields | changes)
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(ValueError, match=r"mono/manifest\.json is not a readable manifest \(.*" + re.escape(words)):
+        RowStore(folder)
 
 
 def list_again(folder: Path, number: int) -> None:

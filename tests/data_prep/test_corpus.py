@@ -1,11 +1,13 @@
 """Corpus descriptions: every format and compression, local and by URI; the ready ones; mistakes in words."""
 
 import bz2
-import codecs
 import gzip
 import lzma
+import time
+import tracemalloc
 import zipfile
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pyarrow as pa
 import pytest
@@ -15,6 +17,7 @@ from data_prep.corpus import corpus_inputs, read_corpora, ready_descriptions
 from data_prep.languages import LANGUAGES
 from data_prep.places import Place, files_in, filesystem
 from data_prep.readers import FORMATS, Input, documents, pairs, text_blocks
+from data_prep.sources import TextConfig, find_sources
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
 PAIRS = [("one & two", "ein & zwei"), ("three", "drei")]
@@ -86,44 +89,192 @@ def test_every_format_of_pairs(tmp_path: Path, layout: str, wanted: str) -> None
     assert counts.units_in == len(PAIRS) + counts.dropped.total()
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-16-le"])
-def test_tmx_in_utf16_is_that_in_utf8(tmp_path: Path, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under every mark or none, also where a chunk of the file ends inside of a character."""
+def read_tmx(folder: Path, data: bytes, name: str = "en-de.tmx") -> tuple[list[tuple[str, str]], Counts]:
+    (folder / name).write_bytes(data)
+    place = Place(str(folder), name)
+    return read_pairs(Input("en-de", ("en", "de"), (place,), (), "tmx", codes=("en", "de")))
+
+
+def tmx(body: str, declaration: str = "") -> str:
+    return f'{declaration}<tmx version="1.4"><header srclang="en"/><body>{body}</body></tmx>'
+
+
+def unit(a: str, b: str, code_a: str = "en", code_b: str = "de") -> str:
+    first, second = (f'<tuv xml:lang="{c}"><seg>{s}</seg></tuv>' for s, c in ((a, code_a), (b, code_b)))
+    return f"<tu>{first}\n{second}</tu>"
+
+
+ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-16-le", "iso-8859-1", "windows-1252", "gb18030"]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_tmx_in_any_encoding_is_that_in_utf8(tmp_path: Path, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a mark or a declaration, also where a chunk of the file ends inside of a character or reference."""
     monkeypatch.setattr("data_prep.streams._CHUNK", 1001)
-    words = "尊厳 🙂 ß "
-    units = "".join(
-        f'<tu>\n<tuv xml:lang="en"><seg>{i} {words}</seg></tuv>\r\n<tuv xml:lang="de"><seg>{words}{i}</seg></tuv></tu>'
-        for i in range(9000)
+    wide = encoding.startswith(("utf", "gb"))
+    words = "尊厳 🙂 ß" if wide else "Würde ß ÿ"
+    units = "".join(unit(f"{i} {words} &#8482;", f"&lt;{words}\r\n{i}") + "\r\n" for i in range(3000))
+    declared = "utf-8" if encoding == "utf-8-sig" else encoding
+    text = tmx(units, f"<?xml version='1.0' encoding='{declared}' ?>\n")
+    found, counts = read_tmx(tmp_path, text.encode(encoding))
+    assert found == [(f"{i} {words} ™", f"<{words} {i}") for i in range(3000)]
+    assert not counts.repaired and not counts.dropped
+    source = Input("en-de", ("en", "de"), (Place(str(tmp_path), "en-de.tmx"),), (), "tmx", codes=("en", "de"))
+    sizes = [sum(map(len, block.sides)) for block in text_blocks(source, 10_000)]
+    assert len(sizes) > 10 and max(sizes) < 10_100
+
+
+def test_a_real_tmx_reads_as_a_tree_of_it_says(tmp_path: Path) -> None:
+    """Against ElementTree: attributes, notes, several languages, region codes, inline elements, comments and CDATA."""
+    body = "".join(
+        f"""<tu tuid="{i}" srclang="*all*"><note>a &lt;seg> in a note</note><prop type="x">p</prop>
+        <tuv xml:lang="fr-CA"><seg>oui {i}</seg></tuv><!-- {unit("no", "nein")} -->
+        <tuv xml:lang="{("de-DE", "de", "DE_at", "deu")[i % 4]}"><prop>x</prop><seg>Ja <hi type="b">fett {i}</hi>.</seg></tuv>
+        <tuv lang="{("en-US", "EN", "en", "en-GB")[i % 4]}"><seg><![CDATA[a <b> & {i} ]]>&amp;amp; d
+        <hi><hi>e</hi></hi>f</seg></tuv></tu>"""
+        for i in range(50)
     )
-    text = TMX.replace("UTF-8", "UTF-16").replace("</body>", f"{units}</body>").replace("<tmx", "\N{PARTY POPPER}<tmx")
-    found = []
-    for name in ("utf-8", encoding):
-        (tmp_path / f"en-de-{name}.tmx").write_bytes(text.encode(name))
-        source = Input(
-            "en-de", ("en", "de"), (Place(str(tmp_path), f"en-de-{name}.tmx"),), (), "tmx", codes=("en", "de")
-        )
-        blocks = [block.sides[0].lstrip(codecs.BOM_UTF8) for block in text_blocks(source, 100_000)]
-        found.append((blocks[1:], *read_pairs(source)))
-    assert found[0] == found[1]
-    assert len(found[0][0]) > 10
-    assert found[0][1][:2] == PAIRS and found[0][1][-1] == (f"8999 {words.strip()}", f"{words}8999")
+    text = tmx(body, "<!DOCTYPE tmx SYSTEM 'tmx14.dtd'>\n")
+    expected = []
+    for element in ElementTree.fromstring(text).iter("tu"):
+        _, german, english = ("".join(seg.itertext()).replace("\n", " ") for seg in element.iter("seg"))
+        expected.append((english, german))
+    found, counts = read_tmx(tmp_path, text.encode())
+    assert found == expected and "<b> & 7 &amp; d" in found[7][0] and not counts.dropped
 
 
-def test_damage_in_utf16(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("segment", "text"),
+    [
+        ('a<bpt i="1">{\\b <sub>inner</sub></bpt>b<ept i="1">}</ept>c', "abc"),
+        ("a<ph><ph><sub>x</sub></ph>y</ph>b<it pos='begin'/>c<ut>z</ut>", "abc"),
+        ("<hi>a<ph>x</ph></hi>b", "ab"),
+        ("a&nbsp;b&eacute;", "a\u00a0bé"),  # HTML's, which tools write without declaring them
+        ("a\x02&#x1F;&#2;b&#9;c", "ab\tc"),  # characters that XML does not have
+        ("a<!-- b -->c<?d e?>", "ac"),
+    ],
+)
+def test_what_is_text_in_a_segment(tmp_path: Path, segment: str, text: str) -> None:
+    found, counts = read_tmx(tmp_path, tmx(unit(segment, "x")).encode())
+    assert found == [(text, "x")]
+    assert dict(counts.repaired) == ({"control_character": 3} if "\x02" in segment else {})
+
+
+def test_units_of_no_use_are_counted(tmp_path: Path) -> None:
+    units = [
+        unit("a", "b"),
+        unit("a", "b", "en", "fr"),  # malformed
+        unit("a", "b", "en-Cyrl", "de"),  # malformed: another script
+        unit("&unheardof;", "b"),  # malformed
+        "<tu/>",  # malformed
+        unit("a", " "),  # empty_side
+        unit("a" * 100_001, "b"),  # long_line
+        unit("ü" * 50_001, "b"),  # long_line
+        unit("ü" * 50_000, "b"),
+        unit("one", "first").replace("</tu>", '<tuv xml:lang="en-GB"><seg>later</seg></tuv></tu>'),
+    ]
+    found, counts = read_tmx(tmp_path, tmx("".join(units)).encode())
+    assert found == [("a", "b"), ("ü" * 50_000, "b"), ("one", "first")]
+    assert dict(counts.dropped) == {"malformed": 4, "empty_side": 1, "long_line": 2}
+    assert counts.units_in == len(units)
+
+
+def test_damaged_bytes_of_a_tmx_are_repaired_and_counted(tmp_path: Path) -> None:
+    found, counts = read_tmx(tmp_path, tmx(unit("th\ud83dree", "drei")).encode("utf-16", "surrogatepass"))
+    assert (found, counts.repaired["invalid_utf8"]) == ([("th\ufffdree", "drei")], 1)
+    found, counts = read_tmx(tmp_path, tmx(unit("Würde", "für")).encode("latin-1"))
+    assert (found, counts.repaired["invalid_utf8"]) == ([("W\ufffdrde", "f\ufffdr")], 2)
+
+
+SOUND = tmx(unit("one", "eins") + unit("two", "zwei"))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        *((SOUND[:end], r"line \d.*truncated or damaged") for end in (1, 40, 99, 150, SOUND.index("</body"), -1)),
+        (SOUND.encode("utf-16")[:-1], "truncated or damaged"),
+        (SOUND + "<tmx/>", r"line 3, column \d+ \(junk after document element\)"),
+        (SOUND.replace("</tuv>", "", 1), "mismatched tag"),
+        (tmx(unit("a & b", "c")), "not well-formed"),
+        (tmx("<tu><tuv xml:lang='en'><seg>a"), "mismatched tag"),
+        (tmx("<tu>" * 75_000), "over 100 elements inside of each other"),
+        (tmx("<tu><tuv>" + "<seg/>" * 50_000), "mismatched tag"),
+        (SOUND.replace("<body>", "<body><!--" + "x" * 9_000_000), "a tag or comment of over 8,000,000 bytes"),
+        ("<!DOCTYPE tmx [<!ENTITY a 'b'>]>" + SOUND, "declares the entity 'a': write its text in its place"),
+        ("<!DOCTYPE tmx [<!ENTITY a SYSTEM 'file:///etc/passwd'>]>" + SOUND, "declares the entity 'a'"),
+        ("<!DOCTYPE tmx [<!ENTITY % a SYSTEM 'file:///etc/passwd'> %a;]>" + SOUND, "declares the entity 'a'"),
+        ("<?xml version='1.0' encoding='klingon'?>" + SOUND, "encoding 'klingon', which is unknown: convert it"),
+        ("<html><body/></html>", "it begins with <html>, not with <tmx>"),
+    ],
+)  # fmt: skip
+def test_what_is_no_sound_tmx_is_an_error(tmp_path: Path, data: str | bytes, message: str) -> None:
+    """At once: nothing here takes time that grows faster than the file, or reads anything else."""
+    begun = time.process_time()
+    with pytest.raises(ValueError, match=rf"en-de\.tmx .*{message}"):
+        read_tmx(tmp_path, data if isinstance(data, bytes) else data.encode())
+    assert time.process_time() - begun < 5
+
+
+def test_memory_does_not_grow_with_a_tmx(tmp_path: Path) -> None:
+    """Neither with its units nor with what one of them has in it; packed, for 22 MB are few bytes so."""
+    many = (unit("many words " * 20, "viele Worte " * 20) * 1000).encode()
+    long = b"<tu><prop>" + b"x" * 6_000_000 + b"</prop><tuv xml:lang='en'><seg>" + b"y " * 3_000_000
+    head, tail = tmx("|").encode().split(b"|")
+    with gzip.open(tmp_path / "en-de.tmx.gz", "wb", compresslevel=1) as file:
+        file.write(head + many * 10 + long + b"</seg></tuv>" + b"<tuv xml:lang='fr'/>" * 100_000 + b"</tu>" + tail)
     place = Place(str(tmp_path), "en-de.tmx.gz")
     source = Input("en-de", ("en", "de"), (place,), (), "tmx", codes=("en", "de"))
-    data = TMX.replace("three", "th\ud83dree").encode("utf-16", "surrogatepass")
-    Path(str(place)).write_bytes(gzip.compress(data))
-    found, counts = read_pairs(source)
-    assert found == [PAIRS[0], ("th\ufffd\ufffd\ufffdree", "drei")]
-    assert counts.repaired["invalid_utf8"] == 1
-    Path(str(place)).write_bytes(gzip.compress(data[:-1]))
-    with pytest.raises(
-        ValueError, match=r"en-de\.tmx\.gz cannot be read behind line \d+ \(it ends inside of a character"
-    ):
-        read_pairs(source)
-    Path(str(place)).write_bytes(gzip.compress(b"<"))
-    assert read_pairs(source)[0] == []
+    counts = Counts("pairs")
+    tracemalloc.start()
+    found = sum(1 for _ in pairs(source, counts))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (found, dict(counts.dropped)) == (10_000, {"malformed": 1})
+    assert peak < 6_000_000
+
+
+def test_a_score_that_is_no_number_drops_the_pair(tmp_path: Path) -> None:
+    scores = ["1.2", "nan", "NaN", "-nan", "inf", "", "x", "1.3"]
+    (tmp_path / "en-de.tsv").write_text("".join(f"{score}\ta{i}\tb\n" for i, score in enumerate(scores)))
+    path = describe(tmp_path, 'pairs = "any"', name="x", where=str(tmp_path), format="wikimatrix_tsv", files="{src}-{tgt}.tsv")
+    found, counts = read_pairs(inputs(path)[0])
+    assert (found, dict(counts.dropped)) == ([("a0", "b"), ("a7", "b")], {"malformed": 6})
+
+
+def test_a_row_is_never_cut_in_two(tmp_path: Path) -> None:
+    """One of a megabyte is dropped whole, wherever a block ends; and one of 300,000 bytes with two short sides stays."""
+    row = "1.1\ta\tb\n"
+    for before in (0, 26_000, 29_000):  # rows
+        long = "1.1\t" + "x " * 600_000 + row * 3  # its end looks like a row
+        (tmp_path / "en-de.tsv").write_text(row * before + long + "y" * 300_000 + "\t1.2\tc\td\n" + row * 5)
+        columns = 'pairs = "any"\ncolumns = ["score", "source", "target"]'
+        path = describe(tmp_path, columns, name="x", where=str(tmp_path), format="wikimatrix_tsv", files="{src}-{tgt}.tsv")
+        found, counts = read_pairs(inputs(path)[0])
+        assert found == [("a", "b")] * (before + 7)
+        assert dict(counts.dropped) == {"long_line": 1, "malformed": 1}
+
+
+def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+    """By the flags, by two descriptions, by two spellings of a list or through a link; but one file may be of two pairs."""
+    (tmp_path / "de.txt").write_text("a")
+    shared: dict[str, str] = {"where": str(tmp_path), "format": "cc100", "files": "{lang}.txt"}
+    one = describe(tmp_path, 'languages = ["de"]', name="one", **shared)
+    words = r"de\.txt is named twice for de \(by {} and by {}\), so its text would count twice: name it once"
+    with pytest.raises(ValueError, match=words.format("--mono or --para", "corpus one")):
+        find_sources(TextConfig(mono=tmp_path, corpus=(one,)))
+    two = Path(one).rename(tmp_path / "two.toml")
+    one = describe(tmp_path, 'languages = ["de"]', name="two", **shared)
+    with pytest.raises(ValueError, match=words.format("corpus one", "corpus two")):
+        find_sources(TextConfig(corpus=(str(two), one)))
+    (tmp_path / "deu.txt").symlink_to("de.txt")
+    for listed in ('["de", "de"]', '["de", "deu"]'):
+        with pytest.raises(ValueError, match="named twice for de"):
+            find_sources(TextConfig(corpus=(describe(tmp_path, f"languages = {listed}", name="one", **shared),)))
+    (tmp_path / "all.tmx").write_text(TMX)
+    shared |= {"format": "tmx", "files": "all.tmx"}
+    several = describe(tmp_path, 'pairs = ["en-de", "en-fr", "de-en"]', name="one", **shared)
+    assert len(find_sources(TextConfig(corpus=(several,)))["para"].inputs) == 3
 
 
 def test_pages_of_ccaligned_by_their_columns(tmp_path: Path) -> None:
@@ -171,10 +322,31 @@ def test_a_damaged_file_behind_a_uri_is_named() -> None:
     with system.open_output_stream(f"{root}/de.txt.xz", compression=None) as stream:
         stream.write(data[: len(data) // 2])
     source = Input("de", ("de",), (Place("mock:///damaged", "de.txt.xz"),))
-    with pytest.raises(ValueError, match=r"mock:///damaged/de\.txt\.xz cannot be read behind line \d+"):
+    with pytest.raises(ValueError, match=r"mock:///damaged/de\.txt\.xz cannot be read after line \d+"):
         list(documents(source, Counts("documents")))
     with pytest.raises(ValueError, match="cannot be reached"):
         files_in("nonsense://x")
+
+
+@pytest.mark.parametrize("scheme", ["", "file://", "mock://"])
+def test_what_is_no_file_is_named_through_a_description(tmp_path: Path, scheme: str) -> None:
+    where = f"{scheme}{tmp_path}"
+    system, root = filesystem(where)
+    system.create_dir(f"{root}/en-de.tmx", recursive=True)
+    with system.open_output_stream(f"{root}/en-fr.tmx") as stream:
+        stream.write(b"")
+    if scheme != "mock://":
+        (tmp_path / "en-fr.tmx").unlink()
+        (tmp_path / "en-fr.tmx").symlink_to("nowhere")
+    for pairs_, name in (('"any"', "en-de"), ('["en-de"]', "en-de"), ('["en-fr"]', "en-fr")):
+        text = f"pairs = {pairs_}"
+        path = describe(tmp_path, text, name="x", where=where, format="tmx", files="{src}-{tgt}.tmx")
+        found = inputs(path)
+        if scheme == "mock://" and name == "en-fr":
+            assert [source.size for source in found] == [0]
+        else:
+            with pytest.raises(ValueError, match=rf"{name}\.tmx is a (folder|link to nowhere).*remove"):
+                [source.size for source in found]
 
 
 def test_the_ready_descriptions(tmp_path: Path) -> None:
@@ -227,6 +399,7 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
             "spellings of zh-Hans and zh-Hant: they must be one language",
         ),
         ({}, 'pairs = "any"\n[filters.lenght]', "there is no filter 'lenght': did you mean 'length'"),
+        ({}, 'pairs = "any"\n[filters.blank]', "there is no filter 'blank': there are length, length_ratio"),
         ({}, 'pairs = "any"\n[filters.length]\nmin = 3', "filter length has no setting 'min': it has min_characters"),
         ({}, 'pairs = "any"\n[filters.script]\nshare = "a"', "share of filter script is 'a': it must be a number"),
         ({}, 'pairs = "any"\n[filters.boilerplate_length]', "filter boilerplate_length is not for task para"),

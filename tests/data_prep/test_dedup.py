@@ -110,6 +110,11 @@ def test_pairs_are_compared_with_both_sides(vocab: Path, tmp_path: Path) -> None
     assert counts["unknown"] == sum(side.count(3) for row in table.to_pylist() for side in row.values()) > 0
 
 
+def test_where_one_side_ends_makes_another_pair() -> None:
+    sides = [["ab", "a", "a b", "a", "a\t", "", "abc", "ab"], ["c", "bc", "c", "b c", "b", "abc", "", "c"]]
+    assert Run().repeated(sides, np.ones(8, bool)).tolist() == [False] * 7 + [True]
+
+
 def test_slices_cut_the_hashes_without_loss(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     texts = [[str(number) for number in rng.integers(0, 3000, 1000)] for _ in range(6)]
@@ -121,7 +126,8 @@ def test_slices_cut_the_hashes_without_loss(tmp_path: Path) -> None:
         assert len(texts[number]) == len(set(block))
         noted.note(fresh, [texts[number]], np.ones(fresh.sum(), int), np.arange(fresh.sum()))
         runs.append(tmp_path / f"{number}.arrow")
-        assert noted.save(runs[-1]) == fresh.sum()
+        noted.save(runs[-1], tmp_path)
+        assert noted.paragraphs == fresh.sum()
     expected = []
     seen: set[str] = set()
     for block in texts:
@@ -130,7 +136,7 @@ def test_slices_cut_the_hashes_without_loss(tmp_path: Path) -> None:
     for total in (1, 3, 64):
         found = [tmp_path / f"{i}-of-{total}" for i in range(total)]
         for number, path in enumerate(found):
-            find_duplicates(runs, number, total, path)
+            find_duplicates(runs, number, total, path, tmp_path)
         assert [sorted(duplicates_of(block, found).tolist()) for block in range(len(runs))] == expected
     assert [slices(number) for number in (0, 1, 4_000_000, 4_000_001)] == [1, 1, 1, 2]
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import lzma
+import re
 import subprocess
 import tempfile
 import time
@@ -16,11 +17,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_prep.encode import EncodeConfig, run
+from data_prep.encode import EncodeConfig, _plans, run
 from data_prep.encode_input import EncodeInputs, Task, begin, block_done
 from data_prep.readers import find_documents, text_blocks
-from data_prep.store import Stage
 from data_prep.team import Team
+from data_prep.vocab import VocabConfig
+from data_prep.vocab import run as train
 from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, file_sha256, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 
@@ -205,9 +207,9 @@ def test_a_truncated_file_ends_all_with_one_line(
     flags += ["--processes", 2] if how == "processes" else []
     done = data_prep(*flags, ranks=2 if how == "ranks" else 0)
     errors = [line for line in done.stderr.splitlines() if "error" in line]
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert len(errors) == 1
-    assert errors[0].startswith(f"data_prep encode: error: {tmp_path / 'ja.txt.xz'} cannot be read behind line ")
+    assert errors[0].startswith(f"data_prep encode: error: {tmp_path / 'ja.txt.xz'} cannot be read after line ")
     assert "Traceback" not in done.stderr
     assert not list(out.rglob("ja/*"))
     assert not (out / "mono" / "manifest.json").exists()
@@ -215,11 +217,11 @@ def test_a_truncated_file_ends_all_with_one_line(
 
 def test_a_bad_name_ends_before_any_work(tmp_path: Path, vocab: Path, data_prep: Run) -> None:
     (tmp_path / "de.txt").write_text("a")
-    (tmp_path / "dex.txt").write_text("a")
+    (tmp_path / "de_rom.txt").write_text("a")
     done = data_prep("encode", "--mono", tmp_path, "--vocab", vocab, "--out", tmp_path / "out", ranks=2)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.count("data_prep encode: error:") == 1
-    assert f"{tmp_path / 'dex.txt'}: unknown language code 'dex': did you mean 'de'?" in done.stderr
+    assert f"{tmp_path / 'de_rom.txt'}: unknown language code 'de_rom': did you mean 'de'?" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -342,7 +344,7 @@ def test_an_input_that_changed_behind_a_kill_is_read_anew(vocab: Path, tmp_path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "en.txt").write_text(f"{sentences[0]}\n\n" * 50 + last)
     config = EncodeConfig(vocab, tmp_path / "out", mono=tmp_path / "in", block_bytes=500)
-    stage = Stage(config.out / "mono", "encode")
+    stage = _plans(config)["mono"].stage
     task = Task(find_documents(tmp_path / "in")[0], 0)
     (config.out / "mono" / "tasks").mkdir(parents=True)
     begin(stage, task)
@@ -388,3 +390,42 @@ def test_filters_are_counted_by_name_and_nothing_is_lost(vocab: Path, tmp_path: 
     (tmp_path / "p.toml").write_text(changed)
     with pytest.raises(ValueError, match=r"p\.filters was .* now .*; p\.length was null, now .*max_tokens"):
         run(EncodeConfig(vocab, tmp_path / "out", corpus=(str(tmp_path / "p.toml"),)))
+
+
+def test_text_that_is_hardly_what_it_should_be_is_named(
+    vocab: Path, tmp_path: Path, sentences: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other encodings, compressed data and a script that the vocabulary lacks; by encode and by vocab. Not so real text."""
+    mono, para = tmp_path / "mono", tmp_path / "para"
+    mono.mkdir()
+    para.mkdir()
+    lines = ["\n".join(f"{sentence} {i}" for i in range(400)) for sentence in sentences]
+    (mono / "de.txt").write_text(lines[1], encoding="latin-1")
+    (mono / "ru.txt").write_text(lines[3], encoding="utf-16")
+    (mono / "fr.txt").write_bytes(lzma.compress("".join(f"{i * 7919 % 10_007} " for i in range(50_000)).encode()))
+    (mono / "el.txt").write_text("Όλοι οι άνθρωποι γεννιούνται ελεύθεροι\n" * 40)
+    (mono / "en.txt").write_bytes(lines[0].encode() + b"\nna\xefve\x01\r\n")  # one line in 400
+    (mono / "ur.txt").write_text(lines[5].replace("\n", "\r\n"))
+    (para / "X.de-en.de").write_text(lines[1], encoding="latin-1")
+    (para / "X.de-en.en").write_text(lines[0])
+    (para / "X.en-ru.en").write_text(lines[0])
+    (para / "X.en-ru.ru").write_text(lines[3])
+    run(EncodeConfig(vocab, tmp_path / "out", mono=mono, para=para))
+    told = capsys.readouterr().err
+    encoding, pair = "of its lines have bytes that are no UTF-8", f"{para / 'X.de-en.de'} and {para / 'X.de-en.en'}"
+    for words in (
+        f"warning: {mono / 'de.txt'}: 100% {encoding}: is it in another encoding, or compressed?",
+        f"warning: {mono / 'ru.txt'}: 100% of its lines have control characters: is it UTF-16, or no text?",
+        f"% {encoding}",
+        f"warning: {pair}: 50% {encoding}",
+    ):
+        assert words in told
+    assert re.search(rf"{mono}/fr\.txt: (9\d|100)% {encoding}", told)
+    unknown = re.search(rf"{mono}/el\.txt: (\d+)% of its tokens are <unk>: does the vocabulary have its script", told)
+    counts = read_manifest(tmp_path / "out" / "mono").counts["by_language"]["el"]
+    assert unknown and int(unknown[1]) == round(100 * counts["unknown"] / counts["tokens"]) > 30
+    assert not any(name in told for name in ("en.txt", "ur.txt", "X.en-ru"))
+    train(VocabConfig(tmp_path / "vocab", mono=mono, para=para, size=500, sentences=3000))
+    told = capsys.readouterr().err
+    assert all(f"warning: {name}" in told for name in (mono / "de.txt", mono / "ru.txt", mono / "fr.txt", pair))
+    assert not any(name in told for name in ("en.txt", "ur.txt", "el.txt", "X.en-ru"))

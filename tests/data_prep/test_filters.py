@@ -1,5 +1,6 @@
 """Filters: what each drops, counted by name; scripts on real sentences of every script."""
 
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,7 @@ def test_boilerplate_is_measured_in_bytes() -> None:
 def test_scores() -> None:
     ((_, score),) = make_filters({"score": {"least": 1.1}}, "para", "test").text
     dropped = score.drops(Sides((["a"] * 3, ["b"] * 3), ("en", "de"), np.array([1.0, 1.1, np.nan])))
-    assert dropped.tolist() == [True, False, False]
+    assert dropped.tolist() == [True, False, True]
 
 
 def test_wrong_script_on_any_side() -> None:
@@ -67,6 +68,34 @@ def test_letters_of_each_script() -> None:
     assert all_letters.tolist() == [5, 5, 6, 5, 1, 6, 0]
     assert all(set(scripts_of(language)) <= set(SCRIPTS) for language in LANGUAGES)
     assert scripts_of("hi_rom") == ("Latin",)
+
+
+@pytest.mark.parametrize(
+    ("text", "script", "number"),
+    [
+        ("ที่นี่", "Thai", 2),  # two consonants, two vowel signs and two tones above them
+        ("น้ำ", "Thai", 2),  # sara am is a letter of its own
+        ("हिन्दी", "Devanagari", 3),  # ha, na, da
+        ("தமிழ்", "Tamil", 3),
+        ("ភាសាខ្មែរ", "Khmer", 5),  # pho, so, kho, mo, ro
+        ("مُحَمَّدٌ", "Arabic", 4),
+        ("٤٢، ؟", "Arabic", 0),
+        ("שָׁלוֹם", "Hebrew", 4),
+        (unicodedata.normalize("NFD", "Würde été ệ"), "Latin", 9),
+        ("Würde été ệ", "Latin", 9),
+        (unicodedata.normalize("NFD", "가나"), "Hangul", 4),  # jamo are letters
+        ("।॥ ॐ", "Devanagari", 1),
+        ("͵·;", "Greek", 0),
+    ],
+)
+def test_letters_are_unicodes_without_marks(text: str, script: str, number: int) -> None:
+    assert [int(count[0]) for count in letters([text], (script,))] == [number, number]
+
+
+def test_vowel_signs_do_not_outweigh_letters() -> None:
+    """Four of seven letters are Latin, whatever is written above, below and around the other three."""
+    assert drops("script", {}, ["हिन्दी abcd"], languages=("hi",)) == [True]
+    assert drops("script", {}, ["हिन्दी abc"], languages=("hi",)) == [False]
 
 
 @pytest.mark.skipif(not CORPUS.exists(), reason="the corpus beside the repository is not there")

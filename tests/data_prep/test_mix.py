@@ -1,6 +1,9 @@
 """`mix` on small encoded folders whose every token is unique, so that each row tells where it comes from."""
 
+import json
 import os
+import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -20,11 +23,24 @@ from data_prep.mix import MixConfig, run
 from data_prep.store import write_arrow
 from data_prep.verify import VerifyConfig
 from data_prep.verify import run as run_verify
-from xlme_ds.data.schema import BOS, DOCUMENTS, EOS, PAD, PAIRS, Manifest, file_sha256, read_manifest, write_manifest
+from data_prep.vocap.model import serialize
+from xlme_ds.data.schema import (
+    BOS,
+    DOCUMENTS,
+    EOS,
+    PAD,
+    PAIRS,
+    Manifest,
+    file_sha256,
+    read_manifest,
+    row_schema,
+    write_manifest,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 16
 TEXT = WIDTH - 2
+IDS = 20_000  # of the vocabulary
 LANGUAGES = ("de", "en", "sw", "xh", "zh-Hans")
 
 
@@ -59,12 +75,9 @@ class Corpus:
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     folder = tmp_path_factory.mktemp("encoded")
     rng = np.random.default_rng(0)
-    words = ["".join(rng.choice(list("abcdefg"), 4)) for _ in range(200)]
-    spm.SentencePieceTrainer.train(
-        sentence_iterator=iter(words), model_prefix=str(folder / "sentencepiece"), vocab_size=40, minloglevel=2
-    )
+    (folder / "sentencepiece.model").write_bytes(serialize({f"{i:05d}": -1.0 for i in range(IDS - 5)}))
     sha256 = file_sha256(folder / "sentencepiece.model")
-    fresh = iter(range(4, 10**6))
+    fresh = iter(range(4, IDS - 1))
 
     def ids(count: int) -> list[int]:
         return [next(fresh) for _ in range(count)]
@@ -104,9 +117,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return Corpus(folder, folder / "sentencepiece.model", streams, pairs)
 
 
-def _manifest(folder: Path, shards: list, sha256: str, languages: tuple[str, ...]) -> None:
+def _manifest(folder: Path, shards: list, sha256: str, languages: tuple[str, ...], **settings: int) -> None:
     shards.sort(key=lambda shard: shard.name)
-    write_manifest(folder, Manifest("encode", {}, 10**6, sha256, tuple(sorted(languages)), tuple(shards), {}))
+    write_manifest(folder, Manifest("encode", settings, IDS, sha256, tuple(sorted(languages)), tuple(shards), {}))
 
 
 @dataclass(frozen=True)
@@ -166,6 +179,11 @@ def test_temperature_repeats_low_resource_rows_evenly(corpus: Corpus, tmp_path: 
         assert counts["repeat"] == used / available[language]
         assert counts["share_before"] == pytest.approx(available[language] / sum(available.values()))
         assert counts["share_after"] == pytest.approx(used / total)
+        own = set(corpus.rows(language))
+        uses = [row.items()[0] for row in rows if row.items()[0] in own]
+        for start in range(0, len(uses), len(own)):
+            one = uses[start : start + len(own)]
+            assert len(set(one)) == len(one), f"a row of {language} came again before all its others"
         each = [times[row] for row in corpus.rows(language)]
         assert min(each) == used // available[language] and max(each) == -(-used // available[language])
     assert manifest.counts["tokens"] == sum(sum(row.lengths) for row in rows)
@@ -205,6 +223,119 @@ def test_packed_rows_are_the_pairs(corpus: Corpus, tmp_path: Path) -> None:
         fitting = [frozenset((BOS, EOS, *s, *t)) for s, t in corpus.pairs[name] if len(s) + len(t) + 3 <= WIDTH]
         assert max(times[pair] for pair in fitting) <= -(-used[name] * 1.2 // len(fitting))
     assert manifest.counts["fill"] == sum(sum(row.lengths) for row in rows) / (700 * WIDTH)
+
+
+def test_pairs_come_once_before_any_comes_again_but_for_the_order_inside_a_window(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    """A window is 8192 pairs that fill rows of their own: up to its end no pair came two times more than another."""
+    run(corpus.config(tmp_path, para_rows=15000, alpha=0.5, rows_per_shard=4096))
+    fitting = {name: [frozenset((BOS, EOS, *s, *t)) for s, t in corpus.pairs[name]] for name in corpus.pairs}
+    fitting = {name: [pair for pair in pairs if len(pair) + 1 <= WIDTH] for name, pairs in fitting.items()}
+    times: Counter[frozenset[int]] = Counter()
+    ends = 0
+    for row in read_rows(tmp_path / "para"):
+        times.update(map(frozenset, row.items()))
+        if times.total() == 8192 * (ends + 1):
+            ends += 1
+            for name, pairs in fitting.items():
+                each = [times[pair] for pair in pairs]
+                assert max(each) - min(each) == 1, f"{name} after {times.total()} pairs"
+    assert ends == times.total() // 8192 > 1
+    schema = row_schema(WIDTH)
+    for shard in read_manifest(tmp_path / "para").shards:  # the bytes are what Arrow writes of the rows, and no more
+        table = pa.ipc.open_file(tmp_path / "para" / shard.name).read_all()
+        again = [pa.RecordBatch.from_pylist(batch.to_pylist(), schema) for batch in table.to_batches()]
+        assert write_arrow(tmp_path / "again.arrow", schema, again, tmp_path).sha256 == shard.sha256
+
+
+@pytest.fixture(scope="module")
+def larger(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """37 MB: 60 shards of documents, the first two of them large, and one of pairs."""
+    folder, rng = tmp_path_factory.mktemp("larger"), np.random.default_rng(0)
+    sha256 = file_sha256(corpus.vocab)
+
+    def column(lengths: np.ndarray, end: bool) -> pa.ListArray:
+        ends = np.append(0, np.cumsum(lengths)).astype(np.int32)
+        values = rng.integers(4, 10**6, ends[-1], dtype=np.int32)
+        if end:
+            values[ends[1:] - 1] = EOS
+        return pa.ListArray.from_arrays(ends, values)
+
+    shards = []
+    for number in range(60):
+        documents = np.full(2500 if number < 2 else 5, 400)
+        parts = [pa.record_batch([column(documents, True)], schema=DOCUMENTS) for _ in range(4)]
+        shards.append(write_arrow(folder / f"mono/en/{number:05d}.arrow", DOCUMENTS, parts, folder / "mono"))
+    _manifest(folder / "mono", shards, sha256, ("en",))
+    sides = rng.integers(1, 60, (16, 2, 4000))
+    parts = [pa.record_batch([column(a, False), column(b, False)], schema=PAIRS) for a, b in sides]
+    shards = [write_arrow(folder / "para/de-en/00000.arrow", PAIRS, parts, folder / "para")]
+    _manifest(folder / "para", shards, sha256, ("de", "en"), max_pair_tokens=118)
+    return Corpus(folder, corpus.vocab, {}, {})
+
+
+def _bytes_read() -> int:
+    """From disks, by this process so far."""
+    return int(re.search(r"^read_bytes: (\d+)", Path("/proc/self/io").read_text(), re.M)[1])
+
+
+def test_cold_files_are_read_where_rows_are_taken_and_not_around_it(larger: Corpus, tmp_path: Path) -> None:
+    """What comes from the disk is at most twice what the rows hold, with a quarter of the corpus used."""
+    for task, rows in (("mono", 4500), ("para", 2000)):
+        for path in (larger.folder / task).rglob("*.arrow"):
+            with open(path, "rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        before = _bytes_read()
+        run(replace(larger.config(tmp_path, **{f"{task}_rows": rows}), row_tokens=512, rows_per_shard=65536))
+        read, used = _bytes_read() - before, 4 * read_manifest(tmp_path / task).counts["tokens"]
+        if read == 0:
+            pytest.skip("the temporary folder is not on a disk: what is read of it is not counted")
+        assert used < sum(shard.bytes for shard in read_manifest(larger.folder / task).shards) / 3
+        assert used / 2 < read < 2 * used, f"{read} bytes were read for {used} of {task}"
+
+
+def test_no_map_and_no_file_stays_open(larger: Corpus, tmp_path: Path) -> None:
+    """60 shards within 16 descriptors; the number of maps that a process may have is a limit of the kernel's."""
+    open_now = max(int(name) for name in os.listdir("/proc/self/fd"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 16, limits[1]))
+    try:
+        run(replace(larger.config(tmp_path, mono_rows=2000, para_rows=100), row_tokens=512))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert str(larger.folder) not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("row_tokens", [121, 120, 60])
+def test_pairs_that_fit_by_encodes_limit_are_counted_as_by_their_lengths(
+    larger: Corpus, tmp_path: Path, row_tokens: int
+) -> None:
+    encoded = tmp_path / "encoded"
+    shutil.copytree(larger.folder / "para", encoded / "para")
+    manifest = read_manifest(encoded / "para")
+    write_manifest(encoded / "para", replace(manifest, settings={}))
+    configs = [replace(larger.config(tmp_path / name, para_rows=100), row_tokens=row_tokens) for name in ("limit", "lengths")]
+    run(configs[0])
+    run(replace(configs[1], encoded=encoded))
+    limit, lengths = (read_manifest(config.out / "para") for config in configs)
+    assert limit.counts == lengths.counts and limit.shards == lengths.shards
+    assert (limit.counts["by_language"]["de-en"]["too_long"] > 0) == (row_tokens < 121)
+
+
+def test_a_shard_that_cannot_be_read_is_named(larger: Corpus, tmp_path: Path) -> None:
+    encoded = shutil.copytree(larger.folder, tmp_path / "encoded")
+    config = replace(larger.config(tmp_path / "out", mono_rows=100), encoded=encoded)
+    shard = encoded / "mono/en/00007.arrow"
+    whole = shard.read_bytes()
+    for damaged in (b"", whole[:1000], whole[:-5]):
+        shard.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"{shard} is not a readable Arrow file .*: delete it and give the encode"):
+            run(config)
+    for spoil in (shard.unlink, shard.mkdir):
+        spoil()
+        with pytest.raises(ValueError, match=rf"{shard}: (No such file|Is a directory)"):
+            run(config)
 
 
 def test_layout_of_xlm(corpus: Corpus, tmp_path: Path) -> None:
@@ -286,6 +417,13 @@ def test_changed_settings_are_refused(corpus: Corpus, tmp_path: Path) -> None:
         run(corpus.config(tmp_path, mono_rows=100, alpha=0.5))
     with pytest.raises(ValueError, match="rows was 100, now 101"):
         run(corpus.config(tmp_path, mono_rows=101))
+    settings = tmp_path / "mono" / "settings.json"
+    old = {key: json.loads(settings.read_text())[key] for key in ("stage", "settings")}  # without a checksum, and
+    del old["settings"]["order"]  # with rows in another order, as an earlier version wrote it
+    settings.write_text(json.dumps(old))
+    (tmp_path / "mono" / "manifest.json").unlink()
+    with pytest.raises(ValueError, match=r'order was null, now "every example of a language once .* delete this one'):
+        run(corpus.config(tmp_path, mono_rows=100))
 
 
 def test_another_vocabulary_is_refused(corpus: Corpus, tmp_path: Path) -> None:

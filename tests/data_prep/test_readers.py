@@ -1,9 +1,10 @@
 import bz2
 import gzip
-import io
 import lzma
 import os
 import re
+import socket
+import struct
 import threading
 import tracemalloc
 import zipfile
@@ -14,8 +15,10 @@ import pyarrow as pa
 import pytest
 
 from data_prep.clean import Counts
-from data_prep.readers import documents, find_documents, find_pairs, pairs
-from data_prep.streams import MAX_LINE, cut_blocks
+from data_prep.languages import canonical
+from data_prep.places import Place, files_in
+from data_prep.readers import block_paragraphs, documents, find_documents, find_pairs, pairs, text_blocks
+from data_prep.streams import MAX_LINE, chunks, cut_blocks, open_stream
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
 
@@ -70,11 +73,8 @@ def test_blocks_depend_on_the_bytes_alone(tmp_path: Path) -> None:
     text = b"".join(b"%d word\n" % i + b" \r\n" * (i % 11 == 0) for i in range(3000)) + b"x" * 2_000_000 + b"\n\nend"
     boundary = re.compile(rb"\n[ \t\r]*\n")
 
-    class Short(io.BytesIO):
-        def read(self, size: int | None = -1) -> bytes:
-            return super().read(7001)
-
-    blocks = [list(cut_blocks(lambda kind=kind: kind(text), "x", 1000, boundary)) for kind in (io.BytesIO, Short)]
+    parts = [[text[i : i + n] for i in range(0, len(text), n)] for n in (1 << 18, 7001)]
+    blocks = [list(cut_blocks(part, 1000, boundary)) for part in parts]
     assert blocks[0] == blocks[1]
     assert b"".join(block for block, _ in blocks[0]) == text
     assert sum(cut for _, cut in blocks[0]) == 10  # every 101,000 bytes, until the next boundary is near enough
@@ -114,13 +114,52 @@ def test_memory_does_not_grow_with_the_line(tmp_path: Path) -> None:
     assert peak < 16_000_000  # 8 MB of it is the decompressor's dictionary
 
 
+def test_memory_is_little_more_than_a_block_whatever_the_line(tmp_path: Path) -> None:
+    """Also where the line is a block, and goes on in the next one."""
+    (tmp_path / "de.txt.xz").write_bytes(lzma.compress(b"wort " * 5_000_000 + b"\nEnde", preset=0))
+    (source,) = find_documents(tmp_path)
+    counts = Counts("documents")
+    tracemalloc.start()
+    size = 0
+    for block in text_blocks(source, 15_000_000):
+        size += sum(len(line) + 1 for lines, _ in block_paragraphs(source, block, counts) for line in lines)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert size == 25_000_005
+    assert peak < 3 * 15_000_000
+
+
+@pytest.mark.parametrize("length", [100_001, 1_048_575, 1_048_576, 1_048_577, 1_948_576, 3_500_000])
+def test_a_line_is_cut_at_the_same_places_whatever_is_read_at_once(tmp_path: Path, length: int) -> None:
+    """Behind the last space of every 100,000 bytes, else between characters: cut here from the whole line."""
+    for letters in ("x ", "ü" * 30_000 + " ", "尊", "a" + "🙂" * 70_000 + "\t"):
+        words = (letters * (length // len(letters) + 1)).encode()[:length].decode(errors="ignore")
+        lines = ["kurz", words, "", words[::-1].strip() or "x", "Ende"]
+        expected = []
+        for line in lines[:2] + lines[3:]:
+            rest = line.encode()
+            while len(rest) > MAX_LINE:
+                part = rest[:MAX_LINE].decode(errors="ignore")  # without the half of a character
+                space = max(part.rfind(" "), part.rfind("\t")) + 1
+                expected.append(part[: space or None])
+                rest = rest[len(expected[-1].encode()) :]
+            expected.append(rest.decode())
+        (tmp_path / "de.txt").write_text("\n".join(lines), encoding="utf-8")
+        (source,) = find_documents(tmp_path)
+        counts = Counts("documents")
+        (block,) = text_blocks(source, 64_000_000)
+        found = [line for part, _ in block_paragraphs(source, block, counts) for line in part]
+        assert found == [line.strip() for line in expected if line.strip()]
+        assert counts.repaired["long_line"] == sum(len(line.encode()) > MAX_LINE for line in lines)
+
+
 @pytest.mark.parametrize("ending", [".xz", ".gz", ".bz2", ".zst"])
 def test_a_truncated_file_is_one_error_with_file_and_line(tmp_path: Path, ending: str) -> None:
     text = "".join(f"Zeile {i} {i * 7919 % 1_000_003}\n" for i in range(100_000)).encode()
     data = COMPRESS[ending](text)
     path = tmp_path / f"de.txt{ending}"
     path.write_bytes(data[: len(data) * 2 // 3])
-    with pytest.raises(ValueError, match=rf"de\.txt\{ending} cannot be read behind line \d+ .*truncated or damaged"):
+    with pytest.raises(ValueError, match=rf"de\.txt\{ending} cannot be read after line \d+ .*truncated or damaged"):
         list(documents(find_documents(tmp_path)[0], Counts("documents")))
 
 
@@ -128,14 +167,92 @@ def test_damage_inside_a_file_is_an_error(tmp_path: Path) -> None:
     data = bytearray(lzma.compress("\n".join(map(str, range(200_000))).encode()))
     data[len(data) // 2] ^= 0xFF
     (tmp_path / "de.txt.xz").write_bytes(data)
-    with pytest.raises(ValueError, match=r"de\.txt\.xz cannot be read behind line \d+"):
+    with pytest.raises(ValueError, match=r"de\.txt\.xz cannot be read after line \d+"):
         list(documents(find_documents(tmp_path)[0], Counts("documents")))
+
+
+def read_streams(folder: Path, ending: str, data: bytes) -> bytes:
+    (folder / f"de.txt{ending}").write_bytes(data)
+    place = Place(str(folder), f"de.txt{ending}")
+    return b"".join(chunks(open_stream(place), str(place)))
+
+
+# What may be between streams and behind the last one: xz pads by fours, gzip(1) ignores zeros, zstd skips such frames.
+SKIPPED = struct.pack("<II", 0x184D2A57, 1000) + b"x" * 1000
+PADDING = {".xz": bytes(4), ".gz": bytes(515), ".bz2": b"", ".zst": SKIPPED}
+
+
+@pytest.mark.parametrize("ending", PADDING)
+def test_all_streams_of_a_file_are_read_whatever_pads_them(tmp_path: Path, ending: str) -> None:
+    texts = [b"eins\n" * 1000, b"", b"zwei\n"]
+    streams = [COMPRESS[ending](text) for text in texts]
+    for padding in (b"", PADDING[ending], PADDING[ending] * 3001):
+        assert read_streams(tmp_path, ending, padding.join([*streams, b""])) == b"".join(texts)
+
+
+@pytest.mark.parametrize("ending", PADDING)
+def test_what_follows_the_last_stream_is_an_error_with_its_place(tmp_path: Path, ending: str) -> None:
+    streams = COMPRESS[ending](b"a\n" * 9) + PADDING[ending] + COMPRESS[ending](b"b\n")
+    for garbage in (b"garbage", b"\n", b"\xfd7zXZ", b"]\0\0\x80\0" + b"\xff" * 9, b"PK\3\4"):
+        place = f"before byte {len(streams + garbage)}" if ending == ".zst" else f"byte {len(streams)} begins neither"
+        with pytest.raises(ValueError, match=rf"de\.txt\{ending} cannot be read after line \d+ .*{place}.* damaged"):
+            read_streams(tmp_path, ending, streams + garbage)
+    zeros = streams + bytes(3)
+    if ending == ".gz":
+        assert read_streams(tmp_path, ending, zeros) == b"a\n" * 9 + b"b\n"
+    else:
+        words = f"3 zero bytes before byte {len(zeros)}" if ending == ".xz" else "byte"
+        with pytest.raises(ValueError, match=words):
+            read_streams(tmp_path, ending, zeros)
+
+
+@pytest.mark.parametrize("ending", [".xz", ".gz", ".bz2"])
+def test_damage_in_a_later_stream_is_seen_wherever_it_is(tmp_path: Path, ending: str) -> None:
+    """Every byte flipped and every cut: an error that says where the stream begins, or the text as it was."""
+    first, later = COMPRESS[ending](b"eins\n"), COMPRESS[ending]("zwei\ndrei\nfünf\n".encode())
+    text = "eins\nzwei\ndrei\nfünf\n".encode()
+    passed = []
+    for at in range(len(later)):
+        flipped = bytearray(first + later)
+        flipped[len(first) + at] ^= 0x55
+        for data in (bytes(flipped), first + later[: at + 1] if at + 1 < len(later) else bytes(flipped)):
+            try:
+                assert read_streams(tmp_path, ending, data) == text
+                passed.append(at)
+            except ValueError as error:
+                assert re.search(rf"byte {len(first)}\b", str(error)), error
+    assert set(passed) <= (set(range(1, 10)) if ending == ".gz" else set())  # a gzip header's time is under no checksum
+
+
+@pytest.mark.parametrize("ending", [".xz", ".gz", ".bz2", ".zst"])
+def test_a_file_whose_ending_lies_is_an_error(tmp_path: Path, ending: str) -> None:
+    with pytest.raises(ValueError, match=rf"de\.txt\{ending} cannot be read after line 0"):
+        read_streams(tmp_path, ending, b"plain text\n" * 100)
 
 
 def test_an_unknown_language_names_file_and_nearest_code(tmp_path: Path) -> None:
     (tmp_path / "zh-hanss.txt").write_text("a")
     with pytest.raises(ValueError, match=r"zh-hanss\.txt: unknown language code 'zh-hanss': did you mean 'zh-Hans'"):
         find_documents(tmp_path)
+
+
+def test_codes_of_three_letters_are_known() -> None:
+    """ISO 639-3's, and the other ones of ISO 639-2; nobody's are corrected to another language's."""
+    codes = (
+        "deu ger de, spa es, ita it, jpn ja, hin hi, por pt, kor ko, tur tr, ukr uk, fra fre fr, nld dut nl, ces cze cs, "
+        "ell gre el, eus baq eu, fas per fa, hye arm hy, isl ice is, kat geo ka, mkd mac mk, msa may ms, mya bur my, "
+        "ron rum ro, slk slo sk, sqi alb sq, cym wel cy, zho chi cmn zh-Hans, eng en, rus ru, ara arb ar, swa swh sw, "
+        "est ekk et, lav lvs lv, nob no, ori ory or, deu_DE DEU de, hi_Latn hi-latn hi_rom"
+    )
+    for *spellings, code in (line.split() for line in codes.split(",")):
+        assert {canonical(spelling) for spelling in spellings} == {code}, code
+
+
+@pytest.mark.parametrize("code", ["ast", "sco", "als", "nno", "arz", "bar", "nds", "war", "xq", "german", "pt2", "é"])
+def test_nothing_is_suggested_where_nothing_is_near(code: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        canonical(code)
+    assert str(caught.value) == f"unknown language code {code!r}: data_prep/languages.py lists the known ones"
 
 
 def test_other_spellings_become_cc100s_and_other_files_are_told(
@@ -154,6 +271,76 @@ def test_a_folder_without_corpus_files_is_an_error(tmp_path: Path) -> None:
         find_documents(tmp_path)
     with pytest.raises(ValueError, match="is not a folder"):
         find_pairs(tmp_path / "none")
+
+
+def lay_out(path: Path, what: str) -> None:
+    """Not a file, where one is wanted."""
+    if what == "folder":
+        path.mkdir()
+    elif what == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+    else:
+        path.symlink_to("nowhere" if what == "dangling" else path.name)
+
+
+NO_FILES = {
+    "dangling": "is a link to nowhere, where no file is: restore that file, or remove the link",
+    "loop": "is a link to .*, where no file is",
+    "folder": "is a folder, where a file must be: remove it, or give it another name",
+    "socket": "is a socket or device, where a file must be",
+}
+
+
+@pytest.mark.parametrize("what", NO_FILES)
+@pytest.mark.parametrize("name", ["fr.txt.xz", "X.de-en.en", "de-en.txt.zip"])
+def test_what_is_no_file_is_named_and_no_language_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a socket's path is short
+    for other in ("de.txt", "X.de-en.de", "Y.de-en.de", "Y.de-en.en"):
+        Path(other).write_text("a\n")
+    lay_out(Path(name), what)
+    Path("subfolder").mkdir()  # nobody wants that to be a file
+    with pytest.raises(ValueError, match=rf"{re.escape(name)} {NO_FILES[what]}"):
+        find_documents(".") if name == "fr.txt.xz" else find_pairs(".")
+
+
+def test_links_to_files_and_folders_are_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "german").write_text("a")
+    (tmp_path / "texts" / "back").symlink_to(tmp_path)  # not for ever
+    (tmp_path / "again").symlink_to(tmp_path / "texts")
+    (tmp_path / "de.txt").symlink_to(tmp_path / "texts" / "german")
+    assert [source.size for source in find_documents(tmp_path)] == [1]
+    assert capsys.readouterr().err == ""  # subfolders are not looked at
+    names = {place.name for place in files_in(str(tmp_path), deep=True) if not place.is_folder}
+    assert names == {"de.txt", "again/german", "texts/german"}
+    (tmp_path / os.fsdecode(b"fr-\xff.txt")).write_text("a")
+    with pytest.raises(ValueError, match=r"has the name b'fr-\\xff\.txt', which is not UTF-8: rename that file"):
+        find_documents(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("de.txt", "de.txt.xz"),
+        ("DE.txt.gz", "de.txt.xz"),
+        ("X.de-en.de", "X.de-en.de.gz", "X.de-en.en"),
+        ("X.de-en.de", "X.de-en.en", "x.DE-EN.DE.xz", "x.DE-EN.EN"),
+        ("de-en.txt.zip", "X.de-en.de.gz", "X.de-en.en"),
+        ("de-en.txt.zip", "DE-EN.txt.zip"),
+    ],
+)
+def test_a_text_that_would_count_twice_is_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        a, _, b = name[:5].partition("-")
+        members = {f"folder/X.{a}-{b}.{code}": b"1\n" for code in (a, b)}
+        write_zip(tmp_path, name, members) if name.endswith(".zip") else (tmp_path / name).write_text("1\n")
+    find = find_documents if len(names[0]) == 6 or names[0].startswith("DE.") else find_pairs
+    with pytest.raises(ValueError, match="are the same text by their names, which would count twice: remove one") as caught:
+        find(tmp_path)
+    assert sum(f"{tmp_path / name} " in str(caught.value) for name in names) == 2
 
 
 def write_zip(folder: Path, name: str, members: dict[str, bytes]) -> Path:
@@ -196,7 +383,7 @@ def test_sides_of_different_length_are_one_error_with_both_counts(tmp_path: Path
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["X.de-en.de"], r"X\.de-en\.de has no other side: put X\.de-en\.en beside it"),
+        (["X.de-en.de"], r"X\.de-en\.de has no other side: put X\.de-en\.en next to it"),
         (["X.de-xq.de", "X.de-xq.xq"], "unknown language code 'xq'"),
         (["X.de-de.de"], "both sides are 'de'"),
     ],
@@ -217,13 +404,22 @@ def test_a_bad_zip_file_is_an_error(tmp_path: Path) -> None:
         find_pairs(tmp_path)
 
 
+def test_two_zip_files_in_one_are_an_error(tmp_path: Path) -> None:
+    """Their second list of members is the only one that is read."""
+    path = write_zip(tmp_path, "de-en.txt.zip", {"X.de-en.de": b"a\n", "X.de-en.en": b"a\n"})
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes() * 2)
+    with pytest.raises(ValueError, match=rf"de-en\.txt\.zip begins with {size} bytes that no member has"):
+        find_pairs(tmp_path)
+
+
 def test_a_member_damaged_inside_a_zip_file_is_an_error(tmp_path: Path) -> None:
     text = "\n".join(str(i * 7919 % 1_000_003) for i in range(50_000)).encode()
     path = write_zip(tmp_path, "de-en.txt.zip", {"X.de-en.de": text, "X.de-en.en": text})
     data = bytearray(path.read_bytes())
     data[len(data) // 4] ^= 0xFF
     path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"de-en\.txt\.zip:X\.de-en\.de cannot be read behind line \d+"):
+    with pytest.raises(ValueError, match=r"de-en\.txt\.zip:X\.de-en\.de cannot be read after line \d+"):
         read_pairs(tmp_path)
 
 

@@ -36,6 +36,10 @@ def test_another_package_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"none\.tgz does not exist: --package takes the file"):
         run(SampleConfig(tmp_path / "out", tmp_path / "none.tgz"))
     assert not (tmp_path / "out").exists()
+    (tmp_path / "SOURCE.md").write_text("# My corpus")
+    with pytest.raises(ValueError, match=r"SOURCE\.md is not of the sample corpus, which would replace it"):
+        run(SampleConfig(tmp_path))
+    assert (tmp_path / "SOURCE.md").read_text() == "# My corpus"
 
 
 def test_no_network_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 """Temperature sampling, apportionment, keyed permutations and the sampled order."""
 
+from dataclasses import replace
 from fractions import Fraction
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -60,36 +62,92 @@ def test_apportion_is_exact_and_within_one() -> None:
     assert apportion(2, [Fraction(1, 3)] * 3) == [1, 1, 0]  # equal remainders: the earlier entries
 
 
-def test_order_uses_every_example_equally_often() -> None:
-    examples, quotas = (10, 0, 4, 1), (25, 0, 4, 3)
-    order = Order(("a", "b", "c", "d"), examples, temperature_shares(examples, 1.0), quotas, 0, "mono")
+def sampled(examples: tuple[int, ...], alpha: float, total: int, **settings: int) -> Order:
+    """The order of `total` slots, its languages called 0, 1, 2 …"""
+    shares = tuple(temperature_shares(examples, alpha))
+    names = tuple(map(str, range(len(examples))))
+    return Order(names, examples, shares, tuple(apportion(total, shares)), **{"seed": 0, "label": "mono", **settings})
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize(("total", "block", "neighbours"), [(977, 64, 1), (3000, 512, 5), (200_000, 1 << 14, 16)])
+def test_every_example_comes_once_before_any_comes_again(total: int, block: int, neighbours: int, alpha: float) -> None:
+    """Counted along the slots, for languages that are used in part, several times, and of one example or none."""
+    examples = (10, 0, 4, 1, 33, 350, 20_000)
+    order = sampled(examples, alpha, total, block=block, neighbours=neighbours)
+    language, example = order.locate(np.arange(total))
+    assert np.bincount(language, minlength=len(examples)).tolist() == list(order.quotas)
+    passes: list[int] = []
+    for j, count in enumerate(examples):
+        uses = example[language == j]
+        for start in range(0, len(uses), max(count, 1)):
+            one = uses[start : start + count]
+            assert len(np.unique(one)) == len(one) and one.min() >= 0 and one.max() < count
+        passes.append(len(uses) // max(count, 1))
+    assert alpha or (min(passes) == 0 and max(passes) > 2)
+
+
+def test_languages_keep_their_shares_all_along_the_order() -> None:
+    """Uses up to a slot against the exact share: at the ends of blocks by rounding alone, inside by chance."""
+    order = sampled((1_000_000, 300_000, 70_000, 5_000, 900, 40, 3, 1), 0.7, 100_000, block=1024)
+    language, _ = order.locate(np.arange(order.total))
+    seen = np.cumsum(language[:, None] == np.arange(8), axis=0)
+    share = np.array(order.quotas) / order.total
+    off = seen - share * np.arange(1, order.total + 1)[:, None]
+    assert np.abs(off[1023::1024]).max() < np.log2(order.total / 1024) + 1
+    # k slots drawn from a block without putting back have a standard deviation of at most √(1024/4 · p(1−p))
+    assert (np.abs(off) < 5 * np.sqrt(256 * share * (1 - share)) + 8).all()
+
+
+def test_a_rare_language_may_come_anywhere() -> None:
+    """The slot of a language's single use, over seeds: not the same, and in no part of the order more often."""
+    at = []
+    for seed in range(100):
+        order = Order(("a", "b", "c"), (999, 1, 1), (Fraction(0),) * 3, (998, 1, 1), seed, "mono", block=256)
+        at += np.flatnonzero(order.locate(np.arange(1000))[0] > 0).tolist()
+    assert len(at) == 200
+    counts = np.bincount(np.array(at) // 100, minlength=10)
+    assert ((counts - 20) ** 2 / 20).sum() < 33.7  # 9 degrees of freedom: exceeded once in 10,000
+
+
+def test_every_pass_and_seed_has_its_own_order() -> None:
+    """A pass is 17 blocks of 59, of whose examples one in 17 is expected in the same block of another pass or seed."""
+    order = Order(("a",), (1003,), (Fraction(1),), (3 * 1003,), 0, "mono", block=59, neighbours=3)
+    passes = []
+    for each in (order, replace(order, seed=1)):
+        for uses in each.locate(np.arange(3 * 1003))[1].reshape(3, 1003):
+            assert sorted(uses.tolist()) == list(range(1003))
+            passes.append([set(part.tolist()) for part in uses.reshape(17, 59)])
+    for one, other in combinations(passes, 2):
+        assert sum(len(a & b) for a, b in zip(one, other, strict=True)) < 3 * 1003 / 17
+    last = order.example(np.zeros(9, np.int64), np.arange(1, 10) * 1003 - 1)  # 1003 is no multiple of 3: the rest of a pass
+    assert len(set(last.tolist())) > 5
+
+
+def test_what_a_block_reads_stands_together_and_is_shuffled() -> None:
+    """Examples of a block, sorted, are stretches; their order in the block, and that of stretches in a pass, is not theirs."""
+    order = sampled((50_000, 400_000), 0.0, 80_000, block=8192, neighbours=32)
     language, example = order.locate(np.arange(order.total))
-    assert np.bincount(language, minlength=4).tolist() == list(quotas)
-    for j, quota in enumerate(quotas):
-        times = np.bincount(example[language == j], minlength=examples[j])
-        assert len(times) == examples[j]
-        if quota:
-            assert times.min() == quota // examples[j] and times.max() == -(-quota // examples[j])
-
-
-def test_every_pass_has_its_own_order() -> None:
-    order = Order(("a",), (100,), (Fraction(1),), (200,), 0, "mono")
-    slots = inverse(np.arange(200), 200, key_of(0, "mono", "slots"))
-    first, second = order.locate(slots)[1].reshape(2, 100)
-    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(100))
-    assert (first == second).mean() < 0.1
+    for j in (0, 1):
+        uses = example[language == j]
+        for begin in range(0, len(uses), 4096):
+            here = uses[begin : begin + 4096]
+            assert (np.diff(np.sort(here)) != 1).sum() <= len(
+                here
+            ) / 32 + 3  # those cut by the block's ends, or the pass's
+            assert abs(np.corrcoef(np.arange(len(here)), here)[0, 1]) < 0.1
+        stretches = uses.reshape(-1, 1000).mean(1)
+        assert abs(np.corrcoef(np.arange(len(stretches)), stretches)[0, 1]) < 0.5
 
 
 def test_order_of_any_part_is_the_part_of_the_order_and_depends_on_seed_and_label() -> None:
-    examples, quotas = (1000, 50), (2000, 400)
-    shares = temperature_shares(examples, 0.5)
-    order = Order(("a", "b"), examples, shares, quotas, 0, "mono")
-    whole, part = order.locate(np.arange(order.total)), order.locate(np.arange(700, 900))
-    assert all((p == w[700:900]).all() for p, w in zip(part, whole, strict=True))
-    for other in (
-        Order(("a", "b"), examples, shares, quotas, 1, "mono"),
-        Order(("a", "b"), examples, shares, quotas, 0, "para"),
-    ):
-        assert (other.locate(np.arange(order.total))[1] != whole[1]).mean() > 0.9
-    assert abs(np.corrcoef(np.arange(order.total), whole[0])[0, 1]) < 0.1, "languages are not spread over the order"
+    order = sampled((1000, 50, 7), 0.5, 2400, block=512, neighbours=4)
+    whole = order.locate(np.arange(order.total))
+    some = np.random.default_rng(0).permutation(order.total)[:300]
+    for slots in (np.arange(700, 900), some, np.array([2399]), np.array([], dtype=np.int64)):
+        assert all((p == w[slots]).all() for p, w in zip(order.locate(slots), whole, strict=True))
+    for other in (replace(order, seed=1), replace(order, label="para")):
+        changed = other.locate(np.arange(order.total))
+        assert other.quotas == order.quotas and (changed[1] != whole[1]).mean() > 0.8
+        assert (changed[0] != whole[0]).mean() > 0.2
     assert 0.4 < order.swapped(np.arange(order.total)).mean() < 0.6

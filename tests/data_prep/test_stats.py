@@ -14,7 +14,8 @@ from data_prep.stats import StatsConfig, run
 from data_prep.stats_figures import length_plot, loss_plot, share_plot
 from data_prep.stats_lengths import EDGES, length_histograms, median
 from data_prep.stats_losses import Loss, LossTable, loss_tables
-from data_prep.stats_table import Line, lines_of, size_text, total
+from data_prep.stats_page import Section, html
+from data_prep.stats_table import Line, columns, lines_of, size_text, total
 from xlme_ds.data.schema import read_manifest
 
 
@@ -54,6 +55,21 @@ def test_lines_are_the_manifests_counts(prepared: Path, tmp_path: Path) -> None:
     assert everything.repeat == pytest.approx(40 / sum(c["available"] for c in mixed.counts["by_language"].values()))
 
 
+def test_pairs_dropped_and_too_long_add_up(prepared: Path, vocab: Path, tmp_path: Path) -> None:
+    """Counted by hand: of 25 pairs one has an empty side, and the rows have no room for the longest ones."""
+    pairs = pa.ipc.open_file(next((prepared / "encoded" / "para").rglob("*.arrow"))).read_all().to_pylist()
+    lengths = sorted(len(pair["source"]) + len(pair["target"]) for pair in pairs)
+    mix.run(mix.MixConfig(prepared / "encoded", vocab, tmp_path, para_rows=6, row_tokens=lengths[12] + 3))
+    (line,) = lines_of(prepared / "encoded", tmp_path, "para")
+    long = sum(length > lengths[12] for length in lengths)
+    assert 0 < long < 24 == len(lengths)
+    assert (line.read, line.dropped, line.too_long, line.units) == (25, 1, long, 24 - long)
+    row = dict(zip(columns("para"), line.cells(), strict=True))
+    assert row["pairs read"] == "25"
+    assert int(row["pairs"]) + int(row["dropped"]) + int(row["too long"]) == 25
+    assert total([line, line]).read == 50
+
+
 class Page(HTMLParser):
     """Cells of the page, its plots, and whatever it would load from elsewhere."""
 
@@ -89,8 +105,21 @@ def test_page_and_table(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert len(page.sources) == 5 and all(source.startswith("data:image/svg+xml;base64,") for source in page.sources)
 
 
+def test_what_looks_like_markup_is_text_on_the_page(prepared: Path) -> None:
+    """A name or a reason comes out of the page as it went in, and begins no element."""
+    name = "<script>alert(1)</script>&amp;\"'"
+    line = Line(name, 10, 1, 1, 0, 0, 5, 0.0, 0.5, 1.0, 1.0, 4, 1.0)
+    losses = LossTable("documents", (Loss(name, 9, {"<i>reason": 3}),))
+    lengths = {name: np.ones(len(EDGES), dtype=int)}
+    written = html([Section("mono", [line], lengths, [losses])], read_manifest(prepared / "data" / "mono"))
+    page = Page()
+    page.feed(written)
+    assert page.cells.count(name) == 2 and "<script>alert" not in written and "<i>" not in written
+    assert "&lt;i&gt;reason" in written
+
+
 def test_plot_shows_every_language_and_the_same_each_time() -> None:
-    line = Line("xx", 10, 1, 0, 5, 0.0, 0.5, 0.0, 0.0, 0, 0.0)
+    line = Line("xx", 10, 1, 1, 0, 0, 5, 0.0, 0.5, 0.0, 0.0, 0, 0.0)
     lines = [
         replace(line, name="aa", share_before=0.9, share_after=0.6, repeat=0.5),
         replace(line, share_before=0.1),

@@ -1,6 +1,8 @@
 """`verify` on what `encode` and `mix` write, and on the same with one fault each."""
 
 import hashlib
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from data_prep import encode, mix
+from data_prep.store import Stage
 from data_prep.verify import VerifyConfig, run
-from xlme_ds.data.schema import BOS, EOS, PAD, UNK, read_manifest, write_manifest
+from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, read_manifest, write_manifest, write_signed
 
 ROW = 24
 Change = Callable[[dict[str, list]], None]  # edits the columns of a shard in place
@@ -28,10 +31,17 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, sentences: list[str], voc
     words = [word for sentence in sentences[:4] for word in sentence.split()]
     for code, side in (("en", words), ("de", words[::-1])):
         (folder / "corpus" / "para" / f"X.de-en.{code}").write_text("\n".join(side) + "\n", encoding="utf-8")
-    corpus, encoded = folder / "corpus", folder / "encoded"
-    encode.run(encode.EncodeConfig(vocab, encoded, mono=corpus / "mono", para=corpus / "para", max_pair_tokens=ROW - 3))
-    mix.run(mix.MixConfig(encoded, vocab, folder / "data", 50, 30, row_tokens=ROW, rows_per_shard=20))
+    copytree(vocab, folder / "vocab")
+    prepare(folder)
     return folder
+
+
+def prepare(folder: Path, corpus: Path | None = None) -> None:
+    """The two commands that write what is checked here."""
+    text, encoded = (corpus or folder) / "corpus", folder / "encoded"
+    sources = {"mono": text / "mono", "para": text / "para"}
+    encode.run(encode.EncodeConfig(folder / "vocab", encoded, max_pair_tokens=ROW - 3, block_bytes=400, **sources))
+    mix.run(mix.MixConfig(encoded, folder / "vocab", folder / "data", 50, 30, row_tokens=ROW, rows_per_shard=20))
 
 
 @pytest.fixture
@@ -236,3 +246,128 @@ def test_another_schema(copied: Path) -> None:
     write_manifest(folder, replace(manifest, settings=manifest.settings | {"row_tokens": ROW + 1}))
     with pytest.raises(ValueError, match="has columns"):
         run(VerifyConfig(folder))
+
+
+def of(**changes: object) -> Callable[[Manifest], Manifest]:
+    return lambda manifest: replace(manifest, **changes)
+
+
+def setting(**changes: object) -> Callable[[Manifest], Manifest]:
+    return lambda manifest: replace(manifest, settings=manifest.settings | changes)
+
+
+def swapped(manifest: Manifest) -> Manifest:
+    first, second, *others = manifest.shards
+    return replace(manifest, shards=(second, first, *others))
+
+
+def counted(name: str, key: str, by: float = 1) -> Callable[[Manifest], Manifest]:
+    def change(manifest: Manifest) -> Manifest:
+        counts = manifest.counts["by_language"][name] if name else manifest.counts
+        counts[key] += by
+        return manifest
+
+    return change
+
+
+FORGED = [
+    ("data/mono", of(languages=("en", "de")), "has the languages en de, not de en"),
+    ("data/para", of(languages=("en", "de")), "has the languages en de, not de en"),
+    ("data/mono", swapped, "lists the shards in another order"),
+    ("data/mono", setting(alpha=0.5), "says alpha 0.5, which samples other amounts"),
+    ("data/mono", setting(seed=1), "settings.json is damaged, or has other settings than"),
+    ("data/para", setting(seed=1), "settings.json is damaged, or has other settings than"),
+    ("data/mono", of(vocabulary_size=999), "has a vocabulary of 999 ids, but"),
+    ("data/mono", of(vocabulary_sha256="0" * 64), "is not the vocabulary that"),
+    ("data/mono", counted("en", "used"), "rows, by language, and tokens counted"),
+    ("data/mono", counted("", "tokens"), "rows, by language, and tokens counted"),
+    ("data/para", counted("", "examples"), "rows, by language, and tokens counted"),
+    ("data/mono", counted("en", "available"), "the shares in .* do not follow"),
+    ("data/mono", counted("en", "repeat", 0.1), "the shares in .* do not follow"),
+    ("data/mono", counted("", "fill", 0.1), "the shares in .* do not follow"),
+    ("encoded/mono", of(languages=("en", "de")), "has the languages en de, not de en"),
+    ("encoded/mono", swapped, "lists the shards in another order"),
+    ("encoded/mono", of(vocabulary_sha256="0" * 64), "names two vocabularies"),
+    ("encoded/mono", counted("en", "tokens"), "the tokens of en counted in"),
+    ("encoded/para", counted("de-en", "unknown"), "the unknown of de-en counted in"),
+    ("encoded/mono", counted("en", "documents_in"), "the documents_in of en in .* are not those written and dropped"),
+    ("encoded/mono", counted("de", "characters"), "has other counts than the inputs' in tasks"),
+]
+
+
+@pytest.mark.parametrize(("folder", "change", "words"), FORGED)
+def test_a_manifest_that_says_something_else(
+    copied: Path, folder: str, change: Callable[[Manifest], Manifest], words: str
+) -> None:
+    path = copied / folder / "manifest.json"
+    before = path.read_bytes()
+    changed = change(read_manifest(copied / folder))
+    write_manifest(copied / folder, changed)
+    with pytest.raises(ValueError, match=words):
+        run(VerifyConfig(copied / folder))
+    assert path.read_bytes() != before
+    # without a new checksum nothing reads it at all
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"sha256": json.loads(before)["sha256"]}))
+    with pytest.raises(ValueError, match=r"does not have its own checksum, its bytes changed.: delete it and give the command"):
+        read_manifest(copied / folder)
+    path.unlink()
+    prepare(copied)
+    assert path.read_bytes() == before
+    run(VerifyConfig(copied / folder))
+
+
+def test_pairs_sampled_by_another_alpha(prepared: Path, tmp_path: Path) -> None:
+    """Two pairs of very different sizes, whose settings and manifest are changed alike."""
+    words = [f"w{i}" for i in range(400)]
+    for pair, number in (("de-en", 400), ("en-fr", 40)):
+        for code in pair.split("-"):
+            (tmp_path / f"X.{pair}.{code}").write_text("\n".join(words[:number]) + "\n")
+    vocab = prepared / "data" / "vocab"
+    encode.run(encode.EncodeConfig(vocab, tmp_path / "encoded", para=tmp_path))
+    mix.run(mix.MixConfig(tmp_path / "encoded", vocab, tmp_path / "data", 0, 200, row_tokens=ROW))
+    folder = tmp_path / "data" / "para"
+    run(VerifyConfig(folder))
+    settings = json.loads((folder / "settings.json").read_text())["settings"] | {"alpha": 0.3}
+    write_signed(folder / "settings.json", {"stage": "mix", "settings": settings})
+    write_manifest(folder, replace(read_manifest(folder), settings=settings))
+    with pytest.raises(ValueError, match=r"says alpha 0\.3, which samples other amounts"):
+        run(VerifyConfig(folder))
+
+
+def test_markers_and_settings_that_say_something_else(copied: Path) -> None:
+    folder = copied / "data" / "mono"
+    stage = Stage(folder, "mix", read_manifest(folder).settings)
+    result = stage.task_result("shard-00001")
+    assert result is not None
+    result["shard"]["sha256"] = "0" * 64
+    stage.finish_task("shard-00001", result)
+    with pytest.raises(ValueError, match=r"does not say of 00001\.arrow what shard-00001\.json in tasks says"):
+        run(VerifyConfig(folder))
+    (folder / "tasks" / "shard-00001.json").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"shard-00001\.json is damaged: delete it and the manifest"):
+        run(VerifyConfig(folder))
+    (folder / "settings.json").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"settings\.json is damaged, or has other settings"):
+        run(VerifyConfig(folder))
+
+
+def test_folders_of_the_version_before(copied: Path) -> None:
+    """Nothing in them has a checksum of itself; they are read, and an unfinished one is taken up."""
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+    for path in copied.rglob("*.json"):
+        value = json.loads(path.read_text())
+        del value["sha256"]
+        if path.name == "manifest.json":
+            value["counts"].pop("sampled", None)
+        path.write_text(json.dumps(value))
+    shutil.copytree(copied, copied / "old")
+    for name in ("encoded", "data"):
+        run(VerifyConfig(copied / name))
+    times = {path: path.stat().st_mtime_ns for path in copied.rglob("*.arrow")}
+    for path in copied.glob("*/*/manifest.json"):
+        path.unlink()
+    prepare(copied)
+    assert {path: path.stat().st_mtime_ns for path in times} == times, "work was done again"
+    assert {path: path.read_bytes() for path in before} == before
+    prepare(copied / "old", corpus=copied)
+    assert not any("sha256" in json.loads(path.read_text()) for path in (copied / "old").glob("*/*/manifest.json"))

@@ -15,6 +15,7 @@ from tests.rows import train_vocabulary, write_data
 from xlme_ds.compare.__main__ import Compare, planned
 from xlme_ds.compare.results import Value, overtaken
 from xlme_ds.compare.systems import Budget, system
+from xlme_ds.train.folder import lock
 
 BUDGET = 4e8
 SETTINGS = (
@@ -84,6 +85,9 @@ def test_tables(compared: tuple[Path, list[str], str]) -> None:
 def test_done_is_not_done_again(compared: tuple[Path, list[str], str]) -> None:
     done = run(*compared[1])
     assert done.returncode == 0 and "$ " not in done.stdout
+    with lock(compared[0] / "out"):
+        done = run(*compared[1])
+    assert done.returncode == 2 and "another process is still working in" in done.stderr and "$ " not in done.stdout
     assert (compared[0] / "out/compare.md").exists()
 
 

@@ -71,4 +71,4 @@ def test_other_settings_in_the_same_folder_are_refused(out: Path) -> None:
     )
     assert result.returncode != 0
     assert "was started with seed 1, this call has 2" in result.stderr
-    assert sorted(p.name for p in copy.iterdir()) == ["config.json"]
+    assert sorted(p.name for p in copy.iterdir()) == [".lock", "config.json"]

@@ -10,6 +10,7 @@ from tests.engine.elastic_worker import STEPS
 from tests.launch import run_ranks
 from tests.rows import write_data
 from xlme_ds.engine.statefile import KINDS, StateReader
+from xlme_ds.train.checkpoint import state_files
 
 PIPE = dict(kind="pipeline", deepspeed="pipe_zero1", pipeline_stages=2)
 DUAL = PIPE | dict(pipeline_schedule="dualpipev")
@@ -84,7 +85,7 @@ def test_bf16_curve_goes_on(out: Path) -> None:
 def test_every_load_brings_all_state_back_bitwise(out: Path, chain: str) -> None:
     for step in range(STEPS, LINKS * STEPS, STEPS):
         saved, copy = (
-            StateReader(root / "checkpoints" / f"step_{step:08d}") for root in (out / chain, out / chain / "copies")
+            StateReader(state_files(root / "checkpoints" / f"step_{step:08d}")) for root in (out / chain, out / chain / "copies")
         )
         assert saved.step == copy.step == step
         assert saved.sizes() == copy.sizes()

@@ -47,5 +47,5 @@ def test_another_vocabulary_beside_the_rows(loader: Loader, tmp_path: Path) -> N
     other = Loader(tmp_path / "mixed", DataConfig(4, 4, 4), 1, 0.15)
     train_vocabulary(tmp_path / "mixed" / "vocab", size=90)
     model = replace(SMALL, vocabulary=loader.vocabulary_size, layout="xlm")
-    with pytest.raises(ValueError, match="is not the vocabulary of the rows beside it: mix"):
+    with pytest.raises(ValueError, match="is not the vocabulary of the rows next to it: mix"):
         fitting(other, model)

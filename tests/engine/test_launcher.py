@@ -1,11 +1,17 @@
 """What launchers say about a process, in the words that they say it in."""
 
+import os
+import signal
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tests.launch import ROOT, environment
+from tests.launch import ROOT, environment, free_port
 from xlme_ds.engine.launcher import first_host, rendezvous
 
 # Of Slurm 22.05: sbatch --nodes=2 --ntasks-per-node=2, the batch script itself and task 3 of srun in it.
@@ -27,6 +33,8 @@ def test_srun() -> None:
     assert port == rendezvous(TASK | {"SLURM_PROCID": "0"})["MASTER_PORT"] and 10_000 <= int(port) < 30_000
     assert port != rendezvous(TASK | {"SLURM_JOB_ID": "1234568"})["MASTER_PORT"], "two jobs may share a node"
     assert port != rendezvous(TASK | {"SLURM_STEP_ID": "1"})["MASTER_PORT"], "two steps of a job too"
+    tries = {rendezvous(TASK | {"SLURM_RESTART_COUNT": str(number)})["MASTER_PORT"] for number in range(20)}
+    assert len(tries | {port}) == 20, "a requeued job leaves the port of its last try, which may still be in use"
 
 
 def test_the_user_may_choose_where_ranks_meet() -> None:
@@ -80,10 +88,90 @@ def test_first_host(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
 
 
+def command(**variables: object) -> str:
+    """The last line of the command's error, which it must leave with exit code 2."""
+    words = ["-m", "xlme_ds.pretrain", "--recipe", "quickstart", "--data", "nowhere", "--out", "nowhere"]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment(**variables), text=True, capture_output=True)
+    assert done.returncode == 2, done.stderr
+    return done.stderr.splitlines()[-1]
+
+
 def test_the_command_says_it_in_a_sentence() -> None:
-    command = ["-m", "xlme_ds.pretrain", "--recipe", "quickstart", "--data", "nowhere", "--out", "nowhere"]
-    done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environment(**SCRIPT), text=True, capture_output=True
-    )
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("xlme_ds.pretrain: error: this job has 4 tasks, but srun did not")
+    assert command(**SCRIPT).startswith("xlme_ds.pretrain: error: this job has 4 tasks, but srun did not")
+
+
+def test_a_port_in_use() -> None:
+    alone = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1"}
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        said = command(**alone, MASTER_PORT=port)
+    assert said.startswith(f"xlme_ds.pretrain: error: port {port} of 127.0.0.1, where the processes meet, is in use"), said
+
+
+def test_no_place_for_extensions() -> None:
+    said = command(TORCH_EXTENSIONS_DIR="/proc/sys/nowhere")  # not even for root
+    assert said.startswith("xlme_ds.pretrain: error: /proc/sys/nowhere/") and "set TORCH_EXTENSIONS_DIR" in said, said
+
+
+# A rank without torch: writes its parent and that one's parent, and what asked it to stop, if anything does within the seconds given.
+RANK = """
+import os, sys, time
+from pathlib import Path
+from xlme_ds.train.stop import StopRequest
+stop, folder = StopRequest(), Path(sys.argv[-2])
+parent = os.getppid()
+above = Path(f"/proc/{parent}/stat").read_text().split()[3]
+(folder / f"{os.getpid()}.tmp").write_text(f"{parent} {above}")
+(folder / f"{os.getpid()}.tmp").rename(folder / f"{os.getpid()}.started")
+end = time.monotonic() + float(sys.argv[-1])
+while stop.received is None and time.monotonic() < end:
+    time.sleep(0.05)
+(folder / f"{os.getpid()}.stopped").write_text(str(stop.received))
+"""
+
+
+def written(folder: Path, ending: str, number: int) -> list[str]:
+    """What `number` files with that ending hold, once they are there."""
+    deadline = time.monotonic() + 120  # far beyond what a loaded machine needs
+    while len(found := sorted(folder.glob(f"*.{ending}"))) < number:
+        assert time.monotonic() < deadline, f"{found} of {number} {ending}"
+        time.sleep(0.05)
+    time.sleep(0.1)
+    return [path.read_text() for path in found]
+
+
+def deepspeed(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """The real launcher with two such ranks; its process, and its child's number."""
+    (folder / "rank.py").write_text(RANK)
+    words = ["deepspeed", "--num_gpus", "2", "--master_port", str(free_port()), str(folder / "rank.py"), str(folder), "100"]
+    runner = subprocess.Popen(words, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    (launch, above), (same, _) = (line.split() for line in written(folder, "started", 2))
+    assert launch == same and int(above) == runner.pid
+    return runner, int(launch)
+
+
+def kill_runner(runner: int, launch: int) -> None:
+    os.kill(runner, signal.SIGTERM)
+
+
+def kill_launch(runner: int, launch: int) -> None:
+    os.kill(launch, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kill", [kill_runner, kill_launch])
+def test_ranks_stop_when_deepspeeds_launcher_has_gone(tmp_path: Path, kill: Callable[[int, int], None]) -> None:
+    """`deepspeed` dies of a signal and leaves its child; killed, the child leaves the ranks."""
+    runner, launch = deepspeed(tmp_path)
+    kill(runner.pid, launch)
+    assert written(tmp_path, "stopped", 2) == ["SIGTERM", "SIGTERM"]
+    assert runner.wait(timeout=60) == (-signal.SIGTERM if kill is kill_runner else 0)
+
+
+def test_other_parents_may_go(tmp_path: Path) -> None:
+    """A run in the background of a shell that ends, as with nohup."""
+    command = [sys.executable, "-c", RANK, str(tmp_path), "3"]
+    shell = subprocess.Popen(["bash", "-c", '"$@" & read', "bash", *command], cwd=ROOT, env=environment(), stdin=subprocess.PIPE)
+    [parents] = written(tmp_path, "started", 1)
+    assert parents.split()[0] == str(shell.pid)
+    shell.communicate()
+    assert written(tmp_path, "stopped", 1) == ["None"]

@@ -26,11 +26,14 @@ CHECKPOINTING = dict(activation_checkpointing=True)
 MLM = dict(objective="mlm", vocabulary_blocks=3)
 ERNIE = dict(objective="ernie_m")
 BTMLM = dict(
-    objective="btmlm", pseudo_fractions=(0.1, 0.3), para_rows=0, language_embeddings=("fr", "en", "de"), dropout=0.1
+    objective="btmlm", pseudo_fractions=(0.1, 0.3), para_rows=0, language_embeddings=("fr", "en", "de"), dropout=0.1, attention_dropout=0.1
 )
 CLM = dict(objective="clm")
-# Tasks in turns, dropout, and a vector for each of the data's languages.
-XLM = dict(objective="mlm", relative_bias="none", language_embeddings=("fr", "de", "en"), dropout=0.1, alternate=True)
+# Tasks in turns, dropout, a vector for each of the data's languages, and XLM's head.
+XLM = dict(
+    objective="mlm", relative_bias="none", language_embeddings=("fr", "de", "en"), dropout=0.1, attention_dropout=0.1,
+    masked_head="linear", norm_epsilon=1e-12, alternate=True,
+)  # fmt: skip
 BF16 = dict(precision="bf16")
 NOTHING_STAYS = dict(deepspeed="zero3_cpu")  # small parameters are gathered as large ones are
 DUAL = dict(pipeline_schedule="dualpipev")

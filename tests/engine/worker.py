@@ -87,6 +87,13 @@ def gradients(engine: Engine, beta1: float) -> dict[str, torch.Tensor]:
     }
 
 
+def likely_specials(name: str) -> torch.Tensor | None:
+    """First values by which special tokens are the likeliest ones: BTMLM, which must not write them, writes others in their place."""
+    bias = torch.zeros(SIZES["vocabulary"])
+    bias[[0, 1, 2, 3, -1]] = 1.0
+    return bias if name == "masked_head.bias" else None
+
+
 class FirstStep(Callback):
     """What is looked at after the first step: the gradients of this rank's parameters, and an evaluation."""
 
@@ -109,7 +116,7 @@ def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> d
         heldout = replace(heldout, micro_batch=2)
     read = config.seed, objective.mask_fraction, *share, config.model.language_embeddings, objective.pseudo_fractions
     loaders = [Loader(data, rows, *read) for rows in (config.data, heldout)]
-    engine = build_engine(config, *loaders)
+    engine = build_engine(config, *loaders, likely_specials if objective.name == "btmlm" else None)
     first = FirstStep(engine, config.optimizer.beta1, Path(f"{prefix}.gradients{rank}.safetensors"))
     folder = Path(f"{prefix}.run{rank}")
     folder.mkdir()

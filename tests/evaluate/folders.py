@@ -1,6 +1,7 @@
 """Finished run folders and test sets, small enough to write in every test."""
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,15 +16,21 @@ from xlme_ds.saved import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE
 WORDS = ("kalo", "miter", "unve", "sador", "inpe", "terka", "vesa", "dormi", "loun", "pein")
 
 
-def write_run(folder: Path, seed: int = 1, layers: int = 2, objective: str = "electra", **settings: object) -> Path:
-    """A run folder as `load_encoder` reads it, with lively random weights and a real SentencePiece model."""
+def write_run(
+    folder: Path, seed: int = 1, layers: int = 2, objective: str = "electra", like: Path | None = None, **settings: object
+) -> Path:
+    """A run folder as `load_encoder` reads it, with lively random weights and a real SentencePiece model, or that of the run `like`."""
     vocabulary = train_vocabulary(folder / MODEL_FOLDER)
+    if like is not None:
+        shutil.copy(like / MODEL_FOLDER / vocabulary.path.name, vocabulary.path)
     make = model if objective == "electra" else language_model
     pretrained = make(seed, vocabulary=vocabulary.size, discriminator_layers=layers, **settings)
     save_file(pretrained.state_dict(), folder / MODEL_FOLDER / WEIGHTS_FILE)
     of = ObjectiveConfig(objective, mask_fraction=1.0 if objective == "clm" else 0.15)  # type: ignore[arg-type]
     config = RunConfig(name="small", model=pretrained.cfg, seed=seed, objective=of)
-    (folder / CONFIG_FILE).write_text(json.dumps({"config": asdict(config)}), encoding="utf-8")
+    (folder / CONFIG_FILE).write_text(
+        json.dumps({"config": asdict(config), "data": {"vocabulary_sha256": vocabulary.sha256}}), encoding="utf-8"
+    )
     return folder
 
 

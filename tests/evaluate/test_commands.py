@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests.evaluate.folders import sentence, write_alignment, write_run, write_tatoeba
 from tests.small import encoder_of
@@ -104,7 +105,7 @@ def test_the_papers_averages_show_when_all_their_languages_are_there(
             lines = [sentence(number + len(iso)) for number in range(5)]
             write_tatoeba(tmp_path / "t", iso, lines, lines[1:] + lines[:1])
     table = told(["tatoeba", "--model", str(run), "--data", str(tmp_path / "t")], capsys)
-    assert "mean of the papers' 14" in table and "papers' 36" not in table
+    assert "mean of the papers' 14" in table and "papers' 36" not in table and "mean over 14 languages" in table
 
 
 def test_the_curve_is_of_the_36_languages_only_when_they_are_complete() -> None:
@@ -157,6 +158,11 @@ def test_pairs_are_limited_after_repetitions_are_left_out(
     assert answer(command, capsys)["models"][0]["pairs"] == {"de": 9}  # 3 English lines and 3 German ones come again
     found = answer([*command, "--limit", "7"], capsys)
     assert found["test"] == "pairs" and found["models"][0]["pairs"] == {"de": 7}
+    for code in ("en", "sw"):
+        (tmp_path / f"X.en-sw.{code}").write_text("".join(line + "\n" for line in lines[:4] * 2))
+    table = told(command, capsys)
+    assert "left out, with fewer than 5 pairs without repetitions: sw (4)" in table
+    assert "mean of 1 " in table and "mean over 1 languages" in table
 
 
 def test_align_averages_over_its_tests(
@@ -169,7 +175,7 @@ def test_align_averages_over_its_tests(
     assert model["pairs"] == {"de-en": 6, "en-ro": 6} and model["cut"] == 0
     rates = [model["tests"][name]["aer"] for name in ("de-en", "en-ro")]
     assert model["overall"]["aer"] == pytest.approx(np.mean(rates, axis=0)) and rates[0] != rates[1]
-    assert f"{100 * rates[1][2]:.1f}" in table and "a pair read as one item" in table
+    assert f"{100 * rates[1][2]:.1f}" in table and "a pair read as one item" in table and "mean over de-en, en-ro" in table
     apart = answer([*command, "--apart"], capsys)
     assert apart["models"][0]["tests"] != model["tests"] and apart["reading"] == "each sentence read alone"
 
@@ -193,6 +199,11 @@ def test_mistakes_end_in_one_sentence_and_exit_code_2(
     assert "--limit 0" in fault("pairs", "--model", str(run), "--limit", "0", *data)
     (tmp_path / "X.en-de.en").write_text("kalo\n")
     (tmp_path / "X.en-de.de").write_text("kalo\n")
+    broken = write_run(tmp_path / "broken")
+    weights = load_file(broken / "model/model.safetensors")
+    next(value for name, value in weights.items() if name.startswith("discriminator.")).flat[0] = np.nan
+    save_file(weights, broken / "model/model.safetensors")
+    assert "is not finite, the training diverged" in fault("tatoeba", "--model", str(broken), *data)
     assert "has no language with 5 pairs" in fault("pairs", "--model", str(run), "--data", str(tmp_path))
     (tatoeba / "tatoeba.nob-eng.nob").write_text("kalo\n")
     out = tmp_path / "out"

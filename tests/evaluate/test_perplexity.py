@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +36,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three runs, their vocabulary's training data and held-out data."""
     root = tmp_path_factory.mktemp("perplexity")
     for objective in OBJECTIVES:  # the file of a vocabulary names its own place, so each run would have one of its own
-        run = write_run(root / objective, objective=objective)
-        if objective != OBJECTIVES[0]:
-            shutil.copy(root / OBJECTIVES[0] / VOCABULARY, run / VOCABULARY)
+        write_run(root / objective, objective=objective, like=None if objective == OBJECTIVES[0] else root / OBJECTIVES[0])
     vocabulary = Vocabulary(root / OBJECTIVES[0] / VOCABULARY)
     for seed, name in enumerate(("train", "heldout")):
         write_data(root / name, ROWS, vocabulary=vocabulary.size, sha256=vocabulary.sha256, seed=seed)
@@ -99,8 +96,7 @@ def test_it_is_the_softmax_written_out(objective: str, which: str, root: Path, c
 def test_a_causal_model_predicts_every_token(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From the tokens before it, whatever comes behind; and in the language that the model calls so, not the data."""
     codes = ("fr", "xx", "de", "en")
-    run = write_run(tmp_path / "clm", objective="clm", language_embeddings=codes)
-    shutil.copy(root / "mlm" / VOCABULARY, run / VOCABULARY)
+    run = write_run(tmp_path / "clm", objective="clm", like=root / "mlm", language_embeddings=codes)
     (model,) = answer(capsys, root, "--model", str(run))["models"]
     saved = load_run(run)
     whole = objective_of(saved.objective).build(saved.model).double()
@@ -208,6 +204,8 @@ def test_mistakes_end_in_one_sentence(root: Path, tmp_path: Path, capsys: pytest
     vocabulary = Vocabulary(run / "model")
     long = write_data(tmp_path / "long", 8, row_tokens=48, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
     assert "long/mono has rows of 48 tokens, and the model in" in fault(run, long)
+    strange = write_data(tmp_path / "strange", 16, vocabulary=vocabulary.size, sha256=vocabulary.sha256, unknown="fr")
+    assert "strange/mono has no token of fr that the vocabulary knows: mix without it" in fault(run, strange)
     export_run(run, tmp_path / "cut", layer=1)
     assert "cut has no masked_head.*, so it predicts no tokens" in fault(tmp_path / "cut", data)
     settings = json.loads((run / "config.json").read_text())

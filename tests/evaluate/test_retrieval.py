@@ -64,6 +64,19 @@ def test_accuracies_are_scikit_learns(block: int) -> None:
     assert accuracies(ours, theirs, block) == pytest.approx(ways, abs=1e-12)
 
 
+@pytest.mark.parametrize("block", [1, 2, 3, 4, 1024])
+def test_of_equally_near_rows_the_first_counts_in_whichever_block_it_is(block: int) -> None:
+    """Rows along the axes, whose cosines are exactly 0 and 1: 1 and 3 of `ours` are alike, and 0 and 2 of `theirs`."""
+    axes = np.eye(4)
+    ours, theirs = axes[[0, 1, 2, 1]], axes[[0, 1, 0, 1]]
+    # From ours to theirs, the first maximum: 0, 1, 0 (nothing is near), 1. Back: 0, 1, 0, 1.
+    assert accuracies(ours, theirs, block) == (0.5, 0.5)
+    ours, theirs = axes[[0, 0, 2, 3]], axes[[0, 0, 2, 3]]
+    assert accuracies(ours, theirs, block) == (0.75, 0.75)
+    ours, theirs = axes[[0, 1, 2, 0]], axes[[1, 0, 2, 0]]
+    assert accuracies(ours, theirs, block) == (0.25, 0.25)  # the fourth is as near as the second and the first, which win
+
+
 def test_vectors_do_not_depend_on_the_batch(model: TextEncoder) -> None:
     rng = np.random.default_rng(0)
     sentences = [rng.integers(4, 199, size=n).astype(np.int32) for n in (3, 30, 1, 12, 7, 25)]
@@ -167,3 +180,7 @@ def test_faults_in_pairs_are_named(tmp_path: Path, vocabulary: Vocabulary) -> No
     with zipfile.ZipFile(tmp_path / "en-de.txt.zip", "w") as archive:
         archive.writestr("Some.en-de.en", "kalo\n")
     assert "no file that ends in .de" in fault()
+    with zipfile.ZipFile(tmp_path / "en-de.txt.zip", "w") as archive:
+        for name in ("One.en-de.en", "Two.en-de.en", "One.en-de.de"):
+            archive.writestr(name, "kalo\n")
+    assert "en-de.txt.zip holds One.en-de.en, Two.en-de.en: put each corpus into an archive of its own" in fault()

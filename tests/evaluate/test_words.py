@@ -119,7 +119,7 @@ def test_faults_are_named(tmp_path: Path) -> None:
 
     assert "holds no word pairs" in fault()
     data = write(tmp_path / "data/en-de.test.data.txt", "a\tb", "c d")
-    assert f"data/en-de.test.data.txt has no key: put en-de.test.gold.txt beside it, or into {tmp_path / 'keys'}" in fault()
+    assert f"data/en-de.test.data.txt has no key: put en-de.test.gold.txt next to it, or into {tmp_path / 'keys'}" in fault()
     key = write(tmp_path / "keys/en-de.test.gold.txt", "1", "nan", "3")
     assert "en-de.test.data.txt line 2 is 'c d': it must be two words with a tab" in fault()
     write(data, "a\tb", "c\td")
@@ -131,6 +131,9 @@ def test_faults_are_named(tmp_path: Path) -> None:
     write(key, "1", "1.0")
     assert "en-de.test.gold.txt has the same score on every line" in fault()
     write(key, "1", "2")
+    lone = write(tmp_path / "keys/en-sw.test.gold.txt", "1", "2")
+    assert "keys/en-sw.test.gold.txt is the key of no words: put en-sw.test.data.txt next to it" in fault()
+    lone.unlink()
     write(tmp_path / "en-fr.txt", "the le", "the le la")
     assert "en-fr.txt line 2 is 'the le la': it must be two words with a space or a tab" in fault()
     write(tmp_path / "en-fr.txt", "the le")

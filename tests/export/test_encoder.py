@@ -21,7 +21,7 @@ from transformers import (
     AutoTokenizer,
 )
 
-from tests.small import encoder_of, lively, model, usual_batch
+from tests.small import encoder_of, language_model, lively, model, usual_batch
 from xlme_ds.config import ModelConfig
 from xlme_ds.data.rows import LAYOUTS
 from xlme_ds.data.vocabulary import Vocabulary
@@ -47,6 +47,22 @@ def export(to: Path, vocabulary: Vocabulary, **changes: object) -> Electra:
     generator = Exported(encoder_of(whole, "generator"), "XLMEForMaskedLM", state)
     write_folder(to, Exported(encoder_of(whole), "XLMEForPreTraining", state), vocabulary, "", generator)
     return whole
+
+
+def test_the_head_and_norms_of_xlm(vocabulary: Vocabulary, tmp_path: Path) -> None:
+    """Embedding and bias on the last hidden states, whose norms have another epsilon; read by ours and by transformers."""
+    changes = dict(norm_epsilon=1e-12, masked_head="linear", relative_bias="none")
+    whole = language_model(vocabulary=vocabulary.size, **changes)
+    exported = Exported(encoder_of(whole, "encoder"), "XLMEForMaskedLM", whole.state_dict())
+    write_folder(tmp_path / "x", exported, vocabulary, "")
+    config = json.loads((tmp_path / "x" / "config.json").read_text())
+    assert (config["layer_norm_eps"], config["masked_head"]) == (1e-12, "linear")
+    back = load_encoder(tmp_path / "x").encoder
+    assert (back.cfg.norm_epsilon, back.cfg.masked_head) == (1e-12, "linear")
+    expected = back(TOKENS, *one_item_a_row(TOKENS)) @ whole.embedding_0.t() + whole.masked_head.bias
+    found = load(AutoModelForMaskedLM, tmp_path / "x")
+    torch.testing.assert_close(found(TOKENS).logits, expected, rtol=0, atol=1e-5)
+    assert {one.eps for one in found.modules() if isinstance(one, torch.nn.LayerNorm)} == {1e-12}
 
 
 def load(auto: Any, folder: Path, **settings: object) -> Any:
@@ -282,7 +298,7 @@ def test_an_export_from_before_languages_and_layouts(folder: Path, tmp_path: Pat
     shutil.copytree(folder, tmp_path / "old")
     path = tmp_path / "old" / "config.json"
     config = json.loads(path.read_text())
-    path.write_text(json.dumps({name: value for name, value in config.items() if name not in ("layout", "languages")}))
+    path.write_text(json.dumps({name: value for name, value in config.items() if name not in ("layout", "languages", "masked_head")}))
     assert load_encoder(tmp_path / "old").encoder.cfg == load_encoder(folder).encoder.cfg
     assert torch.equal(load(AutoModel, tmp_path / "old")(TOKENS)[0], load(AutoModel, folder)(TOKENS)[0])
 
@@ -296,5 +312,5 @@ def test_tuple_and_wrong_inputs(folder: Path) -> None:
 
 def test_every_setting_of_the_model_is_exported_or_is_none_of_an_encoder() -> None:
     others = {"generator_layers", "embedding_sharing", "vocabulary_blocks", "attention", "head_chunk", "activation_checkpointing"}
-    others |= {"dropout", "compile"}  # of training alone
+    others |= {"dropout", "attention_dropout", "compile"}  # of training alone
     assert {field.name for field in fields(ModelConfig)} == EXPORTED_SETTINGS.keys() | others

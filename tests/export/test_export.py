@@ -1,5 +1,6 @@
 """The command: a finished run becomes a folder that transformers and sentence-transformers load, whole or not at all."""
 
+import hashlib
 import json
 import re
 import shlex
@@ -16,6 +17,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
+from sentencepiece import sentencepiece_model_pb2
 from transformers import (
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
@@ -27,6 +29,7 @@ from transformers import (
 )
 
 from tests.launch import ROOT, environment
+from xlme_ds import checkpoint
 from xlme_ds.config import ModelConfig
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.evaluate.encode import sentence_vectors
@@ -37,6 +40,7 @@ from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import TextEncoder, one_item_a_row
 from xlme_ds.saved import load_encoder, load_run
+from xlme_ds.train.folder import lock
 
 SENTENCES = ["kalo mi ter un", "dorin", "ve sa pe  kalo inun mi", ""]
 TOKENS = torch.tensor([[0, 11, 12, 13, 17, 19, 2], [0, 21, 2, 1, 1, 1, 1]])
@@ -116,12 +120,15 @@ def test_a_fine_tuned_run(run: Path, tmp_path: Path, task: str) -> None:
     (tuned / "config.json").write_text(json.dumps(settings))
     save_file(ours.state_dict(), tuned / "model" / "model.safetensors")
     shutil.copy(run / "model" / "sentencepiece.model", tuned / "model")
-    scores = {"split": "test", "metric": ["f1", "em"], "languages": {"de": {"f1": 61.25, "em": 50.0}}}
+    scores = {"split": "test", "metric": ["f1", "em"], "languages": {"de": {"f1": 61.25, "em": 50.0}}, "settings": 9}
+    scores["dev"] = {"languages": {"en": {}, "fr": {}}, "mean": {"f1": 71.25, "em": 60.0}, "held_out": task == "ner"}
     (tuned / "scores.json").write_text(json.dumps(scores))
     main(["--run", str(tuned), "--to", str(tmp_path / "out")])
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"Fine-tuned on {task}, languages en." in card
     assert "| language | f1 | em |\n|---|---|---|\n| de | 61.2 | 50.0 |\n" in card
+    of = "training examples held out" if task == "ner" else "dev sets"
+    assert f"Scores on {of}, which settings are chosen on (en, fr): f1 71.2, em 60.0. One of 9 settings.\n" in card
     theirs = auto.from_pretrained(tmp_path / "out", trust_remote_code=True)
     hidden = ours.encoder(TOKENS, *one_item_a_row(TOKENS))
     found, expected = theirs(TOKENS), ours.head(hidden)
@@ -207,8 +214,48 @@ def test_another_vocabulary_is_refused_and_leaves_nothing(
     assert "has 120 ids, the model 119" in refusal(capsys, tmp_path / "no", "--run", str(copy))
 
 
+def other_pieces(model: Path, to: Path) -> Path:
+    """The vocabulary `model` with two pieces exchanged: another one of the same size."""
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model.read_bytes())
+    first, second = proto.pieces[20], proto.pieces[21]
+    first.piece, second.piece = second.piece, first.piece
+    to.write_bytes(proto.SerializeToString())
+    return to
+
+
+def test_another_vocabulary_of_the_same_size_is_refused(
+    run: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Everything that reads a model asks `load_run` or `load_encoder` for it, or is `checkpoint weights`."""
+    right = run / "model" / "sentencepiece.model"
+    known = json.loads((run / "config.json").read_text())["data"]["vocabulary_sha256"]
+    assert known == hashlib.sha256(right.read_bytes()).hexdigest()
+    copy, other = tmp_path / "run", other_pieces(right, tmp_path / "other.model")
+    shutil.copytree(run, copy)
+    shutil.copytree(exported, tmp_path / "export")
+    shutil.copy(other, copy / "model" / "sentencepiece.model")
+    shutil.copy(other, tmp_path / "export/sentencepiece.bpe.model")
+    wrong = r"is not the vocabulary that the model in \S+ was trained with: restore or name that one"
+    for read, folder in ((load_run, copy), (load_encoder, copy), (load_encoder, tmp_path / "export")):
+        with pytest.raises(ValueError, match=wrong):
+            read(folder)
+    shutil.rmtree(copy / "model")  # as one that is not finished
+    weights = ["weights", "--run", str(copy), "--out", str(tmp_path / "weights"), "--vocab"]
+    with pytest.raises(SystemExit) as end:
+        checkpoint.main([*weights, str(other)])
+    assert end.value.code == 2 and re.search(wrong, capsys.readouterr().err) and not (tmp_path / "weights").exists()
+    checkpoint.main([*weights, str(right)])
+    assert load_run(tmp_path / "weights").vocabulary.sha256 == known
+    config = json.loads((tmp_path / "weights/config.json").read_text())
+    del config["data"]["vocabulary_sha256"]  # of the version before
+    (tmp_path / "weights/config.json").write_text(json.dumps(config))
+    capsys.readouterr()
+    load_run(tmp_path / "weights")
+    assert "is of an older version and does not tell the vocabulary" in capsys.readouterr().err
+
+
 def test_what_a_killed_export_left_is_in_nobodys_way(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "out.partial").mkdir()
+    lock(tmp_path / "out.partial").close()
     (tmp_path / "out.partial" / "model.safetensors").write_bytes(b"half")
     main(["--run", str(run), "--to", str(tmp_path / "out")])
     assert not (tmp_path / "out.partial").exists() and len(load_file(tmp_path / "out" / "model.safetensors")) > 10

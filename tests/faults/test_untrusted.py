@@ -36,7 +36,7 @@ def header_of(path: Path) -> tuple[dict, bytes]:
 def test_the_file_written_here_is_read(tmp_path: Path) -> None:
     checkpoint(tmp_path / "c")
     out = torch.empty(6)
-    StateReader(tmp_path / "c").read("w", "fp32", 0, out)
+    StateReader([tmp_path / "c" / state_file(0, 1)]).read("w", "fp32", 0, out)
     assert out.tolist() == [0, 1, 2, 3, 4, 5]
 
 
@@ -61,7 +61,7 @@ def test_wild_headers(tmp_path: Path, entry: dict) -> None:
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
     with pytest.raises(ValueError, match=r"state_00000_of_00001\.safetensors is no state file .*resume from another"):
-        StateReader(tmp_path / "c")
+        StateReader([tmp_path / "c" / state_file(0, 1)])
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_files_of_another_kind(tmp_path: Path, content: bytes) -> None:
     path = checkpoint(tmp_path / "c")
     path.write_bytes(content)
     with pytest.raises(ValueError, match="is no state file"):
-        StateReader(tmp_path / "c")
+        StateReader([tmp_path / "c" / state_file(0, 1)])
 
 
 def test_a_checkpoint_names_files_of_its_own_alone(tmp_path: Path) -> None:

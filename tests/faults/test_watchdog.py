@@ -1,11 +1,11 @@
-"""A process that stands still, in Python or outside of it, ends with its stacks; one that gets on does not."""
+"""A process that stands still, in Python or outside of it, ends with its stacks; one that gets on does not; collectives wait longer."""
 
 import subprocess
 import sys
 
 import pytest
 
-from tests.launch import ROOT, environment
+from tests.launch import ROOT, environment, run_ranks
 
 PROGRAM = """
 import ctypes, sys, time
@@ -51,3 +51,33 @@ def test_where_no_thread_of_python_runs() -> None:
     code, said = run("inside_c_code_that_keeps_the_interpreter")
     assert code == 1
     assert "Timeout (0:00:0" in said and "in inside_c_code" in said, said
+
+
+# Every group that DeepSpeed makes for a pipeline, and those of ours: (rank, seconds that a collective of it waits).
+GROUPS = """
+import sys, warnings
+warnings.filterwarnings("ignore")
+import torch
+import torch.distributed as dist
+from xlme_ds.config import EngineConfig
+from xlme_ds.engine.processes import leave, start_process_group
+rank, world = start_process_group(EngineConfig(), float(sys.argv[1]))
+from deepspeed.pipe import PipelineModule
+before = len(dist.distributed_c10d._world.pg_map)
+PipelineModule([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)], num_stages=world)
+groups = list(dist.distributed_c10d._world.pg_map)
+assert len(groups) >= before + 3, "the world's and the stages' own"
+for group in groups:
+    print("waits", group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+dist.barrier()
+leave()
+"""
+
+
+@pytest.mark.parametrize(("world", "minutes", "least"), [(2, 45, 45 * 60 + 30), (1, 0, 12 * 3600)])
+def test_collectives_wait_until_the_watchdog_has_spoken(world: int, minutes: int, least: int) -> None:
+    """torch waits 30 minutes, on GPUs 10, DeepSpeed 10: ranks that wait would end before the one that hangs says where."""
+    for done in run_ranks(world, ["-c", GROUPS, str(minutes)]):
+        assert done.returncode == 0, done.stderr
+        waits = [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("waits ")]
+        assert waits and min(waits) >= least, waits

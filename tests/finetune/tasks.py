@@ -15,7 +15,7 @@ from xlme_ds.models.init import initialise
 PEOPLE, PLACES, OTHERS = ("kalo", "miter", "unve"), ("sador", "peka", "lomi"), ("ter", "inpe", "kasa", "dor", "veun")
 
 
-def write_base(folder: Path) -> Path:
+def write_base(folder: Path, seed: int = 1) -> Path:
     """The folder of a finished pre-training run, with the weights that it would start with."""
     vocabulary = train_vocabulary(folder / "model")
     cfg = ModelConfig(
@@ -23,9 +23,11 @@ def write_base(folder: Path) -> Path:
         embedding_sharing="gdes", vocabulary_blocks=2,
     )  # fmt: skip
     model = Electra(cfg)
-    initialise(model, 1, 0.1)
+    initialise(model, seed, 0.1)
     save_file(model.state_dict(), folder / "model" / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"config": asdict(RunConfig(name="tiny", model=cfg))}))
+    (folder / "config.json").write_text(
+        json.dumps({"config": asdict(RunConfig(name="tiny", model=cfg)), "data": {"vocabulary_sha256": vocabulary.sha256}})
+    )
     return folder
 
 

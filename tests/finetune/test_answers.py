@@ -1,5 +1,11 @@
 """Which span is the answer, and when two answers are the same."""
 
+import random
+import string
+import sys
+import unicodedata
+from itertools import groupby
+
 import numpy as np
 import pytest
 
@@ -60,10 +66,51 @@ def test_squad(given: str, answer: str, same: bool) -> None:
         ("zh", "北京。", "北京", True),
         ("zh", "北 京", "北京", True),
         ("de", "Rhein fluss", "Rheinfluss", False),
+        ("en", "$5 million", "5 million", True),  # ASCII's punctuation that Unicode calls a symbol
+        ("en", "a+b=c <d> ^e` |f~", "ab=c d e f", True),
+        ("en", "€5", "5", False),  # in neither
     ],
 )
 def test_mlqa(language: str, given: str, answer: str, same: bool) -> None:
     assert compare(given, [answer], language, mlqa_words)[1] == same
+
+
+ARTICLES = {
+    "en": "a an the", "es": "un una unos unas el la los las", "vi": "của là cái chiếc những", "hi": "", "zh": "",
+    "de": "ein eine einen einem eines einer der die das den dem des",
+}  # fmt: skip
+
+
+def mlqas_own(text: str, language: str) -> list[str]:
+    """MLQA's rules as its paper and script have them, over again, a character at a time."""
+    ascii_marks = {chr(code) for code in range(33, 127) if not chr(code).isalnum()}
+    marks = ("Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po")
+    kept = [c for c in text.lower() if c not in ascii_marks and unicodedata.category(c) not in marks]
+    if language == "ar":  # the article is part of the word, wherever the letters are
+        plain = "".join(kept).replace("ال", " ")
+    else:
+        runs = [(inside, "".join(run)) for inside, run in groupby(kept, lambda c: c.isalnum() or c == "_")]
+        plain = "".join(" " if inside and run in ARTICLES[language].split() else run for inside, run in runs)
+    if language == "zh":
+        plain = "".join(f" {c} " if 0x4E00 <= ord(c) <= 0x9FA5 else c for c in plain)
+    return plain.split()
+
+
+@pytest.mark.parametrize("language", ["ar", "de", "en", "es", "hi", "vi", "zh"])
+def test_mlqas_rules_written_again(language: str) -> None:
+    """Random strings of articles, words, and of every kind of character that Unicode has."""
+    rng = random.Random(language)
+    every: dict[str, list[str]] = {}
+    for code in range(sys.maxunicode):
+        every.setdefault(unicodedata.category(chr(code)), []).append(chr(code))
+    words = [*" ".join(ARTICLES.values()).split(), "ال", "الكتاب", "بال", "Theatre", "北京", "市", "गंगा", "sông", "İ", "ß"]
+    marks = [*string.punctuation, *"«»“”‘’、。，・「」؟،।·…€¥°"]
+    for _ in range(400):
+        text = "".join(
+            rng.choice([rng.choice(words), rng.choice(marks), " ", rng.choice(every[rng.choice(sorted(every))])])
+            for _ in range(rng.randint(0, 12))
+        )
+        assert mlqa_words(text, language) == mlqas_own(text, language), ascii(text)
 
 
 def test_f1_counts_words_and_in_chinese_characters() -> None:

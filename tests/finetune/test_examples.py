@@ -1,12 +1,17 @@
 """The formats of the tasks, and what is said of files that are not in them."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.launch import ROOT
-from xlme_ds.finetune.examples import Pair, Question, Sentence, Source, find, read
+from xlme_ds.compare.scores import require_labels
+from xlme_ds.finetune.examples import Pair, Question, Sentence, Source, find, labelled, read
+from xlme_ds.finetune.sets import Sets, choose, dev_examples, training_examples
+from xlme_ds.finetune.settings import TuningConfig
 from xlme_ds.finetune.tasks import TASKS
 
 REAL = ROOT.parent / "shared" / "data" / "eval"
@@ -49,6 +54,62 @@ def squad(context: str, start: int, text: str) -> str:
 def test_questions(tmp_path: Path) -> None:
     found = read(source(tmp_path / "xquad.en.json", squad("It was Ann.", 7, "Ann")), TASKS["xquad"])
     assert found == [Question("q1", "Who?", "It was Ann.", [("Ann", 7)])]
+
+
+EMPTY = {"answer_start": 0, "text": ""}
+
+
+def test_tests_without_labels(tmp_path: Path) -> None:
+    """As XTREME's scripts leave them, and a training or dev set like that is refused."""
+    words = bare_or_not(tmp_path / "test-de.tsv", "Neu\r\nYork\r\n\r\n\u00a0\r\n»\r\n\r\n")
+    for task in ("ner", "pos"):
+        bare = read(words, TASKS[task])
+        assert bare == [Sentence(["Neu", "York"], ["", ""]), Sentence(["\u00a0", "»"], ["", ""])] and not labelled(bare)
+    texts = bare_or_not(tmp_path / "test-fr.tsv", "Un\tDeux\r\nTrois\tQuatre\r\n")
+    bare = read(texts, TASKS["pawsx"])
+    assert bare == [Pair("Un", "Deux", ""), Pair("Trois", "Quatre", "")] and not labelled(bare)
+    asked = bare_or_not(tmp_path / "xquad.de.json", questions(EMPTY, EMPTY))
+    bare = read(asked, TASKS["xquad"])
+    assert [question.answers for question in bare] == [[], []] and not labelled(bare)
+    for source, task, said in ((words, "ner", "line 1: a word without a tag"), (texts, "pawsx", "line 1: 2 columns, expected text"),
+                               (asked, "xquad", "question 0: has no answer")):  # fmt: skip
+        for split in ("dev", "train"):
+            with pytest.raises(ValueError, match=said):
+                read(source._replace(split=split), TASKS[task])
+
+
+def test_labels_of_half_a_test_are_an_error(tmp_path: Path) -> None:
+    answer = {"answer_start": 7, "text": "Ann"}
+    for task, name, content, said in (
+        ("ner", "test-de.tsv", "a\tO\nb\n", "line 2: a word without a tag"),
+        ("conll", "deu.testb", "a NN O\nb\n", "line 2: a word without a tag"),
+        ("xnli", "test-fr.tsv", "a\tb\tneutral\nc\td\n", "line 2: 2 columns, expected text, text and label"),
+        ("xnli", "test-fr.tsv", "a\tb\nc\td\tneutral\n", "line 2: 3 columns, expected two as in the lines before"),
+        ("xquad", "xquad.de.json", questions(answer, EMPTY), "question 1: has no answer"),
+        ("xquad", "xquad.de.json", questions(EMPTY, answer), "question 1: has an answer, and those before it have none"),
+        ("xquad", "xquad.de.json", questions(answer, answer).replace('"1"', '"0"'), "has two questions 0"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            read(bare_or_not(tmp_path / name, content), TASKS[task])
+
+
+def test_a_comparison_needs_labels_of_another_language(tmp_path: Path) -> None:
+    """The measure is the mean over those: without any it would be no number, at the end of all training."""
+    for name in ("train-en", "test-en", "test-de"):
+        (tmp_path / f"{name}.tsv").write_text("a\tO\n")
+    require_labels(tmp_path)
+    (tmp_path / "test-de.tsv").write_text("a\n")
+    with pytest.raises(ValueError, match="has no test with labels in a language other than English"):
+        require_labels(tmp_path)
+
+
+def bare_or_not(path: Path, content: str) -> Source:
+    return source(path, content)._replace(split="test")
+
+
+def questions(*answers: dict[str, object]) -> str:
+    asked = [{"id": str(number), "question": "Who?", "answers": [one]} for number, one in enumerate(answers)]
+    return json.dumps({"data": [{"paragraphs": [{"context": "It was Ann.", "qas": asked}]}]})
 
 
 @pytest.mark.parametrize(
@@ -104,7 +165,7 @@ def test_xtremes_download_as_a_whole(tmp_path: Path) -> None:
         return sorted(one.path.relative_to(tmp_path).as_posix() for one in find(TASKS[task], list(folders)))
 
     assert found("ner", tmp_path) == ["panx/train-en.tsv"] and found("pos", tmp_path) == ["udpos/train-en.tsv"]
-    assert found("xquad", tmp_path) == ["squad/train-v1.1.json", "xquad/xquad.de.json"]
+    assert found("xquad", tmp_path) == ["squad/dev-v1.1.json", "squad/train-v1.1.json", "xquad/xquad.de.json"]
     assert found("xquad", tmp_path / "xquad", tmp_path / "tydiqa") == [
         "tydiqa/tydiqa.goldp.en.train.json",
         "xquad/xquad.de.json",
@@ -126,3 +187,63 @@ def test_the_real_sets(task: str, folder: str, sets: int, examples: int) -> None
     found = find(TASKS[task], [REAL / folder])
     assert len(found) == sets
     assert any(len(read(one, TASKS[task])) == examples for one in found if one.language == "en")
+
+
+def chosen(task: str, names: str, several: bool = True, **tuning: Any) -> Sets:
+    """Of files by these names; the task's own folder first."""
+    found = []
+    for name in names.split():
+        for patterns, own in ((TASKS[task].files, True), (TASKS[task].train_files, False)):
+            for match in filter(None, (re.fullmatch(pattern, name) for pattern in patterns)):
+                named = match.groupdict()
+                found.append(Source(Path(name), named.get("language", "en"), named.get("split", "test"), own))
+    return choose(found, task, TuningConfig(**tuning), several)
+
+
+def names(sources: list[Source]) -> str:
+    return " ".join(sorted(source.path.name for source in sources))
+
+
+def test_settings_are_chosen_on_the_dev_sets_of_the_languages_trained_on() -> None:
+    """Never on what is scored: without another dev set a part of the training examples is held out."""
+    files = "train-en.tsv train-de.tsv dev-en.tsv dev-de.tsv dev-fr.tsv test-en.tsv test-de.tsv"
+    sets = chosen("xnli", files)
+    assert (names(sets.train), names(sets.dev), names(sets.test)) == ("train-en.tsv", "dev-en.tsv", "test-de.tsv test-en.tsv")
+    assert not sets.held_out and sets.unused == ["fr"], "a dev set alone is not scored where others have tests"
+    assert names(chosen("xnli", files, train_languages=("all",)).dev) == "dev-de.tsv dev-en.tsv"
+    assert names(chosen("xnli", files, several=False).dev) == "dev-en.tsv", "scored whether or not there is a choice"
+    held = chosen("xnli", files, held_out=True)
+    assert names(held.dev) == "train-en.tsv" and held.held_out
+
+    sets = chosen("ner", "train-en.tsv dev-en.tsv dev-de.tsv")  # no tests: the dev sets are scored
+    assert (names(sets.test), names(sets.dev), sets.held_out) == ("dev-de.tsv dev-en.tsv", "train-en.tsv", True)
+    sets = chosen("ner", "train-en.tsv dev-en.tsv dev-de.tsv", several=False)
+    assert sets.dev == [] and not sets.held_out
+
+    squad, mlqa = "train-v1.1.json dev-v1.1.json", "test-context-en-question-en.json dev-context-en-question-en.json"
+    assert names(chosen("xquad", f"{squad} xquad.en.json").dev) == "dev-v1.1.json"
+    assert names(chosen("mlqa", f"{squad} {mlqa}").dev) == "dev-context-en-question-en.json", "its own, if it has one"
+    assert names(chosen("mlqa", f"{squad} {mlqa.split()[0]}").dev) == "dev-v1.1.json"
+    assert chosen("xquad", "train-v1.1.json xquad.en.json").held_out
+    sets = chosen("tydiqa", "tydiqa.goldp.en.train.json tydiqa.goldp.en.dev.json tydiqa.goldp.fi.dev.json")
+    assert (names(sets.test), sets.held_out) == ("tydiqa.goldp.en.dev.json tydiqa.goldp.fi.dev.json", True)
+    assert {source.split for source in sets.test} == {"test"}, "XTREME's tests are TyDiQA's dev sets"
+
+
+def test_every_tenth_is_held_out_and_no_context_is_on_both_sides(tmp_path: Path) -> None:
+    paragraphs = []
+    for number in range(25):
+        asked = [{"id": f"{number}.{i}", "question": "Who?", "answers": [{"answer_start": 0, "text": "a"}]} for i in range(3)]
+        paragraphs.append({"context": f"a{number}", "qas": asked})
+    file = source(tmp_path / "train-v1.1.json", json.dumps({"data": [{"paragraphs": paragraphs}]}))._replace(own=False)
+    tuning = TuningConfig(held_out=True)
+    kept, held = (of(file, TASKS["xquad"], tuning) for of in (training_examples, dev_examples))
+    assert [one.context for one in held] == ["a9"] * 3 + ["a19"] * 3 and len(kept) == 69
+    assert not {one.context for one in kept} & {one.context for one in held}
+    lines = "".join(f"a{number}\tb\tneutral\n" for number in range(40))
+    pairs = source(tmp_path / "train-en.tsv", lines)
+    kept, held = (of(pairs, TASKS["xnli"], TuningConfig(held_out=True, train_examples=30)) for of in (training_examples, dev_examples))
+    assert [one.first for one in held] == ["a9", "a19", "a29"] and len(kept) == 27
+    assert len(training_examples(pairs, TASKS["xnli"], TuningConfig())) == 40
+    with pytest.raises(ValueError, match="has 9 examples, too few to hold out every tenth"):
+        training_examples(pairs, TASKS["xnli"], TuningConfig(held_out=True, train_examples=9))

@@ -1,5 +1,7 @@
 """Words, pairs and contexts as token ids, with labels and places that lead back to the text."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -95,6 +97,21 @@ def test_windows_cover_the_context_and_lead_back_to_it(vocabulary: Vocabulary) -
             assert answer in context[feature.places[first, 0] : feature.places[last, 1]]
     assert covered == set(range(len(ids)))
     assert 0 < labelled < len(features)
+
+
+def test_an_answer_in_text_without_spaces_ends_where_it_ends(vocabulary: Vocabulary) -> None:
+    """Tokens touch there: every run of them is an answer once, and its labels are that run, not a token more."""
+    context = "kalomiterunvedorsadorpeka"
+    ids, places = vocabulary.encode_with_places(context)
+    drawn = [(first, last) for first, last in places if last > first]  # the first may be a space alone
+    assert len(drawn) > 8 and all(a[1] == b[0] for a, b in pairwise(drawn))
+    shift = 2 + len(vocabulary.encode("ter")) + len(ids) - len(drawn)
+    for first in range(len(drawn)):
+        for last in range(first, len(drawn)):
+            start, end = int(drawn[first][0]), int(drawn[last][1])
+            question = Question("q", "ter", context, [(context[start:end], start)])
+            (feature,) = featurise([question], TASKS["xquad"], vocabulary, Windows(64, 32, 4))
+            assert feature.labels.tolist() == [shift + first, shift + last], context[start:end]
 
 
 def test_places_are_characters_of_the_text(vocabulary: Vocabulary) -> None:

@@ -1,18 +1,35 @@
 """The real command on made-up tasks that can be learned: every kind, two ranks, killed and resumed."""
 
+import gc
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import warnings
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from safetensors.numpy import load_file
+from seqeval.metrics import f1_score
 
 from tests.finetune.tasks import write_base, write_entities, write_pairs, write_questions
 from tests.launch import ROOT, environment, run_ranks
+from xlme_ds.config import EngineConfig
+from xlme_ds.engine.processes import SharedError
+from xlme_ds.finetune.__main__ import _TRAIN, Finetune, _run
+from xlme_ds.finetune.run import Job
+from xlme_ds.finetune.run import finetune as finetune_here
+from xlme_ds.finetune.settings import TuningConfig
+from xlme_ds.report.xtreme import gather
+from xlme_ds.report.xtreme_tables import tables
 from xlme_ds.train.folder import RunFolder
+from xlme_ds.train.stop import StopRequest
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +51,173 @@ def finetune(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment(), capture_output=True, text=True)
 
 
+def tagged(path: Path) -> list[list[str]]:
+    """The tags of a file as XTREME's evaluation reads them: a tag a line (the last column), sentences end at empty lines."""
+    sentences: list[list[str]] = [[]]
+    for line in path.read_text().splitlines():
+        if line.strip():
+            sentences[-1].append(line.split("\t")[-1])
+        else:
+            sentences.append([])
+    return [sentence for sentence in sentences if sentence]
+
+
+def tune(base: Path, task: str, data: Path, out: Path, several: int = 1, **tuning: Any) -> dict[str, Any]:
+    """A run in this process."""
+    settings = TuningConfig(**{"learning_rate": 3e-3, "batch": 8, "epochs": 1} | tuning)
+    engine, train, stop = EngineConfig(kind="plain", precision="fp32"), replace(_TRAIN, save_every=1000), StopRequest()
+    torch.set_num_threads(1)
+    try:
+        if several == 1:
+            _run(Finetune(task, base, (data,), out, engine=engine, train=train), out, settings, 1, 0, 1, stop)  # type: ignore[arg-type]
+        else:
+            finetune_here(Job(task, base, (data,), out, 1, settings, engine, train, several), 0, 1, stop)
+    finally:
+        stop.release()
+    return scores(out)
+
+
+def refused(*call: Any, **tuning: Any) -> str:
+    try:
+        tune(*call, **tuning)
+    except SharedError as error:
+        said = str(error)
+    else:
+        raise AssertionError("it was not refused")
+    gc.collect()  # the folder's lock, which ends with the process of a refused run
+    return said
+
+
+def without_labels(path: Path) -> str:
+    """What XTREME's scripts leave of a test: words or texts alone, the same answer to every question. Returns what it was."""
+    was = path.read_text()
+    if path.suffix == ".json":
+        data = json.loads(was)
+        for question in (q for article in data["data"] for paragraph in article["paragraphs"] for q in paragraph["qas"]):
+            question["answers"] = [{"answer_start": 0, "text": ""}]
+        path.write_text(json.dumps(data))
+    else:
+        path.write_text("".join(line.rpartition("\t")[0] + "\r\n" for line in was.splitlines()))
+    return was
+
+
+@pytest.mark.parametrize(
+    ("task", "write", "name", "file"),
+    [
+        ("ner", write_entities, "test-de.tsv", "panx/test-de.tsv"),
+        ("pos", write_entities, "test-de.tsv", "udpos/test-de.tsv"),
+        ("pawsx", write_pairs, "test-de.tsv", "pawsx/test-de.tsv"),
+        ("xquad", write_questions, "xquad.de.json", "xquad/test-de.json"),
+    ],
+)
+def test_tests_without_labels_are_predicted_and_those_with_labels_scored(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, write: Any, name: str, file: str
+) -> None:
+    """The predictions are those of the same model on the same test with its labels, in the form that XTREME's evaluation reads."""
+    data = write(tmp_path / "data")
+    if task == "pos":
+        for path in data.iterdir():
+            path.write_text(path.read_text().replace("B-PER", "PROPN").replace("B-LOC", "NOUN").replace("\tO", "\tX"))
+    labels = without_labels(data / name)
+    fixed = {"train_examples": 40} | ({"train_languages": ("all",)} if task == "ner" else {})
+    found = tune(base, task, data, tmp_path / "out", **fixed)
+    said = capsys.readouterr().out
+    assert f"no labels in {name} (1 of 2 test sets)" in said.partition("starting at step")[0], "before the first step"
+    assert found["languages"].keys() == {"en"} and found["train_languages"] == (["de", "en"] if task == "ner" else ["en"])
+    assert found["unlabelled"] == {"de": f"predictions/{file}"} and "gap" not in found
+    assert found["mean"] == found["languages"]["en"]
+    bare = (tmp_path / "out/predictions" / file).read_text()
+
+    (data / name).write_text(labels)
+    assert f"of other test files ({name})" in refused(base, task, data, tmp_path / "out", **fixed)
+    (tmp_path / "out/scores.json").unlink()
+    whole = tune(base, task, data, tmp_path / "out", **fixed)
+    assert whole["languages"].keys() == {"de", "en"} and whole["unlabelled"] == {}
+    assert (tmp_path / "out/predictions" / file).read_text() == bare
+    ours = whole["languages"]["de"]
+    if task == "xquad":
+        said_of = json.loads(bare)
+        truth = {q["id"]: (p["context"], q["answers"][0]["text"]) for p in json.loads(labels)["data"][0]["paragraphs"] for q in p["qas"]}
+        assert said_of.keys() == truth.keys() and all(said_of[key] in truth[key][0] for key in truth)
+        assert ours["em"] == pytest.approx(100 * sum(said_of[key] == truth[key][1] for key in truth) / len(truth))
+    elif task == "pawsx":
+        right = [line[-1] == given for line, given in zip(labels.splitlines(), bare.splitlines(), strict=True)]
+        assert ours["accuracy"] == pytest.approx(100 * sum(right) / len(right))
+    else:
+        given, truth = tagged(tmp_path / "out/predictions" / file), tagged(data / name)
+        with warnings.catch_warnings(action="ignore"):
+            assert ours["f1"] == pytest.approx(100 * f1_score(truth, given))
+        assert [len(sentence) for sentence in given] == [len(sentence) for sentence in truth]
+
+
+def test_with_no_label_at_all_the_predictions_are_the_product(base: Path, tmp_path: Path) -> None:
+    data = write_pairs(tmp_path / "pawsx")
+    for code in ("en", "de"):
+        without_labels(data / f"test-{code}.tsv")
+    result = finetune(words(base, "pawsx", data, tmp_path / "out", "--tuning.epochs", 1, "--engine.kind", "plain"))
+    assert result.returncode == 0, result.stderr
+    for code in ("en", "de"):
+        file = tmp_path / f"out/predictions/pawsx/test-{code}.tsv"
+        assert f"{code}: no labels: predictions in {file}" in result.stdout and len(file.read_text().splitlines()) == 40
+    found = scores(tmp_path / "out")
+    assert found["languages"] == {} and "mean" not in found and found["dev"] is None
+
+
+@pytest.mark.parametrize(("dev_set", "chosen_on", "trained_on"), [(True, "dev en", 80), (False, "held-out en", 72)])
+def test_of_a_grid_the_setting_that_is_best_on_the_dev_set_is_reported(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], dev_set: bool, chosen_on: str, trained_on: int
+) -> None:
+    """Two rates, one of which learns nothing; without a dev set every tenth training example is one."""
+    data = write_entities(tmp_path / "panx")
+    if not dev_set:
+        (data / "dev-en.tsv").unlink()
+    found = {
+        rate: tune(base, "ner", data, tmp_path / f"out/{rate}", 2, learning_rate=rate, epochs=3, train_examples=80)
+        for rate in (1e-12, 3e-3)
+    }
+    assert capsys.readouterr().out.count("every tenth training example is held out") == 2 * (not dev_set)
+    for rate, one in found.items():
+        assert one["settings"] == 2 and one["dev"]["held_out"] == one["tuning"]["held_out"] == (not dev_set)
+        steps = json.loads((tmp_path / f"out/{rate}/config.json").read_text())["config"]["train"]["steps"]
+        assert steps == 3 * trained_on // 8
+    assert found[3e-3]["dev"]["mean"]["f1"] > found[1e-12]["dev"]["mean"]["f1"]
+    (model,) = gather([tmp_path / "out"])
+    assert model.results["ner"].languages["de"] == (found[3e-3]["languages"]["de"]["f1"],)
+    (row,) = [row for row in tables([model])[0].rows if not row.source]
+    assert row.cells["ner"].marks[-1] == f"best of 2 settings on {chosen_on}"
+
+
+def test_scores_of_another_run_are_not_returned(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, out = write_entities(tmp_path / "panx"), tmp_path / "out"
+    fixed = {"train_examples": 40}
+    found = tune(base, "ner", data, out, **fixed)
+    assert tune(base, "ner", data, out, **fixed) == found and f"{out}/scores.json is there already" in capsys.readouterr().out
+    assert f"{out} was started with" in refused(base, "ner", data, out, learning_rate=1e-3, **fixed)
+    said = refused(base, "conll", write_conll(tmp_path / "conll"), out, **fixed)
+    assert "was started with" in said and "ner" in said and "conll" in said
+    assert "was started with tuning.dropout 0.1, this call has 0.0" in refused(base, "ner", data, out, dropout=0.0, **fixed)
+    other = write_base(tmp_path / "other", seed=2)
+    assert "was started with base" in refused(other, "ner", data, out, **fixed)
+    text = (data / "train-en.tsv").read_text()
+    (data / "train-en.tsv").write_text(text.replace("kalo\t", "unve\t", 1))
+    assert "was started on other training examples" in refused(base, "ner", data, out, **fixed)
+    (data / "train-en.tsv").write_text(text)
+    shutil.copy(data / "test-de.tsv", data / "test-sw.tsv")  # a language more: it would be left out without a word
+    assert "is of other test files (test-sw.tsv): remove it" in refused(base, "ner", data, out, **fixed)
+    (data / "test-sw.tsv").unlink()
+    (out / "scores.json").write_text('{"task')
+    assert "scores.json is damaged: remove it" in refused(base, "ner", data, out, **fixed)
+    (out / "config.json").unlink()
+    assert "without its run's config.json" in refused(base, "ner", data, out, **fixed)
+
+
+def write_conll(folder: Path) -> Path:
+    folder.mkdir()
+    for name in ("eng.train", "eng.testa", "eng.testb"):
+        (folder / name).write_text("kalo NNP I-NP B-PER\nter VB I-VP O\n\n" * 40)
+    return folder
+
+
 def test_words_on_two_ranks_and_after_a_stop(base: Path, tmp_path: Path) -> None:
     """Two ranks under ZeRO-3 learn the tags, and one that was stopped ends bit for bit like one that was not."""
     data = write_entities(tmp_path / "panx")
@@ -44,8 +228,10 @@ def test_words_on_two_ranks_and_after_a_stop(base: Path, tmp_path: Path) -> None
     assert found["split"] == "test" and found["languages"].keys() == {"de", "en"}
     assert found["mean"]["f1"] > 95 and abs(found["gap"]["f1"]) < 5
     assert found["mean"]["f1"] == pytest.approx(sum(one["f1"] for one in found["languages"].values()) / 2)
-    predictions = json.loads((tmp_path / "whole" / "predictions" / "de.json").read_text())
-    assert len(predictions) == 30 and set(predictions[0]) <= {"O", "B-PER", "B-LOC"}
+    predictions = tagged(tmp_path / "whole" / "predictions" / "panx" / "test-de.tsv")
+    assert len(predictions) == 30 and {tag for one in predictions for tag in one} <= {"O", "B-PER", "B-LOC"}
+    assert found["languages"]["de"]["f1"] == pytest.approx(100 * f1_score(tagged(data / "test-de.tsv"), predictions))
+    assert found["dev"]["languages"].keys() == {"en"} and found["dev"]["mean"]["f1"] > 95 and not found["dev"]["held_out"]
 
     broken = words(base, "ner", data, tmp_path / "broken", *zero3)
     killer = [sys.executable, "-c", KILLER, str(tmp_path / "broken"), *broken]
@@ -117,10 +303,13 @@ def test_questions_from_another_sets_training_file(base: Path, tmp_path: Path) -
         (["--tuning.dropout", "1"], "tuning.dropout is 1.0: it must be at least 0 and below 1"),
         (["--tuning.batch", "7", "--tuning.micro-batch", "2"], "does not divide"),
         (["--number", "3"], "--number is 3: there are 1 runs"),
+        ([], "out has a model but no config.json, which says how it was trained: restore it"),
     ],
 )
 def test_a_mistake_is_one_sentence(base: Path, tmp_path: Path, more: list[str], said: str) -> None:
     data = write_entities(tmp_path / "panx", 4)
+    if not more:
+        (tmp_path / "out" / "model").mkdir(parents=True)
     result = finetune(words(base, "ner", data, tmp_path / "out", *more))
     assert result.returncode == 2 and said in result.stderr, result.stderr
     assert not (tmp_path / "out" / "config.json").exists()
@@ -141,3 +330,29 @@ def test_a_signal_in_the_second_of_two_runs_saves_it_too(base: Path, tmp_path: P
     assert (out / "seed1" / "scores.json").exists() and not (out / "seed2" / "scores.json").exists()
     saved = json.loads((out / "seed2" / "checkpoints" / "latest.json").read_text())["checkpoint"]
     assert saved == f"step_{RunFolder(out / 'seed2').steps_logged():08d}"
+
+
+def test_a_job_has_ended_when_every_run_of_its_grid_has_scores(tmp_path: Path) -> None:
+    """slurm/finetune.sh after a step that ended with exit code 0, as a stopped one does: it is requeued until all nine are there."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, does in (("srun", "exit 0"), ("scontrol", "echo told $*")):
+        (tools / name).write_text(f"#!/bin/bash\n{does}\n")
+        (tools / name).chmod(0o755)
+    variables = {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHON": sys.executable, "SLURM_SUBMIT_DIR": str(ROOT),
+                 "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0", "TASKS": "pos",
+                 "SEEDS": "1", "SETTINGS": "--grid", "OUT": str(tmp_path / "out")}  # fmt: skip
+
+    def job() -> str:
+        command = ["bash", "slurm/finetune.sh"]
+        return subprocess.run(command, cwd=ROOT, env=environment(**variables), capture_output=True, text=True, check=True).stdout
+
+    rates, batches = ("1e-05", "2e-05", "3e-05"), (8, 16, 32)
+    folders = [tmp_path / f"out/pos-en/seed1/lr{rate}_b{batch}_e10" for rate in rates for batch in batches]
+    for folder in folders[:8]:
+        folder.mkdir(parents=True)
+        (folder / "scores.json").write_text("{}")
+    assert "told requeue 7_0" in job()
+    folders[8].mkdir()
+    (folders[8] / "scores.json").write_text("{}")
+    assert job() == ""

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.small import SMALL, lively, open_batch
@@ -82,22 +83,63 @@ def test_second_pass_holds_what_the_first_found() -> None:
     batch = open_batch([20, 37, 5], 40)
     first = first_pass(batch)
     predicted = torch.arange(len(first.masked_M)) + 10
-    predicted[:4] = torch.tensor([0, PAD, EOS, UNK])
     second = second_pass(batch, first, predicted)
-    found = second.tokens_BT.flatten()[first.masked_M].tolist()
-    assert found == [UNK] * 4 + predicted[4:].tolist(), "special tokens would change the layout"
+    assert second.tokens_BT.flatten()[first.masked_M].tolist() == predicted.tolist()
     rest = torch.ones(batch.tokens_BT.numel(), dtype=torch.bool).index_fill(0, first.masked_M, False)
     assert torch.equal(second.tokens_BT.flatten()[rest], batch.tokens_BT.flatten()[rest])
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(second[1:], batch[1:], strict=True))
     assert len(first_pass(second).masked_M) == 0
 
 
+@pytest.mark.parametrize("vocabulary", [97, 129])  # `<mask>` with others in a group of 128 ids, and alone
+def test_no_special_token_is_written(vocabulary: int) -> None:
+    """However likely they are: the most likely ordinary one instead. The loss is over the whole vocabulary as ever."""
+    of, batch, specials = model(vocabulary=vocabulary), open_batch([20, 37, 5], 40), [0, PAD, EOS, UNK, vocabulary - 1]
+    with torch.no_grad():
+        of.masked_head.bias[specials] += 50.0
+    first, second = first_pass(batch), spy(of, batch)
+    with torch.no_grad():
+        hidden = of.encoder.body(
+            of.encoder.embed(of.embed(of.masking.apply(first, vocabulary)), batch.positions_BT),
+            of.masking.groups(first), of.encoder.distances(40), of.masking.allowed,
+        ).flatten(0, 1)  # fmt: skip
+        head = of.masked_head
+
+        def logits(hidden_MD: Tensor) -> Tensor:
+            return head.norm(F.gelu(head.dense(hidden_MD))) @ of.embedding_0.t() + head.bias
+
+        of_places = logits(hidden[first.masked_M])
+        assert set(of_places.argmax(1).tolist()) <= set(specials), "they would be written"
+        of_places[:, specials] = float("-inf")
+        written = second.tokens_BT.flatten()[first.masked_M]
+        assert torch.equal(written, of_places.argmax(1))
+        found, plain = of(batch), LanguageModel.forward(of, second)
+    assert torch.equal(found.nll_M, plain.nll_M) and set(found.predicted_M.tolist()) <= set(specials)
+    assert found.nll_M.min() > 20, "the loss counts their probability"
+
+
+def spy(of: BackTranslationModel, batch: Batch) -> Batch:
+    """What the second pass reads."""
+    found: list[Batch] = []
+    groups = of.masking.groups
+
+    class Watched(OpenSide):
+        def groups(self, read: Batch) -> Tensor:
+            found.append(read)
+            return groups(read)
+
+    masking, of.masking = of.masking, Watched(of.masking.random, of.masking.keep)
+    with torch.no_grad():
+        of(batch)
+    of.masking = masking
+    return found[-1]
+
+
 def test_no_gradient_goes_through_the_first_pass() -> None:
     """The gradients of both passes are those of the second alone, its pseudo tokens given."""
     batch, ours, theirs = open_batch([20, 37, 5], 40), model(), model()
     ours(batch).nll_M.sum().backward()
-    with torch.no_grad():
-        filled = second_pass(batch, first_pass(batch), LanguageModel.forward(theirs, first_pass(batch)).predicted_M)
+    filled = spy(theirs, batch)
     LanguageModel.forward(theirs, filled).nll_M.sum().backward()
     for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert one.grad is not None and torch.equal(one.grad, other.grad), name
@@ -118,7 +160,13 @@ def test_stages_are_the_model_in_both_passes(balance: tuple[int, ...], changes: 
             flow = stage(flow)
         return stages[-1].output(flow, read)
 
+    with torch.no_grad():
+        whole.masked_head.bias[[UNK, MASK]] = stages[-1].masked_head.bias[[UNK, MASK]] = 20.0  # the likeliest, at some places
     first = first_pass(batch)
-    found, expected = run(second_pass(batch, first, run(first)[1])), whole(batch)
+    stages[-1].writing = True
+    predicted_P = run(first)[1]
+    stages[-1].writing = False
+    assert predicted_P.min() > UNK and predicted_P.max() < MASK
+    found, expected = run(second_pass(batch, first, predicted_P)), whole(batch)
     torch.testing.assert_close(found[0], expected.nll_M, rtol=1e-5, atol=1e-6)
     assert torch.equal(found[1], expected.predicted_M)

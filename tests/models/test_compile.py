@@ -60,13 +60,13 @@ def whole(found: dict[str, Tensor]) -> Tensor:
     "settings",
     [
         dict(dropout=0.1, activation_checkpointing=True),
-        dict(dropout=0.1, norm="pre", relative_bias="plain"),
+        dict(dropout=0.1, attention_dropout=0.2, norm="pre", relative_bias="plain"),
         dict(relative_bias="none", embedding_sharing="gdes"),
     ],
 )
 def test_its_graph_gives_the_same_bits(traced: None, dtype: torch.dtype, settings: dict[str, object]) -> None:
     plain, ours = (gradients(model(compile=how, **settings).to(dtype)) for how in ("none", "layers"))
-    assert counters["stats"]["unique_graphs"] == 1
+    assert counters["stats"]["unique_graphs"] == (2 if settings.get("dropout") else 1)  # the generator's drop nothing
     assert plain.keys() == ours.keys()
     assert all(torch.equal(ours[name], value) for name, value in plain.items())
 

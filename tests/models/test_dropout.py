@@ -1,13 +1,15 @@
 """Dropout by keys: its bits, its share, where a layer drops, and that nothing but the keys decides."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
-from tests.small import SMALL, language_model, lively, usual_batch
-from xlme_ds.models.attention import shared_bias
+from tests.small import SMALL, language_model, lively, model, usual_batch
+from xlme_ds.models.attention import dropping_attend, plain_attend, shared_bias
 from xlme_ds.models.dropout import _STEP, _mixed, derive, drop
 from xlme_ds.models.encoder import Encoder, Part
 
@@ -57,18 +59,33 @@ def test_its_gradient_is_its_mask() -> None:
     torch.testing.assert_close(x.grad * x, out)
 
 
+def attended(attention: nn.Module, x: Tensor, distance: Tensor, segments: Tensor, kept: Tensor) -> Tensor:
+    """softmax(q kᵀ / sqrt(K) + gate · d) · kept, then v, one query and head after the other; `kept` is 0 or 1 / (1 − rate)."""
+    (rows, tokens, width), heads = x.shape, attention.heads
+    q, k, v = (part.view(rows, tokens, heads, -1) for part in attention.qkv(x).chunk(3, dim=-1))
+    gate = attention.gate(q.transpose(1, 2)).squeeze(-1)
+    out = torch.zeros(rows, tokens, heads, width // heads)
+    for row, i, head in itertools.product(range(rows), range(tokens), range(heads)):
+        seen = (segments[row] == segments[row, i]).nonzero().flatten()
+        bias = gate[row, head, i] * distance[head, seen - i + tokens - 1]
+        weights = (k[row, seen, head] @ q[row, i, head] / (width // heads) ** 0.5 + bias).softmax(0)
+        out[row, i, head] = (weights * kept[row, head * tokens + i, seen]) @ v[row, seen, head]
+    return attention.output(out.flatten(2))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2])
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_where_an_encoder_drops(norm: str) -> None:
-    """Written out from the layers' own parts: the embedded tokens, and what attention and feed-forward network add."""
-    cfg = replace(SMALL, norm=norm, dropout=0.3)
+def test_where_an_encoder_drops(norm: str, rate: float) -> None:
+    """Written out from the layers' own parts: the embedded tokens, what attention and feed-forward network add, and with
+    `rate` attention weights."""
+    cfg = replace(SMALL, norm=norm, dropout=0.3, attention_dropout=rate)
     encoder = lively(Encoder(cfg, Part(range(2)))).train()
     batch = usual_batch()
     x = torch.randn(*batch.tokens_BT.shape, cfg.width)
     keys, distance = batch.keys_B, encoder.distances(batch.tokens_BT.shape[1])
-    bias = shared_bias("sdpa", batch.segments_BT, distance, torch.float32)
     found = encoder(x, batch.positions_BT, batch.segments_BT, None, keys)
 
-    def dropped(values: torch.Tensor, *places: int) -> torch.Tensor:
+    def dropped(values: Tensor, *places: int) -> Tensor:
         of_place = keys
         for place in places:
             of_place = derive(of_place, place)
@@ -79,20 +96,61 @@ def test_where_an_encoder_drops(norm: str) -> None:
     for n in range(2):
         layer = encoder.layers[str(n)]
 
-        def feed(y: torch.Tensor, layer: torch.nn.Module = layer) -> torch.Tensor:
+        whole = torch.ones(len(x), cfg.heads * x.shape[1], x.shape[1])
+        kept = drop(whole, rate, derive(derive(keys, 1 + n), 2))
+        assert 1 - (kept > 0).double().mean() == pytest.approx(rate, abs=0.01)
+
+        def attend(y: Tensor, layer: nn.Module = layer, kept: Tensor = kept) -> Tensor:
+            return attended(layer.attention, y, distance, batch.segments_BT, kept)
+
+        def feed(y: Tensor, layer: nn.Module = layer) -> Tensor:
             return layer.down(F.gelu(layer.up(y)))
 
         if norm == "pre":
-            state = state + dropped(layer.attention(layer.attention_norm(state), bias), 1 + n, 0)
+            state = state + dropped(attend(layer.attention_norm(state)), 1 + n, 0)
             state = state + dropped(feed(layer.feed_forward_norm(state)), 1 + n, 1)
         else:
-            state = layer.attention_norm(state + dropped(layer.attention(state, bias), 1 + n, 0))
+            state = layer.attention_norm(state + dropped(attend(state), 1 + n, 0))
             state = layer.feed_forward_norm(state + dropped(feed(state), 1 + n, 1))
-    torch.testing.assert_close(found, state if encoder.output_norm is None else encoder.output_norm(state))
+    expected = state if encoder.output_norm is None else encoder.output_norm(state)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_evaluation_drops_nothing() -> None:
-    batch, with_dropout, without = usual_batch(), language_model(dropout=0.3), language_model()
+@pytest.mark.parametrize("relative_bias", ["gated", "plain", "none"])
+def test_weights_that_are_whole_attend_as_tiles_do(relative_bias: str) -> None:
+    """`dropping_attend` at rate 0, with its gradients: next to it dropping is the only difference."""
+    batch, cfg = usual_batch(), replace(SMALL, relative_bias=relative_bias)
+    encoder = lively(Encoder(cfg, Part(range(1))))
+    bias = shared_bias("sdpa", batch.segments_BT, encoder.distances(40), torch.float32)
+    g, shape = torch.Generator().manual_seed(3), (len(batch.tokens_BT), cfg.heads, 40)
+    read = [torch.randn(*shape, cfg.width // cfg.heads, generator=g).requires_grad_() for _ in range(3)]
+    read += [torch.rand(*shape, 1, generator=g).requires_grad_()] if relative_bias == "gated" else []
+    q, k, v, gate = (*read, None)[:4]
+    tiles, whole = plain_attend(q, k, v, gate, bias), dropping_attend(q, k, v, gate, bias, 0.0, batch.keys_B)
+    torch.testing.assert_close(whole, tiles, rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(*(torch.autograd.grad((out**2).sum(), read) for out in (whole, tiles)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_attention_weights_of_a_row_are_dropped_alike_wherever_it_is() -> None:
+    """Of one row after the other, of all, and of the last two."""
+    encoder = lively(Encoder(replace(SMALL, attention_dropout=0.5), Part(range(2)))).train()
+    batch = usual_batch()
+    x = torch.randn(*batch.tokens_BT.shape, SMALL.width)
+
+    def run(rows: slice) -> Tensor:
+        return encoder(x[rows], batch.positions_BT[rows], batch.segments_BT[rows], None, batch.keys_B[rows])
+
+    together = run(slice(None))
+    alone = torch.cat([run(slice(row, row + 1)) for row in range(len(x))])
+    for other, rows in ((alone, slice(None)), (run(slice(-2, None)), slice(-2, None))):
+        torch.testing.assert_close(other, together[rows], rtol=1e-5, atol=1e-5)
+    assert not torch.isclose(together, encoder.eval()(x, batch.positions_BT, batch.segments_BT)).any(-1).all()
+
+
+@pytest.mark.parametrize("rates", [dict(dropout=0.3), dict(attention_dropout=0.3)])
+def test_evaluation_drops_nothing(rates: dict[str, float]) -> None:
+    batch, with_dropout, without = usual_batch(), language_model(**rates), language_model()
     assert torch.equal(with_dropout.eval()(batch).nll_M, without(batch).nll_M)
     assert not torch.isclose(with_dropout.train()(batch).nll_M, without(batch).nll_M).all()
 
@@ -100,7 +158,16 @@ def test_evaluation_drops_nothing() -> None:
 def test_a_checkpointed_layer_drops_the_same_again() -> None:
     batch, gradients = usual_batch(), []
     for checkpointing in (False, True):
-        model = language_model(dropout=0.3, activation_checkpointing=checkpointing)
+        model = language_model(dropout=0.3, attention_dropout=0.3, activation_checkpointing=checkpointing)
         model(batch).nll_M.sum().backward()
         gradients.append([p.grad for p in model.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+def test_the_generator_of_xlme_drops_nothing() -> None:
+    """In training: losses, predictions and samples keep every bit, the discriminator's logits do not."""
+    batch = usual_batch()
+    with_dropout, without = model(dropout=0.3, attention_dropout=0.3).train()(batch), model().train()(batch)
+    for name in ("nll_M", "predicted_M", "corrupted_BT"):
+        assert torch.equal(getattr(with_dropout, name), getattr(without, name))
+    assert not torch.isclose(with_dropout.replaced_logits_BT, without.replaced_logits_BT).any()

@@ -56,6 +56,36 @@ def test_equals_the_full_softmax(blocks: int, chunk: int) -> None:
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("chunk", [1, 256, V])
+def test_at_the_borders_of_tiles(blocks: int, chunk: int) -> None:
+    """The first and the last id of every tile, of every group of 128 and of the vocabulary, as target and as sample. Tiles begin anew
+    in every block, so the last one of a block is short."""
+    g = torch.Generator().manual_seed(2)
+    starts = {
+        start for first in range(0, V, -(-V // blocks)) for start in range(first, min(first + -(-V // blocks), V), 128)
+    }
+    ids = torch.tensor(sorted(starts | {start - 1 for start in starts if start} | {V - 1}))
+    assert len(ids) == 2 * len(starts) >= 22
+    parts = [part.clone().requires_grad_() for part in (torch.randn(V, D, generator=g) * 0.1).split(-(-V // blocks))]
+    hidden = torch.randn(len(ids), D, generator=g).requires_grad_()
+    bias = (torch.randn(V, generator=g) * 0.2).requires_grad_()
+    logits = full_softmax(hidden, parts, bias)
+    probabilities = logits.softmax(1).detach()
+    borders = probabilities.cumsum(1).gather(1, ids[:, None]).squeeze(1)
+    of_id = probabilities.gather(1, ids[:, None]).squeeze(1)
+    assert of_id.min() > 1e-4, "a hundredth of it is more than the rounding of uniforms and sums"
+    expected = F.cross_entropy(logits, ids, reduction="none")
+    for share in (0.01, 0.5, 0.99):  # of the way through the id's part of the distribution
+        got = masked_softmax(hidden, parts, bias, ids, (borders - (1 - share) * of_id).float(), chunk)
+        assert torch.equal(got.sample_M, ids)
+    torch.testing.assert_close(got.nll_M.double(), expected, atol=1e-5, rtol=0)
+    inputs = [hidden, bias, *parts]
+    ours, theirs = (torch.autograd.grad(nll.sum(), inputs) for nll in (got.nll_M, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
 def test_the_tables_gradient_goes_into_the_sum_of_an_engine(blocks: int) -> None:
     """A block with `open_gradient` gets no gradient from autograd: every row of it arrives there, once a backward pass."""
     hidden, parts, bias, targets, uniforms = problem(blocks=blocks)

@@ -17,7 +17,6 @@ from xlme_ds.data.rows import PAD
 from xlme_ds.flops import flops_per_step
 from xlme_ds.models.back_translation import first_pass
 from xlme_ds.models.language_model import LanguageModel
-from xlme_ds.models.layers import LAYER_NORM_EPSILON
 from xlme_ds.models.masked_head import GROUP
 from xlme_ds.objectives import objective_of
 
@@ -29,7 +28,7 @@ State = Mapping[str, Tensor]
 
 
 def norm(state: State, name: str, x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], state[f"{name}.weight"], state[f"{name}.bias"], LAYER_NORM_EPSILON)
+    return F.layer_norm(x, x.shape[-1:], state[f"{name}.weight"], state[f"{name}.bias"], 1e-5)
 
 
 def linear(state: State, name: str, x: Tensor) -> Tensor:
@@ -70,7 +69,7 @@ def reference(state: State, cfg: ModelConfig, batch: Batch) -> tuple[Tensor, lis
         masks = [MASK if n in places else token for n, token in enumerate(item)]
         alone = [sentence if n in sentence else [*sentence, n] for n in range(len(item))]
         with torch.no_grad():
-            found = logits(state, cfg, masks, languages, alone).argmax(1).tolist()
+            found = (4 + logits(state, cfg, masks, languages, alone)[:, 4:-1].argmax(1)).tolist()  # an ordinary token
         written.append([found[n] for n in places])
         targets = [flat - row * width for flat in batch.masked_M.tolist() if flat // width == row]
         second = [MASK if n in targets else found[n] if n in places else token for n, token in enumerate(item)]
@@ -84,10 +83,12 @@ def reference(state: State, cfg: ModelConfig, batch: Batch) -> tuple[Tensor, lis
 def test_two_passes_equal_the_equations(languages: tuple[str, ...]) -> None:
     batch, cfg = open_batch([20, 37, 5], 40, FRACTIONS), replace(CFG, language_embeddings=languages)
     ours = lively(OBJECTIVE.build(cfg), seed=2)
+    with torch.no_grad():
+        ours.masked_head.bias[[0, 1, 2, 3, MASK]] += 10.0  # special tokens are the likeliest ones, at some places
     state = {name: value.detach().double().requires_grad_() for name, value in ours.named_parameters()}
     nll, written = reference(state, cfg, batch)
     flat = [token for one in written for token in one]
-    assert len(set(flat)) > 2 and min(flat) > 3, "the weights write no special tokens, and not always the same"
+    assert len(set(flat)) > 2, "not always the same"
     output = ours(batch)
     # float32 against float64, through two layers and a softmax over logits of up to 20.
     torch.testing.assert_close(output.nll_M.double(), nll, rtol=2e-5, atol=2e-5)

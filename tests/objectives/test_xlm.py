@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 
 from tests.models.test_language_model import read_by_hand
-from tests.small import LANGUAGES, SMALL, batch_of, language_model, lively, model
+from tests.small import LANGUAGES, SMALL, batch_of, item, language_model, lively, model
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.rows import EOS, LAYOUTS, UNK
 from xlme_ds.models.language_model import LanguageModel
 from xlme_ds.objectives import objective_of
 
-XLM = dict(layout="xlm", relative_bias="none", language_embeddings=("de", "en", "fr"))
+# Of its published code: the epsilon of its norms, and a prediction layer that is the tied embedding with a bias.
+CODE = dict(norm_epsilon=1e-12, masked_head="linear")
+XLM = dict(layout="xlm", relative_bias="none", language_embeddings=("de", "en", "fr")) | CODE
 MLM, CLM = objective_of(ObjectiveConfig("mlm")), objective_of(ObjectiveConfig("clm", mask_fraction=1.0))
 Sees = Callable[[int, int], bool]
 
@@ -54,7 +56,7 @@ def items(batch: Batch) -> list[tuple[int, int, int, list[int], list[int]]]:
 
 def normed(x: np.ndarray, p: dict[str, np.ndarray], name: str) -> np.ndarray:
     centred = x - x.mean()
-    return centred / math.sqrt((centred**2).mean() + 1e-5) * p[f"{name}.weight"] + p[f"{name}.bias"]
+    return centred / math.sqrt((centred**2).mean() + 1e-12) * p[f"{name}.weight"] + p[f"{name}.bias"]
 
 
 def linear(x: np.ndarray, p: dict[str, np.ndarray], name: str) -> np.ndarray:
@@ -93,8 +95,7 @@ def states(p: dict[str, np.ndarray], ids: list[int], positions: list[int], langu
 
 def nll(p: dict[str, np.ndarray], state: np.ndarray, target: int) -> float:
     """−log softmax over the vocabulary, the embedding tied."""
-    features = normed(gelu(linear(state, p, "masked_head.dense")), p, "masked_head.norm")
-    logits = p["embedding_0"] @ features + p["masked_head.bias"]
+    logits = p["embedding_0"] @ state + p["masked_head.bias"]
     return float(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[target])
 
 
@@ -108,7 +109,8 @@ def reference(of: LanguageModel, batch: Batch, causal: bool) -> dict[int, float]
         hidden = states(p, read[row, start:stop].tolist(), positions, languages, sees)
         for column, target in enumerate(batch.tokens_BT[row, start:stop].tolist()):
             flat = row * width + start + column
-            if (target > UNK and column > 0) if causal else flat in masked:
+            cut = column == stop - start - 1 and not int(batch.task_B[row])  # the last `</s>` of monolingual text
+            if (column > 0 and not cut) if causal else flat in masked:
                 found[flat] = nll(p, hidden[column - causal], target)
     return found
 
@@ -134,10 +136,25 @@ def test_losses_are_those_of_the_equations(causal: bool) -> None:
     assert objective.counts(batch).tolist() == [len(values) for values in by_task]
 
 
-def test_every_ordinary_token_is_predicted() -> None:
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_all_norms_have_the_epsilon(norm: str) -> None:
+    both = model(norm=norm, embedding_norm=True, norm_epsilon=1e-7)
+    norms = [module for module in both.modules() if isinstance(module, torch.nn.LayerNorm)]
+    assert len(norms) == 2 * 3 + 2 * (1 + (norm == "pre")) + 1 and {one.eps for one in norms} == {1e-7}
+
+
+def test_every_token_is_predicted_but_the_first_and_where_the_text_was_cut() -> None:
+    """Of the code of XLM: `y = x[1:]`, ends of sentences too. Of two rows of text, one with an end inside, and pairs, in columns."""
     batch = xlm_batch(1.0)
-    assert torch.equal(batch.masked_M, (batch.tokens_BT > UNK).flatten().nonzero().flatten())
-    assert (batch.positions_BT.flatten()[batch.masked_M] > 0).all()
+    places = [divmod(flat, 40) for flat in batch.masked_M.tolist()]
+    assert [column for row, column in places if row == 0] == list(range(1, 31))
+    assert [column for row, column in places if row == 1] == list(range(1, 22))
+    assert batch.tokens_BT[1, 10] == EOS == batch.tokens_BT[1, 22]
+    firsts = {0, 16, 28}  # pairs of 7 + 5, 2 + 6 and 1 + 1 tokens, with four `</s>` each
+    assert [column for row, column in places if row == 2] == [column for column in range(34) if column not in firsts]
+    assert [column for row, column in places if row == 3] == list(range(1, 32))
+    ours = batch_of([[item(np.random.default_rng(1), 5)]], [[item(np.random.default_rng(2), 3, 2)]], 12, mask_fraction=1.0)
+    assert ours.masked_M.tolist() == [1, 2, 3, 4, 5, *(12 + column for column in range(1, 8))]
 
 
 @pytest.mark.parametrize("changes", [{}, dict(norm="pre", relative_bias="gated")])

@@ -46,9 +46,10 @@ def kept_by_a_layer(cfg: ModelConfig, dtype: torch.dtype, device: str) -> int:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("norm", ["post", "pre"])
 @pytest.mark.parametrize("relative_bias", ["gated", "plain", "none"])
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_a_layer_on_the_cpu(norm: str, relative_bias: str, dtype: torch.dtype, dropout: float) -> None:
-    cfg = replace(SMALL, norm=norm, relative_bias=relative_bias, dropout=dropout)  # type: ignore[arg-type]
+@pytest.mark.parametrize("dropout", [(0.0, 0.0), (0.1, 0.0), (0.1, 0.1)])
+def test_a_layer_on_the_cpu(norm: str, relative_bias: str, dtype: torch.dtype, dropout: tuple[float, float]) -> None:
+    rates = dict(dropout=dropout[0], attention_dropout=dropout[1])
+    cfg = replace(SMALL, norm=norm, relative_bias=relative_bias, **rates)  # type: ignore[arg-type]
     # The scale of q·k is kept as a number of 8 bytes by some versions of torch.
     assert kept_by_a_layer(cfg, dtype, "cpu") == pytest.approx(
         activations.layer(layout(cfg, dtype.itemsize, False)), abs=64

@@ -67,7 +67,8 @@ CASES: dict[str, tuple[int, int, str, tuple[int, int, int], dict[str, Any], dict
     "wordy zero1 bf16, MLM, accumulating": (1, 1, "bf16", (8, 8, 2), WORDY, {}),
     "middle zero3 bf16, MLM, blocks, checkpointing, on 2": (2, 3, "bf16", (8, 8, 4), LARGE_LIKE, {}),
     "middle zero2 bf16, MLM, dropout, languages": (
-        1, 2, "bf16", (4, 4, 4), MIDDLE | dict(dropout=0.1, language_embeddings=("de", "en", "fr"), relative_bias="none"), {}
+        1, 2, "bf16", (4, 4, 4),
+        MIDDLE | dict(dropout=0.1, attention_dropout=0.1, language_embeddings=("de", "en", "fr"), relative_bias="none"), {},
     ),
     "middle zero1 bf16, CLM": (1, 1, "bf16", (8, 0, 8), MIDDLE, {}),
     "wordy zero1 fp32, MLM, on 2": (2, 1, "fp32", (8, 8, 4), WORDY, {}),

@@ -11,6 +11,7 @@ from xlme_ds.plan.hardware import GPU, GPUS, gpu
 from xlme_ds.plan.layout import Layout
 from xlme_ds.plan.memory import peak
 from xlme_ds.plan.report import plan
+from xlme_ds.plan.speed import speed
 from xlme_ds.recipes import RECIPES, recipe
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
@@ -74,6 +75,23 @@ def test_more_stages_hold_less_of_the_model_and_more_replicas_less_of_the_optimi
     two = peak(Layout.of(run, 2, "bf16", 512))[1]
     assert two.weights < peak(Layout.of(recipe("large_zero2"), 2, "bf16", 512))[1].weights
     assert peak(Layout.of(run, 64, "bf16", 512))[1].optimizer == pytest.approx(two.optimizer / 32)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "stages", "idle"),
+    [(64, 2, (1, 8)), (8, 2, (1, 64)), (64, 4, (3, 16)), (16, 16, (15, 256))],
+)
+def test_the_pipelines_bubble_counted_by_hand(gpus: int, stages: int, idle: tuple[int, int]) -> None:
+    """2,048 rows over gpus / stages replicas, 8 a micro-batch: so many work; the last stage waits for stages − 1 at first.
+
+    Filling and emptying together, a stage waits stages − 1 times as long as a micro-batch takes, forward and backward.
+    """
+    run = parse(Plan, "", ["--recipe", "large_pipe", "--engine.pipeline-stages", str(stages)]).run
+    of = speed(run, Layout.of(run, gpus, "bf16", 512), gpu("a100-80g"), 0.4)
+    waiting, working = idle
+    assert of.bubble == pytest.approx(of.compute * waiting / working) and of.compute > 0
+    assert of.step == pytest.approx(of.compute * (1 + waiting / working) + of.transfer + of.offload)
+    assert of.tokens_per_s == pytest.approx(2 * 2048 * 512 / of.step)
 
 
 def test_gpus_by_name_and_by_figures() -> None:

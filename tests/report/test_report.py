@@ -158,12 +158,21 @@ def test_absent_files_are_said(tmp_path: Path) -> None:
         assert name in text, name
 
 
-@pytest.mark.parametrize(
-    "name", ["metrics.jsonl", "heldout.jsonl", "retrieval.json", "samples.json", "languages.json", "config.json"]
-)
+SHOWN = {  # what only this file can tell
+    "metrics.jsonl": "40K", "heldout.jsonl": "6.04 nats", "retrieval.json": "80 candidates", "samples.json": "hum",
+    "languages.json": "61.2%", "config.json": "1.23M",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHOWN)
 def test_every_file_may_be_absent(run: Path, name: str) -> None:
+    """The page says which file is absent, lacks what the file held, and still has all that the others hold."""
+    whole = Page(write_report(run).read_text(encoding="utf-8")).text
+    assert f"has no {name}" not in whole and [text for text in SHOWN.values() if text not in whole] == []
     (run / name).unlink()
-    Page(write_report(run).read_text(encoding="utf-8"))
+    text = Page(write_report(run).read_text(encoding="utf-8")).text
+    assert f"has no {name}" in text
+    assert [file for file, shown in SHOWN.items() if shown not in text] == [name]
 
 
 def test_retrieval_without_a_test_before_training(run: Path) -> None:
@@ -193,9 +202,16 @@ def test_damaged_file_is_one_sentence(run: Path, name: str, content: str | bytes
     (run / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     command = [sys.executable, "-m", "xlme_ds.report", "--run", str(run)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 1 and not (run / "report.html").exists()
+    assert result.returncode == 2 and not (run / "report.html").exists()
     (line,) = result.stderr.splitlines()
     assert line.startswith("xlme_ds.report: error: ") and all(word in line for word in words), line
+
+
+@pytest.mark.parametrize(("name", "content"), [("retrieval.json", '{"pairs": 3, "layers": 1}'), ("config.json", '{"config": [1]}')])
+def test_file_of_another_form_is_named(run: Path, name: str, content: str) -> None:
+    (run / name).write_text(content)
+    with pytest.raises(ValueError, match=rf"{name} has (no '\w+' where|another form than) the report needs"):
+        write_report(run)
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
@@ -232,13 +248,35 @@ def test_unknown_quantity_gets_a_panel() -> None:
 
 
 def test_later_record_of_a_step_counts(run: Path) -> None:
-    write_lines(run / "metrics.jsonl", [metric(1), metric(2) | {"tokens": 1}, metric(2)])
-    assert "2K" in write_report(run).read_text(encoding="utf-8")
+    write_lines(run / "metrics.jsonl", [metric(1), metric(2) | {"tokens": 7e6}, metric(3), metric(2) | {"loss": 0.0}])
+    text = " ".join(Page(write_report(run).read_text(encoding="utf-8")).text.split())
+    assert "Tokens seen 3K in 3 steps" in text and "7M" not in text
+    assert "Training time 6 s" in text  # 3,000 tokens at 500 a second; with the first record of step 2 it would be 3 h 53 min
+    (drawn,) = drawn_curves(run, "Joint loss")
+    assert len(drawn) == 3 and drawn[1][1] > max(drawn[0][1], drawn[2][1])  # down on the page: zero is the least
+
+
+def drawn_curves(run: Path, title: str) -> list[list[tuple[float, float]]]:
+    """The thick curves of a panel of the page, each as the points that it joins or, with a gap, leaves apart."""
+    html = write_report(run).read_text(encoding="utf-8")
+    panel = html[html.index(f"<figcaption>{title}") :]
+    paths = re.findall(r'<path d="([^"]*)"[^>]*stroke-width: 1.9', panel[: panel.index("</figure>")])
+    return [[(float(x), float(y)) for x, y in re.findall(r"[ML] (\S+) (\S+)", path)] for path in paths]
 
 
 def test_not_a_number_is_left_out(run: Path) -> None:
+    """Its point is not drawn, the others are, at the places that they have without it."""
+    (run / "heldout.jsonl").unlink()
+    write_lines(run / "metrics.jsonl", [metric(1), metric(2), metric(3)])
+    titles = ("Joint loss", "Discriminator: AUC, replaced against original tokens")
+    (loss,), (auc,) = (drawn_curves(run, title) for title in titles)
+    assert len(loss) == len(auc) == 3
     write_lines(run / "metrics.jsonl", [metric(1) | {"auc_mono": None}, metric(2) | {"loss": float("nan")}, metric(3)])
-    Page(write_report(run).read_text(encoding="utf-8"))
+    assert drawn_curves(run, titles[0]) == [[loss[0], loss[2]]]
+    (left,) = drawn_curves(run, titles[1])
+    assert len(left) == 2 and left[1][1] < left[0][1]
+    text = Page((run / "report.html").read_text(encoding="utf-8")).text
+    assert not re.search(r"\bnan\b|\bNone\b", text)
 
 
 def test_smoothing_keeps_straight_lines_and_ends() -> None:

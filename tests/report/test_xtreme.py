@@ -148,6 +148,80 @@ def test_our_rows_of_the_other_tables(runs: Path) -> None:
     }  # fmt: skip
 
 
+def test_of_several_settings_the_best_on_the_dev_sets_counts(tmp_path: Path) -> None:
+    """Whatever the tests say: the setting that is worst there is the best on dev, as the mean over its seeds."""
+    dev = {"a": (70.0, 72.0), "b": (80.0, 60.0), "c": (60.0, 75.0)}  # means 71, 70, 67.5
+    test = {"a": (30.0, 34.0), "b": (50.0, 50.0), "c": (90.0, 90.0)}
+
+    def write(settings: str, **more: Any) -> Path:
+        folder = tmp_path / f"runs{settings}{len(more)}"
+        for name in settings:
+            for seed in (0, 1):
+                of_dev = {"languages": {"en": {"f1": dev[name][seed]}}, "mean": {"f1": dev[name][seed]}, "held_out": False}
+                changes = {"tuning": {"learning_rate": name, "micro_batch": seed}, "dev": of_dev, "settings": 3} | more
+                languages = {"en": {"f1": test[name][seed]}, "de": {"f1": test[name][seed] - 10}}
+                write_scores(folder / f"{name}{seed}", "ner", languages, seed=seed, **changes)
+        return folder
+
+    cell = ours(tables(gather([write("abc")])), "table1")["ours"]["ner"]
+    assert cell.values == (pytest.approx(27.0),) and cell.spreads == (pytest.approx(stdev([25, 29])),)
+    assert cell.marks == ("2 of 40 languages", "2 seeds", "best of 3 settings on dev en")
+    assert ours(tables(gather([write("bc")])), "table1")["ours"]["ner"].marks[-1] == "best of 2 of 3 settings on dev en"
+    assert ours(tables(gather([write("c")])), "table1")["ours"]["ner"].marks[-1] == "1 of 3 settings"
+
+    def fault(folder: Path) -> str:
+        with pytest.raises(ValueError) as caught:
+            gather([folder])
+        return str(caught.value)
+
+    assert "has no score on a dev set, which 2 settings of ner are chosen on" in fault(write("ac", dev=None))
+    folder = write("ab")
+    (folder / "b1/scores.json").unlink()
+    assert "has other settings of ner than" in fault(folder) and "finish every seed" in fault(folder)
+    folder = write("abc", split="dev")
+    values = json.loads((folder / "c1/scores.json").read_text())
+    (folder / "c1/scores.json").write_text(json.dumps(values | {"dev": values["dev"] | {"held_out": True}}))
+    assert "has scores on held-out en," in fault(folder) and "choose on the same dev sets" in fault(folder)
+
+
+def test_tests_without_labels_have_no_score_and_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    write_scores(folder / "xnli", "xnli", {"en": {"accuracy": 80.0}}, unlabelled={"de": "p", "fr": "p"})
+    write_scores(folder / "pawsx", "pawsx", {}, metric=["accuracy"], unlabelled={"de": "predictions/pawsx/test-de.tsv"})
+    built = tables(gather([folder]))
+    row = ours(built, "table1")["ours"]
+    assert row["xnli"].values == (80.0,) and row["xnli"].marks == ("1 of 15 languages", "2 without labels")
+    assert row["pawsx"].values == () and row["pawsx"].marks == ("no labels: predictions alone",)
+    assert row["average"].values == (80.0,) and row["average"].marks == ("1 of 7 tasks",)
+    assert [table.name for table in built] == ["table1", "table7", "xnli_by_language"]
+    page = write_xtreme([folder], tmp_path / "out").read_text()
+    assert "<td>[no labels: predictions alone]</td>" in page
+    with open(tmp_path / "out/xtreme_table1.csv", newline="") as file:
+        (record,) = [record for record in csv.DictReader(file) if record["system"] == "ours"]
+    assert record["pawsx"] == "" and "pawsx: [no labels: predictions alone]" in record["remarks"]
+
+
+def test_pos_is_f1_and_accuracy_under_that_name_is_refused(tmp_path: Path) -> None:
+    write_scores(tmp_path / "pos", "pos", {"en": {"f1": 70.0, "accuracy": 90.0}})
+    assert ours(tables(gather([tmp_path])), "table1")["ours"]["pos"].values == (70.0,)
+    write_scores(tmp_path / "pos", "pos", {"en": {"f1": 90.0}})
+    with pytest.raises(ValueError, match="has POS's accuracy under the name of F1"):
+        gather([tmp_path])
+
+
+def test_two_models_of_one_name_are_two_rows(tmp_path: Path) -> None:
+    """Else the row of one would be filled up with the other's tasks."""
+    write_scores(tmp_path / "a", "xnli", {"en": {"accuracy": 50.0}}, model="runs/a/base")
+    write_scores(tmp_path / "b", "pawsx", {"en": {"accuracy": 60.0}}, model="./runs//b/base")
+    names = {"en_xx": [0.1, 0.2], "xx_en": [0.3, 0.45]}
+    model = {"model": "base", "folder": "runs/b/base", "depth": 1, "layer": 1, "overall": names, "sets": {}}
+    untrained = model | {"model": "untrained, seed 1"}
+    (tmp_path / "tatoeba.json").write_text(json.dumps({"models": [model, untrained]}))
+    found = {model.name: (sorted(model.results), model.tatoeba is not None) for model in gather([tmp_path])}
+    assert found == {"runs/a/base": (["xnli"], False), "runs/b/base": (["pawsx"], True), "untrained, seed 1": ([], True)}
+    assert [model.name for model in gather([tmp_path / "a"])] == ["base"]
+
+
 class Cells(HTMLParser):
     """The text of every cell of every table, row by row."""
 
@@ -232,6 +306,14 @@ def test_mistakes_are_named_and_nothing_is_written(runs: Path, tmp_path: Path) -
     (extra / "scores.json").unlink()
     (extra / "align.json").write_text((runs / "align.json").read_text())
     assert "has scores of ours, and so has" in fault(runs, extra)
+
+
+def test_the_two_directions_of_an_alignment_do_not_share_a_cell(runs: Path) -> None:
+    align = json.loads((runs / "align.json").read_text())
+    align["models"][0]["tests"]["en-de"] = {"aer": [0.2, 0.2]}
+    (runs / "align.json").write_text(json.dumps(align))
+    with pytest.raises(ValueError, match="ours has alignments of en-de and of en-de"):
+        tables(gather([runs]))
 
 
 def test_command(runs: Path, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from tests.launch import ROOT, environment
 
 MINISLURM = Path(__file__).with_name("minislurm.sh")
 SLURM_CONF = "/run/minislurm/slurm.conf"
+# Variables that centres set for their users, which mean nothing here.
+CENTRE = dict.fromkeys(("WORK", "SCRATCH", "DATA", "PROJECT", "STORE", "TASKS", "OUT", "MODEL"), "/nowhere")
 # One process on each of two nodes, whatever the script asks for.
 SMALL = ["--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=1", "--cpus-per-task=1", "--mem=100"]
 _PATIENCE = 300  # seconds, far beyond what a loaded machine needs; a hang must not hold the suite
@@ -82,7 +84,7 @@ class Cluster:
 
 def slurm(*command: str, **variables: object) -> str:
     """Run one of Slurm's commands; returns what it printed."""
-    env = environment(SLURM_CONF=SLURM_CONF, **variables)
+    env = environment(SLURM_CONF=SLURM_CONF, **CENTRE, **variables)
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
     return done.stdout

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def write_corpus(folder: Path) -> str:
         text = "\n\n".join("\n".join(line(language) for _ in range(4)) for _ in range(80))
         (folder / "mono" / f"{language}.txt").write_text(text)
         (folder / "para" / f"de-en.{language}").write_text("\n".join(line(language)[:24] for _ in range(300)))
-    return f"--mono {folder / 'mono'} --para {folder / 'para'}"
+    return f"--mono {shlex.quote(str(folder / 'mono'))} --para {shlex.quote(str(folder / 'para'))}"
 
 
 def step(out: Path) -> int:
@@ -73,26 +74,38 @@ def step(out: Path) -> int:
 
 
 def wait_for_step(job: Job, out: Path, number: int) -> None:
-    wait_until(lambda: step(out) >= number or job.field("JobState") == "FAILED", f"step {number} of job {job.number}")
+    wait_until(lambda: step(out) >= number or job.field("JobState") in ("FAILED", "CANCELLED"), f"step {number} of job {job.number}")
     assert job.field("JobState") == "RUNNING", job.said()
 
 
-def processes(out: Path) -> list[int]:
-    """The training processes of the run in `out`, on all nodes: their file system and process table are this one's."""
+def processes(out: Path, module: str = "xlme_ds.pretrain") -> list[int]:
+    """The processes of `module` that write into `out`, on all nodes: their file system and process table are this one's."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
             arguments = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if b"xlme_ds.pretrain" in arguments and str(out).encode() in arguments and b"srun" not in arguments[0]:
+        if module.encode() in arguments and str(out).encode() in arguments and b"srun" not in arguments[0]:
             found.append(int(entry.name))
     return found
 
 
+def catches(process: int, number: signal.Signals) -> bool:
+    """Whether the process has set a handler for the signal."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    found = re.search(r"SigCgt:\s*(\w+)", status)
+    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("runs")
+    folder = tmp_path_factory.mktemp("slurm") / "my runs"
+    folder.mkdir()
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -100,13 +113,20 @@ def prepared(cluster: Cluster, folder: Path) -> Job:
     """The last job of data preparation, which may still have to run."""
     text = write_corpus(folder / "corpus")
     variables = {
-        "WORK": folder,
-        "TEXT": text,
-        "VOCAB": f"{text} --size 160",
-        "MIX": "--row-tokens 32 --alpha 0.7 --mono-rows 100 --para-rows 100",
+        "XLME_WORK": folder,
+        "XLME_TEXT": text,
+        "XLME_VOCAB": f"{text} --size 160",
+        "XLME_MIX": "--row-tokens 32 --alpha 0.7 --mono-rows 100 --para-rows 100",
     }
     command = ["bash", "slurm/prep.sh", "--output", str(cluster.logs / "%j.out"), *SMALL]
     return cluster.job(slurm(*command, **variables))
+
+
+@pytest.fixture(scope="module")
+def mixed(folder: Path, prepared: Job) -> Path:
+    """The data, when they are ready."""
+    prepared.wait("COMPLETED")
+    return folder / "mixed"
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +134,7 @@ def disturbed(cluster: Cluster, folder: Path, prepared: Job) -> Job:
     """XL under ZeRO-3, submitted before its data exist; told to stop, then a node loses its power."""
     out = folder / "disturbed"
     after = [f"--dependency=afterok:{prepared.number}"]
-    job = cluster.submit("pretrain_xl.sh", *words(), options=after, ENGINE="zero3", DATA=folder / "mixed", OUT=out)
+    job = cluster.submit("pretrain_xl.sh", *words(), options=after, XLME_ENGINE="zero3", XLME_DATA=folder / "mixed", XLME_OUT=out)
     wait_for_step(job, out, 5)
     slurm("scancel", "--signal=USR1", str(job.number))  # as --signal does before the time limit
     job.wait_for_restart(1)
@@ -130,7 +150,7 @@ def disturbed(cluster: Cluster, folder: Path, prepared: Job) -> Job:
 def alone(cluster: Cluster, folder: Path, disturbed: Job) -> Path:
     """The same run under another script, left alone."""
     out = folder / "alone"
-    job = cluster.submit("pretrain_large.sh", *words(), RECIPE="xl_zero3", DATA=folder / "mixed", OUT=out)
+    job = cluster.submit("pretrain_large.sh", *words(), XLME_RECIPE="xl_zero3", XLME_DATA=folder / "mixed", XLME_OUT=out)
     job.wait("COMPLETED")
     return out
 
@@ -162,7 +182,7 @@ def test_every_step_is_logged_once(disturbed: Job, folder: Path, alone: Path) ->
 def test_a_dead_rank_fewer_nodes_and_scancel(cluster: Cluster, folder: Path, disturbed: Job) -> None:
     """A fault is tried again; without a lost node the run goes on as a smaller job, and saves when that is cancelled."""
     out, settings = folder / "killed", words(train__steps=1000)
-    job = cluster.submit("pretrain_base.sh", *settings, DATA=folder / "mixed", OUT=out)
+    job = cluster.submit("pretrain_base.sh", *settings, XLME_DATA=folder / "mixed", XLME_OUT=out)
     wait_for_step(job, out, 8)
     os.kill(random.choice(processes(out)), signal.SIGKILL)
     job.wait_for_restart(1)
@@ -171,7 +191,7 @@ def test_a_dead_rank_fewer_nodes_and_scancel(cluster: Cluster, folder: Path, dis
     try:
         job.wait_for_restart(2)
         slurm("scancel", str(job.number))
-        smaller = cluster.submit("pretrain_base.sh", *settings, options=["--nodes=1"], DATA=folder / "mixed", OUT=out)
+        smaller = cluster.submit("pretrain_base.sh", *settings, options=["--nodes=1"], XLME_DATA=folder / "mixed", XLME_OUT=out)
         wait_for_step(smaller, out, step(out) + 7)
         slurm("scancel", str(smaller.number))
         smaller.wait("CANCELLED")
@@ -191,15 +211,82 @@ def test_a_dead_rank_fewer_nodes_and_scancel(cluster: Cluster, folder: Path, dis
 def test_a_pipeline_across_nodes(cluster: Cluster, folder: Path, disturbed: Job) -> None:
     out = folder / "pipe"
     changed = [*words(train__steps=4), "--engine.pipeline-stages", "2"]
-    job = cluster.submit("pretrain_xl.sh", *changed, ENGINE="pipe", DATA=folder / "mixed", OUT=out)
+    job = cluster.submit("pretrain_xl.sh", *changed, XLME_ENGINE="pipe", XLME_DATA=folder / "mixed", XLME_OUT=out)
     job.wait("COMPLETED")
     assert json.loads((out / "finished.json").read_text()) == {"steps": 4}
 
 
 def test_a_users_mistake_is_not_tried_again(cluster: Cluster, folder: Path, disturbed: Job) -> None:
-    job = cluster.submit("pretrain_base.sh", "--train.stepz", 3, DATA=folder / "mixed", OUT=folder / "mistake")
+    job = cluster.submit("pretrain_base.sh", "--train.stepz", 3, XLME_DATA=folder / "mixed", XLME_OUT=folder / "mistake")
     said = job.wait("FAILED")
     assert job.field("Restarts") == "0" and "train.steps" in said, said
+    after = [f"--dependency=afterok:{job.number}"]
+    waiting = cluster.submit("pretrain_base.sh", options=after, XLME_DATA=folder / "mixed", XLME_OUT=folder / "mistake")
+    waiting.wait("CANCELLED")  # it does not stay in the queue for what cannot come
+
+
+LISTEN = "import socket, sys; s = socket.create_server(('', int(sys.argv[1]))); print('listening', flush=True); sys.stdin.read()"
+
+
+def test_a_port_in_use_and_a_try_without_a_step(cluster: Cluster, folder: Path, mixed: Path) -> None:
+    """Another program has the port; the first try saves and is requeued, the second is told to stop before it took a step."""
+    out = folder / "fruitless"
+    places = {"XLME_DATA": mixed, "XLME_OUT": out}
+    job = cluster.submit("pretrain_base.sh", *words(train__steps=1000), options=["--hold", "--exclusive=user"], **places)
+    port = str(10_000 + 10 * job.number % 20_000)  # that of its first step, were it free
+    listen = ["srun", "--mpi=none", "--nodelist=n1", "--ntasks=1", "--mem=100", sys.executable, "-c", LISTEN, port]
+    env = environment(SLURM_CONF=SLURM_CONF)
+    with subprocess.Popen(listen, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as listening:
+        assert listening.stdout is not None and listening.stdout.readline() == "listening\n"
+        slurm("scontrol", "release", str(job.number))
+        wait_for_step(job, out, 3)
+        listening.communicate("")
+    slurm("scancel", "--signal=USR1", str(job.number))
+    job.wait_for_restart(1)
+    done = step(out)
+    wait_until(
+        lambda: len(ranks := processes(out)) == 2 and all(catches(rank, signal.SIGUSR1) for rank in ranks), "two ranks"
+    )
+    slurm("scancel", "--signal=USR1", str(job.number))
+    said = job.wait("FAILED")
+    assert job.field("Restarts") == "1" and job.field("ExitCode") == "2:0", said
+    assert "told to stop before the first step" in said and "this try saved nothing new, so the job is not requeued" in said, said
+    assert done == step(out) > 0
+
+
+def test_what_slurm_itself_requeues_is_bounded(cluster: Cluster, folder: Path, mixed: Path) -> None:
+    """As after the loss of a node or preemption: the script never comes to its end, and so never counts."""
+    places = {"XLME_DATA": mixed, "XLME_OUT": folder / "lost"}
+    job = cluster.submit("pretrain_base.sh", *words(), XLME_REQUEUES=0, **places)
+    wait_until(lambda: job.field("JobState") == "RUNNING", "the start")
+    slurm("scontrol", "requeue", str(job.number))
+    said = job.wait("FAILED")
+    assert job.field("Restarts") == "1" and "requeued more often than XLME_REQUEUES=0" in said, said
+
+
+def test_a_signal_to_a_stage(cluster: Cluster, folder: Path, mixed: Path, tmp_path: Path) -> None:
+    """It ends neither vocab nor verify; encode is requeued once it has finished something, and not before."""
+    (tmp_path / "my text").mkdir()
+    rng, line = random.Random(1), "kalo miter un velosa dor inka lo miun pe sador "
+    (tmp_path / "my text/en.txt").write_text(line)
+    (tmp_path / "my text/de.txt").write_text("\n".join(line * rng.randint(1, 9) + str(n) for n in range(30_000)))
+    out = tmp_path / "encoded text"
+    job = cluster.submit("stage.sh", "verify", "--data", mixed)
+    wait_until(lambda: processes(mixed, "data_prep"), "verify")
+    slurm("scancel", "--batch", "--signal=USR1", str(job.number))
+    assert "verify does not go on in another try" in job.wait("COMPLETED")
+    job = cluster.submit("stage.sh", "encode", "--mono", tmp_path / "my text", "--vocab", folder / "vocab", "--out", out)
+    wait_until(lambda: processes(out, "data_prep"), "encode")
+    slurm("scancel", "--batch", "--signal=USR1", str(job.number))
+    wait_until(lambda: "saved nothing new" in job.said(), "the signal")
+    assert job.field("Restarts") == "0"
+    wait_until(lambda: list(out.glob("**/tasks/en*[!n].json")), "the end of a task")
+    for process in processes(out, "data_prep"):
+        os.kill(process, signal.SIGSTOP)  # as if the rest took long
+    slurm("scancel", "--batch", "--signal=USR1", str(job.number))
+    job.wait_for_restart(1)
+    said = job.wait("COMPLETED")
+    assert job.field("Restarts") == "1" and "requeueing job" in said, said
 
 
 def test_ranks_that_do_not_know_of_each_other_are_refused(cluster: Cluster, folder: Path, disturbed: Job) -> None:
@@ -210,16 +297,22 @@ def test_ranks_that_do_not_know_of_each_other_are_refused(cluster: Cluster, fold
 
 
 def test_fine_tuning_as_an_array(cluster: Cluster, tmp_path: Path) -> None:
-    """Two seeds of a task, one of them told to leave on the way and requeued: both end with scores."""
+    """Two seeds of a task, one of them told to leave on the way and requeued: both end with scores. A third may not be requeued."""
     base, data, out = write_base(tmp_path / "base"), write_entities(tmp_path / "panx"), tmp_path / "out"
     settings = "--tuning.epochs 3 --tuning.learning-rate 3e-3 --engine.precision fp32 --train.save-every 5 --train.log-every 1"
-    variables = {"MODEL": base, "DATA": data, "OUT": out, "TASKS": "ner", "SEEDS": "1 2", "SETTINGS": settings}
+    variables = {"XLME_MODEL": base, "XLME_DATA": data, "XLME_OUT": out, "XLME_TASKS": "ner", "XLME_SEEDS": "1 2"}
+    variables |= {"XLME_SETTINGS": settings}
     options = [*SMALL, "--nodes=1", "--output", str(cluster.logs / "%A_%a.out")]
     number = slurm("bash", "slurm/finetune.sh", *options, **variables).split()[-1]
+    once = variables | {"XLME_SEEDS": "3", "XLME_REQUEUES": "0"}
+    bounded = slurm("bash", "slurm/finetune.sh", *options, **once).split()[-1]
     wait_until(lambda: step(out / "ner-en" / "seed1") >= 3, "step 3 of the first seed")
     slurm("scancel", "--signal=USR1", f"{number}_0")
+    wait_until(lambda: step(out / "ner-en" / "seed3") >= 3, "step 3 of the third seed")
+    slurm("scancel", "--signal=USR1", f"{bounded}_0")
     folders = [out / "ner-en" / f"seed{seed}" for seed in (1, 2)]
-    wait_until(lambda: not slurm("squeue", "--noheader", "--jobs", number).strip(), "the end of the array")
+    wait_until(lambda: not slurm("squeue", "--noheader", "--jobs", f"{number},{bounded}").strip(), "the end of the arrays")
+    assert "requeued XLME_REQUEUES=0 times" in (cluster.logs / f"{bounded}_0.out").read_text()
     assert "requeueing" in (cluster.logs / f"{number}_0.out").read_text()
     for seed, folder in zip((1, 2), folders, strict=True):
         assert json.loads((folder / "scores.json").read_text())["seed"] == seed, (cluster.logs / f"{number}_{seed - 1}.out").read_text()

@@ -2,25 +2,31 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import subprocess
 import sys
 import zlib
-from contextlib import closing
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 
+from bench.faults_ranks import obey_permissions
 from tests.engine.worker import tiny
-from tests.launch import ROOT, environment
+from tests.launch import ROOT, environment, run_ranks
 from tests.rows import write_data
 from xlme_ds import checkpoint as commands
-from xlme_ds.config import EngineConfig, RunConfig
+from xlme_ds.config import RunConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.processes import SharedError
 from xlme_ds.engine.protocol import Engine
-from xlme_ds.train.checkpoint import Checkpoints
+from xlme_ds.engine.statefile import StateWriter
+from xlme_ds.train.checkpoint import Checkpoints, complete
 from xlme_ds.train.folder import RunFolder
 from xlme_ds.train.run import pretraining, train
 
@@ -77,6 +83,23 @@ def test_resumed_run_continues_exactly(data: Path, tmp_path: Path, settings: dic
     assert all((ours[name] == theirs[name]).all() for name in theirs)
 
 
+def test_what_is_written_is_the_state_at_the_time_of_the_save(data: Path, tmp_path: Path) -> None:
+    """The writer is held back by a pipe, which it cannot open before somebody reads it; training goes on meanwhile."""
+    trained = engine(data)
+    trained.train_batch(0, 1e-3, False)
+    path = tmp_path / STATE_FILE
+    os.mkfifo(path)
+    writer = StateWriter(path, buffer_bytes=1 << 30)
+    trained.save(writer)
+    then = {name: value.clone() for name, value in trained.full_state().items()}
+    trained.train_batch(1, 1e-2, False)
+    assert not any(torch.equal(now, then[name]) for name, now in trained.full_state().items())
+    written = safetensors.torch.load(path.read_bytes())
+    for name, value in then.items():
+        assert torch.equal(written[f"{name}/fp32/0"].view_as(value), value), name
+    assert all(value.any() for name, value in written.items() if name.endswith("exp_avg/0"))
+
+
 def test_keeps_the_last_and_every_nth(data: Path, tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep_last=2, keep_every=4)
     for step in range(1, 10):
@@ -107,6 +130,93 @@ def test_damaged_checkpoint_is_named_and_the_one_before_taken(data: Path, tmp_pa
     newest, complaints = checkpoints.newest()
     assert newest is not None and newest.name == "step_00000001"
     assert len(complaints) == 1 and "step_00000002" in complaints[0]
+
+
+def test_other_names_among_the_checkpoints_are_nobodys_business(data: Path, tmp_path: Path) -> None:
+    checkpoints, elsewhere = Checkpoints(tmp_path, keep_last=1, keep_every=0), tmp_path / "elsewhere"
+    folder = checkpoints.folder
+    odd = ["old", "step-abc", "step_abcdefgh", "step-10 (copy)", "step_00000001 (copy)", "mine.partial"]
+    for place in (elsewhere, *(folder / name for name in odd)):
+        place.mkdir(parents=True)
+        (place / "file").write_text("x")
+    (folder / "notes.partial").write_text("x")
+    (folder / "step_00000077").symlink_to("nowhere")
+    (folder / "step_00000008.partial").symlink_to("nowhere")
+    (folder / "step_00000002").symlink_to(elsewhere)
+    (folder / "step_00000003").write_text("somebody's")
+    (folder / "step_00000004").symlink_to("nowhere")
+    for step in (1, 3, 4, 5):
+        save(checkpoints, engine_once(data), step)
+    assert checkpoints.newest() == (folder / "step_00000005", [])
+    theirs = [*odd, "notes.partial", "step_00000077", "step_00000003.moved"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*theirs, "latest.json", "step_00000005"])
+    assert all((place / "file").read_text() == "x" for place in (elsewhere, *(folder / name for name in odd)))
+    assert (folder / "step_00000003.moved").read_text() == "somebody's"
+
+
+def without_rights(function: Callable[[], None]) -> None:
+    """Run it in a thread that is held to the permissions of files, also where the tests are root's."""
+    with ThreadPoolExecutor(1, initializer=obey_permissions) as thread:
+        thread.submit(function).result()
+
+
+def test_an_old_checkpoint_that_cannot_be_deleted_stays(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=1, keep_every=0)
+    first = save(checkpoints, engine_once(data), 1)
+    first.chmod(0o500)
+    without_rights(lambda: [save(checkpoints, engine_once(data), step) for step in (2, 3)] and None)
+    assert [path.name for path in checkpoints.all()] == ["step_00000001", "step_00000003"]
+    assert f"{first} stays, it cannot be deleted" in capsys.readouterr().err
+    first.chmod(0)
+    without_rights(lambda: print(checkpoints.newest()))
+    assert "step_00000003'), [])" in capsys.readouterr().out
+    checkpoints.folder.chmod(0)
+    with pytest.raises(SharedError, match=r"checkpoints: Permission denied: give this user the permission"):
+        without_rights(lambda: print(checkpoints.newest()))
+    checkpoints.folder.chmod(0o700)
+
+
+TWO = """
+import os, sys
+from pathlib import Path
+import torch.distributed as dist
+from bench.faults_ranks import obey_permissions
+from xlme_ds.engine.processes import leave
+from xlme_ds.train.checkpoint import Checkpoints
+obey_permissions()
+dist.init_process_group("gloo")
+newest, complaints = Checkpoints(Path(sys.argv[1]), 1, 0).newest(dist.get_rank(), 2)
+print(newest.name, *complaints)
+leave()
+"""
+
+
+def test_a_file_that_one_rank_cannot_read_is_told_by_both_and_the_checkpoint_before_taken(tmp_path: Path) -> None:
+    for step in (1, 2):
+        partial = tmp_path / "checkpoints" / f"step_{step:08d}.partial"
+        partial.mkdir(parents=True)
+        files = {}
+        for name in ("state_00000_of_00002.safetensors", "state_00001_of_00002.safetensors"):
+            (partial / name).write_bytes(b"x" * step)
+            files[name] = {"bytes": step, "crc32": zlib.crc32(b"x" * step)}
+        complete(partial, {}, files)
+    (tmp_path / "checkpoints/step_00000002/state_00001_of_00002.safetensors").chmod(0)
+    for done in run_ranks(2, ["-c", TWO, str(tmp_path)], timeout=120):
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("step_00000001 ") and "Permission denied" in done.stdout
+        assert "step_00000002 is left out: state_00001_of_00002.safetensors cannot be read" in done.stdout
+
+
+def test_files_that_the_marker_does_not_list_are_not_read(data: Path, tmp_path: Path) -> None:
+    trained, checkpoints = engine(data), Checkpoints(tmp_path, 3, 0)
+    newest = save(checkpoints, trained, 1)
+    (newest / "state_00001_of_00002.safetensors").write_bytes(b"of another layout")
+    assert checkpoints.newest() == (newest, [])
+    assert checkpoints.load(engine(data), newest, {}, tolerance=0) == 1
+    commands.main(["convert", "--run", str(tmp_path), "--out", str(tmp_path / "converted")])
+    assert {path.name for path in (tmp_path / "converted").iterdir()} == {"complete.json", "state.json", STATE_FILE}
 
 
 def test_half_written_checkpoint_is_not_seen(data: Path, tmp_path: Path) -> None:
@@ -206,38 +316,6 @@ def test_a_damaged_newer_checkpoint_does_not_cost_the_good_ones(data: Path, tmp_
     save(checkpoints, engine_once(data), 6)
     assert checkpoints.newest()[0] == checkpoints.folder / "step_00000006"
     assert sorted(p.name for p in checkpoints.folder.iterdir()) == ["latest.json", "step_00000006"]
-
-
-def test_run_folder_refuses_other_settings(tmp_path: Path) -> None:
-    config = tiny(**PLAIN)
-    out = tmp_path / "run"
-    with closing(claimed(out, config)) as folder:
-        folder.begin(config, {}, 1, {})
-    claimed(out, dataclasses.replace(config, train=dataclasses.replace(config.train, save_every=7))).close()
-    claimed(out, dataclasses.replace(config, engine=dataclasses.replace(config.engine, kind="deepspeed"))).close()
-    with pytest.raises(ValueError, match=r"started with engine\.precision fp32, this call has bf16"):
-        claimed(out, dataclasses.replace(config, engine=EngineConfig(precision="bf16")))
-    with pytest.raises(ValueError, match=r"started with model\.width 32, this call has 64"):
-        claimed(out, dataclasses.replace(config, model=dataclasses.replace(config.model, width=64)))
-    (out / "config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"config\.json is damaged"):
-        claimed(out, config)
-
-
-def test_run_folder_is_for_one_process(tmp_path: Path) -> None:
-    config = tiny(**PLAIN)
-    with (
-        closing(claimed(tmp_path / "run", config)),
-        pytest.raises(ValueError, match="another process is still working"),
-    ):
-        claimed(tmp_path / "run", config)
-    claimed(tmp_path / "run", config).close()
-
-
-def claimed(path: Path, config: RunConfig) -> RunFolder:
-    folder = RunFolder(path)
-    folder.claim(config)
-    return folder
 
 
 def test_records_without_a_usable_checkpoint_are_not_overwritten(data: Path, tmp_path: Path) -> None:

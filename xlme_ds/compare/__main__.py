@@ -19,9 +19,10 @@ from ..data.schema import TASKS, write_json
 from ..data.shards import RowStore
 from ..engine.build import open_data
 from ..evaluate.tables import write_text
+from ..train.folder import lock
 from .page import plot, tables
 from .results import results
-from .scores import Tests
+from .scores import Tests, require_labels
 from .systems import Budget, System, system
 
 
@@ -64,9 +65,10 @@ def main() -> None:
     command = tyro.cli(Compare, description=__doc__, args=words[:cut])
     try:
         systems = planned(command, words[cut + 1 :])
-        for one in systems:
-            carry_out(one, command)
-        deliver(systems, command)
+        with lock(command.out):
+            for one in systems:
+                carry_out(one, command)
+            deliver(systems, command)
     except (ValueError, OSError) as error:
         fail("xlme_ds.compare", error)
 
@@ -79,6 +81,8 @@ def planned(command: Compare, settings: list[str]) -> list[System]:
     for name in ("points", "rows", "processes"):
         if getattr(command, name) < 1:
             raise ValueError(f"--{name} is {getattr(command, name)}: it must be at least 1")
+    if command.ner is not None:
+        require_labels(command.ner)
     row_tokens = RowStore(command.data_folder / TASKS[0]).row_tokens  # training refuses pairs in rows of another length
     budget = Budget(command.budget, command.points, command.rows, row_tokens)
     systems = [system(name, seed, budget, settings, command.out) for seed in command.seeds for name in names]

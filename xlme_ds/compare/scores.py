@@ -1,6 +1,5 @@
 """The tests that a model on the way is put through, each a command of its own, and what of its answer is compared."""
 
-import json
 import shlex
 import sys
 from collections.abc import Mapping
@@ -10,7 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..data.schema import read_json
 from ..evaluate.tables import both_ways
+from ..finetune.examples import find, labelled, read
+from ..finetune.sets import choose
+from ..finetune.settings import TuningConfig
+from ..finetune.tasks import TASKS
 
 
 class Measure(NamedTuple):
@@ -56,17 +60,30 @@ class Tests:
         return [[sys.executable, "-W", "ignore", "-m", *words] for words in found]
 
 
+def require_labels(ner: Path) -> None:
+    """Raise ValueError where no test of --ner in another language than English has labels: the measure is the mean over those."""
+    tests = choose(find(TASKS["ner"], [ner]), "ner", TuningConfig(), of_several=False).test
+    if not any(labelled(read(source, TASKS["ner"])) for source in tests if source.language != "en"):
+        raise ValueError(f"--ner {ner} has no test with labels in a language other than English: name a folder that has some")
+
+
 def scores(model: Path) -> tuple[dict[str, float], dict[str, float]]:
     """The measures of the model in `model`, and of the untrained one that was tested beside it, if there was one."""
     ours: dict[str, float] = {}
     untrained: dict[str, float] = {}
-    for test in ("pairs", "tatoeba", "align"):
-        if (path := model / f"{test}.json").exists():
-            for found, scored in zip((ours, untrained), json.loads(path.read_text(encoding="utf-8"))["models"], strict=False):
+    paths = {test: model / f"{test}.json" for test in ("pairs", "tatoeba", "align")} | {"ner": model / "ner" / "scores.json"}
+    for test, path in paths.items():
+        if not path.exists():
+            continue
+        content = read_json(path, dict)
+        try:
+            if test == "ner":
+                ours[test] = float(np.mean([of["f1"] for code, of in content["languages"].items() if code != "en"]))
+                continue
+            for found, scored in zip((ours, untrained), content["models"], strict=False):
                 found |= _of_layer(test, scored)
-    if (path := model / "ner" / "scores.json").exists():
-        languages = json.loads(path.read_text(encoding="utf-8"))["languages"]
-        ours["ner"] = float(np.mean([of["f1"] for code, of in languages.items() if code != "en"]))
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"{path} lacks {error} or has another form: delete it, and the test is done again") from None
     return ours, untrained
 
 

@@ -9,7 +9,7 @@ from numba import njit
 from numba.types import float32, float64, int32, int64, uint64, void
 
 from .compiled import compiled, reads, writes
-from .rows import UNK, Rows
+from .rows import EOS, TASKS, UNK, Rows
 
 Array = np.ndarray
 Word = np.uint64
@@ -20,6 +20,7 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _TO_24_BITS = np.uint64(8)
+_MONO = TASKS.index("mono")
 _TO_PLACE, _NO_PLACE = np.uint64(32 - 7), np.uint64(1 << 7)  # 7 bits of word 0; special tokens have no place
 
 
@@ -108,6 +109,10 @@ def _corrupt(
             stop = start + lengths[item]
             if not start < stop <= width:
                 raise ValueError(TOO_LONG)
+            if fraction == 1.0:  # the last one of a row of text is where it was cut, and no end
+                for column in range(start + 1, stop - (task == _MONO)):
+                    if tokens_BT[row, column] == EOS:
+                        places_T[column] = keys_T[column] >> (_HALF + _TO_PLACE)
             done = _choose(keys_T, places_T, start, stop, fraction, tally, masked, done)
             start = stop
             item += 1
@@ -129,8 +134,9 @@ def corrupt(parts: Parts, seed: int, fraction: float) -> tuple[np.ndarray, np.nd
     """Masked positions (ascending flat indices, int64 [M]) and their uniforms (float32 [M] in [0, 1)) of the rows of all parts.
 
     Of each item, max(1, round(fraction · n)) of its n ordinary tokens are chosen without replacement, all sets alike (XLM-E
-    section 3.1: uniform masking): the first ones by 64 random bits, equal ones, if ever, by position. Raises ValueError for items
-    that are empty, or longer than their row.
+    section 3.1: uniform masking): the first ones by 64 random bits, equal ones, if ever, by position. A fraction of 1, which is a causal
+    model's, chooses every `</s>` of an item besides, but the one that opens it and the last of monolingual text. Raises ValueError for
+    items that are empty, or longer than their row.
     """
     places = sum(rows.tokens.size for _, rows, _ in parts)
     masked, uniforms = np.empty(places + 1, dtype=np.int64), np.empty(places + 1, dtype=np.float32)

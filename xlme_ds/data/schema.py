@@ -10,18 +10,23 @@ Three kinds of shard exist, all uncompressed Arrow IPC files, so that reading is
 * rows - written by `data_prep mix` in training order; what training reads.
 """
 
+import errno
 import hashlib
 import json
 import os
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
 import pyarrow as pa
 
 from .rows import BOS, EOS, LAYOUTS, PAD, TASKS, UNK, Layout, Rows  # noqa: F401  they are part of the contract
 
 FORMAT_VERSION = 1
+_SIGNATURE = "sha256"  # key of an object's checksum of itself
 
 DOCUMENTS = pa.schema([pa.field("tokens", pa.list_(pa.int32()), nullable=False)])
 PAIRS = pa.schema(
@@ -92,35 +97,189 @@ class Manifest:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A binary file that becomes `path` when the block ends: its bytes are on the disk then, and had a temporary name before.
+
+    After an error, such as a full disk's, `path` is what it was before; the OSError names it. The name is on the disk after
+    `sync_folder`: a marker that a crash takes away costs a little work, but what it vouches for must be there before it.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with naming(path), open(temporary, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have the OSError of a read or write, which Python leaves without a name, say `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk; without it a crash may lose a file that was renamed."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that has no such thing
+            raise
+    finally:
+        os.close(descriptor)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as JSON under a temporary name, then rename: a reader sees the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    with replacing(path) as file:
+        file.write((json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode())
+
+
+def write_signed(path: Path, value: dict[str, Any], context: str = "") -> None:
+    """Write a JSON object with a checksum of itself and of `context`, which the reader must know."""
+    write_json(path, value | {_SIGNATURE: _signature(value, context)})
+
+
+def read_signed(path: Path, context: str = "", unsigned: bool = False) -> dict[str, Any]:
+    """The object that `write_signed` wrote. Raises ValueError when it is damaged.
+
+    `unsigned`: take one without a checksum as it is, for earlier versions wrote none.
+    """
+    value = json.loads(path.read_bytes())
+    if not isinstance(value, dict):
+        raise ValueError("it holds no object")
+    signature = value.pop(_SIGNATURE, None)
+    if signature != _signature(value, context) and not (unsigned and signature is None):
+        raise ValueError("it does not have its own checksum, its bytes changed")
+    return value
+
+
+def _signature(value: dict[str, Any], context: str) -> str:
+    return hashlib.sha256(json.dumps([context, value], sort_keys=True).encode()).hexdigest()
+
+
+_MANIFEST = {"stage": str, "settings": dict, "vocabulary_size": int, "vocabulary_sha256": str, "languages": list,
+             "shards": list, "counts": dict, "format": int}  # fmt: skip
+_SHARD = {"name": str, "rows": int, "bytes": int, "sha256": str}
+_SHARES = ("share_before", "share_after", "repeat")
+
+
+def _require_kinds(fields: Any) -> None:
+    """Raise ValueError where a manifest's JSON has something else than its readers take for granted."""
+    _require("it", fields, _MANIFEST)
+    for number, shard in enumerate(fields["shards"]):
+        _require(f"shard {number}", shard, _SHARD)
+        name = PurePosixPath(shard["name"])
+        if name.is_absolute() or ".." in name.parts:
+            raise ValueError(f"shard {number} is {shard['name']!r}, outside of the folder")
+    languages = fields["languages"]
+    if not all(type(code) is str for code in languages) or len(set(languages)) < len(languages):
+        raise ValueError("its languages are not different codes")
+    if fields["stage"] == "mix":
+        _require("settings", fields["settings"], {"row_tokens": int})
+        _require("counts", fields["counts"], {"by_language": dict})
+        if fields["settings"]["row_tokens"] >= 2**31:
+            raise ValueError("settings has rows of 2³¹ tokens or more")
+    by_language = fields["counts"].get("by_language", {})
+    if type(by_language) is not dict or any(type(counts) is not dict for counts in by_language.values()):
+        raise ValueError("its counts by language are no objects")
+    if fields["stage"] == "mix" and any(
+        type(counts.get(name)) not in (int, float) for counts in by_language.values() for name in _SHARES
+    ):
+        raise ValueError(f"its counts by language lack {', '.join(_SHARES)}")
+
+
+def _require(what: str, values: Any, kinds: Mapping[str, type]) -> None:
+    if type(values) is not dict:
+        raise ValueError(f"{what} is no object")
+    for name, kind in kinds.items():
+        value: Any = values.get(name)
+        fits = isinstance(value, kind) and not isinstance(value, bool)
+        if not fits or (kind is int and value < 0):
+            raise ValueError(f"{what} has {name} {value!r:.80}, not {_KIND_WORDS[kind]}")
+
+
+_KIND_WORDS = {str: "a text", dict: "an object", list: "a list", int: "a whole number"}
+
+
+def record_batches(content: bytes, schema: pa.Schema) -> list[pa.RecordBatch]:
+    """The record batches of an Arrow file in memory, without a copy, each found to be sound and without nulls.
+
+    Raises ValueError, or an error of Arrow's, for any other file; one that is compressed is refused before it can grow.
+    """
+    if not (content.startswith(_MAGIC) and content.endswith(_MAGIC)):
+        raise ValueError("it is no Arrow file")
+    messages = iter(pa.ipc.MessageReader.open_stream(pa.py_buffer(content).slice(8)))
+    found = pa.ipc.read_schema(next(messages))
+    if found != schema:
+        raise ValueError(f"its schema is {found}")
+    batches = []
+    for message in messages:
+        if message.type != "record batch" or _is_compressed(bytes(message.metadata)):
+            raise ValueError("it is compressed, or has something else than records")
+        batch = pa.ipc.read_record_batch(message, schema)
+        batch.validate(full=True)
+        if any(array.null_count or array.values.null_count for array in batch.columns):
+            raise ValueError("it has nulls")
+        batches.append(batch)
+    return batches
+
+
+_MAGIC = b"ARROW1"
+
+
+def _is_compressed(metadata: bytes) -> bool:
+    """Whether the record batch of an Arrow message has its field `compression`; pyarrow tells it of none.
+
+    The FlatBuffers are those of Arrow's Message.fbs: field 2 of Message is its header, field 3 of RecordBatch the compression.
+    """
+
+    def field(table: int, number: int) -> int:
+        """Where a field of a table is; 0 where it is absent."""
+        vtable = table - int(struct.unpack_from("<i", metadata, table)[0])
+        (size,) = struct.unpack_from("<H", metadata, vtable)
+        (offset,) = struct.unpack_from("<H", metadata, vtable + 4 + 2 * number) if 4 + 2 * number < size else (0,)
+        return table + int(offset) if offset else 0
+
+    header = field(struct.unpack_from("<I", metadata)[0], 2)
+    return field(header + struct.unpack_from("<I", metadata, header)[0], 3) != 0
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Mark `folder` complete."""
-    write_json(folder / "manifest.json", asdict(manifest))
+    write_signed(folder / "manifest.json", asdict(manifest))
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a finished stage folder.
 
-    Raises ValueError when the folder has none (the stage did not finish) or it was written by another format version.
+    Raises ValueError when the folder has none (the stage did not finish), it is damaged, or of another format version.
     """
     path = Path(folder) / "manifest.json"
     if not path.exists():
         raise ValueError(f"{path} does not exist: run the data_prep stage that writes {folder} to its end first")
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = read_signed(path, unsigned=True)
+        _require_kinds(fields)
         fields["languages"] = tuple(fields["languages"])
         fields["shards"] = tuple(Shard(**shard) for shard in fields["shards"])
         manifest = Manifest(**fields)
         if manifest.layout not in LAYOUTS:
             raise ValueError(f"no layout is called {manifest.layout}")
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} is not a readable manifest ({error}): write the folder again") from None
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is not a readable manifest ({error}): delete it and give the command that wrote {folder} again"
+        ) from None
     if manifest.format != FORMAT_VERSION:
         raise ValueError(
             f"{path} has format {manifest.format}, this version reads {FORMAT_VERSION}: prepare the data again"
@@ -128,7 +287,23 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+def read_json(path: Path, kind: type) -> Any:
+    """The value of a JSON file that holds a `kind`. Raises ValueError in one sentence for any other content."""
+    try:
+        value = json.loads(path.read_bytes().decode("utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} line {error.lineno} is not JSON ({error.msg}): restore or remove the file") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8: restore the file or remove it") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply: restore the file or remove it") from None
+    if not isinstance(value, kind):
+        found = type(value).__name__
+        raise ValueError(f"{path} holds a JSON {found}, not a {kind.__name__}: restore the file or remove it")
+    return value
+
+
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file, read in pieces."""
-    with open(path, "rb") as file:
+    with naming(path), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

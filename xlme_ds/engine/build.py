@@ -151,7 +151,7 @@ def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> L
             f"{folder} was mixed with --layout {loader.layout}, model.layout is {model.layout}: set it to {loader.layout}"
         )
     if Vocabulary(folder / "vocab").sha256 != loader.vocabulary_sha256:
-        raise ValueError(f"{folder / 'vocab'} is not the vocabulary of the rows beside it: mix {folder} again")
+        raise ValueError(f"{folder / 'vocab'} is not the vocabulary of the rows next to it: mix {folder} again")
     if like is not None and loader.vocabulary_sha256 != like.vocabulary_sha256:
         raise ValueError(f"{folder} and {like.folder} were encoded with different vocabularies: encode both with one")
     return loader

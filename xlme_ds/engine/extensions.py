@@ -1,57 +1,67 @@
-"""Locks that a killed process left on DeepSpeed's extensions.
+"""DeepSpeed's extensions are compiled and loaded in a folder of our own, by one process at a time.
 
-torch marks an extension that is being compiled or loaded with a file `lock` beside it, which its maker holds open, and waits
-as long as there is one: what a killed process left is waited for in silence, for ever.
+torch marks an extension that is being compiled or loaded with a file `lock` next to it, and waits as long as there is one: a killed
+process leaves it, and all later ones wait for ever. In a folder that only our processes use, under a lock that the system releases
+when its holder ends, whatever `lock` is found there was left.
 """
 
 import contextlib
 import fcntl
+import hashlib
 import io
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from torch.utils.cpp_extension import get_default_build_root
+import torch
+from torch.utils import cpp_extension
 
-_STARTING = ".xlme_ds_starting"
-"""Held, shared, by every process of ours that may be loading an extension, on whichever node."""
+_load = cpp_extension.load
 
 
 @contextlib.contextmanager
 def loading_extensions() -> Iterator[None]:
-    """Around what may load an extension: removes locks that are nobody's, names those that will be waited for, and keeps
-    DeepSpeed's news of building and of memory off standard output.
+    """Around what may load an extension; also keeps DeepSpeed's news of building and of memory off standard output."""
+    cpp_extension.load = _load_alone  # type: ignore[assignment]  # DeepSpeed looks it up there each time
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        cpp_extension.load = _load
 
-    A lock is nobody's when no other process of ours is loading, and none of this machine's holds it open.
-    """
-    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+
+def _load_alone(name: str, **arguments: Any) -> Any:
+    """torch's `load` in our folder, by no other process of ours at the same time."""
+    folder = _root() / name
+    with _locked(folder):
+        if not (folder / f"{name}.so").exists():
+            print(f"compiling {name} in {folder}, once for all runs", file=sys.stderr, flush=True)
+        return _load(name=name, build_directory=str(folder), **arguments)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Alone in `folder`, and without the `lock` of a process that was killed. Raises ValueError where that cannot be had."""
     with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError):  # without flock, or where nothing can be written, locks are only named
-            root.mkdir(parents=True, exist_ok=True)
-            file = held.enter_context(open(root / _STARTING, "w"))
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove_abandoned(root)
-            fcntl.flock(file, fcntl.LOCK_SH)
-        for path in root.glob("**/lock"):
-            print(f"{path.parent} is being compiled; if no process does so, delete {path}", file=sys.stderr, flush=True)
-        held.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(held.enter_context(open(folder / ".xlme_ds.lock", "w")), fcntl.LOCK_EX)
+            (folder / "lock").unlink(missing_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"{folder}, where DeepSpeed's extensions are compiled: {error.strerror}: set TORCH_EXTENSIONS_DIR to a folder that "
+                "this user can write and lock"
+            ) from None
         yield
 
 
-def _remove_abandoned(root: Path) -> None:
-    for path in root.glob("**/lock"):
-        if not _is_open(path):
-            path.unlink(missing_ok=True)
-            print(f"removed {path}, which a process that was killed had left", file=sys.stderr, flush=True)
+def _root() -> Path:
+    """Within the folder that TORCH_EXTENSIONS_DIR names, or torch's in the user's cache; another one for another environment.
 
-
-def _is_open(path: Path) -> bool:
-    """Whether a process of this machine has `path` open, as far as this user may see."""
-    wanted = str(path.resolve())
-    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # another user's, or ended meanwhile
-            if os.readlink(descriptor) == wanted:
-                return True
-    return False
+    The commands of the build have torch's path: of two environments that took turns each would compile anew.
+    """
+    parent = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+    place = hashlib.sha256(torch.__file__.encode()).hexdigest()[:8]
+    return Path(parent) / f"xlme_ds-py{sys.version_info.major}{sys.version_info.minor}-torch{torch.__version__}-{place}"

@@ -11,6 +11,7 @@ TORCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PO
 _MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 # Below the range from which systems give out ports by themselves; two jobs that share a node get different ones.
 _FIRST_PORT, _PORTS = 10_000, 20_000
+_TRY = 1_009  # a job that is requeued takes another: what was in the way of the last try may still be
 
 
 def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
@@ -49,7 +50,8 @@ def _given(environment: Mapping[str, str], tasks: int) -> dict[str, str]:
 
 
 def _from_srun(environment: Mapping[str, str]) -> dict[str, str]:
-    port = _FIRST_PORT + (10 * int(environment["SLURM_JOB_ID"]) + int(environment["SLURM_STEP_ID"])) % _PORTS
+    job, step, tries = (int(environment.get(f"SLURM_{name}") or 0) for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
+    port = _FIRST_PORT + (10 * job + step + _TRY * tries) % _PORTS
     return {
         "RANK": environment["SLURM_PROCID"],
         "LOCAL_RANK": environment["SLURM_LOCALID"],

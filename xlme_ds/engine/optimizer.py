@@ -10,7 +10,10 @@ from ..config import OptimizerConfig
 from ..models.init import has_weight_decay
 
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
-_BELOW = ("encoder.embedding_", "encoder.encoder.positions", "encoder.encoder.relative", "encoder.encoder.input_norm")
+_BELOW = (
+    "encoder.embedding_",
+    *(f"encoder.encoder.{name}" for name in ("positions", "languages", "relative", "input_norm")),
+)
 
 
 def layer_scale(name: str, layers: int, decay: float) -> float:

@@ -33,6 +33,7 @@ class PassAhead:
         open_ones = [first_pass(batch) for batch in batches]
         self._predicted.clear()
         loss, self.engine.module.loss_fn = self.engine.module.loss_fn, self._keep
+        self.last.writing = True
         self.engine.eval_batch(
             ((batch, batch) for batch in itertools.islice(itertools.cycle(open_ones), micro_batches)),
             reduce_output=None,
@@ -40,6 +41,7 @@ class PassAhead:
             num_micro_batches=micro_batches,
         )
         self.engine.module.loss_fn = loss
+        self.last.writing = False
         return self._exchange(batches, open_ones)
 
     def _keep(self, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:

@@ -1,18 +1,20 @@
 """The processes of a run: joining them, and failing together."""
 
-import errno
 import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
-from ..config import EngineConfig
+from ..cli import in_words
+from ..config import EngineConfig, TrainConfig
 from .extensions import loading_extensions
 from .launcher import TORCH_VARIABLES, rendezvous
 
@@ -23,10 +25,12 @@ class SharedError(ValueError):
     """A mistake of the user's that every rank raises with the same message."""
 
 
-def start_process_group(engine: EngineConfig) -> tuple[int, int]:
+def start_process_group(
+    engine: EngineConfig, watchdog_minutes: float = TrainConfig.watchdog_minutes
+) -> tuple[int, int]:
     """Join the processes that the launcher started, and return (rank, world); a process that none started is alone.
 
-    Raises ValueError when `engine` cannot run on that many.
+    Collectives wait for one another a little longer than the watchdog. Raises ValueError when `engine` cannot run on that many.
     """
     try:
         os.environ.update(rendezvous(os.environ) or _alone())
@@ -48,10 +52,33 @@ def start_process_group(engine: EngineConfig) -> tuple[int, int]:
 
         if on_gpu():
             torch.cuda.set_device(_device())
-        with loading_extensions():
-            deepspeed.init_distributed(dist_backend="nccl" if on_gpu() else "gloo", verbose=False)
+        timeout = _collective_timeout(watchdog_minutes)
+        # DeepSpeed makes the groups of its engines without naming a time: torch then takes these, 30 minutes and NCCL's 10.
+        distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
+        try:
+            with loading_extensions():
+                deepspeed.init_distributed("nccl" if on_gpu() else "gloo", verbose=False, timeout=timeout)
+        except ValueError as error:
+            raise SharedError(str(error)) from None
+        except dist.DistNetworkError as error:
+            raise _no_meeting(error) from None
         _unlink_shared_memory(rank)
     return rank, world
+
+
+def _collective_timeout(watchdog_minutes: float) -> timedelta:
+    """How long a collective waits for the other ranks: until after the watchdog and its last resort have spoken, or a day without one."""
+    return timedelta(minutes=watchdog_minutes + 1) if watchdog_minutes else timedelta(days=1)
+
+
+def _no_meeting(error: dist.DistNetworkError) -> Exception:
+    """A port that is taken, in words; any other trouble with the network as it is: it may be over at the next try."""
+    if "EADDRINUSE" not in str(error):
+        return error
+    return SharedError(
+        f"port {os.environ['MASTER_PORT']} of {os.environ['MASTER_ADDR']}, where the processes meet, is in use by another program: "
+        "choose another (deepspeed --master_port, torchrun --master-port, else MASTER_PORT)"
+    )
 
 
 def _unlink_shared_memory(rank: int) -> None:
@@ -91,10 +118,12 @@ def data_parallel(engine: EngineConfig, rank: int, world: int) -> tuple[int, int
 
 
 @contextmanager
-def process_group(engine: EngineConfig) -> Iterator[tuple[int, int]]:
+def process_group(
+    engine: EngineConfig, watchdog_minutes: float = TrainConfig.watchdog_minutes
+) -> Iterator[tuple[int, int]]:
     """`start_process_group`, and leaving it."""
     try:
-        yield start_process_group(engine)
+        yield start_process_group(engine, watchdog_minutes)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -149,29 +178,3 @@ def share(error: Exception | None) -> None:
     for message in gather(None if error is None else in_words(error)):
         if message is not None:
             raise SharedError(message)
-
-
-_ADVICE = {
-    errno.ENOSPC: ": make room there and give the same command again, what was saved before is whole",
-    errno.EDQUOT: ": make room in the quota and give the same command again, what was saved before is whole",
-    errno.EACCES: ": give this user the permission, or choose another folder",
-    errno.EPERM: ": give this user the permission, or choose another folder",
-    errno.EROFS: ": choose a folder that can be written",
-}
-
-
-def in_words(error: Exception) -> str:
-    """One sentence; of an error of the operating system the file, what is wrong, and what to do instead."""
-    if isinstance(error, OSError) and error.strerror is not None:
-        place = f"{error.filename}: " if error.filename is not None else ""
-        return f"{place}{error.strerror}{_ADVICE.get(error.errno or 0, '')}"
-    return str(error)
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Have an OSError of reading or writing, which Python leaves without a name, say `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), error.filename or str(path)) from None

@@ -9,7 +9,7 @@ import os
 import threading
 import zlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -126,10 +126,13 @@ class StateWriter:
 class StateReader:
     """Reads any part of the state from the files of a checkpoint. Raises ValueError when they do not fit together."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, files: Sequence[Path]):
+        """`files`: those that the checkpoint's marker lists, all in one folder."""
+        if not files:
+            raise ValueError("the checkpoint lists no state files: resume from another one")
+        self.folder = folder = files[0].parent
         self._parts: dict[tuple[str, str], list[tuple[int, int, Path, int]]] = {}  # start, numel, file, byte offset
-        steps = {self._index(path) for path in sorted(folder.glob("state_*.safetensors"))}
+        steps = {self._index(path) for path in sorted(files)}
         if len(steps) != 1:
             raise ValueError(f"{folder} holds state of steps {sorted(steps)}: resume from another checkpoint")
         (self.step,) = steps
@@ -155,6 +158,8 @@ class StateReader:
             for at in range(0, count, CHUNK):
                 size = min(CHUNK, count - at)
                 values = np.fromfile(path, np.float32, size, offset=offset + 4 * (skip + at))
+                if len(values) < size:
+                    raise ValueError(f"{path} became shorter while it was read: resume from another checkpoint")
                 out[done + at : done + at + size] = torch.from_numpy(values)
             done += count
         if done != out.numel():
@@ -166,7 +171,7 @@ class StateReader:
     def _index(self, path: Path) -> int:
         try:
             return self._read_header(path)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path} is no state file ({error!r}): resume from another checkpoint") from None
 
     def _read_header(self, path: Path) -> int:

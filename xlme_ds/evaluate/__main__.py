@@ -21,7 +21,7 @@ from .options import EncoderOptions, LayerOptions, Options
 from .pairs import heldout_pairs
 from .perplexity import mean_costs, perplexities, perplexity_tables, require_readable
 from .predictors import load_predictors
-from .retrieval import Groups, by_language, mean_over, retrieve
+from .retrieval import SMALLEST, Groups, by_language, mean_over, retrieve
 from .tatoeba import SETS, read_tatoeba
 from .word_tests import read_word_tests
 from .words import Lookup, word_scores, word_tables
@@ -78,10 +78,12 @@ def pairs(options: OfLayers, limit: int = 1000) -> None:
         raise ValueError(f"--limit {limit} leaves no pair: it must be at least 1")
     scored = []
     for model in options.load():
-        groups = by_language(heldout_pairs(options.data, model.vocabulary))
+        every = by_language(heldout_pairs(options.data, model.vocabulary), smallest=1)
+        groups = {code: (a[:limit], b[:limit]) for code, (a, b) in every.items() if len(a) >= SMALLEST}
         if not groups:
-            raise ValueError(f"{options.data} has no language with 5 pairs or more: an accuracy needs candidates")
-        scored.append(_retrieved(model, {code: (a[:limit], b[:limit]) for code, (a, b) in groups.items()}))
+            raise ValueError(f"{options.data} has no language with {SMALLEST} pairs or more: an accuracy needs candidates")
+        few = {code: len(a) for code, (a, _) in every.items() if code not in groups}
+        scored.append(_retrieved(model, groups) | {"too_few": few})
     _retrieval("pairs", scored, options)
 
 

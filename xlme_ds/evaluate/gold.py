@@ -61,12 +61,22 @@ def read_gold(folder: Path) -> dict[str, list[GoldPair]]:
     Raises ValueError, naming file and line, on damaged files, and on a folder that has no test.
     """
     candidates = [folder.resolve(), *sorted(folder.iterdir())] if folder.is_dir() else []
-    tests = {path.name: _read_test(path) for path in candidates if any((path / name).is_file() for name in _FILES)}
+    tests = {path.name: _read_test(path) for path in candidates if _is_test(path)}
     if not tests:
         raise ValueError(
             f"{folder} holds no word alignments: it must have folders like de-en with test.de, test.en, align.txt"
         )
     return tests
+
+
+def _is_test(folder: Path) -> bool:
+    """Raises ValueError for a test without its alignments."""
+    if any((folder / name).is_file() for name in _FILES):
+        return True
+    source, dash, target = folder.name.partition("-")
+    if dash and any((folder / f"test.{code}").is_file() for code in (source, target)):
+        raise ValueError(f"{folder} has sentences and no {' or '.join(_FILES)}: put it there, or take the folder away")
+    return False
 
 
 def _read_test(folder: Path) -> list[GoldPair]:

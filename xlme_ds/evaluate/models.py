@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from ..config import ModelConfig, ObjectiveConfig, RunConfig
 from ..data.vocabulary import Vocabulary
@@ -43,6 +44,7 @@ def load(
     loaded = []
     for folder, label in names_of(folders):
         saved = load_encoder(folder, which)
+        require_finite(saved.encoder, folder)
         loaded.append(_compared(label + _of(which), folder, saved.encoder, saved.vocabulary, layer))
     if untrained:
         known = [(folder, model.encoder.cfg, model.vocabulary) for folder, model in zip(folders, loaded, strict=True)]
@@ -57,6 +59,13 @@ def names_of(folders: list[Path]) -> list[tuple[Path, str]]:
         raise ValueError("--model is missing: name the folder of a finished run, several times to compare")
     names = [folder.resolve().name for folder in folders]
     return [(folder, name if names.count(name) == 1 else str(folder)) for folder, name in zip(folders, names, strict=True)]
+
+
+def require_finite(model: nn.Module, folder: Path) -> None:
+    """Raise ValueError for weights that are not numbers, with which every nearest neighbour is the first."""
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise ValueError(f"{folder}: {name} is not finite, the training diverged: name an earlier checkpoint's weights")
 
 
 def require_distinct(names: list[str]) -> None:

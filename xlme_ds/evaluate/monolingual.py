@@ -62,13 +62,18 @@ class Facts(NamedTuple):
 
 
 def facts(store: RowStore, vocabulary: Vocabulary, limit: int | None = None) -> dict[str, Facts]:
-    """The facts of every language."""
+    """The facts of every language. Raises ValueError for one without a token to predict, which a mean would leave out."""
     characters = np.array([len(vocabulary.piece(token)) for token in range(vocabulary.size)])
     sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(3, np.int64))
     for language, rows, _ in by_language(store, limit):
         tokens = rows.tokens[rows.tokens > UNK]
         sums[language] += len(rows.tokens), len(tokens), characters[tokens].sum()
-    return {code: Facts(int(rows), tokens / letters) for code, (rows, tokens, letters) in sorted(sums.items()) if tokens}
+    if bare := sorted(code for code, (_, tokens, _) in sums.items() if not tokens):
+        raise ValueError(
+            f"{store.folder} has no token of {', '.join(bare)} that the vocabulary knows{' in the first rows' if limit else ''}: "
+            "mix without it, or with a vocabulary that has its script"
+        )
+    return {code: Facts(int(rows), tokens / letters) for code, (rows, tokens, letters) in sorted(sums.items())}
 
 
 def counted_costs(train: RowStore, store: RowStore, limit: int | None = None) -> Costs:

@@ -70,7 +70,7 @@ def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[Pair]:
         ours, theirs = (path.with_name(f"{stem}.{side}") for side in (PIVOT, language))
         for side, other in ((ours, theirs), (theirs, ours)):
             if not zipped and not side.exists():
-                raise ValueError(f"{other} has no other side: put {side.name} beside it")
+                raise ValueError(f"{other} has no other side: put {side.name} next to it")
         if not zipped and code != PIVOT:
             continue  # read with its English side
         sides = _zipped_sides(path, language) if zipped else [(str(side), side.read_bytes()) for side in (ours, theirs)]
@@ -97,10 +97,13 @@ def _other_language(pair: str) -> str:
 def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
     try:
         with zipfile.ZipFile(path) as archive:
-            names = {name.rpartition(".")[2]: name for name in archive.namelist()}
+            sides = []
             for code in (PIVOT, language):
-                if code not in names:
-                    raise ValueError(f"{path} holds no file that ends in .{code}: fetch it again")
-            return [(f"{path}:{names[code]}", archive.read(names[code])) for code in (PIVOT, language)]
+                names = [name for name in archive.namelist() if name.rpartition(".")[2] == code]
+                if len(names) != 1:
+                    many = f"holds {', '.join(names)}: put each corpus into an archive of its own"
+                    raise ValueError(f"{path} {many if names else f'holds no file that ends in .{code}: fetch it again'}")
+                sides.append((f"{path}:{names[0]}", archive.read(names[0])))
+            return sides
     except zipfile.BadZipFile as error:
         raise ValueError(f"{path} is a damaged zip file ({error}): fetch it again") from None

@@ -14,7 +14,7 @@ from ..models.text_encoder import Which
 from ..objectives import objective_of
 from ..objectives.protocol import Pretraining
 from ..saved import GENERATOR_FOLDER, MODEL_TYPE, load_encoder, load_run, read_config, read_heads
-from .models import beginnings, names_of, require_distinct
+from .models import beginnings, names_of, require_distinct, require_finite
 
 _HEAD = "masked_head."
 
@@ -36,6 +36,8 @@ def load_predictors(folders: list[Path], untrained: bool) -> list[Predictor]:
     Raises ValueError on a folder whose model predicts no tokens.
     """
     models = [_load(folder, name) for folder, name in names_of(folders)]
+    for model in models:
+        require_finite(model.model, model.folder)
     if untrained:
         for beginning in beginnings([(model.folder, model.cfg, model.vocabulary) for model in models]):
             like = models[beginning.like]

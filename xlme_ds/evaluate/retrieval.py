@@ -22,7 +22,11 @@ CENTRED = "_centred"
 """Behind a way: the same with the mean vector of each side taken off, which the papers do not do."""
 
 
-def by_language(pairs: Iterable[Pair], pivot: str = PIVOT, smallest: int = 5) -> dict[str, Group]:
+SMALLEST = 5
+"""Pairs that a language must have for its accuracy to mean something."""
+
+
+def by_language(pairs: Iterable[Pair], pivot: str = PIVOT, smallest: int = SMALLEST) -> dict[str, Group]:
     """Pairs with `pivot` on one side, as (pivot sentences, the other's) by language; languages with fewer than
     `smallest` pairs are left out, and so are repetitions of a sentence, which no ranking could tell apart."""
     groups: dict[str, dict[bytes, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from .align import MEASURES
-from .retrieval import CENTRED, WAYS
+from .retrieval import CENTRED, SMALLEST, WAYS
 
 _WAYS = {"en_xx": "en→xx", "xx_en": "xx→en"}
 _MEASURES = {"aer": "AER", "precision": "precision", "recall": "recall", "aer_cosine": "AER, cosines*"}
@@ -63,10 +63,15 @@ def retrieval_tables(results: Mapping[str, Any]) -> list[Table]:
         for name, (pairs, scores) in (named | averages).items():
             table.rows.append([name, pairs, *(percent(scores[way][model["layer"]]) for way in ways)])
         table.notes.append(f"{_OURS_ALONE}: the mean vector of each side of a language taken off")
+        if few := model.get("too_few"):
+            named_few = ", ".join(f"{code} ({count})" for code, count in few.items())
+            table.notes.append(f"left out, with fewer than {SMALLEST} pairs without repetitions: {named_few}")
         if model["cut"]:
             table.notes.append(f"{model['cut']} sentences were cut: they are longer than the model's longest item")
         tables.append(table)
-    tables.append(_by_layer(results, "mean of both directions (%)", both_ways))
+    first = results["models"][0]
+    over = "the papers' 36 languages" if "36" in _complete(first) else f"{len(first['languages'])} languages"
+    tables.append(_by_layer(results, "mean of both directions (%)", both_ways, f"mean over {over}"))
     return tables
 
 
@@ -99,7 +104,8 @@ def alignment_tables(results: Mapping[str, Any]) -> list[Table]:
         if model["cut"]:
             table.notes.append(f"{model['cut']} pairs were cut: words behind the model's longest item have no link")
         tables.append(table)
-    tables.append(_by_layer(results, "mean AER (%)", error_rates))
+    names = ", ".join(results["models"][0]["tests"])
+    tables.append(_by_layer(results, "mean AER (%)", error_rates, f"mean over {names}"))
     return tables
 
 
@@ -108,9 +114,9 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.1f}"
 
 
-def _by_layer(results: Mapping[str, Any], what: str, values: Any) -> Table:
+def _by_layer(results: Mapping[str, Any], what: str, values: Any, note: str) -> Table:
     columns = {model["model"]: [percent(value) for value in values(model)] for model in results["models"]}
-    table = Table(f"By layer: {what}", ["layer (0 = embeddings)", *columns])
+    table = Table(f"By layer: {what}", ["layer (0 = embeddings)", *columns], notes=[note])
     for layer in range(max(map(len, columns.values()))):
         table.rows.append([str(layer), *(column[layer] if layer < len(column) else "" for column in columns.values())])
     return table

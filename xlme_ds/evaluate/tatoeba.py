@@ -16,7 +16,7 @@ SETS = {
     "14": ("ar", "bg", "de", "el", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh"),  # XNLI's languages
     "36": tuple(XTREME.values()),
 }
-_FILE = re.compile(r"tatoeba\.(?P<code>[a-z]{3})-eng\.(?P=code)")
+_FILE = re.compile(r"tatoeba\.(?P<code>[a-z]{3})-eng\.(eng|(?P=code))")
 
 
 def read_tatoeba(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
@@ -25,12 +25,12 @@ def read_tatoeba(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
     Raises ValueError, naming file and line, on damaged files, and on a folder that has none.
     """
     found = {}
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if match := _FILE.fullmatch(path.name):
-            english = path.with_suffix(".eng")
-            ours, theirs = read_sentences(english), read_sentences(path)
-            same_lines(ours, english, theirs, path)
-            found[XTREME.get(match["code"], match["code"])] = (ours, theirs)
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    for code in sorted({match["code"] for name in names if (match := _FILE.fullmatch(name))}):
+        english, path = (folder / f"tatoeba.{code}-eng.{end}" for end in ("eng", code))
+        ours, theirs = read_sentences(english), read_sentences(path)
+        same_lines(ours, english, theirs, path)
+        found[XTREME.get(code, code)] = (ours, theirs)
     if not found:
         raise ValueError(
             f"{folder} holds no file named tatoeba.xxx-eng.xxx: name the folder of LASER's Tatoeba v1 files"

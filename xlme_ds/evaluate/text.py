@@ -9,6 +9,7 @@ def split_lines(data: bytes, name: object) -> list[str]:
     if not data:
         raise ValueError(f"{name} is empty: fetch it again")
     lines = []
+    data = data.removeprefix(b"\xef\xbb\xbf")  # the mark that some editors write first, no part of the text
     for number, line in enumerate(data.removesuffix(b"\n").split(b"\n"), start=1):
         try:
             lines.append(line.removesuffix(b"\r").decode("utf-8"))

@@ -38,12 +38,17 @@ def read_word_tests(folder: Path) -> WordTests:
     Raises ValueError, naming file and line, on damaged files, and on a folder that has no test.
     """
     tests = WordTests({}, {})
+    keys: dict[str, Path] = {}
     for path in sorted(folder.rglob("*.txt")):
+        if path.name.endswith(_GOLD):
+            keys[path.name.removesuffix(_GOLD)] = path
         if path.name.endswith(_DATA):
             name = path.name.removesuffix(_DATA)
             _add(tests.similarity, name, _read_judged(path), path)
         elif _DICTIONARY.fullmatch(path.name):
             _add(tests.dictionaries, path.stem, _read_pairs(path, None), path)
+    for name in sorted(keys.keys() - tests.similarity.keys()):
+        raise ValueError(f"{keys[name]} is the key of no words: put {name}{_DATA} next to it, or take it away")
     if not tests.similarity and not tests.dictionaries:
         raise ValueError(
             f"{folder} holds no word pairs: put SemEval's en-de.test.data.txt and en-de.test.gold.txt or a dictionary en-de.txt there"
@@ -62,7 +67,7 @@ def _read_judged(path: Path) -> Judged:
     name = path.name.removesuffix(_DATA) + _GOLD
     keys = [key for key in (path.with_name(name), path.parent.parent / _KEYS / name) if key.is_file()]
     if not keys:
-        raise ValueError(f"{path} has no key: put {name} beside it, or into {path.parent.parent / _KEYS}")
+        raise ValueError(f"{path} has no key: put {name} next to it, or into {path.parent.parent / _KEYS}")
     lines = split_lines(keys[0].read_bytes(), keys[0])
     pairs = _read_pairs(path, "\t")
     same_lines(pairs, path, lines, keys[0])

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from ..config import OBJECTIVE_DESCRIPTIONS
 from ..models.text_encoder import TextEncoder
-from ..report.folder import read_json, read_run
+from ..report.folder import read_optional, read_run
 from .folder import Architecture
 
 _TASKS = {"mono": "monolingual text", "para": "translation pairs"}
@@ -65,7 +65,7 @@ def run_card(folder: Path, encoder: TextEncoder, architecture: Architecture, lay
             step=last.get("step"),
             metrics={words: last[key] for key, words in _METRICS.items() if key in last},
             retrieval=_retrieval(run.retrieval),
-            scores=read_json(folder / "scores.json", dict),
+            scores=_scores(folder),
             layer=layer,
         )
     except (KeyError, jinja2.UndefinedError) as error:
@@ -84,6 +84,11 @@ def _render(template: str, **values: Any) -> str:
         keep_trailing_newline=True,
     )
     return environment.get_template(template).render(**values)
+
+
+def _scores(folder: Path) -> dict[str, Any] | None:
+    scores = read_optional(folder / "scores.json", dict)
+    return scores and {"dev": None, "settings": 1} | scores
 
 
 def _shares(table: Mapping[str, Mapping[str, float]]) -> list[tuple[str, float]]:

@@ -12,7 +12,6 @@ from torch import Tensor
 from ..data.rows import BOS, EOS, LAYOUTS, PAD
 from ..data.schema import write_json
 from ..data.vocabulary import Vocabulary
-from ..models.layers import LAYER_NORM_EPSILON
 from ..models.text_encoder import TextEncoder
 from ..saved import (
     CONFIG_FILE,
@@ -23,6 +22,7 @@ from ..saved import (
     WEIGHTS_FILE,
     export_state,
 )
+from ..train.folder import made_whole
 from .tokenizer import tokenizer_files
 
 REMOTE = Path(__file__).parent / "remote"
@@ -62,22 +62,13 @@ def write_folder(
 
     Raises ValueError in one sentence where that cannot be.
     """
-    if to.exists():
-        raise ValueError(f"{to} exists already: choose another --to")
-    partial = to.with_name(to.name + ".partial")
-    if partial.exists():  # of an export that was killed
-        shutil.rmtree(partial)
-    partial.mkdir(parents=True)
-    try:
+    with made_whole(to, "--to") as partial:
         _write_one(partial, main, vocabulary)
         _write_sentence_transformers(partial, main)
         (partial / "README.md").write_text(card, encoding="utf-8")
         if generator is not None:
             (partial / GENERATOR_FOLDER).mkdir()
             _write_one(partial / GENERATOR_FOLDER, generator, vocabulary)
-        partial.rename(to)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary) -> None:
@@ -92,7 +83,7 @@ def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary) -> None:
     shutil.copyfile(vocabulary.path, folder / SENTENCEPIECE_FILE)
     for name in CODE:
         shutil.copyfile(REMOTE / name, folder / name)
-    write_json(folder / CONFIG_FILE, _config(model))
+    write_json(folder / CONFIG_FILE, _config(model) | {"vocabulary_sha256": vocabulary.sha256})
     state = export_state(model.encoder) | _head(model)
     save_file(
         {name: value.float().contiguous() for name, value in state.items()}, folder / WEIGHTS_FILE, {"format": "pt"}
@@ -116,7 +107,6 @@ def _config(model: Exported) -> dict[str, Any]:
         "model_type": MODEL_TYPE,
         "architectures": [model.architecture],
         "auto_map": _auto_map(model.architecture),
-        "layer_norm_eps": LAYER_NORM_EPSILON,
         "hidden_act": "gelu",
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,

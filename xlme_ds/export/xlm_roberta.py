@@ -9,14 +9,13 @@ from torch import Tensor
 
 from ..config import ModelConfig
 from ..data.vocabulary import Vocabulary
-from ..models.layers import LAYER_NORM_EPSILON
 from ..models.text_encoder import TextEncoder
 from ..saved import CONFIG_FILE, SENTENCEPIECE_FILE, WEIGHTS_FILE, mismatch, read_config, read_weights
 
 _PICKLED = "pytorch_model.bin"
 _FIRST_POSITION = 2
 """XLM-R's positions start behind the padding id."""
-_MUST_BE = {"model_type": "xlm-roberta", "hidden_act": "gelu", "layer_norm_eps": LAYER_NORM_EPSILON}
+_MUST_BE = {"model_type": "xlm-roberta", "hidden_act": "gelu"}
 _LAYER = {
     "attention.output.dense": "attention.output",
     "attention.output.LayerNorm": "attention_norm",
@@ -79,6 +78,7 @@ def _settings(config: Mapping[str, Any]) -> ModelConfig:
         max_positions=config["max_position_embeddings"] - _FIRST_POSITION,
         init_std=config.get("initializer_range", 0.02),
         norm="post",
+        norm_epsilon=config["layer_norm_eps"],
         relative_bias="none",
     )
 

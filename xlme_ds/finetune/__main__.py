@@ -1,8 +1,8 @@
 """Fine-tuning: `deepspeed --module xlme_ds.finetune --task NAME --model DIR --data DIR [DIR …] --out DIR [--section.key value …]`.
 
-The same with `python -m xlme_ds.finetune` runs on one process. Trains on English, scores every language, writes scores.json; a
-second call with the same folder resumes. With several seeds or --grid every run has a folder of its own in --out, and
---number N does the N-th of them alone, as a job array does.
+The same with `python -m xlme_ds.finetune` runs on one process. Trains on English, scores every language that has labels, writes
+predictions of all of them and scores.json; a second call with the same folder resumes. With several seeds or --grid every run has
+a folder of its own in --out, and --number N does the N-th of them alone, as a job array does.
 """
 
 import json
@@ -77,7 +77,8 @@ def main() -> None:
     try:
         if command.engine.kind == "pipeline":
             raise SharedError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
-        with process_group(command.engine) as (rank, world):  # joined once: DeepSpeed keeps its groups for good
+        # Joined once: DeepSpeed keeps its groups for good.
+        with process_group(command.engine, command.train.watchdog_minutes) as (rank, world):
             for folder, tuning, seed in todo:
                 _run(command, folder, tuning, seed, rank, world, stop)
     except SharedError as error:
@@ -87,20 +88,21 @@ def main() -> None:
 def _run(
     command: Finetune, folder: Path, tuning: TuningConfig, seed: int, rank: int, world: int, stop: StopRequest
 ) -> None:
-    from ..engine.processes import broadcast, gather
+    from ..engine.processes import gather
     from .run import Job, finetune
 
     if any(gather(stop.received is not None)):
         return
-    done = folder / "scores.json"
-    if broadcast(done.exists()):
-        if rank == 0:
-            print(f"{done} is there already")
-        return
-    job = Job(command.task, command.model, command.data, folder, seed, tuning, command.engine, command.train)
+    settings = len(grid(command.task, command.tuning)) if command.grid else 1
+    job = Job(command.task, command.model, command.data, folder, seed, tuning, command.engine, command.train, settings)
     scores = finetune(job, rank, world, stop)
-    if scores is not None:
-        print(f"{done}: {json.dumps({'mean': scores['mean'], 'gap': scores.get('gap')})}", flush=True)
+    if scores is None:
+        return
+    if "mean" in scores:
+        dev = (scores["dev"] or {}).get("mean")
+        print(f"{job.done}: {json.dumps({'mean': scores['mean'], 'gap': scores.get('gap'), 'dev': dev})}", flush=True)
+    for code, path in scores["unlabelled"].items():
+        print(f"{code}: no labels: predictions in {folder / path}", flush=True)
 
 
 if __name__ == "__main__":

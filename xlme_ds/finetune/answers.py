@@ -1,7 +1,7 @@
 """Answers as text: the n best spans of all windows of a question, and how SQuAD and MLQA compare answers.
 
-The comparison of SQuAD v1.1 lowers, drops English articles and ASCII punctuation. MLQA's (Lewis et al., 2020) drops all of
-Unicode's punctuation and each language's own articles, and cuts Chinese into characters.
+The comparison of SQuAD v1.1 lowers, drops English articles and ASCII punctuation. MLQA's (Lewis et al., 2020) drops Unicode's
+punctuation, too, and each language's own articles, and cuts Chinese into characters.
 """
 
 import re
@@ -49,7 +49,7 @@ def squad_words(text: str, language: str = "en") -> list[str]:
 
 def mlqa_words(text: str, language: str) -> list[str]:
     """What MLQA compares."""
-    kept = "".join(c for c in text.lower() if not unicodedata.category(c).startswith("P"))
+    kept = "".join(c for c in text.lower() if c not in string.punctuation and unicodedata.category(c)[0] != "P")
     if language in _ARTICLES:
         kept = re.sub(_ARTICLES[language], " ", kept)
     return _mixed_words(kept) if language == "zh" else kept.split()

@@ -1,15 +1,22 @@
-"""The files of a task as examples: word and tag a line, tables of two texts and a label, SQuAD's JSON."""
+"""The files of a task as examples: word and tag a line, tables of two texts and a label, SQuAD's JSON.
+
+XTREME's download has its tests without labels: words or two texts alone, and the empty answer to every question.
+"""
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .tasks import Task
 
 _CONLL_LANGUAGES = {"eng": "en", "deu": "de", "esp": "es", "ned": "nl"}
 _SPLITS = {"testa": "dev", "testb": "test", "": "test"}  # XQuAD's files have no split in their names: they are tests
+
+
+NO_LABEL = ""
+"""The tag or label of an example that has none; a question has no answers then."""
 
 
 class Sentence(NamedTuple):
@@ -48,11 +55,16 @@ class Source(NamedTuple):
     own: bool
     """Of the task itself, not of another set that it is trained on."""
 
+    @property
+    def may_lack_labels(self) -> bool:
+        """Tests may; what is trained or chosen on may not."""
+        return self.own and self.split == "test"
+
 
 def find(task: Task, folders: list[Path]) -> list[Source]:
     """The task's files in and below `folders`, by name. Raises ValueError when there are none, or two for one purpose."""
     patterns = [(re.compile(p), True) for p in task.files] + [(re.compile(p), False) for p in task.train_files]
-    found: dict[tuple[str, str], Source] = {}
+    found: dict[tuple[str, str, bool], Source] = {}
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder: name the folder of the task's files")
@@ -64,10 +76,8 @@ def find(task: Task, folders: list[Path]) -> list[Source]:
                 named = match.groupdict()
                 language, split = named.get("language", "en"), named.get("split", "")
                 language, split = _CONLL_LANGUAGES.get(language, language), _SPLITS.get(split, split)
-                if not own and split != "train":
-                    continue
                 source = Source(path, language, split, own)
-                other = found.setdefault((language, split), source)
+                other = found.setdefault((language, split, own), source)
                 if other is not source:
                     raise ValueError(
                         f"{path} and {other.path} are both the {split} set of {language}: keep one in --data"
@@ -85,18 +95,29 @@ def _parts(task: Task, folder: Path) -> list[Path]:
 
 
 def read(source: Source, task: Task) -> list[Example]:
-    """All examples of a file. Raises ValueError naming file and line (or question) for one that is not as it should be."""
+    """All examples of a file. Raises ValueError naming file and line (or question) for one that is not as it should be.
+
+    A test's file has labels throughout or, see `labelled`, none at all; half of them are an error, too.
+    """
     reader = {"tokens": _sentences, "pair": _pairs, "span": _questions}[task.kind]
-    examples = list(reader(source.path, task))
+    examples = list(reader(source, task))
     if not examples:
         raise ValueError(f"{source.path} is empty: it must hold at least one example")
     return examples
 
 
+def labelled(examples: Sequence[Example]) -> bool:
+    """Whether the examples of a file have labels."""
+    first = examples[0]
+    if isinstance(first, Sentence):
+        return first.tags[0] != NO_LABEL
+    return bool(first.answers) if isinstance(first, Question) else first.label != NO_LABEL
+
+
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     content = path.read_bytes()
     try:
-        text = content.decode("utf-8")
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         if path.suffix == ".tsv":
             bad = content.count(b"\n", 0, error.start) + 1
@@ -106,19 +127,22 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         yield number, line.rstrip("\r")
 
 
-def _sentences(path: Path, task: Task) -> Iterator[Example]:
+def _sentences(source: Source, task: Task) -> Iterator[Example]:
+    path, lines = source.path, list(_lines(source.path))
+    bare = source.may_lack_labels and not any(_has_tag(line, task.labels) for _, line in lines)
     words: list[str] = []
     tags: list[str] = []
-    for number, line in _lines(path):
-        if not line.strip() or line.startswith("-DOCSTART-"):
+    for number, line in lines:
+        # Among bare words there are spaces of other kinds.
+        if not (line.strip(" \t") if bare else line.strip()) or line.startswith("-DOCSTART-"):
             if words:
                 yield Sentence(words, tags)
                 words, tags = [], []
             continue
-        columns = line.split("\t") if "\t" in line else line.split(" ")
+        columns = [line, NO_LABEL] if bare else line.split("\t") if "\t" in line else line.split(" ")
         if len(columns) < 2:
             raise ValueError(f"{path}, line {number}: a word without a tag")
-        if columns[-1] not in task.labels:
+        if columns[-1] not in task.labels and not bare:
             raise ValueError(f"{path}, line {number}: tag {columns[-1]!r} is none of {', '.join(task.labels)}")
         words.append(columns[0])
         tags.append(columns[-1])
@@ -126,34 +150,58 @@ def _sentences(path: Path, task: Task) -> Iterator[Example]:
         yield Sentence(words, tags)
 
 
-def _pairs(path: Path, task: Task) -> Iterator[Example]:
+def _has_tag(line: str, labels: Sequence[str]) -> bool:
+    return "\t" in line or (" " in line and line.rpartition(" ")[2] in labels)
+
+
+def _pairs(source: Source, task: Task) -> Iterator[Example]:
+    path, expected = source.path, 0
     for number, line in _lines(path):
         if not line:
             continue
         columns = line.split("\t")
-        if len(columns) != 3:
-            raise ValueError(f"{path}, line {number}: {len(columns)} columns, expected text, text and label")
-        if columns[2] not in task.labels:
+        expected = expected or (2 if source.may_lack_labels and len(columns) == 2 else 3)
+        if len(columns) != expected:
+            of_all = "text, text and label" if expected == 3 else "two as in the lines before, which have no label"
+            raise ValueError(f"{path}, line {number}: {len(columns)} columns, expected {of_all}")
+        if expected == 3 and columns[2] not in task.labels:
             raise ValueError(f"{path}, line {number}: label {columns[2]!r} is none of {', '.join(task.labels)}")
-        yield Pair(*columns)
+        yield Pair(*(columns if expected == 3 else [*columns, NO_LABEL]))
 
 
-def _questions(path: Path, task: Task) -> Iterator[Example]:
+def _questions(source: Source, task: Task) -> Iterator[Example]:
+    path = source.path
     try:
-        articles = json.loads(path.read_text(encoding="utf-8"))["data"]
+        articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
         paragraphs = [(p["context"], p["qas"]) for article in articles for p in article["paragraphs"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not in SQuAD's JSON format: {error!r}") from None
+    answered: bool | None = None if source.may_lack_labels else True
+    seen: set[str] = set()
     for context, questions in paragraphs:
         for entry in questions:
-            try:
-                answers = [(answer["text"], int(answer["answer_start"])) for answer in entry["answers"]]
-                question = Question(str(entry["id"]), entry["question"], context, answers)
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{path}, question {entry.get('id')}: not in SQuAD's format: {error!r}") from None
-            for text, start in answers:
-                if context[start : start + len(text)] != text:
-                    raise ValueError(
-                        f"{path}, question {question.id}: its context does not read {text!r} at character {start}"
-                    )
+            question = _question(path, context, entry)
+            answered = bool(question.answers) if answered is None else answered
+            if bool(question.answers) != answered:
+                only = "has no answer" if answered else "has an answer, and those before it have none"
+                raise ValueError(f"{path}, question {question.id}: {only}: fetch the file again")
+            if question.id in seen and source.may_lack_labels:
+                raise ValueError(
+                    f"{path} has two questions {question.id}: predictions go by it, so fetch the file again"
+                )
+            seen.add(question.id)
             yield question
+
+
+def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
+    """Without the empty answers that stand for none in tests."""
+    try:
+        answers = [(answer["text"], int(answer["answer_start"])) for answer in entry["answers"]]
+        question = Question(str(entry["id"]), entry["question"], context, [one for one in answers if one[0].strip()])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        identity = entry.get("id") if isinstance(entry, dict) else entry
+        raise ValueError(f"{path}, question {identity}: not in SQuAD's format: {error!r}") from None
+    for text, start in question.answers:
+        if context[start : start + len(text)] != text:
+            raise ValueError(f"{path}, question {question.id}: its context does not read {text!r} at character {start}")
+    return question

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..data.schema import LAYOUTS, UNK, Layout
 from ..data.vocabulary import Vocabulary
-from .examples import Example, Pair, Question, Sentence
+from .examples import NO_LABEL, Example, Pair, Question, Sentence
 from .tasks import Task
 
 IGNORED = -100
@@ -71,7 +71,7 @@ def _sentence(
             pieces.append(([], [IGNORED], []))
         tokens, tags, places = pieces[-1]
         places.append(1 + len(tokens))
-        tags += [labels.index(tag)] + [IGNORED] * (len(word) - 1)
+        tags += [_label(labels, tag)] + [IGNORED] * (len(word) - 1)
         tokens += word
     return [
         Feature(windows.layout.item(np.array(tokens)), np.array([*tags, IGNORED]), number, np.array(places))
@@ -89,7 +89,12 @@ def _pair(pair: Pair, number: int, labels: Sequence[str], vocabulary: Vocabulary
             side[: max(room - shorter, shorter)] if len(side) > shorter else side for side in (first, second)
         )
         first = first[: room - len(second)]
-    return Feature(windows.layout.item(first, second), np.array([labels.index(pair.label)]), number, np.zeros(0, np.int64))
+    label = np.array([_label(labels, pair.label)])
+    return Feature(windows.layout.item(first, second), label, number, np.zeros(0, np.int64))
+
+
+def _label(labels: Sequence[str], label: str) -> int:
+    return IGNORED if label == NO_LABEL else labels.index(label)
 
 
 def _question(question: Question, number: int, vocabulary: Vocabulary, windows: Windows) -> list[Feature]:

@@ -34,12 +34,12 @@ class TaskHead(nn.Module):
 
 
 class TaskModel(nn.Module):
-    """The encoder goes on being trained, with this dropout in place of pre-training's."""
+    """The encoder goes on being trained, with this dropout in place of pre-training's; attention weights are not dropped."""
 
     def __init__(self, cfg: ModelConfig, kind: Kind, labels: int, dropout: float = 0.0):
         super().__init__()
         self.kind = kind
-        self.encoder = TextEncoder(replace(cfg, dropout=dropout))
+        self.encoder = TextEncoder(replace(cfg, dropout=dropout, attention_dropout=0.0))
         self.head = TaskHead(cfg, kind, labels)
         self.dropout = dropout
 

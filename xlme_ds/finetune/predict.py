@@ -1,11 +1,15 @@
 """What a fine-tuned model says of a file, and how well: F1 of entities and of tags, accuracy, F1 and exact match of answers."""
 
 import importlib.util
+import os
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from ..data.schema import write_json
 from .answers import best_answer, compare, mlqa_words, squad_words
 from .batches import collate
 from .examples import Example, Pair, Question, Sentence
@@ -19,8 +23,8 @@ Predictions = list[list[str]] | list[str]
 
 def check_scorer(name: str) -> None:
     """Raise ValueError when the package that scores the task is not installed; before training, not after."""
-    if name in ("ner", "conll") and importlib.util.find_spec("seqeval") is None:
-        raise ValueError("entities are scored by seqeval, which is missing: pip install --use-pep517 seqeval")
+    if name in ("pos", "ner", "conll") and importlib.util.find_spec("seqeval") is None:
+        raise ValueError("tags are scored by seqeval, which is missing: pip install --use-pep517 seqeval")
 
 
 @torch.no_grad()
@@ -61,7 +65,7 @@ def predict(model: TaskModel, examples: Sequence[Example], features: Sequence[Fe
 def score(
     name: str, task: Task, examples: Sequence[Example], predictions: Predictions, language: str
 ) -> dict[str, float]:
-    """Per cent by metric. Entities are whole and typed (CoNLL, by seqeval); tags of parts of speech count one by one."""
+    """Per cent by metric. Entities are whole and typed (CoNLL, by seqeval); of parts of speech runs of equal tags are, as in XTREME."""
     if task.kind == "span":
         words = mlqa_words if name == "mlqa" else squad_words
         pairs = [
@@ -77,11 +81,27 @@ def score(
         ]
         return {"accuracy": 100 * float(np.mean(right))}
     tags = [sentence.tags for sentence in examples if isinstance(sentence, Sentence)]
-    if name == "pos":
-        hits = [
-            ours == theirs for a, b in zip(predictions, tags, strict=True) for ours, theirs in zip(a, b, strict=True)
-        ]
-        return {"f1": 100 * float(np.mean(hits))}
-    from seqeval.metrics import f1_score
+    from seqeval.metrics import accuracy_score, f1_score
 
-    return {"f1": 100 * float(f1_score(tags, predictions))}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # parts of speech have no B- and I-, says seqeval for each of them
+        found = {"f1": 100 * float(f1_score(tags, predictions))}
+    return found | ({"accuracy": 100 * float(accuracy_score(tags, predictions))} if "accuracy" in task.metrics else {})
+
+
+def predictions_file(folder: Path, task: Task, split: str, language: str) -> Path:
+    """Where the predictions of a file go, in the form that XTREME's evaluation takes: `xnli/test-de.tsv`, `mlqa/test-de.json`."""
+    return folder / task.folders[0] / f"{split}-{language}.{'json' if task.kind == 'span' else 'tsv'}"
+
+
+def write_predictions(path: Path, examples: Sequence[Example], predictions: Predictions) -> None:
+    """A label a line; a tag a line and an empty line after each sentence; JSON of answers by the question's id."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(examples[0], Question):
+        pairs = zip(examples, predictions, strict=True)
+        write_json(path, {question.id: given for question, given in pairs if isinstance(question, Question)})
+    else:
+        lines = [one if isinstance(one, str) else "".join(f"{tag}\n" for tag in one) for one in predictions]
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        os.replace(temporary, path)

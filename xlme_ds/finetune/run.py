@@ -1,35 +1,37 @@
-"""One fine-tuning run: read, train through the same engines and checkpoints as pre-training, score every language."""
+"""One fine-tuning run: read, train through the same engines and checkpoints as pre-training, score or predict every language."""
 
 import hashlib
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..config import EngineConfig, TrainConfig
-from ..data.schema import write_json
+from ..data.schema import read_json, write_json
+from ..data.vocabulary import Vocabulary
 from ..engine.build import Fill, assemble, check_engine, resolve_precision
-from ..engine.processes import broadcast, gather, together
+from ..engine.processes import SharedError, broadcast, gather, together
 from ..models.init import Whole, initialise
 from ..models.text_encoder import TextEncoder, language_index
 from ..operations import encoder_forward
-from ..saved import MODEL_FOLDER, WEIGHTS_FILE, Saved, load_encoder, write_model
+from ..saved import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, Saved, load_encoder, mismatch, read_weights, write_model
 from ..train.folder import RunFolder
 from ..train.run import Work, train
 from ..train.stop import StopRequest
 from ..train.watchdog import Watchdog
 from .batches import TaskLoader
-from .examples import Example, Source, find, read
+from .examples import Example, find, labelled, read
 from .features import Feature, featurise
 from .model import TaskModel
 from .objective import TaskObjective
-from .predict import check_scorer, predict, score
+from .predict import check_scorer, predict, predictions_file, score, write_predictions
+from .sets import Sets, choose, dev_examples, training_examples
 from .settings import FinetuneConfig, TuningConfig, settings
 from .tasks import TASKS, Task
 
@@ -48,6 +50,29 @@ class Job:
     tuning: TuningConfig
     engine: EngineConfig
     train: TrainConfig
+    settings: int = 1
+    """How many settings there are to choose from, of which these are one."""
+
+    @property
+    def done(self) -> Path:
+        """The file of the scores, the run's last act."""
+        return self.out / "scores.json"
+
+    @property
+    def predictions(self) -> Path:
+        """The folder of the predictions."""
+        return self.out / "predictions"
+
+
+class Prepared(NamedTuple):
+    """All that is read before the model is built."""
+
+    saved: Saved
+    sets: Sets
+    config: FinetuneConfig
+    loader: TaskLoader
+    bare: list[str]
+    """Of this rank's share of the tests, the languages without labels."""
 
 
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
@@ -63,36 +88,46 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
 
 def _finetune(job: Job, rank: int, world: int, stop: StopRequest, watchdog: Watchdog) -> dict[str, Any] | None:
     task, folder = TASKS[job.task], RunFolder(job.out, root=rank == 0)
-    prepared = together(lambda: _prepare(job, folder, rank, world))
-    saved, sources, config, loader = prepared
+    try:
+        prepared = together(lambda: _prepare(job, folder, rank, world))
+    except SharedError:
+        folder.close()
+        raise
+    saved, sets, config, loader, _ = prepared
+    bare = {language for part in gather(prepared.bare) for language in part}
+    if broadcast(job.done.exists()):
+        found = together(lambda: _finished(job, sets) if rank == 0 else None)
+        folder.close()
+        return found
+    if rank == 0:
+        _announce(job, task, sets, bare)
     if any(gather(stop.received is not None)):
         return None
     weights = job.out / MODEL_FOLDER / WEIGHTS_FILE
     objective = TaskObjective(task.kind, len(task.labels), config.tuning.dropout)
     if not broadcast(weights.exists()):
         engine = assemble(config, objective, _start(saved.encoder.state_dict(), config), loader, None)
-        if not train(engine, config, folder, loader, None, _work(config, loader), stop, watchdog):
+        if not train(engine, config, folder, loader, None, _work(config, loader, saved.vocabulary), stop, watchdog):
             return None
         state = engine.full_state()
         together(lambda: write_model(weights.parent, state, saved.vocabulary.path) if rank == 0 else None)
-    together(lambda: (job.out / "predictions").mkdir(exist_ok=True) if rank == 0 else None)
+    # Of other tests that were predicted before nothing may stay: the folder is what somebody submits.
+    together(lambda: shutil.rmtree(job.predictions) if rank == 0 and job.predictions.exists() else None)
     model = objective.build(config.model)
-    model.load_state_dict(load_file(weights))
-    mine = together(lambda: _scores(model, sources, saved, job, config.tuning, rank, world, stop))
-    languages = {language: one for part in gather(mine) for language, one in part.items()}
-    if rank != 0 or len(languages) < len(_tests(sources)):  # told to stop on the way
+    together(lambda: _load(model, weights))
+    mine = together(lambda: _scores(model, sets, saved, job, config.tuning, (rank, world), stop))
+    scores = {asked: one for part in gather(mine) for asked, one in part.items()}
+    if rank != 0 or len(scores) < len(sets.test) + len(sets.dev):  # told to stop on the way
         return None
-    result = _summary(job, config.tuning, sources, languages)
-    write_json(job.out / "scores.json", result)
+    result = _summary(job, config.tuning, sets, scores)
+    write_json(job.done, result)
     folder.finish(config.train.steps)
     folder.close()
     return result
 
 
-def _prepare(
-    job: Job, folder: RunFolder, rank: int, world: int
-) -> tuple[Saved, list[Source], FinetuneConfig, TaskLoader]:
-    """All that is read before the model is built. Raises ValueError for what cannot be run."""
+def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
+    """Raises ValueError for what cannot be run, also for what could not be read after training."""
     task = TASKS[job.task]
     engine = replace(job.engine, precision=resolve_precision(job.engine))
     if job.train.audit:
@@ -100,43 +135,98 @@ def _prepare(
     check_scorer(job.task)
     check_engine(engine)
     saved, sources = load_encoder(job.model), find(task, list(job.data))
-    if not _tests(sources):
-        raise ValueError(f"no test or dev set of {job.task} in --data: add the folder that has one")
-    tuning = job.tuning.completed(task, saved.encoder.cfg)
-    features = _training_features(sources, task, tuning, saved)
+    sets = choose(sources, job.task, job.tuning, job.settings > 1)
+    tuning = replace(job.tuning, held_out=sets.held_out).completed(task, saved.encoder.cfg)
+    features = _training_features(sets, task, tuning, saved)
     base = _sha256(saved.encoder)
     config = settings(job.task, tuning, saved.encoder.cfg, engine, job.train, job.seed, len(features), base)
     folder.claim(config)
-    return saved, sources, config, TaskLoader(features, task.kind, config.data, job.seed, rank, world)
+    if (job.out / MODEL_FOLDER).exists() and not (job.out / CONFIG_FILE).exists():
+        raise ValueError(f"{job.out} has a model but no {CONFIG_FILE}, which says how it was trained: restore it, or choose another --out")
+    loader = TaskLoader(features, task.kind, config.data, job.seed, rank, world)
+    _require_same_examples(job.out / CONFIG_FILE, loader)
+    bare = []
+    for source in [*sets.test, *sets.dev][rank::world]:
+        language_index(saved.encoder.cfg, source.language)
+        examples = read(source, task)
+        if source in sets.test and not labelled(examples):
+            bare.append(source.language)
+    return Prepared(saved, sets, config, loader, bare)
 
 
-def _work(config: FinetuneConfig, loader: TaskLoader) -> Work:
+def _require_same_examples(path: Path, loader: TaskLoader) -> None:
+    """Raise ValueError where the run of a `config.json` was started on other training examples."""
+    if path.exists():
+        started = read_json(path, dict).get("data", {}).get("fingerprints")
+        if started not in (None, loader.fingerprints):
+            raise ValueError(
+                f"{path.parent} was started on other training examples: use the same --data, or another --out"
+            )
+
+
+def _finished(job: Job, sets: Sets) -> dict[str, Any]:
+    """The scores that are there already. Raises ValueError where they are not what this call asks for."""
+    if not (job.out / CONFIG_FILE).exists():
+        raise ValueError(f"{job.done} is there without its run's config.json: choose another --out")
+    try:
+        found: dict[str, Any] = read_json(job.done, dict)
+    except ValueError:
+        raise ValueError(f"{job.done} is damaged: remove it, and the same command scores the model again") from None
+    before, now = found.get("files", {}), sets.fingerprints()
+    other = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    if other:
+        raise ValueError(
+            f"{job.done} is of other test files ({', '.join(other[:3])}{' …' * (len(other) > 3)}): "
+            "remove it to score the model on these, or choose another --out"
+        )
+    print(f"{job.done} is there already", flush=True)
+    return found
+
+
+def _announce(job: Job, task: Task, sets: Sets, bare: set[str]) -> None:
+    """Say before the first step what will have no score."""
+    names = [source.path.name for source in sets.test if source.language in bare]
+    if names:
+        where = predictions_file(job.predictions, task, "test", "xx").parent
+        print(
+            f"{job.out}: no labels in {', '.join(names)} ({len(names)} of {len(sets.test)} test sets): no scores of these, their "
+            f"predictions go to {where} in the form that XTREME evaluates",
+            flush=True,
+        )
+    if sets.unused:
+        print(
+            f"{job.out}: no test set of {', '.join(sets.unused)}, only a dev set: neither scored nor predicted",
+            flush=True,
+        )
+    if sets.held_out:
+        print(
+            f"{job.out}: every tenth training example is held out, as the dev set that settings are chosen on",
+            flush=True,
+        )
+
+
+def _load(model: nn.Module, weights: Path) -> None:
+    try:
+        model.load_state_dict(read_weights(weights))
+    except RuntimeError as error:
+        raise mismatch(weights, weights.parent.parent, error) from None
+
+
+def _work(config: FinetuneConfig, loader: TaskLoader, vocabulary: Vocabulary) -> Work:
     tokens = loader.row_tokens
     forward = tokens * encoder_forward(config.model, config.model.discriminator_layers, tokens)
     with torch.device("meta"):
         encoder = TextEncoder(config.model)
-    return Work(3 * config.tuning.batch * forward, {"encoder": sum(p.numel() for p in encoder.parameters())})
+    parameters = {"encoder": sum(p.numel() for p in encoder.parameters())}
+    return Work(3 * config.tuning.batch * forward, parameters, vocabulary.sha256)
 
 
-def _training_features(
-    sources: Sequence[Source], task: Task, tuning: TuningConfig, saved: Saved
-) -> list[Feature]:
-    wanted, there = tuning.train_languages, [source for source in sources if source.split == "train"]
-    chosen: dict[str, Source] = {}
-    for source in there:
-        if wanted == ("all",) or source.language in wanted:
-            chosen[source.language] = source
-    missing = [language for language in wanted if language != "all" and language not in chosen]
-    if missing or not chosen:
-        raise ValueError(
-            f"no training set of {', '.join(missing) or 'any language'} in --data, only of "
-            f"{', '.join(sorted({source.language for source in there})) or 'none'}: add its folder, or set tuning.train_languages"
-        )
+def _training_features(sets: Sets, task: Task, tuning: TuningConfig, saved: Saved) -> list[Feature]:
     features: list[Feature] = []
     count = 0
-    for language in sorted(chosen):
-        examples = read(chosen[language], task)[: tuning.train_examples or None]
-        features += _features(examples, task, tuning, saved, language, count)
+    for source in sets.train:
+        examples = training_examples(source, task, tuning)
+        features += _features(examples, task, tuning, saved, source.language, count)
         count += len(examples)
     return features
 
@@ -146,12 +236,6 @@ def _features(
 ) -> list[Feature]:
     cfg = saved.encoder.cfg
     return featurise(examples, task, saved.vocabulary, tuning.windows(cfg), language_index(cfg, language), first)
-
-
-def _tests(sources: Sequence[Source]) -> list[Source]:
-    """The files that are scored: tests, and dev sets where a task has no test."""
-    own = [source for source in sources if source.own]
-    return [s for s in own if s.split == "test"] or [s for s in own if s.split == "dev"]
 
 
 def _sha256(encoder: nn.Module) -> str:
@@ -178,42 +262,59 @@ def _start(encoder: Mapping[str, Tensor], config: FinetuneConfig) -> Fill:
 
 def _scores(
     model: TaskModel,
-    sources: Sequence[Source],
+    sets: Sets,
     saved: Saved,
     job: Job,
     tuning: TuningConfig,
-    rank: int,
-    world: int,
+    place: tuple[int, int],
     stop: StopRequest,
-) -> dict[str, dict[str, float]]:
-    """Scores of this rank's share of the languages, up to a request to stop; the predictions are left in the run folder."""
-    task = TASKS[job.task]
-    scores: dict[str, dict[str, float]] = {}
-    for source in _tests(sources)[rank::world]:
+) -> dict[tuple[str, str], dict[str, float] | None]:
+    """Scores of the share of rank `place[0]` of `place[1]`, by purpose and language, up to a request to stop; None without labels.
+
+    The predictions of tests are left in the run folder.
+    """
+    task, (rank, world) = TASKS[job.task], place
+    asked = [("test", source) for source in sets.test] + [("dev", source) for source in sets.dev]
+    scores: dict[tuple[str, str], dict[str, float] | None] = {}
+    for purpose, source in asked[rank::world]:
         if stop.received is not None:
             break
-        examples = read(source, task)
+        examples = read(source, task) if purpose == "test" else dev_examples(source, task, tuning)
         features = _features(examples, task, tuning, saved, source.language)
         predictions = predict(model, examples, features, task)
-        write_json(job.out / "predictions" / f"{source.language}.json", predictions)
-        scores[source.language] = score(job.task, task, examples, predictions, source.language)
+        if purpose == "test":
+            write_predictions(
+                predictions_file(job.predictions, task, source.split, source.language), examples, predictions
+            )
+        known = labelled(examples)
+        scores[purpose, source.language] = (
+            score(job.task, task, examples, predictions, source.language) if known else None
+        )
     return scores
 
 
 def _summary(
-    job: Job, tuning: TuningConfig, sources: Sequence[Source], languages: dict[str, dict[str, float]]
+    job: Job, tuning: TuningConfig, sets: Sets, scores: Mapping[tuple[str, str], dict[str, float] | None]
 ) -> dict[str, Any]:
-    """What `scores.json` holds: by language, their mean, and how far the others lie behind English (the transfer gap)."""
-    metrics = TASKS[job.task].metrics
-    others = [language for language in languages if language != PIVOT]
+    """What `scores.json` holds, see docs/finetuning.md."""
+    task, split = TASKS[job.task], sets.test[0].split
+    languages = {code: one for (purpose, code), one in sorted(scores.items()) if purpose == "test" and one is not None}
+    bare = sorted(code for (_, code), one in scores.items() if one is None)
+    dev = {code: one for (purpose, code), one in sorted(scores.items()) if purpose == "dev" and one is not None}
     result: dict[str, Any] = {
-        "task": job.task, "model": str(job.model), "seed": job.seed, "split": _tests(sources)[0].split,
-        "train_languages": list(tuning.train_languages), "metric": list(metrics),
-        "tuning": asdict(tuning), "languages": dict(sorted(languages.items())),
-        "mean": {metric: fmean(one[metric] for one in languages.values()) for metric in metrics},
+        "task": job.task, "model": str(job.model), "seed": job.seed, "split": split,
+        "train_languages": [source.language for source in sets.train], "metric": list(task.metrics),
+        "tuning": asdict(tuning), "settings": job.settings, "languages": languages, "files": sets.fingerprints(),
+        "unlabelled": {code: str(predictions_file(Path("predictions"), task, split, code)) for code in bare},
+        "dev": {"languages": dev, "mean": _mean(task, dev), "held_out": sets.held_out} if dev else None,
     }  # fmt: skip
+    if languages:
+        result["mean"] = _mean(task, languages)
+    others = {code: one for code, one in languages.items() if code != PIVOT}
     if PIVOT in languages and others:
-        result["gap"] = {
-            metric: languages[PIVOT][metric] - fmean(languages[other][metric] for other in others) for metric in metrics
-        }
+        result["gap"] = {metric: languages[PIVOT][metric] - mean for metric, mean in _mean(task, others).items()}
     return result
+
+
+def _mean(task: Task, languages: Mapping[str, dict[str, float]]) -> dict[str, float]:
+    return {metric: fmean(one[metric] for one in languages.values()) for metric in task.metrics}

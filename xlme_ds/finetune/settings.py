@@ -19,8 +19,8 @@ class TuningConfig:
     batch: int = 0
     """Examples that one step consumes (windows, for questions)."""
     epochs: int = 0
-    warmup: float = 0.1
-    """Share of the steps in which the learning rate rises; XNLI's published 12,500 steps count where they are fewer."""
+    warmup: float | None = None
+    """Share of the steps in which the learning rate rises; None takes the task's published one, a tenth, or XNLI's 12,500 steps."""
     layer_decay: float = 1.0
     """The learning rate falls by this factor from layer to layer downwards (ERNIE-M: 0.8 or 0.9)."""
     dropout: float = 0.1
@@ -37,6 +37,8 @@ class TuningConfig:
     """Languages whose training sets are read; `all`: every one there is (translate-train-all)."""
     train_examples: int = 0
     """Read only so many of each language's training examples, from the start; 0: all."""
+    held_out: bool = False
+    """Train on nine tenths and score the rest as the dev set; --grid does so where --data has no dev set to choose on."""
 
     def completed(self, task: Task, model: ModelConfig) -> Self:
         """With the task's values in place of zeros. Raises ValueError for values that cannot be used."""
@@ -46,6 +48,7 @@ class TuningConfig:
             learning_rate=self.learning_rate or task.learning_rates[0],
             batch=self.batch or task.batches[0],
             epochs=self.epochs or task.epochs[0],
+            warmup=0.1 if self.warmup is None and not task.warmup_steps else self.warmup,
             max_tokens=longest,
             question_tokens=min(self.question_tokens, longest // 4),
             stride=min(self.stride, longest // 2),
@@ -90,9 +93,8 @@ def settings(
 ) -> FinetuneConfig:
     """The whole configuration of one run on `features` inputs; `tuning` is completed. Raises ValueError."""
     steps = ceil(features * tuning.epochs / tuning.batch)
-    warmup = int(steps * tuning.warmup)
-    if TASKS[task].warmup_steps:
-        warmup = min(TASKS[task].warmup_steps, steps // 2)
+    # A run of few steps has none left of XNLI's after its half.
+    warmup = min(TASKS[task].warmup_steps, steps // 2) if tuning.warmup is None else int(steps * tuning.warmup)
     optimizer = OptimizerConfig(
         tuning.learning_rate, warmup, 0.9, 0.999, 1e-8, tuning.weight_decay, tuning.clip, tuning.layer_decay
     )

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import ModelConfig
 from .attention_cpu import attend
+from .dropout import drop
 from .linear import Linear
 from .relative_position import Gate, spread
 
@@ -78,18 +79,24 @@ class Attention(nn.Module):
     def __init__(self, cfg: ModelConfig):
         super().__init__()
         self.heads = cfg.heads
+        self.dropout = cfg.attention_dropout
         self.qkv = Linear(cfg.width, 3 * cfg.width)
         self.output = Linear(cfg.width, cfg.width)
         self.gate = Gate(cfg.heads, cfg.width // cfg.heads) if cfg.relative_bias == "gated" else None
 
-    def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias) -> Tensor:
-        """Attention output, [B, T, D]."""
+    def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
+        """Attention output, [B, T, D]; weights are dropped by `keys_B`, if there are any."""
         rows, tokens, width = x_BTD.shape
+        dropping = keys_B is not None and self.dropout > 0
         attend = triton_attend if isinstance(bias, ItemBias) else fused_attend if x_BTD.is_cuda else plain_attend
         together = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        q_BHTK, k_BHTK, v_BHTK = together.contiguous() if attend is plain_attend else together  # which reads them often
+        q_BHTK, k_BHTK, v_BHTK = together.contiguous() if dropping or attend is plain_attend else together  # which read them often
         gate_BHT1 = None if self.gate is None else self.gate(q_BHTK)
-        out_BHTK = attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias)  # type: ignore[arg-type]
+        if dropping:
+            assert keys_B is not None and isinstance(bias, AttentionBias)  # ModelConfig.validate sees to the latter
+            out_BHTK = dropping_attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias, self.dropout, keys_B)
+        else:
+            out_BHTK = attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias)  # type: ignore[arg-type]
         return self.output(out_BHTK.transpose(1, 2).reshape(rows, tokens, width))
 
 
@@ -113,6 +120,21 @@ def fused_attend(
     # cuDNN's kernel, torch's first choice on Hopper, has no gradient for the bias and misreads one of another type.
     with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
+
+
+def dropping_attend(
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: AttentionBias, rate: float, keys_B: Tensor
+) -> Tensor:
+    """The same with weights dropped by `keys_B`, on any device: its scores exist whole, those of a row as heads × T rows of T."""
+    scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.mT
+    if bias.distance_HTT is not None:
+        scores_BHTT = scores_BHTT + (bias.distance_HTT if gate_BHT1 is None else bias.distance_HTT * gate_BHT1)
+    allowed_B1TT = bias.allowed_B1TT
+    if allowed_B1TT is None:
+        assert bias.segments_BT is not None
+        allowed_B1TT = item_mask(bias.segments_BT)
+    weights_BHTT = torch.where(allowed_B1TT, scores_BHTT, float("-inf")).softmax(-1)
+    return drop(weights_BHTT.flatten(1, 2), rate, keys_B).view_as(weights_BHTT) @ v_BHTK
 
 
 def triton_attend(

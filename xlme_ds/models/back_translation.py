@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..data.batch import Batch
-from ..data.rows import PAD, UNK
+from ..data.rows import PAD
 from .language_model import LanguageModel, LanguageModelOutput, Masking
 
 
@@ -45,10 +45,10 @@ def first_pass(batch: Batch) -> Batch:
 def second_pass(batch: Batch, first: Batch, predicted_P: Tensor) -> Batch:
     """`batch` with the open places filled: `first` is what `first_pass` gave, `predicted_P` the model's most likely tokens.
 
-    The most likely ones, as a translation should be, and for which no randomness is needed. A special token, which would change
-    the item's layout, becomes `<unk>`.
+    The most likely ones, as a translation should be, and for which no randomness is needed; of the ordinary ones, as the model
+    finds while it is `writing`: a special one would change the item's layout, and a `<mask>` would be one that nobody predicts.
     """
-    tokens = batch.tokens_BT.flatten().index_copy(0, first.masked_M, predicted_P.clamp(min=UNK))
+    tokens = batch.tokens_BT.flatten().index_copy(0, first.masked_M, predicted_P)
     return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT))
 
 
@@ -59,7 +59,9 @@ class BackTranslationModel(LanguageModel):
         """Fill, in evaluation mode, mask and predict."""
         first, training = first_pass(batch), self.training
         self.eval()
+        self.writing = True
         with torch.no_grad():
             predicted_P = super().forward(first).predicted_M
+        self.writing = False
         self.train(training)
         return super().forward(second_pass(batch, first, predicted_P))

@@ -11,7 +11,8 @@ from .language_model import Masking
 
 @dataclass(frozen=True)
 class Causal(Masking):
-    """Nothing is masked: the batch's masked positions, all ordinary tokens, are what is predicted, each from the state before it."""
+    """Nothing is masked: the batch's masked positions, all ordinary tokens and ends of sentences, are what is predicted, each from the
+    state before it."""
 
     random: float = 0.0
     keep: float = 1.0

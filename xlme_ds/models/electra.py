@@ -4,6 +4,7 @@ B rows, T tokens, M masked positions of the batch, D width.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from ..data.batch import Batch
 from .compiled import begin
-from .dropout import APART, derive
 from .embedding import lookup, read_whole
 from .encoder import Encoder, Part
 from .heads import MaskedLanguageModelHead, ReplacedTokenHead
@@ -56,7 +56,8 @@ class Electra(nn.Module):
                 self.register_parameter(f"embedding_{n}", nn.Parameter(torch.empty(size, cfg.width)))
                 if cfg.embedding_sharing == "gdes":
                     self.register_parameter(f"difference_{n}", nn.Parameter(torch.empty(size, cfg.width)))
-            self.generator = Encoder(cfg, Part(range(cfg.generator_layers)))
+            without = replace(cfg, dropout=0.0, attention_dropout=0.0)  # its samples are what the discriminator reads
+            self.generator = Encoder(without, Part(range(cfg.generator_layers)))
             self.masked_head = MaskedLanguageModelHead(cfg)
         self.discriminator = Encoder(cfg, self.part)
         if self.part.last:
@@ -86,7 +87,6 @@ class Electra(nn.Module):
             batch.positions_BT,
             batch.segments_BT,
             batch.languages_BT,
-            derive(batch.keys_B, APART),
         )
         hidden_MD = hidden_BTD.flatten(0, 1)[batch.masked_M]
         generated = self.masked_head(hidden_MD, lambda: table, targets_M, batch.uniforms_M)

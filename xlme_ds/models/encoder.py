@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from ..config import ModelConfig
 from .attention import item_mask, shared_bias
 from .dropout import derive, drop
-from .layers import LAYER_NORM_EPSILON, TransformerLayer
+from .layers import TransformerLayer
 from .relative_position import RelativePositionTable
 
 
@@ -39,6 +39,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.checkpointing = cfg.activation_checkpointing
         self.dropout = cfg.dropout
+        self.drops = cfg.dropout > 0 or cfg.attention_dropout > 0
         self.kernel = cfg.attention
         positions = part.first and cfg.absolute_positions
         self.positions = nn.Parameter(torch.empty(cfg.max_positions, cfg.width)) if positions else None
@@ -52,8 +53,8 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleDict({str(n): TransformerLayer(cfg) for n in part.layers})
         # Post-LN normalises what enters the first layer; pre-LN what leaves the last, and the first on request.
         input_norm, output_norm = cfg.norm == "post" or cfg.embedding_norm, cfg.norm == "pre"
-        self.input_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON) if part.first and input_norm else None
-        self.output_norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON) if part.last and output_norm else None
+        self.input_norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon) if part.first and input_norm else None
+        self.output_norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon) if part.last and output_norm else None
 
     def embed(
         self,
@@ -79,7 +80,7 @@ class Encoder(nn.Module):
 
     def _dropping(self, keys_B: Tensor | None) -> Tensor | None:
         """`keys_B` where something is dropped."""
-        if not (self.training and self.dropout):
+        if not (self.training and self.drops):
             return None
         assert keys_B is not None
         return keys_B

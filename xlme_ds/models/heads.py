@@ -10,30 +10,46 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from .layers import LAYER_NORM_EPSILON
+from ..data.rows import UNK
 from .masked_head import MaskedTokens, masked_softmax
+
+_NEVER = -1e30
+"""Logit of what is not to be predicted: its weight is an exact 0, where an infinity could give a NaN."""
 
 
 class MaskedLanguageModelHead(nn.Module):
-    """Dense, GELU, LayerNorm, then the decoder tied to the embedding plus a bias."""
+    """Dense, GELU, LayerNorm, then the decoder tied to the embedding plus a bias; or this decoder alone (`model.masked_head`)."""
 
     def __init__(self, cfg: ModelConfig):
         super().__init__()
         self.chunk = cfg.head_chunk
-        self.dense = nn.Linear(cfg.width, cfg.width)
-        self.norm = nn.LayerNorm(cfg.width, eps=LAYER_NORM_EPSILON)
+        between = cfg.masked_head == "dense"
+        self.dense = nn.Linear(cfg.width, cfg.width) if between else None
+        self.norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon) if between else None
         self.bias = nn.Parameter(torch.empty(cfg.vocabulary))
 
     def forward(
-        self, hidden_MD: Tensor, table: Callable[[], Sequence[Tensor]], targets_M: Tensor, uniforms_M: Tensor
+        self,
+        hidden_MD: Tensor,
+        table: Callable[[], Sequence[Tensor]],
+        targets_M: Tensor,
+        uniforms_M: Tensor,
+        ordinary: bool = False,
     ) -> MaskedTokens:
         """Loss, sample and prediction at the masked positions; `table` gives the blocks of the tied embedding.
 
         Given as they are, ZeRO-3 puts views in their places (0.19.8), for which it keeps the whole table until the backward pass,
         and on one process with parameters on a disk they show by then whatever was read into the same buffer since.
+        `ordinary`: the prediction is written into the text, so no special token; the loss then means nothing.
         """
-        features_MD = self.norm(F.gelu(self.dense(hidden_MD)))
-        return masked_softmax(features_MD, table(), self.bias, targets_M, uniforms_M, self.chunk)
+        bias_V: Tensor = self.bias
+        if ordinary:
+            bias_V = bias_V.detach().clone()
+            bias_V[: UNK + 1] = bias_V[-1] = _NEVER
+        features_MD = hidden_MD
+        if self.dense is not None and self.norm is not None:
+            features_MD = self.norm(F.gelu(self.dense(hidden_MD)))
+        return masked_softmax(features_MD, table(), bias_V, targets_M, uniforms_M, self.chunk)
 
 
 class ReplacedTokenHead(nn.Module):

@@ -4,6 +4,8 @@ B rows, T tokens, H heads, D width, F feed-forward size, M masked positions, V v
 tensors autograd keeps is tested against autograd itself.
 """
 
+from dataclasses import replace
+
 from .layout import Layout
 
 INTEGER = 8  # token ids, positions, segments
@@ -18,22 +20,25 @@ def layer(of: Layout) -> float:
 
     D-wide, 8 in all: the inputs of both norms and what they give, what the output projection reads, and of attention q,
     k and v; on the GPU 2 more for the gate, which copies q for each of its two products. Dropout keeps what it dropped, a byte
-    each, twice.
+    each, twice. Of attention that drops weights 1 more, the scaled q; it is no kernel.
     """
     cfg, rows = of.model, of.rows * of.row_tokens
-    gated = cfg.relative_bias == "gated"
-    wide = (10 if gated and of.fused else 8) * rows * cfg.width
+    gated, dropping = cfg.relative_bias == "gated", cfg.attention_dropout > 0
+    wide = (9 if dropping else 10 if gated and of.fused else 8) * rows * cfg.width
     feed_forward = 2 * rows * cfg.feed_forward
     gates = 5 if gated else int(of.triton)  # which takes a gate of ones where there is none
-    per_head = rows * cfg.heads * (gates * of.element + (FLOAT if of.fused else 0))
+    per_head = rows * cfg.heads * (gates * of.element + (FLOAT if of.fused and not dropping else 0))
     norms = 4 * rows * (FLOAT if of.fused else of.element)
     dropped = 2 * rows * cfg.width if cfg.dropout else 0
     return (wide + feed_forward) * of.element + _scores(of) + per_head + norms + dropped
 
 
 def _scores(of: Layout) -> float:
-    """Of queries and keys: the bias that torch's kernel for the GPU takes, or d for the Triton kernels; on the CPU nothing."""
+    """Of queries and keys: the bias that torch's kernel for the GPU takes, or d for the Triton kernels; on the CPU nothing. Where
+    weights are dropped these, before and after, and a byte each, and on the CPU who may see whom."""
     cfg = of.model
+    if cfg.attention_dropout:
+        return of.tokens * of.row_tokens * (cfg.heads * (2 * of.element + 1) + (not of.fused))
     if of.triton:
         return cfg.heads * _distances(of) * FLOAT
     return of.fused * of.tokens * of.row_tokens * (1 if cfg.relative_bias == "none" else cfg.heads) * of.element
@@ -74,8 +79,9 @@ def encoder(of: Layout, layers: int, first: bool = True, last: bool = True) -> f
 
 
 def masked_head(of: Layout) -> float:
-    """Dense, GELU, norm at the masked positions; of the softmax itself only a number a position."""
-    return of.objective.mask_fraction * of.tokens * (4 * of.model.width * of.element + 4 * INTEGER)
+    """Dense, GELU, norm at the masked positions, or what they read alone; of the softmax itself only a number a position."""
+    wide = 4 if of.model.masked_head == "dense" else 1
+    return of.objective.mask_fraction * of.tokens * (wide * of.model.width * of.element + 4 * INTEGER)
 
 
 def replaced_head(of: Layout) -> float:
@@ -84,7 +90,8 @@ def replaced_head(of: Layout) -> float:
 
 
 def generator(of: Layout) -> float:
-    """Everything before the encoder that is cut."""
+    """Everything before the encoder that is cut; it drops nothing."""
+    of = replace(of, model=replace(of.model, dropout=0.0, attention_dropout=0.0))
     return encoder(of, of.model.generator_layers) + masked_head(of) if of.work.before else 0.0
 
 
@@ -101,8 +108,8 @@ def working(of: Layout) -> float:
     feed_forward = 2 * of.tokens * of.model.feed_forward * of.element
     if of.triton:  # each tile of queries has its share of d's gradient
         scores = of.tokens / _TILES[of.element] * of.model.heads * _distances(of) * FLOAT
-    elif of.fused:
-        heads = of.model.heads if of.model.relative_bias != "none" else 1
+    elif of.fused or of.model.attention_dropout:
+        heads = of.model.heads if of.model.relative_bias != "none" or of.model.attention_dropout else 1
         scores = 3 * of.tokens * of.row_tokens * heads * of.element - feed_forward
     else:  # of one row, in tiles; and gradients of q, k and v
         scores = 3 * min(of.row_tokens**2 * of.model.heads * of.element, _TILE) + 3 * wide(of)

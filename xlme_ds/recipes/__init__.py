@@ -5,7 +5,7 @@ from collections.abc import Callable
 from ..config import RunConfig
 from .ablations import xlme, xlme_no_gate, xlme_no_trtd
 from .base import base_zero1
-from .ernie_m import ernie_m, ernie_m_stage2
+from .ernie_m import ernie_m, ernie_m_large, ernie_m_large_stage2, ernie_m_stage2
 from .large import large_pipe, large_zero2
 from .quickstart import quickstart
 from .xl import xl_pipe, xl_zero3
@@ -16,7 +16,8 @@ RECIPES: dict[str, Callable[[], RunConfig]] = {
     function.__name__: function
     for function in (
         quickstart, base_zero1, large_zero2, large_pipe, xl_zero3, xl_pipe,
-        xlme, xlme_no_trtd, xlme_no_gate, xlmr, xlmr_tlm, ernie_m, ernie_m_stage2, xlm, xlm_clm,
+        xlme, xlme_no_trtd, xlme_no_gate, xlmr, xlmr_tlm, ernie_m, ernie_m_stage2, ernie_m_large, ernie_m_large_stage2,
+        xlm, xlm_clm,
     )
 }
 

@@ -1,4 +1,8 @@
-"""XLM (Conneau and Lample, 2019), as it was trained for XNLI: twelve layers, the fifteen languages of that test."""
+"""XLM (Conneau and Lample, 2019), as it was trained for XNLI: twelve layers, the fifteen languages of that test.
+
+What the paper leaves open is its published code's: attention dropout, the norms' epsilon, the prediction layer, betas, clipping. The number
+of steps was not published; it and the schedule are XLM-E's.
+"""
 
 from ..config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, TrainConfig
 
@@ -13,10 +17,13 @@ MODEL = ModelConfig(
     layout="xlm",
     language_embeddings=LANGUAGES,
     dropout=0.1,
+    attention_dropout=0.1,
     norm="post",
+    norm_epsilon=1e-12,
     relative_bias="none",
+    masked_head="linear",
 )
-# 64 rows on each of 64 GPUs are 2^20 tokens a step, as many as XLM-E's. The number of steps was not published.
+# 64 rows on each of 64 GPUs are 2^20 tokens a step, as many as XLM-E's.
 _ADAM = OptimizerConfig(learning_rate=1e-4, beta2=0.999, epsilon=1e-8, weight_decay=0.0, clip=5.0)
 
 

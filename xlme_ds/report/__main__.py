@@ -6,6 +6,7 @@ from pathlib import Path
 
 import tyro
 
+from ..cli import fail
 from .page import write_report
 from .xtreme_page import write_xtreme
 
@@ -29,18 +30,16 @@ class XtremeConfig:
 
 
 def main() -> None:
-    """Write the page and name it; a user's mistake ends in one line on stderr and exit code 1, under `xtreme` 2."""
+    """Write the page and name it; a user's mistake ends in one line on stderr and exit code 2."""
     arguments = sys.argv[1:]
-    xtreme = arguments[:1] == ["xtreme"]
     try:
-        if xtreme:
+        if arguments[:1] == ["xtreme"]:
             tables = tyro.cli(XtremeConfig, prog="python -m xlme_ds.report xtreme", args=arguments[1:])
             print(write_xtreme(tables.runs, tables.out))
         else:
             print(write_report(tyro.cli(ReportConfig, prog="python -m xlme_ds.report", args=arguments).run))
-    except ValueError as error:
-        print(f"xlme_ds.report: error: {error}", file=sys.stderr)
-        sys.exit(2 if xtreme else 1)
+    except (ValueError, OSError) as error:
+        fail("xlme_ds.report", error)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..data.schema import read_json
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -25,29 +27,18 @@ def read_run(run: Path) -> RunFolder:
         raise ValueError(f"{run} is not a folder: name the --out folder of a pre-training run")
     return RunFolder(
         name=run.resolve().name,
-        config=read_json(run / "config.json", dict),
+        config=read_optional(run / "config.json", dict),
         metrics=read_steps(run / "metrics.jsonl"),
         heldout=read_steps(run / "heldout.jsonl"),
-        retrieval=read_json(run / "retrieval.json", dict),
-        samples=read_json(run / "samples.json", list),
-        languages=read_json(run / "languages.json", dict),
+        retrieval=read_optional(run / "retrieval.json", dict),
+        samples=read_optional(run / "samples.json", list),
+        languages=read_optional(run / "languages.json", dict),
     )
 
 
-def read_json(path: Path, kind: type) -> Any:
-    """The value of a JSON file that holds a `kind`, or None when there is no such file."""
-    if not path.exists():
-        return None
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} line {error.lineno} is not JSON ({error.msg}): restore or remove the file") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not UTF-8: restore the file or remove it") from None
-    if not isinstance(value, kind):
-        found = type(value).__name__
-        raise ValueError(f"{path} holds a JSON {found}, not a {kind.__name__}: restore the file or remove it")
-    return value
+def read_optional(path: Path, kind: type) -> Any:
+    """The value of a JSON file that holds a `kind`, or None when there is no such file. Raises ValueError for any other content."""
+    return read_json(path, kind) if path.exists() else None
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
@@ -60,7 +51,7 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} line {number} is not JSON ({error}): restore or remove that line") from None
         if not isinstance(record, dict) or not isinstance(record.get("step"), int):
             raise ValueError(f"{path} line {number} has no whole number `step`: restore or remove that line")

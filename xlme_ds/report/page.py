@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 
 from ..config import OBJECTIVE_DESCRIPTIONS
+from ..train.folder import missing_steps
 from . import figures
 from .figures import number
 from .folder import RunFolder, read_run
@@ -47,10 +48,11 @@ def render(run: RunFolder) -> str:
     environment.filters |= {"number": number, "percent": percent}
     return environment.get_template("template.html").render(
         run=run,
-        title=(run.config or {}).get("config", {}).get("name") or run.name,
-        about=OBJECTIVE_DESCRIPTIONS.get((run.config or {}).get("config", {}).get("objective", {}).get("name", "")),
-        cards=cards(run),
-        panels=figures.curves(run.metrics, run.heldout),
+        title=_checked("config.json", lambda: (run.config or {}).get("config", {}).get("name")) or run.name,
+        about=_checked("config.json", lambda: about(run)),
+        cards=_checked("config.json, metrics.jsonl or heldout.jsonl", lambda: cards(run)),
+        panels=_checked("metrics.jsonl or heldout.jsonl", lambda: figures.curves(run.metrics, run.heldout)),
+        gaps=_checked("config.json", lambda: gaps(run)),
         shares=_checked("languages.json", lambda: language_shares(run.languages)),
         retrieval=_checked("retrieval.json", lambda: retrieval(run.retrieval)),
         samples=_checked("samples.json", lambda: sentences(run.samples)),
@@ -59,12 +61,32 @@ def render(run: RunFolder) -> str:
     )
 
 
+def about(run: RunFolder) -> str | None:
+    """What the run was trained for."""
+    return OBJECTIVE_DESCRIPTIONS.get((run.config or {}).get("config", {}).get("objective", {}).get("name", ""))
+
+
+def gaps(run: RunFolder) -> dict[str, str]:
+    """By file the steps that should have a record by the settings, and have none: lost, or logged less often before a resume."""
+    settings = (run.config or {}).get("config", {}).get("train", {})
+    files = {"metrics.jsonl": (run.metrics, "log_every"), "heldout.jsonl": (run.heldout, "eval_every")}
+    last = max((record["step"] for records, _ in files.values() for record in records), default=0)
+    found = {
+        file: missing_steps((record["step"] for record in records), every, last)
+        for file, (records, key) in files.items()
+        if records and (every := settings.get(key, 0))
+    }
+    return {file: steps for file, steps in found.items() if steps}
+
+
 def _checked(file: str, build: Callable[[], Any]) -> Any:
-    """What `build` makes of a file; a key that the file lacks is an error that names both."""
+    """What `build` makes of a file; what it lacks, or has in another form, is an error that names the file."""
     try:
         return build()
     except KeyError as error:
         raise ValueError(f"{file} has no {error} where the report needs it: write it again or remove it") from None
+    except (TypeError, AttributeError, IndexError, ZeroDivisionError) as error:
+        raise ValueError(f"{file} has another form than the report needs ({error}): write it again or remove it") from None
 
 
 def cards(run: RunFolder) -> list[Card]:

@@ -39,7 +39,7 @@ def show(cell: Cell | None, decimals: int) -> str:
         f"{value:.{decimals}f}" + (f" ± {around:.{decimals}f}" if around is not None else "")
         for value, around in zip(cell.values, spreads, strict=True)
     ]
-    return " / ".join(numbers) + (f" [{', '.join(cell.marks)}]" if cell.marks else "")
+    return (" / ".join(numbers) + (f" [{', '.join(cell.marks)}]" if cell.marks else "")).lstrip()
 
 
 def headings(table: Table) -> list[str]:

@@ -26,7 +26,10 @@ _GROUPS = {
     False: "Pre-training on multilingual corpus",
     True: "Pre-training on both multilingual corpus and parallel corpus",
 }
-_MARKS = "In brackets: languages (of all the task has), seeds if more than one, the split if it is not the test set."
+_MARKS = (
+    "In brackets: languages (of all the task has), how many more have tests without labels, which are predicted and not scored, seeds "
+    "if more than one, the split if it is not the test set, and of how many settings the one shown was the best on which dev sets."
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def tables(models: list[Model]) -> list[Table]:
 
 
 def _having(models: list[Model], task: str) -> list[Model]:
-    return [model for model in models if task in model.results]
+    return [model for model in models if task in model.results and model.results[task].languages]
 
 
 def _published_rows(name: str) -> list[Row]:
@@ -98,10 +101,20 @@ def _part(found: int, whole: int, unit: str) -> tuple[str, ...]:
 
 def _marks(task: str, result: Result) -> tuple[str, ...]:
     whole = TASKS[task][1] if task in TASKS else len(published()["by_language"][task]["languages"])
-    marks = _part(len(result.runs[0].languages), whole, "languages")
+    first = result.runs[0]
+    if not first.languages:
+        return ("no labels: predictions alone",)
+    marks = _part(len(first.languages), whole, "languages")
+    if first.unlabelled:
+        marks += (f"{len(first.unlabelled)} without labels",)
     if len(result.runs) > 1:
         marks += (f"{len(result.runs)} seeds",)
-    return marks if result.runs[0].split == "test" else (*marks, result.runs[0].split)
+    if first.split != "test":
+        marks += (first.split,)
+    of = str(result.settings) if result.found == result.settings else f"{result.found} of {result.settings}"
+    if result.found > 1 and first.dev:
+        return (*marks, f"best of {of} settings on {first.dev.name}")
+    return marks if result.settings == 1 else (*marks, f"{of} settings")
 
 
 def _over_seeds(columns: list[tuple[float, ...]], marks: tuple[str, ...]) -> Cell:
@@ -121,8 +134,9 @@ def _main_table(models: list[Model]) -> Table:
         results = {task: result for task, result in model.results.items() if task in TASKS}
         if results:
             cells = {task: _over_seeds(result.means, _marks(task, result)) for task, result in results.items()}
-            average = fmean(fmean(cell.values) for cell in cells.values())
-            cells["average"] = Cell((average,), _part(len(results), len(TASKS), "tasks"))
+            scored = [fmean(cell.values) for cell in cells.values() if cell.values]
+            if scored:
+                cells["average"] = Cell((fmean(scored),), _part(len(scored), len(TASKS), "tasks"))
             rows.append(Row(model.name, "", cells, "This implementation"))
     return Table(
         "table1", "XTREME: fine-tuned on English unless said, scored on every language (layout of XLM-E Table 1)", columns, rows,
@@ -175,6 +189,8 @@ def _alignment_table(models: list[Model]) -> Table:
             for name, scores in model.align["tests"].items():
                 column = next((pair for pair in _PAIRS if set(pair.split("-")) == set(name.split("-"))), name)
                 columns.setdefault(column, (column, ("",)))
+                if column in cells:
+                    raise ValueError(f"{model.name} has alignments of {column} and of {name}, which are one test: keep one in --runs")
                 cells[column] = Cell((100 * scores["aer"][layer],))
             known = [cells[pair].values[0] for pair in _PAIRS if pair in cells]
             if known:

@@ -15,28 +15,31 @@ import numpy as np
 from ..data.corrupt import Parts
 from ..data.loader import Loader
 from ..data.rows import TASKS
-from ..engine.processes import broadcast, naming, together
+from ..data.schema import naming
+from ..engine.processes import broadcast, together
 
 FOLDER = "audit"
 ATTEMPTS = "attempts.jsonl"
 
 
-def audit(run: Path, loader: Loader, start: int, rank: int, world: int) -> None:
-    """Have `loader` write down what it reads from now on, once for every share of the rows; collective."""
+def audit(run: Path, loader: Loader, start: int, rank: int, world: int) -> Path | None:
+    """Have `loader` write down what it reads from now on, once for every share of the rows; the file of this rank; collective."""
     folder = run / FOLDER
     attempt = broadcast(together(lambda: _begin(folder, start, world) if rank == 0 else 0))
-    if rank < loader.plan.world:  # the other stages of a pipeline read the same
-        path = folder / f"rank_{rank:05d}.jsonl"
-        loader.watch = lambda step, read: _record(path, attempt, step, read)
+    if rank >= loader.plan.world:  # the other stages of a pipeline read the same
+        return None
+    path = folder / f"rank_{rank:05d}.jsonl"
+    loader.watch = lambda step, read: _record(path, attempt, step, read)
+    return path
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of one of the files."""
     found = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in path.read_bytes().split(b"\n"):
         try:
             found.append(json.loads(text))
-        except ValueError:  # empty, or half-written: then its step was not finished, and is done again
+        except (ValueError, RecursionError):  # empty, or half-written: then its step was not finished, and is done again
             continue
     return found
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Training
+from ..engine.processes import together
 from ..engine.protocol import Engine, StepStats
 from .checkpoint import Checkpoints
 from .metrics import MetricsLog, StepLines
@@ -132,5 +133,5 @@ class Save(Callback):
         self.checkpoints.wait(self.engine)
 
     def _save(self, done: int) -> None:
-        self.checkpoints.save(self.engine, done, self.state())
+        self.checkpoints.save(self.engine, done, together(self.state))
         self.saved = done

@@ -2,25 +2,29 @@
 
 A checkpoint folder holds one state file a rank (`engine/statefile.py`), `state.json` (position, data fingerprints, the
 probe's loss) and `complete.json` (bytes and CRC-32 of every file), which is written last. All that is named without a
-marker does not exist; all is on the disk before the marker is.
+marker does not exist; all is on the disk before the marker is. Other names in `checkpoints/` are nobody's business here.
 """
 
-import json
 import math
-import os
+import re
 import shutil
+import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..data.schema import write_json
-from ..engine.processes import SharedError, broadcast, gather, naming, together
+from ..cli import in_words
+from ..data.schema import naming, read_json, write_json
+from ..engine.processes import SharedError, broadcast, gather, together
 from ..engine.protocol import Engine
 from ..engine.statefile import StateReader, StateWriter, state_file
+from .folder import to_disk
 
 _PREFIX = "step_"
+_NAME = re.compile(_PREFIX + r"(\d{8,})")
+_PARTIAL = ".partial"
 _COMPLETE = "complete.json"
 _STATE = "state.json"
 _LATEST = "latest.json"
@@ -81,7 +85,7 @@ class Checkpoints:
     def newest(self, rank: int = 0, world: int = 1) -> tuple[Path | None, list[str]]:
         """The newest sound checkpoint or None, and a sentence for each newer one that cannot be used; collective."""
         complaints: list[str] = []
-        for folder in sorted(broadcast(self.all()), reverse=True):
+        for folder in reversed(broadcast(together(self.all))):
             fault = find_fault(folder, rank, world)
             if fault is None:
                 return folder, complaints
@@ -95,12 +99,12 @@ class Checkpoints:
         probe loss is further than `tolerance` (relative) from the stored one.
         """
         state = together(lambda: _matching(read_state(folder), folder, expected))
-        engine.load(together(lambda: StateReader(folder)))
+        engine.load(together(lambda: StateReader(state_files(folder))))
         probe = broadcast(engine.probe_loss())
         if not math.isclose(probe, state["probe"], rel_tol=tolerance):
             raise SharedError(
                 f"{folder} was saved with a loss of {state['probe']:.7g} on the probe batch, loaded it gives {probe:.7g}: "
-                "the state did not come back as it was, resume from another checkpoint or with the engine that saved it"
+                "the state did not come back as it was, resume from another checkpoint, or with the engine and version that saved it"
             )
         return int(state["step"])
 
@@ -114,85 +118,137 @@ class Checkpoints:
 
     def all(self) -> list[Path]:
         """Checkpoint folders, oldest first; whole or not."""
-        return sorted(self.folder.glob(f"{_PREFIX}????????"))
+        try:
+            found = [path for path in self.folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+        except FileNotFoundError:
+            return []
+        return sorted(found, key=_step)
 
     def _partial(self, step: int) -> Path:
-        return self.folder / f"{_PREFIX}{step:08d}.partial"
+        return self.folder / f"{_PREFIX}{step:08d}{_PARTIAL}"
 
     def _renew(self, partial: Path) -> None:
-        for rest in self.folder.glob("*.partial"):  # of saves that failed, and may hold the room that this one needs
-            shutil.rmtree(rest)
+        for rest in self.folder.glob(f"*{_PARTIAL}"):  # of saves that failed, and may hold the room that this one needs
+            if _NAME.fullmatch(rest.stem):
+                _remove(rest)
         partial.mkdir(parents=True)
 
     def _complete(self, saving: _Saving, files: dict[str, dict[str, int]]) -> None:
         final = complete(self._partial(saving.step), saving.state, files)
         with naming(self.folder / "latest.json"):
             write_json(self.folder / _LATEST, {"checkpoint": final.name})
-            _to_disk(self.folder / _LATEST, self.folder)
-        self._prune(saving.step)
+            to_disk(self.folder / _LATEST, self.folder)
+        self._prune(saving.step, saving.state.get("run"))
 
-    def _prune(self, newest: int) -> None:
-        steps = [int(folder.name.removeprefix(_PREFIX)) for folder in self.all()]
-        for step in [step for step in steps if step > newest]:  # unusable: the run went on from one before it
-            shutil.rmtree(self.folder / f"{_PREFIX}{step:08d}")
-        steps = [step for step in steps if step <= newest]
-        for step in steps[: -self.keep_last]:
-            if not (self.keep_every and step % self.keep_every == 0):
-                shutil.rmtree(self.folder / f"{_PREFIX}{step:08d}")
+    def _prune(self, newest: int, run: str | None) -> None:
+        ours = [folder for folder in self.all() if not _foreign(folder, run)]
+        for folder in [folder for folder in ours if _step(folder) > newest]:  # unusable: the run went on from one before it
+            _remove(folder)
+        for folder in [folder for folder in ours if _step(folder) <= newest][: -self.keep_last]:
+            if not (self.keep_every and _step(folder) % self.keep_every == 0):
+                _remove(folder)
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix(_PREFIX))
+
+
+def _foreign(folder: Path, run: str | None) -> bool:
+    """Whether the checkpoint says that it is of another run than `run`."""
+    try:
+        return read_state(folder).get("run") != run
+    except (ValueError, OSError):
+        return False
+
+
+def _remove(path: Path) -> None:
+    """Delete a checkpoint, of a link the link alone; one that cannot be deleted is told, and stays."""
+    try:
+        path.unlink() if path.is_symlink() or not path.is_dir() else shutil.rmtree(path)
+    except OSError as error:
+        print(f"{path} stays, it cannot be deleted: {in_words(error)}", file=sys.stderr, flush=True)
 
 
 def complete(partial: Path, state: Mapping[str, Any], files: Mapping[str, Mapping[str, int]]) -> Path:
     """Turn `X.partial`, whose state files are on the disk as `files` says, into the checkpoint `X`."""
     final = partial.with_suffix("")
     with naming(partial):
-        write_json(partial / _STATE, state)
-        text = (partial / _STATE).read_bytes()
-        _to_disk(partial / _STATE, partial)
-        write_json(partial / _COMPLETE, {**files, _STATE: {"bytes": len(text), "crc32": zlib.crc32(text)}})
-        _to_disk(partial / _COMPLETE, partial)
-        shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step
+        seal(partial, state, files)
+        if final.is_symlink() or final.is_dir():  # a damaged one of the same step
+            _remove(final)
+        elif final.exists():  # no checkpoint: somebody's file
+            final.rename(final.with_name(f"{final.name}.moved"))
         partial.rename(final)
-        _to_disk(final.parent)
+        to_disk(final.parent)
     return final
+
+
+def seal(folder: Path, state: Mapping[str, Any], files: Mapping[str, Mapping[str, int]]) -> None:
+    """Make a checkpoint of `folder`, whose state files are on the disk as `files` says."""
+    write_json(folder / _STATE, state)
+    text = (folder / _STATE).read_bytes()
+    to_disk(folder / _STATE, folder)
+    write_json(folder / _COMPLETE, {**files, _STATE: {"bytes": len(text), "crc32": zlib.crc32(text)}})
+    to_disk(folder / _COMPLETE, folder)
 
 
 def find_fault(folder: Path, rank: int = 0, world: int = 1, checksums: bool = True) -> str | None:
     """What is wrong with a checkpoint, or None: sizes and checksums of all files, shared out among the ranks; collective."""
     try:
-        files = json.loads((folder / _COMPLETE).read_text(encoding="utf-8"))
-        expected = {name: (entry["bytes"], entry["crc32"]) for name, entry in sorted(files.items())}
-        if any(
-            Path(name).name != name for name in expected
-        ):  # a checkpoint from elsewhere reaches into no other folder
-            raise ValueError
-    except (OSError, ValueError, AttributeError, KeyError, TypeError):
+        expected = list(_listed(folder).items())
+    except (OSError, ValueError):
         fault: str | None = f"{_COMPLETE} is missing or damaged"
     else:
-        mine = list(expected.items())[rank::world]
+        mine = expected[rank::world]
         fault = next((found for name, what in mine if (found := _file_fault(folder / name, *what, checksums))), None)
     return next((found for found in gather(fault) if found), None)
 
 
+def state_files(folder: Path) -> list[Path]:
+    """The files of the ranks, of those that its marker lists. Raises ValueError where that is damaged."""
+    return [folder / name for name in _listed(folder) if name != _STATE]
+
+
+def _listed(folder: Path) -> dict[str, tuple[int, int]]:
+    """Bytes and CRC-32 of every file of a checkpoint, by name."""
+    path = folder / _COMPLETE
+    try:
+        files = {name: (entry["bytes"], entry["crc32"]) for name, entry in sorted(read_json(path, dict).items())}
+    except (KeyError, TypeError):
+        raise ValueError(f"{path} is damaged: resume from another checkpoint") from None
+    # A checkpoint from elsewhere reaches into no other folder.
+    if _STATE not in files or any(Path(name).name != name for name in files):
+        raise ValueError(f"{path} lists other files than a checkpoint has: resume from another checkpoint")
+    return files
+
+
 def _file_fault(path: Path, size: int, crc: int, checksum: bool) -> str | None:
-    if not path.is_file():
-        return f"{path.name} is missing"
-    if path.stat().st_size != size:
-        return f"{path.name} has {path.stat().st_size} bytes instead of {size}"
-    if not checksum:
-        return None
-    found = 0
-    with open(path, "rb") as file:
-        while block := file.read(1 << 24):
-            found = zlib.crc32(block, found)
-    return None if found == crc else f"{path.name} has changed since it was written (checksum)"
+    """What is wrong with a file; of an error of reading it, too: one rank that fails alone would leave the others waiting."""
+    try:
+        if not path.is_file():
+            return f"{path.name} is missing"
+        if path.stat().st_size != size:
+            return f"{path.name} has {path.stat().st_size} bytes instead of {size}"
+        found = 0
+        if checksum:
+            with open(path, "rb") as file:
+                while block := file.read(1 << 24):
+                    found = zlib.crc32(block, found)
+    except OSError as error:
+        return f"{path.name} cannot be read ({error.strerror})"
+    return None if found == crc or not checksum else f"{path.name} has changed since it was written (checksum)"
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself: `step`, `world` (processes that saved it), `probe`, data fingerprints."""
+    """What a checkpoint says of itself: `step`, `world` (processes that saved it), `probe`, data fingerprints; since there are any,
+    `run` (which one saved it) and its `settings`."""
     try:
-        state: dict[str, Any] = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        state: dict[str, Any] = read_json(folder / _STATE, dict)
         int(state["step"]), int(state["world"]), float(state["probe"])
-    except (ValueError, TypeError, KeyError) as error:
+        for name in ("settings", "records", "guard"):
+            if not isinstance(state.get(name, {}), dict):
+                raise TypeError(name)
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise ValueError(f"{folder / _STATE} is damaged ({error!r}): resume from another checkpoint") from None
     return state
 
@@ -205,13 +261,3 @@ def _matching(state: dict[str, Any], folder: Path, expected: Mapping[str, Any]) 
                 "or choose another --out"
             )
     return state
-
-
-def _to_disk(*paths: Path) -> None:
-    """Have what was written into files, or the names in folders, on the disk before going on."""
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -1,15 +1,23 @@
 """The run folder: one process at a time, one run for good, and a record of what it ran with."""
 
+import errno
 import fcntl
 import importlib.metadata
 import json
+import os
+import shutil
+import socket
+import stat
 import sys
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from ..config import Training
-from ..data.schema import write_json
+from ..data.schema import read_json, write_json
 
 # Settings that do not shape the curve; a run may be resumed with others.
 _MAY_CHANGE = (
@@ -28,7 +36,7 @@ _MAY_CHANGE = (
     "data.micro_batch",
     "engine.",
 )
-_MUST_STAY = ("engine.precision",)
+_MUST_STAY = ("engine.precision", "model.attention_dropout")
 _PACKAGES = ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy", "numba")
 
 
@@ -38,6 +46,8 @@ class RunFolder:
     def __init__(self, path: Path, root: bool = True):
         self.path = path
         self.root = root
+        self._lock: Any = None
+        self._made = False
 
     def claim(self, config: Training) -> None:
         """See that the folder belongs to `config`, and keep other runs out of it until this process ends.
@@ -45,68 +55,231 @@ class RunFolder:
         Raises ValueError naming the setting that differs, or when another process works in the folder.
         """
         if self.root:
+            self._made = not self.path.exists()
             self._lock = lock(self.path)
-        path = self.path / "config.json"
-        if not path.exists():
-            return
-        try:
-            # A setting that is younger than the run had its default in it.
-            stored = _defaults(config) | flatten(json.loads(path.read_text(encoding="utf-8"))["config"])
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{path} is damaged: restore it, or choose another --out") from None
-        ours = flatten(json.loads(json.dumps(asdict(config))))  # tuples as the lists that JSON has
-        for key in sorted(ours.keys() | stored.keys()):
-            free = key.startswith(_MAY_CHANGE) and key not in _MUST_STAY
-            if ours.get(key) != stored.get(key) and not free:
-                raise ValueError(
-                    f"{self.path} was started with {key} {stored.get(key)}, this call has {ours.get(key)}: "
-                    "use the same settings to resume, or another --out"
-                )
+        stored = self._stored()
+        if stored is not None:
+            _require_same(f"{self.path} was started", stored["config"], config)
 
     def close(self) -> None:
-        """Let other processes into the folder; the end of the process does the same."""
-        if self.root:
-            self._lock.close()
+        """Let other processes into the folder; the end of the process does the same. One that was refused leaves none behind."""
+        if self._lock is None:
+            return
+        if self._made and [path.name for path in self.path.iterdir()] == [LOCK]:
+            (self.path / LOCK).unlink()
+            self.path.rmdir()
+        self._lock.close()
+        self._lock = None
 
-    def begin(self, config: Training, fingerprints: dict[str, Any], world: int, parameters: dict[str, int]) -> None:
-        """Write `config.json`, once nothing can refuse the run any more: the resolved settings, and what they run with."""
+    def identity(self, config: Training, checkpoint: Path | None, saved: Mapping[str, Any]) -> str | None:
+        """What tells the run from every other: a new one's is drawn, and all that it writes has it; older versions' runs have none.
+
+        `saved`: the state of the `checkpoint` that the run goes on from. Raises ValueError when that is not this run's.
+        """
+        stored = self._stored()
+        if checkpoint is None:
+            return uuid.uuid4().hex if stored is None else stored.get("run")
+        if stored is None and "settings" not in saved:
+            raise ValueError(
+                f"{self.path} has no config.json, and {checkpoint} is of an older version, which kept no settings with it: "
+                "restore config.json, or choose another --out"
+            )
+        if stored is not None and stored.get("run") != saved.get("run"):
+            raise ValueError(
+                f"{checkpoint} was saved by another run: move it out of this folder, or choose another --out"
+            )
+        if "settings" in saved:
+            _require_same(f"{checkpoint} was saved", saved["settings"], config)
+        identity: str | None = saved.get("run")
+        return identity
+
+    def begin(
+        self,
+        config: Training,
+        data: Mapping[str, Any],
+        world: int,
+        parameters: dict[str, int],
+        identity: str | None = None,
+    ) -> None:
+        """Write `config.json`, once nothing can refuse the run any more: the resolved settings, and what they run with.
+
+        `data`: what tells its data and vocabulary from others.
+        """
         if not self.root:
             return
         self.path.mkdir(parents=True, exist_ok=True)
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES} | {"python": sys.version.split()[0]}
         content = {"config": asdict(config), "versions": versions, "world_size": world}
-        content |= {"data": {"fingerprints": fingerprints}, "parameters": parameters}
+        content |= {"data": data, "parameters": parameters}
+        if identity is not None:
+            content["run"] = identity
         write_json(self.path / "config.json", content)
 
     def steps_logged(self) -> int:
         """The last step of `metrics.jsonl`; 0 without one."""
         path = self.path / "metrics.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        for line in reversed(lines):
-            try:
-                return int(json.loads(line)["step"])
-            except ValueError:  # the half-written last line of a run that was killed
-                continue
-        return 0
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        return next((step for line in reversed(lines) if (step := step_of(line)) is not None), 0)
 
     def finish(self, steps: int) -> None:
         """Mark the run finished, its last act."""
         write_json(self.path / "finished.json", {"steps": steps})
 
+    def _stored(self) -> dict[str, Any] | None:
+        """What `config.json` holds; None where there is none."""
+        path = self.path / "config.json"
+        try:
+            content: dict[str, Any] = read_json(path, dict)
+            if not isinstance(content["config"], dict):
+                raise ValueError
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError):
+            raise ValueError(f"{path} is damaged: restore it, or choose another --out") from None
+        return content
+
+
+def step_of(line: bytes) -> int | None:
+    """The whole number `step` of a line of JSON; None where it has none, as the half-written last line of a run that was killed."""
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return step if type(step) is int else None
+
+
+def missing_steps(logged: Iterable[int], every: int, last: int) -> str:
+    """The steps up to `last` that should have a record, one every `every`, and have none, in words; empty where there is none."""
+    logged = set(logged)
+    runs: list[list[int]] = []
+    for step in range(every, last + 1, every):
+        if step not in logged:
+            if runs and runs[-1][1] == step - every:
+                runs[-1][1] = step
+            else:
+                runs.append([step, step])
+    words = [f"{first}" if first == end else f"{first} to {end}" for first, end in runs]
+    return ", ".join(words[:10]) + (f" and {len(words) - 10} more stretches" if len(words) > 10 else "")
+
+
+LOCK = ".lock"
+"""The file of a folder that a process holds while it works there."""
+_HOLDER = b"xlme_ds: "
+_NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
 
 def lock(folder: Path) -> Any:
-    """Hold a lock on `folder` (a file beside it, which outlives it) until the returned file is closed.
+    """Keep other processes out of `folder`, which is made where it is missing, until the returned file is closed.
 
-    Raises ValueError when another process holds it.
+    The file lies in the folder itself, so that every path there leads to it, and says who holds it. Raises ValueError when another
+    process does, when something else has the file's name, and when its file system cannot lock.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    file = open(folder.with_name(f".{folder.name}.lock"), "w")  # noqa: SIM115 - held until the process ends
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / LOCK
+    foreign = f"{path} is no lock of this package, which needs the name: move it away"
     try:
+        # Neither through a link nor waiting for the other end of a pipe; what is there is not touched before it is known.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise ValueError(foreign) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(foreign)
+    file = os.fdopen(descriptor, "r+b", buffering=0)
+    holder = file.read(200)
+    try:
+        if holder and not holder.startswith(_HOLDER):
+            raise ValueError(foreign)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.exists(path) or not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            file.close()  # its holder removed it meanwhile
+            return lock(folder)
+        file.seek(0)
+        file.write(_HOLDER + f"process {os.getpid()} of {socket.gethostname()}\n".encode())
+        file.truncate()
     except BlockingIOError:
         file.close()
-        raise ValueError(f"another process is still working in {folder}: wait for its end, or choose another") from None
+        who = holder.removeprefix(_HOLDER).decode("ascii", "backslashreplace").strip() or "it does not say which"
+        raise ValueError(
+            f"another process is still working in {folder} ({who}): wait for its end, or choose another folder"
+        ) from None
+    except OSError as error:
+        file.close()
+        if error.errno in _NO_FLOCK:
+            raise ValueError(
+                f"{path} cannot be locked ({error.strerror}), and a second run could not be kept out: choose a folder on a file system "
+                "with flock, or have this one mounted with it"
+            ) from None
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    except ValueError:
+        file.close()
+        raise
     return file
+
+
+def to_disk(*paths: Path) -> None:
+    """Have what was written into files, or the names in folders, on the disk before going on."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def made_whole(to: Path, option: str) -> Iterator[Path]:
+    """A folder to write into, which gets the name `to` when all is in it and on the disk; else nothing is left of it.
+
+    Raises ValueError naming `option` when something has that name, or the one that it is written under.
+    """
+    if os.path.lexists(to):
+        raise ValueError(f"{to} exists already: choose another {option}")
+    partial = to.with_name(to.name + ".partial")
+    if os.path.lexists(partial) and not (partial / LOCK).is_file():  # not left by one that was killed
+        raise ValueError(f"{partial} is in the way: move it, or choose another {option}")
+    with lock(partial):
+        try:
+            empty(partial)
+            yield partial
+            to_disk(*(path for path in partial.rglob("*") if path.name != LOCK), partial)
+            (partial / LOCK).unlink()
+            partial.rename(to)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    to_disk(to.parent)
+
+
+def empty(folder: Path, keep: Sequence[str] = ()) -> None:
+    """Delete what is in a locked folder but the lock and what `keep` names; of a link to a folder the link alone."""
+    for path in folder.iterdir():
+        if path.name not in (LOCK, *keep):
+            path.unlink() if path.is_symlink() or not path.is_dir() else shutil.rmtree(path)
+
+
+def settled(config: Training) -> dict[str, Any]:
+    """The settings that a run has for good, as `section.key`."""
+    ours = flatten(json.loads(json.dumps(asdict(config))))  # tuples as the lists that JSON has
+    return {key: value for key, value in ours.items() if not _may_change(key)}
+
+
+def _may_change(key: str) -> bool:
+    return key.startswith(_MAY_CHANGE) and key not in _MUST_STAY
+
+
+def _require_same(what: str, stored: Any, config: Training) -> None:
+    """Raise ValueError naming the first setting that `what` has otherwise."""
+    # A setting that is younger than the run had its default in it.
+    theirs, ours = _defaults(config) | flatten(stored), settled(config)
+    for key in sorted(ours.keys() | {key for key in theirs if not _may_change(key)}):
+        if ours.get(key) != theirs.get(key):
+            raise ValueError(
+                f"{what} with {key} {theirs.get(key)}, this call has {ours.get(key)}: "
+                "use the same settings to resume, or another --out"
+            )
 
 
 def _defaults(config: Training) -> dict[str, Any]:

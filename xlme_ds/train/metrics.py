@@ -4,13 +4,14 @@ import json
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from ..engine.processes import naming
+from ..data.schema import naming
+from .folder import step_of, to_disk
 
 
 class StepLines:
@@ -20,21 +21,49 @@ class StepLines:
     """
 
     def __init__(self, run: Path, name: str, steps_done: int):
-        """Continue `run/name.jsonl` after `steps_done` steps: later lines, of a run that was killed, are dropped."""
+        """Continue `run/name.jsonl` after `steps_done` steps: later lines, of a run that was killed, are dropped.
+
+        Lines that are no records are put aside and told, but those after the last that is kept: killed while it was written.
+        """
         self.path = run / f"{name}.jsonl"
         self.error: OSError | None = None
-        kept = []
-        if self.path.exists():
-            for line in self.path.read_text(encoding="utf-8").splitlines():
-                try:
-                    if json.loads(line)["step"] <= steps_done:
-                        kept.append(line + "\n")
-                except ValueError:  # the half-written last line of a run that was killed
-                    break
+        self.steps: list[int] = []
+        """Of the lines that were there."""
+        kept: list[bytes] = []
+        damaged: dict[int, bytes] = {}
+        since: dict[int, bytes] = {}
+        with naming(self.path):
+            lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
+        for number, line in enumerate(lines, start=1):
+            step = step_of(line)
+            if step is None:
+                since |= {number: line} if line.strip() else {}
+            elif step <= steps_done:
+                kept.append(line)
+                self.steps.append(step)
+                damaged, since = damaged | since, {}
+        if damaged:
+            self._put_aside(damaged)
+        self.lines = len(kept)
         temporary = self.path.with_suffix(".tmp")
         with naming(temporary):
-            temporary.write_text("".join(kept), encoding="utf-8")
+            temporary.write_bytes(b"".join(line + b"\n" for line in kept))
+            to_disk(temporary)
             os.replace(temporary, self.path)
+
+    def _put_aside(self, damaged: Mapping[int, bytes]) -> None:
+        aside = self.path.with_suffix(".damaged")
+        with naming(aside), open(aside, "ab") as file:
+            file.write(b"".join(line + b"\n" for line in damaged.values()))
+        numbers = ", ".join(map(str, damaged))
+        print(f"{self.path} is damaged in line {numbers}, which is put aside in {aside}; the other lines are kept", flush=True)
+
+    def sync(self) -> int:
+        """Have all lines on the disk; their number."""
+        with naming(self.path):
+            if self.path.exists():
+                to_disk(self.path)
+        return self.lines
 
     def write(self, values: dict[str, Any]) -> None:
         """One line; `values` holds `step`."""
@@ -48,6 +77,7 @@ class StepLines:
     def _write(self, values: dict[str, Any]) -> None:
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
+        self.lines += 1
 
     def close(self) -> None:
         """Flush what is held back."""

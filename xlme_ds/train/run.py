@@ -1,7 +1,7 @@
 """A whole training run on a ready engine: resume, loop, records."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from .audit import audit
 from .callbacks import Callback, Evaluate, Record, Save
 from .checkpoint import PROBE_TOLERANCE, Checkpoints, read_state
 from .console import Console
-from .folder import RunFolder
+from .folder import RunFolder, missing_steps, settled, to_disk
 from .guard import Guard
 from .loop import fit
 from .metrics import StepLines
@@ -57,6 +57,8 @@ class Work(NamedTuple):
     flops: float
     """Of a step, by the standard count."""
     parameters: dict[str, int]
+    vocabulary_sha256: str
+    """Of what the ids were made with."""
     evaluation: Callable[..., dict[str, float]] | None = None
     """Means from the sums, counts and statistics of held-out rows."""
     constants: Mapping[str, float] = MappingProxyType({})
@@ -103,8 +105,10 @@ def _train(
         "fingerprints": loader.fingerprints,
         "heldout": None if heldout is None else heldout.fingerprints,
     }
-    start, guard_state = _resume(engine, config, folder, checkpoints, state)
-    together(lambda: folder.begin(config, loader.fingerprints, engine.world, work.parameters))
+    start, saved = _resume(engine, config, folder, checkpoints, state)
+    state |= {"run": saved.get("run"), "settings": settled(config)}
+    data = {"fingerprints": loader.fingerprints, "vocabulary_sha256": work.vocabulary_sha256}
+    together(lambda: folder.begin(config, data, engine.world, work.parameters, saved.get("run")))
     together(lambda: checkpoints.begin() if root else None)
     if start >= config.train.steps:
         if root:
@@ -116,13 +120,23 @@ def _train(
             flush=True,
         )
 
+    audited = None
     if config.train.audit and isinstance(loader, Loader):  # other sources refuse the setting
-        audit(out, loader, start, engine.rank, engine.world)
+        audited = audit(out, loader, start, engine.rank, engine.world)
     console = Console(config.train.steps, start, max(config.train.steps // 20, 1)) if root else None
     faults = together(lambda: StepLines(out, "faults", start) if root else None)
-    guard = Guard(config.train, guard_state, loader.rows_of, faults)
+    guard = Guard(config.train, saved.get("guard", {}), loader.rows_of, faults)
     callbacks = together(lambda: _records(engine, config, out, start, loader, work, console, guard))
-    callbacks.append(Save(checkpoints, engine, config.train.save_every, lambda: {**state, "guard": guard.state}, start))
+    logs = [each.log for each in (guard, *callbacks) if each.log is not None]
+    if root:
+        _tell_missing(logs, config, start, saved)
+
+    def to_save() -> dict[str, Any]:
+        if audited is not None and audited.exists():
+            to_disk(audited)
+        return {**state, "guard": guard.state, "records": {log.path.stem: log.sync() for log in logs}}
+
+    callbacks.append(Save(checkpoints, engine, config.train.save_every, to_save, start))
     done = fit(engine, config, guard, callbacks, start, stop, watchdog)
     if console is not None:
         console.close()
@@ -133,6 +147,20 @@ def _train(
             f"{out}: stopped after step {done} of {config.train.steps} and saved; the same command goes on from there"
         )
     return done >= config.train.steps
+
+
+def _tell_missing(logs: Sequence[StepLines], config: Training, start: int, saved: Mapping[str, Any]) -> None:
+    """Say which records have fewer lines than when the checkpoint was saved."""
+    every = {"metrics": config.train.log_every, "heldout": config.train.eval_every}
+    for log in logs:
+        name, there = log.path.stem, saved.get("records", {})
+        if len(log.steps) < there.get(name, 0):
+            steps = missing_steps(log.steps, every[name], start) if every.get(name) else ""
+            print(
+                f"{log.path} has {len(log.steps)} of the {there[name]} lines that it had at step {start}"
+                + (f", and no record of step {steps}" if steps else ""),
+                flush=True,
+            )
 
 
 def _records(
@@ -160,27 +188,28 @@ def _records(
 def _resume(
     engine: Engine, config: Training, folder: RunFolder, checkpoints: Checkpoints, state: dict[str, Any]
 ) -> tuple[int, dict[str, Any]]:
-    """Load the newest whole checkpoint, which the root chooses; returns the steps done, 0 for a new run, and the guard's state."""
+    """Load the newest whole checkpoint, which the root chooses; returns the steps done, 0 for a new run, and what was saved with it."""
     newest, complaints = checkpoints.newest(engine.rank, engine.world)
     if engine.rank == 0 and complaints:
         print("\n".join(complaints))
+    saved = together(lambda: {} if newest is None else read_state(newest))
+    run = broadcast(together(lambda: folder.identity(config, newest, saved)))
     if newest is not None:
-        steps = checkpoints.load(engine, newest, state, PROBE_TOLERANCE[resolve_precision(config.engine)])
-        return steps, together(lambda: read_state(newest)).get("guard", {})
-    lost = broadcast(checkpoints.lost(folder.steps_logged(), config.train.save_every))
+        return checkpoints.load(engine, newest, state, PROBE_TOLERANCE[resolve_precision(config.engine)]), saved
+    lost = broadcast(together(lambda: checkpoints.lost(folder.steps_logged(), config.train.save_every)))
     if lost or complaints:
         raise SharedError(f"{folder.path} has records but no usable checkpoint: restore one, or choose another --out")
-    return 0, {}
+    return 0, {"run": run}
 
 
 def pretraining(config: RunConfig, loader: Loader, heldout: Loader | None, root: bool) -> Work:
     """What is said of a pre-training run; `root` alone reads text for it."""
-    flops, parameters = flops_per_step(config, loader.row_tokens), count_parameters(config)
+    known = flops_per_step(config, loader.row_tokens), count_parameters(config), loader.vocabulary_sha256
     if heldout is None:
-        return Work(flops, parameters)
+        return Work(*known)
     constants = {
         f"unigram_nll_{TASKS[task]}": unigram_nll(loader.stores[task], store, heldout.plan.rows[task])
         for task, store in heldout.stores.items()
         if root
     }
-    return Work(flops, parameters, objective_of(config.objective).summarise, constants)
+    return Work(*known, objective_of(config.objective).summarise, constants)

@@ -12,6 +12,7 @@ class XLMEConfig(PretrainedConfig):
     (XLM-E section 3.3), "plain" (T5's buckets) or "none". Dropout is 0, as in pre-training; set it for fine-tuning.
     `layout`: "xlm" where positions start anew on the second side of a pair. `languages`: codes of the languages that have an
     embedding, in the order of `language_ids`; `language`: the one of texts whose `language_ids` are not given.
+    `masked_head`: "linear" where the token embedding reads the last hidden states themselves (XLM).
     """
 
     model_type = "xlme"
@@ -42,6 +43,7 @@ class XLMEConfig(PretrainedConfig):
         layout: str = "xlme",
         languages: list[str] | tuple[str, ...] = (),
         language: str | None = None,
+        masked_head: str = "dense",
         **kwargs: Any,
     ):
         super().__init__(bos_token_id=bos_token_id, pad_token_id=pad_token_id, eos_token_id=eos_token_id, **kwargs)
@@ -68,3 +70,4 @@ class XLMEConfig(PretrainedConfig):
         self.layout = layout
         self.languages = list(languages)
         self.language = language
+        self.masked_head = masked_head

@@ -308,17 +308,20 @@ class XLMEReplacedTokenHead(nn.Module):
 
 
 class XLMEMaskedHead(nn.Module):
-    """Dense, GELU, LayerNorm, then the token embedding plus a bias."""
+    """Dense, GELU, LayerNorm, then the token embedding plus a bias; `config.masked_head` "linear": these alone."""
 
     def __init__(self, config: XLMEConfig):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.norm = _layer_norm(config)
+        between = config.masked_head == "dense"
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size) if between else None
+        self.norm = _layer_norm(config) if between else None
         self.bias = nn.Parameter(torch.empty(config.vocab_size))
 
     def forward(self, hidden_BTD: Tensor, embedding_VD: Tensor) -> Tensor:
         """[B, T, V]."""
-        return F.linear(self.norm(F.gelu(self.dense(hidden_BTD))), embedding_VD, self.bias)
+        if self.dense is not None and self.norm is not None:
+            hidden_BTD = self.norm(F.gelu(self.dense(hidden_BTD)))
+        return F.linear(hidden_BTD, embedding_VD, self.bias)
 
 
 class XLMETaskHead(nn.Module):

@@ -1,0 +1,145 @@
+"""Random access to encoded shards: only the bytes that are asked for are read, and no file stays open.
+
+A memory map reads 128 KiB and more around every row that is asked for, and a process may have 65,530 maps. What is kept
+of a shard is where its record batches begin, found by one look at the metadata of each.
+"""
+
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+_NEAR = 1024  # int32 words, a page: a gap as small as this is read too
+_AT_ONCE = 1 << 18  # words that are read at once, about
+_SHORT = 32  # words of a piece, below which all pieces are copied by their indices
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """Where the ids of a shard stand in its file, in int32 words: a value a record batch and, where it differs, a column."""
+
+    records: np.ndarray
+    """[batches]."""
+    tokens: np.ndarray
+    """[columns, batches]."""
+    offsets: np.ndarray
+    """[columns, batches], where the list offsets begin; each counts from the `values` of its batch."""
+    values: np.ndarray
+    """[columns, batches], where the ids begin."""
+
+    def bounds(self, path: Path, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(start, length) in words of the ids of `records` in each column, int64 [columns, records]."""
+        first = np.cumsum(self.records) - self.records
+        batch = np.searchsorted(first, records, side="right") - 1
+        at = self.offsets[:, batch] + (records - first[batch])
+        ends = np.empty((*at.shape, 2), dtype=np.int32)
+        copy_words(path, at.ravel(), np.full(at.size, 2), ends.ravel(), np.arange(0, ends.size, 2))
+        begin, end = ends[..., 0].astype(np.int64), ends[..., 1]
+        return self.values[:, batch] + begin, end - begin
+
+    def all_lengths(self, path: Path) -> np.ndarray:
+        """Ids of every record of the shard in each column, int64 [columns, records]."""
+        counts = np.broadcast_to(self.records + 1, self.offsets.shape)
+        ends = np.empty(int(counts.sum()), dtype=np.int32)
+        copy_words(path, self.offsets.ravel(), counts.ravel(), ends, (np.cumsum(counts) - counts.ravel()))
+        inside = np.ones(len(ends) - 1, dtype=bool)
+        inside[np.cumsum(counts)[:-1] - 1] = False  # from the last offset of a batch to the first of the next
+        return np.diff(ends)[inside].astype(np.int64).reshape(len(self.offsets), -1)
+
+    def copy_stream(
+        self, path: Path, starts: np.ndarray, width: int, target: np.ndarray, places: np.ndarray
+    ) -> np.ndarray:
+        """Copy ids [start, start + width) of the first column's stream, which runs through all batches, to `target[place:]`.
+
+        Gives how many each has, for the last ids of a shard may be fewer.
+        """
+        ends = np.cumsum(self.tokens[0])
+        at, stops = starts, np.minimum(starts + width, ends[-1])
+        pieces = []
+        left = np.arange(len(starts))
+        while len(left):
+            batch = np.searchsorted(ends, at[left], side="right")
+            counts = np.minimum(stops[left], ends[batch]) - at[left]
+            words = (self.values[0] + self.tokens[0] - ends)[batch] + at[left]
+            pieces.append((words, counts, places[left] + at[left] - starts[left]))
+            at = at.copy()
+            at[left] += counts
+            left = left[at[left] < stops[left]]
+        words, counts, places = (np.concatenate(part) for part in zip(*pieces, strict=True))
+        copy_words(path, words, counts, target, places)
+        return stops - starts
+
+
+def read_batches(path: Path) -> Batches:
+    """Look up the record batches of a shard. Raises ValueError when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        pages.madvise(mmap.MADV_RANDOM)
+        buffer = pa.py_buffer(pages)
+        reader = pa.ipc.open_file(pa.BufferReader(buffer))
+        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+    except (pa.ArrowInvalid, ValueError) as error:  # the latter is an empty file's
+        raise ValueError(
+            f"{path} is not a readable Arrow file ({error}): delete it and give the encode command again"
+        ) from None
+    batches = [batch for batch in batches if batch.num_rows]
+    columns = range(len(reader.schema))
+
+    def places(buffer_of_list: int) -> np.ndarray:
+        return np.array([[_word(batch.column(c), buffer_of_list, buffer) for batch in batches] for c in columns], np.int64)
+
+    tokens = np.array([[len(batch.column(c).values) for batch in batches] for c in columns], np.int64)
+    return Batches(np.array([batch.num_rows for batch in batches], np.int64), tokens, places(1), places(3))
+
+
+def copy_words(path: Path, starts: np.ndarray, counts: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
+    """Copy `counts` int32 words from `starts` of a file to `target[places:]`; what is near each other is read at once."""
+    order = np.argsort(starts, kind="stable")
+    begins, counts, places = starts[order], counts[order], places[order]
+    reach = np.maximum.accumulate(begins + counts)
+    apart = (begins[1:] > reach[:-1] + _NEAR) | (begins[1:] // _AT_ONCE != begins[:-1] // _AT_ONCE)
+    first = np.flatnonzero(np.append(True, apart))
+    sizes = reach[np.append(first[1:], len(order)) - 1] - begins[first]
+    words = _read(path, begins[first], sizes)
+    shift = np.cumsum(sizes) - sizes - begins[first]  # from the file to what was read of it
+    at = begins + np.repeat(shift, np.diff(np.append(first, len(order))))
+    if counts.sum() > _SHORT * len(counts):
+        for a, n, place in zip(at.tolist(), counts.tolist(), places.tolist(), strict=True):
+            target[place : place + n] = words[a : a + n]
+    else:
+        inside = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        target[np.repeat(places, counts) + inside] = words[np.repeat(at, counts) + inside]
+
+
+def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """`sizes` words from each of `starts` of a file, one after the other."""
+    words = np.empty(int(sizes.sum()), dtype=np.int32)
+    memory, filled = words.view(np.uint8).data, 0
+    try:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # else more is read than is asked for
+            for start, size in zip((4 * starts).tolist(), (4 * sizes).tolist(), strict=True):
+                if os.preadv(file, [memory[filled : filled + size]], start) < size:
+                    raise ValueError(f"{path} ends before byte {start + size}: it was changed, encode again")
+                filled += size
+        finally:
+            os.close(file)
+    except OSError as error:  # of a read it has no name
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    return words
+
+
+def _word(column: pa.ListArray, number: int, file: pa.Buffer) -> int:
+    """Where a buffer of a column (1 offsets, 3 values) begins, in int32 words from the start of the file."""
+    assert column.offset == 0
+    part = column.buffers()[number]
+    byte = part.address - file.address if part.size else 0  # an empty buffer may stand anywhere
+    assert byte % 4 == 0 and 0 <= byte < file.size
+    return byte // 4

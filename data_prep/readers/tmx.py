@@ -1,0 +1,217 @@
+"""TMX as a stream: expat's events to the two wanted segments of each unit, at a memory that no file can raise.
+
+Expat itself, for a tree of elements would grow with the unit. It reads nothing but the bytes it is given, and a file that
+declares entities is refused. What is no XML is an error; but bytes that are not of the file's encoding and characters
+that XML does not have are repaired and counted, for tools do write them, and the file could not be used at all.
+"""
+
+import codecs
+import html.entities
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NoReturn
+from xml.parsers import expat
+
+from data_prep.languages import canonical
+from data_prep.streams import MAX_LINE, Opener, chunks
+
+# Codes of other tools inside of a segment are no text, nor is what a <sub> inside of them has: it is not of the sentence.
+_CODES = {"bpt", "ept", "it", "ph", "ut"}
+_MOST_OPEN = 100  # elements, one inside of the other; TMX needs about ten
+_LONGEST_TAG = 8_000_000  # bytes of a tag or a comment, which expat holds until its end
+_HEAD = 1000  # bytes in which the encoding is declared
+
+_STARTS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+    b"<\0": "utf-16-le",
+    b"\0<": "utf-16-be",
+}
+_DECLARED = re.compile(rb"""\s*<\?xml[^>]*?\sencoding\s*=\s*["']([^"'>]+)["']""")
+_NO_XML = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+_NUMBERED = re.compile(r"&#(?:x([0-9A-Fa-f]{1,8})|([0-9]{1,8}));")
+_REFERENCE = 12  # characters that the longest of these has
+
+Unit = tuple[bytes, bytes] | str
+"""Both segments in UTF-8 without LF, or the reason for which the unit is dropped."""
+
+
+def units(opener: Opener, name: str, languages: tuple[str, ...], repaired: Counter[str]) -> Iterator[Unit]:
+    """The units of a TMX file: of each language (CC-100's code) the first segment, without tags. Raises ValueError.
+
+    Of no use are units that lack a language, or have an entity without a meaning (malformed) or a long segment
+    (long_line). What is repaired is counted in `repaired`.
+    """
+    reader = _Units(name, languages)
+    parser = expat.ParserCreate("utf-8")
+    parser.buffer_text = True
+    parser.UseForeignDTD(True)  # an entity that nobody declares is shown to us, not lost or an error
+    parser.StartElementHandler = reader.start
+    parser.EndElementHandler = reader.end
+    parser.CharacterDataHandler = reader.characters
+    parser.SkippedEntityHandler = reader.entity
+    parser.EntityDeclHandler = reader.refuse_entity
+    given = 0
+    try:
+        for text in _texts(opener, name, repaired):
+            data = text.encode()
+            given += len(data)
+            parser.Parse(data)
+            if given - parser.CurrentByteIndex > _LONGEST_TAG:
+                raise ValueError(f"{name} has a tag or comment of over {_LONGEST_TAG:,} bytes: is it a TMX file?")
+            yield from reader.units
+            reader.units.clear()
+        if given:
+            parser.Parse(b"", True)
+    except expat.ExpatError as error:
+        what = f"is no sound XML at line {error.lineno}, column {error.offset} ({expat.ErrorString(error.code)})"
+        if reader.open and error.code == expat.errors.codes[expat.errors.XML_ERROR_NO_ELEMENTS]:
+            what = f"ends at line {error.lineno} with <{reader.open[-1]}> still open"
+        raise ValueError(f"{name} {what}: it is truncated or damaged, fetch it again or mend it there") from None
+
+
+class _Units:
+    """Takes expat's events and leaves `units`."""
+
+    def __init__(self, name: str, languages: tuple[str, ...]):
+        self.name = name
+        self.languages = languages
+        self.units: list[Unit] = []
+        self.open: list[str] = []
+        self.segment = self.code = 0  # how many elements were open when it began; 0 outside
+        self.language = ""
+        self.segments: dict[str, str | None] = {}  # None: too long
+        self.text: list[str] = []
+        self.length = 0
+        self.sound = True
+
+    def start(self, tag: str, attributes: dict[str, str]) -> None:
+        if not self.open and tag != "tmx":
+            raise ValueError(f"{self.name} is no TMX file: it begins with <{tag}>, not with <tmx>")
+        self.open.append(tag)
+        if len(self.open) > _MOST_OPEN:
+            raise ValueError(f"{self.name} has over {_MOST_OPEN} elements inside of each other: is it a TMX file?")
+        if self.segment:
+            if tag in _CODES and not self.code:
+                self.code = len(self.open)
+        elif tag == "tu":
+            self.segments, self.sound, self.language = {}, True, ""
+        elif tag == "tuv":
+            self.language = _language(attributes.get("xml:lang") or attributes.get("lang") or "")
+        elif tag == "seg":
+            self.segment = len(self.open)
+            self.code = 0 if self.language in self.languages else self.segment
+            self.text, self.length = [], 0
+
+    def end(self, tag: str) -> None:
+        depth = len(self.open)
+        self.open.pop()
+        if self.segment:
+            if depth == self.segment:
+                self.segment = 0
+                if not self.code:
+                    self.segments.setdefault(self.language, "".join(self.text) if self.length <= MAX_LINE else None)
+            if depth == self.code:
+                self.code = 0
+        elif tag == "tu":
+            self.units.append(self._unit())
+            self.segments = {}
+
+    def characters(self, text: str) -> None:
+        if self.segment and not self.code and self.length <= MAX_LINE:
+            self.text.append(text)
+            self.length += len(text)
+
+    def entity(self, name: str, is_parameter: bool) -> None:
+        """One that is not declared: it may be HTML's."""
+        if self.segment and not self.code:
+            text = html.entities.html5.get(f"{name};")
+            self.sound &= text is not None
+            self.characters(text or "")
+
+    def refuse_entity(self, name: str, *_: object) -> NoReturn:
+        raise ValueError(f"{self.name} declares the entity {name!r}: write its text in its place, for none is read")
+
+    def _unit(self) -> Unit:
+        if not self.sound or not all(language in self.segments for language in self.languages):
+            return "malformed"
+        sides = []
+        for language in self.languages:
+            text = self.segments[language]
+            side = b"" if text is None else text.replace("\n", " ").encode()
+            if text is None or len(side) > MAX_LINE:
+                return "long_line"
+            sides.append(side)
+        return sides[0], sides[1]
+
+
+@lru_cache(1000)
+def _language(tag: str) -> str:
+    """CC-100's code of a language tag, `de` of de-DE and `zh-Hant` of zh-Hant-TW; empty for other languages."""
+    parts = re.split("[-_]", tag.strip())
+    while parts:
+        try:
+            return canonical("-".join(parts))
+        except ValueError:
+            if len(parts.pop()) == 4:  # another script than the one that is meant without
+                break
+    return ""
+
+
+def _texts(opener: Opener, name: str, repaired: Counter[str]) -> Iterator[str]:
+    """The file's text as XML may have it; no piece ends inside of a numbered character."""
+    read = chunks(opener, name)
+    head = b""
+    while len(head) < _HEAD and (chunk := next(read, b"")):
+        head += chunk
+    decoder = codecs.getincrementaldecoder(_encoding(head, name))(_replace.__name__)
+    held = ""
+    while head:
+        chunk = next(read, b"")
+        _replaced.clear()
+        text = held + decoder.decode(head, not chunk)
+        repaired.update({"invalid_utf8": len(_replaced)} if _replaced else {})
+        begun = text.rfind("&", max(len(text) - _REFERENCE, 0)) if chunk else -1
+        text, held = (text[:begun], text[begun:]) if begun >= 0 and ";" not in text[begun:] else (text, "")
+        repairs = 0
+        if "&#" in text or _NO_XML.search(text):
+            text, repairs = _NO_XML.subn("", _NUMBERED.sub(_numbered, text))
+        repaired.update({"control_character": repairs} if repairs else {})
+        yield text
+        head = chunk
+
+
+def _numbered(reference: re.Match[str]) -> str:
+    """The reference, or NUL in place of one to a character that XML does not have."""
+    number = int(reference[1], 16) if reference[1] else int(reference[2])
+    return reference[0] if number < 0x110000 and not _NO_XML.match(chr(number)) else "\0"
+
+
+def _encoding(head: bytes, name: str) -> str:
+    """What a file is written in, by its first bytes or else its declaration. Raises ValueError for an unknown one."""
+    for start, encoding in _STARTS.items():
+        if head.startswith(start):
+            return encoding
+    declared = _DECLARED.match(head)
+    encoding = declared[1].decode("ascii", "replace") if declared else "utf-8"
+    try:
+        codec = codecs.lookup(encoding)
+        # what can be read as far as here is in no encoding of two bytes a letter: it was converted since
+        return codec.name if not re.match(r"utf-?(16|32)", codec.name) and codec._is_text_encoding else "utf-8"
+    except LookupError:
+        raise ValueError(f"{name} declares the encoding {encoding!r}, which is unknown: convert it to UTF-8") from None
+
+
+_replaced: list[int] = []  # where the bytes were that are not of the encoding
+
+
+def _replace(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    _replaced.append(error.start)
+    return "\ufffd", error.end
+
+
+codecs.register_error(_replace.__name__, _replace)

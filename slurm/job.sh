@@ -1,0 +1,60 @@
+# What all jobs share: their settings, and another try only while every try gets on.
+set -euo pipefail
+
+# split NAME TEXT: the array NAME becomes the words of TEXT, quoted as for a shell: "--mono '/data/my corpus'".
+split() {
+    local lines
+    lines=$(xargs -r printf '%s\n' <<< "$2")
+    if [ -n "$lines" ]; then mapfile -t "$1" <<< "$lines"; else mapfile -t "$1" < /dev/null; fi
+}
+
+# begin FOLDER: a try begins of what ends up in FOLDER.
+begin() {
+    . slurm/env.sh
+    split python "$XLME_PYTHON"
+    folder=$1
+    before=$(saved)
+    # A lost node and preemption are not among what `requeue` counts: Slurm itself requeues after them.
+    if [ "${SLURM_RESTART_COUNT:-0}" -gt "$XLME_REQUEUES" ]; then
+        echo "$folder: requeued more often than XLME_REQUEUES=$XLME_REQUEUES: see above what ends the job, then submit it again" >&2
+        exit 2
+    fi
+}
+
+# What the folder has of checkpoints, scores and finished tasks of data preparation: another text when there is more.
+saved() {
+    { find -L "$folder" \( -name scores.json -o -name manifest.json -o -path '*/tasks/*.json' ! -name '*.begun.json' \) | sort
+      find -L "$folder" -name latest.json -exec cat {} +; } 2>/dev/null | cksum || true
+}
+
+# requeue REASON: another try, if this one saved something new; else false, after a sentence.
+requeue() {
+    local job=$SLURM_JOB_ID
+    if [ "$(saved)" = "$before" ]; then
+        echo "$folder: not finished ($1), and this try saved nothing new, so the job is not requeued: see above what" \
+            "ended it; if it was the time limit, raise --time" >&2
+    elif [ "${SLURM_RESTART_COUNT:-0}" -ge "$XLME_REQUEUES" ]; then
+        echo "$folder: not finished ($1), and requeued XLME_REQUEUES=$XLME_REQUEUES times: submit the job again to go on" >&2
+    else
+        [ -z "${SLURM_ARRAY_JOB_ID:-}" ] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+        echo "$folder: not finished ($1), requeueing job $job"
+        scontrol requeue "$job"
+        return
+    fi
+    false
+}
+
+# end_of_try STATUS: with something left to do; the exit code was STATUS, 0 after a signal.
+end_of_try() {
+    # 2: a mistake of the user's, told above. Else a fault, worth another try only if this one got further than the one before.
+    if [ "$1" != 2 ] && requeue "exit code $1"; then exit "$1"; fi
+    exit $(($1 ? $1 : 2))
+}
+
+# The ranks meet at the job's first node, this one, at a port that nothing listens on: after a requeue at another.
+choose_port() {
+    local port=$((10000 + (10 * SLURM_JOB_ID + 1009 * ${SLURM_RESTART_COUNT:-0}) % 20000)) host
+    host=$(uname -n)
+    while (: < "/dev/tcp/localhost/$port" || : < "/dev/tcp/$host/$port") 2>/dev/null; do port=$((10000 + (port - 9999) % 20000)); done
+    export MASTER_PORT=${MASTER_PORT:-$port}
+}

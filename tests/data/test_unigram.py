@@ -1,0 +1,41 @@
+"""The baseline of the masked-token loss against numbers counted by hand."""
+
+from math import log
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, Shard, file_sha256, row_schema, write_manifest
+from xlme_ds.data.shards import RowStore
+from xlme_ds.data.unigram import unigram_costs, unigram_nll
+
+
+def written(folder: Path, rows: list[list[int]]) -> RowStore:
+    """Rows of six ids out of ten as a task of a data folder."""
+    folder.mkdir()
+    columns = [pa.FixedSizeListArray.from_arrays(pa.array(np.array(rows, np.int32).ravel()), 6)]
+    columns += [pa.array([[6 - row.count(PAD)] for row in rows], pa.list_(pa.int16()))]
+    columns += [pa.array([[0]] * len(rows), pa.list_(pa.int16()))]
+    path, schema = folder / "00000.arrow", row_schema(6)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        writer.write_batch(pa.record_batch(columns, schema=schema))
+    shard = Shard(path.name, len(rows), path.stat().st_size, file_sha256(path))
+    write_manifest(folder, Manifest("mix", {"row_tokens": 6}, 10, "0" * 64, ("en",), (shard,), {"by_language": {}}))
+    return RowStore(folder)
+
+
+def test_only_ordinary_tokens_count(tmp_path: Path) -> None:
+    """Of the ten ids the rows have 4 three times, 5 twice and 6 once; each counts once more: sixteen in all."""
+    train = written(
+        tmp_path / "train", [[BOS, 4, 4, 4, 5, EOS], [BOS, 6, EOS, PAD, PAD, PAD], [BOS, UNK, 5, EOS, PAD, PAD]]
+    )
+    costs = [log(16 / seen) for seen in (1, 1, 1, 1, 4, 3, 2, 1, 1, 1)]
+    assert unigram_costs(train) == pytest.approx(np.array(costs))
+    assert unigram_costs(train, 1) == pytest.approx(np.array([log(14 / seen) for seen in (1, 1, 1, 1, 4, 2, 1, 1, 1, 1)]))
+    heldout = written(
+        tmp_path / "heldout", [[BOS, 4, 7, EOS, PAD, PAD], [BOS, 5, UNK, EOS, PAD, PAD], [BOS, 9, 9, 9, 9, EOS]]
+    )
+    assert unigram_nll(train, heldout, 2) == pytest.approx((log(16 / 4) + log(16 / 1) + log(16 / 3)) / 3)
+    assert unigram_nll(train, heldout, 100) == pytest.approx((log(16 / 4) + 5 * log(16 / 1) + log(16 / 3)) / 7)

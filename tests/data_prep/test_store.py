@@ -1,0 +1,497 @@
+"""The folders that stages write: full disks, lost and damaged files, two processes at once, and errors in words."""
+
+import errno
+import fcntl
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from data_prep import encode, mix, stats, vocab
+from data_prep.encoded import read_batches
+from data_prep.executor import SharedError
+from data_prep.outcomes import SharedFault, in_words
+from data_prep.readers import find_pairs
+from data_prep.store import Stage
+from data_prep.streams import chunks
+from data_prep.team import Team
+from data_prep.vocap import stage as vocap
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Text in a folder: English with duplicates that are to be removed, German and a pair without."""
+
+    folder: Path
+    vocab: Path
+
+    @property
+    def description(self) -> str:
+        return str(self.folder / "english.toml")
+
+    def encode(self, out: Path) -> None:
+        text = {"mono": self.folder / "mono", "para": self.folder / "para", "corpus": (self.description,)}
+        encode.run(encode.EncodeConfig(self.vocab, out, max_pair_tokens=21, block_bytes=1_500, **text))
+
+    def mix(self, out: Path) -> None:
+        mix.run(mix.MixConfig(self.folder / "encoded", self.vocab, out, 90, 40, row_tokens=24, rows_per_shard=30))
+
+    def stats(self, out: Path) -> None:
+        stats.run(stats.StatsConfig(self.folder / "encoded", self.folder / "mixed", out))
+
+    def train(self, out: Path) -> None:
+        vocab.run(vocab.VocabConfig(out, mono=self.folder / "mono", size=50, sentences=200, character_coverage=1.0))
+
+    def vocap(self, out: Path) -> None:
+        sizes = {"size": 40, "step": 5, "largest": 40, "shrink": 0.7, "character_coverage": 1.0}
+        vocap.run(vocap.VocapConfig(out=out, mono=self.folder / "mono", **sizes))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory, sentences: list[str], vocab: Path) -> Corpus:
+    folder = tmp_path_factory.mktemp("corpus")
+    for name in ("mono", "para", "english"):
+        (folder / name).mkdir()
+    words = " ".join(sentences[:2]).split()
+    turned = [" ".join(words[i % len(words) :][:7]) for i in range(60)]
+    (folder / "mono" / "de.txt").write_text("\n\n".join(turned), encoding="utf-8")
+    (folder / "english" / "en.txt").write_text("\n\n".join([*turned[:40], "New.", *turned[::-1]]), encoding="utf-8")
+    for code, side in (("en", words * 3), ("de", words[::-1] * 3)):
+        (folder / "para" / f"X.de-en.{code}").write_text("\n".join(side) + "\n", encoding="utf-8")
+    (folder / "english.toml").write_text(
+        f'name = "e"\nwhere = "{folder / "english"}"\nformat = "cc100"\nfiles = "{{lang}}.txt"\nlanguages = ["en"]\n'
+        "[filters.exact_duplicates]\n"
+    )
+    made = Corpus(folder, vocab)
+    made.encode(folder / "encoded")
+    made.mix(folder / "mixed")
+    return made
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file may become larger: a write over the end is short, and the next one fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("stage", ["train", "vocap", "encode", "mix"])
+def test_a_file_that_cannot_grow_is_told_and_the_same_command_goes_on(
+    corpus: Corpus, tmp_path: Path, stage: str
+) -> None:
+    run = getattr(corpus, stage)
+    run(tmp_path / "expected")
+    expected = tree(tmp_path / "expected")
+    sizes = sorted({len(data) for data in expected.values()} - {0})
+    for limit in sizes[:: max(1, len(sizes) // (3 if stage == "vocap" else 9))]:  # a byte less than some file has
+        out = tmp_path / str(limit)
+        with largest_file(limit - 1), pytest.raises((OSError, SharedError)) as error:
+            run(out)
+        told = in_words(error.value)
+        assert isinstance(told, SharedError)
+        assert str(told).startswith(str(out)) and "File too large: raise the limit" in str(told)
+        run(out)
+        assert tree(out) == expected
+
+
+@pytest.mark.parametrize("stage", ["train", "encode", "mix"])
+def test_what_a_marker_vouches_for_is_on_the_disk_before_it(
+    corpus: Corpus, tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes of every file before it is renamed, and before a marker's rename the names in the folders above."""
+    synced: set[int] = set()  # inodes whose bytes, or for folders names, are on the disk
+    fsync, replace = os.fsync, os.replace
+    renamed: dict[Path, int] = {}  # folders in which names have changed since, and how many files
+
+    def synced_too(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+        for folder in [folder for folder in renamed if folder.stat().st_ino == os.fstat(descriptor).st_ino]:
+            del renamed[folder]
+
+    def checked(source: Path, target: Path) -> None:
+        assert source.stat().st_ino in synced, f"{target} is renamed before its bytes are on the disk"
+        if target.suffix == ".json" and target.name != "settings.json":
+            assert not renamed, f"{target} vouches for files whose names may be lost: {list(renamed)}"
+        replace(source, target)
+        if target.suffix != ".json":
+            renamed[target.parent] = renamed.get(target.parent, 0) + 1
+
+    monkeypatch.setattr(os, "fsync", synced_too)
+    monkeypatch.setattr(os, "replace", checked)
+    getattr(corpus, stage)(tmp_path / "out")
+    for folder in [path for path in (tmp_path / "out").rglob("*") if path.is_dir() and any(path.glob("*.arrow"))]:
+        assert {folder.stat().st_ino, folder.parent.stat().st_ino} <= synced
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Gives a folder on an empty file system of so many bytes; with a second call it grows."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = False
+
+    def disk(size: int) -> Path:
+        nonlocal mounted
+        options = f"remount,size={size}" if mounted else f"size={size}"
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"a small disk cannot be mounted here: {done.stderr.strip()}")
+        mounted = True
+        return folder
+
+    yield disk
+    if mounted:
+        subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize("stage", ["train", "vocap", "encode", "mix"])
+def test_a_full_disk_is_told_and_the_same_command_goes_on(
+    corpus: Corpus, tmp_path: Path, stage: str, small_disk: Callable[[int], Path]
+) -> None:
+    run = getattr(corpus, stage)
+    run(tmp_path / "expected")
+    expected = tree(tmp_path / "expected")
+    page = 4096
+    pages = sum(-(-len(data) // page) for data in expected.values())
+    for room in range(1, pages, max(1, pages // (3 if stage == "vocap" else 8))):
+        disk = small_disk(room * page)
+        with pytest.raises((OSError, SharedError)) as error:
+            run(disk / "out")
+        told = in_words(error.value)
+        assert isinstance(told, SharedError)
+        assert str(told).startswith(str(disk / "out")) and "No space left on device: make room" in str(told)
+        small_disk(10_000 * page)
+        run(disk / "out")
+        assert tree(disk / "out") == expected
+        shutil.rmtree(disk / "out")
+
+
+def test_the_page_of_stats_is_whole_or_not_there(corpus: Corpus, tmp_path: Path) -> None:
+    with largest_file(50_000), pytest.raises(OSError, match="File too large") as error:
+        corpus.stats(tmp_path)
+    assert error.value.filename == str(tmp_path / "stats.html")
+    assert not tree(tmp_path)
+    corpus.stats(tmp_path)
+    assert (tmp_path / "stats.html").stat().st_size > 50_000
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("stage", ["train", "vocap", "encode", "mix"])
+def test_whatever_is_lost_or_damaged_is_made_again(corpus: Corpus, tmp_path: Path, stage: str) -> None:
+    """A file of a finished folder, and one together with the manifest, so that only the markers are left."""
+    run, out = getattr(corpus, stage), tmp_path / "out"
+    run(out)
+    expected = tree(out)
+    names = [name for name, data in expected.items() if data and not name.startswith("vocap.")]
+    wanted = {name: data for name, data in expected.items() if "/tasks/" not in f"/{name}"}
+    assert len(names) > 3
+    names = names[1::2] if stage == "vocap" else names
+    slow = stage in ("train", "vocap")
+    for name in names:
+        for harm in (flip,) if slow else (remove, empty, flip):
+            harm(out / name)
+            run(out)
+            assert {key: data for key, data in tree(out).items() if key in wanted} == wanted, (name, harm)
+            for manifest in out.rglob("manifest.json"):
+                manifest.unlink()
+            if (out / name).exists():
+                harm(out / name)
+            run(out)
+            assert tree(out) == expected, (name, harm)
+    folder = out if (out / "tasks").exists() else out / "mono"
+    for name in ("manifest.json", "settings.json"):
+        (folder / name).unlink()
+    shutil.rmtree(folder / "tasks")
+    run(out)
+    assert tree(out) == expected
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_damage_in_a_folder_whose_duplicates_are_being_removed(corpus: Corpus, tmp_path: Path, moment: int) -> None:
+    """What an interrupted run leaves, harmed file by file: staged shards and notes, some blocks without duplicates."""
+    expected = tree(corpus.folder / "encoded")
+    interrupted = tmp_path / "interrupted"
+    _interrupt(corpus, interrupted, moment)
+    names = [name for name, data in tree(interrupted).items() if data and "mono/" in name]
+    assert len(names) > 10
+    if moment == 2:  # the block has its place and no marker yet
+        shutil.copytree(interrupted, tmp_path / "whole")
+        moved = tmp_path / "whole" / "mono" / "en" / "000-00000.arrow"
+        times = moved.stat().st_mtime_ns
+        corpus.encode(tmp_path / "whole")
+        assert moved.stat().st_mtime_ns == times, "work was done again"
+    for number, name in enumerate(names[:: 1 if moment == 3 else 3]):
+        out = tmp_path / "out"
+        shutil.copytree(interrupted, out)
+        (remove, empty, flip)[number % 3](out / name)
+        corpus.encode(out)
+        assert tree(out) == expected, name
+        shutil.rmtree(out)
+
+
+def _interrupt(corpus: Corpus, out: Path, moment: int) -> None:
+    """Stop `encode` where the first marker of a moment is about to be written."""
+    endings = ("00002", ".encoded", "00000.final", "00001.final")
+    finish_task = Stage.finish_task
+
+    def stop(stage: Stage, name: str, result: dict) -> None:
+        if name.startswith("en-") and name.endswith(endings[moment]):
+            raise KeyboardInterrupt
+        finish_task(stage, name, result)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Stage, "finish_task", stop)
+        corpus.encode(out)
+
+
+def test_one_process_a_folder(corpus: Corpus, tmp_path: Path, data_prep: Run) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "link").symlink_to(out, target_is_directory=True)
+    out.mkdir()
+    half_written = out / "mono" / ".000.arrow.1.tmp"
+    with Stage(out / "mono", "encode").open():
+        half_written.write_text("of the first")
+        for name in ("out", "link"):
+            with pytest.raises(ValueError, match=f"another process is working in {tmp_path / name / 'mono'}: wait for"):
+                corpus.encode(tmp_path / name)
+        flags = ["encode", "--mono", corpus.folder / "mono", "--vocab", corpus.vocab, "--out", tmp_path / "link"]
+        done = data_prep(*flags, ranks=2)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert "error: another process is working in" in done.stderr
+        assert half_written.exists()
+    (out / "mono" / "settings.json").unlink()
+    corpus.encode(tmp_path / "link")
+    assert not half_written.exists()
+    assert tree(out) == tree(corpus.folder / "encoded")
+
+
+def test_a_lock_that_is_none(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted link's target is left as it is; a file system without locks is named."""
+    (tmp_path / "diary").write_text("mine")
+    (tmp_path / "out" / "mono").mkdir(parents=True)
+    (tmp_path / "out" / "mono" / ".lock").symlink_to(tmp_path / "diary")
+    with pytest.raises(OSError) as error:
+        corpus.encode(tmp_path / "out")
+    assert error.value.filename == str(tmp_path / "out" / "mono" / ".lock") and error.value.errno == errno.ELOOP
+    assert (tmp_path / "diary").read_text() == "mine"
+
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(
+        ValueError, match=r"\.lock cannot be locked \(No locks available\): mount its file system with flock"
+    ):
+        corpus.encode(tmp_path / "other")
+
+
+def test_changed_settings_are_refused_without_settings_json_too(corpus: Corpus, tmp_path: Path) -> None:
+    corpus.mix(tmp_path)
+    before = tree(tmp_path)
+    other = mix.MixConfig(
+        corpus.folder / "encoded", corpus.vocab, tmp_path, 90, 40, row_tokens=24, rows_per_shard=30, seed=1
+    )
+    for content in (None, "", "{}", '{"stage": "mix"}'):
+        path = tmp_path / "mono" / "settings.json"
+        path.unlink() if content is None else path.write_text(content)
+        with pytest.raises(ValueError, match=r"begun with other settings \(seed was 0, now 1\)"):
+            mix.run(other)
+        corpus.mix(tmp_path)
+        assert tree(tmp_path) == before
+
+
+def words_of(error: BaseException, kind: type[Exception] = SharedError) -> str:
+    """The sentence that a user reads, one of those that a retry does not help by default."""
+    told = in_words(error)
+    assert type(told) is kind
+    return str(told)
+
+
+@contextmanager
+def without_rights() -> Iterator[None]:
+    """As another user, if this one may read everything."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+def test_what_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "000.arrow"
+    path.write_bytes(b"x")
+    path.chmod(0)
+    with without_rights():
+        for read in (lambda: list(chunks(partial(open, path, "rb"), str(path))), lambda: read_batches(path)):
+            with pytest.raises(OSError) as error:
+                read()
+            words = words_of(error.value)
+            assert str(path) in words and "ermission denied" in words and "give this user the permission" in words
+            assert "damaged" not in words
+    with pytest.raises(OSError) as error:  # a disk that fails: the memory of this process cannot be read at 0
+        list(chunks(partial(open, "/proc/self/mem", "rb"), "de.txt"))
+    assert words_of(error.value, SharedFault).startswith("de.txt: Input/output error: give the same command again")
+
+
+def test_an_output_that_cannot_be_written(corpus: Corpus, tmp_path: Path, small_disk: Callable[[int], Path]) -> None:
+    (tmp_path / "file").write_text("mine")
+    for out, words in (
+        (tmp_path / "file", f"{tmp_path / 'file'}: File exists: it is in the way of a folder"),
+        (tmp_path / "file" / "out", f"{tmp_path / 'file'}: File exists: it is in the way of a folder"),
+    ):
+        for stage in (corpus.encode, corpus.mix, corpus.train):
+            with pytest.raises(OSError) as error:
+                stage(out)
+            assert words in words_of(error.value)
+    assert (tmp_path / "file").read_text() == "mine"
+    disk = small_disk(1 << 20)
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    with pytest.raises(OSError) as error:
+        corpus.mix(disk / "out")
+    assert words_of(error.value) == f"{disk / 'out'}: Read-only file system: choose another output folder"
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "words"), [(6, 1, "is encrypted"), (8, 9, "compression method is not supported")]
+)
+def test_zips_that_python_cannot_read(tmp_path: Path, at: int, value: int, words: str) -> None:
+    """One whose entries say that they have a password, and one that they are packed by deflate64."""
+    path = tmp_path / "de-en.txt.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for code in ("de", "en"):
+            archive.writestr(f"X.de-en.{code}", "a\n" * 100)
+    data = bytearray(path.read_bytes())
+    for header, offset in ((b"PK\3\4", at), (b"PK\1\2", at + 2)):
+        start = data.find(header)
+        while start >= 0:
+            data[start + offset] = value
+            start = data.find(header, start + 1)
+    path.write_bytes(data)
+    with pytest.raises(
+        ValueError, match=rf"de-en\.txt\.zip cannot be read \(.*{words}.*\): unpack it and pack it with deflate"
+    ):
+        find_pairs(tmp_path)
+
+
+def test_errors_of_the_command_line(corpus: Corpus, tmp_path: Path, data_prep: Run) -> None:
+    """One line each, whatever is in the names, and the exit code says whether somebody must act."""
+    folder = tmp_path / "a\x1b[31m\nb"
+    folder.mkdir()
+    (folder / "\x1b[2J.txt.rar").write_text("")
+    (folder / "xx\r.txt").write_text("")
+    done = data_prep("encode", "--mono", folder, "--vocab", corpus.vocab, "--out", tmp_path / "out")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 2), done.stderr
+    warning, error = done.stderr.splitlines()
+    assert warning.startswith(f"warning: {tmp_path}/a\\x1b[31m\\nb/\\x1b[2J.txt.rar is ignored")
+    assert error.startswith(f"data_prep encode: error: {tmp_path}/a\\x1b[31m\\nb/xx\\r.txt: unknown language code")
+
+    done = data_prep("encode", "--mono", "in\udcff", "--vocab", corpus.vocab, "--out", tmp_path / "out")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "data_prep encode: error: in\\udcff is not a name in UTF-8: rename it\n",
+    )
+
+    flags = [
+        "encode",
+        "--mono",
+        corpus.folder / "mono",
+        "--vocab",
+        corpus.vocab,
+        "--processes",
+        2,
+        "--out",
+        tmp_path / "out",
+    ]
+    with largest_file(3_000):
+        done = data_prep(*flags, "--block-bytes", 1_500)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "File too large: raise the limit" in done.stderr and str(tmp_path / "out") in done.stderr
+
+
+def test_a_launcher_without_mpi4py(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'mpi4py'\")\n")
+    (tmp_path / "python").write_text(
+        f'#!/bin/sh\nexport PYTHONPATH={tmp_path}:$PYTHONPATH\nexec {sys.executable} "$@"\n'
+    )
+    (tmp_path / "python").chmod(0o755)
+    mpiexec = Path(sys.executable).parent / "mpiexec"
+    if not mpiexec.exists():
+        pytest.skip("the environment has no mpiexec: install the mpich wheel")
+    command = [mpiexec, "-n", "2", tmp_path / "python", "-m", "data_prep", "verify", "--data", corpus.folder / "mixed"]
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True)
+    errors = [line for line in done.stderr.splitlines() if "error" in line]
+    assert done.returncode == 2 and len(errors) == 1, done.stderr
+    assert (
+        "several processes, but mpi4py cannot be imported (No module named 'mpi4py'): install the extra `mpi`"
+        in errors[0]
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_idle_members_look_less_and_less_often(tmp_path: Path) -> None:
+    """Folder reads of a member that waits, counted by Python's audit hook; work that comes is taken soon."""
+    team = Team(Team.prepare(tmp_path), 1)
+    reads: list[float] = []
+    counting = True
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if counting and event in ("os.listdir", "os.scandir") and str(tmp_path) in str(arguments[0]):
+            reads.append(time.monotonic())
+
+    sys.addaudithook(hook)
+    done: list[int] = []
+    work = lambda _, number, block: done.append(number)  # noqa: E731
+    member = threading.Thread(target=team.help_until, args=(1, work), daemon=True)
+    member.start()
+    time.sleep(2.5)
+    assert len(reads) < 90, "192 a second before"
+    assert sum(moment > reads[-1] - 1 for moment in reads) < 20
+    reader = Team(team.folder, 0)
+    assert reader.offer("a", 0, b"")
+    began = time.monotonic()
+    while not done and time.monotonic() - began < 5:
+        time.sleep(0.01)
+    assert done == [0] and time.monotonic() - began < 1.5
+    reader.finish("a")
+    member.join(5)
+    assert not member.is_alive()
+    counting = False

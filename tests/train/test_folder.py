@@ -1,0 +1,301 @@
+"""The run folder: one writer whatever the path, one run for good, nothing deleted that is somebody else's."""
+
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+import shutil
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.engine.worker import tiny
+from tests.rows import write_data
+from tests.train.test_guard import config as short
+from tests.train.test_guard import run
+from xlme_ds import quickstart
+from xlme_ds.config import EngineConfig, RunConfig
+from xlme_ds.engine.processes import SharedError
+from xlme_ds.report.page import write_report
+from xlme_ds.saved import read_settings
+from xlme_ds.train.folder import RunFolder, lock, made_whole, missing_steps
+
+PLAIN = dict(engine=dict(kind="plain"), micro_batch=8)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_data(tmp_path_factory.mktemp("data") / "mixed", rows=96)
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 8 steps, with checkpoints after 4 and 8."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    assert run(data, out, short(steps=8), bad=set(), watch=False)
+    return out
+
+
+@pytest.fixture
+def copy(trained: Path, tmp_path: Path) -> Path:
+    """Of that run as it was after step 4."""
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/checkpoints/step_00000008")
+    return tmp_path / "run"
+
+
+def test_run_folder_refuses_other_settings(tmp_path: Path) -> None:
+    config = tiny(**PLAIN)
+    out = tmp_path / "run"
+    with closing(claimed(out, config)) as folder:
+        folder.begin(config, {}, 1, {})
+    claimed(out, dataclasses.replace(config, train=dataclasses.replace(config.train, save_every=7))).close()
+    claimed(out, dataclasses.replace(config, engine=dataclasses.replace(config.engine, kind="deepspeed"))).close()
+    with pytest.raises(ValueError, match=r"started with engine\.precision fp32, this call has bf16"):
+        claimed(out, dataclasses.replace(config, engine=EngineConfig(precision="bf16")))
+    claimed(out, dataclasses.replace(config, model=dataclasses.replace(config.model, attention="triton"))).close()
+    for name, value, words in (("width", 64, "width 32"), ("attention_dropout", 0.1, r"attention_dropout 0\.0")):
+        with pytest.raises(ValueError, match=rf"started with model\.{words}, this call has {value}"):
+            claimed(out, dataclasses.replace(config, model=dataclasses.replace(config.model, **{name: value})))
+    written = json.loads((out / "config.json").read_text())
+    for name in ("norm_epsilon", "masked_head", "attention_dropout"):  # of a run from before there were these
+        del written["config"]["model"][name]
+    (out / "config.json").write_text(json.dumps(written))
+    claimed(out, config).close()
+    with pytest.raises(ValueError, match=r"started with model\.masked_head dense, this call has linear"):
+        claimed(out, dataclasses.replace(config, model=dataclasses.replace(config.model, masked_head="linear")))
+    assert read_settings(out).model == config.model
+    (out / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json is damaged"):
+        claimed(out, config)
+
+
+def test_run_folder_is_for_one_process(tmp_path: Path) -> None:
+    config = tiny(**PLAIN)
+    with (
+        closing(claimed(tmp_path / "run", config)),
+        pytest.raises(ValueError, match="another process is still working"),
+    ):
+        claimed(tmp_path / "run", config)
+    claimed(tmp_path / "run", config).close()
+
+
+def claimed(path: Path, config: RunConfig) -> RunFolder:
+    folder = RunFolder(path)
+    folder.claim(config)
+    return folder
+
+
+
+def test_a_link_to_the_folder_is_no_second_folder(tmp_path: Path) -> None:
+    config = tiny(**PLAIN)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    with closing(claimed(tmp_path / "run", config)):
+        for path in (tmp_path / "link", tmp_path / "link/../run"):
+            with pytest.raises(ValueError, match=rf"process is still working in .* \(process {os.getpid()} of \S+\): wait"):
+                claimed(path, config)
+    claimed(tmp_path / "link", config).close()
+
+
+def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path) -> None:
+    folder = claimed(tmp_path / "run", tiny(**PLAIN))
+    waiting = os.open(tmp_path / "run/.lock", os.O_RDWR)  # of a process that has come as far as that
+    folder.close()
+    assert not list(tmp_path.iterdir())
+    with closing(claimed(tmp_path / "run", tiny(**PLAIN))):
+        fcntl.flock(waiting, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it is nobody's lock any more
+        with pytest.raises(ValueError, match="another process is still working"):
+            lock(tmp_path / "run")
+    os.close(waiting)
+    (tmp_path / "theirs").mkdir()
+    claimed(tmp_path / "theirs", tiny(**PLAIN)).close()
+    assert (tmp_path / "theirs").is_dir()
+
+
+@pytest.mark.parametrize("planted", ["link", "dangling link", "pipe", "folder", "file"])
+def test_what_is_planted_under_the_locks_name_is_not_touched(tmp_path: Path, planted: str) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "run/.lock"
+    path.parent.mkdir()
+    if "link" in planted:
+        path.symlink_to(victim)
+    if planted == "link":
+        victim.write_text("mine")
+    elif planted == "pipe":
+        os.mkfifo(path)
+    elif planted == "folder":
+        path.mkdir()
+    elif planted == "file":
+        path.write_text("mine")
+    with pytest.raises(ValueError, match=r"run/\.lock is no lock of this package, which needs the name: move it away"):
+        lock(path.parent)
+    assert victim.exists() == (planted == "link")
+    assert planted not in ("link", "file") or path.read_text() == "mine"
+
+
+def test_a_file_system_that_cannot_lock_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: object, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(ValueError, match=r"\.lock cannot be locked \(No locks available\).* choose a folder on a file system with"):
+        lock(tmp_path / "run")
+
+
+def test_two_do_not_write_one_folder(tmp_path: Path) -> None:
+    """That of an export or of a conversion."""
+    with made_whole(tmp_path / "out", "--to") as partial:
+        (partial / "half").write_text("x")
+        with pytest.raises(ValueError, match=r"another process is still working in \S+out\.partial"), made_whole(tmp_path / "out", "--to"):
+            pass
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["half"]
+    with pytest.raises(ValueError, match=r"out exists already: choose another --to"), made_whole(tmp_path / "out", "--to"):
+        pass
+    with pytest.raises(KeyError), made_whole(tmp_path / "failed", "--to") as partial:
+        (partial / "half").write_text("x")
+        raise KeyError
+    (tmp_path / "theirs.partial").mkdir()
+    with pytest.raises(ValueError, match=r"theirs\.partial is in the way: move it"), made_whole(tmp_path / "theirs", "--to"):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "theirs.partial"]
+
+
+def test_fresh_deletes_what_the_quickstart_made_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs, ours = tmp_path / "thesis", tmp_path / "ours"
+    (theirs / "data").mkdir(parents=True)
+    (theirs / "data/years of work").write_text("x")
+    with pytest.raises(ValueError, match=f"{theirs} was not made by the quickstart"):
+        quickstart.begin(theirs, fresh=True)
+    monkeypatch.setattr(sys, "argv", ["quickstart", "--fresh", "--out", str(theirs)])
+    with pytest.raises(SystemExit) as end:
+        quickstart.main()
+    assert end.value.code == 2 and f"{theirs} was not made by the quickstart" in capsys.readouterr().err
+    quickstart.begin(theirs, fresh=False)  # it goes on there, and does not take it for its own
+    with pytest.raises(ValueError, match="was not made by the quickstart"):
+        quickstart.begin(theirs, fresh=True)
+    assert (theirs / "data/years of work").read_text() == "x"
+    ours.mkdir()
+    quickstart.begin(ours, fresh=False)
+    (ours / "data").mkdir()
+    (ours / "data/shard").write_text("x")
+    (ours / "link").symlink_to(theirs)
+    for _ in range(2):
+        quickstart.begin(ours, fresh=True)
+        assert [path.name for path in ours.iterdir()] == [".quickstart"]
+    assert (theirs / "data/years of work").read_text() == "x"
+
+
+def again(data: Path, out: Path, config: RunConfig | None = None) -> bool:
+    return run(data, out, config or short(steps=8), bad=set(), watch=False)
+
+
+def test_without_its_configuration_a_run_goes_on_with_the_same_settings_alone(data: Path, copy: Path, trained: Path) -> None:
+    identity = json.loads((copy / "config.json").read_text())["run"]
+    (copy / "config.json").unlink()
+    other = short(steps=8)
+    for changed, words in (
+        (dataclasses.replace(other, optimizer=dataclasses.replace(other.optimizer, learning_rate=2e-3)), r"rate 0\.001, this .* 0\.002"),
+        (dataclasses.replace(other, engine=dataclasses.replace(other.engine, precision="bf16")), "precision fp32, this call has bf16"),
+        (dataclasses.replace(other, seed=7), "seed 1, this call has 7"),
+    ):
+        with pytest.raises(SharedError, match=rf"step_00000004 was saved with .*{words}: use the same settings"):
+            again(data, copy, changed)
+    assert again(data, copy, short(steps=8, save_every=3))
+    assert json.loads((copy / "config.json").read_text())["run"] == identity
+    ours, theirs = ((out / "metrics.jsonl").read_text().splitlines() for out in (copy, trained))
+    assert [json.loads(line)["loss"] for line in ours] == [json.loads(line)["loss"] for line in theirs]
+
+
+def test_another_runs_checkpoint_is_refused_and_kept(data: Path, copy: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    assert run(data, other, short(steps=8, save_every=6), bad=set(), watch=False)  # the same settings: another run all the same
+    stray = copy / "checkpoints/step_00000006"
+    shutil.copytree(other / "checkpoints/step_00000006", stray)
+    with pytest.raises(SharedError, match=r"step_00000006 was saved by another run: move it out of this folder"):
+        again(data, copy)
+    stray.rename(copy / "checkpoints/step_00000001")
+    assert again(data, copy, short(steps=8, keep_last=1, keep_every=0))
+    assert sorted(path.name for path in (copy / "checkpoints").glob("step*")) == ["step_00000001", "step_00000008"]
+
+
+def rewrite(path: Path, **changes: object) -> None:
+    """Change the values of a JSON file of a checkpoint, or with None remove them, and have its marker list it as it is."""
+    values = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+    if path.name == "state.json":
+        content = path.read_bytes()
+        rewrite(path.with_name("complete.json"), **{path.name: {"bytes": len(content), "crc32": zlib.crc32(content)}})
+
+
+def test_a_run_of_the_version_before_goes_on(data: Path, copy: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither its settings nor its checkpoints say which run they are of."""
+    rewrite(copy / "config.json", run=None)
+    rewrite(copy / "checkpoints/step_00000004/state.json", run=None, settings=None, records=None)
+    shutil.copytree(copy, copy.with_name("bare"))
+    assert again(data, copy)
+    state = json.loads((copy / "checkpoints/step_00000008/state.json").read_text())
+    assert state["run"] is None and state["settings"]["optimizer.learning_rate"] == 1e-3
+    shutil.copytree(trained / "checkpoints/step_00000008", copy / "checkpoints/step_00000009")
+    with pytest.raises(SharedError, match="step_00000009 was saved by another run"):
+        again(data, copy)
+    (copy.with_name("bare") / "config.json").unlink()
+    with pytest.raises(SharedError, match=r"has no config\.json, and .*step_00000004 is of an older version"):
+        again(data, copy.with_name("bare"))
+
+
+def test_damaged_and_missing_records_are_told_and_the_others_kept(
+    data: Path, copy: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = copy / "metrics.jsonl"
+    lines = path.read_bytes().split(b"\n")
+    lines[1] = b'{"step": 2, "lo\xff'
+    del lines[2]
+    path.write_bytes(b"\n".join(lines[:6]) + b'\n{"step": 7, "l')  # the last as of a kill
+    assert again(data, copy)
+    said = capsys.readouterr().out
+    assert f"{path} is damaged in line 2, which is put aside in {copy / 'metrics.damaged'}; the other lines are kept" in said
+    assert f"{path} has 2 of the 4 lines that it had at step 4, and no record of step 2 to 3" in said
+    assert (copy / "metrics.damaged").read_bytes() == b'{"step": 2, "lo\xff\n'
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    straight = {record["step"]: record for record in map(json.loads, (trained / "metrics.jsonl").read_text().splitlines())}
+    assert [record["step"] for record in records] == [1, 4, 5, 6, 7, 8]
+    assert all(record["loss"] == straight[record["step"]]["loss"] for record in records)
+    assert "metrics.jsonl has no record of step 2 to 3" in write_report(copy).read_text(encoding="utf-8")
+    assert "has no record" not in write_report(trained).read_text(encoding="utf-8")
+
+
+def test_missing_steps_in_words() -> None:
+    assert missing_steps([10, 30, 40], 10, 45) == "20"
+    assert missing_steps([1, 5, 9], 1, 10) == "2 to 4, 6 to 8, 10"
+    assert missing_steps(range(0, 100, 2), 1, 99).endswith("17, 19 and 40 more stretches")
+    assert missing_steps([2, 4], 2, 5) == ""
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Names of the files that are put on the disk, in order."""
+    names: list[str] = []
+    fsync = os.fsync
+
+    def spy(descriptor: int) -> None:
+        names.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", spy)
+    yield names
+
+
+def test_records_are_on_the_disk_before_the_checkpoint_is(data: Path, tmp_path: Path, synced: list[str]) -> None:
+    assert run(data, tmp_path / "run", short(steps=8, audit=True), bad=set(), watch=False)
+    for marker in [n for n, name in enumerate(synced) if name == "complete.json"]:
+        before = synced[:marker]
+        last = max((n for n, name in enumerate(before) if name == "complete.json"), default=0)
+        assert {"metrics.jsonl", "faults.jsonl", "rank_00000.jsonl"} <= set(before[last:])
+    assert synced.count("complete.json") == 2
