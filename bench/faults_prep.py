@@ -149,6 +149,8 @@ def output_damaged(folder: Path, data: Path, rng: random.Random) -> Verdict:
         for path in named:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         result = _stage(words(out), folder).wait()
+    if result.finished and path.parent.name == "tasks" and not path.exists():  # which a finished folder does not need
+        (folder / "alone" / path.relative_to(out)).unlink()
     return _again(folder / "alone", out, result)
 
 

@@ -75,9 +75,9 @@ class Stage:
         If not, what is missing or damaged is told, and forgotten as if it had never been done; of an unfinished folder
         too. `moved` names files that need not be there any more.
         """
-        manifest = on_root(self._manifest)
+        manifest, damaged = on_root(lambda: (self._manifest(), self._remove_damaged_markers()))
         if manifest is not None:
-            if not self._lost([("", shard) for shard in manifest.shards], processes):
+            if not damaged and not self._lost([("", shard) for shard in manifest.shards], processes):
                 return True
             on_root((self.folder / "manifest.json").unlink)
         vouched = on_root(self._vouched)
@@ -97,17 +97,18 @@ class Stage:
             return None
         return read_manifest(self.folder)
 
+    def _remove_damaged_markers(self) -> int:
+        """How many there were."""
+        damaged = [path for path in sorted((self.folder / "tasks").glob("*.json")) if self.task_result(path.stem) is None]
+        for path in damaged:
+            warn(f"{path} is damaged: its task is done again")
+            path.unlink()
+        return len(damaged)
+
     def _vouched(self) -> list[tuple[str, Shard]]:
-        """(task, file) of every file that a marker vouches for; damaged markers are removed."""
-        found = []
-        for path in sorted((self.folder / "tasks").glob("*.json")):
-            result = self.task_result(path.stem)
-            if result is None:
-                warn(f"{path} is damaged: its task is done again")
-                path.unlink()
-            else:
-                found += [(path.stem, shard) for shard in written_files(result)]
-        return found
+        """(task, file) of every file that a marker vouches for."""
+        results = {path.stem: self.task_result(path.stem) for path in sorted((self.folder / "tasks").glob("*.json"))}
+        return [(task, shard) for task, result in results.items() if result for shard in written_files(result)]
 
     def _lost(self, files: list[tuple[str, Shard]], processes: int) -> set[str]:
         """The tasks of those files that are missing or damaged; collective under MPI."""
