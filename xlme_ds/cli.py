@@ -6,8 +6,6 @@ import sys
 from dataclasses import fields
 from typing import Any, TypeVar
 
-import tyro
-
 from .config import RunConfig
 from .recipes import recipe
 
@@ -20,6 +18,8 @@ def parse(command: type[Command], description: str, arguments: list[str]) -> Com
     Leaves the program with one message for an unknown recipe, a value that does not fit, or an unknown setting (the
     nearest one is named).
     """
+    import tyro  # here: engines have the words of errors from this file, and run where there is no tyro
+
     name, rest = _take_recipe(without_launcher(arguments))
     defaults: dict[str, Any] = {}
     for field in fields(command):  # type: ignore[arg-type]
