@@ -63,7 +63,7 @@ def _write_synthetic(folder: Path, rows: int, shard_rows: int, pairs: bool) -> N
         path = folder / f"{first // shard_rows:05d}.arrow"
         shards.append(write_arrow(path, row_schema(ROW_TOKENS), batches, folder))
     settings = {"row_tokens": ROW_TOKENS, "rows": rows}
-    manifest = Manifest("mix", settings, _SYNTHETIC_VOCABULARY, "0" * 64, ("xx",), tuple(shards), {})
+    manifest = Manifest("mix", settings, _SYNTHETIC_VOCABULARY, "0" * 64, ("xx",), tuple(shards), {"by_language": {}})
     write_manifest(folder, manifest)
 
 

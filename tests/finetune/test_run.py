@@ -208,7 +208,7 @@ def test_scores_of_another_run_are_not_returned(base: Path, tmp_path: Path, caps
     (out / "scores.json").write_text('{"task')
     assert "scores.json is damaged: remove it" in refused(base, "ner", data, out, **fixed)
     (out / "config.json").unlink()
-    assert "without its run's config.json" in refused(base, "ner", data, out, **fixed)
+    assert "has model and scores.json but no config.json" in refused(base, "ner", data, out, **fixed)
 
 
 def write_conll(folder: Path) -> Path:
@@ -303,7 +303,7 @@ def test_questions_from_another_sets_training_file(base: Path, tmp_path: Path) -
         (["--tuning.dropout", "1"], "tuning.dropout is 1.0: it must be at least 0 and below 1"),
         (["--tuning.batch", "7", "--tuning.micro-batch", "2"], "does not divide"),
         (["--number", "3"], "--number is 3: there are 1 runs"),
-        ([], "out has a model but no config.json, which says how it was trained: restore it"),
+        ([], "out has model but no config.json, which says how it was trained: restore it"),
     ],
 )
 def test_a_mistake_is_one_sentence(base: Path, tmp_path: Path, more: list[str], said: str) -> None:

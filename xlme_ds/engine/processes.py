@@ -1,11 +1,11 @@
 """The processes of a run: joining them, and failing together."""
 
+import datetime
 import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -66,9 +66,9 @@ def start_process_group(
     return rank, world
 
 
-def _collective_timeout(watchdog_minutes: float) -> timedelta:
+def _collective_timeout(watchdog_minutes: float) -> datetime.timedelta:
     """How long a collective waits for the other ranks: until after the watchdog and its last resort have spoken, or a day without one."""
-    return timedelta(minutes=watchdog_minutes + 1) if watchdog_minutes else timedelta(days=1)
+    return datetime.timedelta(minutes=watchdog_minutes + 1) if watchdog_minutes else datetime.timedelta(days=1)
 
 
 def _no_meeting(error: dist.DistNetworkError) -> Exception:

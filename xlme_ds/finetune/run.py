@@ -141,8 +141,11 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
     base = _sha256(saved.encoder)
     config = settings(job.task, tuning, saved.encoder.cfg, engine, job.train, job.seed, len(features), base)
     folder.claim(config)
-    if (job.out / MODEL_FOLDER).exists() and not (job.out / CONFIG_FILE).exists():
-        raise ValueError(f"{job.out} has a model but no {CONFIG_FILE}, which says how it was trained: restore it, or choose another --out")
+    done = [path.name for path in (job.out / MODEL_FOLDER, job.done) if path.exists()]
+    if done and not (job.out / CONFIG_FILE).exists():
+        raise ValueError(
+            f"{job.out} has {' and '.join(done)} but no {CONFIG_FILE}, which says how it was trained: restore it, or choose another --out"
+        )
     loader = TaskLoader(features, task.kind, config.data, job.seed, rank, world)
     _require_same_examples(job.out / CONFIG_FILE, loader)
     bare = []
@@ -166,8 +169,6 @@ def _require_same_examples(path: Path, loader: TaskLoader) -> None:
 
 def _finished(job: Job, sets: Sets) -> dict[str, Any]:
     """The scores that are there already. Raises ValueError where they are not what this call asks for."""
-    if not (job.out / CONFIG_FILE).exists():
-        raise ValueError(f"{job.done} is there without its run's config.json: choose another --out")
     try:
         found: dict[str, Any] = read_json(job.done, dict)
     except ValueError:
