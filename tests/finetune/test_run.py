@@ -333,15 +333,17 @@ def test_a_signal_in_the_second_of_two_runs_saves_it_too(base: Path, tmp_path: P
 
 
 def test_a_job_has_ended_when_every_run_of_its_grid_has_scores(tmp_path: Path) -> None:
-    """slurm/finetune.sh after a step that ended with exit code 0, as a stopped one does: it is requeued until all nine are there."""
+    """slurm/finetune.sh after a step that saved and ended with exit code 0, as a stopped one does: it is requeued until all nine are
+    there."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    for name, does in (("srun", "exit 0"), ("scontrol", "echo told $*")):
+    saves = f"date +%s%N > {tmp_path}/out/pos-en/seed1/latest.json"
+    for name, does in (("srun", saves), ("scontrol", "echo told $*")):
         (tools / name).write_text(f"#!/bin/bash\n{does}\n")
         (tools / name).chmod(0o755)
-    variables = {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHON": sys.executable, "SLURM_SUBMIT_DIR": str(ROOT),
-                 "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0", "TASKS": "pos",
-                 "SEEDS": "1", "SETTINGS": "--grid", "OUT": str(tmp_path / "out")}  # fmt: skip
+    variables = {"PATH": f"{tools}:{os.environ['PATH']}", "XLME_PYTHON": sys.executable, "SLURM_SUBMIT_DIR": str(ROOT),
+                 "SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0", "XLME_TASKS": "pos",
+                 "XLME_SEEDS": "1", "XLME_SETTINGS": "--grid", "XLME_OUT": str(tmp_path / "out")}  # fmt: skip
 
     def job() -> str:
         command = ["bash", "slurm/finetune.sh"]
