@@ -39,6 +39,7 @@ test: $(STAMP)
 	@$(VENV)/bin/python -m pytest
 
 checks: $(STAMP)
+	@$(VENV)/bin/ruff format --check -q .
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/mypy xlme_ds data_prep
 	@$(VENV)/bin/python -m pytest --durations=0 tests/test_imports.py

@@ -38,12 +38,14 @@ CORE = [
     "safetensors>=0.5",
 ]
 EXTRAS = {
-    # The other sides of bench/tokenize.py and bench/loader.py; the latter says how to add those that pin older packages.
+    # The other sides of bench/tokenize.py and bench/loader.py; the latter says how to add those that pin older
+    # packages.
     "bench": ["datasets>=4", "tokenizers>=0.21", "transformers>=4.57"],
     "hf": ["tokenizers>=0.21", "transformers>=4.57"],  # an export is written with the first and loaded with the second
     "finetune": ["seqeval>=1.2.2"],  # F1 of entities
     "mpi": ["mpi4py>=4.1", "mpich>=4.3"],  # the mpich wheel brings mpiexec; on a cluster, its own MPI serves as well
-    # model.attention triton, and its tests on a CPU. torch's CUDA builds bring it; for its CPU builds it is 198 MB more.
+    # model.attention triton, and its tests on a CPU. torch's CUDA builds bring it; for its CPU builds it is 198 MB
+    # more.
     "triton": ['triton>=3.5; platform_system == "Linux"'],
     "dev": [
         "pytest>=8",

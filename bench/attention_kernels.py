@@ -21,7 +21,8 @@ from triton.compiler import ASTSource
 from xlme_ds.models import attention_triton as kernels
 
 KERNELS = (kernels._forward, kernels._backward_queries, kernels._backward_keys)
-# Compute capability, and of a multiprocessor the KiB of shared memory (CUDA programming guide, table of compute capabilities).
+# Compute capability, and of a multiprocessor the KiB of shared memory (CUDA programming guide, table of compute
+# capabilities).
 TARGETS = {"A100": (80, 164), "H100, H200": (90, 228)}
 REGISTERS, RESERVED_KIB = 65_536, 1  # a multiprocessor's; shared memory that each block costs besides
 FLOATS = {"d", "lse", "delta", "grad_d"}

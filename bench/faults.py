@@ -1,11 +1,13 @@
-"""A campaign of faults against real training, small: does each end as the run that was left alone, or in one clear error?
+"""A campaign of faults against real training, small: does each end as the run that was left alone, or in one clear
+error?
 
     python -m bench.faults [--quick] [--json] [--count 200] [--minutes M] [--seed 0] [--kinds NAME ...]
 
-Two ranks on the CPU in float32 (ZeRO-1, ZeRO-3 and a pipeline of two), 24 steps, a checkpoint every four. A fault is survived when, with
-whatever it damaged repaired and the same command given again, final weights, moments and records equal those of the run left alone bit
-for bit, and the audit finds every row read once (`lost_rows`: those it does not). A `silent change` is another result without an error.
-Needs root for some (they mount small file systems); as another user these are left out, and said.
+Two ranks on the CPU in float32 (ZeRO-1, ZeRO-3 and a pipeline of two), 24 steps, a checkpoint every four. A fault is
+survived when, with whatever it damaged repaired and the same command given again, final weights, moments and records
+equal those of the run left alone bit for bit, and the audit finds every row read once (`lost_rows`: those it does not).
+A `silent change` is another result without an error. Needs root for some (they mount small file systems); as another
+user these are left out, and said.
 """
 
 import json

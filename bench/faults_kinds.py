@@ -1,4 +1,5 @@
-"""The faults of the campaign. Each takes a fresh case, makes its fault at a random place or moment, and sees how the run ends."""
+"""The faults of the campaign. Each takes a fresh case, makes its fault at a random place or moment, and sees how the
+run ends."""
 
 import contextlib
 import json
@@ -100,7 +101,8 @@ def killed_inside_a_resume(case: Case) -> Verdict:
 
 @fault
 def told_to_stop(case: Case) -> Verdict:
-    """SIGTERM, SIGUSR1 or SIGINT to a random rank at a random moment, also while it starts: exit code 0, nothing lost."""
+    """SIGTERM, SIGUSR1 or SIGINT to a random rank at a random moment, also while it starts: exit code 0, nothing
+    lost."""
     ranks = case.start()
     ranks.until(lambda: any(log.exists() for log in ranks.logs))
     time.sleep(0.05)  # Python's own start is no part of the command: handlers are its first act

@@ -111,7 +111,8 @@ def verify_finds(folder: Path, data: Path, rng: random.Random) -> Verdict:
 
 
 def disk_full(folder: Path, data: Path, rng: random.Random) -> Verdict:
-    """The disk of a stage's output fills up at a random moment; with room again the same command ends with the same bytes."""
+    """The disk of a stage's output fills up at a random moment; with room again the same command ends with the same
+    bytes."""
     folder.mkdir()
     words = _either(data, rng)
     first = _stage(words(folder / "alone"), folder)

@@ -1,7 +1,8 @@
-"""Processes for the fault campaign: forked from one that has loaded torch and DeepSpeed already, so that a start costs a second.
+"""Processes for the fault campaign: forked from one that has loaded torch and DeepSpeed already, so that a start costs
+a second.
 
-What a rank runs is the command itself, `xlme_ds.pretrain.main`. `Ranks` acts as the launcher: it ends the others when one dies.
-`Launched` is DeepSpeed's own launcher and what it starts, with all that they load.
+What a rank runs is the command itself, `xlme_ds.pretrain.main`. `Ranks` acts as the launcher: it ends the others when
+one dies. `Launched` is DeepSpeed's own launcher and what it starts, with all that they load.
 """
 
 import contextlib
@@ -98,7 +99,8 @@ class Ranks:
                 (os.killpg if rank is None else os.kill)(pid, number)
 
     def wait(self) -> Result:
-        """Wait for the end, as a launcher does: a rank that a signal ended ends all at once, one that failed a little later."""
+        """Wait for the end, as a launcher does: a rank that a signal ended ends all at once, one that failed a little
+        later."""
         failed_at, hung = None, False
         while self.poll():
             now = time.monotonic()

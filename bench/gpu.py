@@ -3,10 +3,10 @@
     python -m bench.gpu [--json] [--out runs/gpu] [--minutes 8] [--engine auto|deepspeed|plain]
                         [--sections matmul parity steps profile] [--device cpu --quick]
 
-Needs torch, numpy and numba. Without DeepSpeed and what our engines around it import, the steps run in our plain loop: weights
-in bf16, AdamW on float32 copies. Rows are synthetic. Everything goes to gpu.json and gpu.md as soon as it is measured;
-a case that fails or does not fit says so, and the next one runs. The exit code is 1 where a case failed or a kernel
-differs from its reference.
+Needs torch, numpy and numba. Without DeepSpeed and what our engines around it import, the steps run in our plain loop:
+weights in bf16, AdamW on float32 copies. Rows are synthetic. Everything goes to gpu.json and gpu.md as soon as it is
+measured; a case that fails or does not fit says so, and the next one runs. The exit code is 1 where a case failed or a
+kernel differs from its reference.
 """
 
 import argparse
@@ -34,7 +34,8 @@ NEEDED_BY_DEEPSPEED = ("deepspeed", "pyarrow", "sentencepiece")
 # The last is the feed-forward product of Base on 32 rows of 512.
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 768, 3072))
 ROWS = 64  # of each task a step: the published batch on 32 GPUs
-# Recipe, rows of each task in a micro-batch, activation checkpointing, ids of a tile of the softmax, attention, model.compile.
+# Recipe, rows of each task in a micro-batch, activation checkpointing, ids of a tile of the softmax, attention,
+# model.compile.
 STEPS = (
     ("base_zero1", 32, False, 8192, "sdpa", "none"),
     ("base_zero1", 32, False, 8192, "triton", "none"),

@@ -24,7 +24,8 @@ from xlme_ds.objectives.electra import ElectraObjective
 
 Tensors = dict[str, Tensor]
 Case = Callable[[torch.device, torch.dtype], Tensors]
-# float32: sums of up to thousands of terms in another order. bf16 rounds to 2^-9 of each number, several times in a row.
+# float32: sums of up to thousands of terms in another order. bf16 rounds to 2^-9 of each number, several times in a
+# row.
 BOUNDS = {"fp32": 1e-4, "bf16": 3e-2}
 INTEGERS = 0.01  # a uniform may lie at the border of two tokens
 SMALL = ModelConfig(

@@ -10,7 +10,8 @@ from xlme_ds.data.rows import BOS, EOS, PAD, UNK, Rows
 
 
 def synthetic_rows(rng: np.random.Generator, count: int, row_tokens: int, vocabulary: int, pairs: bool) -> Rows:
-    """`count` rows of ids that follow a Zipf-like law: one item that fills its row, or pairs of about a ninth of it a side."""
+    """`count` rows of ids that follow a Zipf-like law: one item that fills its row, or pairs of about a ninth of it a
+    side."""
     tokens = np.full((count, row_tokens), PAD, dtype=np.int32)
     items, lengths = np.zeros(count, dtype=np.int64), []
     for row in range(count):

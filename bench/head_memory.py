@@ -1,6 +1,7 @@
 """Peak memory of the vocabulary softmax at masked positions: in chunks, and with all logits at once.
 
-    python -m bench.head_memory [--json] [--vocabulary 524288] [--positions 512] [--chunks 4096 8192 32768] [--dtype bfloat16]
+    python -m bench.head_memory [--json] [--vocabulary 524288] [--positions 512] [--chunks 4096 8192 32768] [--dtype
+    bfloat16]
 
 Measured on the CPU as the growth of the process's largest resident set (VmHWM, Linux) over a forward and backward pass,
 each in a process of its own; what the weights' and inputs' gradients take is subtracted, both forms need it. A chunk is

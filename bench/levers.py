@@ -1,11 +1,12 @@
-"""What each memory lever takes off the peak of a training step, and what it costs in time, on one process of this machine.
+"""What each memory lever takes off the peak of a training step, and what it costs in time, on one process of this
+machine.
 
     python -m bench.levers [--json] [--width 512] [--layers 10] [--vocabulary 64000] [--nvme-folder DIR]
 
 Every case is a process of its own: three steps under ZeRO-3 in bf16 on 4 + 4 synthetic rows of 512 tokens. The peak is
 the kernel's, less what the process had before the model was built; the time is the shorter of the last two steps', as a
-ratio to the first case of the same run. Offloading to the CPU moves nothing where the accelerator is the CPU, so NVMe is
-what is shown, where a folder for it is named.
+ratio to the first case of the same run. Offloading to the CPU moves nothing where the accelerator is the CPU, so NVMe
+is what is shown, where a folder for it is named.
 """
 
 import json

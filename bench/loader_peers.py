@@ -1,10 +1,11 @@
 """The contenders of `bench.loader`: each reads the same rows from its own files.
 
-Lean, a peer makes the batch that the model takes by the least work that we could think of: masks drawn with 15% for each
-token from torch's generator, positions and segments computed from the ids of a whole batch at once. Customary, it is read
-row by row through torch's DataLoader, and transformers' DataCollatorForLanguageModeling masks (no positions, no segments).
-Bare is reading alone. Their rows lie on the disk in the order in which they are read, which is kind to them. Ours has
-masks that are exact and repeatable (15% of each item, without replacement, a function of the row's number), and checks.
+Lean, a peer makes the batch that the model takes by the least work that we could think of: masks drawn with 15% for
+each token from torch's generator, positions and segments computed from the ids of a whole batch at once. Customary, it
+is read row by row through torch's DataLoader, and transformers' DataCollatorForLanguageModeling masks (no positions, no
+segments). Bare is reading alone. Their rows lie on the disk in the order in which they are read, which is kind to them.
+Ours has masks that are exact and repeatable (15% of each item, without replacement, a function of the row's number),
+and checks.
 """
 
 from abc import ABC, abstractmethod

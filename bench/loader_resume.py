@@ -1,4 +1,5 @@
-"""What a start at a row in the middle costs, in a process of its own: `python -m bench.loader_resume FOLDER ROWS_A_TASK`."""
+"""What a start at a row in the middle costs, in a process of its own: `python -m bench.loader_resume FOLDER
+ROWS_A_TASK`."""
 
 import json
 import sys

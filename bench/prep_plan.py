@@ -2,8 +2,8 @@
 
     python -m bench.prep_plan [--cores 64] [--nodes 1 8] [--encode 20] ...
 
-A stage takes the longest of: its work over all cores; its largest task on one core; its bytes through the file system; its
-reads in no order.
+A stage takes the longest of: its work over all cores; its largest task on one core; its bytes through the file system;
+its reads in no order.
 """
 
 from dataclasses import dataclass
@@ -63,7 +63,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class Stage:
-    """Work of one stage: `seconds` of one core, `longest` of them in one task, `bytes` and `reads` in no order from the file system."""
+    """Work of one stage: `seconds` of one core, `longest` of them in one task, `bytes` and `reads` in no order from the
+    file system."""
 
     name: str
     disk: float

@@ -1,7 +1,9 @@
-"""The corpus of docs/results.md: ten languages of a folder of real text, with translation pairs kept out for the test of retrieval.
+"""The corpus of docs/results.md: ten languages of a folder of real text, with translation pairs kept out for the test
+of retrieval.
 
-`python -m bench.results_corpus --corpus DIR --out DIR` writes train/ and heldout/, each with mono/ and para/ as `data_prep` reads
-them. A held-out English sentence is in no pair of the training text, in no language, and neither side is a line of its mono text.
+`python -m bench.results_corpus --corpus DIR --out DIR` writes train/ and heldout/, each with mono/ and para/ as
+`data_prep` reads them. A held-out English sentence is in no pair of the training text, in no language, and neither side
+is a line of its mono text.
 """
 
 import hashlib

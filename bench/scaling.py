@@ -1,11 +1,13 @@
-"""What a training step costs against layers, width, row length, vocabulary and number of processes, measured and counted.
+"""What a training step costs against layers, width, row length, vocabulary and number of processes, measured and
+counted.
 
     python -m bench.scaling [--out runs/scaling] [--rounds 5] [--quick] [--json] [--gpu-tflops 150] [--bandwidth 25]
 
-One axis at a time around a small model; all values of an axis take their steps by turns. Beside the measured time stands what the
-count of operations predicts from the middle value. With several processes (gloo, one thread each) the time of a collective is that
-of the rank that came last to it, so that waiting is not in it; the prediction is the planner's bytes over the rate of an all-reduce
-of 64 MiB on as many processes. For up to 512 GPUs the same is computed for Base from a given rate of operations and of the network.
+One axis at a time around a small model; all values of an axis take their steps by turns. Beside the measured time
+stands what the count of operations predicts from the middle value. With several processes (gloo, one thread each) the
+time of a collective is that of the rank that came last to it, so that waiting is not in it; the prediction is the
+planner's bytes over the rate of an all-reduce of 64 MiB on as many processes. For up to 512 GPUs the same is computed
+for Base from a given rate of operations and of the network.
 """
 
 import json
@@ -144,7 +146,9 @@ def worlds(values: tuple[int, ...], middle: Case, rounds: int) -> list[Figures]:
         group.close()
         sent = communication(Layout.of(case.run, value, "bf16", case.tokens)).total
         rate = 2 * LARGE * (value - 1) / value / statistics.median(map(sending, large)) if large else 0.0
-        whole, apart = (statistics.median(map(of, steps)) for of in (lambda step: max(one["s"] for one in step), sending))
+        whole, apart = (
+            statistics.median(map(of, steps)) for of in (lambda step: max(one["s"] for one in step), sending)
+        )
         figures.append({
             "world": value, "step_s": whole, "sending_s": apart, "sent_bytes": sent, "bytes_per_s": rate,
             "predicted_s": sent / rate if rate else 0.0,
@@ -153,7 +157,8 @@ def worlds(values: tuple[int, ...], middle: Case, rounds: int) -> list[Figures]:
 
 
 def computed(settings: Settings) -> list[Figures]:
-    """Base at 32 + 32 rows a GPU: share of a step that is not spent sending, from the given rates; nothing is overlapped."""
+    """Base at 32 + 32 rows a GPU: share of a step that is not spent sending, from the given rates; nothing is
+    overlapped."""
     figures = []
     for zero in ("zero1", "zero2", "zero3"):
         for gpus in GPUS:
@@ -162,14 +167,19 @@ def computed(settings: Settings) -> list[Figures]:
             compute = flops_per_step(run, 512) / gpus / (settings.gpu_tflops * 1e12)
             transfer = communication(Layout.of(run, gpus, "bf16", 512)).total / (settings.bandwidth * 1e9)
             efficiency = compute / (compute + transfer)
-            figures.append({"zero": zero, "gpus": gpus, "compute_s": compute, "transfer_s": transfer, "efficiency": efficiency})
+            figures.append(
+                {"zero": zero, "gpus": gpus, "compute_s": compute, "transfer_s": transfer, "efficiency": efficiency}
+            )
     return figures
 
 
 def table(name: str, rows: list[Figures]) -> str:
     """One axis as Markdown."""
     if name == "world":
-        lines = ["| processes | step, s | sending, s | predicted | sent, MB | rate, GB/s |", "|---|---|---|---|---|---|"]
+        lines = [
+            "| processes | step, s | sending, s | predicted | sent, MB | rate, GB/s |",
+            "|---|---|---|---|---|---|",
+        ]
         lines += [
             f"| {one['world']} | {one['step_s']:.2f} | {one['sending_s']:.3f} | {one['predicted_s']:.3f} | {one['sent_bytes'] / 1e6:.0f} | "
             f"{one['bytes_per_s'] / 1e9:.2f} |" for one in rows
@@ -187,7 +197,11 @@ def main() -> None:
     """Measure, print, and draw."""
     settings = tyro.cli(Settings, description=__doc__)
     middle = Case(layers=2, width=64, tokens=32, vocabulary=600, positions=128) if settings.quick else Case()
-    axes = {"layers": (2, 4), "width": (64, 128), "tokens": (32, 64), "vocabulary": (600, 1200)} if settings.quick else AXES
+    axes = (
+        {"layers": (2, 4), "width": (64, 128), "tokens": (32, 64), "vocabulary": (600, 1200)}
+        if settings.quick
+        else AXES
+    )
     rounds = 1 if settings.quick else settings.rounds
     found: Figures = {name: axis(name, values, middle, rounds) for name, values in axes.items()}
     found["world"] = worlds((1, 2) if settings.quick else WORLDS, middle, rounds)

@@ -6,7 +6,12 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-LABELS = {"layers": "layers of the discriminator", "width": "width", "tokens": "tokens of a row", "vocabulary": "vocabulary"}
+LABELS = {
+    "layers": "layers of the discriminator",
+    "width": "width",
+    "tokens": "tokens of a row",
+    "vocabulary": "vocabulary",
+}
 
 
 def draw(found: dict[str, Any], out: Path) -> None:
@@ -33,7 +38,9 @@ def draw(found: dict[str, Any], out: Path) -> None:
         axes = figure.subplots()
         for zero in ("zero1", "zero2", "zero3"):
             rows = [one for one in found["computed"] if one["zero"] == zero]
-            axes.plot([one["gpus"] for one in rows], [100 * one["efficiency"] for one in rows], "o-", markersize=4, label=zero)
+            axes.plot(
+                [one["gpus"] for one in rows], [100 * one["efficiency"] for one in rows], "o-", markersize=4, label=zero
+            )
         axes.set_xscale("log", base=2)
         axes.set_xticks([one["gpus"] for one in rows], [str(one["gpus"]) for one in rows])
         axes.minorticks_off()

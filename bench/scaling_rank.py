@@ -93,7 +93,11 @@ def main() -> None:
         else:
             dist.all_reduce(torch.zeros(asked // 2, dtype=torch.bfloat16))
         whole = time.perf_counter() - begin
-        print(json.dumps({"s": whole, "collectives": list(seconds), "memory": memory("VmHWM") - before}), file=answers, flush=True)
+        print(
+            json.dumps({"s": whole, "collectives": list(seconds), "memory": memory("VmHWM") - before}),
+            file=answers,
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

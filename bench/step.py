@@ -3,9 +3,10 @@
     python -m bench.step [--json] [--quick] [--rounds 5] [--sizes base middle]
 
 Each contender is a process of its own with all cores; ours and one peer take turns, step by step, so that what else the
-machine does falls on both alike. Operations by the standard count (`xlme_ds.flops`), the same for all; the peak is a bf16 matrix
-product of 4096 x 4096 x 4096, measured between the steps. Memory is the growth of a process's largest resident set over what
-it had before the model was built. Rows are synthetic: two of text, two of packed pairs, 512 tokens each.
+machine does falls on both alike. Operations by the standard count (`xlme_ds.flops`), the same for all; the peak is a
+bf16 matrix product of 4096 x 4096 x 4096, measured between the steps. Memory is the growth of a process's largest
+resident set over what it had before the model was built. Rows are synthetic: two of text, two of packed pairs, 512
+tokens each.
 """
 
 import json
@@ -54,7 +55,9 @@ def run_config(size: Size) -> RunConfig:
         middle = replace(run.model, vocabulary=64_000, width=384, heads=6, feed_forward=1536, discriminator_layers=8)
         run = replace(run, model=middle)
     if size == "tiny":
-        tiny = replace(run.model, vocabulary=600, width=32, heads=2, feed_forward=64, generator_layers=1, discriminator_layers=2)
+        tiny = replace(
+            run.model, vocabulary=600, width=32, heads=2, feed_forward=64, generator_layers=1, discriminator_layers=2
+        )
         run = replace(run, model=replace(tiny, max_positions=64))
     engine = replace(run.engine, precision="bf16")
     return replace(run, data=DataConfig(2, 2, micro_batch=2), engine=engine).validate()
@@ -117,8 +120,8 @@ class Worker:
 
 
 def race(names: Sequence[str], size: Size, rounds: int) -> tuple[dict[str, list[float]], dict[str, float], list[float]]:
-    """Seconds of every step of the contenders, by turns, their memory, and the share of our passes that the generator takes; the
-    first two steps of each do not count."""
+    """Seconds of every step of the contenders, by turns, their memory, and the share of our passes that the generator
+    takes; the first two steps of each do not count."""
     workers = [Worker(name, size) for name in names]
     seconds: dict[str, list[float]] = {name: [] for name in names}
     memories: dict[str, float] = {}
@@ -186,7 +189,9 @@ def show(size: str, figures: dict[str, Any]) -> str:
         )
     takes, counts = figures["generator_share_of_passes"], figures["generator_share_of_operations"]
     lines += ["", f"time: as a multiple of ours, {ours:.2f} s a step"]
-    return "\n".join([*lines, f"our generator: {takes:.0%} of the time of forward and backward, {counts:.0%} of their operations"])
+    return "\n".join(
+        [*lines, f"our generator: {takes:.0%} of the time of forward and backward, {counts:.0%} of their operations"]
+    )
 
 
 def main() -> None:

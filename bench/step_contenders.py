@@ -1,4 +1,5 @@
-"""The training steps that `bench.step` compares: ours, one written with Hugging Face transformers, one with plain torch.
+"""The training steps that `bench.step` compares: ours, one written with Hugging Face transformers, one with plain
+torch.
 
 All train generator and discriminator of one shape on the same rows, in bf16 with float32 master weights and AdamW.
 B rows, T tokens, M masked positions, V vocabulary.
@@ -34,7 +35,8 @@ class Ours:
         self._watch(self.engine.engine.module)
 
     def _watch(self, model: Any) -> None:
-        """Note when forward begins, is through with the generator, when backward is through with the discriminator, and ends."""
+        """Note when forward begins, is through with the generator, when backward is through with the discriminator, and
+        ends."""
         embed, backward = model.embed_for_discriminator, self.engine._backward
 
         def note(*_: object) -> None:

@@ -109,7 +109,8 @@ def copy_files(folder: Path, target: Path) -> Spent:
 
 
 def mismatches(documents: Sequence[Sequence[np.ndarray]], folder: Path) -> int:
-    """Lines whose ids in the shards of `folder` are not the given ones: SentencePiece's, of each line of each document."""
+    """Lines whose ids in the shards of `folder` are not the given ones: SentencePiece's, of each line of each
+    document."""
     shards = [pa.ipc.open_file(pa.memory_map(str(path))).read_all() for path in sorted(folder.glob("*.arrow"))]
     found = [list_.values.to_numpy() for table in shards for list_ in table.column("tokens")]
     end = np.array([EOS], dtype=np.int32)

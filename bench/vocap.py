@@ -2,8 +2,8 @@
 
     python -m bench.vocap --mono ../shared/data/corpus/mono --out runs/vocap [--size 65536] [--processes 2] [--json]
 
-Every 20th line is held out, unless it also occurs among the language's other lines. Both vocabularies are trained on the
-rest by the stages `vocab` and `vocap` themselves. A relaunch goes on where the last one stopped.
+Every 20th line is held out, unless it also occurs among the language's other lines. Both vocabularies are trained on
+the rest by the stages `vocab` and `vocap` themselves. A relaunch goes on where the last one stopped.
 """
 
 import json

@@ -2,10 +2,10 @@
 
     python -m bench.xl_step --out DIR [--data DIR] [--recipe xl_zero3] [--section.key value ...]
 
-Weights and optimizer state wait on the disk (ZeRO-3 with NVMe offload), so XL's 2.4B parameters train in less than 20 GB
-of memory. One process takes two steps, saves, and takes a third; a new one loads the checkpoint, compares the loss of the
-probe batch, and takes the same third step, whose loss and gradient norm must be the same. Both print what they do with the
-time, the memory in use and its peak.
+Weights and optimizer state wait on the disk (ZeRO-3 with NVMe offload), so XL's 2.4B parameters train in less than 20
+GB of memory. One process takes two steps, saves, and takes a third; a new one loads the checkpoint, compares the loss
+of the probe batch, and takes the same third step, whose loss and gradient norm must be the same. Both print what they
+do with the time, the memory in use and its peak.
 
 The rows are real text: without `--data` of the sample corpus. They may be of any vocabulary up to the model's; the
 softmax is over all of the model's.
@@ -129,7 +129,9 @@ def both(arguments: list[str], run: RunConfig, out: Path) -> dict[str, tuple[flo
     out.mkdir(parents=True, exist_ok=True)
     ours = out / ".xl_step"
     if not ours.exists() and any((out / name).exists() for name in ("swap", "checkpoints")):
-        raise ValueError(f"{out} has a swap or checkpoints that are not of this measurement, which would delete them: name another --out")
+        raise ValueError(
+            f"{out} has a swap or checkpoints that are not of this measurement, which would delete them: name another --out"
+        )
     ours.touch()
     free = shutil.disk_usage(out).free
     print(

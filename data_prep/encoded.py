@@ -19,7 +19,8 @@ _SHORT = 32  # words of a piece, below which all pieces are copied by their indi
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Where the ids of a shard stand in its file, in int32 words: a value a record batch and, where it differs, a column."""
+    """Where the ids of a shard stand in its file, in int32 words: a value a record batch and, where it differs, a
+    column."""
 
     records: np.ndarray
     """[batches]."""
@@ -52,7 +53,8 @@ class Batches:
     def copy_stream(
         self, path: Path, starts: np.ndarray, width: int, target: np.ndarray, places: np.ndarray
     ) -> np.ndarray:
-        """Copy ids [start, start + width) of the first column's stream, which runs through all batches, to `target[place:]`.
+        """Copy ids [start, start + width) of the first column's stream, which runs through all batches, to
+        `target[place:]`.
 
         Gives how many each has, for the last ids of a shard may be fewer.
         """
@@ -92,14 +94,17 @@ def read_batches(path: Path) -> Batches:
     columns = range(len(reader.schema))
 
     def places(buffer_of_list: int) -> np.ndarray:
-        return np.array([[_word(batch.column(c), buffer_of_list, buffer) for batch in batches] for c in columns], np.int64)
+        return np.array(
+            [[_word(batch.column(c), buffer_of_list, buffer) for batch in batches] for c in columns], np.int64
+        )
 
     tokens = np.array([[len(batch.column(c).values) for batch in batches] for c in columns], np.int64)
     return Batches(np.array([batch.num_rows for batch in batches], np.int64), tokens, places(1), places(3))
 
 
 def copy_words(path: Path, starts: np.ndarray, counts: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
-    """Copy `counts` int32 words from `starts` of a file to `target[places:]`; what is near each other is read at once."""
+    """Copy `counts` int32 words from `starts` of a file to `target[places:]`; what is near each other is read at
+    once."""
     order = np.argsort(starts, kind="stable")
     begins, counts, places = starts[order], counts[order], places[order]
     reach = np.maximum.accumulate(begins + counts)

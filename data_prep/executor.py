@@ -13,7 +13,17 @@ from data_prep.processes import run_processes
 from data_prep.progress import Progress
 from data_prep.ranks import communicator, run_ranks, world_size
 
-__all__ = ["SharedError", "SharedFault", "TaskError", "abort", "barrier", "is_root", "on_root", "run_tasks", "world_size"]
+__all__ = [
+    "SharedError",
+    "SharedFault",
+    "TaskError",
+    "abort",
+    "barrier",
+    "is_root",
+    "on_root",
+    "run_tasks",
+    "world_size",
+]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -29,9 +39,10 @@ def run_tasks(
 ) -> list[R]:
     """`function` of every task, in task order; every rank gets the whole list.
 
-    `sizes` (any unit, one a task) steer the balance and, if `visible`, the progress display. `processes` local processes are used
-    (1: this one); under MPI every rank runs its share itself. `function` must pickle. The first failed task in task
-    order is raised: in words as SharedError or SharedFault where `outcomes.in_words` has some, else as TaskError.
+    `sizes` (any unit, one a task) steer the balance and, if `visible`, the progress display. `processes` local
+    processes are used (1: this one); under MPI every rank runs its share itself. `function` must pickle. The first
+    failed task in task order is raised: in words as SharedError or SharedFault where `outcomes.in_words` has some, else
+    as TaskError.
     """
     assert len(tasks) == len(sizes)
     if processes < 1:

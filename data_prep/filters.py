@@ -98,7 +98,8 @@ class IdenticalSides(TextFilter):
 
 @dataclass(frozen=True)
 class Script(TextFilter):
-    """Less than `share` of the letters of a paragraph or side are of its language's scripts; without letters it stays."""
+    """Less than `share` of the letters of a paragraph or side are of its language's scripts; without letters it
+    stays."""
 
     share: float = 0.5
 

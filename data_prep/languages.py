@@ -44,8 +44,8 @@ _ALIASES: dict[str, str] = {
     "te_latn": "te_rom",
     "ur_latn": "ur_rom",
 }
-# ISO 639-3 and 639-2 by CC-100's code: the language's own, the older one of libraries (ger), and where a code of a group
-# stands for one member (ara, arb). No code of a member that the group is not used for: prs is not fa, nno not no.
+# ISO 639-3 and 639-2 by CC-100's code: the language's own, the older one of libraries (ger), and where a code of a
+# group stands for one member (ara, arb). No code of a member that the group is not used for: prs is not fa, nno not no.
 _THREE_LETTERS = """
 af afr, am amh, ar ara arb, as asm, az aze azj, be bel, bg bul, bn ben, br bre, bs bos, ca cat, cs ces cze, cy cym wel,
 da dan, de deu ger, el ell gre, en eng, eo epo, es spa, et est ekk, eu eus baq, fa fas per pes, fi fin, fr fra fre,
@@ -62,7 +62,8 @@ _KNOWN = {code.lower().replace("-", "_"): code for code in LANGUAGES} | _ALIASES
 
 
 def canonical(code: str) -> str:
-    """CC-100's spelling of a language code. Raises ValueError, which names a code of the same language if one is near."""
+    """CC-100's spelling of a language code. Raises ValueError, which names a code of the same language if one is
+    near."""
     key = code.lower().replace("-", "_")
     region = _REGION.fullmatch(key)
     for spelling in (key, region[1] if region else key):

@@ -43,7 +43,8 @@ class MixConfig:
     """Exponent of the sampling over languages and over pairs: 1 natural, 0 uniform."""
     layout: Literal["xlme", "xlm"] = "xlme"
     """Special tokens of an item. xlme: `<s> text </s>`, pairs `<s> e </s> f </s>`; xlm: `</s> text </s>`, pairs
-    `</s> e </s></s> f </s>`, whose second side counts its positions anew. The model's setting of this name must be the same."""
+    `</s> e </s></s> f </s>`, whose second side counts its positions anew. The model's setting of this name must be the
+    same."""
     seed: int = 0
     """Seed of the order, and of which side of a pair stands first."""
     rows_per_shard: int = 65536
@@ -136,7 +137,9 @@ def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, langua
     results = run_tasks(write, range(count), sizes, config.processes, f"mix {task}")
     shards = tuple(Shard(**result["shard"]) for result in results)
     counts = _counts(plan, task, rows, results)
-    manifest = Manifest("mix", stage.settings, encoded.vocabulary_size, encoded.vocabulary_sha256, languages, shards, counts)
+    manifest = Manifest(
+        "mix", stage.settings, encoded.vocabulary_size, encoded.vocabulary_sha256, languages, shards, counts
+    )
     assert manifest.rows == rows
     on_root(partial(write_manifest, stage.folder, manifest))
     words = f"{rows:,} rows in {count} shards, {100 * counts['fill']:.1f}% of the tokens are not padding"

@@ -45,7 +45,9 @@ class Place:
             system, root = filesystem(self.folder)
             info = system.get_file_info(f"{root}/{self.name}")
             if info.type != fs.FileType.File:
-                raise ValueError(f"{self} is a folder or not there, where a file must be: remove it, or restore the file")
+                raise ValueError(
+                    f"{self} is a folder or not there, where a file must be: remove it, or restore the file"
+                )
             return int(info.size)
         try:
             found = self.local.stat()
@@ -124,7 +126,9 @@ def _local_names(root: str, deep: bool) -> Iterator[str]:
     for parent, folders, files in os.walk(root, onerror=refuse, followlinks=True):
         for name in (*folders, *files):
             if any("\udc80" <= character <= "\udcff" for character in name):
-                raise ValueError(f"{parent} has the name {os.fsencode(name)!r}, which is not UTF-8: rename that file or folder")
+                raise ValueError(
+                    f"{parent} has the name {os.fsencode(name)!r}, which is not UTF-8: rename that file or folder"
+                )
             yield os.path.relpath(os.path.join(parent, name), root)
         inside = os.path.realpath(parent)
         real = {name: os.path.realpath(os.path.join(parent, name)) for name in folders}

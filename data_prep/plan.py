@@ -122,8 +122,8 @@ def group_languages(group: str, languages: Sequence[str]) -> tuple[int, ...]:
 def survey(folder: Path, row_tokens: int, layout: Layout, longest: int | None, name: str) -> Source:
     """Count the examples of the encoded shard `name` (`group/number.arrow`) of task folder `folder`.
 
-    A document shard is cut every `row_tokens` - 2 ids. A last slice of one id is no row: it is the last document's `</s>`.
-    `longest`: ids that no pair has more of, where that is known; if all fit, their lengths need not be read.
+    A document shard is cut every `row_tokens` - 2 ids. A last slice of one id is no row: it is the last document's
+    `</s>`. `longest`: ids that no pair has more of, where that is known; if all fit, their lengths need not be read.
     """
     group, path = name.split("/")[0], folder / name
     batches = read_batches(path)

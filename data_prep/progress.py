@@ -1,4 +1,5 @@
-"""Words for people. Progress of long work on stderr: a bar on a terminal, else plain lines, at most one every few seconds."""
+"""Words for people. Progress of long work on stderr: a bar on a terminal, else plain lines, at most one every few
+seconds."""
 
 import sys
 import time
@@ -15,8 +16,8 @@ _PLAIN_SECONDS = 10.0
 
 
 def shown(words: str) -> str:
-    """`words` on one line that does nothing to a terminal: line ends, escapes and broken characters, as names of files may
-    have them, are written as Python would."""
+    """`words` on one line that does nothing to a terminal: line ends, escapes and broken characters, as names of files
+    may have them, are written as Python would."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in words)
 
 

@@ -38,7 +38,9 @@ def remove_duplicates(stage: Stage, tasks: Sequence[Task], processes: int) -> No
     """Finish inputs whose blocks are all staged; collective under MPI."""
     languages = on_root(lambda: [_language(stage, list(same)) for _, same in groupby(tasks, lambda t: t.source.name)])
     merges = [(language, number) for language in languages for number in range(len(language.found))]
-    run_tasks(partial(_merge, stage), merges, [len(language.runs) for language, _ in merges], processes, "find duplicates")
+    run_tasks(
+        partial(_merge, stage), merges, [len(language.runs) for language, _ in merges], processes, "find duplicates"
+    )
     writes = [(language, number) for language in languages for number in range(len(language.blocks))]
     work = partial(_write_block, stage)
     run_tasks(work, writes, [1] * len(writes), processes, "remove duplicates")

@@ -44,7 +44,8 @@ class Pairs:
 
 
 def mono_rows(plan: Plan, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
-    """Rows [start, stop) of the order: what opens an item, a slice of a shard's token stream without `</s>` at its ends, `</s>`."""
+    """Rows [start, stop) of the order: what opens an item, a slice of a shard's token stream without `</s>` at its
+    ends, `</s>`."""
     held = min(BLOCK["mono"], max(_HELD // plan.row_tokens // BATCH_ROWS, 1) * BATCH_ROWS)
     languages = np.array([index for (index,) in plan.group_languages])
     for first in range(start, stop, held):
@@ -65,7 +66,9 @@ def _mono(plan: Plan, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
     for same in _grouped(source):
         s = int(source[same[0]])
         begin = plan.row_tokens * same + 1
-        texts[same] = plan.sources[s].batches.copy_stream(plan.path(s), example[same] * width, width, rows.ravel(), begin)
+        texts[same] = plan.sources[s].batches.copy_stream(
+            plan.path(s), example[same] * width, width, rows.ravel(), begin
+        )
     number = np.arange(len(rows))
     rows[:, 0], rows[:, -1] = plan.layout.opening, EOS
     for i in np.flatnonzero((texts < width) | (rows[:, 1] == EOS) | (rows[number, texts] == EOS)).tolist():
@@ -101,7 +104,8 @@ def para_rows(plan: Plan, first_rows: np.ndarray, start: int, stop: int, tally: 
 
 
 def _together(plan: Plan, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Windows [first, last) in parts that are read at once: no more than a block of the order, and what memory holds."""
+    """Windows [first, last) in parts that are read at once: no more than a block of the order, and what memory
+    holds."""
     most = int(min(BLOCK["para"], _HELD / plan.mean_tokens)) // WINDOW or 1
     while first < last:
         stop = min(first - first % most + most, last)
@@ -124,7 +128,8 @@ def read_pairs(plan: Plan, first: int, last: int) -> Pairs:
 
 
 def _packed(plan: Plan, number: int, tokens: np.ndarray, first: int) -> list[np.ndarray]:
-    """Pairs of each row of window `number`; `tokens` are of all pairs from window `first` on, which is how they are numbered."""
+    """Pairs of each row of window `number`; `tokens` are of all pairs from window `first` on, which is how they are
+    numbered."""
     key = key_of(plan.order.seed, plan.order.label, "rows")
     begin = (number - first) * WINDOW
     rows = pack_shuffled(tokens[begin : begin + WINDOW], plan.row_tokens, hashed(key, number))
@@ -205,7 +210,8 @@ def _rechunked(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Reco
 
 
 def _exact(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A slice whose buffers end where it ends: else Arrow fills the file's gaps with what stands behind it in memory."""
+    """A slice whose buffers end where it ends: else Arrow fills the file's gaps with what stands behind it in
+    memory."""
     tokens, lengths, languages = batch.columns
     items, sides = (np.diff(column.offsets.to_numpy()) for column in (lengths, languages))
     rows = tokens.flatten().to_numpy().reshape(len(items), -1)

@@ -43,10 +43,10 @@ class Order:
     """The sampled examples in training order: every example of a language comes once before any comes again.
 
     The slots [0, total) are cut into blocks. How many slots of each block a language has is computed by halving all
-    blocks again and again, and in a block the languages are shuffled; so the number of a language's uses before any slot
-    follows from its block alone. Use u of a language is an example of pass u // examples; the uses of one pass in one
-    block are shuffled. A pass goes through stretches of neighbouring examples in an order of its own, so that what is
-    read for a block stands together in the files: its examples are neighbours, not its slots.
+    blocks again and again, and in a block the languages are shuffled; so the number of a language's uses before any
+    slot follows from its block alone. Use u of a language is an example of pass u // examples; the uses of one pass in
+    one block are shuffled. A pass goes through stretches of neighbouring examples in an order of its own, so that what
+    is read for a block stands together in the files: its examples are neighbours, not its slots.
     """
 
     names: tuple[str, ...]
@@ -111,7 +111,9 @@ class Order:
         key, at = hashed(key, use // size), use % size
         number, stretches = at // stretch, size // stretch
         whole = number < stretches  # the rest, shorter than a stretch, stays at the end of the pass
-        first = np.append(True, (np.diff(number) != 0) | (np.diff(key) != 0))  # of equal ones in a row, to compute them once
+        first = np.append(
+            True, (np.diff(number) != 0) | (np.diff(key) != 0)
+        )  # of equal ones in a row, to compute them once
         moved = permute(np.where(whole, number, 0)[first], np.maximum(stretches, 1)[first], key[first])
         moved = np.repeat(moved, np.diff(np.append(np.flatnonzero(first), len(use))))
         turn = (hashed(key, -1) % size.astype(np.uint64)).astype(np.int64)  # another rest, other stretches in each pass
@@ -131,7 +133,9 @@ def _block(order: Order, number: int) -> tuple[np.ndarray, np.ndarray]:
     uses = np.arange(len(slots)) + np.repeat(np.array(before) - np.cumsum(counts) + counts, counts)
     passes = uses // np.array(order.examples)[of]
     part = np.cumsum(np.append(False, (np.diff(of) != 0) | (np.diff(passes) != 0)))  # of a language, in one pass
-    mixed = by_language[np.argsort((part << 40).astype(np.uint64) | (draws[by_language] >> np.uint64(24)), kind="stable")]
+    mixed = by_language[
+        np.argsort((part << 40).astype(np.uint64) | (draws[by_language] >> np.uint64(24)), kind="stable")
+    ]
     example = np.empty_like(uses)
     example[mixed] = order.example(of, uses)
     return language, example

@@ -1,7 +1,8 @@
 """Letters of a line by script, for many lines at once: a table from code point to script.
 
-A letter is a character of Unicode's categories L*. Vowel signs, accents and other marks (M*) belong to the letter before
-them and count for nothing, so a text has as many letters composed as decomposed; digits, signs and punctuation neither.
+A letter is a character of Unicode's categories L*. Vowel signs, accents and other marks (M*) belong to the letter
+before them and count for nothing, so a text has as many letters composed as decomposed; digits, signs and punctuation
+neither.
 """
 
 import unicodedata

@@ -51,7 +51,8 @@ class ShowConfig:
 
 @dataclass(frozen=True)
 class Row:
-    """One training row: its `number`, `tokens` int32 [T], `lengths` of its items, `languages` (codes) of their sides."""
+    """One training row: its `number`, `tokens` int32 [T], `lengths` of its items, `languages` (codes) of their
+    sides."""
 
     number: int
     tokens: np.ndarray
@@ -63,7 +64,12 @@ class Row:
         """Positions that training masks when it reads this row for the first time."""
         if not fraction:
             return set()
-        rows = Rows(self.tokens[None], np.array([len(self.lengths)]), np.array(self.lengths, dtype=np.int64), np.zeros(0, dtype=np.int64))
+        rows = Rows(
+            self.tokens[None],
+            np.array([len(self.lengths)]),
+            np.array(self.lengths, dtype=np.int64),
+            np.zeros(0, dtype=np.int64),
+        )
         where, _ = corrupt([(TASKS.index(task), rows, np.array([self.number]))], seed, fraction)
         return set(where.tolist())
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from xlme_ds.data.schema import Manifest
 
-# What is lost, and the counts that say how much of it: documents and pairs are dropped, paragraphs of documents removed.
+# What is lost, and the counts that say how much of it: documents and pairs are dropped, paragraphs of documents
+# removed.
 _LOST = {"documents": "dropped", "paragraphs": "removed", "pairs": "dropped"}
 
 

@@ -11,8 +11,8 @@ TITLES = {"mono": "Languages", "para": "Language pairs"}
 
 @dataclass(frozen=True)
 class Line:
-    """One language or pair. Of the documents or pairs that were `read`, encode dropped some, mix found some pairs too long for
-    a row, and `units` are left; `used` are the rows or pairs that training reads."""
+    """One language or pair. Of the documents or pairs that were `read`, encode dropped some, mix found some pairs too
+    long for a row, and `units` are left; `used` are the rows or pairs that training reads."""
 
     name: str
     bytes: int

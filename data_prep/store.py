@@ -5,8 +5,8 @@ OUT/settings.json            stage name and settings; a relaunch must have the s
 OUT/tasks/<task>.json        marker of a finished task with its result, written after the task's shards
 OUT/manifest.json            completeness marker, written by the stage itself (`schema.write_manifest`)
 
-The three kinds of JSON hold a checksum of themselves, markers one of the settings too. Whatever is missing or damaged is
-made again by the same command: what a marker vouches for is read and compared whenever a command is given again.
+The three kinds of JSON hold a checksum of themselves, markers one of the settings too. Whatever is missing or damaged
+is made again by the same command: what a marker vouches for is read and compared whenever a command is given again.
 """
 
 import fcntl
@@ -99,7 +99,9 @@ class Stage:
 
     def _remove_damaged_markers(self) -> int:
         """How many there were."""
-        damaged = [path for path in sorted((self.folder / "tasks").glob("*.json")) if self.task_result(path.stem) is None]
+        damaged = [
+            path for path in sorted((self.folder / "tasks").glob("*.json")) if self.task_result(path.stem) is None
+        ]
         for path in damaged:
             warn(f"{path} is damaged: its task is done again")
             path.unlink()
@@ -189,14 +191,18 @@ def recorded(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, di
     for marker in sorted((folder / "tasks").glob("*.json")):
         result = made.task_result(marker.stem) or (_readable(marker) if unsigned else None)
         if result is None:
-            raise ValueError(f"{marker} is damaged: delete it and the manifest, and give the command that wrote {folder} again")
+            raise ValueError(
+                f"{marker} is damaged: delete it and the manifest, and give the command that wrote {folder} again"
+            )
         results[marker.stem] = result
     return results
 
 
 def written_files(result: dict[str, Any]) -> list[Shard]:
     """What a task's result says it wrote."""
-    return [Shard(**file) for file in (result.get("shard"), *result.get("shards", ()), *result.get("files", ())) if file]
+    return [
+        Shard(**file) for file in (result.get("shard"), *result.get("shards", ()), *result.get("files", ())) if file
+    ]
 
 
 @contextmanager
@@ -208,7 +214,9 @@ def lock(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"another process is working in {folder}: wait for its end, or choose another folder") from None
+            raise ValueError(
+                f"another process is working in {folder}: wait for its end, or choose another folder"
+            ) from None
         except OSError as error:
             raise ValueError(
                 f"{path} cannot be locked ({error.strerror}): mount its file system with flock, or choose a folder on another one"
@@ -234,7 +242,8 @@ def is_whole(root: Path, file: Shard) -> bool:
 
 @contextmanager
 def new_file(path: Path) -> Iterator["Hashing"]:
-    """A file to write, which is `path` when the block ends, on the disk; its checksum is taken while the bytes are at hand."""
+    """A file to write, which is `path` when the block ends, on the disk; its checksum is taken while the bytes are at
+    hand."""
     make_folder(path.parent)
     with replacing(path) as file, Hashing(file) as hashing:
         yield hashing

@@ -131,7 +131,9 @@ class _Streams(_Compressed):
             try:
                 text: bytes = self.stream.decompress(data, size)
             except (lzma.LZMAError, zlib.error, OSError) as error:
-                raise _Damage(f"{error}, before byte {self.file.taken} in the stream from byte {self.begin} on") from None
+                raise _Damage(
+                    f"{error}, before byte {self.file.taken} in the stream from byte {self.begin} on"
+                ) from None
             if text:
                 return text
 
@@ -243,7 +245,8 @@ def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -
 
 
 def _block_end(buffer: bytes, size: int, boundary: re.Pattern[bytes]) -> tuple[int, bool] | None:
-    """Where the first block of `buffer` ends, and whether without a boundary; None when that takes more bytes to say."""
+    """Where the first block of `buffer` ends, and whether without a boundary; None when that takes more bytes to
+    say."""
     limit = size + WINDOW
     if match := boundary.search(buffer, size - 1, limit) if len(buffer) >= size else None:
         return match.end(), False

@@ -127,7 +127,9 @@ def _check_manifest(folder: Path, manifest: Manifest, found: Sequence[Found]) ->
     if listed != ordered:
         raise ValueError(f"{path} lists the shards in another order than that of their names: {_again(path)}")
     if languages and list(manifest.languages) != languages:
-        raise ValueError(f"{path} has the languages {' '.join(manifest.languages)}, not {' '.join(languages)}: {_again(path)}")
+        raise ValueError(
+            f"{path} has the languages {' '.join(manifest.languages)}, not {' '.join(languages)}: {_again(path)}"
+        )
     (_check_mixed_counts if manifest.stage == "mix" else _check_encoded_counts)(folder, manifest, found)
     _check_record(folder, manifest)
 
@@ -143,7 +145,9 @@ def _check_vocabulary(folder: Path, manifest: Manifest) -> None:
     encoded_with = manifest.settings.get("vocabulary_sha256", manifest.vocabulary_sha256)
     if encoded_with != manifest.vocabulary_sha256:
         path = folder / "manifest.json"
-        raise ValueError(f"{path} names two vocabularies, {encoded_with} and {manifest.vocabulary_sha256}: {_again(path)}")
+        raise ValueError(
+            f"{path} names two vocabularies, {encoded_with} and {manifest.vocabulary_sha256}: {_again(path)}"
+        )
     if model.exists() and file_sha256(model) != manifest.vocabulary_sha256:
         raise ValueError(f"{model} is not the vocabulary that {folder} was made with: copy that one there")
     if manifest.stage == "mix" and not model.exists():
@@ -215,7 +219,9 @@ def _check_mixed_counts(folder: Path, manifest: Manifest, found: Sequence[Found]
     for name, number in zip(by_name, used, strict=True):
         by_languages[tuple(sorted(group_languages(name, manifest.languages)))] += number
     if +by_languages != +whole.items or counts["examples"] != whole.items.total() or counts["tokens"] != whole.tokens:
-        raise ValueError(f"the rows, by language, and tokens counted in {path} are not those of its shards: {_again(path)}")
+        raise ValueError(
+            f"the rows, by language, and tokens counted in {path} are not those of its shards: {_again(path)}"
+        )
     shares = {
         "share_before": [n / sum(available) for n in available],
         "share_after": [n / sum(used) for n in used],

@@ -15,7 +15,8 @@ LANGUAGES = ("de", "en", "fr")
 def random_row(
     rng: np.random.Generator, task: str, row_tokens: int, vocabulary: int
 ) -> tuple[list[int], list[int], list[int]]:
-    """Tokens, item lengths and languages of one row; ids follow a Zipf-like law, so that there is something to learn."""
+    """Tokens, item lengths and languages of one row; ids follow a Zipf-like law, so that there is something to
+    learn."""
 
     def words(count: int) -> list[int]:
         return [int(4 + (vocabulary - 5) * u**3) for u in rng.random(count)]

@@ -1,4 +1,5 @@
-"""Small models with lively weights, and batches made from written-out items, for tests that compare two computations."""
+"""Small models with lively weights, and batches made from written-out items, for tests that compare two
+computations."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -111,8 +112,11 @@ def usual_batch(width: int = 40, seed: int = 3) -> Batch:
     return batch_of(mono, para, width, seed)
 
 
-def open_batch(lengths: Sequence[int], width: int = 40, fractions: tuple[float, ...] = (0.1, 0.3), seed: int = 3) -> Batch:
-    """Monolingual rows with sentences of so many tokens, or as many as leave room, and open places behind them (BTMLM)."""
+def open_batch(
+    lengths: Sequence[int], width: int = 40, fractions: tuple[float, ...] = (0.1, 0.3), seed: int = 3
+) -> Batch:
+    """Monolingual rows with sentences of so many tokens, or as many as leave room, and open places behind them
+    (BTMLM)."""
     rng = np.random.default_rng(seed)
     rows = rows_of([[item(rng, length)] for length in lengths], width)
     return PseudoSides(fractions, LANGUAGES).collate([(0, rows, np.arange(len(lengths)) + 10)], seed, 0.15)

@@ -18,7 +18,6 @@ def counted(model: ModelConfig) -> tuple[Work, bool]:
     return ElectraObjective(ObjectiveConfig()).work(model, 128), model.activation_checkpointing
 
 
-
 def splits(layers: int, parts: int) -> list[tuple[int, ...]]:
     """Every way to give all parts but the first a layer at least."""
     return [s for s in itertools.product(range(layers + 1), repeat=parts) if sum(s) == layers and min(s[1:]) >= 1]

@@ -1,4 +1,5 @@
-"""bench/loader.py: a quick run has its figures, the contenders read the same rows, and a large store is what it claims."""
+"""bench/loader.py: a quick run has its figures, the contenders read the same rows, and a large store is what it
+claims."""
 
 import importlib.util
 import json

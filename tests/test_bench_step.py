@@ -63,7 +63,9 @@ def test_the_generators_share_is_what_it_takes() -> None:
     """Of a model that is hardly more than a generator the most, the other way round the least."""
     shares = []
     for layers in (("12", "1"), ("1", "12")):
-        done = subprocess.run([sys.executable, "-c", SHARE, *layers], cwd=ROOT, env=environment(), capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", SHARE, *layers], cwd=ROOT, env=environment(), capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr[-2000:]
         shares.append(float(done.stdout.split()[-1]))
     assert shares[0] > 0.6 and shares[1] < 0.5
@@ -88,5 +90,3 @@ def test_computed_curve() -> None:
         values = [row["efficiency"] for row in rows if row["zero"] == zero]
         assert values == sorted(values, reverse=True) and values[-1] > 0.5
     assert computed(replace(Settings(), bandwidth=1.0))[0]["efficiency"] < rows[0]["efficiency"]
-
-

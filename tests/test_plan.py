@@ -103,7 +103,8 @@ def linear_head(**changes: Any) -> LanguageModel:
     ("name", "built"), [("electra", model), ("mlm", language_model), ("mlm", linear_head), ("clm", causal)]
 )
 def test_operations_equal_torchs_counter(name: Any, built: Any) -> None:
-    """Matrix products that a real forward pass performs, counted by torch, every position masked as the fraction says."""
+    """Matrix products that a real forward pass performs, counted by torch, every position masked as the fraction
+    says."""
     from torch.utils.flop_counter import FlopCounterMode
 
     batch = usual_batch(40)
@@ -136,7 +137,8 @@ def test_operations_of_a_step_follow_the_rows() -> None:
 
 
 def test_published_parameters_of_xlm() -> None:
-    """250M, as XLM-R's paper lists XLM on fifteen languages; each language adds a vector, the head no more than a bias."""
+    """250M, as XLM-R's paper lists XLM on fifteen languages; each language adds a vector, the head no more than a
+    bias."""
     counts = plan(recipe("xlm"))["parameters"]
     assert counts["encoder"] == pytest.approx(250e6, rel=0.006)
     d, layer = 1024, 4 * (1024**2 + 1024) + 2 * 1024 * 4096 + 4096 + 1024 + 4 * 1024

@@ -1,7 +1,8 @@
-"""Every published recipe against the tables of its paper, which stand here as numbers: nothing is read from a recipe or a default.
+"""Every published recipe against the tables of its paper, which stand here as numbers: nothing is read from a recipe or
+a default.
 
-A setting that no table has is stated with the reason why it is so (docs/design.md). A new recipe, or a new setting of the sections
-that shape a curve, fails until it is stated here.
+A setting that no table has is stated with the reason why it is so (docs/design.md). A new recipe, or a new setting of
+the sections that shape a curve, fails until it is stated here.
 """
 
 from dataclasses import asdict
@@ -19,11 +20,18 @@ from xlme_ds.objectives import objective_of
 from xlme_ds.recipes import RECIPES, recipe
 from xlme_ds.train.schedule import learning_rate
 
-# XLM-E, Tables 8 (generator) and 9 (discriminator). "250K" is XLM-R's vocabulary, 250,002 with `<mask>`; "500K" is 2^19.
+# XLM-E, Tables 8 (generator) and 9 (discriminator). "250K" is XLM-R's vocabulary, 250,002 with `<mask>`; "500K" is
+# 2^19.
 XLME = {
-    "base": dict(generator_layers=4, discriminator_layers=12, width=768, feed_forward=3072, heads=12, vocabulary=250_002),
-    "large": dict(generator_layers=6, discriminator_layers=24, width=1024, feed_forward=4096, heads=16, vocabulary=524_288),
-    "xl": dict(generator_layers=8, discriminator_layers=48, width=1536, feed_forward=6144, heads=24, vocabulary=524_288),
+    "base": dict(
+        generator_layers=4, discriminator_layers=12, width=768, feed_forward=3072, heads=12, vocabulary=250_002
+    ),
+    "large": dict(
+        generator_layers=6, discriminator_layers=24, width=1024, feed_forward=4096, heads=16, vocabulary=524_288
+    ),
+    "xl": dict(
+        generator_layers=8, discriminator_layers=48, width=1536, feed_forward=6144, heads=24, vocabulary=524_288
+    ),
 }
 # Settled for its sizes: 48 post-LN layers do not train reliably, and larger models get finer buckets.
 SETTLED = {
@@ -31,24 +39,34 @@ SETTLED = {
     "large": dict(norm="pre", relative_buckets=128, relative_max_distance=256),
     "xl": dict(norm="pre", relative_buckets=128, relative_max_distance=256),
 }
-# Of every model of XLM-E: section 3.3's bias next to absolute positions, no dropout, tied embeddings, a head as XLM-R's.
+# Of every model of XLM-E: section 3.3's bias next to absolute positions, no dropout, tied embeddings, a head as
+# XLM-R's.
 ALL = dict(
     max_positions=512, absolute_positions=True, layout="xlme", language_embeddings=(), dropout=0.0, attention_dropout=0.0,
     embedding_norm=False, norm_epsilon=1e-5, relative_bias="gated", embedding_sharing="tied", masked_head="dense", init_std=0.02,
 )  # fmt: skip
 # XLM-E, Table 10.
-TABLE_10 = dict(learning_rate=5e-4, warmup_steps=10_000, beta1=0.9, beta2=0.98, epsilon=1e-6, weight_decay=0.01, clip=2.0)
+TABLE_10 = dict(
+    learning_rate=5e-4, warmup_steps=10_000, beta1=0.9, beta2=0.98, epsilon=1e-6, weight_decay=0.01, clip=2.0
+)
 # ERNIE-M, Table 10; the clipping, which it has not, is XLM-E's.
 ERNIE_M = {
-    "base": dict(learning_rate=2e-4, warmup_steps=10_000, beta1=0.98, beta2=0.999, epsilon=1e-6, weight_decay=0.01, clip=2.0),
-    "large": dict(learning_rate=1e-4, warmup_steps=10_000, beta1=0.98, beta2=0.999, epsilon=1e-6, weight_decay=0.01, clip=2.0),
+    "base": dict(
+        learning_rate=2e-4, warmup_steps=10_000, beta1=0.98, beta2=0.999, epsilon=1e-6, weight_decay=0.01, clip=2.0
+    ),
+    "large": dict(
+        learning_rate=1e-4, warmup_steps=10_000, beta1=0.98, beta2=0.999, epsilon=1e-6, weight_decay=0.01, clip=2.0
+    ),
 }
 ERNIE_M_MODEL = {
     "base": dict(discriminator_layers=12, width=768, feed_forward=3072, heads=12, vocabulary=250_002),
     "large": dict(discriminator_layers=24, width=1024, feed_forward=4096, heads=16, vocabulary=250_002),
 }
-# XLM, section 5.1 and its code: Adam at 1e-4 with torch's betas and epsilon, clipping at 5, no decay. The warm-up is XLM-E's.
-XLM_ADAM = dict(learning_rate=1e-4, warmup_steps=10_000, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.0, clip=5.0)
+# XLM, section 5.1 and its code: Adam at 1e-4 with torch's betas and epsilon, clipping at 5, no decay. The warm-up is
+# XLM-E's.
+XLM_ADAM = dict(
+    learning_rate=1e-4, warmup_steps=10_000, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.0, clip=5.0
+)
 XLM_MODEL = dict(
     discriminator_layers=12, width=1024, feed_forward=4096, heads=8, vocabulary=95_000, max_positions=256, layout="xlm",
     language_embeddings=("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh-Hans"),
@@ -58,7 +76,9 @@ ONE_ENCODER = dict(norm="post", relative_bias="none")  # XLM-R's, and what goes 
 MILLION = 2048  # rows of 512: 2^20 tokens, "1M" (XLM-E, appendix B)
 
 # λ of XLM-E (section 3.2) and what is masked; 80/10/10 for the others (BERT's, of XLM-R and XLM).
-OBJECTIVE = dict(mask_fraction=0.15, random_fraction=0.1, keep_fraction=0.1, discriminator_weight=50.0, pseudo_fractions=())
+OBJECTIVE = dict(
+    mask_fraction=0.15, random_fraction=0.1, keep_fraction=0.1, discriminator_weight=50.0, pseudo_fractions=()
+)
 ELECTRA, MLM = OBJECTIVE | dict(name="electra"), OBJECTIVE | dict(name="mlm")
 STAGE_1 = OBJECTIVE | dict(name="ernie_m")
 STAGE_2 = OBJECTIVE | dict(name="btmlm", pseudo_fractions=(0.05, 0.1, 0.15, 0.2))
@@ -66,7 +86,9 @@ CLM = OBJECTIVE | dict(name="clm", mask_fraction=1.0)
 
 
 def xlme(size: str, rows: tuple[int, int] = (MILLION, MILLION), **model: Any) -> dict[str, Any]:
-    return dict(model=ALL | SETTLED[size] | XLME[size] | model, objective=ELECTRA, optimizer=TABLE_10, rows=rows, steps=125_000)
+    return dict(
+        model=ALL | SETTLED[size] | XLME[size] | model, objective=ELECTRA, optimizer=TABLE_10, rows=rows, steps=125_000
+    )
 
 
 def one(model: dict[str, Any], objective: dict[str, Any], optimizer: dict[str, Any], **others: Any) -> dict[str, Any]:
@@ -103,7 +125,12 @@ EXPECTED: dict[str, dict[str, Any]] = {
 ENGINES = {"zero1": ("deepspeed", 1), "zero2": ("deepspeed", 2), "zero3": ("deepspeed", 3), "pipe": ("pipeline", 1)}
 # These change speed and memory, not the curve.
 FREE = ("vocabulary_blocks", "attention", "compile", "head_chunk", "activation_checkpointing")
-NOT_READ = ("generator_layers", "relative_buckets", "relative_max_distance", "embedding_sharing")  # of one encoder without bias
+NOT_READ = (
+    "generator_layers",
+    "relative_buckets",
+    "relative_max_distance",
+    "embedding_sharing",
+)  # of one encoder without bias
 
 
 def stated(run: RunConfig) -> dict[str, Any]:
@@ -141,7 +168,12 @@ def test_a_recipe_is_its_papers_tables(name: str) -> None:
     assert run.seed == 1 and not run.start.folder
 
 
-SCHEDULES = {"large_pipe": (5e-4, 125_000), "ernie_m": (2e-4, 150_000), "ernie_m_large": (1e-4, 200_000), "xlm": (1e-4, 125_000)}
+SCHEDULES = {
+    "large_pipe": (5e-4, 125_000),
+    "ernie_m": (2e-4, 150_000),
+    "ernie_m_large": (1e-4, 200_000),
+    "xlm": (1e-4, 125_000),
+}
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -149,7 +181,9 @@ def test_its_schedule_is_linear(name: str) -> None:
     """Up to the published peak in 10,000 steps, then down to 0 at the last; of XLM-E 125,000 (Table 10)."""
     peak, steps = SCHEDULES[name]
     cfg = recipe(name).optimizer
-    rates = {step: learning_rate(step, steps, cfg) for step in range(0, steps, 2500)} | {9_999: learning_rate(9_999, steps, cfg)}
+    rates = {step: learning_rate(step, steps, cfg) for step in range(0, steps, 2500)} | {
+        9_999: learning_rate(9_999, steps, cfg)
+    }
     for step, rate in rates.items():
         expected = peak * (step + 1) / 10_000 if step < 10_000 else peak * (steps - step) / (steps - 10_000)
         assert rate == pytest.approx(expected, rel=1e-12)
@@ -157,12 +191,14 @@ def test_its_schedule_is_linear(name: str) -> None:
 
 
 def test_sampling() -> None:
-    """XLM-E and XLM sample languages with α = 0.7, which is `mix`'s default; ERNIE-M's 0.1 has to be asked for, and its recipe says so."""
+    """XLM-E and XLM sample languages with α = 0.7, which is `mix`'s default; ERNIE-M's 0.1 has to be asked for, and its
+    recipe says so."""
     assert MixConfig.__dataclass_fields__["alpha"].default == 0.7
     assert "--alpha 0.1" in (RECIPES["ernie_m"].__doc__ or "")
 
 
-# XLM-E, Table 11: batches, rates (1e-6), epochs, and XNLI's warm-up in steps; linear, no decay, else a tenth of warm-up.
+# XLM-E, Table 11: batches, rates (1e-6), epochs, and XNLI's warm-up in steps; linear, no decay, else a tenth of
+# warm-up.
 TABLE_11 = {
     "pos": ((8, 16, 32), (10, 20, 30), (10,), 0),
     "ner": ((8,), (5, 6, 7, 8, 9), (10,), 0),
@@ -220,7 +256,13 @@ NO_DECAY = {
 @pytest.mark.parametrize("name", ["large_zero2", "ernie_m", "xlm"])
 def test_what_decays_and_what_the_optimizer_is_given(name: str) -> None:
     of = lively(
-        model(norm="pre", embedding_norm=True, embedding_sharing="gdes", language_embeddings=("de", "en"), discriminator_layers=1)
+        model(
+            norm="pre",
+            embedding_norm=True,
+            embedding_sharing="gdes",
+            language_embeddings=("de", "en"),
+            discriminator_layers=1,
+        )
     )
     optimizer = build_optimizer(of, recipe(name).optimizer)
     names = {id(parameter): name for name, parameter in of.named_parameters()}

@@ -26,7 +26,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> SavedRun:
     return load_run(write_run(folder, layers=2, **settings))
 
 
-def started(take: str, source: SavedRun, folder: Path | None = None, name: str = "electra", **changes: object) -> dict[str, Tensor]:
+def started(
+    take: str, source: SavedRun, folder: Path | None = None, name: str = "electra", **changes: object
+) -> dict[str, Tensor]:
     """The parameters of a model that starts from `source`."""
     cfg: ModelConfig = replace(source.model, **changes)  # type: ignore[arg-type]
     start = StartConfig(str(folder or source.folder), take)  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
 """Command line: `python -m xlme_ds.audit --run DIR --data DIR`, for a run that was trained with `--train.audit`.
 
-Proves from the run's own records that every row up to its newest checkpoint was read by exactly one micro-batch of one step that
-counts, with the tokens that the data hold. A step counts as it was done last: what a kill or a resume had done again is left out.
+Proves from the run's own records that every row up to its newest checkpoint was read by exactly one micro-batch of one
+step that counts, with the tokens that the data hold. A step counts as it was done last: what a kill or a resume had
+done again is left out.
 """
 
 import sys
@@ -82,9 +83,7 @@ def _read_rows(folder: Path, steps: int) -> dict[str, dict[int, list[tuple[int, 
     return read
 
 
-def _compare(
-    task: str, asked: dict[int, range], read: dict[int, list[tuple[int, int]]], store: RowStore
-) -> list[str]:
+def _compare(task: str, asked: dict[int, range], read: dict[int, list[tuple[int, int]]], store: RowStore) -> list[str]:
     """`asked`: the rows of every step that reads some, in order."""
     rows = max((numbers.stop for numbers in asked.values()), default=0)
     faults = [f"{task} row {row} was read though no step asks for it" for row in read if not 0 <= row < rows]

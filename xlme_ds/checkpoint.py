@@ -1,4 +1,5 @@
-"""Command line: `python -m xlme_ds.checkpoint list|check|convert|weights --run DIR`, for the checkpoints of a run that is not running.
+"""Command line: `python -m xlme_ds.checkpoint list|check|convert|weights --run DIR`, for the checkpoints of a run that
+is not running.
 
 Resuming needs none of it: every engine reads every checkpoint as it is.
 """
@@ -52,7 +53,8 @@ def check(run: Path) -> None:
 def convert(run: Path, out: Path, step: int | None = None) -> None:
     """Write a checkpoint as one file of whole parameters, without a trace of the ranks that saved it.
 
-    Any engine resumes from it, put into `checkpoints/` of a run, as from the other. Needs 0.2 GiB of memory, however large the model.
+    Any engine resumes from it, put into `checkpoints/` of a run, as from the other. Needs 0.2 GiB of memory, however
+    large the model.
 
     Args:
         run: Run folder.

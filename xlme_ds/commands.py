@@ -27,7 +27,8 @@ def launch(module: str, processes: int, arguments: Sequence[str]) -> list[str]:
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], quiet: bool = False) -> None:
-    """Run one step; leaves with its exit code when it fails. Ctrl-C reaches the step, which saves and ends by itself."""
+    """Run one step; leaves with its exit code when it fails. Ctrl-C reaches the step, which saves and ends by
+    itself."""
     print("$ " + shlex.join(command), flush=True)
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL if quiet else None)
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)

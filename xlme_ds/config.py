@@ -32,11 +32,14 @@ class ModelConfig:
     layout: Literal["xlme", "xlm"] = "xlme"
     """Special tokens around the sides of an item; must be the `--layout` that the data were mixed with."""
     language_embeddings: tuple[str, ...] = ()
-    """Codes of the languages that have a learned vector, added to the embedded tokens as positions are: all that the data have."""
+    """Codes of the languages that have a learned vector, added to the embedded tokens as positions are: all that the
+    data have."""
     dropout: float = 0.0
-    """Of the embedded tokens and of what attention and feed-forward network add, while training; XLM-E's generator drops nothing."""
+    """Of the embedded tokens and of what attention and feed-forward network add, while training; XLM-E's generator
+    drops nothing."""
     attention_dropout: float = 0.0
-    """Of the attention weights, while training; they then exist whole, as in no other case. XLM-E's generator drops none."""
+    """Of the attention weights, while training; they then exist whole, as in no other case. XLM-E's generator drops
+    none."""
     norm: Literal["post", "pre"] = "post"
     embedding_norm: bool = False
     """Normalise the embedded tokens in pre-LN models too; post-LN models always do."""
@@ -49,15 +52,17 @@ class ModelConfig:
     embedding_sharing: Literal["tied", "gdes"] = "tied"
     """gdes: the discriminator adds its own difference to a gradient-stopped copy (DeBERTa-v3)."""
     masked_head: Literal["dense", "linear"] = "dense"
-    """Before the decoder that is tied to the embedding: dense, GELU and norm, as of BERT and XLM-R, or nothing, as of XLM."""
+    """Before the decoder that is tied to the embedding: dense, GELU and norm, as of BERT and XLM-R, or nothing, as of
+    XLM."""
     vocabulary_blocks: int = 1
     """Store the embedding as this many parameters: bounds the buffers of offloading engines."""
     init_std: float = 0.02
     attention: Literal["sdpa", "triton"] = "sdpa"
-    """On a GPU: torch's scaled_dot_product_attention with the whole bias, or our Triton kernels. The CPU has a form of its own."""
+    """On a GPU: torch's scaled_dot_product_attention with the whole bias, or our Triton kernels. The CPU has a form of
+    its own."""
     compile: Literal["none", "layers", "graphs"] = "none"
-    """Of pre-training on a GPU. layers: torch compiles them, for a minute at the first step (on a CPU it gains little); graphs:
-    it replays them as CUDA graphs besides, with ZeRO 1 or 2 in bf16."""
+    """Of pre-training on a GPU. layers: torch compiles them, for a minute at the first step (on a CPU it gains little);
+    graphs: it replays them as CUDA graphs besides, with ZeRO 1 or 2 in bf16."""
     head_chunk: int = 8192
     """Ids of the vocabulary whose logits exist at the same time, at all masked positions of a micro-batch."""
     activation_checkpointing: bool = False
@@ -97,7 +102,10 @@ class ModelConfig:
         for name in ("init_std", "norm_epsilon"):
             _require(getattr(self, name) > 0, f"model.{name} is {getattr(self, name)}: it must be positive")
         for name in ("dropout", "attention_dropout"):
-            _require(0 <= getattr(self, name) < 1, f"model.{name} is {getattr(self, name)}: it must be at least 0 and below 1")
+            _require(
+                0 <= getattr(self, name) < 1,
+                f"model.{name} is {getattr(self, name)}: it must be at least 0 and below 1",
+            )
         _require(
             self.attention == "sdpa" or not self.attention_dropout,
             "model.attention triton never has attention weights whole, which model.attention_dropout drops from: set it to sdpa",
@@ -125,10 +133,11 @@ class ObjectiveConfig:
     """What is trained for; every term of the loss is a mean over its task's global batch."""
 
     name: Literal["electra", "mlm", "ernie_m", "btmlm", "clm"] = "electra"
-    """electra: XLM-E's L_MLM + L_TLM + λ L_MRTD + λ L_TRTD; mlm: L_MLM + L_TLM of one encoder, as XLM and XLM-R; ernie_m: with
-    L_CAMLM, ERNIE-M's first stage; btmlm: L_BTMLM, its second; clm: causal language modelling."""
+    """electra: XLM-E's L_MLM + L_TLM + λ L_MRTD + λ L_TRTD; mlm: L_MLM + L_TLM of one encoder, as XLM and XLM-R;
+    ernie_m: with L_CAMLM, ERNIE-M's first stage; btmlm: L_BTMLM, its second; clm: causal language modelling."""
     mask_fraction: float = 0.15
-    """Of the ordinary tokens of an item, those that are to be predicted; 1 for clm, which predicts ends of sentences too."""
+    """Of the ordinary tokens of an item, those that are to be predicted; 1 for clm, which predicts ends of sentences
+    too."""
     random_fraction: float = 0.1
     """Of the positions that are to be predicted, those that show a random token; electra masks them all."""
     keep_fraction: float = 0.1
@@ -248,15 +257,15 @@ class EngineConfig:
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """auto: bf16 where the processor computes in it, else fp32."""
     gradient_precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """What micro-batches add up in, when computing in bf16, under ZeRO-1 or ZeRO-3; bf16 takes half of the memory. auto: bf16 where
-    a step has one micro-batch, whose gradients are bf16 before they get there, else fp32."""
+    """What micro-batches add up in, when computing in bf16, under ZeRO-1 or ZeRO-3; bf16 takes half of the memory.
+    auto: bf16 where a step has one micro-batch, whose gradients are bf16 before they get there, else fp32."""
     pipeline_stages: int = 2
     """Processes that share one copy of the model under engine.kind pipeline."""
     pipeline_schedule: Literal["1f1b", "dualpipev"] = "1f1b"
     """dualpipev: a process holds two parts of the model, and a step needs two micro-batches a stage."""
     balance: tuple[int, ...] = ()
-    """Layers of the discriminator (or the one encoder) in each part of the pipeline; empty: from counted operations. The first
-    may have none."""
+    """Layers of the discriminator (or the one encoder) in each part of the pipeline; empty: from counted operations.
+    The first may have none."""
     offload_optimizer: Literal["none", "cpu", "nvme"] = "none"
     """Where master weights and moments wait between the steps; nvme needs ZeRO-3."""
     offload_parameters: Literal["none", "cpu", "nvme"] = "none"
@@ -325,15 +334,19 @@ class TrainConfig:
     keep_every: int = 25_000
     """Checkpoints of multiples of this step are kept for good; 0: none."""
     save_buffer_gib: float = 4.0
-    """Host memory of a process, in GiB, for what is copied and not yet written while training goes on; 0: training waits."""
+    """Host memory of a process, in GiB, for what is copied and not yet written while training goes on; 0: training
+    waits."""
     max_bad_steps: int = 10
     """After so many steps in a row that were left out (loss or gradient not finite, or a spike) the run ends."""
     spike_sigma: float = 0.0
-    """Leave out steps whose gradient norm is so many standard deviations above the mean of the last 128; 0: none (OLMo-core: 6)."""
+    """Leave out steps whose gradient norm is so many standard deviations above the mean of the last 128; 0: none
+    (OLMo-core: 6)."""
     watchdog_minutes: float = 30.0
-    """A process in which no step, save or part of the start finishes for so long ends the run, and says where it stood; 0: never."""
+    """A process in which no step, save or part of the start finishes for so long ends the run, and says where it stood;
+    0: never."""
     audit: bool = False
-    """Record in `audit/` which rows each step read, with checksums of their tokens; `python -m xlme_ds.audit` checks them."""
+    """Record in `audit/` which rows each step read, with checksums of their tokens; `python -m xlme_ds.audit` checks
+    them."""
 
     def validate(self) -> None:
         """Raise ValueError, naming the setting, for values outside their range."""
@@ -398,9 +411,9 @@ class StartConfig:
     folder: str = ""
     """A finished run or an export, with the same vocabulary and the same shape of layers."""
     take: Literal["all", "generator", "discriminator", "encoder"] = "all"
-    """all: every parameter, to go on with other data or another schedule; generator, discriminator, or encoder where there is
-    only one: that encoder for every one here, as far up as they have layers (ELECTRA's head start), with the embedding and
-    its head."""
+    """all: every parameter, to go on with other data or another schedule; generator, discriminator, or encoder where
+    there is only one: that encoder for every one here, as far up as they have layers (ELECTRA's head start), with the
+    embedding and its head."""
 
 
 @dataclass(frozen=True)

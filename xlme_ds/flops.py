@@ -1,8 +1,8 @@
 """Floating-point operations: of a step by the standard count, and of a run by the count that the paper published.
 
 In both a multiply-add is two, and only matrix products count. The standard takes the backward pass as twice the forward
-and includes the vocabulary softmax at the masked positions; a pass without gradient counts once, and what activation checkpointing
-computes again is no work done.
+and includes the vocabulary softmax at the masked positions; a pass without gradient counts once, and what activation
+checkpointing computes again is no work done.
 """
 
 from .config import RunConfig

@@ -1,4 +1,5 @@
-"""Floating-point operations of the parts of a model, forward, a token; a multiply-add is two, and only matrix products count."""
+"""Floating-point operations of the parts of a model, forward, a token; a multiply-add is two, and only matrix products
+count."""
 
 from dataclasses import dataclass
 

@@ -15,8 +15,8 @@ def parameter_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: Part | N
 
 
 def count_parameters(run: RunConfig) -> dict[str, int]:
-    """`embedding`; every encoder with its head, the first one (of XLM-E the discriminator, which is what the paper publishes)
-    with the token embedding, the other without; `trained_total`: every parameter once."""
+    """`embedding`; every encoder with its head, the first one (of XLM-E the discriminator, which is what the paper
+    publishes) with the token embedding, the other without; `trained_total`: every parameter once."""
     sizes = parameter_sizes(run.objective, run.model)
 
     def total(*prefixes: str) -> int:

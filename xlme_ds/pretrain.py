@@ -47,7 +47,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, stop: StopRequest) -> None:
-    """Train `config` on `data` into `out`, from its newest checkpoint if it has one; collective over the launched ranks."""
+    """Train `config` on `data` into `out`, from its newest checkpoint if it has one; collective over the launched
+    ranks."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
     from .data.loader import Loader
     from .engine.build import build_engine, check_engine, open_data, resolve_precision

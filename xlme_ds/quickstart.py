@@ -95,7 +95,8 @@ def main() -> None:
             begin(out, arguments.fresh)
     except (ValueError, OSError) as error:
         fail("xlme_ds.quickstart", error)
-    # The quickstart is a run for processors, also where there is a GPU: its ZeRO settings and sizes are chosen for them.
+    # The quickstart is a run for processors, also where there is a GPU: its ZeRO settings and sizes are chosen for
+    # them.
     settings = environment() | {"DS_ACCELERATOR": "cpu"}
     data = out / "data"
     if not (data / "stats" / "stats.html").exists():

@@ -150,9 +150,13 @@ def known_vocabulary(folder: Path, path: Path) -> Vocabulary:
     data = config if config.get("model_type") == MODEL_TYPE else config.get("data")
     known = data.get("vocabulary_sha256") if isinstance(data, dict) else None
     if known is None:
-        note(f"{folder / CONFIG_FILE} is of an older version and does not tell the vocabulary: {vocabulary.path} is taken as it is")
+        note(
+            f"{folder / CONFIG_FILE} is of an older version and does not tell the vocabulary: {vocabulary.path} is taken as it is"
+        )
     elif known != vocabulary.sha256:
-        raise ValueError(f"{vocabulary.path} is not the vocabulary that the model in {folder} was trained with: restore or name that one")
+        raise ValueError(
+            f"{vocabulary.path} is not the vocabulary that the model in {folder} was trained with: restore or name that one"
+        )
     return vocabulary
 
 
@@ -178,7 +182,8 @@ def model_config(settings: Mapping[str, Any]) -> ModelConfig:
 
 
 def write_model(folder: Path, state: Mapping[str, Tensor], vocabulary: Path) -> None:
-    """Write the folder `model` of a run: float32 parameters of the whole model, and a copy of the SentencePiece file."""
+    """Write the folder `model` of a run: float32 parameters of the whole model, and a copy of the SentencePiece
+    file."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, write in (
         (MODEL_FILE, lambda partial: shutil.copyfile(vocabulary, partial)),

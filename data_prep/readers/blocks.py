@@ -1,4 +1,5 @@
-"""An input as blocks of raw bytes: what one process reads and any other can clean. Of TMX, the segments, line by line."""
+"""An input as blocks of raw bytes: what one process reads and any other can clean. Of TMX, the segments, line by
+line."""
 
 import re
 from collections import Counter

@@ -125,16 +125,22 @@ def zip_members(path: Place, a: str, b: str) -> tuple[str, ...]:
             names = archive.namelist()
             before = min((member.header_offset for member in archive.infolist()), default=0)
             if before:
-                raise ValueError(f"{path} begins with {before} bytes that no member has, as two zip files in one do: fetch it again")
+                raise ValueError(
+                    f"{path} begins with {before} bytes that no member has, as two zip files in one do: fetch it again"
+                )
             found = []
             for code in (a, b):
                 matches = [name for name in names if name.endswith(f".{a}-{b}.{code}")]
                 if len(matches) != 1:
-                    raise ValueError(f"{path} has {len(matches)} members named X.{a}-{b}.{code}: it must have one a side")
+                    raise ValueError(
+                        f"{path} has {len(matches)} members named X.{a}-{b}.{code}: it must have one a side"
+                    )
                 archive.open(matches[0]).close()
                 found += matches
     except RuntimeError as error:  # encrypted, or packed by a method that Python does not know
-        raise ValueError(f"{path} cannot be read ({error}): unpack it and pack it with deflate, without a password") from None
+        raise ValueError(
+            f"{path} cannot be read ({error}): unpack it and pack it with deflate, without a password"
+        ) from None
     except (zipfile.BadZipFile, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise

@@ -1,8 +1,9 @@
 """TMX as a stream: expat's events to the two wanted segments of each unit, at a memory that no file can raise.
 
-Expat itself, for a tree of elements would grow with the unit. It reads nothing but the bytes it is given, and a file that
-declares entities is refused. What is no XML is an error; but bytes that are not of the file's encoding and characters
-that XML does not have are repaired and counted, for tools do write them, and the file could not be used at all.
+Expat itself, for a tree of elements would grow with the unit. It reads nothing but the bytes it is given, and a file
+that declares entities is refused. What is no XML is an error; but bytes that are not of the file's encoding and
+characters that XML does not have are repaired and counted, for tools do write them, and the file could not be used at
+all.
 """
 
 import codecs
@@ -17,7 +18,8 @@ from xml.parsers import expat
 from data_prep.languages import canonical
 from data_prep.streams import MAX_LINE, Opener, chunks
 
-# Codes of other tools inside of a segment are no text, nor is what a <sub> inside of them has: it is not of the sentence.
+# Codes of other tools inside of a segment are no text, nor is what a <sub> inside of them has: it is not of the
+# sentence.
 _CODES = {"bpt", "ept", "it", "ph", "ut"}
 _MOST_OPEN = 100  # elements, one inside of the other; TMX needs about ten
 _LONGEST_TAG = 8_000_000  # bytes of a tag or a comment, which expat holds until its end

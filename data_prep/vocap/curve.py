@@ -86,9 +86,11 @@ class Point:
 
 
 def curve(text: Words, largest: int, least: int, shrink: float, coverage: float) -> Iterator[Point]:
-    """Vocabularies from `largest` pieces by factors of `shrink` to `least` and last the characters, specials not counted.
+    """Vocabularies from `largest` pieces by factors of `shrink` to `least` and last the characters, specials not
+    counted.
 
-    A text that has fewer pieces than `largest` starts where it can. Each one's pieces are among those of the one before.
+    A text that has fewer pieces than `largest` starts where it can. Each one's pieces are among those of the one
+    before.
     """
     point = measure(text, train(seed_text(text), round(largest * _SEED_FACTOR), coverage))
     frequent = math.log(_LEAST_COUNT / point.tokens)

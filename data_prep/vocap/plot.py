@@ -1,4 +1,5 @@
-"""The picture of stage `vocap`: every language's curve with the size it was given, and sizes against amounts of text."""
+"""The picture of stage `vocap`: every language's curve with the size it was given, and sizes against amounts of
+text."""
 
 import io
 from collections.abc import Mapping, Sequence

@@ -18,7 +18,9 @@ def packed(layout: str, task: int, languages: list[int]) -> Batch:
     if task:
         texts = [[of.item(ONE, TWO).tolist(), of.item(TWO, ONE).tolist()], [of.item(TWO, TWO).tolist()]]
     rows = rows_of(texts, 16, task)
-    return collate([(task, Rows(rows.tokens, rows.items, rows.lengths, np.array(languages)), np.arange(len(texts)))], 1, 0.15)
+    return collate(
+        [(task, Rows(rows.tokens, rows.items, rows.lengths, np.array(languages)), np.arange(len(texts)))], 1, 0.15
+    )
 
 
 def test_xlme() -> None:

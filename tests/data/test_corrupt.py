@@ -1,4 +1,5 @@
-"""Corruption: Philox by its published vectors, the number and spread of masks, and purity in (seed, task, row number)."""
+"""Corruption: Philox by its published vectors, the number and spread of masks, and purity in (seed, task, row
+number)."""
 
 from itertools import pairwise
 

@@ -51,7 +51,9 @@ def reference(folder: Path, numbers: list[list[int]], seed: int) -> Batch:
             assert not codes
             padding = [0] * (len(record["tokens"]) - len(position))
             text = np.array([record["tokens"]], dtype=np.int32)
-            row = Rows(text, np.array([len(record["lengths"])]), np.array(record["lengths"]), np.array(record["languages"]))
+            row = Rows(
+                text, np.array([len(record["lengths"])]), np.array(record["lengths"]), np.array(record["languages"])
+            )
             where, uniform = corrupt([(task, row, np.array([number]))], seed, 0.15)
             masked += [len(tokens) * len(record["tokens"]) + int(column) for column in where]
             uniforms += uniform.tolist()
@@ -133,11 +135,15 @@ def test_tasks_in_turns(folder: Path) -> None:
 
 
 def test_languages_are_numbered_as_asked(folder: Path) -> None:
-    ours, asked = (Loader(folder, DATA, 7, 0.15, languages=codes).batch(1, 0) for codes in ((), ("fr", "xx", "en", "de")))
+    ours, asked = (
+        Loader(folder, DATA, 7, 0.15, languages=codes).batch(1, 0) for codes in ((), ("fr", "xx", "en", "de"))
+    )
     renumbered = torch.tensor([3, 2, 0])[ours.languages_BT]  # de, en, fr
     assert torch.equal(asked.languages_BT, renumbered * (ours.segments_BT > 0))
     assert_equal(asked._replace(languages_BT=ours.languages_BT), ours)
-    with pytest.raises(ValueError, match=r"has text in fr, which model\.language_embeddings does not name: set it to de en fr"):
+    with pytest.raises(
+        ValueError, match=r"has text in fr, which model\.language_embeddings does not name: set it to de en fr"
+    ):
         Loader(folder, DATA, 7, 0.15, languages=("de", "en"))
 
 

@@ -1,4 +1,5 @@
-"""Open places behind sentences: the layout against one row at a time, the draws, and that neither order nor company matters."""
+"""Open places behind sentences: the layout against one row at a time, the draws, and that neither order nor company
+matters."""
 
 from collections import Counter
 from pathlib import Path
@@ -24,7 +25,9 @@ def sentences(*lengths: int, width: int) -> Rows:
     return rows_of([[item(rng, length)] for length in lengths], width)
 
 
-def opened(rows: Rows, fractions: tuple[float, ...] = FRACTIONS, languages: int = 3, first: int = 0, seed: int = 5) -> Batch:
+def opened(
+    rows: Rows, fractions: tuple[float, ...] = FRACTIONS, languages: int = 3, first: int = 0, seed: int = 5
+) -> Batch:
     numbers = np.arange(len(rows.tokens)) + first
     return PseudoSides(fractions, languages).collate([(0, rows, numbers)], seed, 0.15)
 
@@ -32,7 +35,8 @@ def opened(rows: Rows, fractions: tuple[float, ...] = FRACTIONS, languages: int 
 @pytest.mark.parametrize("fraction", FRACTIONS)
 @pytest.mark.parametrize("width", [8, 48])
 def test_layout(width: int, fraction: float) -> None:
-    """From one token to a full row, some of which have a document's end inside: of n tokens all stay that leave room."""
+    """From one token to a full row, some of which have a document's end inside: of n tokens all stay that leave
+    room."""
     rows = sentences(*range(1, width - 1), width=width)
     rows.tokens[6:, 3] = EOS
     batch = opened(rows, (fraction,))
@@ -52,7 +56,8 @@ def test_layout(width: int, fraction: float) -> None:
 
 
 def test_languages() -> None:
-    """The sentence keeps its own, its second side has another, all others alike: 400 draws within 4 standard deviations."""
+    """The sentence keeps its own, its second side has another, all others alike: 400 draws within 4 standard
+    deviations."""
     batch = opened(sentences(*[20] * 1200, width=32), languages=4)
     first = batch.languages_BT[:, 0]
     drawn = Counter(zip(first.tolist(), batch.languages_BT.max(1).values.tolist(), strict=True))

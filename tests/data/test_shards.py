@@ -195,7 +195,9 @@ def test_nulls_and_compression_are_refused_under_a_right_checksum(tmp_path: Path
     folder = write_data(tmp_path / "mixed", 40) / "mono"
     damage(folder / "00001.arrow")
     list_again(folder, 1)
-    with pytest.raises(ValueError, match=r"00001\.arrow cannot be read \(it (has nulls|is compressed, or .*)\): check the folder"):
+    with pytest.raises(
+        ValueError, match=r"00001\.arrow cannot be read \(it (has nulls|is compressed, or .*)\): check the folder"
+    ):
         RowStore(folder).read(np.arange(16, 32))
 
 
@@ -203,9 +205,14 @@ def test_a_compressed_shard_is_refused_before_it_grows(tmp_path: Path) -> None:
     """256 MB of zeros in 8 KB, a record of lengths among records that are as they should be."""
     folder = write_data(tmp_path / "mixed", 16, rows_per_batch=16) / "mono"
     batch = pa.ipc.open_file(str(folder / "00000.arrow")).get_batch(0)
-    lengths = pa.ListArray.from_arrays(pa.array([*range(16), 1 << 27], pa.int32()), pa.array(np.zeros(1 << 27, np.int16)))
+    lengths = pa.ListArray.from_arrays(
+        pa.array([*range(16), 1 << 27], pa.int32()), pa.array(np.zeros(1 << 27, np.int16))
+    )
     options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.OSFile(str(folder / "00000.arrow"), "wb") as file, pa.ipc.new_file(file, batch.schema, options=options) as writer:
+    with (
+        pa.OSFile(str(folder / "00000.arrow"), "wb") as file,
+        pa.ipc.new_file(file, batch.schema, options=options) as writer,
+    ):
         writer.write_batch(pa.RecordBatch.from_arrays([batch.column(0), lengths, batch.column(2)], schema=batch.schema))
     del lengths
     list_again(folder, 0)

@@ -33,7 +33,9 @@ def test_only_ordinary_tokens_count(tmp_path: Path) -> None:
     )
     costs = [log(16 / seen) for seen in (1, 1, 1, 1, 4, 3, 2, 1, 1, 1)]
     assert unigram_costs(train) == pytest.approx(np.array(costs))
-    assert unigram_costs(train, 1) == pytest.approx(np.array([log(14 / seen) for seen in (1, 1, 1, 1, 4, 2, 1, 1, 1, 1)]))
+    assert unigram_costs(train, 1) == pytest.approx(
+        np.array([log(14 / seen) for seen in (1, 1, 1, 1, 4, 2, 1, 1, 1, 1)])
+    )
     heldout = written(
         tmp_path / "heldout", [[BOS, 4, 7, EOS, PAD, PAD], [BOS, 5, UNK, EOS, PAD, PAD], [BOS, 9, 9, 9, 9, EOS]]
     )

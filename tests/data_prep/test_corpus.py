@@ -237,26 +237,32 @@ def test_memory_does_not_grow_with_a_tmx(tmp_path: Path) -> None:
 def test_a_score_that_is_no_number_drops_the_pair(tmp_path: Path) -> None:
     scores = ["1.2", "nan", "NaN", "-nan", "inf", "", "x", "1.3"]
     (tmp_path / "en-de.tsv").write_text("".join(f"{score}\ta{i}\tb\n" for i, score in enumerate(scores)))
-    path = describe(tmp_path, 'pairs = "any"', name="x", where=str(tmp_path), format="wikimatrix_tsv", files="{src}-{tgt}.tsv")
+    path = describe(
+        tmp_path, 'pairs = "any"', name="x", where=str(tmp_path), format="wikimatrix_tsv", files="{src}-{tgt}.tsv"
+    )
     found, counts = read_pairs(inputs(path)[0])
     assert (found, dict(counts.dropped)) == ([("a0", "b"), ("a7", "b")], {"malformed": 6})
 
 
 def test_a_row_is_never_cut_in_two(tmp_path: Path) -> None:
-    """One of a megabyte is dropped whole, wherever a block ends; and one of 300,000 bytes with two short sides stays."""
+    """One of a megabyte is dropped whole, wherever a block ends; and one of 300,000 bytes with two short sides
+    stays."""
     row = "1.1\ta\tb\n"
     for before in (0, 26_000, 29_000):  # rows
         long = "1.1\t" + "x " * 600_000 + row * 3  # its end looks like a row
         (tmp_path / "en-de.tsv").write_text(row * before + long + "y" * 300_000 + "\t1.2\tc\td\n" + row * 5)
         columns = 'pairs = "any"\ncolumns = ["score", "source", "target"]'
-        path = describe(tmp_path, columns, name="x", where=str(tmp_path), format="wikimatrix_tsv", files="{src}-{tgt}.tsv")
+        path = describe(
+            tmp_path, columns, name="x", where=str(tmp_path), format="wikimatrix_tsv", files="{src}-{tgt}.tsv"
+        )
         found, counts = read_pairs(inputs(path)[0])
         assert found == [("a", "b")] * (before + 7)
         assert dict(counts.dropped) == {"long_line": 1, "malformed": 1}
 
 
 def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
-    """By the flags, by two descriptions, by two spellings of a list or through a link; but one file may be of two pairs."""
+    """By the flags, by two descriptions, by two spellings of a list or through a link; but one file may be of two
+    pairs."""
     (tmp_path / "de.txt").write_text("a")
     shared: dict[str, str] = {"where": str(tmp_path), "format": "cc100", "files": "{lang}.txt"}
     one = describe(tmp_path, 'languages = ["de"]', name="one", **shared)

@@ -395,7 +395,8 @@ def test_filters_are_counted_by_name_and_nothing_is_lost(vocab: Path, tmp_path: 
 def test_text_that_is_hardly_what_it_should_be_is_named(
     vocab: Path, tmp_path: Path, sentences: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Other encodings, compressed data and a script that the vocabulary lacks; by encode and by vocab. Not so real text."""
+    """Other encodings, compressed data and a script that the vocabulary lacks; by encode and by vocab. Not so real
+    text."""
     mono, para = tmp_path / "mono", tmp_path / "para"
     mono.mkdir()
     para.mkdir()

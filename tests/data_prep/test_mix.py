@@ -315,7 +315,9 @@ def test_pairs_that_fit_by_encodes_limit_are_counted_as_by_their_lengths(
     shutil.copytree(larger.folder / "para", encoded / "para")
     manifest = read_manifest(encoded / "para")
     write_manifest(encoded / "para", replace(manifest, settings={}))
-    configs = [replace(larger.config(tmp_path / name, para_rows=100), row_tokens=row_tokens) for name in ("limit", "lengths")]
+    configs = [
+        replace(larger.config(tmp_path / name, para_rows=100), row_tokens=row_tokens) for name in ("limit", "lengths")
+    ]
     run(configs[0])
     run(replace(configs[1], encoded=encoded))
     limit, lengths = (read_manifest(config.out / "para") for config in configs)
@@ -330,7 +332,9 @@ def test_a_shard_that_cannot_be_read_is_named(larger: Corpus, tmp_path: Path) ->
     whole = shard.read_bytes()
     for damaged in (b"", whole[:1000], whole[:-5]):
         shard.write_bytes(damaged)
-        with pytest.raises(ValueError, match=rf"{shard} is not a readable Arrow file .*: delete it and give the encode"):
+        with pytest.raises(
+            ValueError, match=rf"{shard} is not a readable Arrow file .*: delete it and give the encode"
+        ):
             run(config)
     for spoil in (shard.unlink, shard.mkdir):
         spoil()

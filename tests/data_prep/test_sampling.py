@@ -120,12 +120,15 @@ def test_every_pass_and_seed_has_its_own_order() -> None:
             passes.append([set(part.tolist()) for part in uses.reshape(17, 59)])
     for one, other in combinations(passes, 2):
         assert sum(len(a & b) for a, b in zip(one, other, strict=True)) < 3 * 1003 / 17
-    last = order.example(np.zeros(9, np.int64), np.arange(1, 10) * 1003 - 1)  # 1003 is no multiple of 3: the rest of a pass
+    last = order.example(
+        np.zeros(9, np.int64), np.arange(1, 10) * 1003 - 1
+    )  # 1003 is no multiple of 3: the rest of a pass
     assert len(set(last.tolist())) > 5
 
 
 def test_what_a_block_reads_stands_together_and_is_shuffled() -> None:
-    """Examples of a block, sorted, are stretches; their order in the block, and that of stretches in a pass, is not theirs."""
+    """Examples of a block, sorted, are stretches; their order in the block, and that of stretches in a pass, is not
+    theirs."""
     order = sampled((50_000, 400_000), 0.0, 80_000, block=8192, neighbours=32)
     language, example = order.locate(np.arange(order.total))
     for j in (0, 1):

@@ -225,7 +225,9 @@ def test_whatever_is_lost_or_damaged_is_made_again(corpus: Corpus, tmp_path: Pat
         for harm in (flip,) if slow else (remove, empty, flip):
             harm(out / name)
             run(out)
-            if harm is remove and "/tasks/" in f"/{name}":  # a finished folder needs no marker, but a damaged one is made again
+            if (
+                harm is remove and "/tasks/" in f"/{name}"
+            ):  # a finished folder needs no marker, but a damaged one is made again
                 assert tree(out) == {key: data for key, data in expected.items() if key != name}, name
             else:
                 assert tree(out) == expected, (name, harm)

@@ -308,7 +308,9 @@ def test_a_manifest_that_says_something_else(
     assert path.read_bytes() != before
     # without a new checksum nothing reads it at all
     path.write_text(json.dumps(json.loads(path.read_text()) | {"sha256": json.loads(before)["sha256"]}))
-    with pytest.raises(ValueError, match=r"does not have its own checksum, its bytes changed.: delete it and give the command"):
+    with pytest.raises(
+        ValueError, match=r"does not have its own checksum, its bytes changed.: delete it and give the command"
+    ):
         read_manifest(copied / folder)
     path.unlink()
     prepare(copied)

@@ -34,7 +34,8 @@ HARD = [
 
 
 def compose(text: str, copies: int) -> list[str]:
-    """Sentences of words that are put together from two or three parts of a text's words, some often and most seldom."""
+    """Sentences of words that are put together from two or three parts of a text's words, some often and most
+    seldom."""
     random = np.random.default_rng(copies)
     parts = sorted({word[i : i + 3] for word in text.replace("、", " ").split() for i in range(0, len(word), 3)})
     words = ["".join(random.choice(parts, random.integers(2, 4))) for _ in range(200)]

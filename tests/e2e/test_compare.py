@@ -1,4 +1,5 @@
-"""The comparison, by its command: equal operations, scores on the way, the second call, and how the table is read off."""
+"""The comparison, by its command: equal operations, scores on the way, the second call, and how the table is read
+off."""
 
 import json
 import subprocess
@@ -38,9 +39,23 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str],
     for name, rows in (("data", 40), ("heldout", 16)):
         write_data(folder / name, rows=rows, vocabulary=vocabulary.size, seed=rows, sha256=vocabulary.sha256)
     (folder / "heldout" / "vocab").symlink_to(folder / "data" / "vocab")
-    words = ["xlme_ds.compare", "--recipes", "xlme,xlmr_tlm+ernie_m", "--budget", str(BUDGET), "--rows", "4", "--points", "2"]
+    words = [
+        "xlme_ds.compare",
+        "--recipes",
+        "xlme,xlmr_tlm+ernie_m",
+        "--budget",
+        str(BUDGET),
+        "--rows",
+        "4",
+        "--points",
+        "2",
+    ]
     words += [*(word for name in ("data", "heldout", "out") for word in (f"--{name}", str(folder / name)))]
-    words += ["--ner", str(write_entities(folder / "panx", sentences=20)), "--tuning=--engine.kind plain --tuning.epochs 1"]
+    words += [
+        "--ner",
+        str(write_entities(folder / "panx", sentences=20)),
+        "--tuning=--engine.kind plain --tuning.epochs 1",
+    ]
     words += ["--", *SETTINGS.split(), "--model.vocabulary", str(vocabulary.size)]
     done = run(*words)
     assert done.returncode == 0, done.stderr
@@ -50,11 +65,17 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str],
 def test_equal_operations(compared: tuple[Path, list[str], str]) -> None:
     runs = compared[0] / "out" / "runs"
     of_xlme, *chain = sorted(runs.iterdir())
-    assert [folder.name.rsplit("-", 1)[0] for folder in (of_xlme, *chain)] == ["xlme", "xlmr_tlm", f"{chain[0].name}+ernie_m"]
+    assert [folder.name.rsplit("-", 1)[0] for folder in (of_xlme, *chain)] == [
+        "xlme",
+        "xlmr_tlm",
+        f"{chain[0].name}+ernie_m",
+    ]
     lines = [json.loads((folder / "seed1/metrics.jsonl").read_text().splitlines()[-1]) for folder in (of_xlme, *chain)]
     spent = [line["flops_per_s"] / line["tokens_per_s"] * line["tokens"] for line in lines]
     configs = [json.loads((folder / "seed1/config.json").read_text())["config"] for folder in (of_xlme, *chain)]
-    assert [config["train"]["steps"] for config in configs] == [int(folder.name.rsplit("-", 1)[1]) for folder in (of_xlme, *chain)]
+    assert [config["train"]["steps"] for config in configs] == [
+        int(folder.name.rsplit("-", 1)[1]) for folder in (of_xlme, *chain)
+    ]
     assert spent[0] == pytest.approx(BUDGET, rel=0.1) and spent[1] + spent[2] == pytest.approx(BUDGET, rel=0.1)
     assert configs[2]["start"] == {"folder": str(chain[0] / "seed1"), "take": "encoder"} and configs[2]["seed"] == 1001
     assert [(config["data"]["mono_rows"], config["data"]["para_rows"]) for config in configs] == [(2, 2)] * 3
@@ -100,7 +121,9 @@ def test_overtaken() -> None:
     assert overtaken(curve[1:], 25.0, False) == pytest.approx(2e12)
 
 
-def test_data_that_do_not_fit_are_refused_before_anything_runs(compared: tuple[Path, list[str], str], tmp_path: Path) -> None:
+def test_data_that_do_not_fit_are_refused_before_anything_runs(
+    compared: tuple[Path, list[str], str], tmp_path: Path
+) -> None:
     folder, words, _ = compared
     command = Compare("xlme,xlm", 1e9, folder / "data", folder / "heldout", tmp_path, rows=4)
     with pytest.raises(ValueError, match=r"was mixed with --layout xlme, model.layout is xlm: set it to xlme"):
@@ -112,7 +135,12 @@ def test_data_that_do_not_fit_are_refused_before_anything_runs(compared: tuple[P
     ("name", "budget", "rows", "message"),
     [
         ("xlme+nothing", 1e18, 4096, "recipe nothing is not known"),
-        ("xlmr+xlme", 1e21, 4096, "xlme starts from xlmr, whose model.relative_bias is none and its own gated: give both the same"),
+        (
+            "xlmr+xlme",
+            1e21,
+            4096,
+            "xlme starts from xlmr, whose model.relative_bias is none and its own gated: give both the same",
+        ),
         ("xlme", 1e6, 4096, "are less than 4 steps of xlme"),
         ("xlme", 1e18, 7, "xlme reads 2048 rows of text to 2048 of pairs: --rows 7 does not divide so"),
     ],

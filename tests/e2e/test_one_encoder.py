@@ -1,4 +1,5 @@
-"""A run with one encoder, from the command to what is made of it: resumed bitwise, reported, exported, evaluated, started from."""
+"""A run with one encoder, from the command to what is made of it: resumed bitwise, reported, exported, evaluated,
+started from."""
 
 import json
 import shutil

@@ -109,7 +109,8 @@ def kill_session(process: subprocess.Popen[str]) -> None:
 
 @pytest.fixture(scope="module")
 def runs(folder: Path) -> tuple[Path, Path, list[str]]:
-    """A run left alone; one that was killed, then stopped by SIGTERM, then finished; and what its last two parts said."""
+    """A run left alone; one that was killed, then stopped by SIGTERM, then finished; and what its last two parts
+    said."""
     alone, broken = folder / "alone", folder / "broken"
     process = start(folder, alone)
     output = process.communicate(timeout=300)[0]

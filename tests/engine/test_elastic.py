@@ -85,7 +85,8 @@ def test_bf16_curve_goes_on(out: Path) -> None:
 def test_every_load_brings_all_state_back_bitwise(out: Path, chain: str) -> None:
     for step in range(STEPS, LINKS * STEPS, STEPS):
         saved, copy = (
-            StateReader(state_files(root / "checkpoints" / f"step_{step:08d}")) for root in (out / chain, out / chain / "copies")
+            StateReader(state_files(root / "checkpoints" / f"step_{step:08d}"))
+            for root in (out / chain, out / chain / "copies")
         )
         assert saved.step == copy.step == step
         assert saved.sizes() == copy.sizes()

@@ -1,4 +1,5 @@
-"""DeepSpeed's extensions have a folder of ours: what a killed process left there holds nobody up, two processes do not meet in it."""
+"""DeepSpeed's extensions have a folder of ours: what a killed process left there holds nobody up, two processes do not
+meet in it."""
 
 import signal
 import subprocess
@@ -70,7 +71,8 @@ def test_a_process_that_is_killed_while_it_compiles_holds_nobody_up(source: Path
 
 
 def test_the_folder_is_ours_alone(source: Path) -> None:
-    """Whoever else uses the folder that TORCH_EXTENSIONS_DIR names, for an extension of the same name: nothing there is touched."""
+    """Whoever else uses the folder that TORCH_EXTENSIONS_DIR names, for an extension of the same name: nothing there is
+    touched."""
     theirs = source.parent / "extensions" / "answer" / "lock"
     theirs.parent.mkdir(parents=True)
     theirs.touch()

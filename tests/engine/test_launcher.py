@@ -91,7 +91,9 @@ def test_first_host(nodes: str, first: str) -> None:
 def command(**variables: object) -> str:
     """The last line of the command's error, which it must leave with exit code 2."""
     words = ["-m", "xlme_ds.pretrain", "--recipe", "quickstart", "--data", "nowhere", "--out", "nowhere"]
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment(**variables), text=True, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=environment(**variables), text=True, capture_output=True
+    )
     assert done.returncode == 2, done.stderr
     return done.stderr.splitlines()[-1]
 
@@ -105,7 +107,9 @@ def test_a_port_in_use() -> None:
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
         said = command(**alone, MASTER_PORT=port)
-    assert said.startswith(f"xlme_ds.pretrain: error: port {port} of 127.0.0.1, where the processes meet, is in use"), said
+    assert said.startswith(f"xlme_ds.pretrain: error: port {port} of 127.0.0.1, where the processes meet, is in use"), (
+        said
+    )
 
 
 def test_no_place_for_extensions() -> None:
@@ -113,7 +117,8 @@ def test_no_place_for_extensions() -> None:
     assert said.startswith("xlme_ds.pretrain: error: /proc/sys/nowhere/") and "set TORCH_EXTENSIONS_DIR" in said, said
 
 
-# A rank without torch: writes its parent and that one's parent, and what asked it to stop, if anything does within the seconds given.
+# A rank without torch: writes its parent and that one's parent, and what asked it to stop, if anything does within the
+# seconds given.
 RANK = """
 import os, sys, time
 from pathlib import Path
@@ -143,7 +148,16 @@ def written(folder: Path, ending: str, number: int) -> list[str]:
 def deepspeed(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
     """The real launcher with two such ranks; its process, and its child's number."""
     (folder / "rank.py").write_text(RANK)
-    words = ["deepspeed", "--num_gpus", "2", "--master_port", str(free_port()), str(folder / "rank.py"), str(folder), "100"]
+    words = [
+        "deepspeed",
+        "--num_gpus",
+        "2",
+        "--master_port",
+        str(free_port()),
+        str(folder / "rank.py"),
+        str(folder),
+        "100",
+    ]
     runner = subprocess.Popen(words, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     (launch, above), (same, _) = (line.split() for line in written(folder, "started", 2))
     assert launch == same and int(above) == runner.pid
@@ -170,7 +184,9 @@ def test_ranks_stop_when_deepspeeds_launcher_has_gone(tmp_path: Path, kill: Call
 def test_other_parents_may_go(tmp_path: Path) -> None:
     """A run in the background of a shell that ends, as with nohup."""
     command = [sys.executable, "-c", RANK, str(tmp_path), "3"]
-    shell = subprocess.Popen(["bash", "-c", '"$@" & read', "bash", *command], cwd=ROOT, env=environment(), stdin=subprocess.PIPE)
+    shell = subprocess.Popen(
+        ["bash", "-c", '"$@" & read', "bash", *command], cwd=ROOT, env=environment(), stdin=subprocess.PIPE
+    )
     [parents] = written(tmp_path, "started", 1)
     assert parents.split()[0] == str(shell.pid)
     shell.communicate()

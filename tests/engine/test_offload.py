@@ -40,7 +40,10 @@ def test_a_setting_that_no_engine_runs(engine: dict[str, object], words: str) ->
     ("engine", "words"),
     [
         ({"offload_parameters": "cpu"}, "is ZeRO-1, which offloads the optimizer to cpu and nothing else"),
-        ({"gradient_precision": "bf16", "precision": "bf16", "deepspeed": "zero2"}, "bf16 needs ZeRO-1 or ZeRO-3: set it to zero1"),
+        (
+            {"gradient_precision": "bf16", "precision": "bf16", "deepspeed": "zero2"},
+            "bf16 needs ZeRO-1 or ZeRO-3: set it to zero1",
+        ),
         (
             {"gradient_precision": "bf16", "precision": "bf16", "offload_optimizer": "cpu"},
             "bf16 needs ZeRO-3 where engine.offload_optimizer is set",
@@ -71,7 +74,8 @@ def async_io() -> None:
     subprocess.run([sys.executable, "-c", load], env=environment(), check=True, capture_output=True)
 
 
-# No size is a multiple of anything: matrices of 7,951 × 69, which DeepSpeed swaps (from 1 MiB on), and smaller parameters.
+# No size is a multiple of anything: matrices of 7,951 × 69, which DeepSpeed swaps (from 1 MiB on), and smaller
+# parameters.
 ODD = dict(
     vocabulary=7951, width=69, heads=3, feed_forward=7951, head_chunk=1000, discriminator_layers=1, steps=5, micro_batch=4,
     embedding_sharing="gdes",
@@ -102,7 +106,9 @@ def odd(tmp_path_factory: pytest.TempPathFactory, async_io: None) -> dict[str, d
             sub_group_size=1_000_003, offload_param=dict(buffer_size=550_001, buffer_count=12, max_in_cpu=0)
         )
         (folder / "zero3.json").write_text(json.dumps(settings))
-        base = dict(kind="deepspeed", deepspeed=str(folder / "zero3.json"), precision="fp32", nvme_folder=str(folder / "swap"))
+        base = dict(
+            kind="deepspeed", deepspeed=str(folder / "zero3.json"), precision="fp32", nvme_folder=str(folder / "swap")
+        )
         cases: dict[str, dict] = {"plain": dict(engine=dict(kind="plain"), **ODD)} if world == 1 else {}
         cases |= {name: dict(engine=base | place, **ODD) for name, place in places.items()}
         (folder / "cases.json").write_text(json.dumps(cases))
@@ -134,7 +140,9 @@ def test_no_place_changes_a_step(odd: dict[str, dict], name: str) -> None:
 
 def test_steps_with_all_state_on_the_disk(tmp_path: Path, async_io: None) -> None:
     data = write_data(tmp_path / "data", rows=16, vocabulary=ODD["vocabulary"])
-    sizes = "vocabulary 7951 width 69 heads 3 feed-forward 7951 generator-layers 1 discriminator-layers 1 max-positions 32"
+    sizes = (
+        "vocabulary 7951 width 69 heads 3 feed-forward 7951 generator-layers 1 discriminator-layers 1 max-positions 32"
+    )
     words = [*sizes.split(), "vocabulary-blocks", "1", "embedding-sharing", "gdes"]
     flags = [word for name, value in zip(words[::2], words[1::2], strict=True) for word in (f"--model.{name}", value)]
     command = [sys.executable, "-m", "bench.xl_step", "--out", str(tmp_path / "xl"), "--data", str(data), *flags]

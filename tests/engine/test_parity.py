@@ -1,4 +1,5 @@
-"""One curve everywhere: plain torch, ZeRO 1 to 3 and pipelines, one to four processes, any micro-batch, 20 steps in float32.
+"""One curve everywhere: plain torch, ZeRO 1 to 3 and pipelines, one to four processes, any micro-batch, 20 steps in
+float32.
 
 And the right one: what the engines share is held to the formulas of a step, in float64.
 """
@@ -26,7 +27,12 @@ CHECKPOINTING = dict(activation_checkpointing=True)
 MLM = dict(objective="mlm", vocabulary_blocks=3)
 ERNIE = dict(objective="ernie_m")
 BTMLM = dict(
-    objective="btmlm", pseudo_fractions=(0.1, 0.3), para_rows=0, language_embeddings=("fr", "en", "de"), dropout=0.1, attention_dropout=0.1
+    objective="btmlm",
+    pseudo_fractions=(0.1, 0.3),
+    para_rows=0,
+    language_embeddings=("fr", "en", "de"),
+    dropout=0.1,
+    attention_dropout=0.1,
 )
 CLM = dict(objective="clm")
 # Tasks in turns, dropout, a vector for each of the data's languages, and XLM's head.

@@ -1,4 +1,5 @@
-"""One rank of the parity test: trains every given case and writes its curve, gradients and weights. Run by test_parity.py."""
+"""One rank of the parity test: trains every given case and writes its curve, gradients and weights. Run by
+test_parity.py."""
 
 import json
 import sys
@@ -69,7 +70,8 @@ def tiny(
 
 
 def gradients(engine: Engine, beta1: float) -> dict[str, torch.Tensor]:
-    """The clipped gradients of the only step so far, of this rank's parameters: Adam's first moment is their (1 − β1)-fold."""
+    """The clipped gradients of the only step so far, of this rank's parameters: Adam's first moment is their (1 −
+    β1)-fold."""
     if not hasattr(engine, "engine"):
         states = engine.optimizer.state
         return {name: states[p]["exp_avg"] / (1 - beta1) for name, p in engine.module.named_parameters()}
@@ -88,7 +90,8 @@ def gradients(engine: Engine, beta1: float) -> dict[str, torch.Tensor]:
 
 
 def likely_specials(name: str) -> torch.Tensor | None:
-    """First values by which special tokens are the likeliest ones: BTMLM, which must not write them, writes others in their place."""
+    """First values by which special tokens are the likeliest ones: BTMLM, which must not write them, writes others in
+    their place."""
     bias = torch.zeros(SIZES["vocabulary"])
     bias[[0, 1, 2, 3, -1]] = 1.0
     return bias if name == "masked_head.bias" else None
@@ -112,7 +115,9 @@ def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> d
     """Train one case; rank by rank the gradients of step 1, on the root the weights in the end."""
     share = data_parallel(config.engine, rank, world)
     heldout, objective = HELDOUT if config.data.para_rows else replace(HELDOUT, para_rows=0), config.objective
-    if config.engine.pipeline_schedule == "dualpipev":  # more micro-batches than in training, of which two are left over
+    if (
+        config.engine.pipeline_schedule == "dualpipev"
+    ):  # more micro-batches than in training, of which two are left over
         heldout = replace(heldout, micro_batch=2)
     read = config.seed, objective.mask_fraction, *share, config.model.language_embeddings, objective.pseudo_fractions
     loaders = [Loader(data, rows, *read) for rows in (config.data, heldout)]
@@ -127,7 +132,9 @@ def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> d
     if rank == 0:
         save_file(weights, f"{prefix}.weights.safetensors")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    curve = {name: [line[key] for line in lines] for name, key in (("loss", "loss"), ("norm", "grad_norm"), ("rate", "lr"))}
+    curve = {
+        name: [line[key] for line in lines] for name, key in (("loss", "loss"), ("norm", "grad_norm"), ("rate", "lr"))
+    }
     return curve | {"heldout": {key: value.flatten().tolist() for key, value in first.heldout.items()}}
 
 

@@ -17,9 +17,15 @@ WORDS = ("kalo", "miter", "unve", "sador", "inpe", "terka", "vesa", "dormi", "lo
 
 
 def write_run(
-    folder: Path, seed: int = 1, layers: int = 2, objective: str = "electra", like: Path | None = None, **settings: object
+    folder: Path,
+    seed: int = 1,
+    layers: int = 2,
+    objective: str = "electra",
+    like: Path | None = None,
+    **settings: object,
 ) -> Path:
-    """A run folder as `load_encoder` reads it, with lively random weights and a real SentencePiece model, or that of the run `like`."""
+    """A run folder as `load_encoder` reads it, with lively random weights and a real SentencePiece model, or that of
+    the run `like`."""
     vocabulary = train_vocabulary(folder / MODEL_FOLDER)
     if like is not None:
         shutil.copy(like / MODEL_FOLDER / vocabulary.path.name, vocabulary.path)

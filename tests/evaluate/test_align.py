@@ -157,7 +157,9 @@ def test_pairs_and_languages_are_read_as_xlm_reads_them(encoder: TextEncoder, vo
         assert found["aer"][layer] == pytest.approx(count([predicted], test).error_rate)
     read_apart = align_test(xlm, vocabulary, test, apart=True, languages=("de", "en"))
     ours, theirs = sentence_vectors(xlm, [source.ids, target.ids], languages=["de", "en"])[0]
-    alone = xlm.hidden_states(tokens[:, : s + 2], places[:, : s + 2], torch.ones(1, s + 2).long(), languages[:, : s + 2])
+    alone = xlm.hidden_states(
+        tokens[:, : s + 2], places[:, : s + 2], torch.ones(1, s + 2).long(), languages[:, : s + 2]
+    )
     np.testing.assert_allclose(ours, alone[0][0].mean(0).detach().numpy(), atol=1e-6)
     assert read_apart["cut"] == 0 and not np.allclose(ours, theirs)
 

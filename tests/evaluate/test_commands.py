@@ -175,7 +175,9 @@ def test_align_averages_over_its_tests(
     assert model["pairs"] == {"de-en": 6, "en-ro": 6} and model["cut"] == 0
     rates = [model["tests"][name]["aer"] for name in ("de-en", "en-ro")]
     assert model["overall"]["aer"] == pytest.approx(np.mean(rates, axis=0)) and rates[0] != rates[1]
-    assert f"{100 * rates[1][2]:.1f}" in table and "a pair read as one item" in table and "mean over de-en, en-ro" in table
+    assert (
+        f"{100 * rates[1][2]:.1f}" in table and "a pair read as one item" in table and "mean over de-en, en-ro" in table
+    )
     apart = answer([*command, "--apart"], capsys)
     assert apart["models"][0]["tests"] != model["tests"] and apart["reading"] == "each sentence read alone"
 

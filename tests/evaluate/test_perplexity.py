@@ -36,7 +36,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three runs, their vocabulary's training data and held-out data."""
     root = tmp_path_factory.mktemp("perplexity")
     for objective in OBJECTIVES:  # the file of a vocabulary names its own place, so each run would have one of its own
-        write_run(root / objective, objective=objective, like=None if objective == OBJECTIVES[0] else root / OBJECTIVES[0])
+        write_run(
+            root / objective, objective=objective, like=None if objective == OBJECTIVES[0] else root / OBJECTIVES[0]
+        )
     vocabulary = Vocabulary(root / OBJECTIVES[0] / VOCABULARY)
     for seed, name in enumerate(("train", "heldout")):
         write_data(root / name, ROWS, vocabulary=vocabulary.size, sha256=vocabulary.sha256, seed=seed)
@@ -79,7 +81,9 @@ def written_out(folder: Path, which: str, root: Path, passes: int) -> dict[str, 
 
 
 @pytest.mark.parametrize(("objective", "which"), zip(OBJECTIVES, ("generator", "encoder", "encoder"), strict=True))
-def test_it_is_the_softmax_written_out(objective: str, which: str, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_the_softmax_written_out(
+    objective: str, which: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = answer(capsys, root, "--model", str(root / objective), "--seed", "7", "--passes", "2")
     (model,) = found["models"]
     expected = written_out(root / objective, which, root, passes=2)
@@ -172,7 +176,9 @@ def test_rows_of_a_language_stand_together_in_the_order_of_the_data(root: Path) 
     assert found == {code: [n for n, each in enumerate(languages) if each == code][:11] for code in ("de", "en", "fr")}
 
 
-def test_models_stand_side_by_side_in_tables_and_files(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_stand_side_by_side_in_tables_and_files(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     models = [part for objective in OBJECTIVES for part in ("--model", str(root / objective))]
     main(["perplexity", *models, "--data", str(root / "heldout"), "--out", str(tmp_path / "out")])
     shown = capsys.readouterr().out

@@ -74,7 +74,10 @@ def test_of_equally_near_rows_the_first_counts_in_whichever_block_it_is(block: i
     ours, theirs = axes[[0, 0, 2, 3]], axes[[0, 0, 2, 3]]
     assert accuracies(ours, theirs, block) == (0.75, 0.75)
     ours, theirs = axes[[0, 1, 2, 0]], axes[[1, 0, 2, 0]]
-    assert accuracies(ours, theirs, block) == (0.25, 0.25)  # the fourth is as near as the second and the first, which win
+    assert accuracies(ours, theirs, block) == (
+        0.25,
+        0.25,
+    )  # the fourth is as near as the second and the first, which win
 
 
 def test_vectors_do_not_depend_on_the_batch(model: TextEncoder) -> None:

@@ -63,7 +63,9 @@ def test_faults_are_named(tmp_path: Path) -> None:
     assert "deu-eng.eng cannot be read (No such file" in fault()
     write_tatoeba(tmp_path / "t", "deu", ["one"], ["eins"])
     (tmp_path / "t/tatoeba.deu-eng.deu").unlink()
-    write_tatoeba(tmp_path / "t", "fra", ["one"], ["un"])  # a language without its file would be left out without a word
+    write_tatoeba(
+        tmp_path / "t", "fra", ["one"], ["un"]
+    )  # a language without its file would be left out without a word
     assert "deu-eng.deu cannot be read (No such file" in fault()
 
 

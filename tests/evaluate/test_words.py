@@ -1,4 +1,5 @@
-"""Words in the lookup table: vectors, correlations against SciPy, translations by hand, and the published files' layouts."""
+"""Words in the lookup table: vectors, correlations against SciPy, translations by hand, and the published files'
+layouts."""
 
 import json
 from pathlib import Path
@@ -79,12 +80,15 @@ def test_translations_by_hand(run: Path) -> None:
             vector = encoder.table[0][int(vocabulary.encode(word)[0])].zero_()
             vector[:2] = torch.tensor(plane, dtype=torch.float32)
     found = translations(lookup, [(a, x), (a, y), (b, z), (b, b)])
-    # Of a, x points its way (distance 5) and y has 24/25 (√2); of b, z is at a right angle (√13) and the same word is itself.
+    # Of a, x points its way (distance 5) and y has 24/25 (√2); of b, z is at a right angle (√13) and the same word is
+    # itself.
     assert found["cosine"] == pytest.approx((1 + 0.96 + 0 + 1) / 4)
     assert found["distance"] == pytest.approx((5 + 2**0.5 + 13**0.5 + 0) / 4)
     assert (found["pairs"], found["words"], found["candidates"], found["identical"]) == (4, 2, 4, 1)
     assert found["precision"] == 1
-    assert translations(lookup, [(a, y), (b, x), (x, a)])["precision"] == pytest.approx(1 / 3)  # a is nearest to itself: y of 3
+    assert translations(lookup, [(a, y), (b, x), (x, a)])["precision"] == pytest.approx(
+        1 / 3
+    )  # a is nearest to itself: y of 3
 
 
 def test_a_word_that_leaves_no_piece_is_named(lookup: Lookup) -> None:
@@ -119,7 +123,10 @@ def test_faults_are_named(tmp_path: Path) -> None:
 
     assert "holds no word pairs" in fault()
     data = write(tmp_path / "data/en-de.test.data.txt", "a\tb", "c d")
-    assert f"data/en-de.test.data.txt has no key: put en-de.test.gold.txt next to it, or into {tmp_path / 'keys'}" in fault()
+    assert (
+        f"data/en-de.test.data.txt has no key: put en-de.test.gold.txt next to it, or into {tmp_path / 'keys'}"
+        in fault()
+    )
     key = write(tmp_path / "keys/en-de.test.gold.txt", "1", "nan", "3")
     assert "en-de.test.data.txt line 2 is 'c d': it must be two words with a tab" in fault()
     write(data, "a\tb", "c\td")
@@ -141,7 +148,9 @@ def test_faults_are_named(tmp_path: Path) -> None:
     assert "more/en-fr.txt is the second test named en-fr" in fault()
 
 
-def test_runs_exports_and_untrained_models_side_by_side(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_exports_and_untrained_models_side_by_side(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = tmp_path / "data"
     write(data / "en-de.test.data.txt", *(f"{WORDS[i]}\t{WORDS[i - 4]}" for i in range(8)))
     write(data / "en-de.test.gold.txt", *"12341324")
@@ -155,8 +164,14 @@ def test_runs_exports_and_untrained_models_side_by_side(run: Path, tmp_path: Pat
     assert [model["model"] for model in found["models"][:2]] == ["first", "export"] and "untrained" in start["model"]
     for kind, name in (("similarity", "en-de.test"), ("dictionaries", "en-de")):
         assert ours[kind][name] == pytest.approx(theirs[kind][name]) != start[kind][name]
-    assert f"{ours['similarity']['en-de.test']['pearson']:.3f}" in shown and f"{ours['dictionaries']['en-de']['distance']:.3f}" in shown
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["words.json", "words.md"]  # no layers, no plot
+    assert (
+        f"{ours['similarity']['en-de.test']['pearson']:.3f}" in shown
+        and f"{ours['dictionaries']['en-de']['distance']:.3f}" in shown
+    )
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "words.json",
+        "words.md",
+    ]  # no layers, no plot
     main(["words", "--model", str(run), "--which", "generator", "--data", str(data), "--json"])
     (other,) = json.loads(capsys.readouterr().out)["models"]  # whose table is not the discriminator's here
     assert other["similarity"]["en-de.test"]["pearson"] != pytest.approx(ours["similarity"]["en-de.test"]["pearson"])

@@ -1,4 +1,5 @@
-"""An exported model computes what ours computes: encoder, heads, gradients, and after another round through the disk."""
+"""An exported model computes what ours computes: encoder, heads, gradients, and after another round through the
+disk."""
 
 import json
 import shutil
@@ -50,7 +51,8 @@ def export(to: Path, vocabulary: Vocabulary, **changes: object) -> Electra:
 
 
 def test_the_head_and_norms_of_xlm(vocabulary: Vocabulary, tmp_path: Path) -> None:
-    """Embedding and bias on the last hidden states, whose norms have another epsilon; read by ours and by transformers."""
+    """Embedding and bias on the last hidden states, whose norms have another epsilon; read by ours and by
+    transformers."""
     changes = dict(norm_epsilon=1e-12, masked_head="linear", relative_bias="none")
     whole = language_model(vocabulary=vocabulary.size, **changes)
     exported = Exported(encoder_of(whole, "encoder"), "XLMEForMaskedLM", whole.state_dict())
@@ -83,7 +85,9 @@ def folder(whole_and_folder: tuple[Electra, Path]) -> Path:
 def test_languages_and_positions_that_restart(vocabulary: Vocabulary, tmp_path: Path) -> None:
     """XLM: texts and pairs in its layout, each side with its language's embedding."""
     codes = ("fr", "de", "en")
-    whole = export(tmp_path / "x", vocabulary, layout="xlm", language_embeddings=codes, relative_bias="none", dropout=0.1)
+    whole = export(
+        tmp_path / "x", vocabulary, layout="xlm", language_embeddings=codes, relative_bias="none", dropout=0.1
+    )
     ours, theirs, tokenizer = encoder_of(whole), load(AutoModel, tmp_path / "x"), load(AutoTokenizer, tmp_path / "x")
     first, second = (vocabulary.encode(text) for text in ("Ein Text.", "One text."))
     sides = [(first, second), (second, None)]
@@ -298,7 +302,11 @@ def test_an_export_from_before_languages_and_layouts(folder: Path, tmp_path: Pat
     shutil.copytree(folder, tmp_path / "old")
     path = tmp_path / "old" / "config.json"
     config = json.loads(path.read_text())
-    path.write_text(json.dumps({name: value for name, value in config.items() if name not in ("layout", "languages", "masked_head")}))
+    path.write_text(
+        json.dumps(
+            {name: value for name, value in config.items() if name not in ("layout", "languages", "masked_head")}
+        )
+    )
     assert load_encoder(tmp_path / "old").encoder.cfg == load_encoder(folder).encoder.cfg
     assert torch.equal(load(AutoModel, tmp_path / "old")(TOKENS)[0], load(AutoModel, folder)(TOKENS)[0])
 
@@ -311,6 +319,13 @@ def test_tuple_and_wrong_inputs(folder: Path) -> None:
 
 
 def test_every_setting_of_the_model_is_exported_or_is_none_of_an_encoder() -> None:
-    others = {"generator_layers", "embedding_sharing", "vocabulary_blocks", "attention", "head_chunk", "activation_checkpointing"}
+    others = {
+        "generator_layers",
+        "embedding_sharing",
+        "vocabulary_blocks",
+        "attention",
+        "head_chunk",
+        "activation_checkpointing",
+    }
     others |= {"dropout", "attention_dropout", "compile"}  # of training alone
     assert {field.name for field in fields(ModelConfig)} == EXPORTED_SETTINGS.keys() | others

@@ -1,4 +1,5 @@
-"""The command: a finished run becomes a folder that transformers and sentence-transformers load, whole or not at all."""
+"""The command: a finished run becomes a folder that transformers and sentence-transformers load, whole or not at
+all."""
 
 import hashlib
 import json

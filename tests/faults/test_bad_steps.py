@@ -1,4 +1,5 @@
-"""A step with a loss or gradient that is not finite, or a spike, leaves every engine as if it had never been, bit for bit."""
+"""A step with a loss or gradient that is not finite, or a spike, leaves every engine as if it had never been, bit for
+bit."""
 
 import json
 from pathlib import Path

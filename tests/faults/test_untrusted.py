@@ -1,4 +1,5 @@
-"""Checkpoints, data and archives from elsewhere: read without executing anything, refused in one sentence, and nowhere else."""
+"""Checkpoints, data and archives from elsewhere: read without executing anything, refused in one sentence, and nowhere
+else."""
 
 import ast
 import json

@@ -1,4 +1,5 @@
-"""A process that stands still, in Python or outside of it, ends with its stacks; one that gets on does not; collectives wait longer."""
+"""A process that stands still, in Python or outside of it, ends with its stacks; one that gets on does not; collectives
+wait longer."""
 
 import subprocess
 import sys
@@ -76,7 +77,8 @@ leave()
 
 @pytest.mark.parametrize(("world", "minutes", "least"), [(2, 45, 45 * 60 + 30), (1, 0, 12 * 3600)])
 def test_collectives_wait_until_the_watchdog_has_spoken(world: int, minutes: int, least: int) -> None:
-    """torch waits 30 minutes, on GPUs 10, DeepSpeed 10: ranks that wait would end before the one that hangs says where."""
+    """torch waits 30 minutes, on GPUs 10, DeepSpeed 10: ranks that wait would end before the one that hangs says
+    where."""
     for done in run_ranks(world, ["-c", GROUPS, str(minutes)]):
         assert done.returncode == 0, done.stderr
         waits = [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("waits ")]

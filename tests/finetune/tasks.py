@@ -26,7 +26,9 @@ def write_base(folder: Path, seed: int = 1) -> Path:
     initialise(model, seed, 0.1)
     save_file(model.state_dict(), folder / "model" / "model.safetensors")
     (folder / "config.json").write_text(
-        json.dumps({"config": asdict(RunConfig(name="tiny", model=cfg)), "data": {"vocabulary_sha256": vocabulary.sha256}})
+        json.dumps(
+            {"config": asdict(RunConfig(name="tiny", model=cfg)), "data": {"vocabulary_sha256": vocabulary.sha256}}
+        )
     )
     return folder
 

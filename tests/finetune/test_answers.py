@@ -103,7 +103,19 @@ def test_mlqas_rules_written_again(language: str) -> None:
     every: dict[str, list[str]] = {}
     for code in range(sys.maxunicode):
         every.setdefault(unicodedata.category(chr(code)), []).append(chr(code))
-    words = [*" ".join(ARTICLES.values()).split(), "ال", "الكتاب", "بال", "Theatre", "北京", "市", "गंगा", "sông", "İ", "ß"]
+    words = [
+        *" ".join(ARTICLES.values()).split(),
+        "ال",
+        "الكتاب",
+        "بال",
+        "Theatre",
+        "北京",
+        "市",
+        "गंगा",
+        "sông",
+        "İ",
+        "ß",
+    ]
     marks = [*string.punctuation, *"«»“”‘’、。，・「」؟،।·…€¥°"]
     for _ in range(400):
         text = "".join(

@@ -86,7 +86,12 @@ def test_labels_of_half_a_test_are_an_error(tmp_path: Path) -> None:
         ("xnli", "test-fr.tsv", "a\tb\tneutral\nc\td\n", "line 2: 2 columns, expected text, text and label"),
         ("xnli", "test-fr.tsv", "a\tb\nc\td\tneutral\n", "line 2: 3 columns, expected two as in the lines before"),
         ("xquad", "xquad.de.json", questions(answer, EMPTY), "question 1: has no answer"),
-        ("xquad", "xquad.de.json", questions(EMPTY, answer), "question 1: has an answer, and those before it have none"),
+        (
+            "xquad",
+            "xquad.de.json",
+            questions(EMPTY, answer),
+            "question 1: has an answer, and those before it have none",
+        ),
         ("xquad", "xquad.de.json", questions(answer, answer).replace('"1"', '"0"'), "has two questions 0"),
     ):
         with pytest.raises(ValueError, match=said):
@@ -155,7 +160,8 @@ def test_files_are_found_by_their_usual_names(tmp_path: Path) -> None:
 
 
 def test_xtremes_download_as_a_whole(tmp_path: Path) -> None:
-    """Its tasks have files of the same names; each finds its own, and a second training set is not left out in silence."""
+    """Its tasks have files of the same names; each finds its own, and a second training set is not left out in
+    silence."""
     for name in ("panx/train-en.tsv", "udpos/train-en.tsv", "xnli/test-de.tsv", "squad/train-v1.1.json", "squad/dev-v1.1.json",
                  "xquad/xquad.de.json", "tydiqa/tydiqa.goldp.en.train.json"):  # fmt: skip
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -208,7 +214,11 @@ def test_settings_are_chosen_on_the_dev_sets_of_the_languages_trained_on() -> No
     """Never on what is scored: without another dev set a part of the training examples is held out."""
     files = "train-en.tsv train-de.tsv dev-en.tsv dev-de.tsv dev-fr.tsv test-en.tsv test-de.tsv"
     sets = chosen("xnli", files)
-    assert (names(sets.train), names(sets.dev), names(sets.test)) == ("train-en.tsv", "dev-en.tsv", "test-de.tsv test-en.tsv")
+    assert (names(sets.train), names(sets.dev), names(sets.test)) == (
+        "train-en.tsv",
+        "dev-en.tsv",
+        "test-de.tsv test-en.tsv",
+    )
     assert not sets.held_out and sets.unused == ["fr"], "a dev set alone is not scored where others have tests"
     assert names(chosen("xnli", files, train_languages=("all",)).dev) == "dev-de.tsv dev-en.tsv"
     assert names(chosen("xnli", files, several=False).dev) == "dev-en.tsv", "scored whether or not there is a choice"
@@ -233,7 +243,9 @@ def test_settings_are_chosen_on_the_dev_sets_of_the_languages_trained_on() -> No
 def test_every_tenth_is_held_out_and_no_context_is_on_both_sides(tmp_path: Path) -> None:
     paragraphs = []
     for number in range(25):
-        asked = [{"id": f"{number}.{i}", "question": "Who?", "answers": [{"answer_start": 0, "text": "a"}]} for i in range(3)]
+        asked = [
+            {"id": f"{number}.{i}", "question": "Who?", "answers": [{"answer_start": 0, "text": "a"}]} for i in range(3)
+        ]
         paragraphs.append({"context": f"a{number}", "qas": asked})
     file = source(tmp_path / "train-v1.1.json", json.dumps({"data": [{"paragraphs": paragraphs}]}))._replace(own=False)
     tuning = TuningConfig(held_out=True)
@@ -242,7 +254,10 @@ def test_every_tenth_is_held_out_and_no_context_is_on_both_sides(tmp_path: Path)
     assert not {one.context for one in kept} & {one.context for one in held}
     lines = "".join(f"a{number}\tb\tneutral\n" for number in range(40))
     pairs = source(tmp_path / "train-en.tsv", lines)
-    kept, held = (of(pairs, TASKS["xnli"], TuningConfig(held_out=True, train_examples=30)) for of in (training_examples, dev_examples))
+    kept, held = (
+        of(pairs, TASKS["xnli"], TuningConfig(held_out=True, train_examples=30))
+        for of in (training_examples, dev_examples)
+    )
     assert [one.first for one in held] == ["a9", "a19", "a29"] and len(kept) == 27
     assert len(training_examples(pairs, TASKS["xnli"], TuningConfig())) == 40
     with pytest.raises(ValueError, match="has 9 examples, too few to hold out every tenth"):

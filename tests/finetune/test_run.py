@@ -52,7 +52,8 @@ def finetune(arguments: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def tagged(path: Path) -> list[list[str]]:
-    """The tags of a file as XTREME's evaluation reads them: a tag a line (the last column), sentences end at empty lines."""
+    """The tags of a file as XTREME's evaluation reads them: a tag a line (the last column), sentences end at empty
+    lines."""
     sentences: list[list[str]] = [[]]
     for line in path.read_text().splitlines():
         if line.strip():
@@ -89,11 +90,14 @@ def refused(*call: Any, **tuning: Any) -> str:
 
 
 def without_labels(path: Path) -> str:
-    """What XTREME's scripts leave of a test: words or texts alone, the same answer to every question. Returns what it was."""
+    """What XTREME's scripts leave of a test: words or texts alone, the same answer to every question. Returns what it
+    was."""
     was = path.read_text()
     if path.suffix == ".json":
         data = json.loads(was)
-        for question in (q for article in data["data"] for paragraph in article["paragraphs"] for q in paragraph["qas"]):
+        for question in (
+            q for article in data["data"] for paragraph in article["paragraphs"] for q in paragraph["qas"]
+        ):
             question["answers"] = [{"answer_start": 0, "text": ""}]
         path.write_text(json.dumps(data))
     else:
@@ -113,7 +117,8 @@ def without_labels(path: Path) -> str:
 def test_tests_without_labels_are_predicted_and_those_with_labels_scored(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, write: Any, name: str, file: str
 ) -> None:
-    """The predictions are those of the same model on the same test with its labels, in the form that XTREME's evaluation reads."""
+    """The predictions are those of the same model on the same test with its labels, in the form that XTREME's
+    evaluation reads."""
     data = write(tmp_path / "data")
     if task == "pos":
         for path in data.iterdir():
@@ -123,7 +128,9 @@ def test_tests_without_labels_are_predicted_and_those_with_labels_scored(
     found = tune(base, task, data, tmp_path / "out", **fixed)
     said = capsys.readouterr().out
     assert f"no labels in {name} (1 of 2 test sets)" in said.partition("starting at step")[0], "before the first step"
-    assert found["languages"].keys() == {"en"} and found["train_languages"] == (["de", "en"] if task == "ner" else ["en"])
+    assert found["languages"].keys() == {"en"} and found["train_languages"] == (
+        ["de", "en"] if task == "ner" else ["en"]
+    )
     assert found["unlabelled"] == {"de": f"predictions/{file}"} and "gap" not in found
     assert found["mean"] == found["languages"]["en"]
     bare = (tmp_path / "out/predictions" / file).read_text()
@@ -137,7 +144,11 @@ def test_tests_without_labels_are_predicted_and_those_with_labels_scored(
     ours = whole["languages"]["de"]
     if task == "xquad":
         said_of = json.loads(bare)
-        truth = {q["id"]: (p["context"], q["answers"][0]["text"]) for p in json.loads(labels)["data"][0]["paragraphs"] for q in p["qas"]}
+        truth = {
+            q["id"]: (p["context"], q["answers"][0]["text"])
+            for p in json.loads(labels)["data"][0]["paragraphs"]
+            for q in p["qas"]
+        }
         assert said_of.keys() == truth.keys() and all(said_of[key] in truth[key][0] for key in truth)
         assert ours["em"] == pytest.approx(100 * sum(said_of[key] == truth[key][1] for key in truth) / len(truth))
     elif task == "pawsx":
@@ -191,11 +202,16 @@ def test_scores_of_another_run_are_not_returned(base: Path, tmp_path: Path, caps
     data, out = write_entities(tmp_path / "panx"), tmp_path / "out"
     fixed = {"train_examples": 40}
     found = tune(base, "ner", data, out, **fixed)
-    assert tune(base, "ner", data, out, **fixed) == found and f"{out}/scores.json is there already" in capsys.readouterr().out
+    assert (
+        tune(base, "ner", data, out, **fixed) == found
+        and f"{out}/scores.json is there already" in capsys.readouterr().out
+    )
     assert f"{out} was started with" in refused(base, "ner", data, out, learning_rate=1e-3, **fixed)
     said = refused(base, "conll", write_conll(tmp_path / "conll"), out, **fixed)
     assert "was started with" in said and "ner" in said and "conll" in said
-    assert "was started with tuning.dropout 0.1, this call has 0.0" in refused(base, "ner", data, out, dropout=0.0, **fixed)
+    assert "was started with tuning.dropout 0.1, this call has 0.0" in refused(
+        base, "ner", data, out, dropout=0.0, **fixed
+    )
     other = write_base(tmp_path / "other", seed=2)
     assert "was started with base" in refused(other, "ner", data, out, **fixed)
     text = (data / "train-en.tsv").read_text()
@@ -231,7 +247,9 @@ def test_words_on_two_ranks_and_after_a_stop(base: Path, tmp_path: Path) -> None
     predictions = tagged(tmp_path / "whole" / "predictions" / "panx" / "test-de.tsv")
     assert len(predictions) == 30 and {tag for one in predictions for tag in one} <= {"O", "B-PER", "B-LOC"}
     assert found["languages"]["de"]["f1"] == pytest.approx(100 * f1_score(tagged(data / "test-de.tsv"), predictions))
-    assert found["dev"]["languages"].keys() == {"en"} and found["dev"]["mean"]["f1"] > 95 and not found["dev"]["held_out"]
+    assert (
+        found["dev"]["languages"].keys() == {"en"} and found["dev"]["mean"]["f1"] > 95 and not found["dev"]["held_out"]
+    )
 
     broken = words(base, "ner", data, tmp_path / "broken", *zero3)
     killer = [sys.executable, "-c", KILLER, str(tmp_path / "broken"), *broken]
@@ -333,8 +351,8 @@ def test_a_signal_in_the_second_of_two_runs_saves_it_too(base: Path, tmp_path: P
 
 
 def test_a_job_has_ended_when_every_run_of_its_grid_has_scores(tmp_path: Path) -> None:
-    """slurm/finetune.sh after a step that saved and ended with exit code 0, as a stopped one does: it is requeued until all nine are
-    there."""
+    """slurm/finetune.sh after a step that saved and ended with exit code 0, as a stopped one does: it is requeued until
+    all nine are there."""
     tools = tmp_path / "bin"
     tools.mkdir()
     saves = f"date +%s%N > {tmp_path}/out/pos-en/seed1/latest.json"
@@ -347,7 +365,9 @@ def test_a_job_has_ended_when_every_run_of_its_grid_has_scores(tmp_path: Path) -
 
     def job() -> str:
         command = ["bash", "slurm/finetune.sh"]
-        return subprocess.run(command, cwd=ROOT, env=environment(**variables), capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            command, cwd=ROOT, env=environment(**variables), capture_output=True, text=True, check=True
+        ).stdout
 
     rates, batches = ("1e-05", "2e-05", "3e-05"), (8, 16, 32)
     folders = [tmp_path / f"out/pos-en/seed1/lr{rate}_b{batch}_e10" for rate in rates for batch in batches]

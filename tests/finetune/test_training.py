@@ -192,7 +192,8 @@ def test_parts_of_speech_count_by_runs_of_equal_tags() -> None:
 
     rng = np.random.default_rng(0)
     every = np.array(TASKS["pos"].labels)
-    # seqeval takes off a tag's first letter, and S and I mean something to it: SCONJ, SYM, INTJ; CCONJ is SCONJ then, and X is O.
+    # seqeval takes off a tag's first letter, and S and I mean something to it: SCONJ, SYM, INTJ; CCONJ is SCONJ then,
+    # and X is O.
     plain = every[[label not in ("SCONJ", "SYM", "INTJ", "CCONJ", "X") for label in every]]
     for labels in (plain, plain[:3], every):
         for _ in range(20):

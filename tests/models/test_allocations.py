@@ -28,7 +28,8 @@ TABLE = VOCABULARY * 24
 
 
 class Allocations(TorchDispatchMode):
-    """Counts the tensors that operations make, by their numbers of elements; views and what is written in place are none."""
+    """Counts the tensors that operations make, by their numbers of elements; views and what is written in place are
+    none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,12 +59,14 @@ def sizes() -> Counter[int]:
 
 
 def test_attention_makes_five_tensors_of_the_scores_size(sizes: Counter[int]) -> None:
-    """Rows as short as these share a tile: forward the scores and their softmax, backward both again and the scores' gradient."""
+    """Rows as short as these share a tile: forward the scores and their softmax, backward both again and the scores'
+    gradient."""
     assert sizes[SCORES] == 5 * LAYERS
 
 
 def test_attention_has_the_scores_of_an_item_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every item forward the softmax, backward the same again and the scores' gradient; one buffer a pass for the scores."""
+    """Of every item forward the softmax, backward the same again and the scores' gradient; one buffer a pass for the
+    scores."""
     monkeypatch.setattr(attention_cpu, "_TILE_COST", 0)
     sizes = allocated()
     lengths = [end - first for _, first, end in attention_cpu.items_of(usual_batch().segments_BT)]
@@ -97,7 +100,9 @@ def test_lookups_gradients_join_the_softmaxs_in_place(build: Any) -> None:
     loss = whole(usual_batch()).nll_M.sum()
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as measured:
         loss.backward()
-    on_tables = [event.name for event in measured.events() if event.input_shapes and event.input_shapes[0] == [VOCABULARY, 24]]
+    on_tables = [
+        event.name for event in measured.events() if event.input_shapes and event.input_shapes[0] == [VOCABULARY, 24]
+    ]
     assert "aten::add_" in on_tables
     assert not {"aten::copy_", "aten::clone", "aten::zeros"} & set(on_tables)
 

@@ -1,4 +1,5 @@
-"""The Triton kernels, in Triton's interpreter, against attention's plain form; and what is said where they do not fit."""
+"""The Triton kernels, in Triton's interpreter, against attention's plain form; and what is said where they do not
+fit."""
 
 import importlib.util
 import json
@@ -18,7 +19,8 @@ from xlme_ds.models.encoder import Encoder, Part
 
 WITHOUT = importlib.util.find_spec("triton") is None
 needs_triton = pytest.mark.skipif(WITHOUT, reason="the package triton is not installed")
-# Sums of up to 150 terms in another order. fp16 rounds weights, gradients and results to 2^-12 of each, several times in a row.
+# Sums of up to 150 terms in another order. fp16 rounds weights, gradients and results to 2^-12 of each, several times
+# in a row.
 FP32, FP16 = 3e-6, 3e-3
 ROWS = ("the last tile a part", "whole tiles", "less than a tile")
 
@@ -106,7 +108,9 @@ def test_without_the_package_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_the_kernels_do_not_do_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"heads of size 16, 32, 64 or 128, model.width / model.heads is 8: set it to sdpa"):
+    with pytest.raises(
+        ValueError, match=r"heads of size 16, 32, 64 or 128, model.width / model.heads is 8: set it to sdpa"
+    ):
         ModelConfig(width=24, heads=3, attention="triton").validate()
     run = RunConfig("test", model=ModelConfig(attention="triton"), objective=ObjectiveConfig(name="ernie_m"))
     with pytest.raises(ValueError, match=r"its whole item, which is not so under objective.name ernie_m"):

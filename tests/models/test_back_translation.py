@@ -1,4 +1,5 @@
-"""BTMLM's two passes: who sees whom by perturbation, what is filled in, and the stages of a pipeline against the whole."""
+"""BTMLM's two passes: who sees whom by perturbation, what is filled in, and the stages of a pipeline against the
+whole."""
 
 from dataclasses import replace
 
@@ -26,7 +27,9 @@ def model(**changes: object) -> BackTranslationModel:
 def last_states(of: BackTranslationModel, batch: Batch) -> Tensor:
     """Of the first row, [T, D], from one pass over the batch as it is."""
     found: list[Tensor] = []
-    handle = of.encoder.layers["2"].register_forward_hook(lambda _module, _read, hidden_BTD: found.append(hidden_BTD[0]))
+    handle = of.encoder.layers["2"].register_forward_hook(
+        lambda _module, _read, hidden_BTD: found.append(hidden_BTD[0])
+    )
     with torch.no_grad():
         LanguageModel.forward(of, batch)
     handle.remove()
@@ -161,7 +164,9 @@ def test_stages_are_the_model_in_both_passes(balance: tuple[int, ...], changes: 
         return stages[-1].output(flow, read)
 
     with torch.no_grad():
-        whole.masked_head.bias[[UNK, MASK]] = stages[-1].masked_head.bias[[UNK, MASK]] = 20.0  # the likeliest, at some places
+        whole.masked_head.bias[[UNK, MASK]] = stages[-1].masked_head.bias[[UNK, MASK]] = (
+            20.0  # the likeliest, at some places
+        )
     first = first_pass(batch)
     stages[-1].writing = True
     predicted_P = run(first)[1]

@@ -1,4 +1,5 @@
-"""model.compile: the same numbers as without it, one graph for all layers, and what it refuses. CUDA graphs need a GPU."""
+"""model.compile: the same numbers as without it, one graph for all layers, and what it refuses. CUDA graphs need a
+GPU."""
 
 import copy
 from collections.abc import Iterator

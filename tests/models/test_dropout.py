@@ -27,7 +27,9 @@ def test_share_and_scale(rate: float) -> None:
     x = torch.ones(4, 100, 250, dtype=torch.float64)
     out = drop(x, rate, KEYS)
     kept = out != 0
-    assert (1 - kept.double().mean()).item() == pytest.approx(rate, abs=3.5 * (rate * (1 - rate) / x.numel()) ** 0.5 + 2**-17)
+    assert (1 - kept.double().mean()).item() == pytest.approx(
+        rate, abs=3.5 * (rate * (1 - rate) / x.numel()) ** 0.5 + 2**-17
+    )
     assert torch.equal(out[kept], torch.full_like(out[kept], float(out.max())))
     assert out.max().item() == pytest.approx(1 / (1 - rate), rel=2e-4)  # the rate is rounded to 2^-16
     for axis in ((1, 2), (0, 2), (0, 1)):  # no row, token or column is special: 4 standard deviations of each mean
@@ -60,7 +62,8 @@ def test_its_gradient_is_its_mask() -> None:
 
 
 def attended(attention: nn.Module, x: Tensor, distance: Tensor, segments: Tensor, kept: Tensor) -> Tensor:
-    """softmax(q kᵀ / sqrt(K) + gate · d) · kept, then v, one query and head after the other; `kept` is 0 or 1 / (1 − rate)."""
+    """softmax(q kᵀ / sqrt(K) + gate · d) · kept, then v, one query and head after the other; `kept` is 0 or 1 / (1 −
+    rate)."""
     (rows, tokens, width), heads = x.shape, attention.heads
     q, k, v = (part.view(rows, tokens, heads, -1) for part in attention.qkv(x).chunk(3, dim=-1))
     gate = attention.gate(q.transpose(1, 2)).squeeze(-1)
@@ -76,8 +79,8 @@ def attended(attention: nn.Module, x: Tensor, distance: Tensor, segments: Tensor
 @pytest.mark.parametrize("rate", [0.0, 0.2])
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_where_an_encoder_drops(norm: str, rate: float) -> None:
-    """Written out from the layers' own parts: the embedded tokens, what attention and feed-forward network add, and with
-    `rate` attention weights."""
+    """Written out from the layers' own parts: the embedded tokens, what attention and feed-forward network add, and
+    with `rate` attention weights."""
     cfg = replace(SMALL, norm=norm, dropout=0.3, attention_dropout=rate)
     encoder = lively(Encoder(cfg, Part(range(2)))).train()
     batch = usual_batch()

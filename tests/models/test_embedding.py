@@ -37,7 +37,11 @@ def test_sparse_gradients_are_added_to_a_dense_one(dtype: torch.dtype, first: bo
     ids = torch.randint(50, (2, 40), generator=g)
     grads = []
     for sparse in (True, False):
-        parts = [(table.tanh() * 3).sum(), lookup(ids[0], [table], sparse).square().sum(), lookup(ids[1], [table], sparse).sum()]
+        parts = [
+            (table.tanh() * 3).sum(),
+            lookup(ids[0], [table], sparse).square().sum(),
+            lookup(ids[1], [table], sparse).sum(),
+        ]
         table.grad = None
         sum(parts if first else parts[::-1]).backward()  # type: ignore[union-attr]
         assert table.grad is not None and not table.grad.is_sparse

@@ -36,6 +36,7 @@ def test_the_head_takes_no_more_than_a_few_chunks() -> None:
     assert (full["chunk"], chunked["chunk"], chunked["chunk_bytes"]) == (0, 8192, 256 * 8192 * 4)
     # One chunk, a product on its way into it, and some megabytes of the process's own; a chunk is 8 MiB here.
     assert chunked["in_chunks"] <= 3.0
-    # The measurement sees what it should: logits, their softmax and their gradient for all 256 positions are 8 chunks each.
+    # The measurement sees what it should: logits, their softmax and their gradient for all 256 positions are 8 chunks
+    # each.
     assert full["extra"] >= 2 * 8 * chunked["chunk_bytes"]
     assert chunked["loss"] == pytest.approx(full["loss"], rel=1e-6)

@@ -38,7 +38,8 @@ def test_what_stands_at_masked_positions(random: float, keep: float) -> None:
 
 
 def test_shares_and_random_tokens_over_many_positions() -> None:
-    """5,400 positions: a share of a tenth is met within 3.5 standard deviations; every ordinary token occurs, no other."""
+    """5,400 positions: a share of a tenth is met within 3.5 standard deviations; every ordinary token occurs, no
+    other."""
     rng = np.random.default_rng(0)
     batch = batch_of([[item(rng, 900)] for _ in range(40)], [], 902)
     count, read = len(batch.masked_M), Masking(0.1, 0.1).apply(batch, SMALL.vocabulary).flatten()[batch.masked_M]

@@ -58,8 +58,8 @@ def test_equals_the_full_softmax(blocks: int, chunk: int) -> None:
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("chunk", [1, 256, V])
 def test_at_the_borders_of_tiles(blocks: int, chunk: int) -> None:
-    """The first and the last id of every tile, of every group of 128 and of the vocabulary, as target and as sample. Tiles begin anew
-    in every block, so the last one of a block is short."""
+    """The first and the last id of every tile, of every group of 128 and of the vocabulary, as target and as sample.
+    Tiles begin anew in every block, so the last one of a block is short."""
     g = torch.Generator().manual_seed(2)
     starts = {
         start for first in range(0, V, -(-V // blocks)) for start in range(first, min(first + -(-V // blocks), V), 128)
@@ -87,7 +87,8 @@ def test_at_the_borders_of_tiles(blocks: int, chunk: int) -> None:
 
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_the_tables_gradient_goes_into_the_sum_of_an_engine(blocks: int) -> None:
-    """A block with `open_gradient` gets no gradient from autograd: every row of it arrives there, once a backward pass."""
+    """A block with `open_gradient` gets no gradient from autograd: every row of it arrives there, once a backward
+    pass."""
     hidden, parts, bias, targets, uniforms = problem(blocks=blocks)
     nll = masked_softmax(hidden, parts, bias, targets, uniforms, 256).nll_M
     expected = torch.autograd.grad(nll.sum(), [hidden, bias, *parts])
@@ -225,7 +226,8 @@ def test_samples_follow_the_softmax() -> None:
         sample = masked_softmax(hidden, [embedding], torch.zeros(vocabulary), targets, uniforms, 1024).sample_M
         counts = torch.bincount(sample, minlength=vocabulary).double()
         if name == "even":
-            # One at either border, and what float32 makes of uniforms and probabilities (2^-24 · 12,000 is far below 1).
+            # One at either border, and what float32 makes of uniforms and probabilities (2^-24 · 12,000 is far below
+            # 1).
             assert (counts - expected).abs().max() <= 1.01
         else:
             statistic = float(((counts - expected) ** 2 / expected).sum())

@@ -21,7 +21,8 @@ VARIANTS = [
 
 
 def run_stages(stages: list[ElectraStage], batch: Batch) -> tuple[torch.Tensor, ...]:
-    """Every stage on its own graph as on its own process, with gradients sent back by hand; returns the last outputs."""
+    """Every stage on its own graph as on its own process, with gradients sent back by hand; returns the last
+    outputs."""
     crossings = []
     flow = stages[0](tuple(batch))
     for stage in stages[1:]:
@@ -79,7 +80,8 @@ def test_flow_survives_packing() -> None:
 @pytest.mark.parametrize("changes", VARIANTS)
 @pytest.mark.parametrize("balance", [(1, 2), (0, 1, 2), (0, 1, 1, 1)])
 def test_stages_of_one_encoder(changes: dict[str, object], balance: tuple[int, ...]) -> None:
-    """The last stage reads the first one's embedding; here it is the very parameter, so that both gradients add up in it."""
+    """The last stage reads the first one's embedding; here it is the very parameter, so that both gradients add up in
+    it."""
     whole = language_model(discriminator_layers=3, **changes)
     batch = usual_batch()
     expected = whole(batch)

@@ -21,7 +21,8 @@ from xlme_ds.models.attention import ItemBias, plain_attend, shared_bias, triton
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.plan import activations
 
-# Items that begin and end inside tiles (of 64, in fp32 of 32), at their borders, and reach over them; padding (0) behind.
+# Items that begin and end inside tiles (of 64, in fp32 of 32), at their borders, and reach over them; padding (0)
+# behind.
 ROWS = {
     "the last tile a part": [[70, 50, 20, 10], [150], [1, 127, 22]],
     "whole tiles": [[64, 64], [100, 28]],
@@ -32,11 +33,14 @@ SIZES = {"triton": replace(SMALL, width=48, attention="triton"), "sdpa": replace
 
 def segments(rows: list[list[int]]) -> Tensor:
     numbers = [[1, 2, 3, 0][: len(row)] if len(row) > 1 else [1] for row in rows]
-    return torch.stack([torch.tensor(n).repeat_interleave(torch.tensor(row)) for n, row in zip(numbers, rows, strict=True)])
+    return torch.stack(
+        [torch.tensor(n).repeat_interleave(torch.tensor(row)) for n, row in zip(numbers, rows, strict=True)]
+    )
 
 
 def inputs(kind: str, rows: int, tokens: int, dtype: torch.dtype, fused: bool) -> dict[str, Tensor]:
-    """q, k, v (views of one tensor, as a fused projection gives them, or not), gate and d, as the kind of bias has them."""
+    """q, k, v (views of one tensor, as a fused projection gives them, or not), gate and d, as the kind of bias has
+    them."""
     g = torch.Generator().manual_seed(0)
     qkv = torch.randn(rows, tokens, 3, 2, 16, generator=g).to(dtype)
     found = dict(zip("qkv", qkv.permute(2, 0, 3, 1, 4), strict=True))
@@ -70,7 +74,8 @@ def error(rows: list[list[int]], kind: str, dtype: torch.dtype, fused: bool) -> 
 
 
 def poisoned() -> dict[str, bool]:
-    """Items of whole tiles, every number of the second one NaN: a tile of two items that was computed would spread them."""
+    """Items of whole tiles, every number of the second one NaN: a tile of two items that was computed would spread
+    them."""
     segments_BT = segments([[64, 64]])
     given = inputs("gated", 1, 128, torch.float32, True)
     with torch.no_grad():
@@ -84,7 +89,8 @@ def traced() -> bool:
     """Whether torch.compile takes the kernels into one graph, and they give the same bits there."""
     segments_BT = segments(ROWS["less than a tile"])
     ours, eager = (
-        run(inputs("gated", *segments_BT.shape, torch.float32, True), segments_BT, "triton", how) for how in (True, False)
+        run(inputs("gated", *segments_BT.shape, torch.float32, True), segments_BT, "triton", how)
+        for how in (True, False)
     )
     return all(torch.equal(ours[name], value) for name, value in eager.items())
 

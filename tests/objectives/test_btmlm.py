@@ -111,11 +111,16 @@ def test_metrics_equal_a_loop() -> None:
     )
     mean = np.mean(output.nll_M.tolist())
     share = np.mean([n % 3 == 0 for n in range(len(targets))])
-    assert found == {"loss": pytest.approx(mean, rel=1e-6), "btmlm": pytest.approx(mean, rel=1e-6), "accuracy_mono": share}
+    assert found == {
+        "loss": pytest.approx(mean, rel=1e-6),
+        "btmlm": pytest.approx(mean, rel=1e-6),
+        "accuracy_mono": share,
+    }
 
 
 def test_work_is_what_both_passes_do() -> None:
-    """Matrix products of a real forward pass over full rows, counted by torch, the masked share of the sentences as it is."""
+    """Matrix products of a real forward pass over full rows, counted by torch, the masked share of the sentences as it
+    is."""
     from torch.utils.flop_counter import FlopCounterMode
 
     batch, cfg = open_batch([38] * 6, 40, (0.25,)), CFG

@@ -1,4 +1,5 @@
-"""XLM's objectives against a Transformer written from its equations in float64, one item, head and position after the other."""
+"""XLM's objectives against a Transformer written from its equations in float64, one item, head and position after the
+other."""
 
 import math
 from collections.abc import Callable
@@ -129,7 +130,9 @@ def test_losses_are_those_of_the_equations(causal: bool) -> None:
     by_task: list[list[float]] = [[], []]
     for flat, value in expected.items():
         by_task[int(batch.task_B[flat // 40])].append(value)
-    found = objective.summarise(objective.sums(output, batch).detach(), objective.counts(batch), objective.statistics(output, batch))
+    found = objective.summarise(
+        objective.sums(output, batch).detach(), objective.counts(batch), objective.statistics(output, batch)
+    )
     means = [float(np.mean(values)) for values in by_task]
     assert [found[term] for term in objective.terms] == pytest.approx(means, rel=1e-5)
     assert found["loss"] == pytest.approx(sum(means), rel=1e-5)
@@ -144,7 +147,8 @@ def test_all_norms_have_the_epsilon(norm: str) -> None:
 
 
 def test_every_token_is_predicted_but_the_first_and_where_the_text_was_cut() -> None:
-    """Of the code of XLM: `y = x[1:]`, ends of sentences too. Of two rows of text, one with an end inside, and pairs, in columns."""
+    """Of the code of XLM: `y = x[1:]`, ends of sentences too. Of two rows of text, one with an end inside, and pairs,
+    in columns."""
     batch = xlm_batch(1.0)
     places = [divmod(flat, 40) for flat in batch.masked_M.tolist()]
     assert [column for row, column in places if row == 0] == list(range(1, 31))
@@ -153,13 +157,16 @@ def test_every_token_is_predicted_but_the_first_and_where_the_text_was_cut() -> 
     firsts = {0, 16, 28}  # pairs of 7 + 5, 2 + 6 and 1 + 1 tokens, with four `</s>` each
     assert [column for row, column in places if row == 2] == [column for column in range(34) if column not in firsts]
     assert [column for row, column in places if row == 3] == list(range(1, 32))
-    ours = batch_of([[item(np.random.default_rng(1), 5)]], [[item(np.random.default_rng(2), 3, 2)]], 12, mask_fraction=1.0)
+    ours = batch_of(
+        [[item(np.random.default_rng(1), 5)]], [[item(np.random.default_rng(2), 3, 2)]], 12, mask_fraction=1.0
+    )
     assert ours.masked_M.tolist() == [1, 2, 3, 4, 5, *(12 + column for column in range(1, 8))]
 
 
 @pytest.mark.parametrize("changes", [{}, dict(norm="pre", relative_bias="gated")])
 def test_no_token_reaches_an_earlier_loss(changes: dict[str, object]) -> None:
-    """Each token is changed by itself: losses before it, and in other items, keep every bit; its own and the next one's move."""
+    """Each token is changed by itself: losses before it, and in other items, keep every bit; its own and the next one's
+    move."""
     of, batch = clm_model(**changes), xlm_batch(1.0)
 
     def losses(of_batch: Batch) -> Tensor:

@@ -31,7 +31,9 @@ def run_config(case: dict[str, Any]) -> RunConfig:
     name = case["objective"]
     shares = dict(mask_fraction=1.0 if name == "clm" else 0.15, pseudo_fractions=(0.1, 0.2) if name == "btmlm" else ())
     objective = ObjectiveConfig(name, **shares)
-    return RunConfig("measured", engine=sections[0], data=sections[1], model=sections[2], objective=objective).validate()
+    return RunConfig(
+        "measured", engine=sections[0], data=sections[1], model=sections[2], objective=objective
+    ).validate()
 
 
 class Traffic(TorchDispatchMode):
@@ -93,7 +95,14 @@ def measure(case: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         with record_function("build"), contextlib.redirect_stdout(io.StringIO()):
             objective, languages = config.objective, config.model.language_embeddings
-            drawn = config.seed, objective.mask_fraction, rank % replicas, replicas, languages, objective.pseudo_fractions
+            drawn = (
+                config.seed,
+                objective.mask_fraction,
+                rank % replicas,
+                replicas,
+                languages,
+                objective.pseudo_fractions,
+            )
             loader = Loader(Path(case["folder"]), config.data, *drawn)
             engine = build_engine(config, loader, None)
             gc.collect()

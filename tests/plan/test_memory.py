@@ -80,7 +80,8 @@ CASES: dict[str, tuple[int, int, str, tuple[int, int, int], dict[str, Any], dict
 
 
 def engine_file(folder: Path, stage: int, few: bool) -> str:
-    """Buckets small enough that they do not hide everything else; `few`: half of the weights do not stay for the backward pass."""
+    """Buckets small enough that they do not hide everything else; `few`: half of the weights do not stay for the
+    backward pass."""
     zero = {"stage": stage, "overlap_comm": True, "reduce_bucket_size": 200_000, "allgather_bucket_size": 200_000}
     if stage == 3:
         zero |= {"stage3_prefetch_bucket_size": 100_000, "stage3_param_persistence_threshold": 1000}
@@ -97,7 +98,9 @@ def case(folder: Path, name: str) -> dict[str, Any]:
     rows = folder / f"rows_{model['vocabulary']}_{model['max_positions']}"
     if not rows.exists():
         write_data(rows, rows=32, row_tokens=model["max_positions"], vocabulary=model["vocabulary"])
-    engine = dict(kind="deepspeed", deepspeed=engine_file(folder, stage, "few live" in name), precision=precision) | engine
+    engine = (
+        dict(kind="deepspeed", deepspeed=engine_file(folder, stage, "few live" in name), precision=precision) | engine
+    )
     objective = next((kind.lower() for kind in ("BTMLM", "MLM", "CLM") if kind in name), "electra")
     return dict(engine=engine, data=data, model=model, objective=objective, folder=str(rows))
 

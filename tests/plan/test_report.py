@@ -82,7 +82,8 @@ def test_more_stages_hold_less_of_the_model_and_more_replicas_less_of_the_optimi
     [(64, 2, (1, 8)), (8, 2, (1, 64)), (64, 4, (3, 16)), (16, 16, (15, 256))],
 )
 def test_the_pipelines_bubble_counted_by_hand(gpus: int, stages: int, idle: tuple[int, int]) -> None:
-    """2,048 rows over gpus / stages replicas, 8 a micro-batch: so many work; the last stage waits for stages − 1 at first.
+    """2,048 rows over gpus / stages replicas, 8 a micro-batch: so many work; the last stage waits for stages − 1 at
+    first.
 
     Filling and emptying together, a stage waits stages − 1 times as long as a micro-batch takes, forward and backward.
     """

@@ -207,7 +207,9 @@ def test_damaged_file_is_one_sentence(run: Path, name: str, content: str | bytes
     assert line.startswith("xlme_ds.report: error: ") and all(word in line for word in words), line
 
 
-@pytest.mark.parametrize(("name", "content"), [("retrieval.json", '{"pairs": 3, "layers": 1}'), ("config.json", '{"config": [1]}')])
+@pytest.mark.parametrize(
+    ("name", "content"), [("retrieval.json", '{"pairs": 3, "layers": 1}'), ("config.json", '{"config": [1]}')]
+)
 def test_file_of_another_form_is_named(run: Path, name: str, content: str) -> None:
     (run / name).write_text(content)
     with pytest.raises(ValueError, match=rf"{name} has (no '\w+' where|another form than) the report needs"):
@@ -251,7 +253,9 @@ def test_later_record_of_a_step_counts(run: Path) -> None:
     write_lines(run / "metrics.jsonl", [metric(1), metric(2) | {"tokens": 7e6}, metric(3), metric(2) | {"loss": 0.0}])
     text = " ".join(Page(write_report(run).read_text(encoding="utf-8")).text.split())
     assert "Tokens seen 3K in 3 steps" in text and "7M" not in text
-    assert "Training time 6 s" in text  # 3,000 tokens at 500 a second; with the first record of step 2 it would be 3 h 53 min
+    assert (
+        "Training time 6 s" in text
+    )  # 3,000 tokens at 500 a second; with the first record of step 2 it would be 3 h 53 min
     (drawn,) = drawn_curves(run, "Joint loss")
     assert len(drawn) == 3 and drawn[1][1] > max(drawn[0][1], drawn[2][1])  # down on the page: zero is the least
 

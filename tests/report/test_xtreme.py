@@ -1,4 +1,5 @@
-"""The XTREME tables: published rows agree with themselves, ours are averaged over seeds and languages, formats, mistakes."""
+"""The XTREME tables: published rows agree with themselves, ours are averaged over seeds and languages, formats,
+mistakes."""
 
 import csv
 import json
@@ -157,7 +158,11 @@ def test_of_several_settings_the_best_on_the_dev_sets_counts(tmp_path: Path) -> 
         folder = tmp_path / f"runs{settings}{len(more)}"
         for name in settings:
             for seed in (0, 1):
-                of_dev = {"languages": {"en": {"f1": dev[name][seed]}}, "mean": {"f1": dev[name][seed]}, "held_out": False}
+                of_dev = {
+                    "languages": {"en": {"f1": dev[name][seed]}},
+                    "mean": {"f1": dev[name][seed]},
+                    "held_out": False,
+                }
                 changes = {"tuning": {"learning_rate": name, "micro_batch": seed}, "dev": of_dev, "settings": 3} | more
                 languages = {"en": {"f1": test[name][seed]}, "de": {"f1": test[name][seed] - 10}}
                 write_scores(folder / f"{name}{seed}", "ner", languages, seed=seed, **changes)
@@ -218,7 +223,11 @@ def test_two_models_of_one_name_are_two_rows(tmp_path: Path) -> None:
     untrained = model | {"model": "untrained, seed 1"}
     (tmp_path / "tatoeba.json").write_text(json.dumps({"models": [model, untrained]}))
     found = {model.name: (sorted(model.results), model.tatoeba is not None) for model in gather([tmp_path])}
-    assert found == {"runs/a/base": (["xnli"], False), "runs/b/base": (["pawsx"], True), "untrained, seed 1": ([], True)}
+    assert found == {
+        "runs/a/base": (["xnli"], False),
+        "runs/b/base": (["pawsx"], True),
+        "untrained, seed 1": ([], True),
+    }
     assert [model.name for model in gather([tmp_path / "a"])] == ["base"]
 
 

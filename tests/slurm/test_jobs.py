@@ -74,12 +74,16 @@ def step(out: Path) -> int:
 
 
 def wait_for_step(job: Job, out: Path, number: int) -> None:
-    wait_until(lambda: step(out) >= number or job.field("JobState") in ("FAILED", "CANCELLED"), f"step {number} of job {job.number}")
+    wait_until(
+        lambda: step(out) >= number or job.field("JobState") in ("FAILED", "CANCELLED"),
+        f"step {number} of job {job.number}",
+    )
     assert job.field("JobState") == "RUNNING", job.said()
 
 
 def processes(out: Path, module: str = "xlme_ds.pretrain") -> list[int]:
-    """The processes of `module` that write into `out`, on all nodes: their file system and process table are this one's."""
+    """The processes of `module` that write into `out`, on all nodes: their file system and process table are this
+    one's."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -134,7 +138,9 @@ def disturbed(cluster: Cluster, folder: Path, prepared: Job) -> Job:
     """XL under ZeRO-3, submitted before its data exist; told to stop, then a node loses its power."""
     out = folder / "disturbed"
     after = [f"--dependency=afterok:{prepared.number}"]
-    job = cluster.submit("pretrain_xl.sh", *words(), options=after, XLME_ENGINE="zero3", XLME_DATA=folder / "mixed", XLME_OUT=out)
+    job = cluster.submit(
+        "pretrain_xl.sh", *words(), options=after, XLME_ENGINE="zero3", XLME_DATA=folder / "mixed", XLME_OUT=out
+    )
     wait_for_step(job, out, 5)
     slurm("scancel", "--signal=USR1", str(job.number))  # as --signal does before the time limit
     job.wait_for_restart(1)
@@ -150,7 +156,9 @@ def disturbed(cluster: Cluster, folder: Path, prepared: Job) -> Job:
 def alone(cluster: Cluster, folder: Path, disturbed: Job) -> Path:
     """The same run under another script, left alone."""
     out = folder / "alone"
-    job = cluster.submit("pretrain_large.sh", *words(), XLME_RECIPE="xl_zero3", XLME_DATA=folder / "mixed", XLME_OUT=out)
+    job = cluster.submit(
+        "pretrain_large.sh", *words(), XLME_RECIPE="xl_zero3", XLME_DATA=folder / "mixed", XLME_OUT=out
+    )
     job.wait("COMPLETED")
     return out
 
@@ -180,7 +188,8 @@ def test_every_step_is_logged_once(disturbed: Job, folder: Path, alone: Path) ->
 
 
 def test_a_dead_rank_fewer_nodes_and_scancel(cluster: Cluster, folder: Path, disturbed: Job) -> None:
-    """A fault is tried again; without a lost node the run goes on as a smaller job, and saves when that is cancelled."""
+    """A fault is tried again; without a lost node the run goes on as a smaller job, and saves when that is
+    cancelled."""
     out, settings = folder / "killed", words(train__steps=1000)
     job = cluster.submit("pretrain_base.sh", *settings, XLME_DATA=folder / "mixed", XLME_OUT=out)
     wait_for_step(job, out, 8)
@@ -191,7 +200,9 @@ def test_a_dead_rank_fewer_nodes_and_scancel(cluster: Cluster, folder: Path, dis
     try:
         job.wait_for_restart(2)
         slurm("scancel", str(job.number))
-        smaller = cluster.submit("pretrain_base.sh", *settings, options=["--nodes=1"], XLME_DATA=folder / "mixed", XLME_OUT=out)
+        smaller = cluster.submit(
+            "pretrain_base.sh", *settings, options=["--nodes=1"], XLME_DATA=folder / "mixed", XLME_OUT=out
+        )
         wait_for_step(smaller, out, step(out) + 7)
         slurm("scancel", str(smaller.number))
         smaller.wait("CANCELLED")
@@ -217,7 +228,9 @@ def test_a_pipeline_across_nodes(cluster: Cluster, folder: Path, disturbed: Job)
 
 
 def test_a_users_mistake_is_not_tried_again(cluster: Cluster, folder: Path, disturbed: Job) -> None:
-    job = cluster.submit("pretrain_base.sh", "--train.stepz", 3, XLME_DATA=folder / "mixed", XLME_OUT=folder / "mistake")
+    job = cluster.submit(
+        "pretrain_base.sh", "--train.stepz", 3, XLME_DATA=folder / "mixed", XLME_OUT=folder / "mistake"
+    )
     said = job.wait("FAILED")
     assert job.field("Restarts") == "0" and "train.steps" in said, said
     after = [f"--dependency=afterok:{job.number}"]
@@ -229,14 +242,19 @@ LISTEN = "import socket, sys; s = socket.create_server(('', int(sys.argv[1]))); 
 
 
 def test_a_port_in_use_and_a_try_without_a_step(cluster: Cluster, folder: Path, mixed: Path) -> None:
-    """Another program has the port; the first try saves and is requeued, the second is told to stop before it took a step."""
+    """Another program has the port; the first try saves and is requeued, the second is told to stop before it took a
+    step."""
     out = folder / "fruitless"
     places = {"XLME_DATA": mixed, "XLME_OUT": out}
-    job = cluster.submit("pretrain_base.sh", *words(train__steps=1000), options=["--hold", "--exclusive=user"], **places)
+    job = cluster.submit(
+        "pretrain_base.sh", *words(train__steps=1000), options=["--hold", "--exclusive=user"], **places
+    )
     port = str(10_000 + 10 * job.number % 20_000)  # that of its first step, were it free
     listen = ["srun", "--mpi=none", "--nodelist=n1", "--ntasks=1", "--mem=100", sys.executable, "-c", LISTEN, port]
     env = environment(SLURM_CONF=SLURM_CONF)
-    with subprocess.Popen(listen, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as listening:
+    with subprocess.Popen(
+        listen, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as listening:
         assert listening.stdout is not None and listening.stdout.readline() == "listening\n"
         slurm("scontrol", "release", str(job.number))
         wait_for_step(job, out, 3)
@@ -250,7 +268,10 @@ def test_a_port_in_use_and_a_try_without_a_step(cluster: Cluster, folder: Path, 
     slurm("scancel", "--signal=USR1", str(job.number))
     said = job.wait("FAILED")
     assert job.field("Restarts") == "1" and job.field("ExitCode") == "2:0", said
-    assert "told to stop before the first step" in said and "this try saved nothing new, so the job is not requeued" in said, said
+    assert (
+        "told to stop before the first step" in said
+        and "this try saved nothing new, so the job is not requeued" in said
+    ), said
     assert done == step(out) > 0
 
 
@@ -275,7 +296,9 @@ def test_a_signal_to_a_stage(cluster: Cluster, folder: Path, mixed: Path, tmp_pa
     wait_until(lambda: processes(mixed, "data_prep"), "verify")
     slurm("scancel", "--batch", "--signal=USR1", str(job.number))
     assert "verify does not go on in another try" in job.wait("COMPLETED")
-    job = cluster.submit("stage.sh", "encode", "--mono", tmp_path / "my text", "--vocab", folder / "vocab", "--out", out)
+    job = cluster.submit(
+        "stage.sh", "encode", "--mono", tmp_path / "my text", "--vocab", folder / "vocab", "--out", out
+    )
     wait_until(lambda: processes(out, "data_prep"), "encode")
     slurm("scancel", "--batch", "--signal=USR1", str(job.number))
     wait_until(lambda: "saved nothing new" in job.said(), "the signal")
@@ -297,9 +320,12 @@ def test_ranks_that_do_not_know_of_each_other_are_refused(cluster: Cluster, fold
 
 
 def test_fine_tuning_as_an_array(cluster: Cluster, tmp_path: Path) -> None:
-    """Two seeds of a task, one of them told to leave on the way and requeued: both end with scores. A third may not be requeued."""
+    """Two seeds of a task, one of them told to leave on the way and requeued: both end with scores. A third may not be
+    requeued."""
     base, data, out = write_base(tmp_path / "base"), write_entities(tmp_path / "panx"), tmp_path / "out"
-    settings = "--tuning.epochs 3 --tuning.learning-rate 3e-3 --engine.precision fp32 --train.save-every 5 --train.log-every 1"
+    settings = (
+        "--tuning.epochs 3 --tuning.learning-rate 3e-3 --engine.precision fp32 --train.save-every 5 --train.log-every 1"
+    )
     variables = {"XLME_MODEL": base, "XLME_DATA": data, "XLME_OUT": out, "XLME_TASKS": "ner", "XLME_SEEDS": "1 2"}
     variables |= {"XLME_SETTINGS": settings}
     options = [*SMALL, "--nodes=1", "--output", str(cluster.logs / "%A_%a.out")]
@@ -311,8 +337,12 @@ def test_fine_tuning_as_an_array(cluster: Cluster, tmp_path: Path) -> None:
     wait_until(lambda: step(out / "ner-en" / "seed3") >= 3, "step 3 of the third seed")
     slurm("scancel", "--signal=USR1", f"{bounded}_0")
     folders = [out / "ner-en" / f"seed{seed}" for seed in (1, 2)]
-    wait_until(lambda: not slurm("squeue", "--noheader", "--jobs", f"{number},{bounded}").strip(), "the end of the arrays")
+    wait_until(
+        lambda: not slurm("squeue", "--noheader", "--jobs", f"{number},{bounded}").strip(), "the end of the arrays"
+    )
     assert "requeued XLME_REQUEUES=0 times" in (cluster.logs / f"{bounded}_0.out").read_text()
     assert "requeueing" in (cluster.logs / f"{number}_0.out").read_text()
     for seed, folder in zip((1, 2), folders, strict=True):
-        assert json.loads((folder / "scores.json").read_text())["seed"] == seed, (cluster.logs / f"{number}_{seed - 1}.out").read_text()
+        assert json.loads((folder / "scores.json").read_text())["seed"] == seed, (
+            cluster.logs / f"{number}_{seed - 1}.out"
+        ).read_text()

@@ -332,7 +332,8 @@ def test_records_without_a_usable_checkpoint_are_not_overwritten(data: Path, tmp
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_was_whole_starts_anew(data: Path, tmp_path: Path) -> None:
-    """Writing goes on beside training: a kill or a full disk may come when more steps are done than lie between two saves."""
+    """Writing goes on beside training: a kill or a full disk may come when more steps are done than lie between two
+    saves."""
     config = dataclasses.replace(
         tiny(**PLAIN), train=dataclasses.replace(tiny(**PLAIN).train, save_every=2, log_every=1)
     )

@@ -91,14 +91,15 @@ def claimed(path: Path, config: RunConfig) -> RunFolder:
     return folder
 
 
-
 def test_a_link_to_the_folder_is_no_second_folder(tmp_path: Path) -> None:
     config = tiny(**PLAIN)
     (tmp_path / "run").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "run")
     with closing(claimed(tmp_path / "run", config)):
         for path in (tmp_path / "link", tmp_path / "link/../run"):
-            with pytest.raises(ValueError, match=rf"process is still working in .* \(process {os.getpid()} of \S+\): wait"):
+            with pytest.raises(
+                ValueError, match=rf"process is still working in .* \(process {os.getpid()} of \S+\): wait"
+            ):
                 claimed(path, config)
     claimed(tmp_path / "link", config).close()
 
@@ -143,7 +144,9 @@ def test_a_file_system_that_cannot_lock_is_named(tmp_path: Path, monkeypatch: py
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(ValueError, match=r"\.lock cannot be locked \(No locks available\).* choose a folder on a file system with"):
+    with pytest.raises(
+        ValueError, match=r"\.lock cannot be locked \(No locks available\).* choose a folder on a file system with"
+    ):
         lock(tmp_path / "run")
 
 
@@ -151,16 +154,25 @@ def test_two_do_not_write_one_folder(tmp_path: Path) -> None:
     """That of an export or of a conversion."""
     with made_whole(tmp_path / "out", "--to") as partial:
         (partial / "half").write_text("x")
-        with pytest.raises(ValueError, match=r"another process is still working in \S+out\.partial"), made_whole(tmp_path / "out", "--to"):
+        with (
+            pytest.raises(ValueError, match=r"another process is still working in \S+out\.partial"),
+            made_whole(tmp_path / "out", "--to"),
+        ):
             pass
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["half"]
-    with pytest.raises(ValueError, match=r"out exists already: choose another --to"), made_whole(tmp_path / "out", "--to"):
+    with (
+        pytest.raises(ValueError, match=r"out exists already: choose another --to"),
+        made_whole(tmp_path / "out", "--to"),
+    ):
         pass
     with pytest.raises(KeyError), made_whole(tmp_path / "failed", "--to") as partial:
         (partial / "half").write_text("x")
         raise KeyError
     (tmp_path / "theirs.partial").mkdir()
-    with pytest.raises(ValueError, match=r"theirs\.partial is in the way: move it"), made_whole(tmp_path / "theirs", "--to"):
+    with (
+        pytest.raises(ValueError, match=r"theirs\.partial is in the way: move it"),
+        made_whole(tmp_path / "theirs", "--to"),
+    ):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "theirs.partial"]
 
@@ -196,13 +208,21 @@ def again(data: Path, out: Path, config: RunConfig | None = None) -> bool:
     return run(data, out, config or short(steps=8), bad=set(), watch=False)
 
 
-def test_without_its_configuration_a_run_goes_on_with_the_same_settings_alone(data: Path, copy: Path, trained: Path) -> None:
+def test_without_its_configuration_a_run_goes_on_with_the_same_settings_alone(
+    data: Path, copy: Path, trained: Path
+) -> None:
     identity = json.loads((copy / "config.json").read_text())["run"]
     (copy / "config.json").unlink()
     other = short(steps=8)
     for changed, words in (
-        (dataclasses.replace(other, optimizer=dataclasses.replace(other.optimizer, learning_rate=2e-3)), r"rate 0\.001, this .* 0\.002"),
-        (dataclasses.replace(other, engine=dataclasses.replace(other.engine, precision="bf16")), "precision fp32, this call has bf16"),
+        (
+            dataclasses.replace(other, optimizer=dataclasses.replace(other.optimizer, learning_rate=2e-3)),
+            r"rate 0\.001, this .* 0\.002",
+        ),
+        (
+            dataclasses.replace(other, engine=dataclasses.replace(other.engine, precision="bf16")),
+            "precision fp32, this call has bf16",
+        ),
         (dataclasses.replace(other, seed=7), "seed 1, this call has 7"),
     ):
         with pytest.raises(SharedError, match=rf"step_00000004 was saved with .*{words}: use the same settings"):
@@ -215,7 +235,9 @@ def test_without_its_configuration_a_run_goes_on_with_the_same_settings_alone(da
 
 def test_another_runs_checkpoint_is_refused_and_kept(data: Path, copy: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    assert run(data, other, short(steps=8, save_every=6), bad=set(), watch=False)  # the same settings: another run all the same
+    assert run(
+        data, other, short(steps=8, save_every=6), bad=set(), watch=False
+    )  # the same settings: another run all the same
     stray = copy / "checkpoints/step_00000006"
     shutil.copytree(other / "checkpoints/step_00000006", stray)
     with pytest.raises(SharedError, match=r"step_00000006 was saved by another run: move it out of this folder"):
@@ -226,7 +248,8 @@ def test_another_runs_checkpoint_is_refused_and_kept(data: Path, copy: Path, tmp
 
 
 def rewrite(path: Path, **changes: object) -> None:
-    """Change the values of a JSON file of a checkpoint, or with None remove them, and have its marker list it as it is."""
+    """Change the values of a JSON file of a checkpoint, or with None remove them, and have its marker list it as it
+    is."""
     values = json.loads(path.read_text()) | changes
     path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
     if path.name == "state.json":
@@ -234,7 +257,9 @@ def rewrite(path: Path, **changes: object) -> None:
         rewrite(path.with_name("complete.json"), **{path.name: {"bytes": len(content), "crc32": zlib.crc32(content)}})
 
 
-def test_a_run_of_the_version_before_goes_on(data: Path, copy: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_the_version_before_goes_on(
+    data: Path, copy: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Neither its settings nor its checkpoints say which run they are of."""
     rewrite(copy / "config.json", run=None)
     rewrite(copy / "checkpoints/step_00000004/state.json", run=None, settings=None, records=None)
@@ -260,11 +285,16 @@ def test_damaged_and_missing_records_are_told_and_the_others_kept(
     path.write_bytes(b"\n".join(lines[:6]) + b'\n{"step": 7, "l')  # the last as of a kill
     assert again(data, copy)
     said = capsys.readouterr().out
-    assert f"{path} is damaged in line 2, which is put aside in {copy / 'metrics.damaged'}; the other lines are kept" in said
+    assert (
+        f"{path} is damaged in line 2, which is put aside in {copy / 'metrics.damaged'}; the other lines are kept"
+        in said
+    )
     assert f"{path} has 2 of the 4 lines that it had at step 4, and no record of step 2 to 3" in said
     assert (copy / "metrics.damaged").read_bytes() == b'{"step": 2, "lo\xff\n'
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    straight = {record["step"]: record for record in map(json.loads, (trained / "metrics.jsonl").read_text().splitlines())}
+    straight = {
+        record["step"]: record for record in map(json.loads, (trained / "metrics.jsonl").read_text().splitlines())
+    }
     assert [record["step"] for record in records] == [1, 4, 5, 6, 7, 8]
     assert all(record["loss"] == straight[record["step"]]["loss"] for record in records)
     assert "metrics.jsonl has no record of step 2 to 3" in write_report(copy).read_text(encoding="utf-8")

@@ -1,8 +1,10 @@
-"""Systems under equal training: `python -m xlme_ds.compare --recipes A,B,C+D --budget FLOPS --data DIR --heldout DIR --out DIR -- …`.
+"""Systems under equal training: `python -m xlme_ds.compare --recipes A,B,C+D --budget FLOPS --data DIR --heldout DIR
+--out DIR -- …`.
 
-Trains every recipe to the same number of operations, scores it several times on the way, and writes compare.md, compare.json and
-the plot. `C+D` is C for half the budget and D, started from its weights, for the other. Settings behind `--` are those of
-`xlme_ds.pretrain` and go to all alike. Every run and test is a command that is printed first; what is done is not done again.
+Trains every recipe to the same number of operations, scores it several times on the way, and writes compare.md,
+compare.json and the plot. `C+D` is C for half the budget and D, started from its weights, for the other. Settings
+behind `--` are those of `xlme_ds.pretrain` and go to all alike. Every run and test is a command that is printed first;
+what is done is not done again.
 """
 
 import sys
@@ -119,7 +121,9 @@ def deliver(systems: list[System], command: Compare) -> None:
     shown = tables(found, command.budget, len(command.seeds))
     plot(found, command.out / "compare")
     write_text(command.out / "compare.md", "\n".join(table.markdown() for table in shown))
-    write_json(command.out / "compare.json", {"budget": command.budget, "systems": [asdict(result) for result in found]})
+    write_json(
+        command.out / "compare.json", {"budget": command.budget, "systems": [asdict(result) for result in found]}
+    )
     console = Console(width=None if sys.stdout.isatty() else 160)
     for table in shown:
         table.show(console)

@@ -29,7 +29,9 @@ def tables(found: Sequence[Result], budget: float, seeds: int) -> list[Table]:
     ahead.columns += [MEASURES[measure].title for measure in measures]
     for other in others:
         ahead.rows.append([other.name, *(_share(first, other, measure, budget) for measure in measures)])
-    ahead.notes.append("between the points on straight lines over the logarithm of the operations; ≤: at the first point already")
+    ahead.notes.append(
+        "between the points on straight lines over the logarithm of the operations; ≤: at the first point already"
+    )
     return [last, ahead] if others else [last]
 
 
@@ -51,7 +53,8 @@ def _share(first: Result, other: Result, measure: str, budget: float) -> str:
 
 
 def plot(found: Sequence[Result], stem: Path) -> None:
-    """Write `stem`.png and `stem`.svg: a panel a measure, score over operations; bands from the least to the most seed."""
+    """Write `stem`.png and `stem`.svg: a panel a measure, score over operations; bands from the least to the most
+    seed."""
     measures = [measure for measure in MEASURES if any(measure in result.curves for result in found)]
     with matplotlib.rc_context({"svg.hashsalt": "xlme_ds", "axes.spines.top": False, "axes.spines.right": False}):
         rows = -(-len(measures) // 2)
@@ -79,7 +82,9 @@ def _panel(axes: Axes, found: Sequence[Result], measure: str) -> None:
             axes.axhline(result.untrained[measure], color=f"C{number}", linestyle=":", linewidth=0.8)
     axes.set_xscale("log")
     axes.tick_params(labelbottom=True)
-    axes.set_title(MEASURES[measure].title + ("" if MEASURES[measure].higher_is_better else " (less is better)"), fontsize=9)
+    axes.set_title(
+        MEASURES[measure].title + ("" if MEASURES[measure].higher_is_better else " (less is better)"), fontsize=9
+    )
     axes.set_xlabel("floating-point operations", fontsize=8)
     axes.set_ylabel("%", fontsize=8)
     axes.grid(axis="y", alpha=0.3)

@@ -1,4 +1,5 @@
-"""Scores of all systems against operations: means over seeds, and the share of the budget at which one overtakes another."""
+"""Scores of all systems against operations: means over seeds, and the share of the budget at which one overtakes
+another."""
 
 import math
 from collections.abc import Sequence
@@ -49,11 +50,14 @@ def _result(name: str, seeds: Sequence[System]) -> Result:
             untrained.setdefault(measure, []).extend(start[measure] for _, start in found if measure in start)
     steps = sum(leg.config.train.steps for leg in seeds[0].legs)
     tokens = seeds[0].points()[-1].tokens
-    return Result(name, steps, tokens, curves, {measure: fmean(values) for measure, values in untrained.items() if values})
+    return Result(
+        name, steps, tokens, curves, {measure: fmean(values) for measure, values in untrained.items() if values}
+    )
 
 
 def overtaken(curve: Sequence[Value], score: float, higher_is_better: bool) -> float | None:
-    """Operations at which the mean reaches `score`, on straight lines over their logarithm; None where it never does."""
+    """Operations at which the mean reaches `score`, on straight lines over their logarithm; None where it never
+    does."""
     sign = 1 if higher_is_better else -1
     before = None
     for value in curve:

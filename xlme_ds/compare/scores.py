@@ -61,17 +61,22 @@ class Tests:
 
 
 def require_labels(ner: Path) -> None:
-    """Raise ValueError where no test of --ner in another language than English has labels: the measure is the mean over those."""
+    """Raise ValueError where no test of --ner in another language than English has labels: the measure is the mean over
+    those."""
     tests = choose(find(TASKS["ner"], [ner]), "ner", TuningConfig(), of_several=False).test
     if not any(labelled(read(source, TASKS["ner"])) for source in tests if source.language != "en"):
-        raise ValueError(f"--ner {ner} has no test with labels in a language other than English: name a folder that has some")
+        raise ValueError(
+            f"--ner {ner} has no test with labels in a language other than English: name a folder that has some"
+        )
 
 
 def scores(model: Path) -> tuple[dict[str, float], dict[str, float]]:
     """The measures of the model in `model`, and of the untrained one that was tested beside it, if there was one."""
     ours: dict[str, float] = {}
     untrained: dict[str, float] = {}
-    paths = {test: model / f"{test}.json" for test in ("pairs", "tatoeba", "align")} | {"ner": model / "ner" / "scores.json"}
+    paths = {test: model / f"{test}.json" for test in ("pairs", "tatoeba", "align")} | {
+        "ner": model / "ner" / "scores.json"
+    }
     for test, path in paths.items():
         if not path.exists():
             continue
@@ -83,7 +88,9 @@ def scores(model: Path) -> tuple[dict[str, float], dict[str, float]]:
             for found, scored in zip((ours, untrained), content["models"], strict=False):
                 found |= _of_layer(test, scored)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ValueError(f"{path} lacks {error} or has another form: delete it, and the test is done again") from None
+            raise ValueError(
+                f"{path} lacks {error} or has another form: delete it, and the test is done again"
+            ) from None
     return ours, untrained
 
 

@@ -87,8 +87,8 @@ class _Settings:
 def system(name: str, seed: int, budget: Budget, settings: Sequence[str], out: Path) -> System:
     """The runs of `name`, each with an equal share of the budget; one starts from the weights of the one before.
 
-    Runs with the same past have the same folder, so that they are made once. Raises ValueError for an unknown recipe, for rows that
-    do not divide as the recipe's do, and for a budget too small for a step.
+    Runs with the same past have the same folder, so that they are made once. Raises ValueError for an unknown recipe,
+    for rows that do not divide as the recipe's do, and for a budget too small for a step.
     """
     parts = [(part, _rows(part, budget.rows)) for part in name.split("+")]
     share = replace(budget, flops=budget.flops / len(parts), points=max(budget.points // len(parts), 1))
@@ -104,7 +104,9 @@ def _rows(part: str, rows: int) -> list[str]:
     of = recipe(part).data
     mono, rest = divmod(rows * of.mono_rows, of.mono_rows + of.para_rows)
     if rest:
-        raise ValueError(f"{part} reads {of.mono_rows} rows of text to {of.para_rows} of pairs: --rows {rows} does not divide so")
+        raise ValueError(
+            f"{part} reads {of.mono_rows} rows of text to {of.para_rows} of pairs: --rows {rows} does not divide so"
+        )
     return ["--data.mono-rows", str(mono), "--data.para-rows", str(rows - mono)]
 
 
@@ -113,7 +115,9 @@ def _leg(part: str, words: list[str], share: Budget, before: Leg | None, out: Pa
     cost = flops_per_step(run, share.row_tokens)
     every = round(share.flops / share.points / cost)
     if every < 1:
-        raise ValueError(f"{share.flops:g} operations are less than {share.points} steps of {part}, {cost:.3g} each: raise --budget")
+        raise ValueError(
+            f"{share.flops:g} operations are less than {share.points} steps of {part}, {cost:.3g} each: raise --budget"
+        )
     steps = every * share.points
     if before is not None:
         _require_one_shape(part, before.config, run)

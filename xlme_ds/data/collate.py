@@ -1,4 +1,5 @@
-"""Rows to batches: positions and segments of the packed items, sides and languages, and the corruption. B rows, T tokens."""
+"""Rows to batches: positions and segments of the packed items, sides and languages, and the corruption. B rows, T
+tokens."""
 
 import numpy as np
 import torch
@@ -16,8 +17,9 @@ _NO_SIDE = "a row has a pair without two sides, or a side without a language: mi
 def collate(parts: Parts, seed: int, mask_fraction: float) -> Batch:
     """One batch of `parts`.
 
-    The masked positions, uniforms and keys are a function of (seed, task, row number) and the row alone. Raises ValueError for items
-    that are longer than their row, for a pair without a second side, and where there are not as many languages as sides.
+    The masked positions, uniforms and keys are a function of (seed, task, row number) and the row alone. Raises
+    ValueError for items that are longer than their row, for a pair without a second side, and where there are not as
+    many languages as sides.
     """
     batch, width = sum(len(rows.tokens) for _, rows, _ in parts), parts[0][1].tokens.shape[1]
     text_BT = np.empty((5, batch, width), dtype=np.int64)
@@ -37,10 +39,11 @@ def collate(parts: Parts, seed: int, mask_fraction: float) -> Batch:
 def _lay_out(
     tokens_BT: Array, items_B: Array, lengths: Array, languages: Array, pairs: bool, text_BT: Array, first: int
 ) -> None:
-    """Write tokens, positions, segments, sides and languages of the rows to the five of `text_BT` from row `first` on (see Batch).
+    """Write tokens, positions, segments, sides and languages of the rows to the five of `text_BT` from row `first` on
+    (see Batch).
 
-    The first side of a pair ends with the first `</s>` behind the item's first token. Where that one is a `</s>` too the rows are
-    laid out as XLM's, and positions restart.
+    The first side of a pair ends with the first `</s>` behind the item's first token. Where that one is a `</s>` too
+    the rows are laid out as XLM's, and positions restart.
     """
     if len(languages) != len(lengths) * (1 + pairs):
         raise ValueError(_NO_SIDE)

@@ -1,7 +1,8 @@
 """Which positions are masked and which uniforms drive the sampling: a pure function of (seed, task, row number).
 
-Counter-based randomness (Philox4x32-10; Salmon et al. 2011), evaluated for every token from its own counter, so that the
-corruption of a row is the same wherever, whenever and beside whatever it is computed. B rows, T tokens, M masked positions.
+Counter-based randomness (Philox4x32-10; Salmon et al. 2011), evaluated for every token from its own counter, so that
+the corruption of a row is the same wherever, whenever and beside whatever it is computed. B rows, T tokens, M masked
+positions.
 """
 
 import numpy as np
@@ -47,7 +48,8 @@ def _choose(
 ) -> int:
     """Write the columns to mask of the item [start, stop) to chosen[done:], ascending, and return where they end.
 
-    A tally of places, the keys' leading bits, says up to which place tokens are needed; those of it with the largest keys go again.
+    A tally of places, the keys' leading bits, says up to which place tokens are needed; those of it with the largest
+    keys go again.
     """
     tally[:] = 0
     for column in range(start, stop):
@@ -131,12 +133,13 @@ def _row_bits(numbers_B: Array, seed: Word, task: Word, column: Word, bits_B: Ar
 
 
 def corrupt(parts: Parts, seed: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """Masked positions (ascending flat indices, int64 [M]) and their uniforms (float32 [M] in [0, 1)) of the rows of all parts.
+    """Masked positions (ascending flat indices, int64 [M]) and their uniforms (float32 [M] in [0, 1)) of the rows of
+    all parts.
 
-    Of each item, max(1, round(fraction · n)) of its n ordinary tokens are chosen without replacement, all sets alike (XLM-E
-    section 3.1: uniform masking): the first ones by 64 random bits, equal ones, if ever, by position. A fraction of 1, which is a causal
-    model's, chooses every `</s>` of an item besides, but the one that opens it and the last of monolingual text. Raises ValueError for
-    items that are empty, or longer than their row.
+    Of each item, max(1, round(fraction · n)) of its n ordinary tokens are chosen without replacement, all sets alike
+    (XLM-E section 3.1: uniform masking): the first ones by 64 random bits, equal ones, if ever, by position. A fraction
+    of 1, which is a causal model's, chooses every `</s>` of an item besides, but the one that opens it and the last of
+    monolingual text. Raises ValueError for items that are empty, or longer than their row.
     """
     places = sum(rows.tokens.size for _, rows, _ in parts)
     masked, uniforms = np.empty(places + 1, dtype=np.int64), np.empty(places + 1, dtype=np.float32)

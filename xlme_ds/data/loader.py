@@ -30,13 +30,16 @@ class Loader:
         languages: Sequence[str] = (),
         pseudo_fractions: tuple[float, ...] = (),
     ):
-        """`languages`: see `RowStore`; `pseudo_fractions`: see `PseudoSides`, without them nothing stands behind a sentence."""
+        """`languages`: see `RowStore`; `pseudo_fractions`: see `PseudoSides`, without them nothing stands behind a
+        sentence."""
         self.plan: StepPlan = plan_step(data, world)
         self.rank = rank
         self.seed = seed
         self.mask_fraction = mask_fraction
         self.stores = {
-            task: RowStore(Path(folder) / name, languages) for task, name in enumerate(TASKS) if self.plan.rows[task] > 0
+            task: RowStore(Path(folder) / name, languages)
+            for task, name in enumerate(TASKS)
+            if self.plan.rows[task] > 0
         }
         first = next(iter(self.stores.values()))
         for store in self.stores.values():
@@ -68,7 +71,9 @@ class Loader:
         return self._collate(self._read(step, micro_batch), self.seed, self.mask_fraction)
 
     def _read(self, step: int, micro_batch: int) -> Parts:
-        found = [(task, store, self.plan.numbers(step, self.rank, micro_batch, task)) for task, store in self.stores.items()]
+        found = [
+            (task, store, self.plan.numbers(step, self.rank, micro_batch, task)) for task, store in self.stores.items()
+        ]
         found = [(task, store, numbers) for task, store, numbers in found if len(numbers)]
         for _, store, numbers in found:
             store.prepare(int(numbers[0]) % store.rows)  # at a start, both tasks' shards at the same time

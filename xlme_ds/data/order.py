@@ -1,8 +1,8 @@
 """Which rows a step reads: the order of the data as arithmetic, independent of ranks, micro-batches and restarts.
 
-Step s of a run reads rows [s·B, (s+1)·B) of each task, B that task's rows a step; where tasks alternate, rows [(s/2)·B, (s/2+1)·B),
-s/2 rounded down, of one of them. Row numbers never end: number n is record n mod N of the data, so a second pass has new
-numbers, and with them new masks.
+Step s of a run reads rows [s·B, (s+1)·B) of each task, B that task's rows a step; where tasks alternate, rows [(s/2)·B,
+(s/2+1)·B), s/2 rounded down, of one of them. Row numbers never end: number n is record n mod N of the data, so a second
+pass has new numbers, and with them new masks.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Open places for pseudo-parallel tokens behind the sentence of a monolingual row (ERNIE-M, section 3.1: BTMLM).
 
-`<s> x </s>` becomes `<s> x </s> y </s>`; until the model fills them the places y hold `<pad>`, which else stands in no item. Where the
-row has no room for them the end of x gives way. B rows, T tokens.
+`<s> x </s>` becomes `<s> x </s> y </s>`; until the model fills them the places y hold `<pad>`, which else stands in no
+item. Where the row has no room for them the end of x gives way. B rows, T tokens.
 """
 
 from dataclasses import dataclass
@@ -41,8 +41,8 @@ class PseudoSides:
     def append(self, rows: Rows, numbers: np.ndarray, seed: int) -> tuple[Rows, np.ndarray]:
         """The rows with their places, and the language of each row's, int64 [B].
 
-        Of n tokens of x as many stay as leave room, and max(1, round(fraction · n)) places follow. What is drawn is a function of
-        (seed, row number): of the counter of the row's first token, which `corrupt` never masks.
+        Of n tokens of x as many stay as leave room, and max(1, round(fraction · n)) places follow. What is drawn is a
+        function of (seed, row number): of the counter of the row's first token, which `corrupt` never masks.
         """
         count, width = rows.tokens.shape
         bits = row_bits(numbers, seed, TASKS.index("mono"), column=0)

@@ -1,6 +1,7 @@
 """The contract between data preparation and training: Arrow schemas, special token ids, and manifests.
 
-This module, `vocabulary` and `corrupt` are all of `xlme_ds` that `data_prep` imports; this one needs pyarrow and nothing else.
+This module, `vocabulary` and `corrupt` are all of `xlme_ds` that `data_prep` imports; this one needs pyarrow and
+nothing else.
 
 Three kinds of shard exist, all uncompressed Arrow IPC files, so that reading is a memory map:
 
@@ -99,10 +100,12 @@ class Manifest:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A binary file that becomes `path` when the block ends: its bytes are on the disk then, and had a temporary name before.
+    """A binary file that becomes `path` when the block ends: its bytes are on the disk then, and had a temporary name
+    before.
 
-    After an error, such as a full disk's, `path` is what it was before; the OSError names it. The name is on the disk after
-    `sync_folder`: a marker that a crash takes away costs a little work, but what it vouches for must be there before it.
+    After an error, such as a full disk's, `path` is what it was before; the OSError names it. The name is on the disk
+    after `sync_folder`: a marker that a crash takes away costs a little work, but what it vouches for must be there
+    before it.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -241,7 +244,8 @@ _MAGIC = b"ARROW1"
 def _is_compressed(metadata: bytes) -> bool:
     """Whether the record batch of an Arrow message has its field `compression`; pyarrow tells it of none.
 
-    The FlatBuffers are those of Arrow's Message.fbs: field 2 of Message is its header, field 3 of RecordBatch the compression.
+    The FlatBuffers are those of Arrow's Message.fbs: field 2 of Message is its header, field 3 of RecordBatch the
+    compression.
     """
 
     def field(table: int, number: int) -> int:

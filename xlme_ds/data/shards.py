@@ -1,8 +1,10 @@
-"""Random access to the rows of a mixed data folder, none of which is used before its shard is found to be the one listed.
+"""Random access to the rows of a mixed data folder, none of which is used before its shard is found to be the one
+listed.
 
-A shard is read whole into memory and compared with the manifest's SHA-256 when it is first needed, and rows are taken from that
-memory: so no byte that changes on the disk, before or after, gets into a batch, and a file that is cut short cannot end the process
-as it would under a memory map.
+A shard is read whole into memory and compared with the manifest's SHA-256 when it is first needed, and rows are taken
+from that
+memory: so no byte that changes on the disk, before or after, gets into a batch, and a file that is cut short cannot end
+the process as it would under a memory map.
 """
 
 import hashlib

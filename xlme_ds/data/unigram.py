@@ -7,7 +7,8 @@ from .shards import RowStore
 
 
 def unigram_costs(train: RowStore, train_rows: int = 65_536) -> np.ndarray:
-    """−log p (nats) of every id, float64 [V], counted (add one) on the ordinary tokens of the first `train_rows` rows."""
+    """−log p (nats) of every id, float64 [V], counted (add one) on the ordinary tokens of the first `train_rows`
+    rows."""
     counts = np.ones(train.manifest.vocabulary_size)
     for start in range(0, min(train_rows, train.rows), 1024):
         tokens = train.read(np.arange(start, min(start + 1024, train_rows, train.rows))).tokens

@@ -1,4 +1,5 @@
-"""Text to ids and back: a SentencePiece model in XLM-R's id layout (`<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, pieces, `<mask>`)."""
+"""Text to ids and back: a SentencePiece model in XLM-R's id layout (`<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, pieces,
+`<mask>`)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,7 +59,8 @@ class Vocabulary:
         return self.from_pieces(np.frombuffer(b"".join(parts), dtype=np.int32)), sizes // 4
 
     def encode_with_places(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        """int32 ids of `text` and int64 [ids, 2]: first character and last + 1 of each in `text`, white space before it left out."""
+        """int32 ids of `text` and int64 [ids, 2]: first character and last + 1 of each in `text`, white space before it
+        left out."""
         pieces = self.processor.encode(text, return_type="proto").pieces
         of_byte = np.zeros(len(text.encode("utf-8")) + 1, np.int64)  # the character that begins at a byte
         of_byte[np.cumsum([0, *(len(character.encode("utf-8")) for character in text)])] = np.arange(len(text) + 1)

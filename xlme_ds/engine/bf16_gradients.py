@@ -1,9 +1,10 @@
 """The gradients of DeepSpeed's BF16_Optimizer (0.19.8) in fewer passes over memory, and without buffers besides.
 
-They add up in one flat buffer a group, of float32 unless they are halved. As DeepSpeed comes, each is converted into a new buffer
-before it is added; the flat ones are then joined in another, converted to the type that is sent, back, and copied home, on one
-process too. Where a new buffer takes its pages one by one, a pass over the gradients of Base costs as much as several of its
-layers. The largest gradient, the vocabulary softmax's of its table, is written there tile by tile and never stands alone.
+They add up in one flat buffer a group, of float32 unless they are halved. As DeepSpeed comes, each is converted into a
+new buffer before it is added; the flat ones are then joined in another, converted to the type that is sent, back, and
+copied home, on one process too. Where a new buffer takes its pages one by one, a pass over the gradients of Base costs
+as much as several of its layers. The largest gradient, the vocabulary softmax's of its table, is written there tile by
+tile and never stands alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +22,8 @@ _AT_ONCE = 2**18
 
 
 def spare_passes(engine: Any, halved: bool = False) -> None:
-    """Have a DeepSpeed engine add and reduce gradients where they stand, if its optimizer is a BF16_Optimizer; `halved`: in bf16."""
+    """Have a DeepSpeed engine add and reduce gradients where they stand, if its optimizer is a BF16_Optimizer;
+    `halved`: in bf16."""
     optimizer = engine.optimizer
     if isinstance(optimizer, BF16_Optimizer):
         if halved:
@@ -34,7 +36,9 @@ def spare_passes(engine: Any, halved: bool = False) -> None:
                 parameter.open_gradient = partial(_open, optimizer, parameter, group, index)
 
 
-def _open(optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: int) -> Callable[[slice, Tensor], object]:
+def _open(
+    optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: int
+) -> Callable[[slice, Tensor], object]:
     """Adds a gradient of some rows to the step's; see `models.masked_head`. To be called for all rows, once each."""
     total = optimizer.fp32_groups_gradients[group][index].view_as(parameter)
     arrived = optimizer.fp32_groups_has_gradients[group]
@@ -65,7 +69,9 @@ def _add(optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: 
 def _accumulate(total: Tensor, part: Tensor) -> None:
     """Adds bf16 to float32; the CPU would convert all of it first."""
     if part.is_sparse:  # the rows of a frequent token add up in float32, whatever `total` is
-        rows = torch.sparse_coo_tensor(part._indices(), part._values().float(), part.shape, check_invariants=False).coalesce()
+        rows = torch.sparse_coo_tensor(
+            part._indices(), part._values().float(), part.shape, check_invariants=False
+        ).coalesce()
         total.index_add_(0, rows.indices()[0], rows.values().to(total.dtype))
         return
     if total.is_cuda or total.dtype == part.dtype:
@@ -90,4 +96,6 @@ def _reduce(engine: Any, gradients: Sequence[Tensor], group: dist.ProcessGroup, 
         arrived[:] = [True] * len(arrived)  # once a step, though large models are reduced in several calls
     if dist.get_world_size(group) > 1:
         for flat in gradients:
-            engine.allreduce_bucket([flat], group, replicas)  # alone it is not joined, and what is sent comes back into it
+            engine.allreduce_bucket(
+                [flat], group, replicas
+            )  # alone it is not joined, and what is sent comes back into it

@@ -117,15 +117,27 @@ def resolve_gradient_precision(engine: EngineConfig, precision: str, accumulatio
     Raises ValueError for gradients in bf16 of a model in fp32.
     """
     if engine.gradient_precision == "bf16" and precision == "fp32":
-        raise ValueError("engine.gradient_precision bf16 is for computing in bf16, which is not so here: set it to auto")
+        raise ValueError(
+            "engine.gradient_precision bf16 is for computing in bf16, which is not so here: set it to auto"
+        )
     if engine.gradient_precision != "auto":
         return engine.gradient_precision
-    can = engine.kind == "deepspeed" and precision == "bf16" and engine.offload_optimizer == "none" and _stage(engine) != 2
+    can = (
+        engine.kind == "deepspeed"
+        and precision == "bf16"
+        and engine.offload_optimizer == "none"
+        and _stage(engine) != 2
+    )
     return "bf16" if can and accumulation == 1 else "fp32"
 
 
 def open_data(
-    config: RunConfig, folder: Path, rank: int = 0, world: int = 1, rows: DataConfig | None = None, like: Loader | None = None
+    config: RunConfig,
+    folder: Path,
+    rank: int = 0,
+    world: int = 1,
+    rows: DataConfig | None = None,
+    like: Loader | None = None,
 ) -> Loader:
     """What `rank` of `world` reads of `folder` in a run, or `rows` of it instead; see `fitting`."""
     objective, languages = config.objective, config.model.language_embeddings
@@ -172,7 +184,9 @@ def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None, know
     return assemble(config, objective, fill, loader, heldout)
 
 
-def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSource, heldout: BatchSource | None) -> Engine:
+def assemble(
+    config: Training, objective: Objective, fill: Fill, loader: BatchSource, heldout: BatchSource | None
+) -> Engine:
     """A data-parallel engine around the objective's model, whose parameters `fill` gives their first values."""
     if config.engine.kind == "plain":
         model = objective.build(config.model)
@@ -197,8 +211,11 @@ def _deepspeed_config(config: Training, loader: BatchSource) -> dict[str, Any]:
     settings = deepspeed_settings(config.engine)
     settings["zero_optimization"] |= _offload(config.engine, settings["zero_optimization"])
     if config.engine.offload_parameters == "nvme":
-        settings["zero_optimization"]["stage3_prefetch_bucket_size"] = 0  # DeepSpeed 0.19.8 reads a weight twice, and fails
-    # DeepSpeed has bf16 gradients under ZeRO-3 alone; under ZeRO-1 they are ours, in place of the float32 ones of its BF16_Optimizer.
+        settings["zero_optimization"]["stage3_prefetch_bucket_size"] = (
+            0  # DeepSpeed 0.19.8 reads a weight twice, and fails
+        )
+    # DeepSpeed has bf16 gradients under ZeRO-3 alone; under ZeRO-1 they are ours, in place of the float32 ones of its
+    # BF16_Optimizer.
     gradients = _gradient_precision(config, loader) if _stage(config.engine) == 3 else "fp32"
     return settings | {
         "train_micro_batch_size_per_gpu": loader.plan.micro_rows,

@@ -47,7 +47,8 @@ class DataParallelEngine(ABC):
 
     @abstractmethod
     def _update(self, learning_rate: float) -> float:
-        """Clip, take the optimizer step if `_accepts` the norm, clear the gradients; returns the global norm before clipping.
+        """Clip, take the optimizer step if `_accepts` the norm, clear the gradients; returns the global norm before
+        clipping.
 
         Says in `_applied` whether the step was taken.
         """
@@ -88,7 +89,8 @@ class DataParallelEngine(ABC):
         return self._stats(step, batches, metrics, self._update(learning_rate))
 
     def _read(self, step: int) -> tuple[list[Batch], Tensor]:
-        """This rank's micro-batches, and the counts of the whole step. Raises SharedError when a rank cannot read its own."""
+        """This rank's micro-batches, and the counts of the whole step. Raises SharedError when a rank cannot read its
+        own."""
         batches: list[Batch] = []
         error: Exception | None = None
         try:
@@ -124,7 +126,8 @@ class DataParallelEngine(ABC):
         return seen is batch
 
     def _accepts(self, norm: float) -> bool:
-        """Whether a step with this global gradient norm (DeepSpeed says −1 for one that is not finite) is to be taken."""
+        """Whether a step with this global gradient norm (DeepSpeed says −1 for one that is not finite) is to be
+        taken."""
         if not (math.isfinite(norm) and norm >= 0):
             return False
         return math.isinf(self._norm_limit) or not self.any(norm > self._norm_limit)

@@ -1,8 +1,8 @@
 """DeepSpeed's extensions are compiled and loaded in a folder of our own, by one process at a time.
 
-torch marks an extension that is being compiled or loaded with a file `lock` next to it, and waits as long as there is one: a killed
-process leaves it, and all later ones wait for ever. In a folder that only our processes use, under a lock that the system releases
-when its holder ends, whatever `lock` is found there was left.
+torch marks an extension that is being compiled or loaded with a file `lock` next to it, and waits as long as there is
+one: a killed process leaves it, and all later ones wait for ever. In a folder that only our processes use, under a lock
+that the system releases when its holder ends, whatever `lock` is found there was left.
 """
 
 import contextlib
@@ -43,7 +43,8 @@ def _load_alone(name: str, **arguments: Any) -> Any:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Alone in `folder`, and without the `lock` of a process that was killed. Raises ValueError where that cannot be had."""
+    """Alone in `folder`, and without the `lock` of a process that was killed. Raises ValueError where that cannot be
+    had."""
     with contextlib.ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -58,7 +59,8 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _root() -> Path:
-    """Within the folder that TORCH_EXTENSIONS_DIR names, or torch's in the user's cache; another one for another environment.
+    """Within the folder that TORCH_EXTENSIONS_DIR names, or torch's in the user's cache; another one for another
+    environment.
 
     The commands of the build have torch's path: of two environments that took turns each would compile anew.
     """

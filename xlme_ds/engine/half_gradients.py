@@ -1,7 +1,8 @@
-"""DeepSpeed's BF16_Optimizer (0.19.8) with gradients in bf16, which is what the backward pass gives: for one micro-batch a step.
+"""DeepSpeed's BF16_Optimizer (0.19.8) with gradients in bf16, which is what the backward pass gives: for one
+micro-batch a step.
 
-DeepSpeed itself has them in float32, and would convert bf16 ones whole before the update. Here the update goes over weights and
-gradients a piece at a time, and needs no copies beyond a piece.
+DeepSpeed itself has them in float32, and would convert bf16 ones whole before the update. Here the update goes over
+weights and gradients a piece at a time, and needs no copies beyond a piece.
 """
 
 import math
@@ -20,9 +21,12 @@ _PIECE = {"cpu": 2**18, "cuda": 2**26}  # what caches hold; what keeps launches 
 
 
 def halve_gradients(optimizer: BF16_Optimizer) -> None:
-    """Replace the gradients' buffers by bf16 ones, and the step by one that reads them; before the first backward pass."""
+    """Replace the gradients' buffers by bf16 ones, and the step by one that reads them; before the first backward
+    pass."""
     for group, weights in enumerate(optimizer.bf16_groups_flat):
-        optimizer.fp32_groups_gradients_flat[group] = optimizer.non_expert_gradients[group] = None  # or both are there for a moment
+        optimizer.fp32_groups_gradients_flat[group] = optimizer.non_expert_gradients[group] = (
+            None  # or both are there for a moment
+        )
         optimizer.fp32_groups_actual_gradients_flat[group] = optimizer.fp32_groups_gradient_flat_partition[group] = None
         optimizer.fp32_groups_gradients[group].clear()
         flat = torch.zeros_like(weights)
@@ -55,7 +59,8 @@ def _step(optimizer: BF16_Optimizer) -> None:
 
 
 def _update(optimizer: BF16_Optimizer) -> None:
-    """In place of the step of torch's optimizer: AdamW on this rank's part, and the weights to compute with; collective."""
+    """In place of the step of torch's optimizer: AdamW on this rank's part, and the weights to compute with;
+    collective."""
     excess = ((optimizer._global_grad_norm + 1e-6) / optimizer.clip_grad).clamp(min=1)
     for group, settings in enumerate(optimizer.optimizer.param_groups):
         master = optimizer.fp32_groups_flat_partition[group]

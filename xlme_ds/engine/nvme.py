@@ -1,7 +1,8 @@
 """Gradients that DeepSpeed 0.19.8 reads back wrong from a disk, without a word.
 
-Its files are read by direct input, which fails where the address in memory is no multiple of 512 bytes, and nobody looks at what
-became of a read: the buffer keeps what it held. A gradient is read to its place in its group, which may be any.
+Its files are read by direct input, which fails where the address in memory is no multiple of 512 bytes, and nobody
+looks at what became of a read: the buffer keeps what it held. A gradient is read to its place in its group, which may
+be any.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ from torch import Tensor
 
 
 def align_gradients(optimizer: Any) -> None:
-    """Have a ZeRO-3 optimizer whose state is on a disk read there only what lies at a multiple; others have nothing to mend."""
+    """Have a ZeRO-3 optimizer whose state is on a disk read there only what lies at a multiple; others have nothing to
+    mend."""
     swapper = getattr(optimizer, "optimizer_swapper", None)
     if swapper is not None:
         swapper._adjust_for_misaligned_lengths = partial(_aligned, swapper)

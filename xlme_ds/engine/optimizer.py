@@ -17,8 +17,8 @@ _BELOW = (
 
 
 def layer_scale(name: str, layers: int, decay: float) -> float:
-    """Layer-wise learning rates of fine-tuning (ERNIE-M, Tables 11 and 12): 1 for the head and what stands behind the last
-    layer, `decay` for the last of `layers`, and so on down to the embedding."""
+    """Layer-wise learning rates of fine-tuning (ERNIE-M, Tables 11 and 12): 1 for the head and what stands behind the
+    last layer, `decay` for the last of `layers`, and so on down to the embedding."""
     layer = _LAYER.search(name)
     if layer is not None:
         return decay ** (layers - int(layer[1]))
@@ -27,7 +27,9 @@ def layer_scale(name: str, layers: int, decay: float) -> float:
 
 def build_optimizer(module: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW:
     """The optimizer of every engine, so that their curves agree."""
-    layers = 1 + max((int(found[1]) for name, _ in module.named_parameters() if (found := _LAYER.search(name))), default=-1)
+    layers = 1 + max(
+        (int(found[1]) for name, _ in module.named_parameters() if (found := _LAYER.search(name))), default=-1
+    )
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, True): [], (1.0, False): []}
     for name, parameter in module.named_parameters():
         shape = getattr(parameter, "ds_shape", parameter.shape)  # ZeRO-3 leaves an empty tensor in its place

@@ -1,7 +1,8 @@
-"""A pass over the micro-batches of a step before the one that trains: all parts of a pipeline predict, the first one fills in.
+"""A pass over the micro-batches of a step before the one that trains: all parts of a pipeline predict, the first one
+fills in.
 
-It is DeepSpeed's evaluation schedule. Open places are filled where the tokens are read, in the first part; every process that reads
-rows knows where they are, so nothing but the predictions travels, from the last part to the first.
+It is DeepSpeed's evaluation schedule. Open places are filled where the tokens are read, in the first part; every
+process that reads rows knows where they are, so nothing but the predictions travels, from the last part to the first.
 """
 
 import itertools
@@ -27,8 +28,8 @@ class PassAhead:
     def fill(self, batches: Sequence[Batch], micro_batches: int) -> list[Batch]:
         """`batches` as the second pass reads them, where this process holds the first part; elsewhere as they are.
 
-        `micro_batches` is what the schedule runs, on every process; a process that reads has as many `batches`, or fewer,
-        which are then repeated. Collective over the stages.
+        `micro_batches` is what the schedule runs, on every process; a process that reads has as many `batches`, or
+        fewer, which are then repeated. Collective over the stages.
         """
         open_ones = [first_pass(batch) for batch in batches]
         self._predicted.clear()

@@ -30,7 +30,8 @@ def start_process_group(
 ) -> tuple[int, int]:
     """Join the processes that the launcher started, and return (rank, world); a process that none started is alone.
 
-    Collectives wait for one another a little longer than the watchdog. Raises ValueError when `engine` cannot run on that many.
+    Collectives wait for one another a little longer than the watchdog. Raises ValueError when `engine` cannot run on
+    that many.
     """
     try:
         os.environ.update(rendezvous(os.environ) or _alone())
@@ -53,7 +54,8 @@ def start_process_group(
         if on_gpu():
             torch.cuda.set_device(_device())
         timeout = _collective_timeout(watchdog_minutes)
-        # DeepSpeed makes the groups of its engines without naming a time: torch then takes these, 30 minutes and NCCL's 10.
+        # DeepSpeed makes the groups of its engines without naming a time: torch then takes these, 30 minutes and NCCL's
+        # 10.
         distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
         try:
             with loading_extensions():
@@ -67,7 +69,8 @@ def start_process_group(
 
 
 def _collective_timeout(watchdog_minutes: float) -> datetime.timedelta:
-    """How long a collective waits for the other ranks: until after the watchdog and its last resort have spoken, or a day without one."""
+    """How long a collective waits for the other ranks: until after the watchdog and its last resort have spoken, or a
+    day without one."""
     return datetime.timedelta(minutes=watchdog_minutes + 1) if watchdog_minutes else datetime.timedelta(days=1)
 
 
@@ -132,8 +135,9 @@ def process_group(
 def leave() -> NoReturn:
     """End a process that did its work, with exit code 0 and at once.
 
-    gloo's threads live on where DeepSpeed still refers to a process group. Python's way of ending stops them as they are, and now
-    and then one aborts ("terminate called without an active exception"): the launcher then takes a saved run for a failed one.
+    gloo's threads live on where DeepSpeed still refers to a process group. Python's way of ending stops them as they
+    are, and now and then one aborts ("terminate called without an active exception"): the launcher then takes a saved
+    run for a failed one.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -14,10 +14,10 @@ class StepStats:
     """Result of one optimizer step, the same on every rank.
 
     `metrics`: the objective's means over the global batch, empty unless they were asked for; `gradient_norm`: global,
-    before clipping; `learning_rate`: the one that the optimizer had; `applied`: whether it changed anything - a step whose
-    loss or gradient is not finite, or whose norm exceeds the limit, leaves weights, moments and Adam's step as they were;
-    `suspects`: of a step that was left out, the rows whose own loss was not finite, a sentence part for each such
-    micro-batch of any rank.
+    before clipping; `learning_rate`: the one that the optimizer had; `applied`: whether it changed anything - a step
+    whose loss or gradient is not finite, or whose norm exceeds the limit, leaves weights, moments and Adam's step as
+    they were; `suspects`: of a step that was left out, the rows whose own loss was not finite, a sentence part for each
+    such micro-batch of any rank.
     """
 
     metrics: dict[str, float]

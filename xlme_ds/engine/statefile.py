@@ -1,7 +1,8 @@
 """Training state in files: every rank writes the parts it owns, and any layout of ranks reads them back.
 
-A file is in safetensors form and holds flat float32 tensors named `parameter/kind/start`: elements from `start` on of the
-flattened parameter (kind `fp32`, the master weights) or of one of Adam's moments. Nothing in it depends on the engine.
+A file is in safetensors form and holds flat float32 tensors named `parameter/kind/start`: elements from `start` on of
+the flattened parameter (kind `fp32`, the master weights) or of one of Adam's moments. Nothing in it depends on the
+engine.
 """
 
 import json

@@ -1,7 +1,8 @@
 """The token embedding that the last stage of a pipeline reads and the first one owns.
 
-Only the first stage's is a parameter of the optimizer: it alone has moments, enters the norm and stands in a checkpoint. The
-last one has a copy, filled after every step, whose gradient goes to the first before that reduces its own over the replicas.
+Only the first stage's is a parameter of the optimizer: it alone has moments, enters the norm and stands in a
+checkpoint. The last one has a copy, filled after every step, whose gradient goes to the first before that reduces its
+own over the replicas.
 """
 
 from collections.abc import Callable, Sequence

@@ -57,7 +57,8 @@ class ZeroEngine(DataParallelEngine):
         self._decided = False
 
     def _guarded(self, take_step: Callable[[], None]) -> None:
-        """In place of the step of torch's optimizer; DeepSpeed knows the norm by then, and skips most infinite ones itself."""
+        """In place of the step of torch's optimizer; DeepSpeed knows the norm by then, and skips most infinite ones
+        itself."""
         if not self._decided:
             self._applied = self._accepts(float(self.engine.optimizer._global_grad_norm))
             self._decided = True

@@ -1,7 +1,7 @@
 """Command line: `python -m xlme_ds.evaluate tatoeba|pairs|align|perplexity|words --model DIR --data DIR`.
 
-Sentence retrieval and word alignment with the vectors of every layer, perplexity by language, and the words of the lookup table, for
-one model or several side by side.
+Sentence retrieval and word alignment with the vectors of every layer, perplexity by language, and the words of the
+lookup table, for one model or several side by side.
 """
 
 from collections.abc import Callable
@@ -69,7 +69,8 @@ def tatoeba(options: OfLayers) -> None:
 def pairs(options: OfLayers, limit: int = 1000) -> None:
     """The same on translation pairs kept out of training.
 
-    `--data`: data folder that holds para/, or folder of line-aligned text: X.en-de.en with X.en-de.de, or en-de.txt.zip.
+    `--data`: data folder that holds para/, or folder of line-aligned text: X.en-de.en with X.en-de.de, or
+    en-de.txt.zip.
 
     Args:
         limit: The first so many pairs of a language, repetitions left out.
@@ -81,7 +82,9 @@ def pairs(options: OfLayers, limit: int = 1000) -> None:
         every = by_language(heldout_pairs(options.data, model.vocabulary), smallest=1)
         groups = {code: (a[:limit], b[:limit]) for code, (a, b) in every.items() if len(a) >= SMALLEST}
         if not groups:
-            raise ValueError(f"{options.data} has no language with {SMALLEST} pairs or more: an accuracy needs candidates")
+            raise ValueError(
+                f"{options.data} has no language with {SMALLEST} pairs or more: an accuracy needs candidates"
+            )
         few = {code: len(a) for code, (a, _) in every.items() if code not in groups}
         scored.append(_retrieved(model, groups) | {"too_few": few})
     _retrieval("pairs", scored, options)
@@ -140,7 +143,9 @@ def perplexity(
     counted = None if unigram is None else counted_costs(open_text(unigram), store, limit)
     scored = [
         {"model": model.name, "folder": str(model.folder), "term": model.objective.terms[0]}
-        | perplexities(mean_costs(model, open_text(options.data, model.cfg.language_embeddings), seed, passes, limit), known)
+        | perplexities(
+            mean_costs(model, open_text(options.data, model.cfg.language_embeddings), seed, passes, limit), known
+        )
         for model in predictors
     ]
     if counted is not None:
@@ -153,7 +158,8 @@ def perplexity(
 def words(options: OfEncoder) -> None:
     """Words and their translations in the lookup table: cosine, distance, and agreement with what people find alike.
 
-    `--data`: folder with SemEval-2017's en-de.test.data.txt and en-de.test.gold.txt, or dictionaries like en-de.txt, also below it.
+    `--data`: folder with SemEval-2017's en-de.test.data.txt and en-de.test.gold.txt, or dictionaries like en-de.txt,
+    also below it.
     """
     compared, tests = load(options.models, None, options.random, options.which), read_word_tests(options.data)
     scored = [

@@ -75,10 +75,11 @@ def align_test(
     apart: bool = False,
     languages: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Error rate, precision, recall, and the error rate with cosines, each by layer; `cut` pairs did not fit into the model.
+    """Error rate, precision, recall, and the error rate with cosines, each by layer; `cut` pairs did not fit into the
+    model.
 
-    A pair is read as in training on pairs, `<s> source </s> target </s>` (or in the model's layout); or `apart`, as two items.
-    `languages`: codes of source and target, for models with language embeddings.
+    A pair is read as in training on pairs, `<s> source </s> target </s>` (or in the model's layout); or `apart`, as two
+    items. `languages`: codes of source and target, for models with language embeddings.
     """
     whole = [(subwords(pair.source, vocabulary), subwords(pair.target, vocabulary)) for pair in gold]
     longest, none = model.cfg.max_positions, subwords([], vocabulary)

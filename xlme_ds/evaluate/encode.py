@@ -15,7 +15,8 @@ from ..models.text_encoder import TextEncoder, languages_of, one_item_a_row
 
 
 class States(NamedTuple):
-    """One batch of items: their numbers, which positions are inside of them, and every layer's states (0 = embeddings)."""
+    """One batch of items: their numbers, which positions are inside of them, and every layer's states (0 =
+    embeddings)."""
 
     items: list[int]
     inside_BT: Tensor
@@ -50,9 +51,9 @@ def sentence_vectors(
 ) -> np.ndarray:
     """float32 [layers + 1, sentences, width]; index 0 is the embedding layer.
 
-    `sentences` are ids without special tokens; each is read as `<s> ids </s>` (or in the model's layout), cut to its longest
-    item. The mean is over all tokens of the item, the special ones too. `languages`: the code of every sentence, for models
-    with language embeddings.
+    `sentences` are ids without special tokens; each is read as `<s> ids </s>` (or in the model's layout), cut to its
+    longest item. The mean is over all tokens of the item, the special ones too. `languages`: the code of every
+    sentence, for models with language embeddings.
     """
     longest = model.cfg.max_positions
     items = [LAYOUTS[model.cfg.layout].item(sentence[: longest - 2]) for sentence in sentences]

@@ -30,14 +30,14 @@ class Compared(NamedTuple):
 
 
 def paper_layer(depth: int) -> int:
-    """The paper's layer 9 of 12, for another depth: three quarters of it, halves rounded up. Layer 0 is the embeddings."""
+    """The paper's layer 9 of 12, for another depth: three quarters of it, halves rounded up. Layer 0 is the
+    embeddings."""
     return (3 * depth + 2) // 4
 
 
-def load(
-    folders: list[Path], layer: int | None, untrained: bool, which: Which | None = None
-) -> list[Compared]:
-    """The models in `folders`; with `untrained`, behind them one with initial weights for every shape and seed there is.
+def load(folders: list[Path], layer: int | None, untrained: bool, which: Which | None = None) -> list[Compared]:
+    """The models in `folders`; with `untrained`, behind them one with initial weights for every shape and seed there
+    is.
 
     Raises ValueError on a folder without a model and on a layer that a model does not have.
     """
@@ -58,14 +58,18 @@ def names_of(folders: list[Path]) -> list[tuple[Path, str]]:
     if not folders:
         raise ValueError("--model is missing: name the folder of a finished run, several times to compare")
     names = [folder.resolve().name for folder in folders]
-    return [(folder, name if names.count(name) == 1 else str(folder)) for folder, name in zip(folders, names, strict=True)]
+    return [
+        (folder, name if names.count(name) == 1 else str(folder)) for folder, name in zip(folders, names, strict=True)
+    ]
 
 
 def require_finite(model: nn.Module, folder: Path) -> None:
     """Raise ValueError for weights that are not numbers, with which every nearest neighbour is the first."""
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
-            raise ValueError(f"{folder}: {name} is not finite, the training diverged: name an earlier checkpoint's weights")
+            raise ValueError(
+                f"{folder}: {name} is not finite, the training diverged: name an earlier checkpoint's weights"
+            )
 
 
 def require_distinct(names: list[str]) -> None:

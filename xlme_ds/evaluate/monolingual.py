@@ -26,14 +26,18 @@ class Text(NamedTuple):
 
 
 def open_text(folder: Path, languages: Sequence[str] = ()) -> RowStore:
-    """The monolingual rows of a mixed data folder; `languages`: see `RowStore`. Raises ValueError where there are none."""
+    """The monolingual rows of a mixed data folder; `languages`: see `RowStore`. Raises ValueError where there are
+    none."""
     if not (folder / TASKS[MONO]).is_dir():
-        raise ValueError(f"{folder} has no {TASKS[MONO]}/: name a data folder that `data_prep mix` wrote, with monolingual rows")
+        raise ValueError(
+            f"{folder} has no {TASKS[MONO]}/: name a data folder that `data_prep mix` wrote, with monolingual rows"
+        )
     return RowStore(folder / TASKS[MONO], languages)
 
 
 def by_language(store: RowStore, limit: int | None = None, most: int = 16) -> Iterator[tuple[str, Rows, np.ndarray]]:
-    """(language, up to `most` of its rows, their record numbers), the first `limit` rows of every language, in one pass."""
+    """(language, up to `most` of its rows, their record numbers), the first `limit` rows of every language, in one
+    pass."""
     pending: dict[int, Text] = defaultdict(lambda: Text([], []))
     left: dict[int, int] = defaultdict(lambda: store.rows if limit is None else limit)
     codes = store.languages
@@ -62,7 +66,8 @@ class Facts(NamedTuple):
 
 
 def facts(store: RowStore, vocabulary: Vocabulary, limit: int | None = None) -> dict[str, Facts]:
-    """The facts of every language. Raises ValueError for one without a token to predict, which a mean would leave out."""
+    """The facts of every language. Raises ValueError for one without a token to predict, which a mean would leave
+    out."""
     characters = np.array([len(vocabulary.piece(token)) for token in range(vocabulary.size)])
     sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(3, np.int64))
     for language, rows, _ in by_language(store, limit):
@@ -77,12 +82,15 @@ def facts(store: RowStore, vocabulary: Vocabulary, limit: int | None = None) -> 
 
 
 def counted_costs(train: RowStore, store: RowStore, limit: int | None = None) -> Costs:
-    """What a unigram model costs that was counted on the rows of `train`, of all languages together, by language of `store`.
+    """What a unigram model costs that was counted on the rows of `train`, of all languages together, by language of
+    `store`.
 
     Raises ValueError when the two have different vocabularies.
     """
     if train.manifest.vocabulary_sha256 != store.manifest.vocabulary_sha256:
-        raise ValueError(f"{train.folder} was encoded with another vocabulary than {store.folder}: name the data of the run")
+        raise ValueError(
+            f"{train.folder} was encoded with another vocabulary than {store.folder}: name the data of the run"
+        )
     costs_V = unigram_costs(train)
     totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
     for language, rows, _ in by_language(store, limit):
@@ -93,4 +101,6 @@ def counted_costs(train: RowStore, store: RowStore, limit: int | None = None) ->
 
 def means(totals: Mapping[str, np.ndarray]) -> Costs:
     """Costs from (sum, count) by language; a language without predicted tokens is left out."""
-    return {language: (float(total / count), int(count)) for language, (total, count) in sorted(totals.items()) if count}
+    return {
+        language: (float(total / count), int(count)) for language, (total, count) in sorted(totals.items()) if count
+    }

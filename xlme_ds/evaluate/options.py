@@ -67,7 +67,8 @@ class LayerOptions(EncoderOptions):
     """What tests of every layer take."""
 
     layer: int | None = None
-    """Layer that the tables quote, 0 for the embeddings; by default three quarters of the depth, the paper's 9 of 12."""
+    """Layer that the tables quote, 0 for the embeddings; by default three quarters of the depth, the paper's 9 of
+    12."""
 
     def load(self) -> list[Compared]:
         """The models."""

@@ -44,7 +44,8 @@ def pairs(store: RowStore, limit: int | None = None) -> Iterator[Pair]:
 
 
 def heldout_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[Pair]:
-    """The pairs of a mixed data folder, or of the line-aligned files in `folder`: X.en-de.en with X.en-de.de, en-de.txt.zip.
+    """The pairs of a mixed data folder, or of the line-aligned files in `folder`: X.en-de.en with X.en-de.de,
+    en-de.txt.zip.
 
     Raises ValueError on another vocabulary's data, damaged files, and a folder without pairs.
     """
@@ -102,7 +103,9 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
                 names = [name for name in archive.namelist() if name.rpartition(".")[2] == code]
                 if len(names) != 1:
                     many = f"holds {', '.join(names)}: put each corpus into an archive of its own"
-                    raise ValueError(f"{path} {many if names else f'holds no file that ends in .{code}: fetch it again'}")
+                    raise ValueError(
+                        f"{path} {many if names else f'holds no file that ends in .{code}: fetch it again'}"
+                    )
                 sides.append((f"{path}:{names[0]}", archive.read(names[0])))
             return sides
     except zipfile.BadZipFile as error:

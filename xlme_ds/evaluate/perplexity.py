@@ -1,7 +1,8 @@
 """Perplexity by language on held-out monolingual rows (XLM; Conneau and Lample, 2019).
 
-The exponential of the mean −log p of the tokens that a model's objective predicts: of masked tokens from both of their sides a
-pseudo-perplexity (Salazar et al., 2020, there one mask at a time), of all tokens from those before them the perplexity itself.
+The exponential of the mean −log p of the tokens that a model's objective predicts: of masked tokens from both of their
+sides a pseudo-perplexity (Salazar et al., 2020, there one mask at a time), of all tokens from those before them the
+perplexity itself.
 """
 
 import math
@@ -42,10 +43,9 @@ def require_readable(predictor: Predictor, store: RowStore) -> None:
 
 
 @torch.no_grad()
-def mean_costs(
-    predictor: Predictor, store: RowStore, seed: int, passes: int = 1, limit: int | None = None
-) -> Costs:
-    """What a model costs on the first `limit` rows of a language; masks are a function of (seed, pass, row), the same for all models."""
+def mean_costs(predictor: Predictor, store: RowStore, seed: int, passes: int = 1, limit: int | None = None) -> Costs:
+    """What a model costs on the first `limit` rows of a language; masks are a function of (seed, pass, row), the same
+    for all models."""
     totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
     device = next(predictor.model.parameters()).device
     fraction = 1.0 if predictor.objective.mask_fraction == 1.0 else FRACTION
@@ -76,7 +76,9 @@ def perplexities(costs: Costs, known: Mapping[str, Facts]) -> dict[str, Any]:
 def perplexity_tables(results: Mapping[str, Any]) -> list[Table]:
     """Perplexity and bits per character: a row for each language, a column for each model."""
     tokens = _table(results, "Perplexity of a token", "perplexity", ",.1f")
-    tokens.notes.append("of masked tokens (mlm) a pseudo-perplexity, not to be compared with a causal model's; the mean is geometric")
+    tokens.notes.append(
+        "of masked tokens (mlm) a pseudo-perplexity, not to be compared with a causal model's; the mean is geometric"
+    )
     return [tokens, _table(results, "Bits per character", "bits_per_character", ".3f")]
 
 

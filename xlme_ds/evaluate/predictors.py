@@ -1,4 +1,5 @@
-"""Models that predict tokens, whole and under the objective that they were trained for: what a perplexity is asked of."""
+"""Models that predict tokens, whole and under the objective that they were trained for: what a perplexity is asked
+of."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,8 @@ _HEAD = "masked_head."
 
 
 class Predictor(NamedTuple):
-    """A model under the name that tables use; every token that it is to predict shows `<mask>`, if any of them is hidden."""
+    """A model under the name that tables use; every token that it is to predict shows `<mask>`, if any of them is
+    hidden."""
 
     name: str
     folder: Path
@@ -31,7 +33,8 @@ class Predictor(NamedTuple):
 
 
 def load_predictors(folders: list[Path], untrained: bool) -> list[Predictor]:
-    """The models in `folders`; with `untrained`, behind them one with initial weights for every shape and seed there is.
+    """The models in `folders`; with `untrained`, behind them one with initial weights for every shape and seed there
+    is.
 
     Raises ValueError on a folder whose model predicts no tokens.
     """
@@ -74,7 +77,8 @@ def _exported(folder: Path, name: str) -> Predictor:
 
 
 def _masking_all(objective: ObjectiveConfig) -> Pretraining:
-    """The objective without the tokens that masking would leave in place or replace, which are easier or harder to predict."""
+    """The objective without the tokens that masking would leave in place or replace, which are easier or harder to
+    predict."""
     return objective_of(replace(objective, random_fraction=0.0, keep_fraction=0.0))
 
 

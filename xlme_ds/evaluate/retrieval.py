@@ -1,7 +1,7 @@
 """Cross-lingual sentence retrieval: nearest neighbour by cosine, accuracy@1 in both directions, at every layer.
 
-A test is `Groups`: sentences in the pivot language and their translations, line by line, by language. Where they come from
-is another file's matter.
+A test is `Groups`: sentences in the pivot language and their translations, line by line, by language. Where they come
+from is another file's matter.
 """
 
 from collections import defaultdict

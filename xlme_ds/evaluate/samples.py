@@ -1,4 +1,5 @@
-"""Real sentences as the model sees them: what it put in the masked places, and its verdict on each token if it judges them."""
+"""Real sentences as the model sees them: what it put in the masked places, and its verdict on each token if it judges
+them."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -81,7 +81,8 @@ def _complete(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def both_ways(model: Mapping[str, Any], centred: bool = False) -> list[float]:
-    """By layer, the mean of both directions over the papers' 36 languages if they are all there, else over all there are."""
+    """By layer, the mean of both directions over the papers' 36 languages if they are all there, else over all there
+    are."""
     scores = _complete(model).get("36", model["overall"])
     return [(a + b) / 2 for a, b in zip(*(scores[way + CENTRED * centred] for way in WAYS), strict=True)]
 
@@ -123,7 +124,8 @@ def _by_layer(results: Mapping[str, Any], what: str, values: Any, note: str) -> 
 
 
 def plot(curves: Sequence[tuple[str, Sequence[float], bool]], label: str, stem: Path) -> None:
-    """Write `stem`.png and `stem`.svg: fractions over layers, one colour a name; curves of the flag are thin and dashed."""
+    """Write `stem`.png and `stem`.svg: fractions over layers, one colour a name; curves of the flag are thin and
+    dashed."""
     colours: dict[str, str] = {}
     with matplotlib.rc_context({"svg.hashsalt": "xlme_ds", "axes.spines.top": False, "axes.spines.right": False}):
         axes = Figure(figsize=(6.4, 4.4), layout="constrained").add_subplot()

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from .text import read_sentences, same_lines
 
-# The files' ISO 639-3 codes -> the codes of the papers: XTREME's 36 languages. Other languages keep the code of their file.
+# The files' ISO 639-3 codes -> the codes of the papers: XTREME's 36 languages. Other languages keep the code of their
+# file.
 XTREME = {
     "afr": "af", "ara": "ar", "bul": "bg", "ben": "bn", "deu": "de", "ell": "el", "spa": "es", "est": "et", "eus": "eu",
     "pes": "fa", "fin": "fi", "fra": "fr", "heb": "he", "hin": "hi", "hun": "hu", "ind": "id", "ita": "it", "jpn": "ja",

@@ -5,7 +5,8 @@ from pathlib import Path
 
 
 def split_lines(data: bytes, name: object) -> list[str]:
-    """The lines of UTF-8 text without their ends. Raises ValueError, naming the line, where it is not UTF-8, or no text."""
+    """The lines of UTF-8 text without their ends. Raises ValueError, naming the line, where it is not UTF-8, or no
+    text."""
     if not data:
         raise ValueError(f"{name} is empty: fetch it again")
     lines = []

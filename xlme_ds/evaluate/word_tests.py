@@ -33,7 +33,8 @@ class WordTests(NamedTuple):
 
 
 def read_word_tests(folder: Path) -> WordTests:
-    """All tests in and below `folder`: en-de.test.data.txt with en-de.test.gold.txt (in keys/), en-de.txt, en-de.5000-6500.txt.
+    """All tests in and below `folder`: en-de.test.data.txt with en-de.test.gold.txt (in keys/), en-de.txt,
+    en-de.5000-6500.txt.
 
     Raises ValueError, naming file and line, on damaged files, and on a folder that has no test.
     """
@@ -63,7 +64,8 @@ def _add(tests: dict[str, Test], name: str, test: Test, path: Path) -> None:
 
 
 def _read_judged(path: Path) -> Judged:
-    """The pairs of `path` with the scores of its key, which stands beside it or, as published, in the folder keys beside its own."""
+    """The pairs of `path` with the scores of its key, which stands beside it or, as published, in the folder keys
+    beside its own."""
     name = path.name.removesuffix(_DATA) + _GOLD
     keys = [key for key in (path.with_name(name), path.parent.parent / _KEYS / name) if key.is_file()]
     if not keys:
@@ -78,9 +80,13 @@ def _read_judged(path: Path) -> Judged:
         except ValueError:
             scores.append(math.nan)
         if not math.isfinite(scores[-1]):
-            raise ValueError(f"{keys[0]} line {number} is {line.strip()!r}: it must be one number, fetch the file again")
+            raise ValueError(
+                f"{keys[0]} line {number} is {line.strip()!r}: it must be one number, fetch the file again"
+            )
     if len(set(scores)) < 2:
-        raise ValueError(f"{keys[0]} has the same score on every line: a correlation needs several, fetch the file again")
+        raise ValueError(
+            f"{keys[0]} has the same score on every line: a correlation needs several, fetch the file again"
+        )
     return Judged(pairs, scores)
 
 
@@ -91,6 +97,8 @@ def _read_pairs(path: Path, separator: str | None) -> list[WordPair]:
         words = [word.strip() for word in line.split(separator)]
         if len(words) != 2 or not all(words):
             between = "a tab" if separator else "a space or a tab"
-            raise ValueError(f"{path} line {number} is {line.strip()!r}: it must be two words with {between} between them")
+            raise ValueError(
+                f"{path} line {number} is {line.strip()!r}: it must be two words with {between} between them"
+            )
         pairs.append((words[0], words[1]))
     return pairs

@@ -26,7 +26,8 @@ class Lookup:
         self.vocabulary = vocabulary
 
     def vectors(self, words: Sequence[str]) -> tuple[np.ndarray, int]:
-        """float64 [N, D], and how many of the words have a piece that the vocabulary lacks (they keep the vector of `<unk>`).
+        """float64 [N, D], and how many of the words have a piece that the vocabulary lacks (they keep the vector of
+        `<unk>`).
 
         Raises ValueError for a word that leaves no piece at all.
         """
@@ -79,7 +80,8 @@ def similarity(lookup: Lookup, test: Judged) -> dict[str, Any]:
 def translations(lookup: Lookup, pairs: Sequence[WordPair]) -> dict[str, Any]:
     """Mean cosine and mean Euclidean distance between a word and its translation, and precision@1.
 
-    The latter is the share of source words whose nearest target word of the dictionary, by cosine, is one of their translations.
+    The latter is the share of source words whose nearest target word of the dictionary, by cosine, is one of their
+    translations.
     """
     ours, theirs, unknown = lookup.pairs(pairs)
     meant: dict[str, set[str]] = {}
@@ -118,14 +120,16 @@ def _unit(vectors_ND: np.ndarray) -> np.ndarray:
 
 
 def _nearest(ours_ND: np.ndarray, theirs_ND: np.ndarray, block: int = 1024) -> np.ndarray:
-    """For every row of `ours` the nearest of `theirs` by cosine, the first of equal ones; `block` rows of cosines at a time."""
+    """For every row of `ours` the nearest of `theirs` by cosine, the first of equal ones; `block` rows of cosines at a
+    time."""
     a, b = _unit(ours_ND), _unit(theirs_ND)
     found = [(a[start : start + block] @ b.T).argmax(1) for start in range(0, len(a), block)]
     return np.concatenate(found)
 
 
 def word_tables(results: Mapping[str, Any]) -> list[Table]:
-    """A table of the similarity tests and one of the dictionaries, where there are some: a row for each model and test."""
+    """A table of the similarity tests and one of the dictionaries, where there are some: a row for each model and
+    test."""
     unknown = "unknown: words with a piece that the vocabulary lacks"
     judged = Table(
         "Word similarity: cosines against people's scores",
@@ -135,7 +139,10 @@ def word_tables(results: Mapping[str, Any]) -> list[Table]:
     translated = Table(
         "Translations in the lookup table",
         ["dictionary", "model", "pairs", "identical", "cosine", "L2 distance", "P@1 (%)", "candidates", "unknown"],
-        notes=["P@1: among the target words of the dictionary; identical: pairs of one spelling, whose cosine is 1", unknown],
+        notes=[
+            "P@1: among the target words of the dictionary; identical: pairs of one spelling, whose cosine is 1",
+            unknown,
+        ],
     )
     for name, model, found in _rows(results, "similarity"):
         values = [f"{found[key]:.3f}" for key in ("pearson", "spearman", "score")]

@@ -1,6 +1,7 @@
 """Command line: `python -m xlme_ds.export --run DIR --to DIR` writes a trained model as a Hugging Face folder.
 
-`--from-hf DIR` in place of `--run` takes XLM-R, as Hugging Face stores it. What reads a run folder reads such a folder too.
+`--from-hf DIR` in place of `--run` takes XLM-R, as Hugging Face stores it. What reads a run folder reads such a folder
+too.
 """
 
 from dataclasses import dataclass, replace
@@ -55,7 +56,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def export_run(folder: Path, to: Path, layer: int | None = None) -> None:
-    """A finished run: its encoder with the head, and the generator where it has one; its first layers alone with `layer`."""
+    """A finished run: its encoder with the head, and the generator where it has one; its first layers alone with
+    `layer`."""
     run = load_run(folder)
     encoder = run.encoder()
     if layer is not None:
@@ -86,7 +88,8 @@ def export_xlm_roberta(folder: Path, to: Path, layer: int | None = None) -> None
 def cut(encoder: TextEncoder, layer: int) -> TextEncoder:
     """The first `layer` layers, whose last hidden states are those of that layer in the whole.
 
-    Raises ValueError for a layer that is not there, and for a pre-LN model, where a norm stands behind the last layer alone.
+    Raises ValueError for a layer that is not there, and for a pre-LN model, where a norm stands behind the last layer
+    alone.
     """
     cfg = encoder.cfg
     if not 1 <= layer <= cfg.discriminator_layers:

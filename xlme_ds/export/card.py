@@ -106,6 +106,7 @@ def _retrieval(values: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _base(code: str) -> str:
-    """The language of a corpus's code as the front matter may name it (`zh-Hans`, `hi_rom`); nothing for what is no code."""
+    """The language of a corpus's code as the front matter may name it (`zh-Hans`, `hi_rom`); nothing for what is no
+    code."""
     found = re.match(r"[a-z]{2,3}(?=$|[-_])", code)
     return found.group() if found else ""

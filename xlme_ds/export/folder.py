@@ -77,7 +77,9 @@ def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary) -> None:
             f"{vocabulary.path} has {vocabulary.size} ids, the model {model.encoder.cfg.vocabulary}: name the vocabulary of its data"
         )
     cfg = model.encoder.cfg
-    layout = replace(LAYOUTS[cfg.layout], between=(EOS,) * model.separators) if model.separators else LAYOUTS[cfg.layout]
+    layout = (
+        replace(LAYOUTS[cfg.layout], between=(EOS,) * model.separators) if model.separators else LAYOUTS[cfg.layout]
+    )
     for name, content in tokenizer_files(vocabulary, cfg.max_positions, layout).items():
         write_json(folder / name, content)
     shutil.copyfile(vocabulary.path, folder / SENTENCEPIECE_FILE)
@@ -132,7 +134,8 @@ def _auto_map(architecture: Architecture) -> dict[str, str]:
 
 
 def _write_sentence_transformers(folder: Path, model: Exported) -> None:
-    """What makes sentence-transformers load the folder with the mean over the last hidden states as a sentence's vector."""
+    """What makes sentence-transformers load the folder with the mean over the last hidden states as a sentence's
+    vector."""
     pooling = "1_Pooling"
     package = "sentence_transformers.models"
     write_json(

@@ -1,8 +1,8 @@
 """The vocabulary as Hugging Face's fast tokenizer: the same ids as SentencePiece's.
 
 What differs: `<s>`, `<pad>`, `</s>`, `<unk>` and `<mask>` in a text are special tokens to the tokenizer and letters to
-SentencePiece; of two segmentations with the same score each may choose another (one line in 73,000 of real text); a letter
-with two or more marks of its own that no character combines may be read otherwise.
+SentencePiece; of two segmentations with the same score each may choose another (one line in 73,000 of real text); a
+letter with two or more marks of its own that no character combines may be read otherwise.
 """
 
 from typing import Any
@@ -35,7 +35,15 @@ def tokenizer_files(vocabulary: Vocabulary, longest: int, layout: Layout = LAYOU
     Raises ValueError without the package tokenizers, and for a SentencePiece model of another kind than XLM-R's.
     """
     opening = _SPECIALS[layout.opening]
-    named = {"bos": opening, "cls": opening, "eos": "</s>", "sep": "</s>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"}
+    named = {
+        "bos": opening,
+        "cls": opening,
+        "eos": "</s>",
+        "sep": "</s>",
+        "unk": "<unk>",
+        "pad": "<pad>",
+        "mask": "<mask>",
+    }
     tokens = {f"{role}_token": token for role, token in named.items()}
     config = tokens | {
         # It takes tokenizer.json as it is; XLMRobertaTokenizerFast would put parts of its own in place of some.
@@ -65,8 +73,10 @@ def _pipeline(vocabulary: Vocabulary, layout: Layout) -> Any:
     scored = [*((special, 0.0) for special in _SPECIALS), *pieces, ("<mask>", 0.0)]
     tokenizer = Tokenizer(models.Unigram(scored, unk_id=UNK, byte_fallback=False))
     charsmap = model.normalizer_spec.precompiled_charsmap
-    # `Precompiled` composes letters and marks (Tamil vowels, decomposed Vietnamese) only in part, so NFC does it before; but
-    # NFC would order Arabic and Hebrew marks anew, which SentencePiece leaves as they are: a guard before each prevents it.
+    # `Precompiled` composes letters and marks (Tamil vowels, decomposed Vietnamese) only in part, so NFC does it
+    # before; but NFC would order Arabic and Hebrew marks anew, which SentencePiece leaves as they are: a guard before
+    # each prevents
+    # it.
     compose = [
         normalizers.Replace(Regex(f"(?<=.)(?=[{_ORDERED_MARKS}])"), _GUARD),
         normalizers.NFC(),

@@ -1,8 +1,10 @@
-"""Fine-tuning: `deepspeed --module xlme_ds.finetune --task NAME --model DIR --data DIR [DIR …] --out DIR [--section.key value …]`.
+"""Fine-tuning: `deepspeed --module xlme_ds.finetune --task NAME --model DIR --data DIR [DIR …] --out DIR [--section.key
+value …]`.
 
-The same with `python -m xlme_ds.finetune` runs on one process. Trains on English, scores every language that has labels, writes
-predictions of all of them and scores.json; a second call with the same folder resumes. With several seeds or --grid every run has
-a folder of its own in --out, and --number N does the N-th of them alone, as a job array does.
+The same with `python -m xlme_ds.finetune` runs on one process. Trains on English, scores every language that has
+labels, writes predictions of all of them and scores.json; a second call with the same folder resumes. With several
+seeds or --grid every run has a folder of its own in --out, and --number N does the N-th of them alone, as a job array
+does.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Answers as text: the n best spans of all windows of a question, and how SQuAD and MLQA compare answers.
 
-The comparison of SQuAD v1.1 lowers, drops English articles and ASCII punctuation. MLQA's (Lewis et al., 2020) drops Unicode's
-punctuation, too, and each language's own articles, and cuts Chinese into characters.
+The comparison of SQuAD v1.1 lowers, drops English articles and ASCII punctuation. MLQA's (Lewis et al., 2020) drops
+Unicode's punctuation, too, and each language's own articles, and cuts Chinese into characters.
 """
 
 import re

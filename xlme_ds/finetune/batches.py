@@ -1,4 +1,5 @@
-"""Batches of a step as a function of its number: epochs in an order of their own, rows cut over ranks as in pre-training.
+"""Batches of a step as a function of its number: epochs in an order of their own, rows cut over ranks as in
+pre-training.
 
 B rows, T tokens.
 """
@@ -59,7 +60,8 @@ def collate(features: Sequence[Feature], kind: Kind, keys: Sequence[int] = ()) -
 class TaskLoader:
     """The training features for one of `world` ranks; holds no position.
 
-    Step s reads numbers [s·B, (s+1)·B); number n is feature n mod N in the order of epoch n div N, which (seed, epoch) give.
+    Step s reads numbers [s·B, (s+1)·B); number n is feature n mod N in the order of epoch n div N, which (seed, epoch)
+    give.
     """
 
     def __init__(self, features: Sequence[Feature], kind: Kind, data: DataConfig, seed: int, rank: int, world: int):

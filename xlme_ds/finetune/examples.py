@@ -62,7 +62,8 @@ class Source(NamedTuple):
 
 
 def find(task: Task, folders: list[Path]) -> list[Source]:
-    """The task's files in and below `folders`, by name. Raises ValueError when there are none, or two for one purpose."""
+    """The task's files in and below `folders`, by name. Raises ValueError when there are none, or two for one
+    purpose."""
     patterns = [(re.compile(p), True) for p in task.files] + [(re.compile(p), False) for p in task.train_files]
     found: dict[tuple[str, str, bool], Source] = {}
     for folder in folders:

@@ -23,7 +23,8 @@ class Feature(NamedTuple):
     """int64: of every token (IGNORED but on first subwords), one of a pair, or first and last token of an answer."""
     example: int
     places: np.ndarray
-    """int64: tokens: positions of the first subwords; span: [tokens, 2] first and last character + 1, −1 outside the context."""
+    """int64: tokens: positions of the first subwords; span: [tokens, 2] first and last character + 1, −1 outside the
+    context."""
     language: int = 0
     """Place in the model's `language_embeddings`."""
 

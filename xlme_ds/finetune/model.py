@@ -34,7 +34,8 @@ class TaskHead(nn.Module):
 
 
 class TaskModel(nn.Module):
-    """The encoder goes on being trained, with this dropout in place of pre-training's; attention weights are not dropped."""
+    """The encoder goes on being trained, with this dropout in place of pre-training's; attention weights are not
+    dropped."""
 
     def __init__(self, cfg: ModelConfig, kind: Kind, labels: int, dropout: float = 0.0):
         super().__init__()

@@ -1,4 +1,5 @@
-"""What a fine-tuned model says of a file, and how well: F1 of entities and of tags, accuracy, F1 and exact match of answers."""
+"""What a fine-tuned model says of a file, and how well: F1 of entities and of tags, accuracy, F1 and exact match of
+answers."""
 
 import importlib.util
 import os
@@ -65,7 +66,8 @@ def predict(model: TaskModel, examples: Sequence[Example], features: Sequence[Fe
 def score(
     name: str, task: Task, examples: Sequence[Example], predictions: Predictions, language: str
 ) -> dict[str, float]:
-    """Per cent by metric. Entities are whole and typed (CoNLL, by seqeval); of parts of speech runs of equal tags are, as in XTREME."""
+    """Per cent by metric. Entities are whole and typed (CoNLL, by seqeval); of parts of speech runs of equal tags are,
+    as in XTREME."""
     if task.kind == "span":
         words = mlqa_words if name == "mlqa" else squad_words
         pairs = [
@@ -90,7 +92,8 @@ def score(
 
 
 def predictions_file(folder: Path, task: Task, split: str, language: str) -> Path:
-    """Where the predictions of a file go, in the form that XTREME's evaluation takes: `xnli/test-de.tsv`, `mlqa/test-de.json`."""
+    """Where the predictions of a file go, in the form that XTREME's evaluation takes: `xnli/test-de.tsv`,
+    `mlqa/test-de.json`."""
     return folder / task.folders[0] / f"{split}-{language}.{'json' if task.kind == 'span' else 'tsv'}"
 
 

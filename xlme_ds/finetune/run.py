@@ -1,4 +1,5 @@
-"""One fine-tuning run: read, train through the same engines and checkpoints as pre-training, score or predict every language."""
+"""One fine-tuning run: read, train through the same engines and checkpoints as pre-training, score or predict every
+language."""
 
 import hashlib
 import shutil
@@ -76,8 +77,9 @@ class Prepared(NamedTuple):
 
 
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
-    """Do the whole job; collective over the ranks, which have joined. Returns its scores on rank 0 (see docs/finetuning.md),
-    None elsewhere and when it was told to stop. What is done is not done again. Raises SharedError."""
+    """Do the whole job; collective over the ranks, which have joined. Returns its scores on rank 0 (see
+    docs/finetuning.md), None elsewhere and when it was told to stop. What is done is not done again. Raises
+    SharedError."""
     watchdog = Watchdog(job.train.watchdog_minutes, rank)
     watchdog.beat("reading the examples and building the model")
     try:
@@ -270,7 +272,8 @@ def _scores(
     place: tuple[int, int],
     stop: StopRequest,
 ) -> dict[tuple[str, str], dict[str, float] | None]:
-    """Scores of the share of rank `place[0]` of `place[1]`, by purpose and language, up to a request to stop; None without labels.
+    """Scores of the share of rank `place[0]` of `place[1]`, by purpose and language, up to a request to stop; None
+    without labels.
 
     The predictions of tests are left in the run folder.
     """

@@ -18,7 +18,8 @@ class Sets(NamedTuple):
     test: list[Source]
     """Scored: tests, and dev sets where the task has no test."""
     dev: list[Source]
-    """Of the languages trained on, what a choice among settings goes by; the training files where a tenth of them is held out."""
+    """Of the languages trained on, what a choice among settings goes by; the training files where a tenth of them is
+    held out."""
     held_out: bool
     unused: list[str]
     """Languages with a dev set and no test where others have one."""
@@ -34,8 +35,8 @@ class Sets(NamedTuple):
 def choose(sources: Sequence[Source], name: str, tuning: TuningConfig, of_several: bool) -> Sets:
     """What a run of the task `name` does with each file; `of_several`: its settings are one choice among several.
 
-    Dev sets are the task's own or, for a language that has none, those of the set that is trained on. What is scored is never
-    chosen on: without a dev set apart from the tests every tenth training example is held out. Raises ValueError.
+    Dev sets are the task's own or, for a language that has none, those of the set that is trained on. What is scored is
+    never chosen on: without a dev set apart from the tests every tenth training example is held out. Raises ValueError.
     """
     train = _train(sources, tuning)
     own = [source for source in sources if source.own]

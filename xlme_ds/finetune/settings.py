@@ -20,7 +20,8 @@ class TuningConfig:
     """Examples that one step consumes (windows, for questions)."""
     epochs: int = 0
     warmup: float | None = None
-    """Share of the steps in which the learning rate rises; None takes the task's published one, a tenth, or XNLI's 12,500 steps."""
+    """Share of the steps in which the learning rate rises; None takes the task's published one, a tenth, or XNLI's
+    12,500 steps."""
     layer_decay: float = 1.0
     """The learning rate falls by this factor from layer to layer downwards (ERNIE-M: 0.8 or 0.9)."""
     dropout: float = 0.1
@@ -38,7 +39,8 @@ class TuningConfig:
     train_examples: int = 0
     """Read only so many of each language's training examples, from the start; 0: all."""
     held_out: bool = False
-    """Train on nine tenths and score the rest as the dev set; --grid does so where --data has no dev set to choose on."""
+    """Train on nine tenths and score the rest as the dev set; --grid does so where --data has no dev set to choose
+    on."""
 
     def completed(self, task: Task, model: ModelConfig) -> Self:
         """With the task's values in place of zeros. Raises ValueError for values that cannot be used."""

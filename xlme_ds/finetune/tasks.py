@@ -1,4 +1,5 @@
-"""The tasks of XTREME that XLM-E is fine-tuned on, and CoNLL's NER: kind of prediction, file names, labels, published grids."""
+"""The tasks of XTREME that XLM-E is fine-tuned on, and CoNLL's NER: kind of prediction, file names, labels, published
+grids."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -27,7 +28,8 @@ class Task:
 
     kind: Kind
     folders: tuple[str, ...]
-    """Their names in XTREME's download, the task's own first; where a folder of --data has such ones, no other is looked into."""
+    """Their names in XTREME's download, the task's own first; where a folder of --data has such ones, no other is
+    looked into."""
     files: tuple[str, ...]
     """Patterns of the names of its own files."""
     metrics: tuple[str, ...]

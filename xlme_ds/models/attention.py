@@ -62,8 +62,8 @@ def shared_bias(
     dtype: torch.dtype,
     allowed: Callable[[Tensor], Tensor] = item_mask,
 ) -> AttentionBias | ItemBias:
-    """What the layers share, for the kernel that `model.attention` names. `allowed` says of the groups who sees whom; triton
-    knows no other than `item_mask`."""
+    """What the layers share, for the kernel that `model.attention` names. `allowed` says of the groups who sees whom;
+    triton knows no other than `item_mask`."""
     # Triton runs on a GPU, and in its interpreter on the CPU.
     if kernel == "triton" and (groups_BT.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
         return ItemBias(*item_bounds(groups_BT), distance_HW)
@@ -90,7 +90,9 @@ class Attention(nn.Module):
         dropping = keys_B is not None and self.dropout > 0
         attend = triton_attend if isinstance(bias, ItemBias) else fused_attend if x_BTD.is_cuda else plain_attend
         together = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        q_BHTK, k_BHTK, v_BHTK = together.contiguous() if dropping or attend is plain_attend else together  # which read them often
+        q_BHTK, k_BHTK, v_BHTK = (
+            together.contiguous() if dropping or attend is plain_attend else together
+        )  # which read them often
         gate_BHT1 = None if self.gate is None else self.gate(q_BHTK)
         if dropping:
             assert keys_B is not None and isinstance(bias, AttentionBias)  # ModelConfig.validate sees to the latter
@@ -123,9 +125,16 @@ def fused_attend(
 
 
 def dropping_attend(
-    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: AttentionBias, rate: float, keys_B: Tensor
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    gate_BHT1: Tensor | None,
+    bias: AttentionBias,
+    rate: float,
+    keys_B: Tensor,
 ) -> Tensor:
-    """The same with weights dropped by `keys_B`, on any device: its scores exist whole, those of a row as heads × T rows of T."""
+    """The same with weights dropped by `keys_B`, on any device: its scores exist whole, those of a row as heads × T
+    rows of T."""
     scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.mT
     if bias.distance_HTT is not None:
         scores_BHTT = scores_BHTT + (bias.distance_HTT if gate_BHT1 is None else bias.distance_HTT * gate_BHT1)
@@ -137,9 +146,7 @@ def dropping_attend(
     return drop(weights_BHTT.flatten(1, 2), rate, keys_B).view_as(weights_BHTT) @ v_BHTK
 
 
-def triton_attend(
-    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: ItemBias
-) -> Tensor:
+def triton_attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: ItemBias) -> Tensor:
     """The same by our kernels: neither scores nor bias exist whole, and tiles without a common item are passed over."""
     try:
         from .attention_triton import attend

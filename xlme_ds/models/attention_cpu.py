@@ -1,8 +1,8 @@
 """Attention with the gated relative position bias on the CPU, whose fused kernel of torch has no gradient for a bias.
 
-A tile of scores at a time, as large as the cores' caches hold; where every position sees its whole item, long items by themselves.
-Between the passes nothing of that size is kept: the backward pass computes the weights once more (as FlashAttention does;
-Dao et al. 2022, section 3.1).
+A tile of scores at a time, as large as the cores' caches hold; where every position sees its whole item, long items by
+themselves. Between the passes nothing of that size is kept: the backward pass computes the weights once more (as
+FlashAttention does; Dao et al. 2022, section 3.1).
 
 B rows, H heads, T tokens, K head size; of a tile N heads, over one row or several, and S tokens.
 """
@@ -91,7 +91,8 @@ def _gradients(
     allowed_B1TT: Tensor | None,
     segments_BT: Tensor | None,
 ) -> list[Tensor]:
-    """Of q, k, v, and of gate and d where they are; goes over the scores as seldom as can be, and while they are in the cache."""
+    """Of q, k, v, and of gate and d where they are; goes over the scores as seldom as can be, and while they are in the
+    cache."""
     tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, segments_BT)
     grad_q, grad_k, grad_v = (torch.empty_like(q_BHTK) for _ in range(3))
     grad_gate = None if gate_BHT1 is None else torch.empty_like(gate_BHT1)
@@ -190,7 +191,8 @@ class _Tiles:
 
 
 def _divide(items: Items, rows: int, heads: int, tokens: int, room: int) -> tuple[Items, list[int]]:
-    """The items that are less work by themselves than as a part of their rows; and the other rows, all where no items are given."""
+    """The items that are less work by themselves than as a part of their rows; and the other rows, all where no items
+    are given."""
     cost = _TILE_COST * torch.get_num_threads()
     whole = (1 + _MASK_COST) * heads * tokens**2 + cost / max(1, room // (heads * tokens**2))
     apart: list[tuple[int, int, int]] = []

@@ -1,4 +1,5 @@
-"""The attention of `attention.py` as Triton kernels: scores and bias exist a tile at a time, and where no item reaches, never.
+"""The attention of `attention.py` as Triton kernels: scores and bias exist a tile at a time, and where no item reaches,
+never.
 
 B rows, H heads, T tokens, K head size, W distances. Of one head, in the notation of FlashAttention-2 (Dao 2023,
 algorithms 1 and 2; in the code exp and log are those of base 2):
@@ -41,7 +42,8 @@ def _store_rows(x, values, start, stride, tokens, TILE: tl.constexpr, K: tl.cons
 
 @triton.jit
 def _items(first, end, start, tokens, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """For each position of a tile where its item begins and ends, and for all of them together, from the begin of a tile."""
+    """For each position of a tile where its item begins and ends, and for all of them together, from the begin of a
+    tile."""
     at = start + tl.arange(0, TILE)
     firsts, ends = tl.load(first + at, at < tokens, other=0), tl.load(end + at, at < tokens, other=0)
     last = tl.minimum(start + TILE, tokens) - 1
@@ -203,7 +205,13 @@ class _Attend(torch.autograd.Function):
 # Operators of their own, into which torch.compile does not look.
 @torch.library.custom_op("xlme_ds::attend", mutates_args=())
 def _outputs(
-    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor, padded_HW: Tensor, first_BT: Tensor, end_BT: Tensor
+    q_BHTK: Tensor,
+    k_BHTK: Tensor,
+    v_BHTK: Tensor,
+    gate_BHT1: Tensor,
+    padded_HW: Tensor,
+    first_BT: Tensor,
+    end_BT: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """O [B, T, H, K] and L [B, H, T]."""
     out_BTHK, lse_BHT = _empty_outputs(q_BHTK)
@@ -243,7 +251,9 @@ def _empty_gradients(
 
 
 _outputs.register_fake(lambda q_BHTK, *others: _empty_outputs(q_BHTK))
-_gradients.register_fake(lambda q_BHTK, k, v, gate_BHT1, padded_HW, *others: _empty_gradients(q_BHTK, gate_BHT1, padded_HW))
+_gradients.register_fake(
+    lambda q_BHTK, k, v, gate_BHT1, padded_HW, *others: _empty_gradients(q_BHTK, gate_BHT1, padded_HW)
+)
 
 
 def _launch(kernel: Any, q_BHTK: Tensor, *tensors: Tensor) -> None:

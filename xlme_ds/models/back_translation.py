@@ -1,8 +1,9 @@
-"""Back-translation masked language modelling (BTMLM; ERNIE-M, section 3.1): one model writes a pseudo-parallel side, then reads it.
+"""Back-translation masked language modelling (BTMLM; ERNIE-M, section 3.1): one model writes a pseudo-parallel side,
+then reads it.
 
-Of an item `<s> x </s> y </s>` whose y is open (`data/pseudo.py`), the first pass, without gradient, fills every place of y from x:
-p(y_j | x, M_j), the place's own `<mask>` with its position. The second masks x and predicts it from what is left of x and y:
-p(x_m | x \\ M, y).
+Of an item `<s> x </s> y </s>` whose y is open (`data/pseudo.py`), the first pass, without gradient, fills every place
+of y from x: p(y_j | x, M_j), the place's own `<mask>` with its position. The second masks x and predicts it from what
+is left of x and y: p(x_m | x \\ M, y).
 
 B rows, T tokens, P open places.
 """
@@ -36,17 +37,22 @@ def _open(batch: Batch) -> Tensor:
 
 
 def first_pass(batch: Batch) -> Batch:
-    """What the model reads to fill the open places: they are the masked ones, in ascending order, all of them `<mask>`."""
+    """What the model reads to fill the open places: they are the masked ones, in ascending order, all of them
+    `<mask>`."""
     places_P = _open(batch).flatten().nonzero().squeeze(1)
-    always = torch.ones(len(places_P), dtype=torch.float32, device=places_P.device)  # above every share that is not `<mask>`
+    always = torch.ones(
+        len(places_P), dtype=torch.float32, device=places_P.device
+    )  # above every share that is not `<mask>`
     return batch._replace(masked_M=places_P, uniforms_M=always)
 
 
 def second_pass(batch: Batch, first: Batch, predicted_P: Tensor) -> Batch:
-    """`batch` with the open places filled: `first` is what `first_pass` gave, `predicted_P` the model's most likely tokens.
+    """`batch` with the open places filled: `first` is what `first_pass` gave, `predicted_P` the model's most likely
+    tokens.
 
-    The most likely ones, as a translation should be, and for which no randomness is needed; of the ordinary ones, as the model
-    finds while it is `writing`: a special one would change the item's layout, and a `<mask>` would be one that nobody predicts.
+    The most likely ones, as a translation should be, and for which no randomness is needed; of the ordinary ones, as
+    the model finds while it is `writing`: a special one would change the item's layout, and a `<mask>` would be one
+    that nobody predicts.
     """
     tokens = batch.tokens_BT.flatten().index_copy(0, first.masked_M, predicted_P)
     return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT))

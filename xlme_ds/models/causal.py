@@ -1,4 +1,5 @@
-"""Causal language modelling (XLM, section 3.2): a token is predicted from those before it in its item. B rows, T tokens."""
+"""Causal language modelling (XLM, section 3.2): a token is predicted from those before it in its item. B rows, T
+tokens."""
 
 from dataclasses import dataclass
 
@@ -11,8 +12,8 @@ from .language_model import Masking
 
 @dataclass(frozen=True)
 class Causal(Masking):
-    """Nothing is masked: the batch's masked positions, all ordinary tokens and ends of sentences, are what is predicted, each from the
-    state before it."""
+    """Nothing is masked: the batch's masked positions, all ordinary tokens and ends of sentences, are what is
+    predicted, each from the state before it."""
 
     random: float = 0.0
     keep: float = 1.0

@@ -29,8 +29,8 @@ def compiled(function: Callable[..., Any], how: Compile) -> Callable[..., Any]:
 def places(module: nn.Module) -> tuple[int, ...]:
     """Of each parameter on a GPU, by how many bytes it misses alignment.
 
-    DeepSpeed's are slices of one buffer, and not alike in all layers: a gate has one number a head. torch has code for aligned
-    ones read others without a look (pytorch#193054).
+    DeepSpeed's are slices of one buffer, and not alike in all layers: a gate has one number a head. torch has code for
+    aligned ones read others without a look (pytorch#193054).
     """
     return tuple(parameter.data_ptr() % _ALIGNMENT for parameter in module.parameters() if parameter.is_cuda)
 

@@ -1,12 +1,12 @@
 """Cross-attention masking (ERNIE-M, section 3.1): a masked token of one side is predicted from the other side alone.
 
-B rows, T tokens, M masked positions. Of a pair with sides e and f, u its positions that are read as they are and m its masked
-ones, every layer lets
+B rows, T tokens, M masked positions. Of a pair with sides e and f, u its positions that are read as they are and m its
+masked ones, every layer lets
 
     e_u see e_u      f_u see f_u      e_m see f_u and e_m      f_m see e_u and f_m
 
-so that nothing of its own side reaches a masked position, through however many layers. (The paper's figure and text say so; its
-equation, which would let e_m see nothing of e_m, differs.)
+so that nothing of its own side reaches a masked position, through however many layers. (The paper's figure and text say
+so; its equation, which would let e_m see nothing of e_m, differs.)
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ _ROLES = 8
 
 @dataclass(frozen=True)
 class CrossMasking(Masking):
-    """Half of the translation pairs masked so, all their positions with `<mask>`; everything else as `Masking` has it."""
+    """Half of the translation pairs masked so, all their positions with `<mask>`; everything else as `Masking` has
+    it."""
 
     def crossed(self, batch: Batch) -> Tensor:
         """Which positions belong to a pair of that half, bool [B, T]: a fair bit of the pair's randomness decides."""

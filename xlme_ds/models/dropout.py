@@ -1,10 +1,11 @@
-"""Dropout whose randomness is data: what is dropped follows from 64 bits of the row (`Batch.keys_B`) and the place, nothing else.
+"""Dropout whose randomness is data: what is dropped follows from 64 bits of the row (`Batch.keys_B`) and the place,
+nothing else.
 
-So it is the same on any device and in any cut of a step, and once more where a checkpointed layer runs again. SplitMix64 (Steele,
-Lea and Flood, 2014) makes the bits, 16 a number. B rows, T tokens, D width.
+So it is the same on any device and in any cut of a step, and once more where a checkpointed layer runs again.
+SplitMix64 (Steele, Lea and Flood, 2014) makes the bits, 16 a number. B rows, T tokens, D width.
 
-What reads the keys are operators of their own, into which torch.compile does not look: its code for a GPU multiplies an arange in
-32 bits (pytorch#175966), its code for a CPU corrupted the memory here (torch 2.13).
+What reads the keys are operators of their own, into which torch.compile does not look: its code for a GPU multiplies an
+arange in 32 bits (pytorch#175966), its code for a CPU corrupted the memory here (torch 2.13).
 """
 
 import torch
@@ -26,7 +27,8 @@ def derive(keys_B: Tensor, place: int) -> Tensor:
 
 
 def drop(x_BTD: Tensor, rate: float, keys_B: Tensor | None) -> Tensor:
-    """`x_BTD` with a share `rate` of its numbers 0, by `keys_B`, and the others grown by what that takes; no keys: as it is.
+    """`x_BTD` with a share `rate` of its numbers 0, by `keys_B`, and the others grown by what that takes; no keys: as
+    it is.
 
     The share is `rate` rounded to a multiple of 2^-16.
     """

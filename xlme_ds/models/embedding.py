@@ -1,6 +1,7 @@
 """Token lookup in an embedding that is stored as one or several blocks of the vocabulary.
 
-Blocks bound what an engine moves at once: a single parameter of 524,288 × 1,536 makes every swap buffer as large as itself.
+Blocks bound what an engine moves at once: a single parameter of 524,288 × 1,536 makes every swap buffer as large as
+itself.
 """
 
 from collections.abc import Sequence
@@ -26,13 +27,18 @@ class _Lookup(torch.autograd.Function):
         sums = grad.new_zeros(len(used), ctx.shape[1], dtype=torch.promote_types(grad.dtype, torch.float32))
         sums = sums.index_add_(0, position, grad.flatten(0, -2).to(sums.dtype)).to(ctx.dtype)
         if ctx.sparse:
-            return None, torch.sparse_coo_tensor(used[None], sums, ctx.shape, is_coalesced=True, check_invariants=False), None
+            return (
+                None,
+                torch.sparse_coo_tensor(used[None], sums, ctx.shape, is_coalesced=True, check_invariants=False),
+                None,
+            )
         full = torch.zeros(ctx.shape, dtype=ctx.dtype, device=grad.device)
         return None, full.index_copy_(0, used, sums), None
 
 
 class _ReadWhole(torch.autograd.Function):
-    """The same tensor. A view made by torch would hand its gradient on as a view too, and nothing is added to one in place."""
+    """The same tensor. A view made by torch would hand its gradient on as a view too, and nothing is added to one in
+    place."""
 
     @staticmethod
     def forward(ctx, block: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
@@ -46,7 +52,8 @@ class _ReadWhole(torch.autograd.Function):
 def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tensor:
     """Embeddings of `ids` (int64, any shape) as [..., D]; block n holds the ids that follow block n−1's.
 
-    `sparse`: the table gets a dense gradient besides, by `read_whole`, which this one is added to; it never exists whole (CPU).
+    `sparse`: the table gets a dense gradient besides, by `read_whole`, which this one is added to; it never exists
+    whole (CPU).
     """
     if ids.is_cuda:  # whose own backward sorts, and accumulates in float32
 
@@ -74,12 +81,13 @@ def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tenso
 def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
     """`blocks` for what gives them a dense gradient; taken before the sparse lookups of the same pass.
 
-    autograd goes back through what came first last: the dense gradient then meets the sparse ones, and takes them in place; the
-    other way round it would be copied. Not where an engine partitions the blocks, which a view would keep whole, nor where it
-    takes the dense gradient itself.
+    autograd goes back through what came first last: the dense gradient then meets the sparse ones, and takes them in
+    place; the other way round it would be copied. Not where an engine partitions the blocks, which a view would keep
+    whole, nor where it takes the dense gradient itself.
     """
     if not torch.is_grad_enabled():
         return list(blocks)
     return [
-        block if hasattr(block, "ds_id") or hasattr(block, "open_gradient") else _ReadWhole.apply(block) for block in blocks
+        block if hasattr(block, "ds_id") or hasattr(block, "open_gradient") else _ReadWhole.apply(block)
+        for block in blocks
     ]

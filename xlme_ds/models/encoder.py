@@ -71,7 +71,9 @@ class Encoder(nn.Module):
             embedded_BTD = embedded_BTD + F.embedding(positions_BT, self.positions)
         if self.languages is not None:
             if languages_BT is None:
-                raise ValueError("the model has model.language_embeddings: it needs to know the language of what it reads")
+                raise ValueError(
+                    "the model has model.language_embeddings: it needs to know the language of what it reads"
+                )
             embedded_BTD = embedded_BTD + F.embedding(languages_BT, self.languages)
         if self.input_norm is not None:
             embedded_BTD = self.input_norm(embedded_BTD)
@@ -97,7 +99,8 @@ class Encoder(nn.Module):
         allowed: Callable[[Tensor], Tensor] = item_mask,
         keys_B: Tensor | None = None,
     ) -> Tensor:
-        """The layers, and the norm behind the last: [B, T, D] to [B, T, D]; `allowed` says of the groups who sees whom."""
+        """The layers, and the norm behind the last: [B, T, D] to [B, T, D]; `allowed` says of the groups who sees
+        whom."""
         bias = shared_bias(self.kernel, groups_BT, distance_HW, x_BTD.dtype, allowed)
         keys_B = self._dropping(keys_B)
         for number, layer in self.layers.items():
@@ -123,7 +126,8 @@ class Encoder(nn.Module):
     def hidden_states(
         self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor, languages_BT: Tensor | None = None
     ) -> list[Tensor]:
-        """Hidden states [B, T, D] of the embeddings (index 0) and of every layer; in evaluation mode the last one is `forward`'s."""
+        """Hidden states [B, T, D] of the embeddings (index 0) and of every layer; in evaluation mode the last one is
+        `forward`'s."""
         distance_HW = self.distances(segments_BT.shape[1])
         bias = shared_bias(self.kernel, segments_BT, distance_HW, embedded_BTD.dtype)
         states = [self.embed(embedded_BTD, positions_BT, languages_BT)]

@@ -18,7 +18,8 @@ _NEVER = -1e30
 
 
 class MaskedLanguageModelHead(nn.Module):
-    """Dense, GELU, LayerNorm, then the decoder tied to the embedding plus a bias; or this decoder alone (`model.masked_head`)."""
+    """Dense, GELU, LayerNorm, then the decoder tied to the embedding plus a bias; or this decoder alone
+    (`model.masked_head`)."""
 
     def __init__(self, cfg: ModelConfig):
         super().__init__()
@@ -38,9 +39,10 @@ class MaskedLanguageModelHead(nn.Module):
     ) -> MaskedTokens:
         """Loss, sample and prediction at the masked positions; `table` gives the blocks of the tied embedding.
 
-        Given as they are, ZeRO-3 puts views in their places (0.19.8), for which it keeps the whole table until the backward pass,
-        and on one process with parameters on a disk they show by then whatever was read into the same buffer since.
-        `ordinary`: the prediction is written into the text, so no special token; the loss then means nothing.
+        Given as they are, ZeRO-3 puts views in their places (0.19.8), for which it keeps the whole table until the
+        backward pass, and on one process with parameters on a disk they show by then whatever was read into the same
+        buffer since. `ordinary`: the prediction is written into the text, so no special token; the loss then means
+        nothing.
         """
         bias_V: Tensor = self.bias
         if ordinary:

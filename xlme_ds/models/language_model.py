@@ -32,14 +32,16 @@ class LanguageModelOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class Masking:
-    """What stands at a position that is to be predicted: a random token, the original, or else `<mask>`; and who sees whom."""
+    """What stands at a position that is to be predicted: a random token, the original, or else `<mask>`; and who sees
+    whom."""
 
     random: float
     """Share of the positions."""
     keep: float
 
     def apply(self, batch: Batch, vocabulary: int) -> Tensor:
-        """The tokens that the model reads, [B, T]. The batch's uniforms decide: below `keep`, the `random` above it, the rest."""
+        """The tokens that the model reads, [B, T]. The batch's uniforms decide: below `keep`, the `random` above it,
+        the rest."""
         targets_M = batch.tokens_BT.flatten()[batch.masked_M]
         uniforms_M, first, count = batch.uniforms_M.double(), UNK + 1, vocabulary - UNK - 2
         # A uniform is one of 2^24, those of random tokens are spread over all ordinary ids once more.
@@ -50,7 +52,8 @@ class Masking:
         return batch.tokens_BT.flatten().index_copy(0, batch.masked_M, read_M).view_as(batch.tokens_BT)
 
     def predicted_from(self, masked_M: Tensor) -> Tensor:
-        """Where the last hidden state stands that each masked position is predicted from, [M]: here at that position."""
+        """Where the last hidden state stands that each masked position is predicted from, [M]: here at that
+        position."""
         return masked_M
 
     def groups(self, batch: Batch) -> Tensor:

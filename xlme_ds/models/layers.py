@@ -25,7 +25,8 @@ class TransformerLayer(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon)
 
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
-        """The layer's output, [B, T, D]; what each branch adds, and attention weights, are dropped by `keys_B`, if there are any."""
+        """The layer's output, [B, T, D]; what each branch adds, and attention weights, are dropped by `keys_B`, if
+        there are any."""
         if self.how == "none" or not self.training:  # evaluations have rows of any number and length
             return self._run(x_BTD, bias, keys_B)
         out_BTD: Tensor = compiled(TransformerLayer._run, self.how)(places(self), self, x_BTD, bias, keys_B)

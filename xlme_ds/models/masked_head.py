@@ -3,7 +3,8 @@
 M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width. The forward pass keeps of every group its
 highest logit and the sum of exponentials relative to it. They give the loss and the group of the inverse-CDF sample;
 only that group's logits are then looked at. The backward pass computes a tile's logits again and writes the gradient of
-the tile's embeddings in one product, straight into the sum of an engine that has given the block a method `open_gradient`.
+the tile's embeddings in one product, straight into the sum of an engine that has given the block a method
+`open_gradient`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -146,7 +147,9 @@ class _MaskedSoftmax(torch.autograd.Function):
         grad_hidden = torch.zeros_like(hidden_MD, dtype=torch.promote_types(hidden_MD.dtype, torch.float32))
         grad_bias = torch.empty_like(bias_V)
         opened: list[Any] = [None if each is None else each() for each in ctx.open_gradients]
-        grad_blocks = [torch.empty_like(block) if add is None else None for add, block in zip(opened, blocks, strict=True)]
+        grad_blocks = [
+            torch.empty_like(block) if add is None else None for add, block in zip(opened, blocks, strict=True)
+        ]
         for tile in _tiles(blocks, ctx.chunk):
             grad_MC = _logits(hidden_MD, blocks, bias_V, tile).sub_(lse_M1).exp_()
             inside_M1, place_M1 = tile.local(targets_M)
@@ -167,8 +170,8 @@ class _MaskedSoftmax(torch.autograd.Function):
 def masked_softmax(
     hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, targets_M: Tensor, uniforms_M: Tensor, chunk: int
 ) -> MaskedTokens:
-    """Softmax over the vocabulary (`blocks` are the tied embedding's, V rows in all) at M positions, `chunk` ids at a time
-    (rounded up to a multiple of 128).
+    """Softmax over the vocabulary (`blocks` are the tied embedding's, V rows in all) at M positions, `chunk` ids at a
+    time (rounded up to a multiple of 128).
 
     `targets_M` int64; `uniforms_M` float32 in [0, 1). Extra memory is little more than one float32 [M, `chunk`].
     """

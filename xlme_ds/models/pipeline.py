@@ -1,7 +1,7 @@
 """The models as stages of a pipeline: the same modules and parameter names, cut along the layers of one encoder.
 
-Of `Electra`, generator, masked head, sampling and every embedding stand in the first stage, the replaced token head in the
-last one; of `LanguageModel`, the embedding in the first, the masked head in the last.
+Of `Electra`, generator, masked head, sampling and every embedding stand in the first stage, the replaced token head in
+the last one; of `LanguageModel`, the embedding in the first, the masked head in the last.
 B rows, T tokens, H heads, D width, W = 2T−1 distances.
 """
 
@@ -39,7 +39,8 @@ class Flow(NamedTuple):
 
     def pack(self) -> tuple[Tensor, ...]:
         """As plain tensors, floating-point ones first."""
-        # The hidden states stand last among these: only the last backward pass frees its graph, and theirs is the big one.
+        # The hidden states stand last among these: only the last backward pass frees its graph, and theirs is the big
+        # one.
         relative = () if self.distance_HW is None else (self.distance_HW,)
         integers = self.segments_BT, self.corrupted_BT, self.predicted_BT, self.keys_B
         return tuple(tensor.contiguous() for tensor in (self.nll_BT, *relative, self.hidden_BTD, *integers))
@@ -58,7 +59,8 @@ class ElectraStage(Electra):
     ties = False
     """Whether the last part reads the embedding of the first."""
     passes_ahead = False
-    """Whether what the parts predict for `first_pass` of a batch is filled in by `second_pass` (`back_translation.py`)."""
+    """Whether what the parts predict for `first_pass` of a batch is filled in by `second_pass`
+    (`back_translation.py`)."""
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
         """The first stage takes a `Batch`, the others a packed `Flow`, which all of them return."""
@@ -91,8 +93,8 @@ class ElectraStage(Electra):
 class LanguageModelStage(LanguageModel):
     """The part of `LanguageModel` that one stage runs, as a function of plain tensors.
 
-    They are packed as a `Flow` is: d where there is a relative bias, hidden [B, T, D], groups [B, T] (see `Masking`), targets
-    [B, T], int64, the original token where one is masked and 0 elsewhere, and keys [B] (see `Batch`).
+    They are packed as a `Flow` is: d where there is a relative bias, hidden [B, T, D], groups [B, T] (see `Masking`),
+    targets [B, T], int64, the original token where one is masked and 0 elsewhere, and keys [B] (see `Batch`).
     """
 
     ties = True
@@ -100,7 +102,8 @@ class LanguageModelStage(LanguageModel):
     passes_ahead = False
     """See `ElectraStage`."""
     borrowed: Sequence[Tensor] = ()
-    """The blocks of the embedding in a last stage, which does not own them: the engine sees to their values and gradients."""
+    """The blocks of the embedding in a last stage, which does not own them: the engine sees to their values and
+    gradients."""
 
     @property
     def table(self) -> list[Tensor]:
@@ -108,7 +111,8 @@ class LanguageModelStage(LanguageModel):
         return super().table if self.part.first else list(self.borrowed)
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """The first stage takes a `Batch`, the others what the one before returned; the last returns what `output` takes."""
+        """The first stage takes a `Batch`, the others what the one before returned; the last returns what `output`
+        takes."""
         if self.part.first:
             tensors = self._start(Batch(*tensors))
         *relative, hidden_BTD, groups_BT, targets_BT, keys_B = tensors

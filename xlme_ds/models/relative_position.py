@@ -1,6 +1,7 @@
 """Gated relative position bias (XLM-E section 3.3).
 
-B rows, H heads, T tokens, K head size, W = 2T−1 distances. For head query q_i (after the projection, before the 1/sqrt(K) scale):
+B rows, H heads, T tokens, K head size, W = 2T−1 distances. For head query q_i (after the projection, before the
+1/sqrt(K) scale):
 
     g_update, g_reset = sigmoid(q_i·u), sigmoid(q_i·v)
     r_{i-j} = d_{i-j} · [1 + g_update + (1 − g_update) · w · g_reset]
@@ -17,7 +18,8 @@ from torch import Tensor, nn
 
 @functools.cache
 def _borders(half: int, max_distance: int) -> tuple[int, ...]:
-    """Smallest distance of every bucket of one sign but the first; in integers, so that no device rounds a border away."""
+    """Smallest distance of every bucket of one sign but the first; in integers, so that no device rounds a border
+    away."""
     exact = half // 2
     logarithmic = half - exact
     borders, size = list(range(1, exact + 1)), exact

@@ -21,7 +21,8 @@ Which = Literal["encoder", "discriminator", "generator"]
 
 
 class TextEncoder(nn.Module):
-    """Tokens in, hidden states out. `cfg.discriminator_layers` is its depth; it reads nothing of the generator's settings.
+    """Tokens in, hidden states out. `cfg.discriminator_layers` is its depth; it reads nothing of the generator's
+    settings.
 
     In a pipeline `part` is what a stage holds of it.
     """
@@ -54,8 +55,8 @@ class TextEncoder(nn.Module):
     ) -> Tensor:
         """Last hidden states, [B, T, D]; `segments_BT` is 0 at padding, and a token sees those of its own number.
 
-        `languages_BT` (places in `cfg.language_embeddings`) and `keys_B` (see `Batch`) are needed by models that have language
-        embeddings, and for dropout.
+        `languages_BT` (places in `cfg.language_embeddings`) and `keys_B` (see `Batch`) are needed by models that have
+        language embeddings, and for dropout.
         """
         return self.encoder(self.embed(tokens_BT), positions_BT, segments_BT, languages_BT, keys_B)
 
@@ -67,7 +68,8 @@ class TextEncoder(nn.Module):
 
 
 def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """(positions, segments) of rows that hold one item each, padded behind it; of a pair in XLM's layout, positions restart."""
+    """(positions, segments) of rows that hold one item each, padded behind it; of a pair in XLM's layout, positions
+    restart."""
     inside_BT = (tokens_BT != PAD).long()
     positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) * inside_BT
     if LAYOUTS["xlm"].opening == tokens_BT[0, 0]:

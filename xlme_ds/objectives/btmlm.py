@@ -1,7 +1,8 @@
-"""ERNIE-M's second stage: back-translation masked language modelling on monolingual rows (Ouyang et al., 2021, section 3.1).
+"""ERNIE-M's second stage: back-translation masked language modelling on monolingual rows (Ouyang et al., 2021, section
+3.1).
 
-L = L_BTMLM, a mean over the masked positions of the global batch: a token is predicted from the rest of its sentence and from
-tokens of another language that the same weights wrote behind it. M masked positions.
+L = L_BTMLM, a mean over the masked positions of the global batch: a token is predicted from the rest of its sentence
+and from tokens of another language that the same weights wrote behind it. M masked positions.
 """
 
 from dataclasses import replace
@@ -34,7 +35,9 @@ class BackTranslation(MaskedLanguageModelling):
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:
         """See `Pretraining`."""
-        return BackTranslationModel(cfg, self.masking) if part is None else BackTranslationStage(cfg, self.masking, part)
+        return (
+            BackTranslationModel(cfg, self.masking) if part is None else BackTranslationStage(cfg, self.masking, part)
+        )
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
         """Of a full row 1 / (1 + fraction) is sentence, the rest places; the pass that fills these goes ahead."""

@@ -1,7 +1,8 @@
-"""Causal language modelling on monolingual rows, and on translation pairs, whose second side sees the first (XLM, section 3.2).
+"""Causal language modelling on monolingual rows, and on translation pairs, whose second side sees the first (XLM,
+section 3.2).
 
-L = L_CLM + L_CLM on pairs, each a mean over the tokens of its task: the ordinary ones, and every `</s>` after an item's first token
-but the last of monolingual text, where the row was cut.
+L = L_CLM + L_CLM on pairs, each a mean over the tokens of its task: the ordinary ones, and every `</s>` after an item's
+first token but the last of monolingual text, where the row was cut.
 """
 
 from ..config import ObjectiveConfig

@@ -91,7 +91,8 @@ class ElectraObjective:
         return torch.cat([torch.stack(columns, dim=1), *histograms], dim=1).double()
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
-        """The metrics of a global batch from its added-up sums, counts and statistics; a task without rows is left out."""
+        """The metrics of a global batch from its added-up sums, counts and statistics; a task without rows is left
+        out."""
         means = sums.double() / counts.clamp(min=1)
         metrics = {"loss": float((self.weights * means).sum())}
         for task, name in enumerate(TASKS):

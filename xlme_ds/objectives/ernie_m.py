@@ -1,7 +1,7 @@
 """ERNIE-M's first stage: MMLM on text, TLM and CAMLM on translation pairs (Ouyang et al., 2021).
 
-L = L_MMLM + L_TLM + L_CAMLM, each a mean over its masked positions of the global batch. A pair is read once a pass, for one of the
-two. M masked positions.
+L = L_MMLM + L_TLM + L_CAMLM, each a mean over its masked positions of the global batch. A pair is read once a pass, for
+one of the two. M masked positions.
 """
 
 from torch import Tensor

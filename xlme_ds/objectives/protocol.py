@@ -1,4 +1,5 @@
-"""What the rest asks of an objective: engines and the training loop of any, the other parts of those of pre-training."""
+"""What the rest asks of an objective: engines and the training loop of any, the other parts of those of
+pre-training."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -37,17 +38,19 @@ class Objective(Protocol):
 
 
 class Pretraining(Objective, Protocol):
-    """An objective of pre-training: a file of this folder, one line in `OBJECTIVES` and one in `config.ObjectiveConfig.name`.
+    """An objective of pre-training: a file of this folder, one line in `OBJECTIVES` and one in
+    `config.ObjectiveConfig.name`.
 
-    Checkpoints, plan, start, export, evaluation and report know of it only what stands here. The first of its terms is the
-    −log p (nats) of tokens of monolingual text that the model predicts.
+    Checkpoints, plan, start, export, evaluation and report know of it only what stands here. The first of its terms is
+    the −log p (nats) of tokens of monolingual text that the model predicts.
     """
 
     mask_fraction: float
     """Of the ordinary tokens of an item, those that are predicted."""
     encoders: Mapping[Which, str]
-    """What its model holds, by the prefix of the parameters (a dot follows), with the prefix of the head that is trained on it;
-    the encoder that is cut into stages, evaluated, fine-tuned and exported stands first. A token embedding is `embedding_n`."""
+    """What its model holds, by the prefix of the parameters (a dot follows), with the prefix of the head that is
+    trained on it; the encoder that is cut into stages, evaluated, fine-tuned and exported stands first. A token
+    embedding is `embedding_n`."""
 
     def __init__(self, cfg: ObjectiveConfig): ...
 
@@ -58,5 +61,5 @@ class Pretraining(Objective, Protocol):
         """Operations of a forward pass on full rows of `row_tokens` tokens, a token."""
 
     def shown(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """For the page: the tokens [B, T] with what the model put in the masked places, and the probability [B, T] that each
-        was replaced; None from a model that judges none."""
+        """For the page: the tokens [B, T] with what the model put in the masked places, and the probability [B, T] that
+        each was replaced; None from a model that judges none."""

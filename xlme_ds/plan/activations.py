@@ -19,8 +19,8 @@ def layer(of: Layout) -> float:
     """One Transformer layer, from what it reads to what the next one reads.
 
     D-wide, 8 in all: the inputs of both norms and what they give, what the output projection reads, and of attention q,
-    k and v; on the GPU 2 more for the gate, which copies q for each of its two products. Dropout keeps what it dropped, a byte
-    each, twice. Of attention that drops weights 1 more, the scaled q; it is no kernel.
+    k and v; on the GPU 2 more for the gate, which copies q for each of its two products. Dropout keeps what it dropped,
+    a byte each, twice. Of attention that drops weights 1 more, the scaled q; it is no kernel.
     """
     cfg, rows = of.model, of.rows * of.row_tokens
     gated, dropping = cfg.relative_bias == "gated", cfg.attention_dropout > 0
@@ -34,8 +34,8 @@ def layer(of: Layout) -> float:
 
 
 def _scores(of: Layout) -> float:
-    """Of queries and keys: the bias that torch's kernel for the GPU takes, or d for the Triton kernels; on the CPU nothing. Where
-    weights are dropped these, before and after, and a byte each, and on the CPU who may see whom."""
+    """Of queries and keys: the bias that torch's kernel for the GPU takes, or d for the Triton kernels; on the CPU
+    nothing. Where weights are dropped these, before and after, and a byte each, and on the CPU who may see whom."""
     cfg = of.model
     if cfg.attention_dropout:
         return of.tokens * of.row_tokens * (cfg.heads * (2 * of.element + 1) + (not of.fused))
@@ -79,7 +79,8 @@ def encoder(of: Layout, layers: int, first: bool = True, last: bool = True) -> f
 
 
 def masked_head(of: Layout) -> float:
-    """Dense, GELU, norm at the masked positions, or what they read alone; of the softmax itself only a number a position."""
+    """Dense, GELU, norm at the masked positions, or what they read alone; of the softmax itself only a number a
+    position."""
     wide = 4 if of.model.masked_head == "dense" else 1
     return of.objective.mask_fraction * of.tokens * (wide * of.model.width * of.element + 4 * INTEGER)
 
@@ -104,7 +105,8 @@ def stage(of: Layout, number: int) -> float:
 
 
 def working(of: Layout) -> float:
-    """What the backward pass of one layer holds besides: gradients in flight, and with checkpointing the layer itself."""
+    """What the backward pass of one layer holds besides: gradients in flight, and with checkpointing the layer
+    itself."""
     feed_forward = 2 * of.tokens * of.model.feed_forward * of.element
     if of.triton:  # each tile of queries has its share of d's gradient
         scores = of.tokens / _TILES[of.element] * of.model.heads * _distances(of) * FLOAT
@@ -118,8 +120,8 @@ def working(of: Layout) -> float:
 
 
 def logits(of: Layout, backward: bool) -> float:
-    """What the vocabulary softmax holds at its peak: a tile, float32 [M, C] and beside it once the same in `element`; forward
-    also two sums a group, and the rows of the table in which some positions' samples are looked for."""
+    """What the vocabulary softmax holds at its peak: a tile, float32 [M, C] and beside it once the same in `element`;
+    forward also two sums a group, and the rows of the table in which some positions' samples are looked for."""
     cfg, positions = of.model, of.objective.mask_fraction * of.tokens
     size = min(-(-cfg.head_chunk // _GROUP) * _GROUP, -(-cfg.vocabulary // cfg.vocabulary_blocks))
     tile = positions * size * (FLOAT + (0 if of.element == FLOAT else of.element))
@@ -132,8 +134,8 @@ def logits(of: Layout, backward: bool) -> float:
 
 
 def flow(of: Layout) -> float:
-    """What crosses from stage to stage a micro-batch: hidden states, two kinds of integers, and of a generator its losses and
-    one more; a key a row."""
+    """What crosses from stage to stage a micro-batch: hidden states, two kinds of integers, and of a generator its
+    losses and one more; a key a row."""
     return wide(of) + of.tokens * (FLOAT + 3 * INTEGER if of.work.before else 2 * INTEGER) + of.rows * INTEGER
 
 

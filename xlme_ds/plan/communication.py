@@ -10,8 +10,8 @@ algorithms; ZeRO paper, arXiv:1910.02054, section 7, in units of Ψ: 2 for ZeRO-
 | ZeRO-3 | reduce-scatter in every micro-batch | all-gather in every micro-batch, again for what was not kept until the
 |        |                                      | backward pass (`stage3_max_live_parameters`) |
 
-All in the type of the weights. A pipeline sends hidden states forward and their gradients back besides. A pass that goes ahead sends
-them forward once more, and under ZeRO-3 gathers what is not kept until the pass behind it.
+All in the type of the weights. A pipeline sends hidden states forward and their gradients back besides. A pass that
+goes ahead sends them forward once more, and under ZeRO-3 gathers what is not kept until the pass behind it.
 """
 
 from dataclasses import asdict, dataclass
@@ -28,7 +28,8 @@ class Communication:
     weights: float
     stages: float
     overlapped: bool
-    """Whether the engine sends while it computes; ZeRO-1 and 2 gather the new weights behind the update all the same."""
+    """Whether the engine sends while it computes; ZeRO-1 and 2 gather the new weights behind the update all the
+    same."""
 
     @property
     def total(self) -> float:

@@ -109,7 +109,8 @@ class Layout:
 
     @staticmethod
     def of(run: RunConfig, gpus: int, precision: str, row_tokens: int, fused: bool = True) -> "Layout":
-        """The layout of `run` on `gpus` processes. Raises ValueError, in the words of the run, where it is not legal."""
+        """The layout of `run` on `gpus` processes. Raises ValueError, in the words of the run, where it is not
+        legal."""
         run.validate()
         check_engine(run.engine, run.model.compile)
         if run.engine.kind == "plain":

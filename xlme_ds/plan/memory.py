@@ -119,8 +119,8 @@ def _softmax_gradient(of: Layout, stage: int) -> float:
 
 
 def _joined_by_lookup(of: Layout, stage: int) -> float:
-    """The softmax's gradient of an embedding while a lookup's is added: on a GPU that is as large as a block, on the CPU sparse,
-    and added in place where no engine partitions the table."""
+    """The softmax's gradient of an embedding while a lookup's is added: on a GPU that is as large as a block, on the
+    CPU sparse, and added in place where no engine partitions the table."""
     in_place = not of.fused and of.zero.stage < 3 and len(of.stages) == 1
     block = of.element * of.sizes(stage).embedding / of.model.vocabulary_blocks
     return _softmax_gradient(of, stage) + (0 if in_place else block)

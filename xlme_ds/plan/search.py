@@ -48,7 +48,8 @@ def candidate(run: RunConfig, gpus: int, gpu: GPU, utilisation: float, row_token
 
 
 def search(run: RunConfig, gpus: int, gpu: GPU, utilisation: float, row_tokens: int) -> list[Candidate]:
-    """The layouts that are legal and fit, the fastest first; of equals that with fewer micro-batches, then less memory."""
+    """The layouts that are legal and fit, the fastest first; of equals that with fewer micro-batches, then less
+    memory."""
     found = []
     for variant in variants(run, gpus):
         try:
@@ -78,7 +79,8 @@ def variants(run: RunConfig, gpus: int) -> Iterator[RunConfig]:
 
 
 def engines(engine: EngineConfig, gpus: int) -> Iterator[EngineConfig]:
-    """ZeRO 1, 2 and 3, the last two also with the optimizer offloaded; pipelines of 2, 4, 8, … stages that divide `gpus`."""
+    """ZeRO 1, 2 and 3, the last two also with the optimizer offloaded; pipelines of 2, 4, 8, … stages that divide
+    `gpus`."""
     plain = replace(engine, balance=(), pipeline_stages=EngineConfig.pipeline_stages, pipeline_schedule="1f1b")
     plain = replace(plain, gradient_precision="auto", offload_optimizer="none", offload_parameters="none")
     for name in ("zero1", "zero2", "zero3"):

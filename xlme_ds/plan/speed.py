@@ -1,4 +1,5 @@
-"""Tokens a second, from counted operations and bytes and three assumptions. A simple model: an estimate, no measurement.
+"""Tokens a second, from counted operations and bytes and three assumptions. A simple model: an estimate, no
+measurement.
 
 A step takes, on the GPU that has most to do, with m micro-batches and p stages:
 

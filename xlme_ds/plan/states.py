@@ -91,8 +91,9 @@ def gathers(of: Layout) -> bool:
 def reused(of: Layout, stage: int) -> tuple[int, int]:
     """Parameters of generator and discriminator that ZeRO-3 keeps for the backward pass.
 
-    It keeps what it will soon need: going back over the last x parameters, and over the tables at the turn, the first is needed
-    again after 2x. And prefetching keeps whatever it passes over because it is there, up to the live parameters that are allowed.
+    It keeps what it will soon need: going back over the last x parameters, and over the tables at the turn, the first
+    is needed again after 2x. And prefetching keeps whatever it passes over because it is there, up to the live
+    parameters that are allowed.
     """
     sizes = of.sizes(stage)
     prefetched = of.zero.live - sizes.tables if of.zero.prefetch_bucket else 0

@@ -15,9 +15,23 @@ from .xlmr import xlmr, xlmr_tlm
 RECIPES: dict[str, Callable[[], RunConfig]] = {
     function.__name__: function
     for function in (
-        quickstart, base_zero1, large_zero2, large_pipe, xl_zero3, xl_pipe,
-        xlme, xlme_no_trtd, xlme_no_gate, xlmr, xlmr_tlm, ernie_m, ernie_m_stage2, ernie_m_large, ernie_m_large_stage2,
-        xlm, xlm_clm,
+        quickstart,
+        base_zero1,
+        large_zero2,
+        large_pipe,
+        xl_zero3,
+        xl_pipe,
+        xlme,
+        xlme_no_trtd,
+        xlme_no_gate,
+        xlmr,
+        xlmr_tlm,
+        ernie_m,
+        ernie_m_stage2,
+        ernie_m_large,
+        ernie_m_large_stage2,
+        xlm,
+        xlm_clm,
     )
 }
 

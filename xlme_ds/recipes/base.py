@@ -16,7 +16,8 @@ MODEL = ModelConfig(
 
 
 def base_zero1() -> RunConfig:
-    """Base as published: 125K steps of 1M tokens a task; the model fits one GPU, so only the optimizer is partitioned."""
+    """Base as published: 125K steps of 1M tokens a task; the model fits one GPU, so only the optimizer is
+    partitioned."""
     return RunConfig(
         name="base", model=MODEL, data=DataConfig(2048, 2048, micro_batch=16), engine=EngineConfig(deepspeed="zero1")
     )

@@ -1,4 +1,5 @@
-"""ERNIE-M (Ouyang et al., 2021; its Table 10): the first stage goes on from an XLM-R of the same shape, the second from the first.
+"""ERNIE-M (Ouyang et al., 2021; its Table 10): the first stage goes on from an XLM-R of the same shape, the second from
+the first.
 
 The paper names no gradient clipping: it is XLM-E's here. Its batch of 2,048 rows is half of pairs in the first stage.
 """
@@ -27,7 +28,8 @@ def ernie_m() -> RunConfig:
 
 
 def ernie_m_stage2() -> RunConfig:
-    """The second stage, on text alone; give --start.folder a run of the first. The paper has one number of steps, here each has it."""
+    """The second stage, on text alone; give --start.folder a run of the first. The paper has one number of steps, here
+    each has it."""
     return _second_stage(ernie_m())
 
 

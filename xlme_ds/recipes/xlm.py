@@ -1,7 +1,7 @@
 """XLM (Conneau and Lample, 2019), as it was trained for XNLI: twelve layers, the fifteen languages of that test.
 
-What the paper leaves open is its published code's: attention dropout, the norms' epsilon, the prediction layer, betas, clipping. The number
-of steps was not published; it and the schedule are XLM-E's.
+What the paper leaves open is its published code's: attention dropout, the norms' epsilon, the prediction layer, betas,
+clipping. The number of steps was not published; it and the schedule are XLM-E's.
 """
 
 from ..config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, TrainConfig

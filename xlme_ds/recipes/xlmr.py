@@ -1,4 +1,5 @@
-"""The baseline in XLM-E's setup: XLM-R's objective on the rows that XLM-E reads, alone and with translation pairs (Table 2)."""
+"""The baseline in XLM-E's setup: XLM-R's objective on the rows that XLM-E reads, alone and with translation pairs
+(Table 2)."""
 
 from dataclasses import replace
 

@@ -1,4 +1,5 @@
-"""Command line: `python -m xlme_ds.report --run DIR` writes `DIR/report.html`; `xtreme --runs DIR … --out DIR` the XTREME tables."""
+"""Command line: `python -m xlme_ds.report --run DIR` writes `DIR/report.html`; `xtreme --runs DIR … --out DIR` the
+XTREME tables."""
 
 import sys
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ class XtremeConfig:
     """Write the XTREME tables, ours beside published ones: xtreme.html, xtreme.md and a CSV file for every table."""
 
     runs: list[Path]
-    """Folders in which, or below which, fine-tuning left scores.json and `xlme_ds.evaluate` tatoeba.json and align.json."""
+    """Folders in which, or below which, fine-tuning left scores.json and `xlme_ds.evaluate` tatoeba.json and
+    align.json."""
     out: Path
     """Folder to write into."""
 

@@ -37,7 +37,8 @@ def read_run(run: Path) -> RunFolder:
 
 
 def read_optional(path: Path, kind: type) -> Any:
-    """The value of a JSON file that holds a `kind`, or None when there is no such file. Raises ValueError for any other content."""
+    """The value of a JSON file that holds a `kind`, or None when there is no such file. Raises ValueError for any other
+    content."""
     return read_json(path, kind) if path.exists() else None
 
 

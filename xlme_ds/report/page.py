@@ -67,7 +67,8 @@ def about(run: RunFolder) -> str | None:
 
 
 def gaps(run: RunFolder) -> dict[str, str]:
-    """By file the steps that should have a record by the settings, and have none: lost, or logged less often before a resume."""
+    """By file the steps that should have a record by the settings, and have none: lost, or logged less often before a
+    resume."""
     settings = (run.config or {}).get("config", {}).get("train", {})
     files = {"metrics.jsonl": (run.metrics, "log_every"), "heldout.jsonl": (run.heldout, "eval_every")}
     last = max((record["step"] for records, _ in files.values() for record in records), default=0)
@@ -86,7 +87,9 @@ def _checked(file: str, build: Callable[[], Any]) -> Any:
     except KeyError as error:
         raise ValueError(f"{file} has no {error} where the report needs it: write it again or remove it") from None
     except (TypeError, AttributeError, IndexError, ZeroDivisionError) as error:
-        raise ValueError(f"{file} has another form than the report needs ({error}): write it again or remove it") from None
+        raise ValueError(
+            f"{file} has another form than the report needs ({error}): write it again or remove it"
+        ) from None
 
 
 def cards(run: RunFolder) -> list[Card]:
@@ -187,7 +190,9 @@ def sentences(samples: list[dict[str, Any]] | None) -> dict[str, Any] | None:
     if not samples:
         return None
     rendered, threshold = render_samples(samples)
-    totals = {kind: sum(sample.counts[kind] for sample in rendered) for kind in ("hit", "miss", "alarm", "passed", "restored")}
+    totals = {
+        kind: sum(sample.counts[kind] for sample in rendered) for kind in ("hit", "miss", "alarm", "passed", "restored")
+    }
     by_task = {task: [sample for sample in rendered if sample.task == task] for task in _TASKS}
     judged = any(token["score"] is not None for sample in samples for token in sample["tokens"])
     flagged = threshold if math.isfinite(threshold) else None

@@ -1,4 +1,5 @@
-"""Real sentences with what a model put in the masked places and, where it judges them, its verdict on each token, as HTML.
+"""Real sentences with what a model put in the masked places and, where it judges them, its verdict on each token, as
+HTML.
 
 A token is flagged when its score is among the N highest of all the samples, N being the number of replaced tokens in
 them. A threshold of 0.5 would flag next to nothing while replaced tokens are a rare class; this one gives every model,
@@ -45,8 +46,8 @@ def flag_threshold(tokens: Sequence[Token]) -> float:
 
 
 def verdict(token: Token, threshold: float) -> str:
-    """`hit` or `miss` for a replaced token, `alarm` or `passed` for an original one; without a score `miss`, `restored` for a
-    masked one that is right, or `passed`."""
+    """`hit` or `miss` for a replaced token, `alarm` or `passed` for an original one; without a score `miss`, `restored`
+    for a masked one that is right, or `passed`."""
     if token["score"] is None:
         return "miss" if token["replaced"] else "restored" if token["masked"] else "passed"
     return _VERDICTS[bool(token["replaced"]), token["score"] >= threshold]

@@ -93,8 +93,9 @@ def spread(values: Iterable[float]) -> float | None:
 def gather(folders: Iterable[Path]) -> list[Model]:
     """The models in all result files in `folders` and below them, sorted by name.
 
-    A model is named after the last part of its path, or all of it where two end alike, with the languages that it was fine-tuned
-    on unless that is English. Raises ValueError, naming the file, on one that is damaged, and on scores that exclude each other.
+    A model is named after the last part of its path, or all of it where two end alike, with the languages that it was
+    fine-tuned on unless that is English. Raises ValueError, naming the file, on one that is damaged, and on scores that
+    exclude each other.
     """
     found = _contents(folders)
     names = _names(found)
@@ -136,7 +137,8 @@ def _names(found: Mapping[Path, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _place(scores: Mapping[str, Any]) -> str:
-    """The path of the model that has these scores; nothing where they have a name alone, as those of an untrained model."""
+    """The path of the model that has these scores; nothing where they have a name alone, as those of an untrained
+    model."""
     name, folder = str(scores.get("model", "")), str(scores.get("folder", ""))
     if "task" in scores:
         return os.path.normpath(name)

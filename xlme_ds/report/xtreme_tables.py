@@ -190,7 +190,9 @@ def _alignment_table(models: list[Model]) -> Table:
                 column = next((pair for pair in _PAIRS if set(pair.split("-")) == set(name.split("-"))), name)
                 columns.setdefault(column, (column, ("",)))
                 if column in cells:
-                    raise ValueError(f"{model.name} has alignments of {column} and of {name}, which are one test: keep one in --runs")
+                    raise ValueError(
+                        f"{model.name} has alignments of {column} and of {name}, which are one test: keep one in --runs"
+                    )
                 cells[column] = Cell((100 * scores["aer"][layer],))
             known = [cells[pair].values[0] for pair in _PAIRS if pair in cells]
             if known:

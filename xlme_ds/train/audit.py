@@ -1,8 +1,9 @@
-"""Which rows every step read, written down while they are read: what `python -m xlme_ds.audit` proves exactly-once from.
+"""Which rows every step read, written down while they are read: what `python -m xlme_ds.audit` proves exactly-once
+from.
 
-`audit/attempts.jsonl` has a line for every start of the run, {`start`: steps done by then, `world`}; its number is the attempt.
-`audit/rank_RRRRR.jsonl` has a line a step, {`attempt`, `step`, `rows`: {task: [[first row, CRC-32 of each row's tokens, ...], ...]}}.
-Files only grow: what was done again after a resume stands there twice, under two attempts.
+`audit/attempts.jsonl` has a line for every start of the run, {`start`: steps done by then, `world`}; its number is the
+attempt. `audit/rank_RRRRR.jsonl` has a line a step, {`attempt`, `step`, `rows`: {task: [[first row, CRC-32 of each
+row's tokens, ...], ...]}}. Files only grow: what was done again after a resume stands there twice, under two attempts.
 """
 
 import json
@@ -23,7 +24,8 @@ ATTEMPTS = "attempts.jsonl"
 
 
 def audit(run: Path, loader: Loader, start: int, rank: int, world: int) -> Path | None:
-    """Have `loader` write down what it reads from now on, once for every share of the rows; the file of this rank; collective."""
+    """Have `loader` write down what it reads from now on, once for every share of the rows; the file of this rank;
+    collective."""
     folder = run / FOLDER
     attempt = broadcast(together(lambda: _begin(folder, start, world) if rank == 0 else 0))
     if rank >= loader.plan.world:  # the other stages of a pipeline read the same
@@ -39,7 +41,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
     for text in path.read_bytes().split(b"\n"):
         try:
             found.append(json.loads(text))
-        except (ValueError, RecursionError):  # empty, or half-written: then its step was not finished, and is done again
+        except (
+            ValueError,
+            RecursionError,
+        ):  # empty, or half-written: then its step was not finished, and is done again
             continue
     return found
 

@@ -2,7 +2,8 @@
 
 A checkpoint folder holds one state file a rank (`engine/statefile.py`), `state.json` (position, data fingerprints, the
 probe's loss) and `complete.json` (bytes and CRC-32 of every file), which is written last. All that is named without a
-marker does not exist; all is on the disk before the marker is. Other names in `checkpoints/` are nobody's business here.
+marker does not exist; all is on the disk before the marker is. Other names in `checkpoints/` are nobody's business
+here.
 """
 
 import math
@@ -29,8 +30,8 @@ _COMPLETE = "complete.json"
 _STATE = "state.json"
 _LATEST = "latest.json"
 
-# How far the probe's loss may lie from the stored one, relative. float32: sums in another order. bf16 weights are the cast
-# of equal master weights; another processor may round otherwise and flip a sample of the generator.
+# How far the probe's loss may lie from the stored one, relative. float32: sums in another order. bf16 weights are the
+# cast of equal master weights; another processor may round otherwise and flip a sample of the generator.
 PROBE_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
 
 
@@ -95,8 +96,8 @@ class Checkpoints:
     def load(self, engine: Engine, folder: Path, expected: Mapping[str, Any], tolerance: float) -> int:
         """Load `folder` into `engine`, whatever layout saved it, and return the number of steps done.
 
-        Raises SharedError when it belongs to other data (`expected` against the stored state), or when the loaded model's
-        probe loss is further than `tolerance` (relative) from the stored one.
+        Raises SharedError when it belongs to other data (`expected` against the stored state), or when the loaded
+        model's probe loss is further than `tolerance` (relative) from the stored one.
         """
         state = together(lambda: _matching(read_state(folder), folder, expected))
         engine.load(together(lambda: StateReader(state_files(folder))))
@@ -113,7 +114,8 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def lost(self, steps_logged: int, save_every: int) -> bool:
-        """Where no usable one is found: whether there was one. A run that ended before its first was whole starts anew."""
+        """Where no usable one is found: whether there was one. A run that ended before its first was whole starts
+        anew."""
         return (self.folder / _LATEST).exists() or (not self.folder.exists() and steps_logged > save_every)
 
     def all(self) -> list[Path]:
@@ -142,7 +144,9 @@ class Checkpoints:
 
     def _prune(self, newest: int, run: str | None) -> None:
         ours = [folder for folder in self.all() if not _foreign(folder, run)]
-        for folder in [folder for folder in ours if _step(folder) > newest]:  # unusable: the run went on from one before it
+        for folder in [
+            folder for folder in ours if _step(folder) > newest
+        ]:  # unusable: the run went on from one before it
             _remove(folder)
         for folder in [folder for folder in ours if _step(folder) <= newest][: -self.keep_last]:
             if not (self.keep_every and _step(folder) % self.keep_every == 0):
@@ -193,7 +197,8 @@ def seal(folder: Path, state: Mapping[str, Any], files: Mapping[str, Mapping[str
 
 
 def find_fault(folder: Path, rank: int = 0, world: int = 1, checksums: bool = True) -> str | None:
-    """What is wrong with a checkpoint, or None: sizes and checksums of all files, shared out among the ranks; collective."""
+    """What is wrong with a checkpoint, or None: sizes and checksums of all files, shared out among the ranks;
+    collective."""
     try:
         expected = list(_listed(folder).items())
     except (OSError, ValueError):
@@ -223,7 +228,8 @@ def _listed(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def _file_fault(path: Path, size: int, crc: int, checksum: bool) -> str | None:
-    """What is wrong with a file; of an error of reading it, too: one rank that fails alone would leave the others waiting."""
+    """What is wrong with a file; of an error of reading it, too: one rank that fails alone would leave the others
+    waiting."""
     try:
         if not path.is_file():
             return f"{path.name} is missing"
@@ -240,8 +246,8 @@ def _file_fault(path: Path, size: int, crc: int, checksum: bool) -> str | None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself: `step`, `world` (processes that saved it), `probe`, data fingerprints; since there are any,
-    `run` (which one saved it) and its `settings`."""
+    """What a checkpoint says of itself: `step`, `world` (processes that saved it), `probe`, data fingerprints; since
+    there are any, `run` (which one saved it) and its `settings`."""
     try:
         state: dict[str, Any] = read_json(folder / _STATE, dict)
         int(state["step"]), int(state["world"]), float(state["probe"])

@@ -62,7 +62,8 @@ class RunFolder:
             _require_same(f"{self.path} was started", stored["config"], config)
 
     def close(self) -> None:
-        """Let other processes into the folder; the end of the process does the same. One that was refused leaves none behind."""
+        """Let other processes into the folder; the end of the process does the same. One that was refused leaves none
+        behind."""
         if self._lock is None:
             return
         if self._made and [path.name for path in self.path.iterdir()] == [LOCK]:
@@ -72,7 +73,8 @@ class RunFolder:
         self._lock = None
 
     def identity(self, config: Training, checkpoint: Path | None, saved: Mapping[str, Any]) -> str | None:
-        """What tells the run from every other: a new one's is drawn, and all that it writes has it; older versions' runs have none.
+        """What tells the run from every other: a new one's is drawn, and all that it writes has it; older versions'
+        runs have none.
 
         `saved`: the state of the `checkpoint` that the run goes on from. Raises ValueError when that is not this run's.
         """
@@ -140,7 +142,8 @@ class RunFolder:
 
 
 def step_of(line: bytes) -> int | None:
-    """The whole number `step` of a line of JSON; None where it has none, as the half-written last line of a run that was killed."""
+    """The whole number `step` of a line of JSON; None where it has none, as the half-written last line of a run that
+    was killed."""
     try:
         step = json.loads(line)["step"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -149,7 +152,8 @@ def step_of(line: bytes) -> int | None:
 
 
 def missing_steps(logged: Iterable[int], every: int, last: int) -> str:
-    """The steps up to `last` that should have a record, one every `every`, and have none, in words; empty where there is none."""
+    """The steps up to `last` that should have a record, one every `every`, and have none, in words; empty where there
+    is none."""
     logged = set(logged)
     runs: list[list[int]] = []
     for step in range(every, last + 1, every):
@@ -171,14 +175,15 @@ _NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 def lock(folder: Path) -> Any:
     """Keep other processes out of `folder`, which is made where it is missing, until the returned file is closed.
 
-    The file lies in the folder itself, so that every path there leads to it, and says who holds it. Raises ValueError when another
-    process does, when something else has the file's name, and when its file system cannot lock.
+    The file lies in the folder itself, so that every path there leads to it, and says who holds it. Raises ValueError
+    when another process does, when something else has the file's name, and when its file system cannot lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK
     foreign = f"{path} is no lock of this package, which needs the name: move it away"
     try:
-        # Neither through a link nor waiting for the other end of a pipe; what is there is not touched before it is known.
+        # Neither through a link nor waiting for the other end of a pipe; what is there is not touched before it is
+        # known.
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):

@@ -1,7 +1,7 @@
 """Steps that are left out: counted, recorded, and too many of them in a row end the run.
 
-The engine leaves a step out when its loss or gradient is not finite, or its gradient norm exceeds the limit that is set here. Norm and
-limit are the same on all ranks, and so is all that follows from them.
+The engine leaves a step out when its loss or gradient is not finite, or its gradient norm exceeds the limit that is set
+here. Norm and limit are the same on all ranks, and so is all that follows from them.
 """
 
 import math

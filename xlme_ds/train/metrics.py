@@ -1,4 +1,5 @@
-"""The run's records: `metrics.jsonl`, `heldout.jsonl`, `faults.jsonl` and TensorBoard events, continued exactly on resume."""
+"""The run's records: `metrics.jsonl`, `heldout.jsonl`, `faults.jsonl` and TensorBoard events, continued exactly on
+resume."""
 
 import json
 import math
@@ -23,7 +24,8 @@ class StepLines:
     def __init__(self, run: Path, name: str, steps_done: int):
         """Continue `run/name.jsonl` after `steps_done` steps: later lines, of a run that was killed, are dropped.
 
-        Lines that are no records are put aside and told, but those after the last that is kept: killed while it was written.
+        Lines that are no records are put aside and told, but those after the last that is kept: killed while it was
+        written.
         """
         self.path = run / f"{name}.jsonl"
         self.error: OSError | None = None
@@ -56,7 +58,10 @@ class StepLines:
         with naming(aside), open(aside, "ab") as file:
             file.write(b"".join(line + b"\n" for line in damaged.values()))
         numbers = ", ".join(map(str, damaged))
-        print(f"{self.path} is damaged in line {numbers}, which is put aside in {aside}; the other lines are kept", flush=True)
+        print(
+            f"{self.path} is damaged in line {numbers}, which is put aside in {aside}; the other lines are kept",
+            flush=True,
+        )
 
     def sync(self) -> int:
         """Have all lines on the disk; their number."""
@@ -86,7 +91,8 @@ class StepLines:
 def _without_tensorboards(
     told: Callable[[threading.ExceptHookArgs], object],
 ) -> Callable[[threading.ExceptHookArgs], object]:
-    """`told` for all threads but TensorBoard's, which raises its error again at the next write: no traceback beside the sentence."""
+    """`told` for all threads but TensorBoard's, which raises its error again at the next write: no traceback beside the
+    sentence."""
 
     def hook(failure: threading.ExceptHookArgs) -> None:
         if not type(failure.thread).__module__.startswith("tensorboard."):

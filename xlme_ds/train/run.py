@@ -31,7 +31,8 @@ from .watchdog import Watchdog
 
 
 def heldout_data(config: RunConfig, folder: Path, world: int) -> DataConfig:
-    """The rows of an evaluation: up to `train.eval_rows` from the start of each task, as many as divide among the ranks.
+    """The rows of an evaluation: up to `train.eval_rows` from the start of each task, as many as divide among the
+    ranks.
 
     Raises ValueError for a folder with fewer rows than processes.
     """
@@ -188,7 +189,8 @@ def _records(
 def _resume(
     engine: Engine, config: Training, folder: RunFolder, checkpoints: Checkpoints, state: dict[str, Any]
 ) -> tuple[int, dict[str, Any]]:
-    """Load the newest whole checkpoint, which the root chooses; returns the steps done, 0 for a new run, and what was saved with it."""
+    """Load the newest whole checkpoint, which the root chooses; returns the steps done, 0 for a new run, and what was
+    saved with it."""
     newest, complaints = checkpoints.newest(engine.rank, engine.world)
     if engine.rank == 0 and complaints:
         print("\n".join(complaints))

@@ -42,9 +42,11 @@ class StopRequest:
 
 
 def _follow_launcher() -> None:
-    """Have the end of the DeepSpeed launcher that started this process, or of the `deepspeed` that started that, act as SIGTERM.
+    """Have the end of the DeepSpeed launcher that started this process, or of the `deepspeed` that started that, act as
+    SIGTERM.
 
-    Neither passes on what kills it, and the processes of the run would train on as nobody's. Other parents may go: a shell does.
+    Neither passes on what kills it, and the processes of the run would train on as nobody's. Other parents may go: a
+    shell does.
     """
     launch = os.getppid()
     if _LAUNCH not in _words(launch):

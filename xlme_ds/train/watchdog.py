@@ -6,13 +6,15 @@ import sys
 import threading
 import time
 
-# Where even Python's threads stand still, faulthandler's own, which needs no interpreter, ends the process this much later.
+# Where even Python's threads stand still, faulthandler's own, which needs no interpreter, ends the process this much
+# later.
 _GRACE = 30.0
 _STDERR = 2  # the descriptor: sys.stderr may be replaced
 
 
 class Watchdog:
-    """Ends this process, with the stacks of all its threads on stderr, when `beat` is not called for `minutes`; 0: never.
+    """Ends this process, with the stacks of all its threads on stderr, when `beat` is not called for `minutes`; 0:
+    never.
 
     The launcher (`srun --kill-on-bad-exit`, DeepSpeed's, torchrun) then ends the other ranks.
     """

@@ -8,11 +8,11 @@ from transformers import PretrainedConfig
 class XLMEConfig(PretrainedConfig):
     """Sizes under the names that transformers uses; below them what shapes an XLM-E encoder.
 
-    `norm`: "post" or "pre". `embedding_norm`: normalise the embedded tokens in pre-LN models too. `relative_bias`: "gated"
-    (XLM-E section 3.3), "plain" (T5's buckets) or "none". Dropout is 0, as in pre-training; set it for fine-tuning.
-    `layout`: "xlm" where positions start anew on the second side of a pair. `languages`: codes of the languages that have an
-    embedding, in the order of `language_ids`; `language`: the one of texts whose `language_ids` are not given.
-    `masked_head`: "linear" where the token embedding reads the last hidden states themselves (XLM).
+    `norm`: "post" or "pre". `embedding_norm`: normalise the embedded tokens in pre-LN models too. `relative_bias`:
+    "gated" (XLM-E section 3.3), "plain" (T5's buckets) or "none". Dropout is 0, as in pre-training; set it for
+    fine-tuning. `layout`: "xlm" where positions start anew on the second side of a pair. `languages`: codes of the
+    languages that have an embedding, in the order of `language_ids`; `language`: the one of texts whose `language_ids`
+    are not given. `masked_head`: "linear" where the token embedding reads the last hidden states themselves (XLM).
     """
 
     model_type = "xlme"

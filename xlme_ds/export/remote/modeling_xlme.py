@@ -243,11 +243,11 @@ class XLMEModel(XLMEPreTrainedModel):
     ) -> BaseModelOutput:
         """`attention_mask` [B, T] is 0 at padding, by default where `input_ids` is the padding token.
 
-        `language_ids`, of every text [B] or token [B, T], are places in `config.languages`, by default that of `config.language`;
-        models without language embeddings do not read them.
+        `language_ids`, of every text [B] or token [B, T], are places in `config.languages`, by default that of
+        `config.language`; models without language embeddings do not read them.
 
-        It may number several items in a row (1, 2, …): a token then sees those of its own item alone, and `position_ids`,
-        which start anew at every item, must be given.
+        It may number several items in a row (1, 2, …): a token then sees those of its own item alone, and
+        `position_ids`, which start anew at every item, must be given.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
@@ -342,7 +342,8 @@ class XLMETaskHead(nn.Module):
 
 
 class XLMEForPreTraining(XLMEPreTrainedModel):
-    """The discriminator with its head: `logits` [B, T], positive where a token was replaced; `labels` 1 there, else 0."""
+    """The discriminator with its head: `logits` [B, T], positive where a token was replaced; `labels` 1 there, else
+    0."""
 
     def __init__(self, config: XLMEConfig):
         super().__init__(config)
