@@ -10,12 +10,20 @@ import pyarrow as pa
 import pytest
 
 from data_prep import encode, mix
-from data_prep.stats import StatsConfig, run
-from data_prep.stats_figures import length_plot, loss_plot, share_plot
-from data_prep.stats_lengths import EDGES, length_histograms, median
-from data_prep.stats_losses import Loss, LossTable, loss_tables
-from data_prep.stats_page import Section, html
-from data_prep.stats_table import Line, columns, lines_of, size_text, total
+from data_prep.stats import Section, StatsConfig, html, length_plot, loss_plot, run, share_plot
+from data_prep.stats_tables import (
+    EDGES,
+    Line,
+    Loss,
+    LossTable,
+    columns,
+    length_histograms,
+    lines_of,
+    loss_tables,
+    median,
+    size_text,
+    total,
+)
 from xlme_ds.data.schema import read_manifest
 
 
