@@ -5,10 +5,11 @@ OUT/vocap.json, vocap.svg   curves and allocation
 OUT/curves/<language>/      vocabularies on the curve, until the stage is complete
 """
 
+import io
 import shutil
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,21 @@ from data_prep.readers import Input
 from data_prep.sampling import temperature_shares
 from data_prep.sources import TextConfig
 from data_prep.store import Stage, write_file
-from data_prep.vocab import tell
-from data_prep.vocap.allocate import allocate
-from data_prep.vocap.curve import curve, fitting_words
-from data_prep.vocap.merge import piece_order, pool
-from data_prep.vocap.model import SPECIALS, Pieces, parse, serialize
-from data_prep.vocap.plot import plot
-from xlme_ds.data.schema import Manifest, write_json, write_manifest
-from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
+from data_prep.vocab import finish_vocabulary, say_size
+from data_prep.vocap_allocation import Curve, allocate, piece_order, pool
+from data_prep.vocap_curve import SPECIALS, Pieces, curve, fitting_words, parse, serialize
+from xlme_ds.data.schema import write_json
 
 CURVES = "curves"
 _SETTINGS = ("size", "step", "largest", "shrink", "sentences", "alpha", "beta", "seed", "character_coverage")
+_CURVE, _CHOSEN = "#c3cddc", "#1f5fa8"
+_STYLE = {
+    "svg.hashsalt": "vocap",
+    "svg.fonttype": "none",  # a third of the size
+    "font.size": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
 _ADDED = 2  # <pad> and <mask> are ids of the vocabulary, not pieces
 
 
@@ -78,14 +83,6 @@ class VocapConfig(TextConfig):
         temperature_shares([1], self.alpha)
 
 
-@dataclass(frozen=True)
-class _Task:
-    """One language's curve."""
-
-    name: str
-    paths: tuple[Path, ...]
-
-
 def run(config: VocapConfig) -> None:
     """Write `config.out`. Raises ValueError for settings or inputs that cannot work."""
     on_root(config.validate)
@@ -95,7 +92,7 @@ def run(config: VocapConfig) -> None:
         if not stage.finished(config.processes):
             _make(stage, config, inputs)
         on_root(lambda: _clear(stage))
-    on_root(lambda: tell(config.out))
+    on_root(lambda: say_size(config.out))
 
 
 def _clear(stage: Stage) -> None:
@@ -108,44 +105,46 @@ def _make(stage: Stage, config: VocapConfig, inputs: Sequence[Input]) -> None:
     lines = dict(sorted(sum(counted, Counter[str]()).items()))
     quotas = {code: min(count, config.sentences) for code, count in lines.items()}
     chosen = choose_lines(stage, inputs, counted, quotas, config.seed, config.processes)
-    tasks = [_Task(code, tuple(files[code] for files in chosen if code in files)) for code in lines]
-    sizes = list(quotas.values())
-    results = run_tasks(partial(_curve, stage, config), tasks, sizes, config.processes, "curves")
+    tasks = [(code, tuple(files[code] for files in chosen if code in files)) for code in lines]
+    results = run_tasks(partial(_write_curve, stage, config), tasks, list(quotas.values()), config.processes, "curves")
     curves = {code: result["curve"] for code, result in zip(lines, results, strict=True) if result["curve"]}
     sampled = {code: result["sentences"] for code, result in zip(lines, results, strict=True)}
-    on_root(lambda: _finish(stage, config, lines, sampled, curves))
+    on_root(lambda: _merge(stage, config, lines, sampled, curves))
 
 
-def _curve(stage: Stage, config: VocapConfig, task: _Task) -> dict[str, Any]:
+def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, tuple[Path, ...]]) -> dict[str, Any]:
     """Write the vocabularies of one language; the result is its curve, smallest first."""
-    marker = f"curve-{task.name}"
+    code, paths = task
+    marker = f"curve-{code}"
     result = stage.task_result(marker)
     if result is None:
-        folder = stage.folder / CURVES / task.name
-        text = fitting_words(partial(read_lines, task.paths))
+        text = fitting_words(partial(read_lines, paths))
         points, files = [], []
         if text.words:
             for point in curve(text, config.largest, config.step, config.shrink, config.character_coverage):
                 points.append((len(point.pieces), point.alp))
-                path = folder / f"{len(point.pieces)}.model"
+                path = _curve_file(stage, code, len(point.pieces))
                 files.append(asdict(write_file(path, serialize(point.pieces), stage.folder)))
         result = {"curve": points[::-1], "sentences": text.sentences, "words": len(text.words), "files": files}
         stage.finish_task(marker, result)
     return result
 
 
-def _finish(
-    stage: Stage, config: VocapConfig, lines: dict[str, int], sampled: dict[str, int], curves: dict[str, list[Any]]
+def _curve_file(stage: Stage, code: str, size: int) -> Path:
+    return stage.folder / CURVES / code / f"{size}.model"
+
+
+def _merge(
+    stage: Stage, config: VocapConfig, lines: dict[str, int], sampled: dict[str, int], curves: dict[str, Curve]
 ) -> None:
+    """One model of all languages' chosen pieces."""
     if not curves:
         raise ValueError(f"there is no text in the inputs of {stage.folder}: a vocabulary needs some words")
     shares = dict(zip(lines, map(float, temperature_shares(list(lines.values()), config.alpha)), strict=True))
     orders = {code: piece_order([_pieces(stage, code, size) for size, _ in curves[code]]) for code in curves}
     weights = {code: shares[code] ** config.beta for code in curves}
-    allocation = allocate(orders, curves, weights, config.step, config.size - _ADDED - len(SPECIALS))
-    chosen = {code: _chosen(stage, code, curves[code], orders[code], allocation.sizes[code]) for code in curves}
-    path = stage.folder / MODEL_FILE
-    written = write_file(path, serialize(pool(chosen, weights)), stage.folder)
+    sizes = allocate(orders, curves, weights, config.step, config.size - _ADDED - len(SPECIALS))
+    chosen = {code: _chosen(stage, code, curves[code], orders[code][: sizes[code]]) for code in curves}
     owners = Counter(piece for pieces in chosen.values() for piece in pieces)
     by_language = {
         code: {
@@ -160,21 +159,46 @@ def _finish(
     }
     write_json(stage.folder / "vocap.json", {"curves": curves, "by_language": by_language})
     write_file(stage.folder / "vocap.svg", plot(curves, by_language), stage.folder)
-    vocabulary = Vocabulary(path)
-    assert vocabulary.size == config.size, f"{vocabulary.size} ids instead of {config.size}"
-    shard = replace(written, rows=vocabulary.processor.get_piece_size())
-    counts = {"by_language": by_language}
-    write_manifest(
-        stage.folder,
-        Manifest("vocap", stage.settings, vocabulary.size, shard.sha256, tuple(by_language), (shard,), counts),
-    )
+    finish_vocabulary(stage, serialize(pool(chosen, weights)), by_language)
 
 
 def _pieces(stage: Stage, code: str, size: int) -> Pieces:
-    return parse((stage.folder / CURVES / code / f"{size}.model").read_bytes())
+    return parse(_curve_file(stage, code, size).read_bytes())
 
 
-def _chosen(stage: Stage, code: str, curve: Sequence[tuple[int, float]], order: Sequence[str], size: int) -> Pieces:
-    """The first `size` pieces with the probabilities of the smallest vocabulary that has them all."""
-    pieces = _pieces(stage, code, min(points for points, _ in curve if points >= size))
-    return {piece: pieces[piece] for piece in order[:size]}
+def _chosen(stage: Stage, code: str, curve: Curve, chosen: Sequence[str]) -> Pieces:
+    """The chosen pieces with the probabilities of the smallest vocabulary that has them all."""
+    pieces = _pieces(stage, code, min(size for size, _ in curve if size >= len(chosen)))
+    return {piece: pieces[piece] for piece in chosen}
+
+
+def plot(curves: Mapping[str, Curve], by_language: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """Every language's curve with its size, and sizes against amounts of text: an SVG image, always the same bytes."""
+    import matplotlib
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(9.6, 4.2), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        lines = [by_language[code]["lines"] for code in curves]
+        pieces = [by_language[code]["pieces"] for code in curves]
+        at = []
+        for points, chosen in zip(curves.values(), pieces, strict=True):
+            sizes, alps = zip(*points, strict=True)
+            left.plot(sizes, alps, color=_CURVE, linewidth=0.7)
+            at.append(np.interp(chosen, sizes, alps))
+        left.plot(pieces, at, "o", markersize=2.5, color=_CHOSEN)
+        right.plot(lines, pieces, "o", markersize=2.5, color=_CHOSEN)
+        for code, x, y in zip(curves, lines, pieces, strict=True):
+            right.annotate(code, (x, y), fontsize=5, xytext=(2, 1), textcoords="offset points")
+        left.set(
+            xscale="log",
+            xlabel="pieces",
+            ylabel="ALP: mean log-probability of a sentence, nats",
+            title="curves, and the sizes chosen",
+        )
+        right.set(xscale="log", yscale="log", xlabel="lines of text", ylabel="pieces given", title="allocation")
+        image = io.BytesIO()
+        figure.savefig(image, format="svg", metadata={"Date": None})
+    return image.getvalue()

@@ -1,13 +1,19 @@
-"""How many pieces each language gets: greedily by the marginal gain of weighted ALP, until the union has its size.
+"""How many pieces each language gets, greedily by the marginal gain of weighted ALP, and all languages' pieces as one.
 
 The objective is VoCap's, max Σ_i q_i^β ALP_i(t_i) (Zheng et al., 2021): on concave curves taking steps by falling slope
 is optimal for every Σ t_i. Languages share pieces, and a shared piece is paid for once: steps are taken until the union
 of the languages' pieces has the size asked for, the last one in part.
+
+In the union, a piece's probability is pooled: p(x) = Σ_i w_i p_i(x), with p_i the probabilities of language i's
+vocabulary over its chosen pieces and w_i its weight in the objective, that is the unigram model of a text drawn with
+those weights.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+from data_prep.vocap_curve import Pieces
 
 Curve = Sequence[tuple[int, float]]  # (pieces, ALP) by rising size; the first point is the characters alone
 
@@ -43,21 +49,13 @@ def steps(curves: Mapping[str, Curve], weights: Mapping[str, float], step: int) 
     return [(language, start, stop) for _, language, start, stop in sorted(found)]
 
 
-@dataclass(frozen=True)
-class Allocation:
-    """Pieces of each language, and the size of their union."""
-
-    sizes: dict[str, int]
-    distinct: int
-
-
 def allocate(
     orders: Mapping[str, Sequence[str]],
     curves: Mapping[str, Curve],
     weights: Mapping[str, float],
     step: int,
     size: int,
-) -> Allocation:
+) -> dict[str, int]:
     """Sizes t_i such that the first t_i pieces of each language's order have a union of `size` pieces.
 
     `orders`: each language's pieces, so that the first n are its vocabulary of n pieces. Every language gets its
@@ -73,7 +71,7 @@ def allocate(
     for language, start, stop in steps(curves, weights, step):
         for piece in orders[language][start:stop]:
             if len(union) == size:
-                return Allocation(sizes, len(union))
+                return sizes
             union.add(piece)
             sizes[language] += 1
     if len(union) < size:
@@ -81,4 +79,28 @@ def allocate(
             f"--size leaves room for {size} pieces, but the curves end at {len(union)}: take a smaller --size, "
             "a larger --largest, or more text"
         )
-    return Allocation(sizes, len(union))
+    return sizes
+
+
+def piece_order(nested: Sequence[Pieces]) -> list[str]:
+    """All pieces such that every vocabulary of `nested` (by rising size) is a start of the list.
+
+    Between two vocabularies, the pieces of the larger one come by falling probability.
+    """
+    order: dict[str, None] = {}
+    for pieces in nested:
+        order |= dict.fromkeys(sorted(pieces.keys() - order.keys(), key=lambda piece: (-pieces[piece], piece)))
+    return list(order)
+
+
+def pool(vocabularies: Mapping[str, Pieces], weights: Mapping[str, float]) -> Pieces:
+    """Pieces of all vocabularies by falling pooled probability, with its logarithm."""
+    pooled: dict[str, float] = {}
+    total = sum(weights[language] for language in vocabularies)
+    for language in sorted(vocabularies):
+        pieces = vocabularies[language]
+        mass = math.fsum(math.exp(score) for score in pieces.values())
+        for piece, score in pieces.items():
+            pooled[piece] = pooled.get(piece, 0.0) + weights[language] / total * math.exp(score) / mass
+    ranked = sorted(pooled.items(), key=lambda item: (-item[1], item[0]))
+    return {piece: math.log(probability) for piece, probability in ranked}
