@@ -89,7 +89,7 @@ def find_duplicates(runs: Sequence[Path], number: int, total: int, out: Path, ro
     blocks = np.repeat(np.arange(len(runs), dtype=np.uint32), [len(part) for part in hashes[1:]])
     at = np.concatenate(positions)
     duplicate = np.ones(len(at), bool)
-    # the first of each stays, for a run has a hash once and the runs stand in order
+    # the first of each stays, for a run has a hash once and the runs are in input order
     duplicate[np.unique(np.concatenate(hashes), return_index=True)[1]] = False
     blocks, at = blocks[duplicate], at[duplicate]
     ends = np.searchsorted(blocks, np.arange(len(runs)), side="right")
@@ -106,7 +106,7 @@ def duplicates_of(block: int, found: Sequence[Path]) -> np.ndarray:
     return np.concatenate(positions)
 
 
-def noted(run: Path) -> np.ndarray:
+def load_notes(run: Path) -> np.ndarray:
     """What a run noted, a record a paragraph: tokens, characters, bytes, document."""
     return np.array(_load(run.with_suffix(".noted.npy")))
 
