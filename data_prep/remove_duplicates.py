@@ -47,7 +47,7 @@ def remove_duplicates(stage: Stage, tasks: Sequence[Task], processes: int) -> No
 
 
 def is_final(stage: Stage, task: Task) -> bool:
-    """Whether all blocks of an input are without their duplicates, and only its marker is missing."""
+    """Whether the duplicates of all blocks of an input are removed, and only its marker is missing."""
     encoded = stage.task_result(f"{task.name}.encoded")
     return encoded is not None and all(
         stage.task_result(f"{task.block_name(number)}.final") is not None for number in range(encoded["blocks"])
@@ -107,7 +107,7 @@ def _write_block(stage: Stage, item: tuple[_Language, int]) -> None:
 
 
 def _without(stage: Stage, task: Task, staged: Path, path: Path, keep: np.ndarray, counts: Any) -> dict[str, Any]:
-    """Write a shard without some paragraphs or pairs; what changes in its result."""
+    """Write a shard without the paragraphs or pairs that are not to `keep`; the parts of its result that change."""
     notes = load_notes(staged)
     with pa.memory_map(str(staged)) as file:
         reader = pa.ipc.open_file(file)
@@ -132,7 +132,7 @@ def _without(stage: Stage, task: Task, staged: Path, path: Path, keep: np.ndarra
 
 
 def _kept_documents(batches: Sequence[pa.RecordBatch], notes: np.ndarray, keep: np.ndarray) -> list[pa.RecordBatch]:
-    """Without the other paragraphs. A document that has no token left goes with all its paragraphs, in `keep` too."""
+    """Documents of the paragraphs to `keep`. One without any token is dropped with all its paragraphs, in `keep` too."""
     records = sum(batch.num_rows for batch in batches)
     tokens = np.bincount(notes["document"], weights=notes["tokens"] * keep, minlength=records).astype(np.int64)
     keep &= (tokens > 0)[notes["document"]]

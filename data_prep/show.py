@@ -1,4 +1,4 @@
-"""Stage `show`: training rows as people read them: items, languages, and the positions that training will mask."""
+"""Stage `show`: print training rows as text, with their items, languages, and the positions that training masks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from xlme_ds.data.corrupt import corrupt
 from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, read_manifest, row_schema
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
-_OPEN, _CLOSE = "⟦", "⟧"  # around masked text where there is no colour
+_OPEN, _CLOSE = "⟦", "⟧"  # around masked text where the output has no colour
 _SPACE = "▁"  # SentencePiece's mark of a space
 
 

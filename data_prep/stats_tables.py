@@ -17,7 +17,7 @@ TITLES = {"mono": "Languages", "para": "Language pairs"}
 # Lower bounds of the bins of lengths in tokens, half an octave (a factor of √2) wide: 1, 2, 4, 5, 8, 11, 16, 22, 32 …
 EDGES: tuple[int, ...] = tuple(sorted({int(2 ** (k / 2)) for k in range(45)}))
 
-# The counts of stage encode that say how much of what it read was lost, by reason.
+# Units of text -> the name in encode's counts of those that were lost, by reason.
 _LOST = {"documents": "dropped", "paragraphs": "removed", "pairs": "dropped"}
 
 

@@ -71,7 +71,7 @@ def _stage_folders(data: Path) -> list[Path]:
 
 
 def _readable_manifest(folder: Path) -> Manifest:
-    """The manifest, if the files next to it are those it lists."""
+    """The manifest, after a check that it lists the files in the folder and their vocabulary."""
     manifest, path = read_manifest(folder), folder / "manifest.json"
     if manifest.stage not in ("encode", "mix"):
         raise ValueError(f"{folder} was written by stage {manifest.stage}: verify reads what encode or mix wrote")
@@ -192,7 +192,7 @@ def _check_manifest(folder: Path, manifest: Manifest, found: Sequence[Found]) ->
 
 
 def _again(path: Path) -> str:
-    """What to do about a file of a stage's folder."""
+    """Advice for a faulty file of a stage's folder."""
     folder = path.parent if path.name == "manifest.json" or path.parent.name in TASKS else path.parent.parent
     return f"delete it and give the command that wrote {folder} again"
 

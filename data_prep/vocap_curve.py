@@ -1,7 +1,7 @@
 """One language's curve: nested unigram vocabularies of falling size, and the average log-probability (ALP) of each.
 
-VoCap (Zheng et al., 2021) trains a vocabulary from nothing at each of fifty sizes. Here one pruning path is followed
-instead, as SentencePiece itself does on its way from a million seeds to the size asked for: a vocabulary is trained
+VoCap (Zheng et al., 2021) trains a vocabulary from nothing at each of fifty sizes. We follow one pruning path instead,
+as SentencePiece itself does on its way from a million seeds to the size asked for: a vocabulary is trained
 from the pieces of the next larger one, so each is a subset of those before it. The path ends at the characters alone.
 """
 
@@ -27,9 +27,9 @@ _SEED_FACTOR = 1.25  # the first training goes to this times the largest size: r
 _SEED_CHARACTERS = 10_000_000  # of all occurrences in the first training; its suffix array takes 20 to 40 bytes of each
 _MEMORY = 900_000_000  # bytes for a language's distinct words, here and in SentencePiece
 _WORD_BYTES, _CHARACTER_BYTES = 100, 20  # of each, a little more than measured
-_LEAST_COUNT = 2.0  # expected occurrences of a piece longer than a character: a piece used once is learnt by heart
+_LEAST_COUNT = 2.0  # expected occurrences of a piece longer than a character: a piece used once is memorized
 _LONGEST_WORD = 16_384  # bytes; a line gives at most 1,000 characters
-_UNKNOWN_PENALTY = 10.0  # SentencePiece's: a run of unknown characters scores this below the least likely piece
+_UNKNOWN_PENALTY = 10.0  # as in SentencePiece: a run of unknown characters scores this less than the least likely piece
 _WORDS = 50_000  # segmented at once
 
 
@@ -157,7 +157,7 @@ def train(text: WordCounts, size: int, coverage: float, seeds: CurvePoint | None
                 bos_id=1,
                 eos_id=2,
                 pad_id=-1,
-                num_threads=1,  # languages run side by side
+                num_threads=1,  # languages are trained in parallel
                 max_sentence_length=_LONGEST_WORD,
                 input_sentence_size=0,
                 shuffle_input_sentence=False,
