@@ -15,8 +15,7 @@ import sentencepiece as spm
 
 from data_prep.encode import EncodeConfig
 from data_prep.encode import run as encode
-from data_prep.vocap import VocapConfig, run
-from data_prep.vocap_allocation import allocate, concave_hull, piece_order, pool, steps
+from data_prep.vocap import VocapConfig, allocate, concave_hull, piece_order, pool, run, steps
 from data_prep.vocap_curve import (
     CurvePoint,
     WordCounts,
