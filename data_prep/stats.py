@@ -179,7 +179,7 @@ def loss_plot(table: LossTable) -> bytes:
     with _figure(len(table.losses), 3.2) as (figure, image):
         axes = figure.subplots()
         base = np.zeros(len(table.losses))
-        for number, reason in enumerate(table.total.lost):
+        for number, reason in enumerate(table.reasons):
             height = np.array([loss.percent(reason) for loss in table.losses])
             color = _REASONS[number % len(_REASONS)]
             axes.bar(range(len(height)), height, bottom=base, color=color, width=0.7, label=reason)

@@ -170,38 +170,29 @@ class Loss(NamedTuple):
 
 
 class LossTable(NamedTuple):
-    """Losses of `units` (documents, paragraphs or pairs) wherever there are some, the largest share first."""
+    """Losses of documents, paragraphs or pairs wherever there are some, the largest share first, and as cells."""
 
-    units: str
-    losses: tuple[Loss, ...]
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    """Cells of every loss, and of their sum at the end: name, read, share lost, each reason's number and share."""
+    losses: list[Loss]
+    reasons: list[str]
+    """The one that lost most first."""
 
-    @property
-    def title(self) -> str:
-        """Heading of the table."""
-        return f"{self.units.capitalize()} {_LOST[self.units]}"
 
-    @property
-    def total(self) -> Loss:
-        """The sum over the languages that lost something; its reasons begin with the one that lost most."""
-        lost = sum((Counter(loss.lost) for loss in self.losses), Counter[str]())
-        ranked = dict(sorted(lost.items(), key=lambda item: (-item[1], item[0])))
-        return Loss("all of these", sum(loss.read for loss in self.losses), ranked)
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Headings of the cells."""
-        return ("pair" if self.units == "pairs" else "language", self.units, _LOST[self.units], *self.total.lost)
-
-    @property
-    def rows(self) -> list[tuple[str, ...]]:
-        """Cells of every loss, and of their sum at the end: name, read, share lost, each reason's number and share."""
-        total = self.total
-        rows = []
-        for loss in (*self.losses, total):
-            each = ((loss.lost.get(reason), loss.percent(reason)) for reason in total.lost)
-            cells = (f"{number:,} ({percent:.2f}%)" if number else "" for number, percent in each)
-            rows.append((loss.name, f"{loss.read:,}", f"{loss.share:.2%}", *cells))
-        return rows
+def loss_table(units: str, found: list[Loss]) -> LossTable:
+    """The table of the losses of `units` of text."""
+    losses = sorted(found, key=lambda loss: (-loss.share, loss.name))
+    lost = sum((Counter(loss.lost) for loss in losses), Counter[str]())
+    reasons = sorted(lost, key=lambda reason: (-lost[reason], reason))
+    rows = []
+    for loss in (*losses, Loss("all of these", sum(loss.read for loss in losses), lost)):
+        each = ((loss.lost.get(reason), loss.percent(reason)) for reason in reasons)
+        cells = (f"{number:,} ({percent:.2f}%)" if number else "" for number, percent in each)
+        rows.append((loss.name, f"{loss.read:,}", f"{loss.share:.2%}", *cells))
+    columns = ("pair" if units == "pairs" else "language", units, _LOST[units], *reasons)
+    return LossTable(f"{units.capitalize()} {_LOST[units]}", columns, rows, losses, reasons)
 
 
 def loss_tables(encoded: Manifest) -> list[LossTable]:
@@ -214,5 +205,5 @@ def loss_tables(encoded: Manifest) -> list[LossTable]:
             if f"{units}_in" in counts and any(counts[lost].values())
         ]
         if found:
-            tables.append(LossTable(units, tuple(sorted(found, key=lambda loss: (-loss.share, loss.name)))))
+            tables.append(loss_table(units, found))
     return tables
