@@ -35,7 +35,7 @@ from bench.loader_peers import PEERS, Contender, Kind, Ours
 from bench.loader_rows import SHARD_ROWS, Text, forget_pages, in_training_order, linked
 from bench.tokenize_sides import Spent, measured
 from xlme_ds.data.loader import Loader
-from xlme_ds.data.rows import TASKS
+from xlme_ds.data.schema import TASKS
 from xlme_ds.data.shards import RowStore
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from bench.loader_rows import ROW_TOKENS
 from xlme_ds.config import DataConfig
 from xlme_ds.data.loader import Loader
-from xlme_ds.data.rows import BOS, EOS, PAD, TASKS, UNK
+from xlme_ds.data.schema import BOS, EOS, PAD, TASKS, UNK
 from xlme_ds.data.shards import RowStore
 
 MASK_FRACTION = 0.15

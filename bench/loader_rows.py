@@ -14,8 +14,7 @@ from data_prep.encode import run as encode
 from data_prep.mix import MixConfig
 from data_prep.mix import run as mix
 from data_prep.store import write_arrow
-from xlme_ds.data.rows import TASKS, Rows
-from xlme_ds.data.schema import Manifest, read_manifest, row_schema, write_manifest
+from xlme_ds.data.schema import TASKS, Manifest, Rows, read_manifest, row_schema, write_manifest
 from xlme_ds.data.shards import RowStore
 
 ROW_TOKENS = 512

@@ -14,12 +14,11 @@ from statistics import median
 
 import tyro
 
-from data_prep import vocab
+from data_prep import vocab, vocap
 from data_prep.clean import Counts
 from data_prep.readers import documents, find_documents
 from data_prep.vocab import VocabConfig
-from data_prep.vocap import stage as vocap
-from data_prep.vocap.stage import VocapConfig
+from data_prep.vocap import VocapConfig
 from xlme_ds.data.schema import UNK
 from xlme_ds.data.vocabulary import Vocabulary
 

@@ -16,8 +16,7 @@ import tyro
 
 from data_prep.clean import Counts
 from data_prep.readers import documents, find_documents
-from data_prep.vocap.curve import count_words, curve, measure
-from data_prep.vocap.model import SPECIALS, parse
+from data_prep.vocap_curve import SPECIALS, count_words, curve, measure, parse
 
 
 @dataclass(frozen=True)

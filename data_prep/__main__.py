@@ -8,7 +8,7 @@ import time
 STAGES = {
     "sample": ("data_prep.sample", "SampleConfig"),
     "vocab": ("data_prep.vocab", "VocabConfig"),
-    "vocap": ("data_prep.vocap.stage", "VocapConfig"),
+    "vocap": ("data_prep.vocap", "VocapConfig"),
     "encode": ("data_prep.encode", "EncodeConfig"),
     "mix": ("data_prep.mix", "MixConfig"),
     "verify": ("data_prep.verify", "VerifyConfig"),

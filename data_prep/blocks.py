@@ -97,14 +97,14 @@ class Encoder:
 
     def _text_filters(self, reasons: "_Reasons", sides: Sides) -> None:
         for name, text_filter in self.filters.text:
-            reasons.add(name, text_filter.drops(sides))
+            reasons.add(name, text_filter(sides))
         if self.run is not None:
             reasons.add(EXACT_DUPLICATES, self.run.repeated(sides.texts, reasons.kept))
 
     def _token_filters(self, reasons: "_Reasons", kept: np.ndarray, sides: list[Ragged]) -> list[Ragged]:
         """`sides` have what is `kept`; returned without what is dropped here."""
         for name, token_filter in self.filters.tokens:
-            reasons.add(name, _spread(token_filter.drops([lengths for _, lengths in sides]), kept))
+            reasons.add(name, _spread(token_filter([lengths for _, lengths in sides]), kept))
         final = reasons.kept[kept]
         if final.all():
             return sides

@@ -1,8 +1,8 @@
-"""What is done to every line of text, and the counts that account for all of it.
+"""Repair every line of text, and count all that a task reads, repairs, drops and writes.
 
-No text is lost silently: damage is repaired and counted by reason, what cannot be used is dropped and counted.
+No text is lost silently: damage is repaired and counted by reason, text of no use is dropped and counted.
 
-    invalid_utf8       bytes that are no UTF-8 become U+FFFD
+    invalid_utf8       bytes that are not UTF-8 become U+FFFD
     byte_order_mark    U+FEFF at the start of a line is removed
     carriage_return    CR at the end of a line is removed, elsewhere it becomes a space (it ends no line)
     control_character  NUL and the other C0 and C1 controls but tab and U+0085 are removed
@@ -21,7 +21,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
 _C0 = bytes(code for code in range(32) if code not in (9, 10)) + b"\x7f"
 _C1 = re.compile(b"\xc2[\x80-\x84\x86-\x9f]")
 _BOM = "\ufeff".encode()
-# Shares that no corpus of real text in UTF-8 comes near, and what it looks like then.
+# Shares that no corpus of real text in UTF-8 comes near, and their likely causes.
 _DOUBTS = (
     ("invalid_utf8", 0.02, "of its lines have bytes that are no UTF-8: is it in another encoding, or compressed?"),
     ("control_character", 0.1, "of its lines have control characters: is it UTF-16, or no text?"),
@@ -32,7 +32,7 @@ _FEW = 4_000  # bytes in which lines are looked at one by one
 
 @dataclass
 class Counts:
-    """What one task read, repaired, dropped and wrote; `unit` is "documents" or "pairs".
+    """Counts of the text that one task read, repaired, dropped and wrote; `unit` is "documents" or "pairs".
 
     `paragraphs`, `characters`, `bytes` (of UTF-8), `tokens` and `unknown` (tokens) are of the written units; `tokens`
     includes a document's `</s>`. A pair has two paragraphs. `removed` has the paragraphs that were read and not
@@ -54,7 +54,7 @@ class Counts:
     removed: Counter[str] = field(default_factory=Counter)
 
     def as_json(self) -> dict[str, Any]:
-        """The counts as the manifest has them, once everything read is accounted for."""
+        """The counts as the manifest has them; asserts that they account for everything read."""
         assert self.units_in == self.units + self.dropped.total(), f"{self.unit} were lost: {self}"
         removed: dict[str, Any] = {}
         if self.unit == "documents":
@@ -80,7 +80,7 @@ def add_counts(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 
 
 def doubts(lines: int, repaired: Mapping[str, int], tokens: int = 0, unknown: int = 0) -> Iterator[str]:
-    """What to tell of a file whose text is hardly what it should be: repairs of its `lines`, and its unknown tokens."""
+    """Warnings of a file that is probably not text as expected: many repairs of its `lines`, or many unknown tokens."""
     for reason, most, words in _DOUBTS:
         share = repaired.get(reason, 0) / max(lines, 1)
         if share > most:
@@ -109,7 +109,7 @@ def clean_line(raw: bytes, repaired: Counter[str]) -> str:
 
 
 def clean_lines(data: bytes, repaired: Counter[str]) -> list[str]:
-    """`clean_line` of every line of `data`, but many at once where none of them needs a repair."""
+    """`clean_line` of every line of `data`; many lines at once where none of them needs a repair."""
     if not data:
         return []
     if len(data.translate(None, _C0)) == len(data) and not _C1.search(data) and _BOM not in data:

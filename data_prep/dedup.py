@@ -1,7 +1,7 @@
 """Exact duplicates over a whole language or pair at bounded memory; the first occurrence in input order stays.
 
-While a block is encoded, a paragraph (or pair) that was in the block before is dropped at once, and a `Run` takes note
-of the others: a 64-bit hash (BLAKE2b) of each, sorted. When a language is encoded, its runs are merged in slices of the
+While a block is encoded, a paragraph (or pair) that was in the block before is dropped at once, and a `Run` notes the
+others: a 64-bit hash (BLAKE2b) of each, sorted. When a language is encoded, its runs are merged in slices of the
 hash's range: of equal hashes all but the first are duplicates. Then the blocks that hold some are written without them.
 
 Among n paragraphs, n²/2^65 are expected to be lost to equal hashes of unequal texts: 0.1 of two billion.
@@ -26,7 +26,7 @@ _NOTED = np.dtype([("tokens", "<u4"), ("characters", "<u4"), ("bytes", "<u4"), (
 
 
 class Run:
-    """The paragraphs of one block, or its pairs; batch by batch, `repeated` and then `note`."""
+    """Hashes of the paragraphs (or pairs) of one block; for each batch of it call `repeated`, then `note`."""
 
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
@@ -35,7 +35,7 @@ class Run:
         self._noted: list[np.ndarray] = []
 
     def repeated(self, texts: Sequence[Sequence[str]], asked: np.ndarray) -> np.ndarray:
-        """bool for each paragraph or pair (texts by side): whether it is `asked` for and the block had it before."""
+        """bool for each paragraph or pair (texts by side): it is `asked` for, and was in the block before."""
         answer = np.zeros(len(asked), bool)
         self._batch = [b""] * len(asked)
         for i in np.flatnonzero(asked).tolist():
@@ -48,7 +48,7 @@ class Run:
     def note(
         self, written: np.ndarray, texts: Sequence[Sequence[str]], tokens: np.ndarray, documents: np.ndarray
     ) -> None:
-        """Add what is `written` of the batch: its texts by side, tokens, and the record in the shard that it is in."""
+        """Add the `written` ones of the batch: their texts by side, tokens, and records in the shard."""
         noted = np.zeros(len(tokens), _NOTED)
         noted["tokens"], noted["document"] = tokens, documents
         for side in texts:
@@ -89,7 +89,7 @@ def find_duplicates(runs: Sequence[Path], number: int, total: int, out: Path, ro
     blocks = np.repeat(np.arange(len(runs), dtype=np.uint32), [len(part) for part in hashes[1:]])
     at = np.concatenate(positions)
     duplicate = np.ones(len(at), bool)
-    # the first of each stays, for a run has a hash once and the runs stand in order
+    # the first of each stays, for a run has a hash once and the runs are in input order
     duplicate[np.unique(np.concatenate(hashes), return_index=True)[1]] = False
     blocks, at = blocks[duplicate], at[duplicate]
     ends = np.searchsorted(blocks, np.arange(len(runs)), side="right")
@@ -106,8 +106,8 @@ def duplicates_of(block: int, found: Sequence[Path]) -> np.ndarray:
     return np.concatenate(positions)
 
 
-def noted(run: Path) -> np.ndarray:
-    """What a run noted, a record a paragraph: tokens, characters, bytes, document."""
+def load_notes(run: Path) -> np.ndarray:
+    """The notes of a run, a record a paragraph: tokens, characters, bytes, document."""
     return np.array(_load(run.with_suffix(".noted.npy")))
 
 

@@ -133,7 +133,7 @@ def _sides(source: Input, read: Counts) -> Iterator[tuple[list[str], ...]]:
         kept = np.ones(len(sides[0]), bool)
         if len(kept):
             for _, text_filter in filters:
-                kept &= ~text_filter.drops(Sides(sides, source.languages, scores))
+                kept &= ~text_filter(Sides(sides, source.languages, scores))
             yield tuple(list(compress(side, kept)) for side in sides)
 
 

@@ -6,6 +6,7 @@ OUT/tasks/<task>.<block>.final.json   a block without its duplicates
 """
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -17,12 +18,12 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.blocks import list_array
-from data_prep.dedup import duplicates_of, find_duplicates, noted, slices
+from data_prep.dedup import duplicates_of, find_duplicates, load_notes, slices
 from data_prep.encode_input import STAGED, Task, finish
 from data_prep.executor import on_root, run_tasks
 from data_prep.filters import EXACT_DUPLICATES
 from data_prep.store import Stage, make_folder, write_arrow
-from xlme_ds.data.schema import DOCUMENTS, PAIRS, UNK, Shard, sync_folder
+from xlme_ds.data.schema import DOCUMENTS, UNK, Shard, sync_folder
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,15 @@ def remove_duplicates(stage: Stage, tasks: Sequence[Task], processes: int) -> No
     """Finish inputs whose blocks are all staged; collective under MPI."""
     languages = on_root(lambda: [_language(stage, list(same)) for _, same in groupby(tasks, lambda t: t.source.name)])
     merges = [(language, number) for language in languages for number in range(len(language.found))]
-    run_tasks(
-        partial(_merge, stage), merges, [len(language.runs) for language, _ in merges], processes, "find duplicates"
-    )
+    sizes = [len(language.runs) for language, _ in merges]
+    run_tasks(partial(_merge, stage), merges, sizes, processes, "find duplicates")
     writes = [(language, number) for language in languages for number in range(len(language.blocks))]
-    work = partial(_write_block, stage)
-    run_tasks(work, writes, [1] * len(writes), processes, "remove duplicates")
+    run_tasks(partial(_write_block, stage), writes, [1] * len(writes), processes, "remove duplicates")
     on_root(lambda: _finish(stage, tasks))
 
 
 def is_final(stage: Stage, task: Task) -> bool:
-    """Whether all blocks of an input are without their duplicates, and only its marker is missing."""
+    """Whether the duplicates of all blocks of an input are removed, and only its marker is missing."""
     encoded = stage.task_result(f"{task.name}.encoded")
     return encoded is not None and all(
         stage.task_result(f"{task.block_name(number)}.final") is not None for number in range(encoded["blocks"])
@@ -66,9 +65,9 @@ def _language(stage: Stage, tasks: list[Task]) -> _Language:
             assert block is not None, f"block {number} of {task.name} is not encoded"
             blocks.append((task, number))
             paragraphs += block["paragraphs"]
-    staged = stage.folder / STAGED
-    found = [staged / tasks[0].source.name / f"{i:05d}-of-{slices(paragraphs):05d}" for i in range(slices(paragraphs))]
-    return _Language(tuple(blocks), tuple(staged / task.shard_name(number) for task, number in blocks), tuple(found))
+    staged, total = stage.folder / STAGED, slices(paragraphs)
+    found = tuple(staged / tasks[0].source.name / f"{i:05d}-of-{total:05d}" for i in range(total))
+    return _Language(tuple(blocks), tuple(staged / task.shard_name(number) for task, number in blocks), found)
 
 
 def _merge(stage: Stage, item: tuple[_Language, int]) -> None:
@@ -96,95 +95,79 @@ def _write_block(stage: Stage, item: tuple[_Language, int]) -> None:
         if len(positions):
             keep = np.ones(result["paragraphs"], bool)
             keep[positions] = False
-            write = _write_documents if task.mono else _write_pairs
-            result = {**result, **write(stage.folder, staged, path, keep, noted(staged), result["counts"])}
+            result |= _without(stage, task, staged, path, keep, result["counts"])
         else:
             make_folder(path.parent)
             if staged.exists():  # else an interrupted run has moved it
                 os.replace(staged, path)
                 sync_folder(path.parent)
             shard = replace(Shard(**result["shard"]), name=task.shard_name(block))
-            result = {**result, "shard": asdict(shard)}
+            result["shard"] = asdict(shard)
     stage.finish_task(marker, result)
 
 
-def _write_documents(
-    root: Path, staged: Path, path: Path, keep: np.ndarray, notes: np.ndarray, counts: dict[str, Any]
-) -> dict[str, Any]:
-    """The shard without some paragraphs. A document that has no token left is dropped with all its paragraphs."""
+def _without(stage: Stage, task: Task, staged: Path, path: Path, keep: np.ndarray, counts: Any) -> dict[str, Any]:
+    """Write a shard without the paragraphs or pairs that are not to `keep`; the parts of its result that change."""
+    notes = load_notes(staged)
     with pa.memory_map(str(staged)) as file:
         reader = pa.ipc.open_file(file)
         batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        records = sum(batch.num_rows for batch in batches)
-        tokens = np.bincount(notes["document"], weights=notes["tokens"] * keep, minlength=records).astype(np.int64)
-        keep &= (tokens > 0)[notes["document"]]
-        written, unknown, first, begin = [], 0, 0, 0
-        for batch in batches:
-            last = first + batch.num_rows
-            end = int(np.searchsorted(notes["document"], last))
-            # a document's paragraphs and its `</s>`, one behind the other
-            owner = np.concatenate([notes["document"][begin:end], np.arange(first, last, dtype=np.uint32)])
-            order = np.argsort(owner, kind="stable")
-            lengths = np.concatenate([notes["tokens"][begin:end], np.ones(last - first, np.uint32)])[order]
-            kept = np.concatenate([keep[begin:end], tokens[first:last] > 0])[order]
-            values = batch.column(0).flatten().to_numpy()
-            kept_values = values[np.repeat(kept, lengths)]
-            unknown += int((values == UNK).sum()) - int((kept_values == UNK).sum())
-            left = tokens[first:last][tokens[first:last] > 0]
-            if len(left):
-                written.append(pa.record_batch([list_array((kept_values, left + 1))], schema=DOCUMENTS))
-            first, begin = last, end
-        shard = write_arrow(path, DOCUMENTS, written, root) if written else None
-    dropped = int((tokens == 0).sum())
-    return _result(shard, counts, "documents", dropped, int(tokens.sum()) + records - dropped, unknown, keep, notes)
+        kept = _kept_documents(batches, notes, keep) if task.mono else _kept_pairs(batches, keep)
+        before, after = _measure(batches), _measure(kept)
+        shard = write_arrow(path, reader.schema, kept, stage.folder) if kept else None
+    unit, paragraphs = ("documents", 1) if task.mono else ("pairs", 2)
+    lost, dropped = notes[~keep], before["records"] - after["records"]
+    reduced = {
+        unit: counts[unit] - dropped,
+        "dropped": _add(counts["dropped"], dropped),
+        "paragraphs": counts["paragraphs"] - len(lost) * paragraphs,
+        "characters": counts["characters"] - int(lost["characters"].sum(dtype=np.int64)),
+        "bytes": counts["bytes"] - int(lost["bytes"].sum(dtype=np.int64)),
+        "tokens": after["tokens"],
+        "unknown": counts["unknown"] - before["unknown"] + after["unknown"],
+    }
+    if task.mono:
+        reduced["removed"] = _add(counts["removed"], len(lost))
+    return {"shard": shard and asdict(shard), "counts": counts | reduced}
 
 
-def _write_pairs(
-    root: Path, staged: Path, path: Path, keep: np.ndarray, notes: np.ndarray, counts: dict[str, Any]
-) -> dict[str, Any]:
-    """The shard without some pairs."""
-    with pa.memory_map(str(staged)) as file:
-        reader = pa.ipc.open_file(file)
-        table = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        written, unknown, first = [], 0, 0
-        for batch in table:
-            kept = batch.filter(pa.array(keep[first : first + batch.num_rows]))
-            unknown += _unknown(batch) - _unknown(kept)
-            first += batch.num_rows
-            if kept.num_rows:
-                written.append(kept)
-        shard = write_arrow(path, PAIRS, written, root) if written else None
-    tokens = int(notes["tokens"][keep].sum(dtype=np.int64))
-    return _result(shard, counts, "pairs", int((~keep).sum()), tokens, unknown, keep, notes)
+def _kept_documents(batches: Sequence[pa.RecordBatch], notes: np.ndarray, keep: np.ndarray) -> list[pa.RecordBatch]:
+    """Documents of the paragraphs to `keep`; without any token they are dropped, with all their paragraphs in `keep`."""
+    records = sum(batch.num_rows for batch in batches)
+    tokens = np.bincount(notes["document"], weights=notes["tokens"] * keep, minlength=records).astype(np.int64)
+    keep &= (tokens > 0)[notes["document"]]
+    written, first, begin = [], 0, 0
+    for batch in batches:
+        last = first + batch.num_rows
+        end = int(np.searchsorted(notes["document"], last))
+        # a document's paragraphs and its `</s>`, one after the other
+        owner = np.concatenate([notes["document"][begin:end], np.arange(first, last, dtype=np.uint32)])
+        order = np.argsort(owner, kind="stable")
+        lengths = np.concatenate([notes["tokens"][begin:end], np.ones(last - first, np.uint32)])[order]
+        kept = np.concatenate([keep[begin:end], tokens[first:last] > 0])[order]
+        left = tokens[first:last][tokens[first:last] > 0]
+        if len(left):
+            values = batch.column(0).flatten().to_numpy()[np.repeat(kept, lengths)]
+            written.append(pa.record_batch([list_array((values, left + 1))], schema=DOCUMENTS))
+        first, begin = last, end
+    return written
 
 
-def _unknown(batch: pa.RecordBatch) -> int:
-    return sum(int((column.flatten().to_numpy() == UNK).sum()) for column in batch.columns)
+def _kept_pairs(batches: Sequence[pa.RecordBatch], keep: np.ndarray) -> list[pa.RecordBatch]:
+    ends = np.cumsum([batch.num_rows for batch in batches])
+    kept = (batch.filter(pa.array(part)) for batch, part in zip(batches, np.split(keep, ends[:-1]), strict=True))
+    return [batch for batch in kept if batch.num_rows]
 
 
-def _result(
-    shard: Shard | None,
-    counts: dict[str, Any],
-    unit: str,
-    dropped: int,
-    tokens: int,
-    unknown: int,
-    keep: np.ndarray,
-    notes: np.ndarray,
-) -> dict[str, Any]:
-    """A block's result from what it was staged with."""
-    lost = notes[~keep]
-    counts = dict(counts)
-    counts[unit] -= dropped
-    counts["dropped"] = _add(counts["dropped"], dropped)
-    if unit == "documents":
-        counts["removed"] = _add(counts["removed"], len(lost))
-    counts["paragraphs"] -= len(lost) * (1 if unit == "documents" else 2)
-    counts["characters"] -= int(lost["characters"].sum(dtype=np.int64))
-    counts["bytes"] -= int(lost["bytes"].sum(dtype=np.int64))
-    counts["tokens"] = tokens
-    counts["unknown"] -= unknown
-    return {"shard": shard and asdict(shard), "counts": counts}
+def _measure(batches: Sequence[pa.RecordBatch]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for batch in batches:
+        found["records"] += batch.num_rows
+        for column in batch.columns:
+            ids = column.flatten().to_numpy()
+            found["tokens"] += len(ids)
+            found["unknown"] += int((ids == UNK).sum())
+    return found
 
 
 def _add(reasons: dict[str, int], number: int) -> dict[str, int]:

@@ -1,6 +1,6 @@
-"""Stage `show`: training rows as people read them: items, languages, and the positions that training will mask."""
+"""Stage `show`: print training rows as text, with their items, languages, and the positions that training masks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from rich.console import Console
 from rich.text import Text
 
@@ -15,10 +16,10 @@ from data_prep.executor import on_root
 from data_prep.languages import canonical
 from data_prep.progress import shown
 from xlme_ds.data.corrupt import corrupt
-from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, file_sha256, read_manifest, row_schema
+from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, read_manifest, row_schema
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
-_OPEN, _CLOSE = "⟦", "⟧"  # around masked text where there is no colour
+_OPEN, _CLOSE = "⟦", "⟧"  # around masked text where the output has no colour
 _SPACE = "▁"  # SentencePiece's mark of a space
 
 
@@ -50,7 +51,7 @@ class ShowConfig:
 
 
 @dataclass(frozen=True)
-class Row:
+class ShownRow:
     """One training row: its `number`, `tokens` int32 [T], `lengths` of its items, `languages` (codes) of their
     sides."""
 
@@ -64,12 +65,8 @@ class Row:
         """Positions that training masks when it reads this row for the first time."""
         if not fraction:
             return set()
-        rows = Rows(
-            self.tokens[None],
-            np.array([len(self.lengths)]),
-            np.array(self.lengths, dtype=np.int64),
-            np.zeros(0, dtype=np.int64),
-        )
+        lengths, no_languages = np.array(self.lengths, np.int64), np.zeros(0, np.int64)
+        rows = Rows(self.tokens[None], np.array([len(lengths)]), lengths, no_languages)
         where, _ = corrupt([(TASKS.index(task), rows, np.array([self.number]))], seed, fraction)
         return set(where.tolist())
 
@@ -84,108 +81,89 @@ def _run(config: ShowConfig) -> None:
     tasks = [config.task] if config.task else [t for t in TASKS if (config.data / t / "manifest.json").exists()]
     if not tasks:
         raise ValueError(f"{config.data} holds neither mono/manifest.json nor para/manifest.json: run mix first")
-    console = Console(highlight=False)
     for task in tasks:
-        manifest = read_manifest(config.data / task)
-        if manifest.stage != "mix":
-            raise ValueError(f"{config.data / task} was written by stage {manifest.stage}: show reads what mix wrote")
-        vocabulary = _vocabulary(config.data, manifest)
-        language = _index(config, manifest)
-        shown = 0
-        for row in islice(rows_from(config.data / task, manifest, config.start, language), config.rows):
-            for line in describe(row, task, vocabulary, config, marks=not console.is_terminal):
-                console.print(line, soft_wrap=not console.is_terminal)
-            shown += 1
-        if not shown:
-            wanted = f" in {config.language}" if config.language else ""
-            raise ValueError(
-                f"{config.data / task} has no row{wanted} from row {config.start} on: it has {manifest.rows}"
-            )
+        _show(config, task)
 
 
-def _vocabulary(data: Path, manifest: Manifest) -> Vocabulary:
-    path = data / "vocab" / MODEL_FILE
-    vocabulary = Vocabulary(path)
-    if file_sha256(path) != manifest.vocabulary_sha256:
-        raise ValueError(f"{path} is not the vocabulary that {data} was made with: copy that one there")
-    return vocabulary
+def _show(config: ShowConfig, task: str) -> None:
+    """Print rows of one task."""
+    folder, console = config.data / task, Console(highlight=False)
+    manifest = read_manifest(folder)
+    if manifest.stage != "mix":
+        raise ValueError(f"{folder} was written by stage {manifest.stage}: show reads what mix wrote")
+    vocabulary = Vocabulary(config.data / "vocab" / MODEL_FILE)
+    if vocabulary.sha256 != manifest.vocabulary_sha256:
+        raise ValueError(
+            f"{vocabulary.path} is not the vocabulary that {config.data} was made with: copy that one there"
+        )
+    language = None if config.language is None else canonical(config.language)
+    if language is not None and language not in manifest.languages:
+        raise ValueError(f"{config.data} has no text in {language}: its languages are {' '.join(manifest.languages)}")
+    found = False
+    for row in islice(rows_from(folder, manifest, config.start, language), config.rows):
+        found = True
+        for line in describe(row, task, vocabulary, config, marks=not console.is_terminal):
+            console.print(line, soft_wrap=not console.is_terminal)
+    if not found:
+        wanted = f" in {config.language}" if config.language else ""
+        raise ValueError(f"{folder} has no row{wanted} from row {config.start} on: it has {manifest.rows}")
 
 
-def _index(config: ShowConfig, manifest: Manifest) -> int | None:
-    """The manifest's index of `--language`."""
-    if config.language is None:
-        return None
-    code = canonical(config.language)
-    if code not in manifest.languages:
-        raise ValueError(f"{config.data} has no text in {code}: its languages are {' '.join(manifest.languages)}")
-    return manifest.languages.index(code)
-
-
-def rows_from(folder: Path, manifest: Manifest, start: int, language: int | None) -> Iterator[Row]:
-    """Rows from number `start` on, those with `language` (an index) if given. Raises ValueError for a damaged shard."""
-    first = 0
+def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None) -> Iterator[ShownRow]:
+    """Rows from number `start` on, those with `language` if given. Raises ValueError for a damaged shard."""
+    first, layout = 0, LAYOUTS[manifest.layout]
     for shard in manifest.shards:
-        if first + shard.rows > start:
-            for at, batch in _batches(folder / shard.name, manifest.settings["row_tokens"]):
-                for i in _wanted(batch, max(start - first - at, 0), language):
-                    yield _row(batch, i, first + at + i, manifest)
-        first += shard.rows
+        if first + shard.rows <= start:
+            first += shard.rows
+            continue
+        for batch in _batches(folder / shard.name, manifest.settings["row_tokens"]):
+            for i in _with_language(batch, manifest, language):
+                if first + i >= start:
+                    tokens, lengths, indices = (column[i].values.to_pylist() for column in batch.columns)
+                    codes = [manifest.languages[index] for index in indices]
+                    yield ShownRow(first + i, np.array(tokens, np.int32), lengths, codes, layout)
+            first += batch.num_rows
 
 
-def _batches(path: Path, row_tokens: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(rows of the shard before it, batch) of every record batch."""
+def _batches(path: Path, row_tokens: int) -> Iterator[pa.RecordBatch]:
     try:
         with pa.memory_map(str(path)) as file:
             reader = pa.ipc.open_file(file)
             if reader.schema != row_schema(row_tokens):
                 raise ValueError("its columns are not a training row's")
-            at = 0
-            for number in range(reader.num_record_batches):
-                batch = reader.get_batch(number)
-                yield at, batch
-                at += batch.num_rows
+            yield from map(reader.get_batch, range(reader.num_record_batches))
     except ValueError as error:  # Arrow's own is one
         raise ValueError(
             f"{path} cannot be read ({error}): check the folder with `python -m data_prep verify`"
         ) from None
 
 
-def _wanted(batch: pa.RecordBatch, start: int, language: int | None) -> list[int]:
-    """Rows of a batch from `start` on, those with `language` if given: only its column of languages is read."""
-    if start >= batch.num_rows:
-        return []
-    wanted = np.ones(batch.num_rows, dtype=bool)
-    if language is not None:
-        codes = batch.column("languages")
-        sides = np.diff(codes.offsets.to_numpy())
-        found = np.repeat(np.arange(batch.num_rows), sides)[codes.flatten().to_numpy() == language]
-        wanted = np.isin(np.arange(batch.num_rows), found)
-    return [int(i) for i in np.flatnonzero(wanted) if i >= start]
+def _with_language(batch: pa.RecordBatch, manifest: Manifest, language: str | None) -> Sequence[int]:
+    """Rows of a batch with a language, or all: only the column of languages is read."""
+    if language is None:
+        return range(batch.num_rows)
+    codes = batch.column("languages")
+    rows = pc.list_parent_indices(codes).to_numpy()
+    found: list[int] = np.unique(rows[codes.flatten().to_numpy() == manifest.languages.index(language)]).tolist()
+    return found
 
 
-def _row(batch: pa.RecordBatch, i: int, number: int, manifest: Manifest) -> Row:
-    tokens, lengths, languages = (column[i].values.to_pylist() for column in batch.columns)
-    codes = [manifest.languages[index] for index in languages]
-    return Row(number, np.array(tokens, dtype=np.int32), lengths, codes, LAYOUTS[manifest.layout])
-
-
-def describe(row: Row, task: str, vocabulary: Vocabulary, config: ShowConfig, marks: bool) -> Iterator[Text]:
+def describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConfig, marks: bool) -> Iterator[Text]:
     """The lines of one row: a heading, then every item with its languages and the text of its sides."""
     masked = row.masked(task, config.seed, config.mask_fraction)
     facts = f"{len(row.lengths)} item{'s' * (len(row.lengths) != 1)}, {sum(row.lengths)} of {len(row.tokens)} tokens"
     yield Text(f"{task} row {row.number}: {facts}, {len(masked)} masked", style="bold")
     sides = len(row.languages) // len(row.lengths)
-    ends = np.cumsum([0, *row.lengths]).tolist()
-    for item, (begin, end) in enumerate(pairwise(ends)):
-        codes = row.languages[item * sides : (item + 1) * sides]
-        for code, (first, stop) in zip(codes, _sides(row, begin, end, sides), strict=True):
-            heading = Text(f"{item + 1:>4} {code:<8}", style="cyan")
+    codes = iter(row.languages)
+    for item, (begin, end) in enumerate(pairwise(np.cumsum([0, *row.lengths]).tolist()), 1):
+        for first, stop in _sides(row, begin, end, sides):
+            heading = Text(f"{item:>4} {next(codes):<8}", style="cyan")
             yield heading + Text(" ") + text_of(row.tokens, first, stop, masked, vocabulary, marks)
     yield Text("")
 
 
-def _sides(row: Row, begin: int, end: int, sides: int) -> list[tuple[int, int]]:
-    """Where the text of each side of an item stands, without the special tokens around it."""
+def _sides(row: ShownRow, begin: int, end: int, sides: int) -> list[tuple[int, int]]:
+    """Where the text of each side of an item is, without the special tokens around it."""
     assert row.tokens[begin] == row.layout.opening and row.tokens[end - 1] == EOS
     if sides == 1:  # may have several documents, with `</s>` in between
         return [(begin + 1, end - 1)]

@@ -3,7 +3,7 @@
 import io
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from data_prep.store import Stage, write_file
 from xlme_ds.data.schema import Manifest, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
+_SETTINGS = ("size", "alpha", "sentences", "seed", "character_coverage")  # those that shape the bytes
 _THREADS = 16  # a constant: SentencePiece sums by thread, so another number gives other bytes
 
 
@@ -65,11 +66,11 @@ def run(config: VocabConfig) -> None:
         _take_over(config, config.model)
     else:
         _train(config)
-    on_root(lambda: tell(config.out))
+    on_root(lambda: say_size(config.out))
 
 
-def tell(out: Path) -> None:
-    """Say what vocabulary there is now."""
+def say_size(out: Path) -> None:
+    """Print how many ids the vocabulary in `out` has."""
     vocabulary = Vocabulary(out)
     say(f"{vocabulary.path}: {vocabulary.size:,} ids")
 
@@ -79,24 +80,16 @@ def _take_over(config: VocabConfig, model: Path) -> None:
     stage = Stage(config.out, "vocab", {"model": source.sha256})
     with stage.open():
         if not stage.finished(config.processes):
-            on_root(lambda: _finish(stage, source.path.read_bytes(), {}))
+            on_root(lambda: finish_vocabulary(stage, source.path.read_bytes(), {}))
 
 
 def _train(config: VocabConfig) -> None:
     inputs, text_settings = on_root(lambda: sampled_inputs(config))
-    settings = {
-        "size": config.size,
-        "alpha": config.alpha,
-        "sentences": config.sentences,
-        "seed": config.seed,
-        "character_coverage": config.character_coverage,
-        **text_settings,
-    }
-    stage = Stage(config.out, "vocab", settings)
+    stage = Stage(config.out, "vocab", {name: getattr(config, name) for name in _SETTINGS} | text_settings)
     with stage.open():
         if not stage.finished(config.processes):
             sample = sample_lines(stage, inputs, config.sentences, config.alpha, config.seed, config.processes)
-            on_root(lambda: _finish(stage, train_model(sample.lines(), config), sample.by_language))
+            on_root(lambda: finish_vocabulary(stage, train_model(sample.lines(), config), sample.by_language))
 
 
 def train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
@@ -138,14 +131,22 @@ def _size_error(words: str, size: int) -> ValueError | None:
     return None
 
 
-def _finish(stage: Stage, model: bytes, by_language: dict[str, Any]) -> None:
+def finish_vocabulary(stage: Stage, model: bytes, by_language: Mapping[str, Any]) -> None:
+    """Write a SentencePiece model, then the manifest that marks the folder as complete."""
     path = stage.folder / MODEL_FILE
     written = write_file(path, model, stage.folder)
     vocabulary = Vocabulary(path)
     shard = replace(written, rows=vocabulary.processor.get_piece_size())
-    counts = {"by_language": by_language}
     shutil.rmtree(stage.folder / SAMPLE, ignore_errors=True)  # before the marker, so that a killed run leaves none
     write_manifest(
         stage.folder,
-        Manifest("vocab", stage.settings, vocabulary.size, shard.sha256, tuple(by_language), (shard,), counts),
+        Manifest(
+            stage.name,
+            stage.settings,
+            vocabulary.size,
+            shard.sha256,
+            tuple(by_language),
+            (shard,),
+            {"by_language": by_language},
+        ),
     )

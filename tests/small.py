@@ -12,7 +12,7 @@ from torch import nn
 from xlme_ds.config import ModelConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.collate import collate
-from xlme_ds.data.pseudo import PseudoSides
+from xlme_ds.data.pseudo_parallel import PseudoSides
 from xlme_ds.data.schema import BOS, EOS, PAD
 from xlme_ds.data.shards import Rows
 from xlme_ds.models.electra import Electra

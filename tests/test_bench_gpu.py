@@ -15,7 +15,7 @@ from bench.gpu_device import Device
 from bench.gpu_parity import CASES, parity
 from bench.gpu_rows import synthetic_batch
 from tests.launch import environment
-from xlme_ds.data.rows import EOS, PAD
+from xlme_ds.data.schema import EOS, PAD
 from xlme_ds.models import attention
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,8 +15,7 @@ from bench.loader import OURS, Settings, race
 from bench.loader_peers import PEERS, Ours, collator_mask, customary, lean, plain_mask
 from bench.loader_rows import SHARD_ROWS, Text, in_training_order, linked
 from tests.rows import write_data
-from xlme_ds.data.rows import PAD, TASKS, UNK
-from xlme_ds.data.schema import read_manifest
+from xlme_ds.data.schema import PAD, TASKS, UNK, read_manifest
 from xlme_ds.data.shards import RowStore
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,7 +16,6 @@ FLOORS = {
     "xlme_ds.config": 0,
     "xlme_ds.io": 0,
     "xlme_ds.data.batch": 0,
-    "xlme_ds.data.rows": 0,
     "xlme_ds.data.schema": 0,
     "xlme_ds.data.vocabulary": 0,
     "xlme_ds.recipes": 1,

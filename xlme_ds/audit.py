@@ -15,7 +15,7 @@ import tyro
 from .cli import fail
 from .config import DataConfig
 from .data.order import StepPlan
-from .data.rows import TASKS
+from .data.schema import TASKS
 from .data.shards import RowStore
 from .saved import CONFIG_FILE, read_config
 from .train.audit import ATTEMPTS, FOLDER, checksums, lines

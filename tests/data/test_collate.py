@@ -6,7 +6,7 @@ import pytest
 from tests.small import rows_of
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.collate import collate
-from xlme_ds.data.rows import LAYOUTS, Rows
+from xlme_ds.data.schema import LAYOUTS, Rows
 
 ONE, TWO = np.array([51, 52]), np.array([61])
 

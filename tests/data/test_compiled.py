@@ -10,7 +10,7 @@ from tests.launch import ROOT, environment
 PROGRAM = """
 import numpy as np
 from xlme_ds.data import corrupt
-from xlme_ds.data.rows import Rows
+from xlme_ds.data.schema import Rows
 assert {folder!r} in corrupt.__file__
 one = np.ones(1, dtype=np.int64)
 where, _ = corrupt.corrupt([(0, Rows(np.full((1, 42), 50, dtype=np.int32), one, 42 * one, one), one)], 1, 0.15)

@@ -10,7 +10,7 @@ from scipy.stats import chi2
 from tests.small import item, rows_of
 from xlme_ds.data import corrupt as module
 from xlme_ds.data.corrupt import corrupt, masked_count, philox, row_bits
-from xlme_ds.data.rows import BOS, EOS, UNK, Rows
+from xlme_ds.data.schema import BOS, EOS, UNK, Rows
 
 KNOWN = [  # Random123's kat_vectors, philox4x32 with 10 rounds: counter, key, result
     ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),

@@ -15,8 +15,7 @@ from xlme_ds.data.batch import Batch
 from xlme_ds.data.collate import collate
 from xlme_ds.data.corrupt import corrupt, philox
 from xlme_ds.data.loader import Loader
-from xlme_ds.data.rows import Rows
-from xlme_ds.data.schema import EOS, TASKS, read_manifest, write_manifest
+from xlme_ds.data.schema import EOS, TASKS, Rows, read_manifest, write_manifest
 
 ROWS = 40
 DATA = DataConfig(mono_rows=12, para_rows=12, micro_batch=3)
@@ -169,6 +168,6 @@ def test_pairs_without_two_sides_are_refused(change: str) -> None:
     packed = [[item(rng, 4, 5), item(rng, 7) if change == "one side" else item(rng, 2, 3)]]
     rows = rows_of(packed, 24, task=1)
     if change != "one side":
-        rows = replace(rows, languages=rows.languages[1:])
+        rows = rows._replace(languages=rows.languages[1:])
     with pytest.raises(ValueError, match="a row has a pair without two sides, or a side without a language: mix"):
         collate([(1, rows, np.arange(1))], 1, 0.15)

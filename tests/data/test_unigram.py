@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, Shard, file_sha256, row_schema, write_manifest
-from xlme_ds.data.shards import RowStore
-from xlme_ds.data.unigram import unigram_costs, unigram_nll
+from xlme_ds.data.shards import RowStore, unigram_costs, unigram_nll
 
 
 def written(folder: Path, rows: list[list[int]]) -> RowStore:

@@ -21,9 +21,9 @@ def drops(
     filters = make_filters({name: settings}, "mono" if len(sides) == 1 else "para", "test")
     dropped = np.zeros(len(sides[0]), bool)
     for _, text_filter in filters.text:
-        dropped |= text_filter.drops(Sides(sides, languages[: len(sides)]))
+        dropped |= text_filter(Sides(sides, languages[: len(sides)]))
     for _, token_filter in filters.tokens:
-        dropped |= token_filter.drops([np.array([len(text.split()) for text in side]) for side in sides])
+        dropped |= token_filter([np.array([len(text.split()) for text in side]) for side in sides])
     return [bool(drop) for drop in dropped]
 
 
@@ -51,7 +51,7 @@ def test_boilerplate_is_measured_in_bytes() -> None:
 
 def test_scores() -> None:
     ((_, score),) = make_filters({"score": {"least": 1.1}}, "para", "test").text
-    dropped = score.drops(Sides((["a"] * 3, ["b"] * 3), ("en", "de"), np.array([1.0, 1.1, np.nan])))
+    dropped = score(Sides((["a"] * 3, ["b"] * 3), ("en", "de"), np.array([1.0, 1.1, np.nan])))
     assert dropped.tolist() == [True, False, True]
 
 

@@ -10,12 +10,20 @@ import pyarrow as pa
 import pytest
 
 from data_prep import encode, mix
-from data_prep.stats import StatsConfig, run
-from data_prep.stats_figures import length_plot, loss_plot, share_plot
-from data_prep.stats_lengths import EDGES, length_histograms, median
-from data_prep.stats_losses import Loss, LossTable, loss_tables
-from data_prep.stats_page import Section, html
-from data_prep.stats_table import Line, columns, lines_of, size_text, total
+from data_prep.stats import Section, StatsConfig, html, length_plot, loss_plot, run, share_plot
+from data_prep.stats_tables import (
+    EDGES,
+    Line,
+    Loss,
+    columns,
+    length_histograms,
+    lines_of,
+    loss_table,
+    loss_tables,
+    median,
+    size_text,
+    total,
+)
 from xlme_ds.data.schema import read_manifest
 
 
@@ -109,7 +117,7 @@ def test_what_looks_like_markup_is_text_on_the_page(prepared: Path) -> None:
     """A name or a reason comes out of the page as it went in, and begins no element."""
     name = "<script>alert(1)</script>&amp;\"'"
     line = Line(name, 10, 1, 1, 0, 0, 5, 0.0, 0.5, 1.0, 1.0, 4, 1.0)
-    losses = LossTable("documents", (Loss(name, 9, {"<i>reason": 3}),))
+    losses = loss_table("documents", [Loss(name, 9, {"<i>reason": 3})])
     lengths = {name: np.ones(len(EDGES), dtype=int)}
     written = html([Section("mono", [line], lengths, [losses])], read_manifest(prepared / "data" / "mono"))
     page = Page()
@@ -172,7 +180,7 @@ def test_median_is_the_bin_of_the_middle_record() -> None:
 
 def test_losses_are_the_manifests_with_any_reason(prepared: Path) -> None:
     encoded = read_manifest(prepared / "encoded" / "para")
-    assert loss_tables(encoded) == [LossTable("pairs", (Loss("de-en", 25, {"empty_side": 1}),))]
+    assert loss_tables(encoded) == [loss_table("pairs", [Loss("de-en", 25, {"empty_side": 1})])]
     counts = {
         "aa-bb": {"pairs_in": 10, "dropped": {"new_filter": 2, "empty_side": 3}},
         "aa-cc": {"pairs_in": 1000, "dropped": {"new_filter": 30}},
@@ -192,5 +200,5 @@ def test_removed_paragraphs_have_a_table_of_their_own(prepared: Path) -> None:
     encoded = read_manifest(prepared / "encoded" / "mono")
     documents, paragraphs = loss_tables(replace(encoded, counts={"by_language": {"sw": counts}}))
     assert (documents.title, paragraphs.title) == ("Documents dropped", "Paragraphs removed")
-    assert documents.losses == (Loss("sw", 4, {"no_token": 1}),)
-    assert paragraphs.losses == (Loss("sw", 9, {"exact_duplicates": 5}),)
+    assert documents.losses == [Loss("sw", 4, {"no_token": 1})]
+    assert paragraphs.losses == [Loss("sw", 9, {"exact_duplicates": 5})]

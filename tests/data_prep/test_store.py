@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import encode, mix, stats, vocab
+from data_prep import encode, mix, stats, vocab, vocap
 from data_prep.encoded import read_batches
 from data_prep.executor import SharedError
 from data_prep.outcomes import SharedFault, in_words
@@ -26,7 +26,6 @@ from data_prep.readers import find_pairs
 from data_prep.store import Stage
 from data_prep.streams import chunks
 from data_prep.team import Team
-from data_prep.vocap import stage as vocap
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

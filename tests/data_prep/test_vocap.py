@@ -15,11 +15,18 @@ import sentencepiece as spm
 
 from data_prep.encode import EncodeConfig
 from data_prep.encode import run as encode
-from data_prep.vocap.allocate import allocate, concave_hull, steps
-from data_prep.vocap.curve import Point, Words, count_words, curve, fitting_words, measure, seed_text
-from data_prep.vocap.merge import piece_order, pool
-from data_prep.vocap.model import parse, serialize
-from data_prep.vocap.stage import VocapConfig, run
+from data_prep.vocap import VocapConfig, allocate, concave_hull, piece_order, pool, run, steps
+from data_prep.vocap_curve import (
+    CurvePoint,
+    WordCounts,
+    count_words,
+    curve,
+    fitting_words,
+    measure,
+    parse,
+    seed_text,
+    serialize,
+)
 from xlme_ds.data.schema import EOS, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 
@@ -77,7 +84,7 @@ def real_lines(code: str, number: int) -> list[str]:
         return [line.strip()[:1000] for line in itertools.islice(file, number) if line.strip()]
 
 
-def points(texts: list[str], largest: int, least: int) -> tuple[Words, list[Point]]:
+def points(texts: list[str], largest: int, least: int) -> tuple[WordCounts, list[CurvePoint]]:
     text = count_words(texts)
     return text, list(curve(text, largest, least, 0.8, 0.9995))
 
@@ -98,7 +105,7 @@ def test_the_first_training_may_see_a_part_of_the_words(
 ) -> None:
     for texts in lines.values():
         _, whole = points(texts, 100, 5)
-        monkeypatch.setattr("data_prep.vocap.curve._SEED_CHARACTERS", 300)
+        monkeypatch.setattr("data_prep.vocap_curve._SEED_CHARACTERS", 300)
         _, part = points(texts, 100, 5)
         monkeypatch.undo()
         assert part[-1].pieces.keys() == whole[-1].pieces.keys()  # every character is there
@@ -108,9 +115,9 @@ def test_the_first_training_may_see_a_part_of_the_words(
 
 def test_the_first_training_lays_out_a_bounded_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frequent words are made rarer before rare ones are left out."""
-    text = Words([f"{i:04}" for i in range(100)], [1, 2, 3, 40, 500] * 20, 1000)
+    text = WordCounts([f"{i:04}" for i in range(100)], [1, 2, 3, 40, 500] * 20, 1000)
     for room, distinct in ((50_000, 100), (10_000, 100), (800, 100), (400, 50)):
-        monkeypatch.setattr("data_prep.vocap.curve._SEED_CHARACTERS", room)
+        monkeypatch.setattr("data_prep.vocap_curve._SEED_CHARACTERS", room)
         seeds = seed_text(text)
         counts = dict(zip(text.words, text.counts, strict=True))
         assert sum(4 * count for count in seeds.counts) <= room
@@ -125,7 +132,7 @@ def test_lines_are_thinned_until_their_words_fit_into_memory(monkeypatch: pytest
     whole = count_words(lines)
     needed = sum(100 + 20 * len(word) for word in whole.words)
     for memory, step in ((needed, 1), (needed - 1, 2), (needed // 3, 4)):
-        monkeypatch.setattr("data_prep.vocap.curve._MEMORY", memory)
+        monkeypatch.setattr("data_prep.vocap_curve._MEMORY", memory)
         assert fitting_words(lambda: iter(lines)) == count_words(lines[::step])
 
 
@@ -209,9 +216,9 @@ def test_shared_pieces_are_paid_once_and_the_union_is_exact() -> None:
     curves = {"x": [(4, -9.0), (40, -1.0)], "y": [(4, -9.0), (40, -2.0)]}
     for size in range(4, 61):
         found = allocate(orders, curves, {"x": 1.0, "y": 1.0}, 6, size)
-        union = {piece for code, order in orders.items() for piece in order[: found.sizes[code]]}
-        assert len(union) == found.distinct == size
-    assert found.sizes == {"x": 40, "y": 40}
+        union = {piece for code, order in orders.items() for piece in order[: found[code]]}
+        assert len(union) == size
+    assert found == {"x": 40, "y": 40}
     with pytest.raises(ValueError, match="the curves end at 60: take a smaller --size"):
         allocate(orders, curves, {"x": 1.0, "y": 1.0}, 6, 61)
     with pytest.raises(ValueError, match="the characters of 2 languages are 4: take a larger --size"):
@@ -256,14 +263,14 @@ def test_a_relaunch_keeps_finished_languages(corpus: Path, tmp_path: Path, monke
     """Interrupted at the third language, then taken up: same bytes, and finished curves are not made again."""
     begun: list[int] = []
 
-    def interrupted(text: Words, *settings: float) -> Iterator[Point]:
+    def interrupted(text: WordCounts, *settings: float) -> Iterator[CurvePoint]:
         begun.append(text.sentences)
         if len(begun) == 3:
             raise KeyboardInterrupt
         return curve(text, *settings)
 
     run(config(corpus, tmp_path / "whole"))
-    monkeypatch.setattr("data_prep.vocap.stage.curve", interrupted)
+    monkeypatch.setattr("data_prep.vocap.curve", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(config(corpus, tmp_path / "again"))
     assert len(list((tmp_path / "again" / "tasks").glob("curve-*.json"))) == 2

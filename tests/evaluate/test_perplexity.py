@@ -15,7 +15,7 @@ from tests.rows import write_data
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.corrupt import corrupt
-from xlme_ds.data.rows import UNK, Rows
+from xlme_ds.data.schema import UNK, Rows
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.evaluate.__main__ import main

@@ -24,7 +24,7 @@ from transformers import (
 
 from tests.small import encoder_of, language_model, lively, model, usual_batch
 from xlme_ds.config import ModelConfig
-from xlme_ds.data.rows import LAYOUTS
+from xlme_ds.data.schema import LAYOUTS
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.export.folder import Exported, write_folder
 from xlme_ds.models.electra import Electra

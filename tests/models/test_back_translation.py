@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.small import SMALL, lively, open_batch
 from xlme_ds.data.batch import Batch
-from xlme_ds.data.rows import EOS, PAD, UNK
+from xlme_ds.data.schema import EOS, PAD, UNK
 from xlme_ds.models.back_translation import BackTranslationModel, OpenSide, first_pass, second_pass
 from xlme_ds.models.language_model import LanguageModel
 from xlme_ds.models.pipeline import BackTranslationStage, parts

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tests.small import SMALL, batch_of, item, lively
 from xlme_ds.data.batch import Batch
-from xlme_ds.data.rows import EOS, UNK
+from xlme_ds.data.schema import EOS, UNK
 from xlme_ds.models.cross_masking import CrossMasking
 from xlme_ds.models.encoder import Part
 from xlme_ds.models.language_model import LanguageModel, Masking

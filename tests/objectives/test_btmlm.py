@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.small import SMALL, lively, open_batch
 from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
-from xlme_ds.data.rows import PAD
+from xlme_ds.data.schema import PAD
 from xlme_ds.flops import flops_per_step
 from xlme_ds.models.back_translation import first_pass
 from xlme_ds.models.language_model import LanguageModel

@@ -13,7 +13,7 @@ from tests.models.test_language_model import read_by_hand
 from tests.small import LANGUAGES, SMALL, batch_of, item, language_model, lively, model
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.data.batch import Batch
-from xlme_ds.data.rows import EOS, LAYOUTS, UNK
+from xlme_ds.data.schema import EOS, LAYOUTS, UNK
 from xlme_ds.models.language_model import LanguageModel
 from xlme_ds.objectives import objective_of
 

@@ -1,5 +1,7 @@
-"""Rows to batches: positions and segments of the packed items, sides and languages, and the corruption. B rows, T
-tokens."""
+"""Rows to batches: positions and segments of the packed items, sides and languages, and the corruption.
+
+B rows, T tokens.
+"""
 
 import numpy as np
 import torch
@@ -8,7 +10,7 @@ from numba.types import boolean, int32, int64, void
 from .batch import Batch
 from .compiled import compiled, reads, writes
 from .corrupt import TOO_LONG, Array, Parts, corrupt, row_bits
-from .rows import EOS, TASKS
+from .schema import EOS, TASKS
 
 _NO_COLUMN = 0xFFFFFFFF  # of the counter of a row's key
 _NO_SIDE = "a row has a pair without two sides, or a side without a language: mix the data again"
@@ -26,11 +28,11 @@ def collate(parts: Parts, seed: int, mask_fraction: float) -> Batch:
     tasks_B, keys_B = np.empty(batch, dtype=np.int64), np.empty(batch, dtype=np.int64)
     first = 0
     for task, rows, numbers in parts:
-        behind = first + len(rows.tokens)
+        last = first + len(rows.tokens)
         _lay_out(rows.tokens, rows.items, rows.lengths, rows.languages, task == TASKS.index("para"), text_BT, first)
-        tasks_B[first:behind] = task
-        keys_B[first:behind] = row_bits(numbers, seed, task, _NO_COLUMN).view(np.int64)
-        first = behind
+        tasks_B[first:last] = task
+        keys_B[first:last] = row_bits(numbers, seed, task, _NO_COLUMN).view(np.int64)
+        first = last
     drawn = corrupt(parts, seed, mask_fraction)
     return Batch(*map(torch.from_numpy, (*text_BT, tasks_B, keys_B, *drawn)))
 
@@ -42,8 +44,8 @@ def _lay_out(
     """Write tokens, positions, segments, sides and languages of the rows to the five of `text_BT` from row `first` on
     (see Batch).
 
-    The first side of a pair ends with the first `</s>` behind the item's first token. Where that one is a `</s>` too
-    the rows are laid out as XLM's, and positions restart.
+    The first side of a pair ends with the first `</s>` after the item's first token. Where that token is a `</s>`
+    too, the rows have XLM's layout, and positions restart.
     """
     if len(languages) != len(lengths) * (1 + pairs):
         raise ValueError(_NO_SIDE)
@@ -68,11 +70,11 @@ def _lay_out(
             language, other = languages[item * (1 + pairs)], languages[item * (1 + pairs) + pairs]
             restart = second if tokens_T[start] == EOS else start
             for column in range(start, stop):
-                behind = column >= second
-                positions_T[column] = column - (restart if behind else start)
+                after = column >= second
+                positions_T[column] = column - (restart if after else start)
                 segments_T[column] = number
-                sides_T[column] = behind
-                languages_T[column] = other if behind else language
+                sides_T[column] = after
+                languages_T[column] = other if after else language
             start = stop
             item += 1
         text_BT[1:, at, start:] = 0

@@ -1,5 +1,4 @@
-"""Loops over rows as machine code, by numba; a module compiles its own when it is imported for the first time, and
-caches that."""
+"""Loops over rows as machine code, by numba: a module's are compiled at its first import, and cached."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ Kernel = Callable[..., Any]
 
 
 def reads(dtype: Type, dimensions: int = 1) -> Type:
-    """A contiguous array that is only read: numba tells those that may be written to from those that may not."""
+    """A contiguous array that is only read: numba has another type for those that may be written to."""
     return types.Array(dtype, dimensions, "C", readonly=True)
 
 
@@ -21,21 +20,18 @@ def writes(dtype: Type, dimensions: int = 1) -> Type:
 
 
 def compiled(signature: Any) -> Callable[[Kernel], Kernel]:
-    """`numba.njit` for these types of arguments; it holds no interpreter lock, checks no index, and NUMBA_DISABLE_JIT=1
-    leaves Python.
+    """`numba.njit` for these types of arguments, without interpreter lock or index checks; NUMBA_DISABLE_JIT=1 leaves
+    Python.
 
-    The machine code lies beside the module, else under the user's cache folder (or NUMBA_CACHE_DIR). It is renewed with
-    the file of the
-    function: so one calls only such functions as stand in its own file, and constants of other files stay as they were.
+    The machine code is cached next to the module, else in the user's cache folder (or NUMBA_CACHE_DIR). It is compiled
+    again when the function's own file changes: so a function calls only those of its file, and a constant of another
+    file keeps the value that it had then.
     """
 
     def compile_one(function: Kernel) -> Kernel:
         try:
             return njit(signature, nogil=True, cache=True)(function)
-        except (
-            RuntimeError,
-            OSError,
-        ):  # no folder can be written, or its disk is full: compiled at every start, for some seconds
+        except (RuntimeError, OSError):  # no folder can be written: compiled at every start, for some seconds
             return njit(signature, nogil=True)(function)
 
     return compile_one

@@ -1,7 +1,7 @@
 """Which positions are masked and which uniforms drive the sampling: a pure function of (seed, task, row number).
 
 Counter-based randomness (Philox4x32-10; Salmon et al. 2011), evaluated for every token from its own counter, so that
-the corruption of a row is the same wherever, whenever and beside whatever it is computed. B rows, T tokens, M masked
+the corruption of a row is the same on any rank, at any time and in any batch. B rows, T tokens, M masked
 positions.
 """
 
@@ -10,7 +10,7 @@ from numba import njit
 from numba.types import float32, float64, int32, int64, uint64, void
 
 from .compiled import compiled, reads, writes
-from .rows import EOS, TASKS, UNK, Rows
+from .schema import EOS, TASKS, UNK, Rows
 
 Array = np.ndarray
 Word = np.uint64
@@ -38,7 +38,7 @@ def philox(c0: Word, c1: Word, c2: Word, c3: Word, seed: Word) -> tuple[Word, Wo
 
 @njit(inline="always")
 def masked_count(ordinary: int, fraction: float) -> int:
-    """Positions to mask of an item with `ordinary` ordinary tokens: max(1, round(fraction · n)), but no more than n."""
+    """Positions to mask in an item with n `ordinary` tokens: max(1, round(fraction · n)), but no more than n."""
     return min(max(1, int(np.floor(fraction * ordinary + 0.5))), ordinary)
 
 
@@ -61,7 +61,7 @@ def _choose(
         bound += 1
     first = done
     for column in range(start, stop):
-        chosen[done] = column  # stays if it counts: no branch, which would be taken at random
+        chosen[done] = column  # overwritten unless it counts: a branch would be taken at random
         done += places_T[column] < bound
     for _ in range(found - count):
         last, largest = first, np.uint64(0)
@@ -138,15 +138,14 @@ def corrupt(parts: Parts, seed: int, fraction: float) -> tuple[np.ndarray, np.nd
 
     Of each item, max(1, round(fraction · n)) of its n ordinary tokens are chosen without replacement, all sets alike
     (XLM-E section 3.1: uniform masking): the first ones by 64 random bits, equal ones, if ever, by position. A fraction
-    of 1, which is a causal model's, chooses every `</s>` of an item besides, but the one that opens it and the last of
+    of 1, which is a causal model's, also chooses every `</s>` of an item, but the one that opens it and the last of
     monolingual text. Raises ValueError for items that are empty, or longer than their row.
     """
     places = sum(rows.tokens.size for _, rows, _ in parts)
     masked, uniforms = np.empty(places + 1, dtype=np.int64), np.empty(places + 1, dtype=np.float32)
     first, done = 0, 0
     for task, rows, numbers in parts:
-        row = rows.tokens, rows.items, rows.lengths, numbers
-        done = _corrupt(*row, _unsigned(seed), np.uint64(task), fraction, first, masked, uniforms, done)
+        done = _corrupt(*rows[:3], numbers, _unsigned(seed), np.uint64(task), fraction, first, masked, uniforms, done)
         first += len(rows.tokens)
     return masked[:done].copy(), uniforms[:done].copy()
 

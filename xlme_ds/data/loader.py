@@ -1,8 +1,9 @@
-"""Batches of a step: order, rows and corruption put together. Holds no position: a step's number says everything."""
+"""Batches of a step for one rank, from a data folder. A loader has no position: the step's number gives the rows."""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -11,9 +12,30 @@ from .batch import Batch
 from .collate import collate
 from .corrupt import Parts
 from .order import StepPlan, plan_step
-from .pseudo import PseudoSides
+from .pseudo_parallel import PseudoSides
 from .schema import TASKS
 from .shards import RowStore
+
+
+class BatchSource(Protocol):
+    """What an engine needs of its data: the batches of a step. `Loader` implements it for data folders."""
+
+    plan: StepPlan
+    row_tokens: int
+    """Tokens of a row; the mean, where they differ."""
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """A checksum of the data, by part: a resumed run must have the same."""
+
+    def step(self, step: int) -> Sequence[Any]:
+        """All micro-batches of this rank in step `step`."""
+
+    def rows_of(self, step: int, micro_batch: int | None = None) -> str:
+        """The rows of that micro-batch of this rank, or of the whole step, in words: `mono 328-335, para 164-167`."""
+
+    def probe(self) -> Any:
+        """The same small batch on all ranks, whatever their number."""
 
 
 class Loader:
@@ -30,8 +52,7 @@ class Loader:
         languages: Sequence[str] = (),
         pseudo_fractions: tuple[float, ...] = (),
     ):
-        """`languages`: see `RowStore`; `pseudo_fractions`: see `PseudoSides`, without them nothing stands behind a
-        sentence."""
+        """`languages` as in `RowStore`; `pseudo_fractions` as in `PseudoSides`: without them no places are opened."""
         self.plan: StepPlan = plan_step(data, world)
         self.rank = rank
         self.seed = seed
@@ -46,7 +67,8 @@ class Loader:
             for field in ("vocabulary_sha256", "vocabulary_size"):
                 if getattr(store.manifest, field) != getattr(first.manifest, field):
                     raise ValueError(
-                        f"{store.folder} and {first.folder} were encoded with different vocabularies: prepare them together"
+                        f"{store.folder} and {first.folder} were encoded with different vocabularies: "
+                        "prepare them together"
                     )
             if store.row_tokens != first.row_tokens or store.manifest.layout != first.manifest.layout:
                 raise ValueError(
@@ -55,7 +77,7 @@ class Loader:
         self.folder = Path(folder)
         self._collate = PseudoSides(pseudo_fractions, len(first.languages)).collate if pseudo_fractions else collate
         self.watch: Callable[[int, list[Parts]], None] | None = None
-        """Is told of every step that was read, by micro-batch."""
+        """Called after every step is read, with its number and its rows by micro-batch."""
         self.row_tokens = first.row_tokens
         self.vocabulary_sha256 = first.manifest.vocabulary_sha256
         self.vocabulary_size = first.manifest.vocabulary_size
@@ -80,7 +102,7 @@ class Loader:
         return [(task, store.read(numbers % store.rows), numbers) for task, store, numbers in found]
 
     def rows_of(self, step: int, micro_batch: int | None = None) -> str:
-        """See `BatchSource`."""
+        """The rows of a micro-batch of this rank, or of the whole step, in words: `mono 328-335, para 164-167`."""
         words = []
         for task in self.stores:
             numbers = (

@@ -1,8 +1,8 @@
 """Which rows a step reads: the order of the data as arithmetic, independent of ranks, micro-batches and restarts.
 
-Step s of a run reads rows [s·B, (s+1)·B) of each task, B that task's rows a step; where tasks alternate, rows [(s/2)·B,
-(s/2+1)·B), s/2 rounded down, of one of them. Row numbers never end: number n is record n mod N of the data, so a second
-pass has new numbers, and with them new masks.
+Step s of a run reads rows [s·B, (s+1)·B) of each task, where B is that task's rows a step. Where tasks alternate it
+reads rows [k·B, (k+1)·B) of one of them, with k = s/2 rounded down. Row numbers never end: number n is record n mod N
+of the data, so a second pass has new numbers, and with them new masks.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..config import DataConfig
-from .rows import TASKS
+from .schema import TASKS
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ def plan_step(data: DataConfig, world: int) -> StepPlan:
     for task, count in zip(TASKS, rows, strict=True):
         if count % pieces:
             raise ValueError(
-                f"data.{task}_rows {count} does not divide into {world} processes × {accumulation} micro-batches of at most "
-                f"data.micro_batch {data.micro_batch} rows: choose a multiple of {pieces} rows, or another data.micro_batch"
+                f"data.{task}_rows {count} does not divide into {world} processes × {accumulation} micro-batches of at "
+                f"most data.micro_batch {data.micro_batch} rows: choose a multiple of {pieces} rows, or another "
+                "data.micro_batch"
             )
     return StepPlan(rows, tuple(count // pieces for count in rows), accumulation, world, data.alternate)

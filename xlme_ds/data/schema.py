@@ -1,4 +1,4 @@
-"""The contract between data preparation and training: Arrow schemas, special token ids, and manifests.
+"""The contract between data preparation and training: Arrow schemas, special token ids, rows, and manifests.
 
 This module, `vocabulary` and `corrupt` are all of `xlme_ds` that `data_prep` imports; this one needs pyarrow and
 nothing else.
@@ -16,18 +16,22 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
-
-from .rows import BOS, EOS, LAYOUTS, PAD, TASKS, UNK, Layout, Rows  # noqa: F401  they are part of the contract
 
 FORMAT_VERSION = 1
 _SIGNATURE = "sha256"  # key of an object's checksum of itself
+
+# XLM-R's id layout: four specials, the SentencePiece pieces, and `<mask>` as the last id of the vocabulary.
+BOS, PAD, EOS, UNK = 0, 1, 2, 3
+
+TASKS = ("mono", "para")
 
 DOCUMENTS = pa.schema([pa.field("tokens", pa.list_(pa.int32()), nullable=False)])
 PAIRS = pa.schema(
@@ -41,10 +45,10 @@ PAIRS = pa.schema(
 def row_schema(row_tokens: int) -> pa.Schema:
     """Schema of a training row.
 
-    `tokens`: `row_tokens` ids, padded with `PAD` behind the last item. `lengths`: tokens of each packed item, specials
-    included; an item is `<s> text </s>` (task mono, one an row) or `<s> e </s> f </s>` (task para, several a row), or
-    what else the manifest's setting `layout` says (`rows.LAYOUTS`).
-    `languages`: indices into the manifest's `languages`, one a side in the order they stand, so one for a mono item
+    `tokens`: `row_tokens` ids, padded with `PAD` after the last item. `lengths`: tokens of each packed item, specials
+    included; an item is `<s> text </s>` (task mono, one a row) or `<s> e </s> f </s>` (task para, several a row), or
+    as the manifest's setting `layout` says (`LAYOUTS`).
+    `languages`: indices into the manifest's `languages`, one a side in their order, so one for a mono item
     and two for a pair.
     """
     return pa.schema(
@@ -54,6 +58,49 @@ def row_schema(row_tokens: int) -> pa.Schema:
             pa.field("languages", pa.list_(pa.int16()), nullable=False),
         ]
     )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The special tokens of an item, `opening text </s>` or `opening e between f </s>`."""
+
+    opening: int
+    between: tuple[int, ...]
+    """Between the two sides of a pair."""
+
+    @property
+    def pair_specials(self) -> int:
+        """Special tokens of a pair."""
+        return 2 + len(self.between)
+
+    def item(self, first: np.ndarray, second: np.ndarray | None = None) -> np.ndarray:
+        """The ids of an item of one side or two, given without special tokens."""
+        sides = [first] if second is None else [first, self.between, second]
+        return np.concatenate([[self.opening], *sides, [EOS]]).astype(np.int32)
+
+
+LAYOUTS = {"xlme": Layout(BOS, (EOS,)), "xlm": Layout(EOS, (EOS, EOS))}
+"""By their names in `data_prep mix --layout` and `model.layout`; under xlm positions restart on the second side."""
+
+
+class Rows(NamedTuple):
+    """Training rows as arrays, in reading order.
+
+    `tokens` int32 [B, T]; `items` int64 [B]: items of each row; `lengths` int64: tokens of all items, row after row;
+    `languages` int64: language indices of all sides, row after row.
+    """
+
+    tokens: np.ndarray
+    items: np.ndarray
+    lengths: np.ndarray
+    languages: np.ndarray
+
+
+def joined(pieces: Sequence[Rows]) -> Rows:
+    """The rows of all pieces, one after the other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return Rows(*map(np.concatenate, zip(*pieces, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -90,7 +137,7 @@ class Manifest:
 
     @property
     def layout(self) -> str:
-        """Name of that of the rows that `mix` wrote; data from before there was a choice have XLM-E's."""
+        """Name of the rows' layout; folders of the versions that had only one do not name it, and have XLM-E's."""
         return str(self.settings.get("layout", "xlme"))
 
     def fingerprint(self) -> str:
@@ -103,9 +150,9 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A binary file that becomes `path` when the block ends: its bytes are on the disk then, and had a temporary name
     before.
 
-    After an error, such as a full disk's, `path` is what it was before; the OSError names it. The name is on the disk
-    after `sync_folder`: a marker that a crash takes away costs a little work, but what it vouches for must be there
-    before it.
+    After an error, such as a full disk's, `path` is as it was before; the OSError names it. The new name is on the disk
+    after `sync_folder`: a crash that loses a marker costs a little work, but the files that it vouches for must be on
+    the disk before it.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -121,7 +168,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Have the OSError of a read or write, which Python leaves without a name, say `path`."""
+    """Add the name `path` to the OSError of a read or write, which Python raises without one."""
     try:
         yield
     except OSError as error:
@@ -131,12 +178,12 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk; without it a crash may lose a file that was renamed."""
+    """Flush the names in a folder to the disk (fsync): else a crash may lose a file that was renamed."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that has no such thing
+        if error.errno != errno.EINVAL:  # a file system without fsync of folders
             raise
     finally:
         os.close(descriptor)
@@ -178,7 +225,7 @@ _SHARES = ("share_before", "share_after", "repeat")
 
 
 def _require_kinds(fields: Any) -> None:
-    """Raise ValueError where a manifest's JSON has something else than its readers take for granted."""
+    """Raise ValueError where a manifest's JSON has other kinds of values than its readers need."""
     _require("it", fields, _MANIFEST)
     for number, shard in enumerate(fields["shards"]):
         _require(f"shard {number}", shard, _SHARD)
@@ -216,7 +263,7 @@ _KIND_WORDS = {str: "a text", dict: "an object", list: "a list", int: "a whole n
 
 
 def record_batches(content: bytes, schema: pa.Schema) -> list[pa.RecordBatch]:
-    """The record batches of an Arrow file in memory, without a copy, each found to be sound and without nulls.
+    """The record batches of an Arrow file in memory, without a copy, after a check of each: sound, and without nulls.
 
     Raises ValueError, or an error of Arrow's, for any other file; one that is compressed is refused before it can grow.
     """
@@ -242,7 +289,7 @@ _MAGIC = b"ARROW1"
 
 
 def _is_compressed(metadata: bytes) -> bool:
-    """Whether the record batch of an Arrow message has its field `compression`; pyarrow tells it of none.
+    """Whether the record batch of an Arrow message has its field `compression`, which pyarrow does not show.
 
     The FlatBuffers are those of Arrow's Message.fbs: field 2 of Message is its header, field 3 of RecordBatch the
     compression.

@@ -1,10 +1,8 @@
-"""Random access to the rows of a mixed data folder, none of which is used before its shard is found to be the one
-listed.
+"""Random access to the rows of a mixed data folder, from shards that have the manifest's checksum; counts of tokens.
 
 A shard is read whole into memory and compared with the manifest's SHA-256 when it is first needed, and rows are taken
-from that
-memory: so no byte that changes on the disk, before or after, gets into a batch, and a file that is cut short cannot end
-the process as it would under a memory map.
+from that memory: so no byte that changes on the disk, before or after, gets into a batch, and a file that is cut short
+cannot end the process as it would under a memory map.
 """
 
 import hashlib
@@ -12,7 +10,6 @@ import struct
 from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -22,8 +19,7 @@ import pyarrow as pa
 from numba.types import boolean, int32, int64
 
 from .compiled import compiled, reads
-from .rows import PAD, Rows, joined
-from .schema import Manifest, read_manifest, record_batches, row_schema
+from .schema import PAD, UNK, Manifest, Rows, joined, read_manifest, record_batches, row_schema
 
 _OPEN = 2  # shards that are held
 
@@ -76,22 +72,22 @@ class RowStore:
         missing = [code for code in self.manifest.languages if code not in self.languages]
         if missing:
             raise ValueError(
-                f"{self.folder} has text in {', '.join(missing)}, which model.language_embeddings does not name: set it to "
-                f"{' '.join(self.manifest.languages)}"
+                f"{self.folder} has text in {', '.join(missing)}, which model.language_embeddings does not name: "
+                f"set it to {' '.join(self.manifest.languages)}"
             )
         self._numbers = np.array([self.languages.index(code) for code in self.manifest.languages])
         self._starts = [0, *accumulate(shard.rows for shard in self.manifest.shards)]
         self._open: dict[int, list[_Block]] = {}
         self._coming: dict[int, Future[list[_Block]]] = {}
-        self._reader = ThreadPoolExecutor(1, f"shards of {self.folder.name}")  # has no thread before it has work
+        self._reader = ThreadPoolExecutor(1, f"shards of {self.folder.name}")  # starts its thread with the first work
 
     def read(self, records: np.ndarray) -> Rows:
         """The rows of `records` (int64), in the order given. Raises ValueError for a damaged shard."""
         jumps = np.flatnonzero(records[1:] - records[:-1] != 1) + 1
         pieces = []
-        for first, behind in pairwise([0, *jumps.tolist(), len(records)]):
+        for first, last in pairwise([0, *jumps.tolist(), len(records)]):
             start = int(records[first])
-            stop = start + behind - first
+            stop = start + last - first
             while start < stop:  # consecutive records, cut where a block ends
                 pieces.append(self._piece(start, stop))
                 start += len(pieces[-1].tokens)
@@ -120,7 +116,7 @@ class RowStore:
                 f"{self._path(shard)} has ids or lengths that no row can have, near row {start - self._starts[shard]}: "
                 f"mix {self.folder} again"
             )
-        return replace(rows, languages=self._numbers[rows.languages])
+        return rows._replace(languages=self._numbers[rows.languages])
 
     def _path(self, shard: int) -> Path:
         return self.folder / self.manifest.shards[shard].name
@@ -131,11 +127,9 @@ class RowStore:
             self._coming.clear()
             blocks = self._read_whole(shard) if coming is None else coming.result()
             following = (shard + 1) % len(self.manifest.shards)
-            if (
-                shard - 1 in self._open and following not in self._open
-            ):  # one goes front to back: the next is read meanwhile
+            if shard - 1 in self._open and following not in self._open:  # reading in order: the next one meanwhile
                 self._coming[following] = self._reader.submit(self._read_whole, following)
-            if len(self._open) >= _OPEN:  # older shards are done with
+            if len(self._open) >= _OPEN:  # the oldest is no longer needed
                 self._open.pop(next(iter(self._open)))
             self._open[shard] = blocks
         return self._open[shard]
@@ -155,7 +149,8 @@ class RowStore:
         except (OSError, ValueError, StopIteration, struct.error, pa.ArrowException) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise ValueError(
-                f"{path} cannot be read ({why}): check the folder with `python -m data_prep verify`, restore the file or mix again"
+                f"{path} cannot be read ({why}): check the folder with `python -m data_prep verify`, restore the file "
+                "or mix again"
             ) from None
 
 
@@ -163,7 +158,7 @@ class RowStore:
 def _possible(
     tokens_BT: np.ndarray, items_B: np.ndarray, lengths: np.ndarray, languages: np.ndarray, vocabulary: int, codes: int
 ) -> bool:
-    """Whether a model can read the rows: data from elsewhere may hold anything under a right checksum."""
+    """Whether a model can read the rows: data that others made may hold anything under a right checksum."""
     batch, width = tokens_BT.shape
     item, ok = 0, True
     for row in range(batch):
@@ -179,3 +174,19 @@ def _possible(
     for language in languages:
         ok &= (language >= 0) & (language < codes)
     return ok
+
+
+def unigram_costs(train: RowStore, train_rows: int = 65_536) -> np.ndarray:
+    """−log p (nats) of every id in a unigram model, float64 [V]: one plus the count in ordinary tokens of the first
+    `train_rows` rows."""
+    counts = np.ones(train.manifest.vocabulary_size)
+    for start in range(0, min(train_rows, train.rows), 1024):
+        tokens = train.read(np.arange(start, min(start + 1024, train_rows, train.rows))).tokens
+        counts += np.bincount(tokens[tokens > UNK], minlength=len(counts))
+    return -np.log(counts / counts.sum())
+
+
+def unigram_nll(train: RowStore, heldout: RowStore, heldout_rows: int) -> float:
+    """Baseline of the masked-token loss: mean −log p (nats) of the first `heldout_rows` rows by `unigram_costs`."""
+    tokens = heldout.read(np.arange(min(heldout_rows, heldout.rows))).tokens
+    return float(unigram_costs(train)[tokens[tokens > UNK]].mean())

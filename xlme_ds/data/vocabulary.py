@@ -1,5 +1,7 @@
-"""Text to ids and back: a SentencePiece model in XLM-R's id layout (`<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, pieces,
-`<mask>`)."""
+"""Text to ids and back with a SentencePiece model, in XLM-R's id layout.
+
+`<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, then the pieces, and `<mask>` last.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +38,7 @@ class Vocabulary:
             raise ValueError(
                 f"{path} does not start with the pieces <unk>, <s>, </s>: train it with unk_id=0, bos_id=1, eos_id=2"
             )
-        # Behind `encode(lines, return_type="numpy")`, which makes an array of every line: a tenth of the time.
+        # What `encode(lines, return_type="numpy")` calls before it makes an array of every line: a tenth of the time.
         # Arguments: threads, pool, sampling, n-best, alpha, <s>, </s>, reverse - sampling and extras are off.
         self._encode_to_buffers = self.processor._processor._EncodeAsBufferBatch  # type: ignore[attr-defined]
         self.size = self.processor.get_piece_size() + 2
@@ -85,8 +87,6 @@ class Vocabulary:
         """The piece of one id as SentencePiece writes it (`▁` marks a space before)."""
         if token == self.mask:
             return "<mask>"
-        return (
-            ("<s>", "<pad>", "</s>", "<unk>")[token]
-            if token <= UNK
-            else str(self.processor.id_to_piece(int(token) - _PIECE_OFFSET))
-        )
+        if token <= UNK:
+            return ("<s>", "<pad>", "</s>", "<unk>")[token]
+        return str(self.processor.id_to_piece(int(token) - _PIECE_OFFSET))

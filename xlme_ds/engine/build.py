@@ -10,8 +10,7 @@ from torch import nn
 
 from ..balance import describe_balance, pipeline_balance
 from ..config import DataConfig, EngineConfig, ModelConfig, RunConfig, Training
-from ..data.loader import Loader
-from ..data.source import BatchSource
+from ..data.loader import BatchSource, Loader
 from ..data.vocabulary import Vocabulary
 from ..models.compiled import Compile
 from ..models.init import Known, Whole, initialise

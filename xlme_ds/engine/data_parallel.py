@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.batch import Batch
-from ..data.source import BatchSource
+from ..data.loader import BatchSource
 from ..objectives.protocol import Objective
 from .processes import gather, share, together
 from .protocol import StepStats

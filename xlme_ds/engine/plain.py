@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import OptimizerConfig
-from ..data.source import BatchSource
+from ..data.loader import BatchSource
 from ..objectives.protocol import Objective
 from .data_parallel import DataParallelEngine
 from .optimizer import applied_rate, build_optimizer, set_learning_rate

@@ -11,7 +11,7 @@ from deepspeed.utils import safe_get_full_fp32_param, set_z3_leaf_modules
 from torch import Tensor, nn
 
 from ..config import OptimizerConfig
-from ..data.source import BatchSource
+from ..data.loader import BatchSource
 from ..models.layers import TransformerLayer
 from ..objectives.protocol import Objective
 from .bf16_gradients import spare_passes

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..data.rows import TASKS, UNK, Rows, joined
-from ..data.shards import RowStore
-from ..data.unigram import unigram_costs
+from ..data.schema import TASKS, UNK, Rows, joined
+from ..data.shards import RowStore, unigram_costs
 from ..data.vocabulary import Vocabulary
 
 MONO = TASKS.index("mono")

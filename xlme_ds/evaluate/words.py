@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..data.rows import UNK
+from ..data.schema import UNK
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import TextEncoder
 from .tables import Table, percent

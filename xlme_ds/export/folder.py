@@ -9,8 +9,7 @@ from typing import Any, Literal
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..data.rows import BOS, EOS, LAYOUTS, PAD
-from ..data.schema import write_json
+from ..data.schema import BOS, EOS, LAYOUTS, PAD, write_json
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import TextEncoder
 from ..saved import (

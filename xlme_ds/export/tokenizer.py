@@ -9,7 +9,7 @@ from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2 as proto
 
-from ..data.rows import EOS, LAYOUTS, PAD, UNK, Layout
+from ..data.schema import EOS, LAYOUTS, PAD, UNK, Layout
 from ..data.vocabulary import Vocabulary
 
 _SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")

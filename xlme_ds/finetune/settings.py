@@ -6,7 +6,7 @@ from math import ceil
 from typing import Self
 
 from ..config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, TrainConfig, Training
-from ..data.rows import LAYOUTS
+from ..data.schema import LAYOUTS
 from .features import Windows
 from .tasks import TASKS, Task
 

@@ -1,9 +1,9 @@
 """Back-translation masked language modelling (BTMLM; ERNIE-M, section 3.1): one model writes a pseudo-parallel side,
 then reads it.
 
-Of an item `<s> x </s> y </s>` whose y is open (`data/pseudo.py`), the first pass, without gradient, fills every place
-of y from x: p(y_j | x, M_j), the place's own `<mask>` with its position. The second masks x and predicts it from what
-is left of x and y: p(x_m | x \\ M, y).
+Of an item `<s> x </s> y </s>` whose y is open (`data/pseudo_parallel.py`), the first pass, without gradient, fills each
+place of y from x: p(y_j | x, M_j), the place's own `<mask>` with its position. The second masks x and predicts it from
+what is left of x and y: p(x_m | x \\ M, y).
 
 B rows, T tokens, P open places.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..data.batch import Batch
-from ..data.rows import PAD
+from ..data.schema import PAD
 from .language_model import LanguageModel, LanguageModelOutput, Masking
 
 

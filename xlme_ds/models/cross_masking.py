@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..data.batch import Batch
-from ..data.rows import TASKS
+from ..data.schema import TASKS
 from .language_model import Masking
 
 _ROLES = 8

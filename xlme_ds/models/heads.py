@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from ..data.rows import UNK
+from ..data.schema import UNK
 from .masked_head import MaskedTokens, masked_softmax
 
 _NEVER = -1e30

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..config import ModelConfig
 from ..data.batch import Batch
-from ..data.rows import UNK
+from ..data.schema import UNK
 from .attention import item_mask
 from .compiled import begin
 from .embedding import lookup, read_whole

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..config import ModelConfig, ObjectiveConfig
 from ..data.batch import Batch
-from ..data.rows import TASKS, UNK
+from ..data.schema import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
 from ..models.encoder import Part
 from ..models.pipeline import ElectraStage

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..data.batch import Batch
-from ..data.rows import TASKS
+from ..data.schema import TASKS
 
 
 def task_of_masked(batch: Batch) -> Tensor:

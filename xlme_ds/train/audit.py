@@ -15,8 +15,7 @@ import numpy as np
 
 from ..data.corrupt import Parts
 from ..data.loader import Loader
-from ..data.rows import TASKS
-from ..data.schema import naming
+from ..data.schema import TASKS, naming
 from ..engine.processes import broadcast, together
 
 FOLDER = "audit"

@@ -7,11 +7,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..config import DataConfig, RunConfig, Training
-from ..data.loader import Loader
+from ..data.loader import BatchSource, Loader
 from ..data.schema import TASKS
-from ..data.shards import RowStore
-from ..data.source import BatchSource
-from ..data.unigram import unigram_nll
+from ..data.shards import RowStore, unigram_nll
 from ..engine.build import resolve_precision
 from ..engine.processes import SharedError, broadcast, together
 from ..engine.protocol import Engine

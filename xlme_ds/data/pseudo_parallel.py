@@ -1,7 +1,7 @@
-"""Open places for pseudo-parallel tokens behind the sentence of a monolingual row (ERNIE-M, section 3.1: BTMLM).
+"""Pseudo-parallel rows: open places after the sentence of a monolingual row (ERNIE-M, section 3.1: BTMLM).
 
-`<s> x </s>` becomes `<s> x </s> y </s>`; until the model fills them the places y hold `<pad>`, which else stands in no
-item. Where the row has no room for them the end of x gives way. B rows, T tokens.
+`<s> x </s>` becomes `<s> x </s> y </s>`; the places y hold `<pad>`, which is in no other item, until the
+model fills them. Where the row has no room for them, the end of x is cut. B rows, T tokens.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import torch
 from .batch import Batch
 from .collate import collate
 from .corrupt import Parts, row_bits
-from .rows import EOS, PAD, TASKS, Rows
+from .schema import EOS, PAD, TASKS, Rows
 
 _BITS = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -20,7 +20,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 @dataclass(frozen=True)
 class PseudoSides:
-    """How many places stand behind a sentence, and the language that they are to be filled in."""
+    """How many places follow a sentence, and in which language the model fills them."""
 
     fractions: tuple[float, ...]
     """Places for a token of x; every item draws one of these."""
@@ -28,7 +28,7 @@ class PseudoSides:
     """Of the data; every item draws one that is not its own, all alike."""
 
     def collate(self, parts: Parts, seed: int, mask_fraction: float) -> Batch:
-        """`collate` for monolingual rows: what is masked is chosen in the x that remain, and y are second sides."""
+        """`collate` for monolingual rows: masked positions are chosen in the x that remain, and y are second sides."""
         ((task, rows, numbers),) = parts
         assert task == TASKS.index("mono") and (rows.items == 1).all()
         opened, languages_B = self.append(rows, numbers, seed)
@@ -41,7 +41,7 @@ class PseudoSides:
     def append(self, rows: Rows, numbers: np.ndarray, seed: int) -> tuple[Rows, np.ndarray]:
         """The rows with their places, and the language of each row's, int64 [B].
 
-        Of n tokens of x as many stay as leave room, and max(1, round(fraction · n)) places follow. What is drawn is a
+        Of n tokens of x as many stay as leave room, and max(1, round(fraction · n)) places follow. Both draws are a
         function of (seed, row number): of the counter of the row's first token, which `corrupt` never masks.
         """
         count, width = rows.tokens.shape

@@ -1,7 +1,7 @@
 """One language's curve: nested unigram vocabularies of falling size, and the average log-probability (ALP) of each.
 
-VoCap (Zheng et al., 2021) trains a vocabulary from nothing at each of fifty sizes. Here one pruning path is followed
-instead, as SentencePiece itself does on its way from a million seeds to the size asked for: a vocabulary is trained
+VoCap (Zheng et al., 2021) trains a vocabulary from nothing at each of fifty sizes. We follow one pruning path instead,
+as SentencePiece itself does on its way from a million seeds to the size asked for: a vocabulary is trained
 from the pieces of the next larger one, so each is a subset of those before it. The path ends at the characters alone.
 """
 
@@ -17,23 +17,24 @@ from typing import Any
 
 import numpy as np
 import sentencepiece as spm
+from sentencepiece import sentencepiece_model_pb2 as proto
 
-from data_prep.vocap.model import NORMALIZATION, SPECIALS, Pieces, parse, serialize
+Pieces = dict[str, float]  # piece -> natural logarithm of its probability
 
+SPECIALS = ("<unk>", "<s>", "</s>")  # SentencePiece's first ids
+_NORMALIZATION = "nmt_nfkc"
 _SEED_FACTOR = 1.25  # the first training goes to this times the largest size: room to prune by likelihood
-_SEED_CHARACTERS = (
-    10_000_000  # of all occurrences in the first training, whose suffix array takes 20 to 40 bytes of each
-)
+_SEED_CHARACTERS = 10_000_000  # of all occurrences in the first training; its suffix array takes 20 to 40 bytes of each
 _MEMORY = 900_000_000  # bytes for a language's distinct words, here and in SentencePiece
 _WORD_BYTES, _CHARACTER_BYTES = 100, 20  # of each, a little more than measured
-_LEAST_COUNT = 2.0  # expected occurrences of a piece longer than a character: a piece used once is learnt by heart
+_LEAST_COUNT = 2.0  # expected occurrences of a piece longer than a character: a piece used once is memorized
 _LONGEST_WORD = 16_384  # bytes; a line gives at most 1,000 characters
-_UNKNOWN_PENALTY = 10.0  # SentencePiece's: a run of unknown characters scores this below the least likely piece
+_UNKNOWN_PENALTY = 10.0  # as in SentencePiece: a run of unknown characters scores this less than the least likely piece
 _WORDS = 50_000  # segmented at once
 
 
 @dataclass(frozen=True)
-class Words:
+class WordCounts:
     """Distinct normalised words with their occurrences, sorted; `sentences` is the number of lines they come from.
 
     No piece crosses white space, so training on words and their counts is training on the sentences, and a sentence's
@@ -45,24 +46,12 @@ class Words:
     sentences: int
 
 
-def count_words(lines: Iterable[str]) -> Words:
-    """Normalise lines of text and count their words."""
-    text = _count_words(lines, math.inf)
-    assert text is not None
-    return text
+def count_words(lines: Iterable[str], memory: float = math.inf) -> WordCounts:
+    """Normalise lines of text and count their words.
 
-
-def fitting_words(read: Callable[[], Iterable[str]]) -> Words:
-    """The words of all lines; or of every second, fourth or eighth … where training on more takes too much memory."""
-    step = 1
-    while (text := _count_words(islice(read(), 0, None, step), _MEMORY)) is None:
-        step *= 2
-    return text
-
-
-def _count_words(lines: Iterable[str], memory: float) -> Words | None:
-    """None when training on their words would take more than `memory` bytes."""
-    normalize = spm.SentencePieceNormalizer(rule_name=NORMALIZATION).normalize
+    Raises MemoryError when training on them would take more than `memory` bytes.
+    """
+    normalize = spm.SentencePieceNormalizer(rule_name=_NORMALIZATION).normalize
     counts: Counter[str] = Counter()
     sentences = 0
     needed = 0
@@ -70,14 +59,24 @@ def _count_words(lines: Iterable[str], memory: float) -> Words | None:
         words = [word for word in normalize(line).split("▁") if word]
         needed += sum(_WORD_BYTES + _CHARACTER_BYTES * len(word) for word in set(words) if word not in counts)
         if needed > memory:
-            return None
+            raise MemoryError
         counts.update(words)
         sentences += bool(words)
-    return Words(sorted(counts), [counts[word] for word in sorted(counts)], sentences)
+    return WordCounts(sorted(counts), [counts[word] for word in sorted(counts)], sentences)
+
+
+def fitting_words(read: Callable[[], Iterable[str]]) -> WordCounts:
+    """The words of all lines; or of every second, fourth or eighth … where training on more takes too much memory."""
+    step = 1
+    while True:
+        try:
+            return count_words(islice(read(), 0, None, step), _MEMORY)
+        except MemoryError:
+            step *= 2
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """A vocabulary on the curve: `alp` is the mean over sentences of their best segmentation's log-probability."""
 
     pieces: Pieces
@@ -85,7 +84,7 @@ class Point:
     tokens: int
 
 
-def curve(text: Words, largest: int, least: int, shrink: float, coverage: float) -> Iterator[Point]:
+def curve(text: WordCounts, largest: int, least: int, shrink: float, coverage: float) -> Iterator[CurvePoint]:
     """Vocabularies from `largest` pieces by factors of `shrink` to `least` and last the characters, specials not
     counted.
 
@@ -97,7 +96,7 @@ def curve(text: Words, largest: int, least: int, shrink: float, coverage: float)
     kept = {piece: score for piece, score in point.pieces.items() if len(piece) == 1 or score >= frequent}
     if _characters(kept) >= largest:
         raise _too_many_characters(_characters(kept))
-    point = Point(kept, point.alp, point.tokens)
+    point = CurvePoint(kept, point.alp, point.tokens)
     first = min(largest, len(kept))
     grid = [round(largest * shrink**k) for k in range(math.ceil(math.log(least / largest, shrink)) + 1)]
     for size in [first, *(size for size in grid if least <= size < first)]:
@@ -117,7 +116,7 @@ def _too_many_characters(number: int) -> ValueError:
     )
 
 
-def seed_text(text: Words) -> Words:
+def seed_text(text: WordCounts) -> WordCounts:
     """The first training's text, which SentencePiece lays out with every word as often as it occurs.
 
     Counts are divided until that fits, but two occurrences stay two; then the words that occur most are taken.
@@ -130,10 +129,10 @@ def seed_text(text: Words) -> Words:
         divided = np.minimum(counts, np.maximum(2, counts // divisor))
     ranked = np.argsort(-counts, kind="stable")
     kept = np.sort(ranked[np.cumsum((lengths * divided)[ranked]) <= _SEED_CHARACTERS]).tolist()
-    return Words([text.words[i] for i in kept], divided[kept].tolist(), text.sentences)
+    return WordCounts([text.words[i] for i in kept], divided[kept].tolist(), text.sentences)
 
 
-def train(text: Words, size: int, coverage: float, seeds: Point | None = None) -> Pieces:
+def train(text: WordCounts, size: int, coverage: float, seeds: CurvePoint | None = None) -> Pieces:
     """A unigram vocabulary of at most `size` pieces (specials not counted), from `seeds` or from all substrings."""
     model = io.BytesIO()
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="\n", suffix=".seeds") as file:
@@ -158,7 +157,7 @@ def train(text: Words, size: int, coverage: float, seeds: Point | None = None) -
                 bos_id=1,
                 eos_id=2,
                 pad_id=-1,
-                num_threads=1,  # languages run side by side
+                num_threads=1,  # languages are trained in parallel
                 max_sentence_length=_LONGEST_WORD,
                 input_sentence_size=0,
                 shuffle_input_sentence=False,
@@ -172,7 +171,7 @@ def train(text: Words, size: int, coverage: float, seeds: Point | None = None) -
     return parse(model.getvalue())
 
 
-def measure(text: Words, pieces: Pieces) -> Point:
+def measure(text: WordCounts, pieces: Pieces) -> CurvePoint:
     """The point of `pieces`: every word's best segmentation, times its occurrences."""
     processor = spm.SentencePieceProcessor(model_proto=serialize(pieces, "identity"))
     scores = np.array([0.0] * len(SPECIALS) + list(pieces.values()))
@@ -185,4 +184,28 @@ def measure(text: Words, pieces: Pieces) -> Point:
         counts = np.repeat([count for _, count in block], lengths)
         total += float(np.dot(scores[np.concatenate(ids).astype(np.int64)], counts))
         tokens += int(counts.sum())
-    return Point(pieces, total / text.sentences, tokens)
+    return CurvePoint(pieces, total / text.sentences, tokens)
+
+
+def serialize(pieces: Pieces, normalization: str = _NORMALIZATION) -> bytes:
+    """A SentencePiece model file: <unk>, <s>, </s>, then `pieces` in their order."""
+    model = proto.ModelProto()
+    model.ParseFromString(spm.SentencePieceNormalizer(rule_name=normalization).serialized_model_proto())
+    # the normaliser's own flags are those of a tool that only normalises; these are a trained model's
+    flags = dict.fromkeys(("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"), True)
+    model.normalizer_spec.MergeFrom(proto.NormalizerSpec(**flags))
+    kind = proto.ModelProto.SentencePiece
+    for piece in SPECIALS:
+        model.pieces.add(piece=piece, score=0.0, type=kind.UNKNOWN if piece == "<unk>" else kind.CONTROL)
+    for piece, score in pieces.items():
+        model.pieces.add(piece=piece, score=score)
+    size = len(model.pieces)
+    ids = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1}
+    model.trainer_spec.MergeFrom(proto.TrainerSpec(model_type=proto.TrainerSpec.UNIGRAM, vocab_size=size, **ids))
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def parse(model: bytes) -> Pieces:
+    """The pieces of a model file with their scores, without the specials."""
+    processor = spm.SentencePieceProcessor(model_proto=model)
+    return {processor.id_to_piece(i): processor.get_score(i) for i in range(len(SPECIALS), processor.get_piece_size())}

@@ -14,8 +14,8 @@ from xlme_ds.config import DataConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.corrupt import masked_count
 from xlme_ds.data.loader import Loader
-from xlme_ds.data.pseudo import PseudoSides
-from xlme_ds.data.rows import BOS, EOS, PAD, UNK, Rows
+from xlme_ds.data.pseudo_parallel import PseudoSides
+from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Rows
 
 FRACTIONS = (0.05, 0.1, 0.15, 0.2)
 

@@ -1,0 +1,303 @@
+"""Stage `vocap`: a vocabulary whose capacity is allocated to languages by what each gains from it (VoCap).
+
+OUT/sentencepiece.model     the merged model, in the same layout as stage `vocab` writes
+OUT/vocap.json, vocap.svg   curves and allocation
+OUT/curves/<language>/      vocabularies on the curve, until the stage is complete
+
+The objective is VoCap's, max Σ_i q_i^β ALP_i(t_i) (Zheng et al., 2021): on concave curves taking steps by falling slope
+is optimal for every Σ t_i. Languages share pieces, and a shared piece is paid for once: steps are taken until the union
+of the languages' pieces has the size asked for, the last one in part.
+
+In the union, a piece's probability is pooled: p(x) = Σ_i w_i p_i(x), with p_i the probabilities of language i's
+vocabulary over its chosen pieces and w_i its weight in the objective, that is the unigram model of a text drawn with
+those weights.
+"""
+
+import io
+import math
+import shutil
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from data_prep.executor import on_root, run_tasks
+from data_prep.line_sample import SAMPLE, choose_lines, count_lines, read_lines, sampled_inputs
+from data_prep.readers import Input
+from data_prep.sampling import temperature_shares
+from data_prep.sources import TextConfig
+from data_prep.store import Stage, write_file
+from data_prep.vocab import finish_vocabulary, say_size
+from data_prep.vocap_curve import SPECIALS, Pieces, curve, fitting_words, parse, serialize
+from xlme_ds.data.schema import write_json
+
+Curve = Sequence[tuple[int, float]]  # (pieces, ALP) by rising size; the first point is the characters alone
+
+CURVES = "curves"
+_SETTINGS = ("size", "step", "largest", "shrink", "sentences", "alpha", "beta", "seed", "character_coverage")
+_CURVE, _CHOSEN = "#c3cddc", "#1f5fa8"
+_STYLE = {
+    "svg.hashsalt": "vocap",
+    "svg.fonttype": "none",  # a third of the size
+    "font.size": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+_ADDED = 2  # <pad> and <mask> are ids of the vocabulary, not pieces
+
+
+@dataclass(frozen=True)
+class VocapConfig(TextConfig):
+    """Make a vocabulary by VoCap: a curve a language, greedy allocation, one merged model."""
+
+    out: Path
+    """Output folder: sentencepiece.model, manifest.json, vocap.json and vocap.svg."""
+    size: int = 524_288
+    """Ids of the full vocabulary as the model sees it, <pad> and <mask> included."""
+    step: int = 1000
+    """Pieces a language is given at once."""
+    largest: int = 50_000
+    """Pieces of a language at most."""
+    shrink: float = 0.8
+    """Each vocabulary on a language's curve has this share of the pieces of the next larger one."""
+    sentences: int = 1_000_000
+    """Lines of a language at most."""
+    alpha: float = 0.7
+    """Exponent of the language distribution q over the numbers of lines: 1 natural, 0 uniform."""
+    beta: float = 0.7
+    """Exponent of q in the objective Σ q^β ALP: 0 counts every language the same."""
+    seed: int = 0
+    """Seed of the choice of lines."""
+    character_coverage: float = 0.9995
+    """Share of the characters of each language that get a piece of their own."""
+    processes: int = 1
+    """Local processes; the output is the same for any number. Not used under MPI."""
+
+    def validate(self) -> None:
+        """Raise ValueError for settings that cannot work."""
+        if min(self.step, self.sentences) < 1 or self.largest < self.step:
+            raise ValueError(
+                f"--step is {self.step}, --largest {self.largest} and --sentences {self.sentences}: they must be at "
+                "least 1, and --largest at least --step"
+            )
+        if not 0.5 <= self.shrink <= 0.98:
+            raise ValueError(f"--shrink is {self.shrink}: it must be between 0.5 (fast) and 0.98 (many points)")
+        if not 0 <= self.beta <= 1:
+            raise ValueError(f"--beta is {self.beta}: it must be between 0 and 1")
+        if self.size < 16:
+            raise ValueError(f"--size is {self.size}: at least 16 ids are needed")
+        if not 0.98 <= self.character_coverage <= 1:
+            raise ValueError(f"--character-coverage is {self.character_coverage}: it must be between 0.98 and 1")
+        temperature_shares([1], self.alpha)
+
+
+def run(config: VocapConfig) -> None:
+    """Write `config.out`. Raises ValueError for settings or inputs that cannot work."""
+    on_root(config.validate)
+    inputs, text_settings = on_root(lambda: sampled_inputs(config))
+    stage = Stage(config.out, "vocap", {name: getattr(config, name) for name in _SETTINGS} | text_settings)
+    with stage.open():
+        if not stage.finished(config.processes):
+            _make(stage, config, inputs)
+        on_root(lambda: _clear(stage))
+    on_root(lambda: say_size(config.out))
+
+
+def _clear(stage: Stage) -> None:
+    for name in (SAMPLE, CURVES):
+        shutil.rmtree(stage.folder / name, ignore_errors=True)
+
+
+def _make(stage: Stage, config: VocapConfig, inputs: Sequence[Input]) -> None:
+    counted = count_lines(stage, inputs, config.processes)
+    lines = dict(sorted(sum(counted, Counter[str]()).items()))
+    quotas = {code: min(count, config.sentences) for code, count in lines.items()}
+    chosen = choose_lines(stage, inputs, counted, quotas, config.seed, config.processes)
+    tasks = [(code, tuple(files[code] for files in chosen if code in files)) for code in lines]
+    results = run_tasks(partial(_write_curve, stage, config), tasks, list(quotas.values()), config.processes, "curves")
+    curves = {code: result["curve"] for code, result in zip(lines, results, strict=True) if result["curve"]}
+    sampled = {code: result["sentences"] for code, result in zip(lines, results, strict=True)}
+    on_root(lambda: _merge(stage, config, lines, sampled, curves))
+
+
+def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, tuple[Path, ...]]) -> dict[str, Any]:
+    """Write the vocabularies of one language; the result is its curve, smallest first."""
+    code, paths = task
+    marker = f"curve-{code}"
+    result = stage.task_result(marker)
+    if result is None:
+        text = fitting_words(partial(read_lines, paths))
+        points, files = [], []
+        if text.words:
+            for point in curve(text, config.largest, config.step, config.shrink, config.character_coverage):
+                points.append((len(point.pieces), point.alp))
+                path = _curve_file(stage, code, len(point.pieces))
+                files.append(asdict(write_file(path, serialize(point.pieces), stage.folder)))
+        result = {"curve": points[::-1], "sentences": text.sentences, "words": len(text.words), "files": files}
+        stage.finish_task(marker, result)
+    return result
+
+
+def _curve_file(stage: Stage, code: str, size: int) -> Path:
+    return stage.folder / CURVES / code / f"{size}.model"
+
+
+def _merge(
+    stage: Stage, config: VocapConfig, lines: dict[str, int], sampled: dict[str, int], curves: dict[str, Curve]
+) -> None:
+    """One model of all languages' chosen pieces."""
+    if not curves:
+        raise ValueError(f"there is no text in the inputs of {stage.folder}: a vocabulary needs some words")
+    shares = dict(zip(lines, map(float, temperature_shares(list(lines.values()), config.alpha)), strict=True))
+    orders = {code: piece_order([_pieces(stage, code, size) for size, _ in curves[code]]) for code in curves}
+    weights = {code: shares[code] ** config.beta for code in curves}
+    sizes = allocate(orders, curves, weights, config.step, config.size - _ADDED - len(SPECIALS))
+    chosen = {code: _chosen(stage, code, curves[code], orders[code][: sizes[code]]) for code in curves}
+    owners = Counter(piece for pieces in chosen.values() for piece in pieces)
+    by_language = {
+        code: {
+            "lines": lines[code],
+            "sampled": sampled[code],
+            "share_before": lines[code] / sum(lines.values()),
+            "share_after": shares[code],
+            "pieces": len(chosen[code]),
+            "own_pieces": sum(owners[piece] == 1 for piece in chosen[code]),
+        }
+        for code in chosen
+    }
+    write_json(stage.folder / "vocap.json", {"curves": curves, "by_language": by_language})
+    write_file(stage.folder / "vocap.svg", plot(curves, by_language), stage.folder)
+    finish_vocabulary(stage, serialize(pool(chosen, weights)), by_language)
+
+
+def _pieces(stage: Stage, code: str, size: int) -> Pieces:
+    return parse(_curve_file(stage, code, size).read_bytes())
+
+
+def _chosen(stage: Stage, code: str, curve: Curve, chosen: Sequence[str]) -> Pieces:
+    """The chosen pieces with the probabilities of the smallest vocabulary that has them all."""
+    pieces = _pieces(stage, code, min(size for size, _ in curve if size >= len(chosen)))
+    return {piece: pieces[piece] for piece in chosen}
+
+
+def concave_hull(curve: Curve) -> list[tuple[int, float]]:
+    """The points of the least concave function above the curve, its falling end left out."""
+    hull: list[tuple[int, float]] = []
+    for size, alp in sorted(curve):
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], (size, alp)):
+            hull.pop()
+        hull.append((size, alp))
+    while len(hull) > 1 and hull[-1][1] <= hull[-2][1]:
+        hull.pop()
+    return hull
+
+
+def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
+    return (b[1] - a[1]) / (b[0] - a[0])
+
+
+def steps(curves: Mapping[str, Curve], weights: Mapping[str, float], step: int) -> list[tuple[str, int, int]]:
+    """(language, from size, to size) of every step, of at most `step` pieces, by falling gain a piece.
+
+    A language's steps come in their order, for its slopes fall; equal gains go by language.
+    """
+    found = []
+    for language in sorted(curves):
+        hull = concave_hull(curves[language])
+        for a, b in pairwise(hull):
+            gain = weights[language] * _slope(a, b)
+            for start in range(a[0], b[0], step):
+                found.append((-gain, language, start, min(start + step, b[0])))
+    return [(language, start, stop) for _, language, start, stop in sorted(found)]
+
+
+def allocate(
+    orders: Mapping[str, Sequence[str]],
+    curves: Mapping[str, Curve],
+    weights: Mapping[str, float],
+    step: int,
+    size: int,
+) -> dict[str, int]:
+    """Sizes t_i such that the first t_i pieces of each language's order have a union of `size` pieces.
+
+    `orders`: each language's pieces, so that the first n are its vocabulary of n pieces. Every language gets its
+    characters. Raises ValueError when those alone are more, or all pieces of all languages fewer.
+    """
+    sizes = {language: min(curves[language])[0] for language in orders}
+    union = {piece for language, order in orders.items() for piece in order[: sizes[language]]}
+    if len(union) > size:
+        raise ValueError(
+            f"--size leaves room for {size} pieces, but the characters of {len(orders)} languages are {len(union)}: "
+            "take a larger --size, or lower --character-coverage"
+        )
+    for language, start, stop in steps(curves, weights, step):
+        for piece in orders[language][start:stop]:
+            if len(union) == size:
+                return sizes
+            union.add(piece)
+            sizes[language] += 1
+    if len(union) < size:
+        raise ValueError(
+            f"--size leaves room for {size} pieces, but the curves end at {len(union)}: take a smaller --size, "
+            "a larger --largest, or more text"
+        )
+    return sizes
+
+
+def piece_order(nested: Sequence[Pieces]) -> list[str]:
+    """All pieces such that every vocabulary of `nested` (by rising size) is a start of the list.
+
+    Between two vocabularies, the pieces of the larger one come by falling probability.
+    """
+    order: dict[str, None] = {}
+    for pieces in nested:
+        order |= dict.fromkeys(sorted(pieces.keys() - order.keys(), key=lambda piece: (-pieces[piece], piece)))
+    return list(order)
+
+
+def pool(vocabularies: Mapping[str, Pieces], weights: Mapping[str, float]) -> Pieces:
+    """Pieces of all vocabularies by falling pooled probability, with its logarithm."""
+    pooled: dict[str, float] = {}
+    total = sum(weights[language] for language in vocabularies)
+    for language in sorted(vocabularies):
+        pieces = vocabularies[language]
+        mass = math.fsum(math.exp(score) for score in pieces.values())
+        for piece, score in pieces.items():
+            pooled[piece] = pooled.get(piece, 0.0) + weights[language] / total * math.exp(score) / mass
+    ranked = sorted(pooled.items(), key=lambda item: (-item[1], item[0]))
+    return {piece: math.log(probability) for piece, probability in ranked}
+
+
+def plot(curves: Mapping[str, Curve], by_language: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """Every language's curve with its size, and sizes against amounts of text: an SVG image, always the same bytes."""
+    import matplotlib
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(9.6, 4.2), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        lines = [by_language[code]["lines"] for code in curves]
+        pieces = [by_language[code]["pieces"] for code in curves]
+        at = []
+        for points, chosen in zip(curves.values(), pieces, strict=True):
+            sizes, alps = zip(*points, strict=True)
+            left.plot(sizes, alps, color=_CURVE, linewidth=0.7)
+            at.append(np.interp(chosen, sizes, alps))
+        left.plot(pieces, at, "o", markersize=2.5, color=_CHOSEN)
+        right.plot(lines, pieces, "o", markersize=2.5, color=_CHOSEN)
+        for code, x, y in zip(curves, lines, pieces, strict=True):
+            right.annotate(code, (x, y), fontsize=5, xytext=(2, 1), textcoords="offset points")
+        left.set(
+            xscale="log",
+            xlabel="pieces",
+            ylabel="ALP: mean log-probability of a sentence, nats",
+            title="curves, and the sizes chosen",
+        )
+        right.set(xscale="log", yscale="log", xlabel="lines of text", ylabel="pieces given", title="allocation")
+        image = io.BytesIO()
+        figure.savefig(image, format="svg", metadata={"Date": None})
+    return image.getvalue()
