@@ -9,9 +9,9 @@ import pytest
 from tests.launch import run_ranks
 from tests.plan.measure import run_config
 from tests.rows import write_data
-from xlme_ds.plan.communication import communication
-from xlme_ds.plan.layout import Layout
+from xlme_ds.plan.layout import ParallelLayout
 from xlme_ds.plan.memory import peak
+from xlme_ds.plan.speed import communication
 
 TINY = dict(
     vocabulary=2000,
@@ -125,8 +125,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[s
     return found
 
 
-def layout(name: str, case: dict[str, Any]) -> Layout:
-    return Layout.of(run_config(case), CASES[name][0], CASES[name][2], case["model"]["max_positions"], fused=False)
+def layout(name: str, case: dict[str, Any]) -> ParallelLayout:
+    return ParallelLayout.of(
+        run_config(case), CASES[name][0], CASES[name][2], case["model"]["max_positions"], fused=False
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
