@@ -7,19 +7,21 @@ import torch
 from torch import Tensor
 
 from tests.small import SMALL, lively
-from xlme_ds.config import ModelConfig, ObjectiveConfig
+from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig
 from xlme_ds.models.attention import shared_bias
 from xlme_ds.models.encoder import Encoder, Part
 from xlme_ds.plan import activations
-from xlme_ds.plan.layout import ParallelLayout, ZeroSettings
+from xlme_ds.plan.layout import ParallelLayout, zero_settings
 
 ROWS, TOKENS = 3, 40
-ZERO = ZeroSettings(1, False, 1000, 1000, 1000, 1000, 1000, 4, False, False)
+ENGINE = EngineConfig()
 
 
 def layout(cfg: ModelConfig, element: int, fused: bool) -> ParallelLayout:
     stages = (Part(range(cfg.discriminator_layers)),)
-    return ParallelLayout(ObjectiveConfig(), cfg, ZERO, stages, 1, ROWS, 1, TOKENS, element, fused)
+    return ParallelLayout(
+        ObjectiveConfig(), cfg, ENGINE, zero_settings(ENGINE), 4, stages, 1, ROWS, 1, TOKENS, element, fused
+    )
 
 
 def kept_by_a_layer(cfg: ModelConfig, dtype: torch.dtype, device: str) -> int:

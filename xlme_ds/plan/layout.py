@@ -1,6 +1,7 @@
 """How a recipe is spread over a number of GPUs: the sizes that memory, communication and time follow from."""
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..balance import pipeline_balance
@@ -51,38 +52,20 @@ def stage_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: Part) -> Sta
     return StageSizes(total("embedding_"), total("difference_"), generator, total(f"{main[0]}.", main[1]), largest)
 
 
-@dataclass(frozen=True)
-class ZeroSettings:
-    """ZeRO's settings in the engine's file, with DeepSpeed 0.19.8's defaults; sizes in elements."""
-
-    stage: int
-    overlap: bool
-    reduce_bucket: int
-    prefetch_bucket: int
-    reuse_distance: int
-    live: int
-    sub_group: int
-    gradient_bytes: int
-    """Of an element of the gradients that micro-batches add up in."""
-    offload_optimizer: bool
-    offload_parameters: bool
+_ZERO_DEFAULTS = {
+    "reduce_bucket_size": 5e8,
+    "stage3_prefetch_bucket_size": 5e7,
+    "stage3_max_reuse_distance": 1e9,
+    "stage3_max_live_parameters": 1e9,
+    "sub_group_size": 1e9,
+}  # DeepSpeed 0.19.8's, in elements
 
 
-def zero_settings(engine: EngineConfig, precision: str, accumulation: int) -> ZeroSettings:
-    """The section zero_optimization of the engine's file, and the run's own settings of ZeRO."""
-    zero = deepspeed_settings(engine)["zero_optimization"]
-    return ZeroSettings(
-        stage=zero["stage"],
-        overlap=zero.get("overlap_comm", zero["stage"] == 3),
-        reduce_bucket=int(zero.get("reduce_bucket_size", 5e8)),
-        prefetch_bucket=int(zero.get("stage3_prefetch_bucket_size", 5e7)),
-        reuse_distance=int(zero.get("stage3_max_reuse_distance", 1e9)),
-        live=int(zero.get("stage3_max_live_parameters", 1e9)),
-        sub_group=int(zero.get("sub_group_size", 1e9)),
-        gradient_bytes=2 if resolve_gradient_precision(engine, precision, accumulation) == "bf16" else 4,
-        offload_optimizer=engine.offload_optimizer != "none",
-        offload_parameters=engine.offload_parameters != "none",
-    )
+def zero_settings(engine: EngineConfig) -> dict[str, int]:
+    """The section zero_optimization of the engine's file with DeepSpeed's defaults."""
+    given = deepspeed_settings(engine)["zero_optimization"]
+    zero = {"overlap_comm": given["stage"] == 3} | _ZERO_DEFAULTS | given
+    return {name: int(zero[name]) for name in ("stage", "overlap_comm", *_ZERO_DEFAULTS)}
 
 
 @dataclass(frozen=True)
@@ -94,7 +77,11 @@ class ParallelLayout:
 
     objective: ObjectiveConfig
     model: ModelConfig
-    zero: ZeroSettings
+    engine: EngineConfig
+    zero: Mapping[str, int]
+    """ZeRO's settings under DeepSpeed's names."""
+    gradient_bytes: int
+    """Of an element of the gradients that micro-batches add up in."""
     stages: tuple[Part, ...]
     replicas: int
     rows: int
@@ -124,7 +111,9 @@ class ParallelLayout:
         return ParallelLayout(
             objective=run.objective,
             model=run.model,
-            zero=zero_settings(run.engine, precision, step.accumulation),
+            engine=run.engine,
+            zero=zero_settings(run.engine),
+            gradient_bytes=2 if resolve_gradient_precision(run.engine, precision, step.accumulation) == "bf16" else 4,
             stages=tuple(stages),
             replicas=gpus // group,
             rows=step.micro_rows,
@@ -153,6 +142,16 @@ class ParallelLayout:
     def work(self) -> Work:
         """Operations of the forward pass, a token."""
         return objective_of(self.objective).work(self.model, self.row_tokens)
+
+    @property
+    def zero_stage(self) -> int:
+        """Stage of ZeRO: 1, 2 or 3."""
+        return self.zero["stage"]
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether the optimizer's states are in the host's memory."""
+        return self.engine.offload_optimizer != "none"
 
     @property
     def borrowed(self) -> int:

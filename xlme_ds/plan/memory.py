@@ -15,7 +15,6 @@ tests/plan/test_memory.py compares the peak with what the engines allocate.
 """
 
 import math
-from dataclasses import dataclass, fields, replace
 
 from . import activations
 from .layout import ParallelLayout
@@ -25,30 +24,8 @@ OPTIMIZER = 3 * FLOAT
 GIB = 2.0**30
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes by kind at one moment."""
-
-    weights: float = 0.0
-    gradients: float = 0.0
-    optimizer: float = 0.0
-    activations: float = 0.0
-    logits: float = 0.0
-    buffers: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """Bytes in all."""
-        return sum(getattr(self, field.name) for field in fields(self))
-
-    def plus(self, **kinds: float) -> "Memory":
-        """With more bytes of some kinds."""
-        return replace(self, **{kind: getattr(self, kind) + size for kind, size in kinds.items()})
-
-    def gib(self) -> dict[str, float]:
-        """GiB by kind, with the total."""
-        names = [field.name for field in fields(self)] + ["total"]
-        return {name: getattr(self, name) / GIB for name in names}
+Memory = dict[str, float]
+"""Bytes by kind at one moment: weights, gradients, optimizer, activations, logits and buffers."""
 
 
 def peak(layout: ParallelLayout) -> tuple[str, Memory]:
@@ -58,7 +35,12 @@ def peak(layout: ParallelLayout) -> tuple[str, Memory]:
         for stage in range(len(layout.stages))
         for name, memory in _moments(layout, stage).items()
     ]
-    return max(found, key=lambda pair: pair[1].total)
+    return max(found, key=lambda pair: sum(pair[1].values()))
+
+
+def _plus(memory: Memory, **kinds: float) -> Memory:
+    """With more bytes of some kinds."""
+    return memory | {kind: memory[kind] + size for kind, size in kinds.items()}
 
 
 def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
@@ -67,37 +49,42 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
     idle = Memory(
         weights=_weights(layout, stage),
         gradients=_standing_gradients(layout, stage),
-        optimizer=0.0 if layout.zero.offload_optimizer else OPTIMIZER * sizes.total / layout.replicas,
+        optimizer=0.0 if layout.offloads_optimizer else OPTIMIZER * sizes.total / layout.replicas,
+        activations=0.0,
+        logits=0.0,
         buffers=_buckets(layout, stage, backward=False),
     )
     filling = _buckets(layout, stage, backward=True) - _buckets(layout, stage, backward=False)
-    busy = idle.plus(
+    busy = _plus(
+        idle,
         activations=(layout.in_flight(stage) - 1) * activations.stage(layout, stage),
         buffers=layout.neighbours(stage) * layout.in_flight(stage) * activations.between_stages(layout),
     )
-    turn = busy.plus(
+    turn = _plus(
+        busy,
         weights=_gathered(layout, stage, sum(reused_weights(layout, stage))),
         activations=activations.stage(layout, stage),
     )
     found = {
-        "start of the backward pass": turn.plus(
-            gradients=_waiting(layout, stage), activations=activations.working(layout), buffers=filling
+        "start of the backward pass": _plus(
+            turn, gradients=_waiting(layout, stage), activations=activations.working(layout), buffers=filling
         ),
-        "update": idle.plus(gradients=_reduced_gradients(layout, stage), buffers=_updating(layout, stage)),
+        "update": _plus(idle, gradients=_reduced_gradients(layout, stage), buffers=_updating(layout, stage)),
     }
     if layout.work.softmax_first and part.first:
         found |= _around_the_first_softmax(layout, stage, busy, filling)
     if layout.work.softmax_last and part.last:
         table = _softmax_gradient(layout, stage) if sizes.embedding else layout.element * layout.borrowed
         found |= {
-            "vocabulary softmax, forward": turn.plus(logits=activations.logits(layout, backward=False)),
-            "vocabulary softmax, backward": turn.plus(
-                gradients=table, logits=activations.logits(layout, backward=True), buffers=filling
+            "vocabulary softmax, forward": _plus(turn, logits=activations.logits(layout, backward=False)),
+            "vocabulary softmax, backward": _plus(
+                turn, gradients=table, logits=activations.logits(layout, backward=True), buffers=filling
             ),
         }
     if layout.work.softmax_last and part.first:
         arrived = _arriving_gradients(layout, stage, sizes.discriminator)
-        found["embedding, backward"] = busy.plus(
+        found["embedding, backward"] = _plus(
+            busy,
             weights=_gathered(layout, stage, 0),
             gradients=arrived + _joined_by_lookup(layout, stage),
             buffers=filling,
@@ -107,20 +94,23 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
 
 def _around_the_first_softmax(layout: ParallelLayout, stage: int, busy: Memory, filling: float) -> dict[str, Memory]:
     sizes = layout.sizes(stage)
-    start = busy.plus(weights=_gathered(layout, stage, reused_weights(layout, stage)[0]))
+    start = _plus(busy, weights=_gathered(layout, stage, reused_weights(layout, stage)[0]))
     # With the tables tied, the gradient of the discriminator's lookup is there already, on a GPU a whole table.
     lookup = layout.element * sizes.embedding if layout.fused and not sizes.difference else 0
     arrived = _arriving_gradients(layout, stage, sizes.discriminator + sizes.difference)
-    back = start.plus(gradients=arrived, buffers=filling)
+    back = _plus(start, gradients=arrived, buffers=filling)
     saved = activations.generator(layout)
     return {
-        "vocabulary softmax, forward": start.plus(activations=saved, logits=activations.logits(layout, backward=False)),
-        "vocabulary softmax, backward": back.plus(
+        "vocabulary softmax, forward": _plus(
+            start, activations=saved, logits=activations.logits(layout, backward=False)
+        ),
+        "vocabulary softmax, backward": _plus(
+            back,
             gradients=_softmax_gradient(layout, stage) + lookup,
             activations=saved,
             logits=activations.logits(layout, backward=True),
         ),
-        "embedding, backward": back.plus(gradients=_joined_by_lookup(layout, stage)),
+        "embedding, backward": _plus(back, gradients=_joined_by_lookup(layout, stage)),
     }
 
 
@@ -129,20 +119,21 @@ def _reductions(layout: ParallelLayout, stage: int, idle: Memory, turn: Memory, 
     sizes, layers = layout.sizes(stage), len(layout.stages[stage].layers)
     everything = _reduced_gradients(layout, stage)
     if uses_bf16_optimizer(layout):
-        return {"reduction": idle.plus(gradients=everything, buffers=_reducing(layout, stage, sizes.total))}
-    bucket = min(layout.zero.reduce_bucket, sizes.total)
+        return {"reduction": _plus(idle, gradients=everything, buffers=_reducing(layout, stage, sizes.total))}
+    bucket = min(layout.zero["reduce_bucket_size"], sizes.total)
     # The backward pass is through so many layers when it has filled the first bucket.
     done = min(layers, bucket * layers // max(1, sizes.discriminator))
     arrived = _arriving_gradients(layout, stage, bucket) + _waiting(layout, stage)
     if layout.element == FLOAT:  # the gradient that waits is one of those that are collected whole
         arrived = min(arrived, FLOAT * sizes.total)
-    reduced = turn.plus(gradients=arrived, activations=-done * activations.saved_layer(layout), buffers=filling)
+    reduced = _plus(turn, gradients=arrived, activations=-done * activations.saved_layer(layout), buffers=filling)
     # In fp32 under ZeRO 1 and 2 the largest gradient is one of those that are collected whole.
-    largest = layout.element * sizes.largest if layout.element == 2 or layout.zero.stage == 3 else 0
+    largest = layout.element * sizes.largest if layout.element == 2 or layout.zero_stage == 3 else 0
     return {
-        "first reduction": reduced.plus(buffers=_reducing(layout, stage, bucket)),
-        "behind the first reduction": reduced.plus(activations=activations.working(layout)),
-        "reduction of the largest parameter": idle.plus(
+        "first reduction": _plus(reduced, buffers=_reducing(layout, stage, bucket)),
+        "behind the first reduction": _plus(reduced, activations=activations.working(layout)),
+        "reduction of the largest parameter": _plus(
+            idle,
             weights=_gathered(layout, stage, 0),
             gradients=everything + largest,
             buffers=filling + _reducing(layout, stage, sizes.largest),
@@ -152,16 +143,16 @@ def _reductions(layout: ParallelLayout, stage: int, idle: Memory, turn: Memory, 
 
 def uses_bf16_optimizer(layout: ParallelLayout) -> bool:
     """Whether DeepSpeed takes `BF16_Optimizer`, which reduces all gradients at once after the backward pass."""
-    return layout.zero.stage == 1 and layout.element == 2 and not layout.zero.offload_optimizer
+    return layout.zero_stage == 1 and layout.element == 2 and not layout.offloads_optimizer
 
 
 def _weights(layout: ParallelLayout, stage: int) -> float:
     size = layout.sizes(stage).total * layout.element
     if stage == len(layout.stages) - 1:
         size += layout.element * layout.borrowed
-    if layout.zero.stage < 3:
+    if layout.zero_stage < 3:
         return size
-    return 0.0 if layout.zero.offload_parameters else size / layout.replicas
+    return size / layout.replicas if layout.engine.offload_parameters == "none" else 0.0
 
 
 def _standing_gradients(layout: ParallelLayout, stage: int) -> float:
@@ -169,19 +160,19 @@ def _standing_gradients(layout: ParallelLayout, stage: int) -> float:
     size = layout.sizes(stage).total
     borrowed = FLOAT * layout.borrowed if stage == len(layout.stages) - 1 else 0
     if uses_bf16_optimizer(layout):
-        return layout.zero.gradient_bytes * size + borrowed
-    if layout.zero.stage == 3:
-        own = 0.0 if layout.zero.offload_optimizer else layout.zero.gradient_bytes * size / layout.replicas
+        return layout.gradient_bytes * size + borrowed
+    if layout.zero_stage == 3:
+        own = 0.0 if layout.offloads_optimizer else layout.gradient_bytes * size / layout.replicas
     elif layout.accumulation == 1:
         own = 0.0
     else:
-        own = FLOAT * size / (layout.replicas if layout.zero.stage == 2 else 1)
+        own = FLOAT * size / (layout.replicas if layout.zero_stage == 2 else 1)
     return own + borrowed
 
 
 def _arriving_gradients(layout: ParallelLayout, stage: int, produced: int) -> float:
     """Gradients besides the standing ones when the backward pass has made those of `produced` parameters."""
-    late = layout.zero.stage == 1 and (len(layout.stages) > 1 or not layout.zero.overlap)
+    late = layout.zero_stage == 1 and (len(layout.stages) > 1 or not layout.zero["overlap_comm"])
     if late and not uses_bf16_optimizer(layout):  # each stays where autograd put it until all are reduced
         return layout.element * produced if layout.accumulation == 1 else 0.0
     return _reduced_gradients(layout, stage, produced)
@@ -189,9 +180,9 @@ def _arriving_gradients(layout: ParallelLayout, stage: int, produced: int) -> fl
 
 def _reduced_gradients(layout: ParallelLayout, stage: int, produced: float = math.inf) -> float:
     """Gradients besides the standing ones once those of `produced` parameters are reduced."""
-    sizes, zero = layout.sizes(stage), layout.zero
-    adding = layout.accumulation > 1 and zero.stage == 2 and layout.element == 2
-    if uses_bf16_optimizer(layout) or zero.stage == 3 or adding:
+    sizes = layout.sizes(stage)
+    adding = layout.accumulation > 1 and layout.zero_stage == 2 and layout.element == 2
+    if uses_bf16_optimizer(layout) or layout.zero_stage == 3 or adding:
         return 0.0
     if layout.element == FLOAT:  # collected whole, also where only a part of the parameter is this rank's
         return FLOAT * min(sizes.total, sizes.total / layout.replicas + min(sizes.largest, produced))
@@ -214,7 +205,7 @@ def _joined_by_lookup(layout: ParallelLayout, stage: int) -> float:
 
     On a GPU that is as large as a block; on the CPU sparse, and added in place where no engine partitions the table.
     """
-    in_place = not layout.fused and layout.zero.stage < 3 and len(layout.stages) == 1
+    in_place = not layout.fused and layout.zero_stage < 3 and len(layout.stages) == 1
     block = layout.element * layout.sizes(stage).embedding / layout.model.vocabulary_blocks
     return _softmax_gradient(layout, stage) + (0 if in_place else block)
 
@@ -226,7 +217,7 @@ def _gathered(layout: ParallelLayout, stage: int, modules: int) -> float:
 
 def _gathers(layout: ParallelLayout) -> bool:
     """Whether weights are copied together before they are used: alone, a rank uses its own where they are."""
-    return layout.zero.stage == 3 and (layout.replicas > 1 or layout.zero.offload_parameters)
+    return layout.zero_stage == 3 and (layout.replicas > 1 or layout.engine.offload_parameters != "none")
 
 
 def reused_weights(layout: ParallelLayout, stage: int) -> tuple[int, int]:
@@ -237,8 +228,10 @@ def reused_weights(layout: ParallelLayout, stage: int) -> tuple[int, int]:
     parameters that are allowed.
     """
     sizes = layout.sizes(stage)
-    prefetched = layout.zero.live - sizes.tables if layout.zero.prefetch_bucket else 0
-    reach = max(0, prefetched, (layout.zero.reuse_distance - sizes.tables) // 2)
+    prefetched = (
+        layout.zero["stage3_max_live_parameters"] - sizes.tables if layout.zero["stage3_prefetch_bucket_size"] else 0
+    )
+    reach = max(0, prefetched, (layout.zero["stage3_max_reuse_distance"] - sizes.tables) // 2)
     return max(0, min(sizes.generator, reach - sizes.discriminator)), min(sizes.discriminator, reach)
 
 
@@ -246,17 +239,17 @@ def _buckets(layout: ParallelLayout, stage: int, backward: bool) -> float:
     """Buffers that gradients are collected in before they are reduced, and that weights are gathered into."""
     if uses_bf16_optimizer(layout):
         return 0.0
-    bucket = layout.zero.reduce_bucket * layout.element
-    if layout.zero.stage == 3:
-        ahead = min(layout.zero.prefetch_bucket, layout.sizes(stage).total) if _gathers(layout) else 0
+    bucket = layout.zero["reduce_bucket_size"] * layout.element
+    if layout.zero_stage == 3:
+        ahead = min(layout.zero["stage3_prefetch_bucket_size"], layout.sizes(stage).total) if _gathers(layout) else 0
         return bucket + layout.element * ahead
-    return (2 if layout.zero.overlap else 1) * bucket if backward else 0.0
+    return (2 if layout.zero["overlap_comm"] else 1) * bucket if backward else 0.0
 
 
 def _reducing(layout: ParallelLayout, stage: int, size: int) -> float:
     if uses_bf16_optimizer(layout):  # in the type that is sent
         return layout.element * size if layout.replicas > 1 else 0.0
-    if layout.zero.stage == 3:
+    if layout.zero_stage == 3:
         return size * (layout.element + FLOAT / layout.replicas)
     sizes = layout.sizes(stage)
     part = min(size, sizes.largest, sizes.total // layout.replicas)
@@ -265,8 +258,8 @@ def _reducing(layout: ParallelLayout, stage: int, size: int) -> float:
 
 def _updating(layout: ParallelLayout, stage: int) -> float:
     part = layout.sizes(stage).total / layout.replicas
-    if layout.zero.offload_optimizer or uses_bf16_optimizer(layout):
+    if layout.offloads_optimizer or uses_bf16_optimizer(layout):
         return 0.0
-    if layout.zero.stage == 3:
-        return FLOAT * min(part, layout.zero.sub_group)
+    if layout.zero_stage == 3:
+        return FLOAT * min(part, layout.zero["sub_group_size"])
     return FLOAT * part if layout.element == FLOAT else 0.0

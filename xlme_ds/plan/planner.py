@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ..config import EngineConfig, RunConfig
@@ -10,8 +10,8 @@ from ..flops import flops_per_step, paper_forward_per_token, paper_training_flop
 from ..objectives import objective_of
 from ..parameters import count_parameters, parameter_sizes
 from .layout import ParallelLayout
-from .memory import GIB, Memory, peak
-from .speed import GPU, GPUS, HOST, LINK_EFFICIENCY, UTILISATION, Speed, communication, speed
+from .memory import GIB, peak
+from .speed import GPU, GPUS, HOST, LINK_EFFICIENCY, UTILISATION, communication, speed
 
 RESERVED = 0.1
 """Assumed share of a GPU's memory that the driver, NCCL and the allocator's fragments take."""
@@ -41,7 +41,7 @@ def plan(
     """
     gpus = run.engine.processes_per_replica if gpus is None else gpus
     row_tokens = run.model.max_positions
-    own = _candidate(run, gpus, gpu, utilisation)
+    _, own = _priced(run, gpus, gpu, utilisation)
     ranked = _search(run, gpus, gpu, utilisation)
     mono, para = (int(rows * row_tokens * run.train.steps) for rows in run.data.mean_rows)
     return {
@@ -64,8 +64,8 @@ def plan(
             "memory_reserved": RESERVED,
             "host_bytes_per_s": HOST,
         },
-        **_costs(own),
-        "layouts": [_costs(one) for one in ranked[:layouts]],
+        **own,
+        "layouts": ranked[:layouts],
         "layouts_that_fit": len(ranked),
     }
 
@@ -103,41 +103,46 @@ def _components(run: RunConfig) -> dict[str, int]:
     return dict(sums)
 
 
-@dataclass(frozen=True)
-class PricedLayout:
-    """A layout with what it costs."""
+def _priced(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> tuple[tuple[float, ...], dict[str, Any]]:
+    """The cost of `run` with its own settings, rounded for people, after the key that layouts are sorted by.
 
-    run: RunConfig
-    layout: ParallelLayout
-    memory: Memory
-    moment: str
-    """When the memory is fullest."""
-    speed: Speed
-    fits: bool
-
-
-def _candidate(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> PricedLayout:
-    """The cost of `run` with its own settings. Raises ValueError where it is not legal on that many GPUs."""
+    That is speed; of equals the one with fewer micro-batches, then less memory. Raises ValueError where `run` is not
+    legal on that many GPUs.
+    """
     layout = ParallelLayout.of(run, gpus, gpu.precision, run.model.max_positions)
     moment, memory = peak(layout)
-    fits = memory.total <= (1 - RESERVED) * gpu.memory_gib * GIB
-    return PricedLayout(run, layout, memory, moment, speed(run, layout, gpu, utilisation), fits)
+    memory |= {"total": sum(memory.values())}
+    rates = speed(run, layout, gpu, utilisation)
+    costs = {
+        "settings": _flags(run),
+        "rows_per_micro_batch": layout.rows,
+        "accumulation": layout.accumulation,
+        "memory_per_gpu_gib": {kind: round(size / GIB, 3) for kind, size in memory.items()},
+        "fullest_at": moment,
+        "fits": memory["total"] <= (1 - RESERVED) * gpu.memory_gib * GIB,
+        "communication_bytes_per_step": {
+            kind: value if isinstance(value, bool) else round(value) for kind, value in communication(layout).items()
+        },
+        "seconds_per_step": {
+            kind: round(rates[kind], 4) for kind in ("compute", "bubble", "transfer", "offload", "step")
+        },
+        "tokens_per_s": round(rates["tokens_per_s"]),
+        "tokens_per_s_per_gpu": round(rates["tokens_per_s"] / layout.gpus),
+        "of_peak": round(rates["of_peak"], 4),
+        "days": round(rates["days"], 2),
+    }
+    return (round(-rates["tokens_per_s"], -2), layout.accumulation, memory["total"]), costs
 
 
-def _search(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> list[PricedLayout]:
-    """The layouts that are legal and fit, the fastest first; of equals that with fewer micro-batches, then less
-    memory."""
-    fitting = []
+def _search(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> list[dict[str, Any]]:
+    """The costs of the layouts that are legal and fit, the best first."""
+    found = []
     for variant in _variants(run, gpus):
         try:
-            priced = _candidate(variant, gpus, gpu, utilisation)
+            found.append(_priced(variant, gpus, gpu, utilisation))
         except ValueError:  # not legal: the rows do not divide, or a stage would be empty
             continue
-        if priced.fits:
-            fitting.append(priced)
-    return sorted(
-        fitting, key=lambda one: (round(-one.speed.tokens_per_s, -2), one.layout.accumulation, one.memory.total)
-    )
+    return [costs for _, costs in sorted(found, key=lambda priced: priced[0]) if costs["fits"]]
 
 
 def _variants(run: RunConfig, gpus: int) -> Iterator[RunConfig]:
@@ -180,27 +185,3 @@ def _flags(run: RunConfig) -> str:
     words.append(f"--data.micro-batch {run.data.micro_batch}")
     words.append(f"--model.{'' if run.model.activation_checkpointing else 'no-'}activation-checkpointing")
     return " ".join(words)
-
-
-def _costs(priced: PricedLayout) -> dict[str, Any]:
-    """The cost of a layout, rounded for people."""
-    layout, rates = priced.layout, priced.speed
-    return {
-        "settings": _flags(priced.run),
-        "rows_per_micro_batch": layout.rows,
-        "accumulation": layout.accumulation,
-        "memory_per_gpu_gib": {kind: round(size, 3) for kind, size in priced.memory.gib().items()},
-        "fullest_at": priced.moment,
-        "fits": priced.fits,
-        "communication_bytes_per_step": {
-            kind: value if isinstance(value, bool) else round(value)
-            for kind, value in communication(layout).as_dict().items()
-        },
-        "seconds_per_step": {
-            kind: round(getattr(rates, kind), 4) for kind in ("compute", "bubble", "transfer", "offload", "step")
-        },
-        "tokens_per_s": round(rates.tokens_per_s),
-        "tokens_per_s_per_gpu": round(rates.tokens_per_s / layout.gpus),
-        "of_peak": round(rates.of_peak, 4),
-        "days": round(rates.days, 2),
-    }

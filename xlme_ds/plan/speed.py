@@ -22,7 +22,7 @@ All in the type of the weights. A pipeline also sends hidden states forward and 
 ahead sends hidden states forward once more, and under ZeRO-3 gathers weights that are not held until the pass after it.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from ..balance import stage_costs
 from ..config import RunConfig
@@ -85,42 +85,29 @@ def gpu_of(text: str) -> GPU:
     return GPU(text, memory, tflops)
 
 
-@dataclass(frozen=True)
-class Communication:
-    """Bytes sent by the busiest GPU in an optimizer step. `gradients` and `weights` go to the replicas of its stage."""
+def communication(layout: ParallelLayout) -> dict[str, float]:
+    """Bytes that the busiest GPU sends in an optimizer step: `gradients` and `weights` to the replicas of its stage,
+    `stages` to other stages, and their total.
 
-    gradients: float
-    weights: float
-    stages: float
-    overlapped: bool
-    """Whether the engine sends while it computes; ZeRO-1 and 2 gather the new weights after the update all the same."""
-
-    @property
-    def total(self) -> float:
-        """Bytes in all."""
-        return self.gradients + self.weights + self.stages
-
-    def as_dict(self) -> dict[str, float]:
-        """For JSON, in bytes."""
-        return asdict(self) | {"total": self.total}
+    `overlapped`: the engine sends while it computes; ZeRO-1 and 2 gather the new weights after the update all the same.
+    """
+    busiest = max((_sent_by(layout, stage) for stage in range(len(layout.stages))), key=lambda sent: sum(sent.values()))
+    # BF16_Optimizer reduces after the last backward pass, whatever overlap_comm says.
+    overlapped = bool(layout.zero["overlap_comm"]) and not uses_bf16_optimizer(layout)
+    return busiest | {"overlapped": overlapped, "total": sum(busiest.values())}
 
 
-def communication(layout: ParallelLayout) -> Communication:
-    """The traffic of the stage that sends most."""
-    return max((_of_stage(layout, stage) for stage in range(len(layout.stages))), key=lambda found: found.total)
-
-
-def _of_stage(layout: ParallelLayout, stage: int) -> Communication:
+def _sent_by(layout: ParallelLayout, stage: int) -> dict[str, float]:
     sizes, micro_batches = layout.sizes(stage), layout.accumulation
     once = layout.element * sizes.total * (layout.replicas - 1) / layout.replicas
-    if layout.zero.stage == 3:
+    if layout.zero_stage == 3:
         # The tables belong to the root module, which has not left them when its backward pass begins.
         again = once * (1 - (sizes.tables + sum(reused_weights(layout, stage))) / sizes.total)
-        held = not layout.work.layer_ahead or sizes.discriminator <= layout.zero.reuse_distance
+        held = not layout.work.layer_ahead or sizes.discriminator <= layout.zero["stage3_max_reuse_distance"]
         ahead = 0.0 if held else once * sizes.discriminator / sizes.total
         gradients, weights = micro_batches * once, micro_batches * (once + again + ahead)
     else:
-        gradients, weights = 2 * once * (micro_batches if layout.zero.stage == 2 else 1), once
+        gradients, weights = 2 * once * (micro_batches if layout.zero_stage == 2 else 1), once
     last = stage == len(layout.stages) - 1
     forward_again = layout.work.layer_ahead > 0 and not last
     between = micro_batches * (layout.neighbours(stage) + forward_again) * activations.between_stages(layout)
@@ -128,39 +115,27 @@ def _of_stage(layout: ParallelLayout, stage: int) -> Communication:
         between += layout.element * layout.borrowed
     elif last:
         between += FLOAT * layout.borrowed
-    # BF16_Optimizer reduces after the last backward pass, whatever overlap_comm says.
-    return Communication(gradients, weights, between, layout.zero.overlap and not uses_bf16_optimizer(layout))
+    return {"gradients": gradients, "weights": weights, "stages": between}
 
 
-@dataclass(frozen=True)
-class Speed:
-    """Seconds of an optimizer step, and its rates; `of_peak`: operations of the standard count over the peak."""
+def speed(run: RunConfig, layout: ParallelLayout, gpu: GPU, utilisation: float) -> dict[str, float]:
+    """Estimate of `run` in a layout on GPUs of one kind: seconds of a step by kind and in all, and the rates.
 
-    compute: float
-    bubble: float
-    transfer: float
-    offload: float
-    step: float
-    tokens_per_s: float
-    days: float
-    of_peak: float
-
-
-def speed(run: RunConfig, layout: ParallelLayout, gpu: GPU, utilisation: float) -> Speed:
-    """Estimate of `run` in a layout on GPUs of one kind."""
+    `of_peak`: operations of the standard count over the peak of all GPUs.
+    """
     tokens = sum(run.data.mean_rows) * layout.row_tokens
     balance = [len(part.layers) for part in layout.stages]
     costs = stage_costs(layout.work, balance, layout.model.activation_checkpointing)
     compute = max(costs) * tokens / layout.replicas / (gpu.tflops * 1e12 * utilisation)
     bubble = compute * (len(layout.stages) - 1) / layout.accumulation
-    transfer = _transfer(layout, gpu, compute)
-    offload = 0.0
-    if layout.zero.offload_optimizer:  # states read and written, gradients down, weights up
+    seconds = {"compute": compute, "bubble": bubble, "transfer": _transfer(layout, gpu, compute), "offload": 0.0}
+    if layout.offloads_optimizer:  # states read and written, gradients down, weights up
         part = max(layout.sizes(stage).total for stage in range(len(layout.stages))) / layout.replicas
-        offload = part * (2 * OPTIMIZER + 4 + layout.element) / HOST
-    step = compute + bubble + transfer + offload
+        seconds["offload"] = part * (2 * OPTIMIZER + 4 + layout.element) / HOST
+    step = sum(seconds.values())
     of_peak = flops_per_step(run, layout.row_tokens) / (step * layout.gpus * gpu.tflops * 1e12)
-    return Speed(compute, bubble, transfer, offload, step, tokens / step, step * run.train.steps / DAY, of_peak)
+    rates = {"tokens_per_s": tokens / step, "days": step * run.train.steps / DAY, "of_peak": of_peak}
+    return seconds | {"step": step} | rates
 
 
 def _transfer(layout: ParallelLayout, gpu: GPU, compute: float) -> float:
@@ -170,10 +145,10 @@ def _transfer(layout: ParallelLayout, gpu: GPU, compute: float) -> float:
     among_replicas = gpu.link if layout.replicas <= gpu.per_node else gpu.network
     among_stages = gpu.link if layout.gpus <= gpu.per_node else gpu.network
     rate = LINK_EFFICIENCY * 1e9
-    gradients, weights = sent.gradients / (among_replicas * rate), sent.weights / (among_replicas * rate)
-    between = sent.stages / (among_stages * rate)
-    if not sent.overlapped:
+    gradients, weights = sent["gradients"] / (among_replicas * rate), sent["weights"] / (among_replicas * rate)
+    between = sent["stages"] / (among_stages * rate)
+    if not sent["overlapped"]:
         return gradients + weights + between
-    if layout.zero.stage == 3:
+    if layout.zero_stage == 3:
         return max(0.0, gradients + weights - compute) + between
     return max(0.0, gradients - compute) + weights + between
