@@ -122,7 +122,7 @@ def _carry_out(one: System, settings: CompareSettings) -> None:
 
 
 def _tests(settings: CompareSettings, model: Path, left: int) -> Iterator[list[str]]:
-    """The tests of a point that have no scores yet; after the last point (`left` is 0) an untrained model is tested too."""
+    """The tests of a point without scores so far; with the last one (`left` is 0) an untrained model is tested too."""
     for test, file in FILES.items():
         data = getattr(settings, test) or (settings.heldout if test == "pairs" else None)
         if data is None or (model / file).exists():

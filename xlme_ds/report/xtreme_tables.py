@@ -66,8 +66,8 @@ def write_xtreme(runs: list[Path], out: Path) -> Path:
     """
     built = tables(gather(runs))
     files = {f"xtreme_{table.name}.csv": to_csv(table) for table in built}
-    for name in ("xtreme.md", "xtreme.html"):
-        files[name] = render(name, tables=built, show=show, headings=headings, source=source)
+    for name, template in (("xtreme.md", "xtreme.md.jinja"), ("xtreme.html", "xtreme.html")):
+        files[name] = render(template, tables=built, show=show, headings=headings, source=source)
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         write_text(out / name, text)
