@@ -144,11 +144,6 @@ class ParallelLayout:
         return objective_of(self.objective).work(self.model, self.row_tokens)
 
     @property
-    def zero_stage(self) -> int:
-        """Stage of ZeRO: 1, 2 or 3."""
-        return self.zero["stage"]
-
-    @property
     def offloads_optimizer(self) -> bool:
         """Whether the optimizer's states are in the host's memory."""
         return self.engine.offload_optimizer != "none"

@@ -128,7 +128,7 @@ def _reductions(layout: ParallelLayout, stage: int, idle: Memory, turn: Memory, 
         arrived = min(arrived, FLOAT * sizes.total)
     reduced = _plus(turn, gradients=arrived, activations=-done * activations.saved_layer(layout), buffers=filling)
     # In fp32 under ZeRO 1 and 2 the largest gradient is one of those that are collected whole.
-    largest = layout.element * sizes.largest if layout.element == 2 or layout.zero_stage == 3 else 0
+    largest = layout.element * sizes.largest if layout.element == 2 or layout.zero["stage"] == 3 else 0
     return {
         "first reduction": _plus(reduced, buffers=_reducing(layout, stage, bucket)),
         "behind the first reduction": _plus(reduced, activations=activations.working(layout)),
@@ -143,14 +143,14 @@ def _reductions(layout: ParallelLayout, stage: int, idle: Memory, turn: Memory, 
 
 def uses_bf16_optimizer(layout: ParallelLayout) -> bool:
     """Whether DeepSpeed takes `BF16_Optimizer`, which reduces all gradients at once after the backward pass."""
-    return layout.zero_stage == 1 and layout.element == 2 and not layout.offloads_optimizer
+    return layout.zero["stage"] == 1 and layout.element == 2 and not layout.offloads_optimizer
 
 
 def _weights(layout: ParallelLayout, stage: int) -> float:
     size = layout.sizes(stage).total * layout.element
     if stage == len(layout.stages) - 1:
         size += layout.element * layout.borrowed
-    if layout.zero_stage < 3:
+    if layout.zero["stage"] < 3:
         return size
     return size / layout.replicas if layout.engine.offload_parameters == "none" else 0.0
 
@@ -161,18 +161,18 @@ def _standing_gradients(layout: ParallelLayout, stage: int) -> float:
     borrowed = FLOAT * layout.borrowed if stage == len(layout.stages) - 1 else 0
     if uses_bf16_optimizer(layout):
         return layout.gradient_bytes * size + borrowed
-    if layout.zero_stage == 3:
+    if layout.zero["stage"] == 3:
         own = 0.0 if layout.offloads_optimizer else layout.gradient_bytes * size / layout.replicas
     elif layout.accumulation == 1:
         own = 0.0
     else:
-        own = FLOAT * size / (layout.replicas if layout.zero_stage == 2 else 1)
+        own = FLOAT * size / (layout.replicas if layout.zero["stage"] == 2 else 1)
     return own + borrowed
 
 
 def _arriving_gradients(layout: ParallelLayout, stage: int, produced: int) -> float:
     """Gradients besides the standing ones when the backward pass has made those of `produced` parameters."""
-    late = layout.zero_stage == 1 and (len(layout.stages) > 1 or not layout.zero["overlap_comm"])
+    late = layout.zero["stage"] == 1 and (len(layout.stages) > 1 or not layout.zero["overlap_comm"])
     if late and not uses_bf16_optimizer(layout):  # each stays where autograd put it until all are reduced
         return layout.element * produced if layout.accumulation == 1 else 0.0
     return _reduced_gradients(layout, stage, produced)
@@ -181,8 +181,8 @@ def _arriving_gradients(layout: ParallelLayout, stage: int, produced: int) -> fl
 def _reduced_gradients(layout: ParallelLayout, stage: int, produced: float = math.inf) -> float:
     """Gradients besides the standing ones once those of `produced` parameters are reduced."""
     sizes = layout.sizes(stage)
-    adding = layout.accumulation > 1 and layout.zero_stage == 2 and layout.element == 2
-    if uses_bf16_optimizer(layout) or layout.zero_stage == 3 or adding:
+    adding = layout.accumulation > 1 and layout.zero["stage"] == 2 and layout.element == 2
+    if uses_bf16_optimizer(layout) or layout.zero["stage"] == 3 or adding:
         return 0.0
     if layout.element == FLOAT:  # collected whole, also where only a part of the parameter is this rank's
         return FLOAT * min(sizes.total, sizes.total / layout.replicas + min(sizes.largest, produced))
@@ -205,7 +205,7 @@ def _joined_by_lookup(layout: ParallelLayout, stage: int) -> float:
 
     On a GPU that is as large as a block; on the CPU sparse, and added in place where no engine partitions the table.
     """
-    in_place = not layout.fused and layout.zero_stage < 3 and len(layout.stages) == 1
+    in_place = not layout.fused and layout.zero["stage"] < 3 and len(layout.stages) == 1
     block = layout.element * layout.sizes(stage).embedding / layout.model.vocabulary_blocks
     return _softmax_gradient(layout, stage) + (0 if in_place else block)
 
@@ -217,7 +217,7 @@ def _gathered(layout: ParallelLayout, stage: int, modules: int) -> float:
 
 def _gathers(layout: ParallelLayout) -> bool:
     """Whether weights are copied together before they are used: alone, a rank uses its own where they are."""
-    return layout.zero_stage == 3 and (layout.replicas > 1 or layout.engine.offload_parameters != "none")
+    return layout.zero["stage"] == 3 and (layout.replicas > 1 or layout.engine.offload_parameters != "none")
 
 
 def reused_weights(layout: ParallelLayout, stage: int) -> tuple[int, int]:
@@ -240,7 +240,7 @@ def _buckets(layout: ParallelLayout, stage: int, backward: bool) -> float:
     if uses_bf16_optimizer(layout):
         return 0.0
     bucket = layout.zero["reduce_bucket_size"] * layout.element
-    if layout.zero_stage == 3:
+    if layout.zero["stage"] == 3:
         ahead = min(layout.zero["stage3_prefetch_bucket_size"], layout.sizes(stage).total) if _gathers(layout) else 0
         return bucket + layout.element * ahead
     return (2 if layout.zero["overlap_comm"] else 1) * bucket if backward else 0.0
@@ -249,7 +249,7 @@ def _buckets(layout: ParallelLayout, stage: int, backward: bool) -> float:
 def _reducing(layout: ParallelLayout, stage: int, size: int) -> float:
     if uses_bf16_optimizer(layout):  # in the type that is sent
         return layout.element * size if layout.replicas > 1 else 0.0
-    if layout.zero_stage == 3:
+    if layout.zero["stage"] == 3:
         return size * (layout.element + FLOAT / layout.replicas)
     sizes = layout.sizes(stage)
     part = min(size, sizes.largest, sizes.total // layout.replicas)
@@ -260,6 +260,6 @@ def _updating(layout: ParallelLayout, stage: int) -> float:
     part = layout.sizes(stage).total / layout.replicas
     if layout.offloads_optimizer or uses_bf16_optimizer(layout):
         return 0.0
-    if layout.zero_stage == 3:
+    if layout.zero["stage"] == 3:
         return FLOAT * min(part, layout.zero["sub_group_size"])
     return FLOAT * part if layout.element == FLOAT else 0.0

@@ -100,14 +100,14 @@ def communication(layout: ParallelLayout) -> dict[str, float]:
 def _sent_by(layout: ParallelLayout, stage: int) -> dict[str, float]:
     sizes, micro_batches = layout.sizes(stage), layout.accumulation
     once = layout.element * sizes.total * (layout.replicas - 1) / layout.replicas
-    if layout.zero_stage == 3:
+    if layout.zero["stage"] == 3:
         # The tables belong to the root module, which has not left them when its backward pass begins.
         again = once * (1 - (sizes.tables + sum(reused_weights(layout, stage))) / sizes.total)
         held = not layout.work.layer_ahead or sizes.discriminator <= layout.zero["stage3_max_reuse_distance"]
         ahead = 0.0 if held else once * sizes.discriminator / sizes.total
         gradients, weights = micro_batches * once, micro_batches * (once + again + ahead)
     else:
-        gradients, weights = 2 * once * (micro_batches if layout.zero_stage == 2 else 1), once
+        gradients, weights = 2 * once * (micro_batches if layout.zero["stage"] == 2 else 1), once
     last = stage == len(layout.stages) - 1
     forward_again = layout.work.layer_ahead > 0 and not last
     between = micro_batches * (layout.neighbours(stage) + forward_again) * activations.between_stages(layout)
@@ -149,6 +149,6 @@ def _transfer(layout: ParallelLayout, gpu: GPU, compute: float) -> float:
     between = sent["stages"] / (among_stages * rate)
     if not sent["overlapped"]:
         return gradients + weights + between
-    if layout.zero_stage == 3:
+    if layout.zero["stage"] == 3:
         return max(0.0, gradients + weights - compute) + between
     return max(0.0, gradients - compute) + weights + between
