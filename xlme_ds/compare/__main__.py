@@ -3,7 +3,7 @@
 
 Trains every recipe to the same number of operations, scores it several times on the way, and writes compare.md,
 compare.json and the plot. `C+D` is C for half the budget and D, started from its weights, for the other. Settings
-behind `--` are those of `xlme_ds.pretrain` and go to all alike. Every run and test is a command that is printed first;
+after `--` are those of `xlme_ds.pretrain` and go to all alike. Every run and test is a command that is printed first;
 what is done is not done again.
 """
 

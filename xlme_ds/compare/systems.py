@@ -122,7 +122,7 @@ def _leg(part: str, words: list[str], share: Budget, before: Leg | None, out: Pa
             if there != here:
                 raise ValueError(
                     f"{part} starts from {before.config.name}, whose model.{name} is {there} and its own {here}: "
-                    "give both the same behind --"
+                    "give both the same after --"
                 )
         objective = before.config.objective
         take = "all" if objective.name == run.objective.name else first_of(objective_of(objective).encoders)

@@ -143,7 +143,7 @@ def logits(layout: ParallelLayout, backward: bool) -> float:
 def between_stages(layout: ParallelLayout) -> float:
     """Bytes from one stage to the next a micro-batch: hidden states and two kinds of integers; a key a row.
 
-    Behind a generator also its losses and one more kind of integers.
+    After a generator also its losses and one more kind of integers.
     """
     per_token = FLOAT + 3 * INTEGER if layout.work.before else 2 * INTEGER
     return wide(layout) + layout.tokens * per_token + layout.rows * INTEGER

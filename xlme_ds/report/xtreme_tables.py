@@ -67,7 +67,7 @@ def write_xtreme(runs: list[Path], out: Path) -> Path:
     built = tables(gather(runs))
     files = {f"xtreme_{table.name}.csv": to_csv(table) for table in built}
     for name, template in (("xtreme.md", "xtreme.md.jinja"), ("xtreme.html", "xtreme.html")):
-        files[name] = render(template, tables=built, show=show, headings=headings, source=source)
+        files[name] = render(template, tables=built, show=show, source=source)
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         write_text(out / name, text)
@@ -254,11 +254,6 @@ def show(cell: Cell | None, decimals: int) -> str:
         for value, around in zip(cell.values, spreads, strict=True)
     ]
     return (" / ".join(numbers) + (f" [{', '.join(cell.marks)}]" if cell.marks else "")).lstrip()
-
-
-def headings(table: XtremeTable) -> list[str]:
-    """A heading for every column but the system's: `MLQA F1 / EM`."""
-    return [f"{heading} {' / '.join(parts)}".strip() for heading, parts in table.columns.values()]
 
 
 def source(row: SystemRow) -> str:
