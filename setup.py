@@ -75,7 +75,7 @@ setup(
     packages=[*find_packages(include=["xlme_ds", "xlme_ds.*", "data_prep", "data_prep.*"]), "ds_configs"],
     package_data={
         "xlme_ds.export": ["*.jinja"],
-        "xlme_ds.report": ["*.html", "*.toml"],
+        "xlme_ds.report": ["*.html", "*.jinja", "*.toml"],
         "data_prep": ["*.jinja", "corpora/*.toml"],
         "ds_configs": ["*.json"],
     },

@@ -21,7 +21,7 @@ from xlme_ds.engine.data_parallel import DataParallelEngine
 from xlme_ds.engine.pipe import PipelineEngine
 from xlme_ds.engine.protocol import StepStats
 from xlme_ds.evaluate import showcase  # noqa: F401
-from xlme_ds.report import page
+from xlme_ds.report import run_page
 from xlme_ds.train import run as _run  # noqa: F401
 from xlme_ds.train.checkpoint import Checkpoints
 from xlme_ds.train.folder import RunFolder
@@ -143,7 +143,7 @@ class Case:
         def rank_main(rank: int) -> None:
             if patch is not None:
                 patch(rank)
-            page.write_report = lambda run: run / "report.html"  # drawing takes longer than training here
+            run_page.write_report = lambda run: run / "report.html"  # drawing takes longer than training here
             pretrain.main(words)
 
         return Ranks(rank_main, 2, self.logs)

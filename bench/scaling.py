@@ -27,8 +27,8 @@ from bench.scaling_rank import Case
 from xlme_ds.config import DataConfig
 from xlme_ds.flops import flops_per_step
 from xlme_ds.parameters import count_parameters
-from xlme_ds.plan.communication import communication
-from xlme_ds.plan.layout import Layout
+from xlme_ds.plan.layout import ParallelLayout
+from xlme_ds.plan.speed import communication
 from xlme_ds.recipes import recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -144,7 +144,7 @@ def worlds(values: tuple[int, ...], middle: Case, rounds: int) -> list[Figures]:
         steps = [group.take() for _ in range(rounds + 2)][2:]
         large = [group.take(LARGE) for _ in range(rounds + 2)][2:] if value > 1 else []
         group.close()
-        sent = communication(Layout.of(case.run, value, "bf16", case.tokens)).total
+        sent = communication(ParallelLayout.of(case.run, value, "bf16", case.tokens))["total"]
         rate = 2 * LARGE * (value - 1) / value / statistics.median(map(sending, large)) if large else 0.0
         whole, apart = (
             statistics.median(map(of, steps)) for of in (lambda step: max(one["s"] for one in step), sending)
@@ -165,7 +165,7 @@ def computed(settings: Settings) -> list[Figures]:
             base = recipe("base_zero1")
             run = replace(base, data=DataConfig(32 * gpus, 32 * gpus, 32), engine=replace(base.engine, deepspeed=zero))
             compute = flops_per_step(run, 512) / gpus / (settings.gpu_tflops * 1e12)
-            transfer = communication(Layout.of(run, gpus, "bf16", 512)).total / (settings.bandwidth * 1e9)
+            transfer = communication(ParallelLayout.of(run, gpus, "bf16", 512))["total"] / (settings.bandwidth * 1e9)
             efficiency = compute / (compute + transfer)
             figures.append(
                 {"zero": zero, "gpus": gpus, "compute_s": compute, "transfer_s": transfer, "efficiency": efficiency}

@@ -19,8 +19,8 @@ from xlme_ds.models.language_model import LanguageModel
 from xlme_ds.models.masked_head import GROUP
 from xlme_ds.objectives import objective_of
 from xlme_ds.parameters import count_parameters
-from xlme_ds.plan.command import main
-from xlme_ds.plan.report import plan
+from xlme_ds.plan.__main__ import main
+from xlme_ds.plan.planner import plan
 from xlme_ds.recipes import RECIPES, recipe
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -96,7 +96,7 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
         state = engine.full_state() if finished else {}
     if finished and rank == 0:
         from .evaluate.showcase import showcase
-        from .report.page import write_report
+        from .report.run_page import write_report
 
         def show() -> Path:
             showcase(out, config, state, data, heldout)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.finetune.tasks import write_entities
 from tests.launch import ROOT, environment
 from tests.rows import train_vocabulary, write_data
-from xlme_ds.compare.__main__ import Compare, planned
+from xlme_ds.compare.__main__ import CompareSettings, planned
 from xlme_ds.compare.results import Value, overtaken
 from xlme_ds.compare.systems import Budget, system
 from xlme_ds.train.folder import lock
@@ -125,7 +125,7 @@ def test_data_that_do_not_fit_are_refused_before_anything_runs(
     compared: tuple[Path, list[str], str], tmp_path: Path
 ) -> None:
     folder, words, _ = compared
-    command = Compare("xlme,xlm", 1e9, folder / "data", folder / "heldout", tmp_path, rows=4)
+    command = CompareSettings("xlme,xlm", 1e9, folder / "data", folder / "heldout", tmp_path, rows=4)
     with pytest.raises(ValueError, match=r"was mixed with --layout xlme, model.layout is xlm: set it to xlme"):
         planned(command, words[words.index("--") + 1 :])
     assert not list(tmp_path.iterdir())

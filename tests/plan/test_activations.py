@@ -7,19 +7,21 @@ import torch
 from torch import Tensor
 
 from tests.small import SMALL, lively
-from xlme_ds.config import ModelConfig, ObjectiveConfig
+from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig
 from xlme_ds.models.attention import shared_bias
 from xlme_ds.models.encoder import Encoder, Part
 from xlme_ds.plan import activations
-from xlme_ds.plan.layout import Layout, Zero
+from xlme_ds.plan.layout import ParallelLayout, zero_settings
 
 ROWS, TOKENS = 3, 40
-ZERO = Zero(1, False, 1000, 1000, 1000, 1000, 1000, 4, False, False)
+ENGINE = EngineConfig()
 
 
-def layout(cfg: ModelConfig, element: int, fused: bool) -> Layout:
+def layout(cfg: ModelConfig, element: int, fused: bool) -> ParallelLayout:
     stages = (Part(range(cfg.discriminator_layers)),)
-    return Layout(ObjectiveConfig(), cfg, ZERO, stages, 1, ROWS, 1, TOKENS, element, fused)
+    return ParallelLayout(
+        ObjectiveConfig(), cfg, ENGINE, zero_settings(ENGINE), 4, stages, 1, ROWS, 1, TOKENS, element, fused
+    )
 
 
 def kept_by_a_layer(cfg: ModelConfig, dtype: torch.dtype, device: str) -> int:
@@ -69,5 +71,5 @@ def test_a_layer_in_the_fused_kernel(norm: str, relative_bias: str) -> None:
 def test_checkpointing_keeps_only_what_a_layer_reads() -> None:
     cfg = replace(SMALL, activation_checkpointing=True)
     of = layout(cfg, 2, False)
-    assert activations.kept_layer(of) == ROWS * TOKENS * cfg.width * 2
+    assert activations.saved_layer(of) == ROWS * TOKENS * cfg.width * 2
     assert activations.working(of) - activations.working(layout(SMALL, 2, False)) == activations.layer(of)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xlme_ds.report import figures, page, samples
-from xlme_ds.report.page import write_report
+from xlme_ds.report import figures, run_page, sentences
+from xlme_ds.report.run_page import write_report
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 40
@@ -222,7 +222,7 @@ def test_no_such_folder(tmp_path: Path) -> None:
 
 
 def test_verdicts() -> None:
-    rendered, threshold = samples.render_samples([{"language": "fr", "task": "mono", "tokens": FRENCH}])
+    rendered, threshold = sentences.render_samples([{"language": "fr", "task": "mono", "tokens": FRENCH}])
     assert threshold == 0.8, "two replaced tokens, so the second highest score that is not a special token's"
     assert rendered[0].counts == {"hit": 1, "miss": 1, "alarm": 1, "passed": 2}
     html = rendered[0].html
@@ -233,18 +233,18 @@ def test_verdicts() -> None:
 
 
 def test_nothing_replaced_flags_nothing() -> None:
-    rendered, threshold = samples.render_samples([{"language": "ar", "task": "para", "tokens": ARABIC}])
+    rendered, threshold = sentences.render_samples([{"language": "ar", "task": "para", "tokens": ARABIC}])
     assert threshold == float("inf") and rendered[0].counts == {"passed": 3}
 
 
 def test_direction_of_each_side() -> None:
-    (rendered,), _ = samples.render_samples([{"language": "ar", "task": "para", "tokens": ARABIC}])
+    (rendered,), _ = sentences.render_samples([{"language": "ar", "task": "para", "tokens": ARABIC}])
     assert re.findall(r'<p dir="(\w+)"', rendered.html) == ["ltr", "rtl"]
-    assert samples.language_tag("bn_rom") == "bn-Latn" and samples.language_tag("zh-Hans") == "zh-Hans"
+    assert sentences.language_tag("bn_rom") == "bn-Latn" and sentences.language_tag("zh-Hans") == "zh-Hans"
 
 
 def test_unknown_quantity_gets_a_panel() -> None:
-    panels = {panel.family: panel.title for panel in figures.curves([metric(1), metric(2)], [])}
+    panels = {family: title for family, (title, _) in figures.curves([metric(1), metric(2)], []).items()}
     assert panels["surprise_rate"] == "surprise rate"
     assert {"masked", "rtd", "auc", "loss"} <= panels.keys() and "tokens" not in panels
 
@@ -314,4 +314,4 @@ def test_number(value: float, text: str) -> None:
     ("seconds", "text"), [(41, "41 s"), (492, "8 min 12 s"), (18180, "5 h 03 min"), (273600, "3 d 04 h")]
 )
 def test_duration(seconds: float, text: str) -> None:
-    assert page.duration(seconds) == text
+    assert run_page.duration(seconds) == text

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from xlme_ds.report.xtreme import gather
-from xlme_ds.report.xtreme_page import write_xtreme
-from xlme_ds.report.xtreme_tables import TASKS, Cell, Table, published, tables
+from xlme_ds.report.xtreme_tables import TASKS, Cell, XtremeTable, published, tables, write_xtreme
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDED = 0.051  # the published averages are the rounded means of the published numbers
@@ -115,7 +114,7 @@ def runs(tmp_path: Path) -> Path:
     return folder
 
 
-def ours(built: list[Table], name: str) -> dict[str, dict[str, Cell]]:
+def ours(built: list[XtremeTable], name: str) -> dict[str, dict[str, Cell]]:
     (table,) = [table for table in built if table.name == name]
     return {row.system: row.cells for row in table.rows if not row.source}
 

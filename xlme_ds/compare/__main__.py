@@ -3,11 +3,13 @@
 
 Trains every recipe to the same number of operations, scores it several times on the way, and writes compare.md,
 compare.json and the plot. `C+D` is C for half the budget and D, started from its weights, for the other. Settings
-behind `--` are those of `xlme_ds.pretrain` and go to all alike. Every run and test is a command that is printed first;
+after `--` are those of `xlme_ds.pretrain` and go to all alike. Every run and test is a command that is printed first;
 what is done is not done again.
 """
 
+import shlex
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -22,14 +24,13 @@ from ..data.shards import RowStore
 from ..engine.build import open_data
 from ..evaluate.tables import write_text
 from ..train.folder import lock
-from .page import plot, tables
-from .results import results
-from .scores import Tests, require_labels
+from .results import plot, results, tables
+from .scores import FILES, require_labels
 from .systems import Budget, System, system
 
 
 @dataclass(frozen=True)
-class Compare:
+class CompareSettings:
     """Arguments of the command."""
 
     recipes: str
@@ -64,65 +65,83 @@ def main() -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
     words = sys.argv[1:]
     cut = words.index("--") if "--" in words else len(words)
-    command = tyro.cli(Compare, description=__doc__, args=words[:cut])
+    settings = tyro.cli(CompareSettings, description=__doc__, args=words[:cut])
     try:
-        systems = planned(command, words[cut + 1 :])
-        with lock(command.out):
+        systems = planned(settings, words[cut + 1 :])
+        with lock(settings.out):
             for one in systems:
-                carry_out(one, command)
-            deliver(systems, command)
+                _carry_out(one, settings)
+            deliver(systems, settings)
     except (ValueError, OSError) as error:
         fail("xlme_ds.compare", error)
 
 
-def planned(command: Compare, settings: list[str]) -> list[System]:
-    """All systems and seeds. Raises ValueError before anything has run."""
-    names = command.recipes.split(",")
+def planned(settings: CompareSettings, of_all: list[str]) -> list[System]:
+    """All systems and seeds, with the settings `of_all` runs. Raises ValueError before anything has run."""
+    names = settings.recipes.split(",")
     if len(set(names)) < len(names):
-        raise ValueError(f"--recipes {command.recipes} names a system twice: name each once")
+        raise ValueError(f"--recipes {settings.recipes} names a system twice: name each once")
     for name in ("points", "rows", "processes"):
-        if getattr(command, name) < 1:
-            raise ValueError(f"--{name} is {getattr(command, name)}: it must be at least 1")
-    if command.ner is not None:
-        require_labels(command.ner)
-    row_tokens = RowStore(command.data_folder / TASKS[0]).row_tokens  # training refuses pairs in rows of another length
-    budget = Budget(command.budget, command.points, command.rows, row_tokens)
-    systems = [system(name, seed, budget, settings, command.out) for seed in command.seeds for name in names]
+        if getattr(settings, name) < 1:
+            raise ValueError(f"--{name} is {getattr(settings, name)}: it must be at least 1")
+    if settings.ner is not None:
+        require_labels(settings.ner)
+    row_tokens = RowStore(settings.data_folder / TASKS[0]).row_tokens  # training refuses pairs in rows of other lengths
+    budget = Budget(settings.budget, settings.points, settings.rows, row_tokens)
+    systems = [system(name, seed, budget, of_all, settings.out) for seed in settings.seeds for name in names]
     for config in (leg.config for one in systems for leg in one.legs):
-        for folder in (command.data_folder, command.heldout):
-            open_data(config, folder, world=command.processes)
+        for folder in (settings.data_folder, settings.heldout):
+            open_data(config, folder, world=settings.processes)
     return systems
 
 
-def carry_out(one: System, command: Compare) -> None:
+def _carry_out(one: System, settings: CompareSettings) -> None:
     """Train what is not trained, and test what is not tested."""
     place = environment()
     for leg in one.legs:
         if not (leg.folder / "finished.json").exists():
-            folders = ["--data", str(command.data_folder), "--heldout", str(command.heldout), "--out", str(leg.folder)]
-            run(launch("xlme_ds.pretrain", command.processes, [*leg.arguments, *folders]), place)
+            folders = [
+                "--data",
+                str(settings.data_folder),
+                "--heldout",
+                str(settings.heldout),
+                "--out",
+                str(leg.folder),
+            ]
+            run(launch("xlme_ds.pretrain", settings.processes, [*leg.arguments, *folders]), place)
             if not (leg.folder / "finished.json").exists():
                 sys.exit(1)  # stopped: the same command goes on
-    tests = Tests(command.pairs or command.heldout, command.tatoeba, command.align, command.ner, command.tuning)
     points = one.points()
-    for number, point in enumerate(points):
+    for left, point in zip(reversed(range(len(points))), points, strict=True):
         if not point.folder.exists():
             words = ["--run", str(point.leg.folder), "--step", str(point.step), "--out", str(point.folder)]
             point.folder.parent.mkdir(exist_ok=True)
             run(launch("xlme_ds.checkpoint", 1, ["weights", *words]), place, quiet=True)
-        last = number == len(points) - 1
-        for test in tests.commands(point.folder, untrained=last, tuned=number >= len(points) - command.ner_points):
-            run(test, place, quiet=True)
+        for module, *words in _tests(settings, point.folder, left):
+            run(launch(module, 1, words), place, quiet=True)
 
 
-def deliver(systems: list[System], command: Compare) -> None:
+def _tests(settings: CompareSettings, model: Path, left: int) -> Iterator[list[str]]:
+    """The tests of a point without scores so far; with the last one (`left` is 0) an untrained model is tested too."""
+    for test, file in FILES.items():
+        data = getattr(settings, test) or (settings.heldout if test == "pairs" else None)
+        if data is None or (model / file).exists():
+            continue
+        words = ["--model", str(model), "--data", str(data), "--out", str((model / file).parent)]
+        if test != "ner":
+            yield ["xlme_ds.evaluate", test, *words, *([] if left else ["--random"])]
+        elif left < settings.ner_points:
+            yield ["xlme_ds.finetune", "--task", test, *words, *shlex.split(settings.tuning)]
+
+
+def deliver(systems: list[System], settings: CompareSettings) -> None:
     """Print the tables and write the files."""
     found = results(systems)
-    shown = tables(found, command.budget, len(command.seeds))
-    plot(found, command.out / "compare")
-    write_text(command.out / "compare.md", "\n".join(table.markdown() for table in shown))
+    shown = tables(found, settings.budget, len(settings.seeds))
+    plot(found, settings.out / "compare")
+    write_text(settings.out / "compare.md", "\n".join(table.markdown() for table in shown))
     write_json(
-        command.out / "compare.json", {"budget": command.budget, "systems": [asdict(result) for result in found]}
+        settings.out / "compare.json", {"budget": settings.budget, "systems": [asdict(result) for result in found]}
     )
     console = Console(width=None if sys.stdout.isatty() else 160)
     for table in shown:

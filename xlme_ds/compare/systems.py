@@ -1,10 +1,10 @@
-"""What is compared: recipes, or several of them one after the other, cut to a budget of operations.
+"""The systems of a comparison: recipes, or several of them one after the other, cut to a budget of operations.
 
-The budget is in the standard count of `flops`: everything a step computes, the generator among it.
+The budget is in the standard count of `flops`: everything a step computes, with the generator.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -21,20 +21,6 @@ from ..start import SHAPE
 _SEEDS_APART = 1000  # the runs of a chain read their rows from the start again, with other masks
 
 
-class Point(NamedTuple):
-    """A place on the way: operations and tokens of the whole system so far."""
-
-    leg: "Leg"
-    step: int
-    flops: float
-    tokens: float
-
-    @property
-    def folder(self) -> Path:
-        """Where its model and scores are put."""
-        return self.leg.folder / "points" / f"{self.step:08d}"
-
-
 @dataclass(frozen=True)
 class Leg:
     """One run of a system."""
@@ -47,31 +33,41 @@ class Leg:
     step_tokens: int
 
 
+class ScoredPoint(NamedTuple):
+    """A step at which a system is scored: operations and tokens of the whole system so far."""
+
+    leg: Leg
+    step: int
+    flops: float
+    tokens: float
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its model and scores."""
+        return self.leg.folder / "points" / f"{self.step:08d}"
+
+
 @dataclass(frozen=True)
 class System:
-    """A name as the user gave it, `a` or `a+b`, and the runs behind it."""
+    """A name as the user gave it, `a` or `a+b`, and its runs with one seed."""
 
     name: str
-    seed: int
     legs: tuple[Leg, ...]
 
-    def points(self) -> list[Point]:
-        """Where it is scored, by operations."""
-        found: list[Point] = []
+    def points(self) -> list[ScoredPoint]:
+        """The steps at which it is scored, by operations."""
+        found: list[ScoredPoint] = []
+        flops = tokens = 0.0
         for leg in self.legs:
-            before = found[-1] if found else None
-            flops, tokens = (before.flops, before.tokens) if before else (0.0, 0.0)
             every, steps = leg.config.train.save_every, leg.config.train.steps
-            found += [
-                Point(leg, step, flops + step * leg.step_flops, tokens + step * leg.step_tokens)
-                for step in range(every, steps + 1, every)
-            ]
+            for step in range(every, steps + 1, every):
+                found.append(ScoredPoint(leg, step, flops + step * leg.step_flops, tokens + step * leg.step_tokens))
+            flops, tokens = found[-1].flops, found[-1].tokens
         return found
 
 
-@dataclass(frozen=True)
-class Budget:
-    """What every system gets, and how its batches are cut."""
+class Budget(NamedTuple):
+    """The same for every system: operations, how often it is scored, and the size of its batches."""
 
     flops: float
     points: int
@@ -80,7 +76,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class _Settings:
+class _LegSettings:
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
 
 
@@ -91,12 +87,12 @@ def system(name: str, seed: int, budget: Budget, settings: Sequence[str], out: P
     for rows that do not divide as the recipe's do, and for a budget too small for a step.
     """
     parts = [(part, _rows(part, budget.rows)) for part in name.split("+")]
-    share = replace(budget, flops=budget.flops / len(parts), points=max(budget.points // len(parts), 1))
+    share = budget._replace(flops=budget.flops / len(parts), points=max(budget.points // len(parts), 1))
     legs: list[Leg] = []
     for part, rows in parts:
         words = ["--recipe", part, *rows, *settings, "--seed", str(seed + _SEEDS_APART * len(legs))]
         legs.append(_leg(part, words, share, legs[-1] if legs else None, out / "runs", f"seed{seed}"))
-    return System(name, seed, tuple(legs))
+    return System(name, tuple(legs))
 
 
 def _rows(part: str, rows: int) -> list[str]:
@@ -111,33 +107,27 @@ def _rows(part: str, rows: int) -> list[str]:
 
 
 def _leg(part: str, words: list[str], share: Budget, before: Leg | None, out: Path, seed: str) -> Leg:
-    run = _parsed(words)
+    run = parse(_LegSettings, "", words).run
     cost = flops_per_step(run, share.row_tokens)
     every = round(share.flops / share.points / cost)
     if every < 1:
         raise ValueError(
             f"{share.flops:g} operations are less than {share.points} steps of {part}, {cost:.3g} each: raise --budget"
         )
-    steps = every * share.points
+    steps, past = every * share.points, ""
     if before is not None:
-        _require_one_shape(part, before.config, run)
-        same = before.config.objective.name == run.objective.name
-        take = "all" if same else first_of(objective_of(before.config.objective).encoders)
+        past = f"{before.folder.parent.name}+"
+        for name in SHAPE:
+            there, here = getattr(before.config.model, name), getattr(run.model, name)
+            if there != here:
+                raise ValueError(
+                    f"{part} starts from {before.config.name}, whose model.{name} is {there} and its own {here}: "
+                    "give both the same after --"
+                )
+        objective = before.config.objective
+        take = "all" if objective.name == run.objective.name else first_of(objective_of(objective).encoders)
         words = [*words, "--start.folder", str(before.folder), "--start.take", take]
     for name, value in (("steps", steps), ("save-every", every), ("keep-every", every)):
         words = [*words, f"--train.{name}", str(value)]
-    past = f"{before.folder.parent.name}+" if before is not None else ""
-    return Leg(_parsed(words), out / f"{past}{part}-{steps}" / seed, tuple(words), cost, share.rows * share.row_tokens)
-
-
-def _require_one_shape(part: str, before: RunConfig, run: RunConfig) -> None:
-    for name in SHAPE:
-        there, here = getattr(before.model, name), getattr(run.model, name)
-        if there != here:
-            raise ValueError(
-                f"{part} starts from {before.name}, whose model.{name} is {there} and its own {here}: give both the same behind --"
-            )
-
-
-def _parsed(words: list[str]) -> RunConfig:
-    return parse(_Settings, "", words).run
+    config = parse(_LegSettings, "", words).run
+    return Leg(config, out / f"{past}{part}-{steps}" / seed, tuple(words), cost, share.rows * share.row_tokens)

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from ..config import OBJECTIVE_DESCRIPTIONS
 from ..models.text_encoder import TextEncoder
-from ..report.folder import read_optional, read_run
+from ..report.files import read_optional, read_run
 from .folder import Architecture
 
 _TASKS = {"mono": "monolingual text", "para": "translation pairs"}

@@ -1,5 +1,121 @@
-"""python -m xlme_ds.plan."""
+"""The planner's command line: `python -m xlme_ds.plan --recipe NAME` prints the plan as tables or as JSON."""
 
-from .command import main
+import json
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-main()
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from ..cli import fail, parse
+from ..config import RunConfig
+from .planner import plan
+from .speed import UTILISATION, gpu_of
+
+DESCRIPTION = "What a recipe costs on a number of GPUs, and the best ways to run it. Nothing is run."
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """Arguments of the command."""
+
+    run: Annotated[RunConfig, tyro.conf.arg(name="")]
+    gpus: int | None = None
+    """Default: as few as hold one copy of the model."""
+    gpu: str = "a100-80g"
+    """One of h200, h100-80g, a100-80g, a100-40g, v100-32g, a10-24g, or "memory_gib,tflops" of any other."""
+    utilisation: float = UTILISATION
+    """Share of the peak that a GPU reaches while it computes: assumed, unless you measured it."""
+    layouts: int = 10
+    """Layouts to list, of those that fit."""
+    json: bool = False
+    """Print JSON."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command; a user's mistake ends it with one sentence and exit code 2."""
+    try:
+        settings = parse(PlanSettings, DESCRIPTION, sys.argv[1:] if arguments is None else arguments)
+        if settings.gpus is not None and settings.gpus < 1:
+            raise ValueError(f"--gpus {settings.gpus}: it must be at least 1")
+        if not 0 < settings.utilisation <= 1:
+            raise ValueError(f"--utilisation {settings.utilisation}: it must be above 0 and at most 1")
+        result = plan(settings.run, settings.gpus, gpu_of(settings.gpu), settings.utilisation, settings.layouts)
+    except ValueError as error:
+        fail("xlme_ds.plan", error)
+    if settings.json:
+        print(json.dumps(result, indent=1))
+        return
+    console = Console()
+    for part in (_parameters, _operations, _own_layout, _layouts):
+        table, note = part(result)
+        console.print(table)
+        console.print(note + "\n", highlight=False)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for n, column in enumerate(columns):
+        table.add_column(column, justify="right" if n else "left", overflow="fold")
+    return table
+
+
+def _parameters(result: dict[str, Any]) -> tuple[Table, str]:
+    parameters = dict(result["parameters"])
+    table = _table(f"{result['recipe']}: parameters", "component", "parameters")
+    for name, size in parameters.pop("components").items():
+        table.add_row(name, f"{size:,}")
+    table.add_section()
+    for name, size in parameters.items():
+        table.add_row(name, f"{size:,}")
+    return table, result["accounting"]
+
+
+def _operations(result: dict[str, Any]) -> tuple[Table, str]:
+    flops = result["flops"]
+    standard, paper = flops["standard"], flops["paper_convention"]
+    table = _table(f"{result['recipe']}: FLOP of the whole run", "count", "mono", "mono + para", "mono + para / 2")
+    table.add_row("standard", f"{standard['mono']:.3g}", f"{standard['both']:.3g}", f"{standard['both_para_half']:.3g}")
+    table.add_row("the paper's", f"{paper['mono']:.3g}", "", f"{paper['both']:.3g}")
+    return table, (
+        f"standard: {standard['accounting']}; {flops['per_step']:.4g} a step\nthe paper's: {paper['accounting']}; "
+        f"{paper['forward_per_token'] / 1e6:.2f} MFLOP forward a token"
+    )
+
+
+def _own_layout(result: dict[str, Any]) -> tuple[Table, str]:
+    hardware, memory = result["hardware"], result["memory_per_gpu_gib"]
+    table = _table(f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: as the recipe stands", *memory)
+    table.columns[0].justify = "right"
+    table.add_row(*(f"{size:.2f}" for size in memory.values()))
+    assumed, seconds = result["assumptions"], result["seconds_per_step"]
+    parts = ", ".join(f"{name} {seconds[name]:.3g}" for name in ("compute", "bubble", "transfer", "offload"))
+    return table, (
+        f"GiB a GPU at the fullest moment ({result['fullest_at']}): "
+        f"{'fits' if result['fits'] else 'does not fit'} into {hardware['memory_gib']:g} GiB with "
+        f"{assumed['memory_reserved']:.0%} of it set aside\n"
+        f"{result['rows_per_micro_batch']} rows a micro-batch, {result['accumulation']} micro-batches a step; "
+        f"a GPU sends {result['communication_bytes_per_step']['total'] / 1e9:.3g} GB a step\n"
+        f"estimated {result['tokens_per_s']:,} tokens/s ({result['tokens_per_s_per_gpu']:,} a GPU), "
+        f"{result['days']:g} days; a step {seconds['step']:.3g} s ({parts})\n"
+        f"assumed, not measured: {assumed['utilisation']:.0%} of {hardware['peak_tflops']:g} TFLOP/s "
+        f"({hardware['precision']}) while computing, {assumed['link_efficiency']:.0%} of the links; "
+        f"over the whole step {result['of_peak']:.1%} of peak\n"
+        f"{hardware['source']}"
+    )
+
+
+def _layouts(result: dict[str, Any]) -> tuple[Table, str]:
+    title = f"layouts that fit, the fastest first ({len(result['layouts'])} of {result['layouts_that_fit']})"
+    table = _table(title, "settings", "GiB", "tokens/s", "days")
+    for one in result["layouts"]:
+        total = one["memory_per_gpu_gib"]["total"]
+        table.add_row(one["settings"], f"{total:.1f}", f"{one['tokens_per_s']:,}", f"{one['days']:.2f}")
+    note = "the same assumptions; add the settings to the command line of the run"
+    return table, note if result["layouts"] else "no layout fits: take more GPUs, larger ones, or offload"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,12 +1,12 @@
-"""Bytes that the forward pass keeps for the backward pass, by part of the model, read off models/.
+"""Bytes that the forward pass saves for the backward pass, by part of the model, as models/ computes it.
 
-B rows, T tokens, H heads, D width, F feed-forward size, M masked positions, V vocabulary, C ids of a tile. Which
-tensors autograd keeps is tested against autograd itself.
+The dimensions: B rows, T tokens, H heads, D width, F feed-forward size, M masked positions, V vocabulary, C ids of a
+tile. Which tensors autograd saves is tested against autograd itself.
 """
 
 from dataclasses import replace
 
-from .layout import Layout
+from .layout import ParallelLayout
 
 INTEGER = 8  # token ids, positions, segments
 FLOAT = 4
@@ -15,131 +15,135 @@ _TILES = {2: 64, 4: 32}  # models/attention_triton.py's
 _TILE = 2**21  # models/attention_cpu.py's, with one thread
 
 
-def layer(of: Layout) -> float:
-    """One Transformer layer, from what it reads to what the next one reads.
+def layer(layout: ParallelLayout) -> float:
+    """One Transformer layer, from its input to that of the next layer.
 
-    D-wide, 8 in all: the inputs of both norms and what they give, what the output projection reads, and of attention q,
-    k and v; on the GPU 2 more for the gate, which copies q for each of its two products. Dropout keeps what it dropped,
-    a byte each, twice. Of attention that drops weights 1 more, the scaled q; it is no kernel.
+    Eight tensors of width D: the inputs and outputs of both norms, the input of the output projection, and q, k and v;
+    on the GPU two more for the gate, which copies q for each of its two products. Dropout saves its mask, a byte an
+    element, twice. Attention with dropout saves one more, the scaled q; it runs in no fused kernel.
     """
-    cfg, rows = of.model, of.rows * of.row_tokens
+    cfg, tokens = layout.model, layout.tokens
     gated, dropping = cfg.relative_bias == "gated", cfg.attention_dropout > 0
-    wide = (9 if dropping else 10 if gated and of.fused else 8) * rows * cfg.width
-    feed_forward = 2 * rows * cfg.feed_forward
-    gates = 5 if gated else int(of.triton)  # which takes a gate of ones where there is none
-    per_head = rows * cfg.heads * (gates * of.element + (FLOAT if of.fused and not dropping else 0))
-    norms = 4 * rows * (FLOAT if of.fused else of.element)
-    dropped = 2 * rows * cfg.width if cfg.dropout else 0
-    return (wide + feed_forward) * of.element + _scores(of) + per_head + norms + dropped
+    wide_tensors = (9 if dropping else 10 if gated and layout.fused else 8) * tokens * cfg.width
+    feed_forward = 2 * tokens * cfg.feed_forward
+    gates = 5 if gated else int(layout.triton)  # the Triton kernels take a gate of ones where there is none
+    per_head = tokens * cfg.heads * (gates * layout.element + (FLOAT if layout.fused and not dropping else 0))
+    norms = 4 * tokens * (FLOAT if layout.fused else layout.element)
+    dropped = 2 * tokens * cfg.width if cfg.dropout else 0
+    return (wide_tensors + feed_forward) * layout.element + _scores(layout) + per_head + norms + dropped
 
 
-def _scores(of: Layout) -> float:
-    """Of queries and keys: the bias that torch's kernel for the GPU takes, or d for the Triton kernels; on the CPU
-    nothing. Where weights are dropped these, before and after, and a byte each, and on the CPU who may see whom."""
-    cfg = of.model
+def _scores(layout: ParallelLayout) -> float:
+    """Of pairs of a query and a key: the bias for torch's fused kernel, or d for the Triton kernels; else nothing.
+
+    Attention with dropout saves the weights before and after it, a mask of a byte, and on the CPU the mask of items.
+    """
+    cfg = layout.model
     if cfg.attention_dropout:
-        return of.tokens * of.row_tokens * (cfg.heads * (2 * of.element + 1) + (not of.fused))
-    if of.triton:
-        return cfg.heads * _distances(of) * FLOAT
-    return of.fused * of.tokens * of.row_tokens * (1 if cfg.relative_bias == "none" else cfg.heads) * of.element
+        return layout.tokens * layout.row_tokens * (cfg.heads * (2 * layout.element + 1) + (not layout.fused))
+    if layout.triton:
+        return cfg.heads * _distances(layout) * FLOAT
+    heads = 1 if cfg.relative_bias == "none" else cfg.heads
+    return layout.fused * layout.tokens * layout.row_tokens * heads * layout.element
 
 
-def _distances(of: Layout) -> int:
-    """Numbers of d for one head, with what a tile may read beyond a row's ends."""
-    return 2 * (of.row_tokens + _TILES[of.element]) - 1
+def _distances(layout: ParallelLayout) -> int:
+    """Numbers of d for one head; a tile may read beyond a row's ends."""
+    return 2 * (layout.row_tokens + _TILES[layout.element]) - 1
 
 
-def wide(of: Layout) -> float:
+def wide(layout: ParallelLayout) -> float:
     """One tensor [B, T, D]."""
-    return of.tokens * of.model.width * of.element
+    return layout.tokens * layout.model.width * layout.element
 
 
-def kept_layer(of: Layout) -> float:
-    """What a layer leaves until its backward pass: with checkpointing only what it read."""
-    return wide(of) if of.model.activation_checkpointing else layer(of)
+def saved_layer(layout: ParallelLayout) -> float:
+    """Bytes that a layer saves until its backward pass: with checkpointing only its input."""
+    return wide(layout) if layout.model.activation_checkpointing else layer(layout)
 
 
-def encoder(of: Layout, layers: int, first: bool = True, last: bool = True) -> float:
-    """The layers of an encoder and what stands around them."""
-    cfg = of.model
-    kept = layers * kept_layer(of)
-    around = 0.0
+def _encoder(layout: ParallelLayout, layers: int, first: bool = True, last: bool = True) -> float:
+    """The layers of an encoder with its embeddings (`first`) and its output norm (`last`)."""
+    cfg = layout.model
+    saved = layers * saved_layer(layout)
     if first and (cfg.norm == "post" or cfg.embedding_norm):
-        around += 2 * wide(of) if cfg.norm == "post" else wide(of)
+        saved += 2 * wide(layout) if cfg.norm == "post" else wide(layout)
     if first and cfg.dropout:
-        around += of.tokens * cfg.width
+        saved += layout.tokens * cfg.width
     if last and cfg.norm == "pre":
-        around += 2 * wide(of)
-    # Where items begin and end; or who may see whom, a byte each, and d of all pairs.
-    shared = of.tokens * (2 * FLOAT if of.triton else of.row_tokens)
-    if cfg.relative_bias != "none" and not of.triton:
-        shared += of.row_tokens**2 * (INTEGER + cfg.heads * of.element)
+        saved += 2 * wide(layout)
+    # Shared by all layers: where items begin and end; or a mask of all pairs, a byte each, and d of all pairs.
+    saved += layout.tokens * (2 * FLOAT if layout.triton else layout.row_tokens)
+    if cfg.relative_bias != "none" and not layout.triton:
+        saved += layout.row_tokens**2 * (INTEGER + cfg.heads * layout.element)
     blocks = 9 * cfg.vocabulary_blocks if cfg.vocabulary_blocks > 1 else INTEGER
-    return kept + around + shared + (of.tokens * (blocks + INTEGER) if first else 0)
+    return saved + (layout.tokens * (blocks + INTEGER) if first else 0)
 
 
-def masked_head(of: Layout) -> float:
-    """Dense, GELU, norm at the masked positions, or what they read alone; of the softmax itself only a number a
-    position."""
-    wide = 4 if of.model.masked_head == "dense" else 1
-    return of.objective.mask_fraction * of.tokens * (wide * of.model.width * of.element + 4 * INTEGER)
+def _masked_head(layout: ParallelLayout) -> float:
+    """Dense, GELU, norm at the masked positions, or their input alone; the softmax itself saves a number a position."""
+    tensors = 4 if layout.model.masked_head == "dense" else 1
+    size = tensors * layout.model.width * layout.element + 4 * INTEGER
+    return layout.objective.mask_fraction * layout.tokens * size
 
 
-def replaced_head(of: Layout) -> float:
-    """Dense, GELU, one logit a token and its loss."""
-    return 2 * wide(of) + of.tokens * 6 * FLOAT
+def generator(layout: ParallelLayout) -> float:
+    """The encoder in front of the one that a pipeline cuts, with its masked head; it has no dropout."""
+    if not layout.work.before:
+        return 0.0
+    layout = replace(layout, model=replace(layout.model, dropout=0.0, attention_dropout=0.0))
+    return _encoder(layout, layout.model.generator_layers) + _masked_head(layout)
 
 
-def generator(of: Layout) -> float:
-    """Everything before the encoder that is cut; it drops nothing."""
-    of = replace(of, model=replace(of.model, dropout=0.0, attention_dropout=0.0))
-    return encoder(of, of.model.generator_layers) + masked_head(of) if of.work.before else 0.0
+def stage(layout: ParallelLayout, number: int) -> float:
+    """All that the forward pass of one micro-batch saves on a stage."""
+    part = layout.stages[number]
+    saved = _encoder(layout, len(part.layers), part.first, part.last)
+    if part.first:
+        saved += generator(layout)
+    if part.last and layout.work.head:  # dense, GELU, one logit a token and its loss
+        saved += 2 * wide(layout) + layout.tokens * 6 * FLOAT
+    elif part.last:
+        saved += _masked_head(layout)
+    return saved
 
 
-def stage(of: Layout, number: int) -> float:
-    """All that one micro-batch leaves on a stage."""
-    part = of.stages[number]
-    kept = encoder(of, len(part.layers), part.first, part.last)
-    head = replaced_head(of) if of.work.head else masked_head(of)
-    return kept + (generator(of) if part.first else 0) + (head if part.last else 0)
-
-
-def working(of: Layout) -> float:
+def working(layout: ParallelLayout) -> float:
     """What the backward pass of one layer holds besides: gradients in flight, and with checkpointing the layer
     itself."""
-    feed_forward = 2 * of.tokens * of.model.feed_forward * of.element
-    if of.triton:  # each tile of queries has its share of d's gradient
-        scores = of.tokens / _TILES[of.element] * of.model.heads * _distances(of) * FLOAT
-    elif of.fused or of.model.attention_dropout:
-        heads = of.model.heads if of.model.relative_bias != "none" or of.model.attention_dropout else 1
-        scores = 3 * of.tokens * of.row_tokens * heads * of.element - feed_forward
+    cfg, tokens = layout.model, layout.tokens
+    feed_forward = 2 * tokens * cfg.feed_forward * layout.element
+    if layout.triton:  # each tile of queries has its share of d's gradient
+        scores = tokens / _TILES[layout.element] * cfg.heads * _distances(layout) * FLOAT
+    elif layout.fused or cfg.attention_dropout:
+        heads = cfg.heads if cfg.relative_bias != "none" or cfg.attention_dropout else 1
+        scores = 3 * tokens * layout.row_tokens * heads * layout.element - feed_forward
     else:  # of one row, in tiles; and gradients of q, k and v
-        scores = 3 * min(of.row_tokens**2 * of.model.heads * of.element, _TILE) + 3 * wide(of)
-    recomputed = layer(of) if of.model.activation_checkpointing else 0.0
-    return max(feed_forward, scores) + 2 * wide(of) + recomputed
+        scores = 3 * min(layout.row_tokens**2 * cfg.heads * layout.element, _TILE) + 3 * wide(layout)
+    recomputed = layer(layout) if cfg.activation_checkpointing else 0.0
+    return max(feed_forward, scores) + 2 * wide(layout) + recomputed
 
 
-def logits(of: Layout, backward: bool) -> float:
-    """What the vocabulary softmax holds at its peak: a tile, float32 [M, C] and beside it once the same in `element`;
-    forward also two sums a group, and the rows of the table in which some positions' samples are looked for."""
-    cfg, positions = of.model, of.objective.mask_fraction * of.tokens
+def logits(layout: ParallelLayout, backward: bool) -> float:
+    """The vocabulary softmax at its peak: a tile [M, C] in float32, and for a moment also in the type of the weights.
+
+    The forward pass also holds two sums a group, and the rows of the table that some positions draw their samples from.
+    """
+    cfg, positions = layout.model, layout.objective.mask_fraction * layout.tokens
     size = min(-(-cfg.head_chunk // _GROUP) * _GROUP, -(-cfg.vocabulary // cfg.vocabulary_blocks))
-    tile = positions * size * (FLOAT + (0 if of.element == FLOAT else of.element))
+    tile = positions * size * (FLOAT + (0 if layout.element == FLOAT else layout.element))
     if backward:
         return tile + 2 * positions * cfg.width * FLOAT
     groups = positions * (cfg.vocabulary / _GROUP) * 2 * FLOAT
     at_once = min(positions, max(positions * cfg.head_chunk // (2 * _GROUP * cfg.width), 1))
-    rows = at_once * 2 * _GROUP * (cfg.width * of.element + 3 * INTEGER)
+    rows = at_once * 2 * _GROUP * (cfg.width * layout.element + 3 * INTEGER)
     return groups + max(tile, rows)
 
 
-def flow(of: Layout) -> float:
-    """What crosses from stage to stage a micro-batch: hidden states, two kinds of integers, and of a generator its
-    losses and one more; a key a row."""
-    return wide(of) + of.tokens * (FLOAT + 3 * INTEGER if of.work.before else 2 * INTEGER) + of.rows * INTEGER
+def between_stages(layout: ParallelLayout) -> float:
+    """Bytes from one stage to the next a micro-batch: hidden states and two kinds of integers; a key a row.
 
-
-def between_stages(of: Layout, stage: int) -> float:
-    """What a pipeline keeps of its traffic, each way."""
-    sides = (stage > 0) + (stage < len(of.stages) - 1)
-    return sides * of.in_flight(stage) * flow(of)
+    After a generator also its losses and one more kind of integers.
+    """
+    per_token = FLOAT + 3 * INTEGER if layout.work.before else 2 * INTEGER
+    return wide(layout) + layout.tokens * per_token + layout.rows * INTEGER

@@ -1,6 +1,7 @@
-"""A recipe on a number of GPUs, as the sizes that memory, communication and time follow from."""
+"""How a recipe is spread over a number of GPUs: the sizes that memory, communication and time follow from."""
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..balance import pipeline_balance
@@ -16,8 +17,8 @@ from ..parameters import parameter_sizes
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Parameters of one stage, heads with their encoders; an encoder that stands alone counts as discriminator."""
+class StageSizes:
+    """Parameters of one stage, heads with their encoders; the only encoder of a model counts as discriminator."""
 
     embedding: int
     difference: int
@@ -29,7 +30,7 @@ class Sizes:
     @property
     def total(self) -> int:
         """All parameters of the stage."""
-        return self.embedding + self.difference + self.generator + self.discriminator
+        return self.tables + self.generator + self.discriminator
 
     @property
     def tables(self) -> int:
@@ -38,7 +39,7 @@ class Sizes:
 
 
 @functools.cache
-def stage_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: Part) -> Sizes:
+def stage_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: Part) -> StageSizes:
     """Sizes of the parameters that `part` of the model holds."""
     sizes = parameter_sizes(objective, cfg, part)
     main, *others = objective_of(objective).encoders.items()
@@ -46,59 +47,41 @@ def stage_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: Part) -> Siz
     def total(*prefixes: str) -> int:
         return sum(size for name, size in sizes.items() if name.startswith(prefixes))
 
-    return Sizes(
-        embedding=total("embedding_"),
-        difference=total("difference_"),
-        generator=sum(total(f"{which}.", head) for which, head in others),
-        discriminator=total(f"{main[0]}.", main[1]),
-        largest=max(sizes.values()),
-    )
+    generator = sum(total(f"{which}.", head) for which, head in others)
+    largest = max(sizes.values())
+    return StageSizes(total("embedding_"), total("difference_"), generator, total(f"{main[0]}.", main[1]), largest)
+
+
+_ZERO_DEFAULTS = {
+    "reduce_bucket_size": 5e8,
+    "stage3_prefetch_bucket_size": 5e7,
+    "stage3_max_reuse_distance": 1e9,
+    "stage3_max_live_parameters": 1e9,
+    "sub_group_size": 1e9,
+}  # DeepSpeed 0.19.8's, in elements
+
+
+def zero_settings(engine: EngineConfig) -> dict[str, int]:
+    """The section zero_optimization of the engine's file with DeepSpeed's defaults."""
+    given = deepspeed_settings(engine)["zero_optimization"]
+    zero = {"overlap_comm": given["stage"] == 3} | _ZERO_DEFAULTS | given
+    return {name: int(zero[name]) for name in ("stage", "overlap_comm", *_ZERO_DEFAULTS)}
 
 
 @dataclass(frozen=True)
-class Zero:
-    """What the engine's file and settings say, with DeepSpeed 0.19.8's defaults; sizes in elements."""
-
-    stage: int
-    overlap: bool
-    reduce_bucket: int
-    prefetch_bucket: int
-    reuse_distance: int
-    live: int
-    sub_group: int
-    gradient_bytes: int
-    """Of an element of the gradients that micro-batches add up in."""
-    offload_optimizer: bool
-    offload_parameters: bool
-
-    @staticmethod
-    def of(engine: EngineConfig, precision: str, accumulation: int) -> "Zero":
-        """Read the section zero_optimization of the engine's file, and the settings beside it."""
-        zero = deepspeed_settings(engine)["zero_optimization"]
-        return Zero(
-            stage=zero["stage"],
-            overlap=zero.get("overlap_comm", zero["stage"] == 3),
-            reduce_bucket=int(zero.get("reduce_bucket_size", 5e8)),
-            prefetch_bucket=int(zero.get("stage3_prefetch_bucket_size", 5e7)),
-            reuse_distance=int(zero.get("stage3_max_reuse_distance", 1e9)),
-            live=int(zero.get("stage3_max_live_parameters", 1e9)),
-            sub_group=int(zero.get("sub_group_size", 1e9)),
-            gradient_bytes=2 if resolve_gradient_precision(engine, precision, accumulation) == "bf16" else 4,
-            offload_optimizer=engine.offload_optimizer != "none",
-            offload_parameters=engine.offload_parameters != "none",
-        )
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the work is spread: `replicas` of a pipeline of `len(stages)` stages, `rows` of both tasks a micro-batch.
+class ParallelLayout:
+    """`replicas` of a pipeline of `len(stages)` stages, with `rows` rows of both tasks in a micro-batch.
 
     `element` is the size of a weight or activation in bytes; `fused`: attention runs in the GPU's fused kernel.
     """
 
     objective: ObjectiveConfig
     model: ModelConfig
-    zero: Zero
+    engine: EngineConfig
+    zero: Mapping[str, int]
+    """ZeRO's settings under DeepSpeed's names."""
+    gradient_bytes: int
+    """Of an element of the gradients that micro-batches add up in."""
     stages: tuple[Part, ...]
     replicas: int
     rows: int
@@ -108,9 +91,8 @@ class Layout:
     fused: bool
 
     @staticmethod
-    def of(run: RunConfig, gpus: int, precision: str, row_tokens: int, fused: bool = True) -> "Layout":
-        """The layout of `run` on `gpus` processes. Raises ValueError, in the words of the run, where it is not
-        legal."""
+    def of(run: RunConfig, gpus: int, precision: str, row_tokens: int, fused: bool = True) -> "ParallelLayout":
+        """The layout of `run` on `gpus` processes. Raises ValueError, as the run would, where it is not legal."""
         run.validate()
         check_engine(run.engine, run.model.compile)
         if run.engine.kind == "plain":
@@ -122,17 +104,17 @@ class Layout:
         group = run.engine.processes_per_replica
         if gpus % group:
             raise ValueError(f"--gpus {gpus} is not a multiple of engine.pipeline_stages {group}: choose one that is")
+        stages = [Part(range(run.model.discriminator_layers))]
         if run.engine.kind == "pipeline":
-            balance = pipeline_balance(run.engine, work_of(run, row_tokens), run.model.activation_checkpointing)
-            stages = tuple(parts(balance))
-        else:
-            stages = (Part(range(run.model.discriminator_layers)),)
+            stages = parts(pipeline_balance(run.engine, work_of(run, row_tokens), run.model.activation_checkpointing))
         step = plan_step(run.data, gpus // group)
-        return Layout(
+        return ParallelLayout(
             objective=run.objective,
             model=run.model,
-            zero=Zero.of(run.engine, precision, step.accumulation),
-            stages=stages,
+            engine=run.engine,
+            zero=zero_settings(run.engine),
+            gradient_bytes=2 if resolve_gradient_precision(run.engine, precision, step.accumulation) == "bf16" else 4,
+            stages=tuple(stages),
             replicas=gpus // group,
             rows=step.micro_rows,
             accumulation=step.accumulation,
@@ -162,18 +144,22 @@ class Layout:
         return objective_of(self.objective).work(self.model, self.row_tokens)
 
     @property
-    def softmax_stage(self) -> int:
-        """Where the vocabulary softmax stands."""
-        return 0 if self.work.softmax_first else len(self.stages) - 1
+    def offloads_optimizer(self) -> bool:
+        """Whether the optimizer's states are in the host's memory."""
+        return self.engine.offload_optimizer != "none"
 
     @property
     def borrowed(self) -> int:
-        """Elements of the embedding that the last stage reads and the first one owns."""
-        return self.sizes(0).embedding if self.softmax_stage > 0 else 0
+        """Elements of the embedding that the first stage owns and the last one reads too, for its softmax."""
+        return 0 if self.work.softmax_first or len(self.stages) == 1 else self.sizes(0).embedding
 
-    def sizes(self, stage: int = 0) -> Sizes:
+    def sizes(self, stage: int) -> StageSizes:
         """Parameters of a stage."""
         return stage_sizes(self.objective, self.model, self.stages[stage])
+
+    def neighbours(self, stage: int) -> int:
+        """How many stages a stage exchanges hidden states with: two in the middle of a pipeline."""
+        return (stage > 0) + (stage < len(self.stages) - 1)
 
     def in_flight(self, stage: int) -> int:
         """Micro-batches whose activations a stage holds at once under the 1F1B schedule (PipeDream-Flush)."""

@@ -1,166 +1,265 @@
 """Peak memory of one GPU by kind: the fullest of the moments that a step passes through.
 
-tests/plan/test_memory.py compares it with what the engines allocate.
+From step to step DeepSpeed 0.19.8 holds, of Ψ parameters of the stage on N replicas, at e bytes an element
+(as in runtime/zero/ and runtime/bf16_optimizer.py):
+
+| | weights | gradients | optimizer: float32 weights, two moments |
+|---|---|---|---|
+| ZeRO-1, bf16 (`BF16_Optimizer`) | eΨ | 4Ψ always, 2Ψ with one micro-batch a step | 12Ψ/N |
+| ZeRO-1, fp32 | eΨ | 4Ψ/N after reduction; 4Ψ while micro-batches add up | 12Ψ/N |
+| ZeRO-2 | eΨ | 4Ψ/N from the first reduction on | 12Ψ/N |
+| ZeRO-3 | eΨ/N, and what is gathered | the same over N | 12Ψ/N |
+
+The ZeRO paper (arXiv:1910.02054, section 3) counts gradients as 2Ψ: here several micro-batches add up in float32.
+tests/plan/test_memory.py compares the peak with what the engines allocate.
 """
 
-from dataclasses import dataclass, fields, replace
+import math
 
-from . import activations, states
-from .layout import Layout
+from . import activations
+from .layout import ParallelLayout
 
+FLOAT = 4
+OPTIMIZER = 3 * FLOAT
 GIB = 2.0**30
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes by kind at one moment."""
-
-    weights: float = 0.0
-    gradients: float = 0.0
-    optimizer: float = 0.0
-    activations: float = 0.0
-    logits: float = 0.0
-    buffers: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """Bytes in all."""
-        return sum(getattr(self, field.name) for field in fields(self))
-
-    def plus(self, **kinds: float) -> "Memory":
-        """With more bytes of some kinds."""
-        return replace(self, **{kind: getattr(self, kind) + size for kind, size in kinds.items()})
-
-    def gib(self) -> dict[str, float]:
-        """GiB by kind, with the total."""
-        names = [field.name for field in fields(self)] + ["total"]
-        return {name: getattr(self, name) / GIB for name in names}
+Memory = dict[str, float]
+"""Bytes by kind at one moment: weights, gradients, optimizer, activations, logits and buffers."""
 
 
-def peak(of: Layout) -> tuple[str, Memory]:
+def peak(layout: ParallelLayout) -> tuple[str, Memory]:
     """The fullest moment of the fullest stage: its name, and the bytes by kind."""
     found = [
-        (f"{name}, stage {stage}" if len(of.stages) > 1 else name, memory)
-        for stage in range(len(of.stages))
-        for name, memory in moments(of, stage).items()
+        (f"{name}, stage {stage}" if len(layout.stages) > 1 else name, memory)
+        for stage in range(len(layout.stages))
+        for name, memory in _moments(layout, stage).items()
     ]
-    return max(found, key=lambda pair: pair[1].total)
+    return max(found, key=lambda pair: sum(pair[1].values()))
 
 
-def moments(of: Layout, stage: int) -> dict[str, Memory]:
+def _plus(memory: Memory, **kinds: float) -> Memory:
+    """With more bytes of some kinds."""
+    return memory | {kind: memory[kind] + size for kind, size in kinds.items()}
+
+
+def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
     """Bytes by kind at the moments that can be the fullest, for a step in the middle of a run."""
+    sizes, part = layout.sizes(stage), layout.stages[stage]
     idle = Memory(
-        weights=states.weights(of, stage),
-        gradients=states.standing_gradients(of, stage),
-        optimizer=states.optimizer(of, stage),
-        buffers=states.buckets(of, stage, backward=False),
+        weights=_weights(layout, stage),
+        gradients=_standing_gradients(layout, stage),
+        optimizer=0.0 if layout.offloads_optimizer else OPTIMIZER * sizes.total / layout.replicas,
+        activations=0.0,
+        logits=0.0,
+        buffers=_buckets(layout, stage, backward=False),
     )
-    filling = states.buckets(of, stage, backward=True) - states.buckets(of, stage, backward=False)
-    busy = idle.plus(
-        activations=(of.in_flight(stage) - 1) * activations.stage(of, stage),
-        buffers=activations.between_stages(of, stage),
+    filling = _buckets(layout, stage, backward=True) - _buckets(layout, stage, backward=False)
+    busy = _plus(
+        idle,
+        activations=(layout.in_flight(stage) - 1) * activations.stage(layout, stage),
+        buffers=layout.neighbours(stage) * layout.in_flight(stage) * activations.between_stages(layout),
+    )
+    turn = _plus(
+        busy,
+        weights=_gathered(layout, stage, sum(reused_weights(layout, stage))),
+        activations=activations.stage(layout, stage),
     )
     found = {
-        "start of the backward pass": busy.plus(
-            weights=states.gathered(of, stage, sum(states.reused(of, stage))),
-            gradients=_waiting(of, stage),
-            activations=activations.stage(of, stage) + activations.working(of),
+        "start of the backward pass": _plus(
+            turn, gradients=_waiting(layout, stage), activations=activations.working(layout), buffers=filling
+        ),
+        "update": _plus(idle, gradients=_reduced_gradients(layout, stage), buffers=_updating(layout, stage)),
+    }
+    if layout.work.softmax_first and part.first:
+        found |= _around_the_first_softmax(layout, stage, busy, filling)
+    if layout.work.softmax_last and part.last:
+        table = _softmax_gradient(layout, stage) if sizes.embedding else layout.element * layout.borrowed
+        found |= {
+            "vocabulary softmax, forward": _plus(turn, logits=activations.logits(layout, backward=False)),
+            "vocabulary softmax, backward": _plus(
+                turn, gradients=table, logits=activations.logits(layout, backward=True), buffers=filling
+            ),
+        }
+    if layout.work.softmax_last and part.first:
+        arrived = _arriving_gradients(layout, stage, sizes.discriminator)
+        found["embedding, backward"] = _plus(
+            busy,
+            weights=_gathered(layout, stage, 0),
+            gradients=arrived + _joined_by_lookup(layout, stage),
             buffers=filling,
-        ),
-        "update": idle.plus(gradients=states.reduced_gradients(of, stage), buffers=states.updating(of, stage)),
-    }
-    if of.work.softmax_first and of.stages[stage].first:
-        found |= _around_the_first_softmax(of, stage, busy, filling)
-    if of.work.softmax_last and of.stages[stage].last:
-        found |= _around_the_last_softmax(of, stage, busy, filling)
-    if of.work.softmax_last and of.stages[stage].first:
-        found["embedding, backward"] = _embedding_backward(of, stage, busy.plus(buffers=filling))
-    return found | _reductions(of, stage, idle, busy, filling)
+        )
+    return found | _reductions(layout, stage, idle, turn, filling)
 
 
-def _reductions(of: Layout, stage: int, idle: Memory, busy: Memory, filling: float) -> dict[str, Memory]:
-    sizes, layers = of.sizes(stage), len(of.stages[stage].layers)
-    everything = states.reduced_gradients(of, stage)
-    if states.uses_bf16_optimizer(of):
-        return {"reduction": idle.plus(gradients=everything, buffers=states.reducing(of, stage, sizes.total))}
-    bucket = min(of.zero.reduce_bucket, sizes.total)
-    # The backward pass is through so many layers when it has filled the first bucket.
-    behind = min(layers, bucket * layers // max(1, sizes.discriminator))
-    arrived = states.arriving_gradients(of, stage, bucket) + _waiting(of, stage)
-    if of.element == states.FLOAT:  # what waits is one of those that are collected whole
-        arrived = min(arrived, states.FLOAT * sizes.total)
-    reduced = busy.plus(
-        weights=states.gathered(of, stage, sum(states.reused(of, stage))),
-        gradients=arrived,
-        activations=activations.stage(of, stage) - behind * activations.kept_layer(of),
-        buffers=filling,
-    )
-    return {
-        "first reduction": reduced.plus(buffers=states.reducing(of, stage, bucket)),
-        "behind the first reduction": reduced.plus(activations=activations.working(of)),
-        # In fp32 under ZeRO 1 and 2 its gradient is one of those that are collected whole.
-        "reduction of the largest parameter": idle.plus(
-            weights=states.gathered(of, stage, 0),
-            gradients=everything + (of.element * sizes.largest if of.element == 2 or of.zero.stage == 3 else 0),
-            buffers=filling + states.reducing(of, stage, sizes.largest),
-        ),
-    }
-
-
-def _waiting(of: Layout, stage: int) -> float:
-    """The softmax's gradient of an embedding whose lookup has yet to give its own: autograd hands on their sum."""
-    both = of.work.softmax_last and of.stages[stage].first and of.stages[stage].last
-    return _softmax_gradient(of, stage) if both else 0.0
-
-
-def _softmax_gradient(of: Layout, stage: int) -> float:
-    """That of the stage's own embedding; BF16_Optimizer's sum takes it tile by tile."""
-    return 0.0 if states.uses_bf16_optimizer(of) else of.element * of.sizes(stage).embedding
-
-
-def _joined_by_lookup(of: Layout, stage: int) -> float:
-    """The softmax's gradient of an embedding while a lookup's is added: on a GPU that is as large as a block, on the
-    CPU sparse, and added in place where no engine partitions the table."""
-    in_place = not of.fused and of.zero.stage < 3 and len(of.stages) == 1
-    block = of.element * of.sizes(stage).embedding / of.model.vocabulary_blocks
-    return _softmax_gradient(of, stage) + (0 if in_place else block)
-
-
-def _embedding_backward(of: Layout, stage: int, start: Memory) -> Memory:
-    arrived = states.arriving_gradients(of, stage, of.sizes(stage).discriminator)
-    return start.plus(weights=states.gathered(of, stage, 0), gradients=arrived + _joined_by_lookup(of, stage))
-
-
-def _around_the_last_softmax(of: Layout, stage: int, busy: Memory, filling: float) -> dict[str, Memory]:
-    start = busy.plus(
-        weights=states.gathered(of, stage, sum(states.reused(of, stage))), activations=activations.stage(of, stage)
-    )
-    table = _softmax_gradient(of, stage) if of.sizes(stage).embedding else of.element * of.borrowed
-    return {
-        "vocabulary softmax, forward": start.plus(logits=activations.logits(of, backward=False)),
-        "vocabulary softmax, backward": start.plus(
-            gradients=table, logits=activations.logits(of, backward=True), buffers=filling
-        ),
-    }
-
-
-def _around_the_first_softmax(of: Layout, stage: int, busy: Memory, filling: float) -> dict[str, Memory]:
-    sizes = of.sizes(stage)
-    generator, _ = states.reused(of, stage)
-    start = busy.plus(weights=states.gathered(of, stage, generator))
+def _around_the_first_softmax(layout: ParallelLayout, stage: int, busy: Memory, filling: float) -> dict[str, Memory]:
+    sizes = layout.sizes(stage)
+    start = _plus(busy, weights=_gathered(layout, stage, reused_weights(layout, stage)[0]))
     # With the tables tied, the gradient of the discriminator's lookup is there already, on a GPU a whole table.
-    lookup = of.element * sizes.embedding if of.fused and not sizes.difference else 0
-    back = start.plus(
-        gradients=states.arriving_gradients(of, stage, sizes.discriminator + sizes.difference), buffers=filling
-    )
+    lookup = layout.element * sizes.embedding if layout.fused and not sizes.difference else 0
+    arrived = _arriving_gradients(layout, stage, sizes.discriminator + sizes.difference)
+    back = _plus(start, gradients=arrived, buffers=filling)
+    saved = activations.generator(layout)
     return {
-        "vocabulary softmax, forward": start.plus(
-            activations=activations.generator(of), logits=activations.logits(of, backward=False)
+        "vocabulary softmax, forward": _plus(
+            start, activations=saved, logits=activations.logits(layout, backward=False)
         ),
-        "vocabulary softmax, backward": back.plus(
-            gradients=_softmax_gradient(of, stage) + lookup,
-            activations=activations.generator(of),
-            logits=activations.logits(of, backward=True),
+        "vocabulary softmax, backward": _plus(
+            back,
+            gradients=_softmax_gradient(layout, stage) + lookup,
+            activations=saved,
+            logits=activations.logits(layout, backward=True),
         ),
-        "embedding, backward": back.plus(gradients=_joined_by_lookup(of, stage)),
+        "embedding, backward": _plus(back, gradients=_joined_by_lookup(layout, stage)),
     }
+
+
+def _reductions(layout: ParallelLayout, stage: int, idle: Memory, turn: Memory, filling: float) -> dict[str, Memory]:
+    """Moments of reductions: `turn` is the memory where the backward pass begins, `idle` that between steps."""
+    sizes, layers = layout.sizes(stage), len(layout.stages[stage].layers)
+    everything = _reduced_gradients(layout, stage)
+    if uses_bf16_optimizer(layout):
+        return {"reduction": _plus(idle, gradients=everything, buffers=_reducing(layout, stage, sizes.total))}
+    bucket = min(layout.zero["reduce_bucket_size"], sizes.total)
+    # The backward pass is through so many layers when it has filled the first bucket.
+    done = min(layers, bucket * layers // max(1, sizes.discriminator))
+    arrived = _arriving_gradients(layout, stage, bucket) + _waiting(layout, stage)
+    if layout.element == FLOAT:  # the gradient that waits is one of those that are collected whole
+        arrived = min(arrived, FLOAT * sizes.total)
+    reduced = _plus(turn, gradients=arrived, activations=-done * activations.saved_layer(layout), buffers=filling)
+    # In fp32 under ZeRO 1 and 2 the largest gradient is one of those that are collected whole.
+    largest = layout.element * sizes.largest if layout.element == 2 or layout.zero["stage"] == 3 else 0
+    return {
+        "first reduction": _plus(reduced, buffers=_reducing(layout, stage, bucket)),
+        "behind the first reduction": _plus(reduced, activations=activations.working(layout)),
+        "reduction of the largest parameter": _plus(
+            idle,
+            weights=_gathered(layout, stage, 0),
+            gradients=everything + largest,
+            buffers=filling + _reducing(layout, stage, sizes.largest),
+        ),
+    }
+
+
+def uses_bf16_optimizer(layout: ParallelLayout) -> bool:
+    """Whether DeepSpeed takes `BF16_Optimizer`, which reduces all gradients at once after the backward pass."""
+    return layout.zero["stage"] == 1 and layout.element == 2 and not layout.offloads_optimizer
+
+
+def _weights(layout: ParallelLayout, stage: int) -> float:
+    size = layout.sizes(stage).total * layout.element
+    if stage == len(layout.stages) - 1:
+        size += layout.element * layout.borrowed
+    if layout.zero["stage"] < 3:
+        return size
+    return size / layout.replicas if layout.engine.offload_parameters == "none" else 0.0
+
+
+def _standing_gradients(layout: ParallelLayout, stage: int) -> float:
+    """Gradients that are there all through a step's last micro-batch."""
+    size = layout.sizes(stage).total
+    borrowed = FLOAT * layout.borrowed if stage == len(layout.stages) - 1 else 0
+    if uses_bf16_optimizer(layout):
+        return layout.gradient_bytes * size + borrowed
+    if layout.zero["stage"] == 3:
+        own = 0.0 if layout.offloads_optimizer else layout.gradient_bytes * size / layout.replicas
+    elif layout.accumulation == 1:
+        own = 0.0
+    else:
+        own = FLOAT * size / (layout.replicas if layout.zero["stage"] == 2 else 1)
+    return own + borrowed
+
+
+def _arriving_gradients(layout: ParallelLayout, stage: int, produced: int) -> float:
+    """Gradients besides the standing ones when the backward pass has made those of `produced` parameters."""
+    late = layout.zero["stage"] == 1 and (len(layout.stages) > 1 or not layout.zero["overlap_comm"])
+    if late and not uses_bf16_optimizer(layout):  # each stays where autograd put it until all are reduced
+        return layout.element * produced if layout.accumulation == 1 else 0.0
+    return _reduced_gradients(layout, stage, produced)
+
+
+def _reduced_gradients(layout: ParallelLayout, stage: int, produced: float = math.inf) -> float:
+    """Gradients besides the standing ones once those of `produced` parameters are reduced."""
+    sizes = layout.sizes(stage)
+    adding = layout.accumulation > 1 and layout.zero["stage"] == 2 and layout.element == 2
+    if uses_bf16_optimizer(layout) or layout.zero["stage"] == 3 or adding:
+        return 0.0
+    if layout.element == FLOAT:  # collected whole, also where only a part of the parameter is this rank's
+        return FLOAT * min(sizes.total, sizes.total / layout.replicas + min(sizes.largest, produced))
+    return FLOAT * sizes.total / layout.replicas
+
+
+def _waiting(layout: ParallelLayout, stage: int) -> float:
+    """The softmax's gradient of an embedding while its lookup has yet to give its own: autograd adds the two first."""
+    both = layout.work.softmax_last and layout.stages[stage].first and layout.stages[stage].last
+    return _softmax_gradient(layout, stage) if both else 0.0
+
+
+def _softmax_gradient(layout: ParallelLayout, stage: int) -> float:
+    """That of the stage's own embedding; BF16_Optimizer's sum takes it tile by tile."""
+    return 0.0 if uses_bf16_optimizer(layout) else layout.element * layout.sizes(stage).embedding
+
+
+def _joined_by_lookup(layout: ParallelLayout, stage: int) -> float:
+    """The softmax's gradient of an embedding while a lookup's is added.
+
+    On a GPU that is as large as a block; on the CPU sparse, and added in place where no engine partitions the table.
+    """
+    in_place = not layout.fused and layout.zero["stage"] < 3 and len(layout.stages) == 1
+    block = layout.element * layout.sizes(stage).embedding / layout.model.vocabulary_blocks
+    return _softmax_gradient(layout, stage) + (0 if in_place else block)
+
+
+def _gathered(layout: ParallelLayout, stage: int, modules: int) -> float:
+    """Weights that ZeRO-3 holds whole: the tables, which belong to the root module, and those of some `modules`."""
+    return layout.element * (layout.sizes(stage).tables + modules) if _gathers(layout) else 0.0
+
+
+def _gathers(layout: ParallelLayout) -> bool:
+    """Whether weights are copied together before they are used: alone, a rank uses its own where they are."""
+    return layout.zero["stage"] == 3 and (layout.replicas > 1 or layout.engine.offload_parameters != "none")
+
+
+def reused_weights(layout: ParallelLayout, stage: int) -> tuple[int, int]:
+    """Parameters of generator and discriminator that ZeRO-3 holds until the backward pass.
+
+    It holds those that it will soon need: going back over the last x parameters, and over the tables at the turn, the
+    first is needed again after 2x. And prefetching holds whatever it passes over because it is there, up to the live
+    parameters that are allowed.
+    """
+    sizes = layout.sizes(stage)
+    prefetched = (
+        layout.zero["stage3_max_live_parameters"] - sizes.tables if layout.zero["stage3_prefetch_bucket_size"] else 0
+    )
+    reach = max(0, prefetched, (layout.zero["stage3_max_reuse_distance"] - sizes.tables) // 2)
+    return max(0, min(sizes.generator, reach - sizes.discriminator)), min(sizes.discriminator, reach)
+
+
+def _buckets(layout: ParallelLayout, stage: int, backward: bool) -> float:
+    """Buffers that gradients are collected in before they are reduced, and that weights are gathered into."""
+    if uses_bf16_optimizer(layout):
+        return 0.0
+    bucket = layout.zero["reduce_bucket_size"] * layout.element
+    if layout.zero["stage"] == 3:
+        ahead = min(layout.zero["stage3_prefetch_bucket_size"], layout.sizes(stage).total) if _gathers(layout) else 0
+        return bucket + layout.element * ahead
+    return (2 if layout.zero["overlap_comm"] else 1) * bucket if backward else 0.0
+
+
+def _reducing(layout: ParallelLayout, stage: int, size: int) -> float:
+    if uses_bf16_optimizer(layout):  # in the type that is sent
+        return layout.element * size if layout.replicas > 1 else 0.0
+    if layout.zero["stage"] == 3:
+        return size * (layout.element + FLOAT / layout.replicas)
+    sizes = layout.sizes(stage)
+    part = min(size, sizes.largest, sizes.total // layout.replicas)
+    return layout.element * size + (FLOAT * part if layout.element == 2 else 0)
+
+
+def _updating(layout: ParallelLayout, stage: int) -> float:
+    part = layout.sizes(stage).total / layout.replicas
+    if layout.offloads_optimizer or uses_bf16_optimizer(layout):
+        return 0.0
+    if layout.zero["stage"] == 3:
+        return FLOAT * min(part, layout.zero["sub_group_size"])
+    return FLOAT * part if layout.element == FLOAT else 0.0

@@ -1,12 +1,25 @@
-"""Tokens a second, from counted operations and bytes and three assumptions. A simple model: an estimate, no
-measurement.
+"""GPUs, the bytes that they send, and tokens a second: a simple model with three assumptions, not a measurement.
 
 A step takes, on the GPU that has most to do, with m micro-batches and p stages:
 
-    compute   = operations executed / (peak · utilisation)        recomputing of checkpointed layers and logits included
+    compute   = operations executed / (peak · utilisation)        with checkpointed layers and logits computed again
     bubble    = compute · (p − 1) / m                             1F1B: (p−1) of (m+p−1) slots are idle
-    transfer  = bytes sent / (bandwidth · LINK_EFFICIENCY)        what is overlapped counts where it exceeds compute
+    transfer  = bytes sent / (bandwidth · LINK_EFFICIENCY)        overlapped transfers count where they exceed compute
     offload   = bytes of optimizer and gradients through PCIe and the host's memory
+
+Bytes are those that DeepSpeed 0.19.8 really sends. An all-reduce of n bytes over N ranks sends 2n(N−1)/N bytes a rank,
+a reduce-scatter or an all-gather n(N−1)/N (ring algorithms; ZeRO paper, arXiv:1910.02054, section 7, in units of Ψ: 2
+for ZeRO-1 and 2, 3 for ZeRO-3). With several micro-batches a step:
+
+| | gradients | weights |
+|---|---|---|
+| ZeRO-1 | all-reduce, once a step | all-gather, once a step |
+| ZeRO-2 | all-reduce in every micro-batch (`use_multi_rank_bucket_allreduce`, its default) | all-gather, once a step |
+| ZeRO-3 | reduce-scatter in every micro-batch | all-gather in every micro-batch, again for weights that were not held
+|        |                                      | until the backward pass (`stage3_max_live_parameters`) |
+
+All in the type of the weights. A pipeline also sends hidden states forward and their gradients back. A pass that goes
+ahead sends hidden states forward once more, and under ZeRO-3 gathers weights that are not held until the pass after it.
 """
 
 from dataclasses import dataclass
@@ -14,10 +27,9 @@ from dataclasses import dataclass
 from ..balance import stage_costs
 from ..config import RunConfig
 from ..flops import flops_per_step
-from .communication import communication
-from .hardware import GPU
-from .layout import Layout
-from .states import OPTIMIZER
+from . import activations
+from .layout import ParallelLayout
+from .memory import FLOAT, OPTIMIZER, reused_weights, uses_bf16_optimizer
 
 UTILISATION = 0.4
 """Assumed share of the peak that a GPU reaches while it computes; measure it, and say --utilisation."""
@@ -29,63 +41,114 @@ DAY = 86_400.0
 
 
 @dataclass(frozen=True)
-class Speed:
-    """Seconds of an optimizer step, and what follows; `of_peak`: operations of the standard count over the peak."""
+class GPU:
+    """`memory_gib` as the data sheet has it; `tflops` is the dense peak of matrix products in `precision`.
 
-    compute: float
-    bubble: float
-    transfer: float
-    offload: float
-    tokens_per_s: float
-    days: float
-    of_peak: float
+    `link` joins the GPUs of one node, `network` is a GPU's share of the links between nodes; GB/s in one direction.
+    """
 
-    @property
-    def step(self) -> float:
-        """Seconds of one optimizer step."""
-        return self.compute + self.bubble + self.transfer + self.offload
-
-
-def speed(run: RunConfig, of: Layout, gpu: GPU, utilisation: float) -> Speed:
-    """Estimate of `run` in the layout `of` on GPUs of one kind."""
-    tokens = sum(run.data.mean_rows) * of.row_tokens
-    balance = [len(part.layers) for part in of.stages]
-    busiest = max(stage_costs(of.work, balance, of.model.activation_checkpointing)) * tokens / of.replicas
-    compute = busiest / (gpu.tflops * 1e12 * utilisation)
-    bubble = compute * (len(of.stages) - 1) / of.accumulation
-    transfer = _transfer(of, gpu, compute)
-    offload = _offload(of)
-    step = compute + bubble + transfer + offload
-    return Speed(
-        compute=compute,
-        bubble=bubble,
-        transfer=transfer,
-        offload=offload,
-        tokens_per_s=tokens / step,
-        days=step * run.train.steps / DAY,
-        of_peak=flops_per_step(run, of.row_tokens) / (step * of.gpus * gpu.tflops * 1e12),
-    )
+    name: str
+    memory_gib: float
+    tflops: float
+    precision: str = "bf16"
+    link: float = 32.0
+    network: float = 25.0
+    per_node: int = 8
+    source: str = "given on the command line; PCIe 4.0 x16 in a node and 200 Gb/s a GPU between nodes are assumed"
 
 
-def _transfer(of: Layout, gpu: GPU, compute: float) -> float:
+_V100 = "NVIDIA V100 SXM2 data sheet, which has no bf16; DGX-1: 4 × 100 Gb/s"
+_A10 = "NVIDIA A10 data sheet, PCIe 4.0 x16; 25 Gb/s a GPU between nodes is assumed"
+# Data sheets add up both directions of NVLink: half of that is one. The network is that of the maker's own system.
+_KNOWN = (
+    GPU("h200", 141, 989.4, link=450, network=50, source="NVIDIA H200 SXM data sheet; DGX H200: 8 × 400 Gb/s"),
+    GPU("h100-80g", 80, 989.4, link=450, network=50, source="NVIDIA H100 SXM5 data sheet; DGX H100: 8 × 400 Gb/s"),
+    GPU("a100-80g", 80, 312, link=300, network=25, source="NVIDIA A100 SXM data sheet; DGX A100: 8 × 200 Gb/s"),
+    GPU("a100-40g", 40, 312, link=300, network=25, source="NVIDIA A100 SXM data sheet; DGX A100: 8 × 200 Gb/s"),
+    GPU("v100-32g", 32, 15.7, precision="fp32", link=150, network=6.25, source=_V100),
+    GPU("a10-24g", 24, 125, link=32, network=3.125, source=_A10),
+)
+GPUS = {gpu.name: gpu for gpu in _KNOWN}
+
+
+def gpu_of(text: str) -> GPU:
+    """A GPU by its name, or by "memory in GiB,bf16 TFLOP/s". Raises ValueError for anything else."""
+    if text in GPUS:
+        return GPUS[text]
+    try:
+        memory, tflops = (float(part) for part in text.split(","))
+    except ValueError:
+        known = ", ".join(GPUS)
+        raise ValueError(f'--gpu {text} is not known: choose one of {known}, or give "memory_gib,tflops"') from None
+    if memory <= 0 or tflops <= 0:
+        raise ValueError(f"--gpu {text}: memory and TFLOP/s must be positive")
+    return GPU(text, memory, tflops)
+
+
+def communication(layout: ParallelLayout) -> dict[str, float]:
+    """Bytes that the busiest GPU sends in an optimizer step: `gradients` and `weights` to the replicas of its stage,
+    `stages` to other stages, and their total.
+
+    `overlapped`: the engine sends while it computes; ZeRO-1 and 2 gather the new weights after the update all the same.
+    """
+    busiest = max((_sent_by(layout, stage) for stage in range(len(layout.stages))), key=lambda sent: sum(sent.values()))
+    # BF16_Optimizer reduces after the last backward pass, whatever overlap_comm says.
+    overlapped = bool(layout.zero["overlap_comm"]) and not uses_bf16_optimizer(layout)
+    return busiest | {"overlapped": overlapped, "total": sum(busiest.values())}
+
+
+def _sent_by(layout: ParallelLayout, stage: int) -> dict[str, float]:
+    sizes, micro_batches = layout.sizes(stage), layout.accumulation
+    once = layout.element * sizes.total * (layout.replicas - 1) / layout.replicas
+    if layout.zero["stage"] == 3:
+        # The tables belong to the root module, which has not left them when its backward pass begins.
+        again = once * (1 - (sizes.tables + sum(reused_weights(layout, stage))) / sizes.total)
+        held = not layout.work.layer_ahead or sizes.discriminator <= layout.zero["stage3_max_reuse_distance"]
+        ahead = 0.0 if held else once * sizes.discriminator / sizes.total
+        gradients, weights = micro_batches * once, micro_batches * (once + again + ahead)
+    else:
+        gradients, weights = 2 * once * (micro_batches if layout.zero["stage"] == 2 else 1), once
+    last = stage == len(layout.stages) - 1
+    forward_again = layout.work.layer_ahead > 0 and not last
+    between = micro_batches * (layout.neighbours(stage) + forward_again) * activations.between_stages(layout)
+    if stage == 0:  # the new embedding to the last stage, which sent its gradient
+        between += layout.element * layout.borrowed
+    elif last:
+        between += FLOAT * layout.borrowed
+    return {"gradients": gradients, "weights": weights, "stages": between}
+
+
+def speed(run: RunConfig, layout: ParallelLayout, gpu: GPU, utilisation: float) -> dict[str, float]:
+    """Estimate of `run` in a layout on GPUs of one kind: seconds of a step by kind and in all, and the rates.
+
+    `of_peak`: operations of the standard count over the peak of all GPUs.
+    """
+    tokens = sum(run.data.mean_rows) * layout.row_tokens
+    balance = [len(part.layers) for part in layout.stages]
+    costs = stage_costs(layout.work, balance, layout.model.activation_checkpointing)
+    compute = max(costs) * tokens / layout.replicas / (gpu.tflops * 1e12 * utilisation)
+    bubble = compute * (len(layout.stages) - 1) / layout.accumulation
+    seconds = {"compute": compute, "bubble": bubble, "transfer": _transfer(layout, gpu, compute), "offload": 0.0}
+    if layout.offloads_optimizer:  # states read and written, gradients down, weights up
+        part = max(layout.sizes(stage).total for stage in range(len(layout.stages))) / layout.replicas
+        seconds["offload"] = part * (2 * OPTIMIZER + 4 + layout.element) / HOST
+    step = sum(seconds.values())
+    of_peak = flops_per_step(run, layout.row_tokens) / (step * layout.gpus * gpu.tflops * 1e12)
+    rates = {"tokens_per_s": tokens / step, "days": step * run.train.steps / DAY, "of_peak": of_peak}
+    return seconds | {"step": step} | rates
+
+
+def _transfer(layout: ParallelLayout, gpu: GPU, compute: float) -> float:
     """Seconds of sending that computing does not hide."""
-    sent = communication(of)
+    sent = communication(layout)
     # Consecutive ranks share a stage (rank = stage · replicas + replica).
-    among_replicas = gpu.link if of.replicas <= gpu.per_node else gpu.network
-    among_stages = gpu.link if of.gpus <= gpu.per_node else gpu.network
+    among_replicas = gpu.link if layout.replicas <= gpu.per_node else gpu.network
+    among_stages = gpu.link if layout.gpus <= gpu.per_node else gpu.network
     rate = LINK_EFFICIENCY * 1e9
-    gradients, weights = sent.gradients / (among_replicas * rate), sent.weights / (among_replicas * rate)
-    between = sent.stages / (among_stages * rate)
-    if not sent.overlapped:
+    gradients, weights = sent["gradients"] / (among_replicas * rate), sent["weights"] / (among_replicas * rate)
+    between = sent["stages"] / (among_stages * rate)
+    if not sent["overlapped"]:
         return gradients + weights + between
-    if of.zero.stage == 3:
+    if layout.zero["stage"] == 3:
         return max(0.0, gradients + weights - compute) + between
     return max(0.0, gradients - compute) + weights + between
-
-
-def _offload(of: Layout) -> float:
-    """Seconds that the host takes for the update: states read and written, gradients down, weights up."""
-    if not of.zero.offload_optimizer:
-        return 0.0
-    part = max(of.sizes(stage).total for stage in range(len(of.stages))) / of.replicas
-    return part * (2 * OPTIMIZER + 4 + of.element) / HOST

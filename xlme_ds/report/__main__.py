@@ -8,25 +8,25 @@ from pathlib import Path
 import tyro
 
 from ..cli import fail
-from .page import write_report
-from .xtreme_page import write_xtreme
+from .run_page import write_report
+from .xtreme_tables import write_xtreme
 
 
 @dataclass(frozen=True)
-class ReportConfig:
-    """Write the report page of a run; `xtreme --help` tells of the XTREME tables."""
+class ReportSettings:
+    """Write the report page of a run; `xtreme --help` explains the XTREME tables."""
 
     run: Path
     """Run folder: reads config.json, metrics.jsonl, heldout.jsonl, retrieval.json, samples.json and languages.json."""
 
 
 @dataclass(frozen=True)
-class XtremeConfig:
-    """Write the XTREME tables, ours beside published ones: xtreme.html, xtreme.md and a CSV file for every table."""
+class XtremeSettings:
+    """Write the XTREME tables, ours next to published ones: xtreme.html, xtreme.md and a CSV file for every table."""
 
     runs: list[Path]
-    """Folders in which, or below which, fine-tuning left scores.json and `xlme_ds.evaluate` tatoeba.json and
-    align.json."""
+    """Folders with, at any depth, the scores.json of fine-tuning and the tatoeba.json and align.json of
+    `xlme_ds.evaluate`."""
     out: Path
     """Folder to write into."""
 
@@ -36,10 +36,10 @@ def main() -> None:
     arguments = sys.argv[1:]
     try:
         if arguments[:1] == ["xtreme"]:
-            tables = tyro.cli(XtremeConfig, prog="python -m xlme_ds.report xtreme", args=arguments[1:])
+            tables = tyro.cli(XtremeSettings, prog="python -m xlme_ds.report xtreme", args=arguments[1:])
             print(write_xtreme(tables.runs, tables.out))
         else:
-            print(write_report(tyro.cli(ReportConfig, prog="python -m xlme_ds.report", args=arguments).run))
+            print(write_report(tyro.cli(ReportSettings, prog="python -m xlme_ds.report", args=arguments).run))
     except (ValueError, OSError) as error:
         fail("xlme_ds.report", error)
 

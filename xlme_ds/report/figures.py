@@ -1,23 +1,24 @@
-"""The figures of the report, as pure functions: records in, `<svg>` out.
+"""The figures of the report, as pure functions: records in, `<svg>` out. matplotlib draws; the page gives the SVG its
+colours and font, so that one picture serves the light and the dark page.
 
 Logged quantities are grouped by name: `auc_mono` and `auc_para` share one panel, and a name that is not known here gets
 a panel of its own, so a new metric shows up without a change.
 """
 
+import io
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import matplotlib
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-from .chart import INK, MONO, MUTED, PARA, SURFACE, TOTAL, new_axes, svg
 
 Records = Sequence[Mapping[str, Any]]
 
-_COLOURS = {"mono": MONO, "para": PARA, "all": TOTAL}
 _LOSSES = {
     "mlm": ("masked", "mono"), "tlm": ("masked", "para"), "mrtd": ("rtd", "mono"), "trtd": ("rtd", "para"),
     "clm": ("causal", "mono"), "clm_pairs": ("causal", "para"),
@@ -45,14 +46,33 @@ _CHANCE = {"auc": 0.5}
 _NOT_DRAWN = {"step", "tokens", "skipped_steps"}
 _MOST_POINTS = 500  # a curve of a long run is averaged down to this many points
 
-
-@dataclass(frozen=True)
-class Panel:
-    """One figure and the title above it; `family` is what its series have in common."""
-
-    family: str
-    title: str
-    svg: Markup
+# Drawn colour -> the template's variable. Every colour a figure uses is one of these.
+INK, MUTED, GRID, SURFACE = "#1f2430", "#6b7280", "#e3e6eb", "#fefefe"
+MONO, PARA, TOTAL = "#2f6fdb", "#d9622b", "#5b5f97"
+_VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SURFACE: "surface", MONO: "mono", PARA: "para", TOTAL: "total"}
+_COLOURS = {"mono": MONO, "para": PARA, "all": TOTAL}
+_STYLE = {
+    "svg.fonttype": "none",  # text stays text: the page's font, selectable, small
+    "svg.hashsalt": "xlme_ds",  # the same data gives the same bytes
+    "font.size": 11,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": MUTED,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "lines.solid_capstyle": "round",
+}
 
 
 def family(key: str) -> tuple[str, str]:
@@ -65,23 +85,24 @@ def family(key: str) -> tuple[str, str]:
     return key, "all"
 
 
-def curves(metrics: Records, heldout: Records) -> list[Panel]:
-    """A panel for every logged quantity: raw values thin, smoothed ones thick, held-out text as points."""
+def curves(metrics: Records, heldout: Records) -> dict[str, tuple[str, Markup]]:
+    """By family the title and the panel of every logged quantity: raw values thin, smoothed ones thick, held-out text
+    as points."""
     families: dict[str, dict[str, str]] = {name: {} for name in _TITLES}
     for record in [*metrics, *heldout]:
         for key, value in record.items():
             name, series = family(key)
             if key not in _NOT_DRAWN and name != _BASELINE and isinstance(value, int | float):
                 families.setdefault(name, {})[series] = key
-    return [
-        Panel(name, _TITLES.get(name, name.replace("_", " ")), _panel(name, keys, metrics, heldout))
+    return {
+        name: (_TITLES.get(name, name.replace("_", " ")), _panel(name, keys, metrics, heldout))
         for name, keys in families.items()
         if keys
-    ]
+    }
 
 
 def _panel(name: str, keys: Mapping[str, str], metrics: Records, heldout: Records) -> Markup:
-    axes = new_axes(5.6, 2.9)
+    axes = _new_axes(5.6, 2.9)
     shown: list[np.ndarray] = []  # what the vertical range must hold: everything but the noise of the raw values
     for series in sorted(keys):
         colour = _COLOURS[series]
@@ -103,21 +124,17 @@ def _panel(name: str, keys: Mapping[str, str], metrics: Records, heldout: Record
     if name in _CHANCE:
         axes.axhline(_CHANCE[name], color=MUTED, linewidth=1, linestyle="--")
         shown.append(np.array([_CHANCE[name]]))
-    _limits(axes, np.concatenate(shown))
+    values = np.concatenate(shown)
+    values = values[np.isfinite(values)]
+    if len(values):
+        low, high = float(values.min()), float(values.max())
+        margin = 0.08 * (high - low) or 0.05 * abs(high) or 1.0
+        axes.set_ylim(low - margin, high + margin)
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-    return svg(axes, _TITLES.get(name, name))
-
-
-def _limits(axes: Axes, values: np.ndarray) -> None:
-    finite = values[np.isfinite(values)]
-    if not len(finite):
-        return
-    low, high = float(finite.min()), float(finite.max())
-    margin = 0.08 * (high - low) or 0.05 * abs(high) or 1.0
-    axes.set_ylim(low - margin, high + margin)
+    return _svg(axes, _TITLES.get(name, name))
 
 
 def points(records: Records, key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -162,12 +179,12 @@ def shares(languages: Mapping[str, Mapping[str, float]]) -> Markup:
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{number(value)}%"))
     axes.set_ylabel("share of the rows")
-    return svg(axes, "Sampling share by language before and after temperature sampling")
+    return _svg(axes, "Sampling share by language before and after temperature sampling")
 
 
 def retrieval_by_layer(retrieval: Mapping[str, Any]) -> Markup:
     """Retrieval accuracy of every layer, both directions, before and after training, and the chance level."""
-    axes = new_axes(7.4, 3.4)
+    axes = _new_axes(7.4, 3.4)
     for when in ("before", "after"):
         for direction, colour in (("en_xx", MONO), ("xx_en", PARA)):
             if retrieval.get(when):
@@ -179,7 +196,7 @@ def retrieval_by_layer(retrieval: Mapping[str, Any]) -> Markup:
     axes.set_xlabel("layer (0 = embeddings)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
-    return svg(axes, "Retrieval accuracy by layer before and after training")
+    return _svg(axes, "Retrieval accuracy by layer before and after training")
 
 
 def retrieval_by_language(before: Mapping[str, float], after: Mapping[str, float]) -> Markup:
@@ -189,12 +206,12 @@ def retrieval_by_language(before: Mapping[str, float], after: Mapping[str, float
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}%"))
     axes.set_ylabel("accuracy")
-    return svg(axes, "Retrieval accuracy by language before and after training")
+    return _svg(axes, "Retrieval accuracy by language before and after training")
 
 
 def _dumbbells(names: Sequence[str], before: Sequence[float], after: Sequence[float]) -> Axes:
     """Two values a name joined by a line: a ring for the first, a dot for the second."""
-    axes = new_axes(11.6, 3.2)
+    axes = _new_axes(11.6, 3.2)
     place = np.arange(len(names))
     axes.vlines(place, before, after, color=MUTED, linewidth=1, alpha=0.5)
     axes.scatter(place, before, s=20, facecolor=SURFACE, edgecolor=MUTED, linewidth=1.2, zorder=3)
@@ -214,3 +231,37 @@ def number(value: float) -> str:
         if size >= limit * 0.9995:
             return f"{value / limit:.3g}{unit}"
     return f"{value:.3g}"
+
+
+def percent(fraction: float) -> str:
+    """A fraction as a percentage of three figures."""
+    return f"{number(100 * fraction)}%"
+
+
+def _new_axes(width: float, height: float) -> Axes:
+    """Axes of a new figure of `width` by `height` inches in the report's style."""
+    with matplotlib.rc_context(_STYLE):
+        return Figure(figsize=(width, height), layout="constrained").add_subplot()
+
+
+def _svg(axes: Axes, label: str) -> Markup:
+    """The figure of `axes` as an `<svg>` element that scales with the page; `label` is read out in its place."""
+    buffer = io.StringIO()
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    with matplotlib.rc_context(_STYLE):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    for unused in (
+        r"<metadata>.*?</metadata>",
+        r' id="(?:figure|axes|patch|line2d|text|matplotlib\.axis|xtick|ytick|PathCollection)_\d+"',
+        r"<style.*?</style>",  # it would style the whole page
+        r" font-family: [^;]*;",
+    ):
+        text = re.sub(unused, "", text, flags=re.S)
+    text = re.sub(r'width="([\d.]+)pt" height="[\d.]+pt"', "", text, count=1)
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(colour, f"var(--{variable})")
+    # Safe as it is: matplotlib escapes the texts it draws.
+    return Markup(text.replace("<svg", Markup('<svg role="img" aria-label="{}"').format(label), 1))

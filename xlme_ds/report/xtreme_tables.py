@@ -1,35 +1,31 @@
-"""The layouts of XLM-E's Tables 1, 5, 6 and 7 and of scores by language: published rows, then ours."""
+"""The layouts of XLM-E's Tables 1, 5, 6 and 7 and of scores by language: published rows, then ours; in three formats.
 
+Published scores and the layouts are in xtreme_published.toml.
+"""
+
+import csv
+import io
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
-from .xtreme import Model, Result, spread
+from .files import render, write_text
+from .xtreme import ENGLISH, Model, TaskRun, TaskScores, gather
 
-PUBLISHED = Path(__file__).with_name("xtreme_published.toml")
-
-# Key -> its heading, and how many languages XTREME has for it.
+# Task -> its heading, and how many languages XTREME has for it.
 TASKS = {
     "pos": ("POS", 33), "ner": ("NER", 40), "xquad": ("XQuAD", 11), "mlqa": ("MLQA", 7), "tydiqa": ("TyDiQA", 9),
     "xnli": ("XNLI", 15), "pawsx": ("PAWS-X", 7),
 }  # fmt: skip
 _METRICS = {"f1": "F1", "em": "EM", "accuracy": "Acc."}
-_GAPS = ("xquad", "mlqa", "tydiqa", "xnli", "pawsx")
-_PAIRS = ("en-de", "en-fr", "en-hi", "en-ro")
-_SETS = {"14": 14, "36": 36}
-_WAYS = ("en_xx", "xx_en")
 _GROUPS = {
     False: "Pre-training on multilingual corpus",
     True: "Pre-training on both multilingual corpus and parallel corpus",
 }
-_MARKS = (
-    "In brackets: languages (of all the task has), how many more have tests without labels, which are predicted and not scored, seeds "
-    "if more than one, the split if it is not the test set, and of how many settings the one shown was the best on which dev sets."
-)
 
 
 @dataclass(frozen=True)
@@ -42,197 +38,246 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A system; `source` is where its scores were published, empty for ours. Rows of one group stand under its name."""
+class SystemRow:
+    """A system; `source` is where its scores were published, empty for ours. Rows of one group follow its name."""
 
     system: str
     source: str
-    cells: dict[str, Cell]
+    cells: Mapping[str, Cell]
     group: str = ""
 
 
 @dataclass
-class Table:
-    """A layout: `columns` by key are (heading, headings of its numbers)."""
+class XtremeTable:
+    """Rows of systems; `columns` by key are (heading, headings of its numbers)."""
 
     name: str
     title: str
-    columns: Mapping[str, tuple[str, tuple[str, ...]]]
-    rows: list[Row]
+    columns: dict[str, tuple[str, tuple[str, ...]]]
+    rows: list[SystemRow] = field(default_factory=list)
     decimals: int = 1
     notes: list[str] = field(default_factory=list)
+
+
+def write_xtreme(runs: list[Path], out: Path) -> Path:
+    """Write xtreme.html, xtreme.md and a CSV file for every table into `out`; return the path of the page.
+
+    Raises ValueError on result files that are damaged or exclude each other; then nothing is written.
+    """
+    built = tables(gather(runs))
+    files = {f"xtreme_{table.name}.csv": to_csv(table) for table in built}
+    for name, template in (("xtreme.md", "xtreme.md.jinja"), ("xtreme.html", "xtreme.html")):
+        files[name] = render(template, tables=built, show=show, source=source)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        write_text(out / name, text)
+    return out / "xtreme.html"
 
 
 @cache
 def published() -> dict[str, Any]:
     """The published scores; every table's rows hold system, source and scores."""
-    return tomllib.loads(PUBLISHED.read_text(encoding="utf-8"))
+    return tomllib.loads(Path(__file__).with_name("xtreme_published.toml").read_text(encoding="utf-8"))
 
 
-def tables(models: list[Model]) -> list[Table]:
+def tables(models: list[Model]) -> list[XtremeTable]:
     """All tables; those of retrieval, alignment and single languages only where a model has such scores."""
-    built = [_main_table(models), _gap_table(models)]
-    if any(model.tatoeba for model in models):
-        built.append(_retrieval_table(models))
-    if any(model.align for model in models):
-        built.append(_alignment_table(models))
-    built += [_language_table(task, models) for task in published()["by_language"] if _having(models, task)]
+    scored = {model.name: _task_cells(model) for model in models}
+    gaps = {model.name: _gap_cells(model) for model in models}
+    built = [_table("table1", _not_empty(scored)), _table("table7", _not_empty(gaps))]
+    retrieval = {_at_layer(model, model.tatoeba): _retrieval_cells(model.tatoeba) for model in models if model.tatoeba}
+    alignment = {_at_layer(model, model.align): _alignment_cells(model) for model in models if model.align}
+    built += [_table(name, ours) for name, ours in (("table5", retrieval), ("table6", alignment)) if ours]
+    for task in published()["by_language"]:
+        having = [model for model in models if task in model.results and model.results[task].runs[0].languages]
+        if having:
+            built.append(_language_table(task, having))
     return built
 
 
-def _having(models: list[Model], task: str) -> list[Model]:
-    return [model for model in models if task in model.results and model.results[task].languages]
+def _not_empty(rows: dict[str, dict[str, Cell]]) -> dict[str, dict[str, Cell]]:
+    return {name: cells for name, cells in rows.items() if cells}
 
 
-def _published_rows(name: str) -> list[Row]:
+def _at_layer(model: Model, scores: Mapping[str, Any]) -> str:
+    return f"{model.name}, layer {scores['layer']} of {scores['depth']}"
+
+
+def _table(name: str, ours: Mapping[str, dict[str, Cell]]) -> XtremeTable:
+    """A layout with its published rows and our rows, which may have columns of their own."""
+    layout = published()["layouts"][name]
+    columns = {key: (heading, tuple(parts)) for key, (heading, *parts) in layout["columns"].items()}
     rows = []
     for entry in published()[name]:
         cells = {column: Cell(tuple(values)) for column, values in entry["scores"].items()}
         if "average" in entry:
             cells["average"] = Cell((entry["average"],))
         group = _GROUPS[entry["parallel"]] if "parallel" in entry else ""
-        rows.append(Row(entry["system"], entry["source"], cells, group))
-    return rows
+        rows.append(SystemRow(entry["system"], entry["source"], cells, group))
+    for system, cells in ours.items():
+        columns = columns | {key: (key, ("",)) for key in cells if key not in columns}
+        rows.append(SystemRow(system, "", cells, layout.get("ours", "")))
+    return XtremeTable(name, layout["title"], columns, rows, layout.get("decimals", 1), layout.get("notes", []))
+
+
+def _task_cells(model: Model) -> dict[str, Cell]:
+    """Table 1. The average is over tasks, a task with two metrics counting their mean, as XTREME does."""
+    cells = {}
+    for task, result in model.results.items():
+        if task in TASKS:
+            means = [_means(run.languages.values()) for run in result.runs if run.languages]
+            cells[task] = _over_seeds(means, _marks(task, result))
+    scored = [fmean(cell.values) for cell in cells.values() if cell.values]
+    if scored:
+        cells["average"] = Cell((fmean(scored),), _part(len(scored), len(TASKS), "tasks"))
+    return cells
+
+
+def _gap_cells(model: Model) -> dict[str, Cell]:
+    """Table 7."""
+    cells = {}
+    for task in published()["layouts"]["table7"]["columns"]:
+        if task in model.results:
+            gaps = [gap for run in model.results[task].runs if (gap := _gap(run)) is not None]
+            if gaps:
+                cells[task] = _over_seeds([(gap,) for gap in gaps], _marks(task, model.results[task]))
+    return cells
+
+
+def _gap(run: TaskRun) -> float | None:
+    """English minus the mean of the other languages, of exact matches where there are any."""
+    metric = run.metrics.index("em") if "em" in run.metrics else 0
+    others = [values[metric] for language, values in run.languages.items() if language != ENGLISH]
+    return run.languages[ENGLISH][metric] - fmean(others) if others and ENGLISH in run.languages else None
+
+
+def _retrieval_cells(test: Mapping[str, Any]) -> dict[str, Cell]:
+    """Table 5, at the layer that the test was run for; a column is named after its number of languages."""
+    cells = {}
+    for name, scores in test["sets"].items():
+        values = tuple(100 * scores[way][test["layer"]] for way in ("en_xx", "xx_en"))
+        cells[name] = Cell(values, _part(scores["found"], int(name), "languages"))
+    return cells
+
+
+def _alignment_cells(model: Model) -> dict[str, Cell]:
+    """Table 6, at the layer that the test was run for; en-de and de-en are one test."""
+    test, cells = model.align or {}, {}
+    pairs = [column for column in published()["layouts"]["table6"]["columns"] if column != "average"]
+    for name, scores in test["tests"].items():
+        column = next((pair for pair in pairs if set(pair.split("-")) == set(name.split("-"))), name)
+        if column in cells:
+            raise ValueError(
+                f"{model.name} has alignments of {column} and of {name}, which are one test: keep one in --runs"
+            )
+        cells[column] = Cell((100 * scores["aer"][test["layer"]],))
+    known = [cells[pair].values[0] for pair in pairs if pair in cells]
+    if known:
+        cells["average"] = Cell((fmean(known),), _part(len(known), len(pairs), "tests"))
+    return cells
+
+
+def _language_table(task: str, models: list[Model]) -> XtremeTable:
+    """One task by language; the last column averages every row over the languages that all of our rows have."""
+    entry = published()["by_language"][task]
+    results = {model.name: model.results[task] for model in models}
+    metrics = tuple(_METRICS[metric] for metric in models[0].results[task].runs[0].metrics)
+    shared = [
+        code for code in entry["languages"] if all(code in result.runs[0].languages for result in results.values())
+    ]
+    parts = metrics if len(metrics) > 1 else ("",)
+    columns = {code: (code, parts) for code in entry["languages"]} | {"shared": (f"mean of {len(shared)}", parts)}
+
+    def row(system: str, source: str, scores: Mapping[str, tuple[float, ...]]) -> SystemRow:
+        cells = {code: Cell(values) for code, values in scores.items() if code in columns}
+        if shared:
+            cells["shared"] = Cell(_means(scores[code] for code in shared))
+        return SystemRow(system, source, cells)
+
+    rows = []
+    for system, numbers in entry["systems"].items():
+        values = [tuple(value) if isinstance(value, list) else (value,) for value in numbers]
+        rows.append(row(system, entry["source"], dict(zip(entry["languages"], values, strict=True))))
+    for name, result in results.items():
+        marks = ", ".join(mark for mark in _marks(task, result) if "languages" not in mark)
+        codes = result.runs[0].languages
+        means = {code: _means(run.languages[code] for run in result.runs) for code in codes}
+        rows.append(row(name + (f" ({marks})" if marks else ""), "", means))
+    heading = TASKS[task][0] if task in TASKS else "CoNLL"
+    title = f"{heading} by language, fine-tuned on English unless said: {' and '.join(metrics)}"
+    note = f"The last column averages over {', '.join(shared) or 'nothing'}: the languages that all of our rows have."
+    return XtremeTable(f"{task}_by_language", title, columns, rows, notes=[note])
+
+
+def _means(tuples: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
+    """The mean of every metric."""
+    return tuple(map(fmean, zip(*tuples, strict=True)))
+
+
+def _over_seeds(seeds: list[tuple[float, ...]], marks: tuple[str, ...]) -> Cell:
+    """The mean and the standard deviation over seeds of every metric."""
+    spreads = tuple(stdev(numbers) if len(numbers) > 1 else None for numbers in zip(*seeds, strict=True))
+    return Cell(_means(seeds), marks, spreads)
 
 
 def _part(found: int, whole: int, unit: str) -> tuple[str, ...]:
     return () if found >= whole else (f"{found} of {whole} {unit}",)
 
 
-def _marks(task: str, result: Result) -> tuple[str, ...]:
+def _marks(task: str, result: TaskScores) -> tuple[str, ...]:
     whole = TASKS[task][1] if task in TASKS else len(published()["by_language"][task]["languages"])
     first = result.runs[0]
     if not first.languages:
         return ("no labels: predictions alone",)
-    marks = _part(len(first.languages), whole, "languages")
+    marks = [*_part(len(first.languages), whole, "languages")]
     if first.unlabelled:
-        marks += (f"{len(first.unlabelled)} without labels",)
+        marks.append(f"{len(first.unlabelled)} without labels")
     if len(result.runs) > 1:
-        marks += (f"{len(result.runs)} seeds",)
+        marks.append(f"{len(result.runs)} seeds")
     if first.split != "test":
-        marks += (first.split,)
+        marks.append(first.split)
     of = str(result.settings) if result.found == result.settings else f"{result.found} of {result.settings}"
-    if result.found > 1 and first.dev:
-        return (*marks, f"best of {of} settings on {first.dev.name}")
-    return marks if result.settings == 1 else (*marks, f"{of} settings")
+    if result.found > 1:
+        marks.append(f"best of {of} settings on {first.dev_name}")
+    elif result.settings > 1:
+        marks.append(f"{of} settings")
+    return tuple(marks)
 
 
-def _over_seeds(columns: list[tuple[float, ...]], marks: tuple[str, ...]) -> Cell:
-    """The mean and the spread over seeds; `columns` has the numbers of every seed."""
-    by_number = list(zip(*columns, strict=True))
-    return Cell(tuple(map(fmean, by_number)), marks, tuple(map(spread, by_number)))
+def show(cell: Cell | None, decimals: int) -> str:
+    """A cell as text: `68.7 / 50.2`, `61.20 ± 0.40 [5 of 40 languages, 3 seeds]`; an absent one is empty."""
+    if cell is None:
+        return ""
+    spreads = cell.spreads or (None,) * len(cell.values)
+    numbers = [
+        f"{value:.{decimals}f}" + (f" ± {around:.{decimals}f}" if around is not None else "")
+        for value, around in zip(cell.values, spreads, strict=True)
+    ]
+    return (" / ".join(numbers) + (f" [{', '.join(cell.marks)}]" if cell.marks else "")).lstrip()
 
 
-def _main_table(models: list[Model]) -> Table:
-    """Table 1. The average is over tasks, a task with two metrics counting their mean, as XTREME does."""
+def source(row: SystemRow) -> str:
+    """Where a row is from."""
+    return f"published: {row.source}" if row.source else "ours"
+
+
+def to_csv(table: XtremeTable) -> str:
+    """The table with a column for every number; spreads and marks are in `remarks`."""
+    buffer = io.StringIO()
     columns = {
-        "pos": ("POS", ("F1",)), "ner": ("NER", ("F1",)), "xquad": ("XQuAD", ("F1", "EM")), "mlqa": ("MLQA", ("F1", "EM")),
-        "tydiqa": ("TyDiQA", ("F1", "EM")), "xnli": ("XNLI", ("Acc.",)), "pawsx": ("PAWS-X", ("Acc.",)), "average": ("Avg", ("",)),
-    }  # fmt: skip
-    rows = _published_rows("table1")
-    for model in models:
-        results = {task: result for task, result in model.results.items() if task in TASKS}
-        if results:
-            cells = {task: _over_seeds(result.means, _marks(task, result)) for task, result in results.items()}
-            scored = [fmean(cell.values) for cell in cells.values() if cell.values]
-            if scored:
-                cells["average"] = Cell((fmean(scored),), _part(len(scored), len(TASKS), "tasks"))
-            rows.append(Row(model.name, "", cells, "This implementation"))
-    return Table(
-        "table1", "XTREME: fine-tuned on English unless said, scored on every language (layout of XLM-E Table 1)", columns, rows,
-        notes=[_MARKS, "± is the standard deviation over seeds. The average is over the tasks that are there."],
-    )  # fmt: skip
-
-
-def _gap_table(models: list[Model]) -> Table:
-    """Table 7."""
-    columns = {task: (TASKS[task][0], ("",)) for task in _GAPS}
-    rows = _published_rows("table7")
-    for model in models:
-        cells = {}
-        for task in _GAPS:
-            if task in model.results:
-                result = model.results[task]
-                gaps = [gap for run in result.runs if (gap := run.gap()) is not None]
-                if gaps:
-                    cells[task] = _over_seeds([(gap,) for gap in gaps], _marks(task, result))
-        if cells:
-            rows.append(Row(model.name, "", cells))
-    return Table(
-        "table7", "Transfer gap: English minus the mean of the other languages, EM for questions (layout of XLM-E Table 7)",
-        columns, rows, notes=["Lower is better.", _MARKS],
-    )  # fmt: skip
-
-
-def _retrieval_table(models: list[Model]) -> Table:
-    """Table 5, at the layer that the test was run for."""
-    columns = {name: (f"Tatoeba-{name}", ("en→xx", "xx→en")) for name in _SETS}
-    rows = _published_rows("table5")
-    for model in models:
-        if model.tatoeba:
-            layer, cells = model.tatoeba["layer"], {}
-            for name, scores in model.tatoeba["sets"].items():
-                values = tuple(100 * scores[way][layer] for way in _WAYS)
-                cells[name] = Cell(values, _part(scores["found"], _SETS[name], "languages"))
-            rows.append(Row(f"{model.name}, layer {layer} of {model.tatoeba['depth']}", "", cells))
-    return Table("table5", "Sentence retrieval, accuracy@1 (layout of XLM-E Table 5)", columns, rows)
-
-
-def _alignment_table(models: list[Model]) -> Table:
-    """Table 6, at the layer that the test was run for; en-de and de-en are one test."""
-    columns: dict[str, tuple[str, tuple[str, ...]]] = {name: (name, ("",)) for name in (*_PAIRS, "average")}
-    columns["average"] = ("Avg", ("",))
-    rows = _published_rows("table6")
-    for model in models:
-        if model.align:
-            layer, cells = model.align["layer"], {}
-            for name, scores in model.align["tests"].items():
-                column = next((pair for pair in _PAIRS if set(pair.split("-")) == set(name.split("-"))), name)
-                columns.setdefault(column, (column, ("",)))
-                if column in cells:
-                    raise ValueError(
-                        f"{model.name} has alignments of {column} and of {name}, which are one test: keep one in --runs"
-                    )
-                cells[column] = Cell((100 * scores["aer"][layer],))
-            known = [cells[pair].values[0] for pair in _PAIRS if pair in cells]
-            if known:
-                cells["average"] = Cell((fmean(known),), _part(len(known), len(_PAIRS), "tests"))
-            rows.append(Row(f"{model.name}, layer {layer} of {model.align['depth']}", "", cells))
-    return Table(
-        "table6", "Word alignment, error rate: lower is better (layout of XLM-E Table 6)", columns, rows, decimals=2
-    )
-
-
-def _language_table(task: str, models: list[Model]) -> Table:
-    """One task by language; the last column averages every row over the languages that all of our rows have."""
-    entry: Mapping[str, Any] = published()["by_language"][task]
-    ours = _having(models, task)
-    heading = TASKS[task][0] if task in TASKS else "CoNLL"
-    metrics = tuple(_METRICS[metric] for metric in ours[0].results[task].runs[0].metrics)
-    shared = [
-        code for code in entry["languages"] if all(code in model.results[task].runs[0].languages for model in ours)
-    ]
-    parts = metrics if len(metrics) > 1 else ("",)
-    columns = {code: (code, parts) for code in entry["languages"]} | {"shared": (f"mean of {len(shared)}", parts)}
-
-    def row(system: str, source: str, scores: Mapping[str, tuple[float, ...]]) -> Row:
-        cells = {code: Cell(values) for code, values in scores.items() if code in columns}
-        if shared:
-            cells["shared"] = Cell(tuple(map(fmean, zip(*(scores[code] for code in shared), strict=True))))
-        return Row(system, source, cells)
-
-    rows = [
-        row(system, entry["source"], dict(zip(entry["languages"], map(_tuple, values), strict=True)))
-        for system, values in entry["systems"].items()
-    ]
-    for model in ours:
-        result = model.results[task]
-        marks = [mark for mark in _marks(task, result) if "languages" not in mark]
-        rows.append(row(model.name + (f" ({', '.join(marks)})" if marks else ""), "", result.languages))
-    note = f"The last column averages over {', '.join(shared) or 'nothing'}: the languages that all of our rows have."
-    title = f"{heading} by language, fine-tuned on English unless said: {' and '.join(metrics)}"
-    return Table(f"{task}_by_language", title, columns, rows, notes=[note])
-
-
-def _tuple(value: float | list[float]) -> tuple[float, ...]:
-    return tuple(value) if isinstance(value, list) else (value,)
+        key: [key] if len(parts) == 1 else [f"{key}_{part}".lower().replace("→", "_") for part in parts]
+        for key, (_, parts) in table.columns.items()
+    }
+    names = [name for of_column in columns.values() for name in of_column]
+    writer = csv.DictWriter(buffer, ["system", *names, "source", "remarks"], lineterminator="\n")
+    writer.writeheader()
+    for row in table.rows:
+        record = {"system": row.system, "source": source(row)}
+        for key, cell in row.cells.items():
+            for name, value in zip(columns[key], cell.values, strict=False):  # predictions alone have no values
+                record[name] = f"{value:.{table.decimals}f}"
+        remarks = [
+            f"{key}: {show(cell, table.decimals)}" for key, cell in row.cells.items() if cell.marks or any(cell.spreads)
+        ]
+        writer.writerow(record | {"remarks": "; ".join(remarks)})
+    return buffer.getvalue()

@@ -1,16 +1,18 @@
-"""Reading a run folder: every file may be absent; a damaged one is an error that names the file and the line."""
+"""A report's input and output: the files of a run folder, and pages made from the templates of this package."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..data.schema import read_json
+import jinja2
+
+from ..data.schema import read_json, replacing
 
 
 @dataclass(frozen=True)
-class RunFolder:
-    """What a run left behind. JSON files are None and line files empty where the run did not write them."""
+class RunFiles:
+    """The records of a run. JSON files are None and line files empty where the run did not write them."""
 
     name: str
     config: dict[str, Any] | None
@@ -21,11 +23,11 @@ class RunFolder:
     languages: dict[str, Any] | None
 
 
-def read_run(run: Path) -> RunFolder:
+def read_run(run: Path) -> RunFiles:
     """Read the run folder `run`; ValueError when it is no folder or a file in it is damaged."""
     if not run.is_dir():
         raise ValueError(f"{run} is not a folder: name the --out folder of a pre-training run")
-    return RunFolder(
+    return RunFiles(
         name=run.resolve().name,
         config=read_optional(run / "config.json", dict),
         metrics=read_steps(run / "metrics.jsonl"),
@@ -44,10 +46,9 @@ def read_optional(path: Path, kind: type) -> Any:
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
     """The records of a line file in step order; of a step that was logged twice (a resumed run) the later one."""
-    if not path.exists():
-        return []
     records: dict[int, dict[str, Any]] = {}
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
@@ -58,3 +59,21 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
             raise ValueError(f"{path} line {number} has no whole number `step`: restore or remove that line")
         records[record["step"]] = record
     return [records[step] for step in sorted(records)]
+
+
+def render(template: str, **values: Any) -> str:
+    """A template of this package filled in; in a page of HTML the values are escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=jinja2.select_autoescape(["html"]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(**values)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file under a temporary name, then rename it."""
+    with replacing(path) as file:
+        file.write(text.encode())

@@ -6,12 +6,11 @@ import json
 import pytest
 
 from xlme_ds.cli import parse
-from xlme_ds.plan.command import Plan, main
-from xlme_ds.plan.hardware import GPU, GPUS, gpu
-from xlme_ds.plan.layout import Layout
+from xlme_ds.plan.__main__ import PlanSettings, main
+from xlme_ds.plan.layout import ParallelLayout
 from xlme_ds.plan.memory import peak
-from xlme_ds.plan.report import plan
-from xlme_ds.plan.speed import speed
+from xlme_ds.plan.planner import plan
+from xlme_ds.plan.speed import GPU, GPUS, gpu_of, speed
 from xlme_ds.recipes import RECIPES, recipe
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
@@ -19,7 +18,7 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers"
 
 @pytest.fixture(scope="module")
 def xl() -> dict:
-    return plan(recipe("xl_zero3"), 64, gpu("a100-80g"), layouts=1000)
+    return plan(recipe("xl_zero3"), 64, gpu_of("a100-80g"), layouts=1000)
 
 
 def test_keys(xl: dict) -> None:
@@ -48,14 +47,14 @@ def test_layouts_fit_and_are_ranked(xl: dict) -> None:
 
 def test_settings_are_ready_for_the_command_line(xl: dict) -> None:
     for one in xl["layouts"][::20]:
-        run = parse(Plan, "", ["--recipe", "xl_zero3", *one["settings"].split()]).run
-        again = plan(run, 64, gpu("a100-80g"), layouts=0)
+        run = parse(PlanSettings, "", ["--recipe", "xl_zero3", *one["settings"].split()]).run
+        again = plan(run, 64, gpu_of("a100-80g"), layouts=0)
         assert {key: again[key] for key in one} == one
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "quickstart"])
 def test_recipes_fit_the_gpus_they_are_for(name: str) -> None:
-    result = plan(recipe(name), 64, gpu("a100-80g"), layouts=0)
+    result = plan(recipe(name), 64, gpu_of("a100-80g"), layouts=0)
     assert result["fits"], result["memory_per_gpu_gib"]
 
 
@@ -66,15 +65,15 @@ def test_the_papers_run() -> None:
     assert per_gpu == pytest.approx(27_900, rel=0.01)
     share = plan(run)["flops"]["per_step"] * 125_000 / (published * 86_400 * 64 * 312e12)
     assert share == pytest.approx(0.083, abs=0.001)
-    found = plan(run, 64, gpu("a100-80g"), utilisation=0.1)
+    found = plan(run, 64, gpu_of("a100-80g"), utilisation=0.1)
     assert 0.05 < found["of_peak"] < 0.1 and 1.4 < found["days"] < 2.8
 
 
 def test_more_stages_hold_less_of_the_model_and_more_replicas_less_of_the_optimizer() -> None:
     run = recipe("large_pipe")
-    two = peak(Layout.of(run, 2, "bf16", 512))[1]
-    assert two.weights < peak(Layout.of(recipe("large_zero2"), 2, "bf16", 512))[1].weights
-    assert peak(Layout.of(run, 64, "bf16", 512))[1].optimizer == pytest.approx(two.optimizer / 32)
+    two = peak(ParallelLayout.of(run, 2, "bf16", 512))[1]
+    assert two["weights"] < peak(ParallelLayout.of(recipe("large_zero2"), 2, "bf16", 512))[1]["weights"]
+    assert peak(ParallelLayout.of(run, 64, "bf16", 512))[1]["optimizer"] == pytest.approx(two["optimizer"] / 32)
 
 
 @pytest.mark.parametrize(
@@ -87,18 +86,18 @@ def test_the_pipelines_bubble_counted_by_hand(gpus: int, stages: int, idle: tupl
 
     Filling and emptying together, a stage waits stages − 1 times as long as a micro-batch takes, forward and backward.
     """
-    run = parse(Plan, "", ["--recipe", "large_pipe", "--engine.pipeline-stages", str(stages)]).run
-    of = speed(run, Layout.of(run, gpus, "bf16", 512), gpu("a100-80g"), 0.4)
+    run = parse(PlanSettings, "", ["--recipe", "large_pipe", "--engine.pipeline-stages", str(stages)]).run
+    of = speed(run, ParallelLayout.of(run, gpus, "bf16", 512), gpu_of("a100-80g"), 0.4)
     waiting, working = idle
-    assert of.bubble == pytest.approx(of.compute * waiting / working) and of.compute > 0
-    assert of.step == pytest.approx(of.compute * (1 + waiting / working) + of.transfer + of.offload)
-    assert of.tokens_per_s == pytest.approx(2 * 2048 * 512 / of.step)
+    assert of["bubble"] == pytest.approx(of["compute"] * waiting / working) and of["compute"] > 0
+    assert of["step"] == pytest.approx(of["compute"] * (1 + waiting / working) + of["transfer"] + of["offload"])
+    assert of["tokens_per_s"] == pytest.approx(2 * 2048 * 512 / of["step"])
 
 
 def test_gpus_by_name_and_by_figures() -> None:
-    assert gpu("h200") is GPUS["h200"]
-    assert gpu("48,181.05") == GPU("48,181.05", 48, 181.05)
-    assert not plan(recipe("xl_zero3"), 1, gpu("a10-24g"), layouts=0)["fits"]
+    assert gpu_of("h200") is GPUS["h200"]
+    assert gpu_of("48,181.05") == GPU("48,181.05", 48, 181.05)
+    assert not plan(recipe("xl_zero3"), 1, gpu_of("a10-24g"), layouts=0)["fits"]
 
 
 def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
@@ -136,4 +135,4 @@ def test_a_mistake_is_one_line(arguments: list[str], words: str, capsys: pytest.
 
 def test_the_plain_engine_is_not_planned() -> None:
     with pytest.raises(ValueError, match="plan for deepspeed or pipeline"):
-        plan(parse(Plan, "", ["--recipe", "base_zero1", "--engine.kind", "plain"]).run)
+        plan(parse(PlanSettings, "", ["--recipe", "base_zero1", "--engine.kind", "plain"]).run)

@@ -1,5 +1,4 @@
-"""Real sentences with what a model put in the masked places and, where it judges them, its verdict on each token, as
-HTML.
+"""Real sentences with a model's tokens in the masked places and, where it judges tokens, its verdict on each, as HTML.
 
 A token is flagged when its score is among the N highest of all the samples, N being the number of replaced tokens in
 them. A threshold of 0.5 would flag next to nothing while replaced tokens are a rare class; this one gives every model,
@@ -19,7 +18,6 @@ Token = Mapping[str, Any]
 
 _SPACE = "▁"  # SentencePiece's mark of a space before the piece
 _SPECIAL = {"<s>", "</s>", "<pad>"}
-_VERDICTS = {(True, True): "hit", (True, False): "miss", (False, True): "alarm", (False, False): "passed"}
 
 
 @dataclass(frozen=True)
@@ -33,30 +31,26 @@ class Sample:
 
 
 def render_samples(samples: Sequence[Mapping[str, Any]]) -> tuple[list[Sample], float]:
-    """Every sample rendered, and the score from which on a token is flagged (infinite when none was replaced)."""
-    threshold = flag_threshold([token for sample in samples for token in sample["tokens"]])
+    """Every sample rendered, and the score from which on a token is flagged.
+
+    That is the N-th highest score, N = replaced tokens; infinite when no token was replaced or none was judged.
+    """
+    tokens = [token for sample in samples for token in sample["tokens"]]
+    judged = [token for token in tokens if token["original"] not in _SPECIAL and token["score"] is not None]
+    replaced = sum(bool(token["replaced"]) for token in judged)
+    scores = sorted((token["score"] for token in judged), reverse=True)
+    threshold = scores[replaced - 1] if replaced else math.inf
     return [_render(sample, threshold) for sample in samples], threshold
 
 
-def flag_threshold(tokens: Sequence[Token]) -> float:
-    """The N-th highest score, N = replaced tokens; infinite when no token was replaced or none was judged."""
-    judged = [token for token in tokens if token["original"] not in _SPECIAL and token["score"] is not None]
-    replaced = sum(bool(token["replaced"]) for token in judged)
-    return sorted((token["score"] for token in judged), reverse=True)[replaced - 1] if replaced else math.inf
-
-
-def verdict(token: Token, threshold: float) -> str:
+def _verdict(token: Token, threshold: float) -> str:
     """`hit` or `miss` for a replaced token, `alarm` or `passed` for an original one; without a score `miss`, `restored`
     for a masked one that is right, or `passed`."""
     if token["score"] is None:
         return "miss" if token["replaced"] else "restored" if token["masked"] else "passed"
-    return _VERDICTS[bool(token["replaced"]), token["score"] >= threshold]
-
-
-def direction(tokens: Sequence[Token]) -> str:
-    """`rtl` when most letters of the original text have a right-to-left direction, else `ltr`."""
-    classes = Counter(unicodedata.bidirectional(letter) for token in tokens for letter in token["original"])
-    return "rtl" if classes["R"] + classes["AL"] > classes["L"] else "ltr"
+    if token["replaced"]:
+        return "hit" if token["score"] >= threshold else "miss"
+    return "alarm" if token["score"] >= threshold else "passed"
 
 
 def _render(sample: Mapping[str, Any], threshold: float) -> Sample:
@@ -66,36 +60,33 @@ def _render(sample: Mapping[str, Any], threshold: float) -> Sample:
             sides.append([])
         elif token["original"] not in _SPECIAL:
             sides[-1].append(token)
-    sides = [side for side in sides if side]
-    counts = Counter(verdict(token, threshold) for side in sides for token in side)
-    language = language_tag(sample["language"]) if sample["task"] == "mono" else ""
-    paragraphs = [
-        Markup('<p dir="{}"{}>{}</p>').format(
-            direction(side),
-            Markup(' lang="{}"').format(language) if language else "",
-            Markup("").join(_token(token, threshold, first=i == 0) for i, token in enumerate(side)),
-        )
-        for side in sides
-    ]
-    return Sample(sample["language"], sample["task"], Markup("").join(paragraphs), counts)
+    language = Markup(' lang="{}"').format(language_tag(sample["language"])) if sample["task"] == "mono" else ""
+    html, counts = Markup(""), Counter[str]()
+    for side in filter(None, sides):
+        # Right to left when most letters of the original text are.
+        classes = Counter(unicodedata.bidirectional(letter) for token in side for letter in token["original"])
+        direction = "rtl" if classes["R"] + classes["AL"] > classes["L"] else "ltr"
+        spans = Markup("").join(_span(token, threshold, first=i == 0) for i, token in enumerate(side))
+        html += Markup('<p dir="{}"{}>{}</p>').format(direction, language, spans)
+        counts.update(_verdict(token, threshold) for token in side)
+    return Sample(sample["language"], sample["task"], html, counts)
 
 
-def _token(token: Token, threshold: float, first: bool) -> Markup:
+def _span(token: Token, threshold: float, first: bool) -> Markup:
     """One token: a space where the piece has one, then a span with the verdict's colour and a tooltip."""
-    piece, kind = token["piece"], verdict(token, threshold)
+    piece, kind = token["piece"], _verdict(token, threshold)
     space = " " if piece.startswith(_SPACE) and not first else ""
     text = piece.replace(_SPACE, " ").strip()
     judged = token["score"] is not None
     facts = [f"probability of being replaced: {token['score']:.3f}"] if judged else []
+    body = Markup("{}").format(text)
     if token["replaced"]:
         original = token["original"].replace(_SPACE, " ").strip()
         body = Markup("<ruby>{}<rt><s>{}</s></rt></ruby>").format(text or "␣", original or "␣")
         facts.append(f"original: {original or 'space'}")
-    else:
-        body = Markup("{}").format(text)
-        if token["masked"]:
-            kind = f"{kind} restored" if judged else kind
-            facts.append(f"masked, and the {'generator' if judged else 'model'} chose the original")
+    elif token["masked"]:
+        kind = f"{kind} restored" if judged else kind
+        facts.append(f"masked, and the {'generator' if judged else 'model'} chose the original")
     return Markup('{}<span class="{}" title="{}">{}</span>').format(space, kind, "; ".join(facts), body)
 
 

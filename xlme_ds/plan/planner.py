@@ -1,0 +1,187 @@
+"""The plan of a run as one dictionary: what its layout costs, and the best of all layouts that are legal and fit."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from ..config import EngineConfig, RunConfig
+from ..flops import flops_per_step, paper_forward_per_token, paper_training_flops, work_of
+from ..objectives import objective_of
+from ..parameters import count_parameters, parameter_sizes
+from .layout import ParallelLayout
+from .memory import GIB, peak
+from .speed import GPU, GPUS, HOST, LINK_EFFICIENCY, UTILISATION, communication, speed
+
+RESERVED = 0.1
+"""Assumed share of a GPU's memory that the driver, NCCL and the allocator's fragments take."""
+ACCOUNTING = (
+    "discriminator = its encoder and head with the token embeddings, the figure that the paper publishes (279M, 840M, "
+    "2.2B; a vocabulary of 500K is taken as 2^19 = 524,288); generator = its encoder and masked head without the "
+    "embedding it shares; trained_total counts every parameter once"
+)
+ACCOUNTING_OF_ONE = "encoder = it and its masked head with the token embeddings, which the head shares"
+PAPER = (
+    "as in the paper's Table 4: matrix products, backward = forward, no vocabulary softmax, 2^20 tokens taken as "
+    "1.0e6, pairs taken as half"
+)
+STANDARD = "matrix products, backward = 2 × forward, vocabulary softmax at the masked tokens, every token of every row"
+
+
+def plan(
+    run: RunConfig,
+    gpus: int | None = None,
+    gpu: GPU = GPUS["a100-80g"],
+    utilisation: float = UTILISATION,
+    layouts: int = 10,
+) -> dict[str, Any]:
+    """What `run` costs on rows of `model.max_positions` tokens, and the `layouts` best ways to run it.
+
+    `gpus` is by default as few as hold one copy of the model. Raises ValueError where `run` is not legal on that many.
+    """
+    gpus = run.engine.processes_per_replica if gpus is None else gpus
+    row_tokens = run.model.max_positions
+    _, own = _priced(run, gpus, gpu, utilisation)
+    ranked = _search(run, gpus, gpu, utilisation)
+    mono, para = (int(rows * row_tokens * run.train.steps) for rows in run.data.mean_rows)
+    return {
+        "recipe": run.name,
+        "accounting": ACCOUNTING_OF_ONE if len(objective_of(run.objective).encoders) == 1 else ACCOUNTING,
+        "parameters": count_parameters(run) | {"components": _components(run)},
+        "tokens": {"per_row": row_tokens, "mono": mono, "para": para},
+        "flops": _operations(run, mono, para),
+        "hardware": {
+            "gpus": gpus,
+            "gpu": gpu.name,
+            "memory_gib": gpu.memory_gib,
+            "peak_tflops": gpu.tflops,
+            "precision": gpu.precision,
+            "source": gpu.source,
+        },
+        "assumptions": {
+            "utilisation": utilisation,
+            "link_efficiency": LINK_EFFICIENCY,
+            "memory_reserved": RESERVED,
+            "host_bytes_per_s": HOST,
+        },
+        **own,
+        "layouts": ranked[:layouts],
+        "layouts_that_fit": len(ranked),
+    }
+
+
+def _operations(run: RunConfig, mono: int, para: int) -> dict[str, Any]:
+    """Floating-point operations of the whole run on so many tokens of each task, by both conventions."""
+    row_tokens = run.model.max_positions
+    work = work_of(run, row_tokens)
+    of_mono, of_para = work.training * mono, work.training * para
+    whole = {"mono": of_mono, "both": of_mono + of_para, "both_para_half": of_mono + of_para / 2}
+    return {
+        "forward_per_token": work.forward,
+        "per_step": flops_per_step(run, row_tokens),
+        "standard": {"accounting": STANDARD, **whole},
+        "paper_convention": {
+            "accounting": PAPER,
+            "forward_per_token": paper_forward_per_token(run, row_tokens),
+            **paper_training_flops(run, row_tokens),
+        },
+    }
+
+
+def _components(run: RunConfig) -> dict[str, int]:
+    """Parameters of every part of the model, in the order of the model; they add up to all."""
+    sums: Counter[str] = Counter()
+    for name, size in parameter_sizes(run.objective, run.model).items():
+        parts = name.split(".")
+        if len(parts) == 1:
+            component = name.rsplit("_", 1)[0]  # the blocks of one table
+        elif parts[0] in objective_of(run.objective).encoders:
+            component = f"{parts[0]}.{parts[1]}"
+        else:
+            component = parts[0]
+        sums[component] += size
+    return dict(sums)
+
+
+def _priced(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> tuple[tuple[float, ...], dict[str, Any]]:
+    """The cost of `run` with its own settings, rounded for people, after the key that layouts are sorted by.
+
+    That is speed; of equals the one with fewer micro-batches, then less memory. Raises ValueError where `run` is not
+    legal on that many GPUs.
+    """
+    layout = ParallelLayout.of(run, gpus, gpu.precision, run.model.max_positions)
+    moment, memory = peak(layout)
+    memory |= {"total": sum(memory.values())}
+    rates = speed(run, layout, gpu, utilisation)
+    costs = {
+        "settings": _flags(run),
+        "rows_per_micro_batch": layout.rows,
+        "accumulation": layout.accumulation,
+        "memory_per_gpu_gib": {kind: round(size / GIB, 3) for kind, size in memory.items()},
+        "fullest_at": moment,
+        "fits": memory["total"] <= (1 - RESERVED) * gpu.memory_gib * GIB,
+        "communication_bytes_per_step": {
+            kind: value if isinstance(value, bool) else round(value) for kind, value in communication(layout).items()
+        },
+        "seconds_per_step": {
+            kind: round(rates[kind], 4) for kind in ("compute", "bubble", "transfer", "offload", "step")
+        },
+        "tokens_per_s": round(rates["tokens_per_s"]),
+        "tokens_per_s_per_gpu": round(rates["tokens_per_s"] / layout.gpus),
+        "of_peak": round(rates["of_peak"], 4),
+        "days": round(rates["days"], 2),
+    }
+    return (round(-rates["tokens_per_s"], -2), layout.accumulation, memory["total"]), costs
+
+
+def _search(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> list[dict[str, Any]]:
+    """The costs of the layouts that are legal and fit, the best first."""
+    found = []
+    for variant in _variants(run, gpus):
+        try:
+            found.append(_priced(variant, gpus, gpu, utilisation))
+        except ValueError:  # not legal: the rows do not divide, or a stage would be empty
+            continue
+    return [costs for _, costs in sorted(found, key=lambda priced: priced[0]) if costs["fits"]]
+
+
+def _variants(run: RunConfig, gpus: int) -> Iterator[RunConfig]:
+    """`run` under every engine, micro-batch and choice of checkpointing that may be legal."""
+    for engine in _engines(run.engine, gpus):
+        largest = max(run.data.mono_rows, run.data.para_rows) // (gpus // engine.processes_per_replica)
+        micro_batch = 1
+        while micro_batch <= max(1, largest):
+            data = replace(run.data, micro_batch=micro_batch)
+            for checkpointing in (False, True):
+                model = replace(run.model, activation_checkpointing=checkpointing)
+                yield replace(run, engine=engine, data=data, model=model)
+            micro_batch *= 2
+
+
+def _engines(engine: EngineConfig, gpus: int) -> Iterator[EngineConfig]:
+    """ZeRO 1, 2 and 3, the last two also with the optimizer offloaded; pipelines of 2, 4, 8, … stages that divide
+    `gpus`."""
+    plain = replace(engine, balance=(), pipeline_stages=EngineConfig.pipeline_stages, pipeline_schedule="1f1b")
+    plain = replace(plain, gradient_precision="auto", offload_optimizer="none", offload_parameters="none")
+    for name in ("zero1", "zero2", "zero3"):
+        yield replace(plain, kind="deepspeed", deepspeed=name)
+    for name in ("zero2", "zero3_offload"):
+        yield replace(plain, kind="deepspeed", deepspeed=name, offload_optimizer="cpu")
+    stages = 2
+    while gpus % stages == 0:
+        yield replace(plain, kind="pipeline", deepspeed="pipe_zero1", pipeline_stages=stages)
+        stages *= 2
+
+
+def _flags(run: RunConfig) -> str:
+    """The settings of a layout, ready for the command line of the recipe."""
+    engine = run.engine
+    words = [f"--engine.kind {engine.kind}", f"--engine.deepspeed {engine.deepspeed}"]
+    if engine.kind == "pipeline":
+        words.append(f"--engine.pipeline-stages {engine.pipeline_stages}")
+    for name in ("gradient_precision", "offload_optimizer", "offload_parameters"):
+        if getattr(engine, name) != getattr(EngineConfig, name):
+            words.append(f"--engine.{name.replace('_', '-')} {getattr(engine, name)}")
+    words.append(f"--data.micro-batch {run.data.micro_batch}")
+    words.append(f"--model.{'' if run.model.activation_checkpointing else 'no-'}activation-checkpointing")
+    return " ".join(words)
