@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.evaluate.folders import write_tatoeba
-from xlme_ds.evaluate.tatoeba import SETS, XTREME, read_tatoeba
+from xlme_ds.evaluate.retrieval import SETS, XTREME, read_tatoeba
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = ROOT.parent / "shared/data/eval/tatoeba"

@@ -33,7 +33,7 @@ from tests.launch import ROOT, environment
 from xlme_ds import checkpoint
 from xlme_ds.config import ModelConfig
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.evaluate.encode import sentence_vectors
+from xlme_ds.evaluate.vectors import sentence_vectors
 from xlme_ds.export.__main__ import cut, main
 from xlme_ds.export.card import escape
 from xlme_ds.finetune.tasks import TASKS

@@ -7,16 +7,16 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..evaluate.tables import Table, save_figure
+from ..evaluate.output import ResultTable, save_figure
 from .results import Result, Value, overtaken
 from .scores import MEASURES
 
 
-def tables(found: Sequence[Result], budget: float, seeds: int) -> list[Table]:
+def tables(found: Sequence[Result], budget: float, seeds: int) -> list[ResultTable]:
     """The scores at the end of the budget, and what share of it the first system needs for those of the others."""
     measures = [measure for measure in MEASURES if any(measure in result.curves for result in found)]
     spread = f"mean of {seeds} seeds, least to most" if seeds > 1 else "one seed"
-    last = Table(f"{budget:.3g} operations each, {spread}", ["system", "steps", "tokens, M"])
+    last = ResultTable(f"{budget:.3g} operations each, {spread}", ["system", "steps", "tokens, M"])
     last.columns += [MEASURES[measure].title for measure in measures]
     for result in found:
         cells = [_cell(result.curves.get(measure)) for measure in measures]
@@ -25,7 +25,7 @@ def tables(found: Sequence[Result], budget: float, seeds: int) -> list[Table]:
             cells = [f"{result.untrained[m]:.1f}" if m in result.untrained else "" for m in measures]
             last.rows.append([f"{result.name}, untrained", "0", "0", *cells])
     first, *others = found
-    ahead = Table(f"Share of the budget at which {first.name} has the final score of another", ["system"])
+    ahead = ResultTable(f"Share of the budget at which {first.name} has the final score of another", ["system"])
     ahead.columns += [MEASURES[measure].title for measure in measures]
     for other in others:
         ahead.rows.append([other.name, *(_share(first, other, measure, budget) for measure in measures)])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..data.schema import read_json
-from ..evaluate.tables import both_ways
+from ..evaluate.retrieval import both_ways
 from ..finetune.examples import find, labelled, read
 from ..finetune.sets import choose
 from ..finetune.settings import TuningConfig
