@@ -10,7 +10,7 @@ from pathlib import Path
 import tyro
 
 from ..cli import fail
-from ..finetune.tasks import TASKS, Kind
+from ..finetune.downstream_tasks import TASKS, Kind
 from ..models.text_encoder import TextEncoder
 from ..saved import load_run
 from .card import render_card, run_card

@@ -25,8 +25,8 @@ _TRAIN = TrainConfig(log_every=20, eval_every=0, save_every=500, keep_last=1, ke
 
 
 @dataclass(frozen=True)
-class Finetune:
-    """Arguments of the command."""
+class FinetuneSettings:
+    """Options of the command."""
 
     task: Literal["pos", "ner", "conll", "xquad", "mlqa", "tydiqa", "xnli", "pawsx"]
     model: Path
@@ -46,7 +46,7 @@ class Finetune:
     train: TrainConfig = field(default_factory=lambda: _TRAIN)
 
 
-def runs(command: Finetune) -> list[tuple[Path, TuningConfig, int]]:
+def runs(command: FinetuneSettings) -> list[tuple[Path, TuningConfig, int]]:
     """(folder, settings, seed) of every run; a single one has --out itself."""
     chosen = grid(command.task, command.tuning) if command.grid else [command.tuning]
     out = []
@@ -61,7 +61,7 @@ def runs(command: Finetune) -> list[tuple[Path, TuningConfig, int]]:
 def main() -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
     stop = StopRequest()
-    command = tyro.cli(Finetune, description=__doc__, args=without_launcher(sys.argv[1:]))
+    command = tyro.cli(FinetuneSettings, description=__doc__, args=without_launcher(sys.argv[1:]))
     todo = runs(command)
     if command.list:
         print("\n".join(str(folder) for folder, _, _ in todo))
@@ -88,10 +88,10 @@ def main() -> None:
 
 
 def _run(
-    command: Finetune, folder: Path, tuning: TuningConfig, seed: int, rank: int, world: int, stop: StopRequest
+    command: FinetuneSettings, folder: Path, tuning: TuningConfig, seed: int, rank: int, world: int, stop: StopRequest
 ) -> None:
     from ..engine.processes import gather
-    from .run import Job, finetune
+    from .finetune_run import Job, finetune
 
     if any(gather(stop.received is not None)):
         return
