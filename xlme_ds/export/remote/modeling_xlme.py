@@ -189,13 +189,14 @@ class XLMEEncoder(nn.Module):
 
 
 class XLMEPreTrainedModel(PreTrainedModel):
-    """What transformers must know of all classes here."""
+    """Facts about all classes here that transformers needs."""
 
     config_class = XLMEConfig
     base_model_prefix = "xlme"
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = False
     _supports_sdpa = True
+    _input_embed_layer = "embedding"
     _no_split_modules = ["XLMELayer"]  # noqa: RUF012 - as in all of transformers
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -221,14 +222,6 @@ class XLMEModel(XLMEPreTrainedModel):
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.encoder = XLMEEncoder(config)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """The token embedding."""
-        return self.embedding
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the token embedding."""
-        self.embedding = value
 
     @can_return_tuple
     def forward(
@@ -341,15 +334,26 @@ class XLMETaskHead(nn.Module):
         return self.output(torch.tanh(self.dense(self.dropout(hidden_BTD[:, 0]))))
 
 
-class XLMEForPreTraining(XLMEPreTrainedModel):
-    """The discriminator with its head: `logits` [B, T], positive where a token was replaced; `labels` 1 there, else
-    0."""
+class XLMEModelWithHead(XLMEPreTrainedModel):
+    """An encoder and a head; a class with another head or loss than this one's, of tokens, replaces the private
+    methods."""
+
+    output_class: Any = TokenClassifierOutput
 
     def __init__(self, config: XLMEConfig):
         super().__init__(config)
         self.xlme = XLMEModel(config)
-        self.replaced_head = XLMEReplacedTokenHead(config)
+        self._add_head(config)
         self.post_init()
+
+    def _add_head(self, config: XLMEConfig) -> None:
+        self.head = XLMETaskHead(config, config.num_labels)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden)
+
+    def _loss(self, logits: Tensor, labels: Tensor, inside_BT: Tensor | None) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
     @can_return_tuple
     def forward(
@@ -358,104 +362,73 @@ class XLMEForPreTraining(XLMEPreTrainedModel):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         **inputs: Any,
-    ) -> TokenClassifierOutput:
-        """As `XLMEModel`; the loss is the mean over all tokens but padding, labels of −100 left out."""
+    ) -> Any:
+        """As `XLMEModel`, with a loss where there are `labels`."""
         hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
-        logits_BT = self.replaced_head(hidden.last_hidden_state)
+        logits = self._logits(hidden.last_hidden_state)
         loss = None
         if labels is not None:
-            counted_BT = labels != -100
-            if attention_mask is not None:
-                counted_BT &= attention_mask != 0
-            elif input_ids is not None:
-                counted_BT &= input_ids != self.config.pad_token_id
-            loss = F.binary_cross_entropy_with_logits(logits_BT[counted_BT], labels[counted_BT].to(logits_BT.dtype))
-        return TokenClassifierOutput(loss, logits_BT, hidden.hidden_states, hidden.attentions)
+            inside_BT = attention_mask
+            if attention_mask is None and input_ids is not None:
+                inside_BT = input_ids != self.config.pad_token_id
+            loss = self._loss(logits, labels, inside_BT)
+        return self.output_class(loss, logits, hidden.hidden_states, hidden.attentions)
 
 
-class XLMEForMaskedLM(XLMEPreTrainedModel):
+class XLMEForPreTraining(XLMEModelWithHead):
+    """The discriminator with its head: `logits` [B, T], positive where a token was replaced; `labels` 1 there, else 0.
+
+    The loss is the mean over all tokens but padding, labels of −100 left out.
+    """
+
+    def _add_head(self, config: XLMEConfig) -> None:
+        self.replaced_head = XLMEReplacedTokenHead(config)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.replaced_head(hidden)
+
+    def _loss(self, logits: Tensor, labels: Tensor, inside_BT: Tensor | None) -> Tensor:
+        counted_BT = labels != -100
+        if inside_BT is not None:
+            counted_BT &= inside_BT != 0
+        return F.binary_cross_entropy_with_logits(logits[counted_BT], labels[counted_BT].to(logits.dtype))
+
+
+class XLMEForMaskedLM(XLMEModelWithHead):
     """The generator with its head: `logits` [B, T, V]; `labels` −100 where nothing is to be predicted."""
 
-    def __init__(self, config: XLMEConfig):
-        super().__init__(config)
-        self.xlme = XLMEModel(config)
+    output_class = MaskedLMOutput
+
+    def _add_head(self, config: XLMEConfig) -> None:
         self.masked_head = XLMEMaskedHead(config)
-        self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        **inputs: Any,
-    ) -> MaskedLMOutput:
-        """As `XLMEModel`."""
-        hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
-        logits_BTV = self.masked_head(hidden.last_hidden_state, self.xlme.embedding.weight)
-        loss = None if labels is None else F.cross_entropy(logits_BTV.flatten(0, 1), labels.flatten())
-        return MaskedLMOutput(loss, logits_BTV, hidden.hidden_states, hidden.attentions)
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.masked_head(hidden, self.xlme.embedding.weight)
 
 
-class XLMEForTokenClassification(XLMEPreTrainedModel):
+class XLMEForTokenClassification(XLMEModelWithHead):
     """`logits` [B, T, C]; `labels` −100 where a token has none."""
 
-    def __init__(self, config: XLMEConfig):
-        super().__init__(config)
-        self.xlme = XLMEModel(config)
-        self.head = XLMETaskHead(config, config.num_labels)
-        self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        **inputs: Any,
-    ) -> TokenClassifierOutput:
-        """As `XLMEModel`."""
-        hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
-        logits_BTC = self.head(hidden.last_hidden_state)
-        loss = None if labels is None else F.cross_entropy(logits_BTC.flatten(0, 1), labels.flatten())
-        return TokenClassifierOutput(loss, logits_BTC, hidden.hidden_states, hidden.attentions)
-
-
-class XLMEForSequenceClassification(XLMEPreTrainedModel):
+class XLMEForSequenceClassification(XLMEModelWithHead):
     """`logits` [B, C]; `labels` [B] classes, or numbers where there is one label (regression)."""
 
-    def __init__(self, config: XLMEConfig):
-        super().__init__(config)
-        self.xlme = XLMEModel(config)
+    output_class = SequenceClassifierOutput
+
+    def _add_head(self, config: XLMEConfig) -> None:
         self.head = XLMETaskHead(config, config.num_labels, sequence=True)
-        self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        **inputs: Any,
-    ) -> SequenceClassifierOutput:
-        """As `XLMEModel`."""
-        hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
-        logits_BC = self.head(hidden.last_hidden_state)
-        loss = None
-        if labels is not None:
-            regression = self.config.num_labels == 1
-            loss = F.mse_loss(logits_BC[:, 0], labels.view(-1)) if regression else F.cross_entropy(logits_BC, labels)
-        return SequenceClassifierOutput(loss, logits_BC, hidden.hidden_states, hidden.attentions)
+    def _loss(self, logits: Tensor, labels: Tensor, inside_BT: Tensor | None) -> Tensor:
+        if self.config.num_labels == 1:
+            return F.mse_loss(logits[:, 0], labels.view(-1))
+        return F.cross_entropy(logits, labels)
 
 
-class XLMEForQuestionAnswering(XLMEPreTrainedModel):
+class XLMEForQuestionAnswering(XLMEModelWithHead):
     """`start_logits` and `end_logits` [B, T] of the answer's first and last token."""
 
-    def __init__(self, config: XLMEConfig):
-        super().__init__(config)
-        self.xlme = XLMEModel(config)
+    def _add_head(self, config: XLMEConfig) -> None:
         self.head = XLMETaskHead(config, 2)
-        self.post_init()
 
     @can_return_tuple
     def forward(
