@@ -90,8 +90,8 @@ def test_vectors_do_not_depend_on_the_batch(model: TextEncoder) -> None:
 
 def test_a_vector_is_the_mean_over_all_tokens_of_the_item(model: TextEncoder) -> None:
     ids = np.array([17, 4, 33], dtype=np.int32)
-    (states,) = hidden_states(model, [np.concatenate([[BOS], ids, [EOS]])])
-    expected = [state_BTD[0].double().mean(0).numpy() for state_BTD in states.layers]
+    ((_, _, layers),) = hidden_states(model, [np.concatenate([[BOS], ids, [EOS]])])
+    expected = [state_BTD[0].double().mean(0).numpy() for state_BTD in layers]
     np.testing.assert_allclose(sentence_vectors(model, [ids])[:, 0], expected, atol=1e-6)
 
 

@@ -118,7 +118,7 @@ def align(options: OfLayers, apart: bool = False) -> None:
 def perplexity(
     options: OfAll, passes: int = 1, seed: int = 1, limit: int | None = None, unigram: Path | None = None
 ) -> None:
-    """Perplexity by language of what a model predicts in monolingual text: masked tokens, or all of them.
+    """Perplexity by language of the tokens that a model predicts in monolingual text: masked ones, or all of them.
 
     `--data`: data folder that holds mono/, encoded with the models' vocabulary.
 

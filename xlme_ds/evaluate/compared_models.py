@@ -26,13 +26,9 @@ class ComparedEncoder(NamedTuple):
     name: str
     folder: Path
     encoder: TextEncoder
+    cfg: ModelConfig
     vocabulary: Vocabulary
     layer: int
-
-    @property
-    def cfg(self) -> ModelConfig:
-        """Settings of the encoder."""
-        return self.encoder.cfg
 
 
 class Predictor(NamedTuple):
@@ -69,7 +65,7 @@ def load_encoders(
         if layer is not None and not 0 <= layer <= depth:
             raise ValueError(f"--layer {layer} does not exist in {folder}: it has layers 0 (embeddings) to {depth}")
         chosen = paper_layer(depth) if layer is None else layer
-        found.append(ComparedEncoder(name + which_name, folder, _on_device(encoder), vocabulary, chosen))
+        found.append(ComparedEncoder(name + which_name, folder, _on_device(encoder), encoder.cfg, vocabulary, chosen))
     for start in _starts(found, which_name) if untrained else []:
         like, objective = found[start.like], objective_of(start.objective)
         model = objective.build(like.cfg)

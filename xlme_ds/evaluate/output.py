@@ -1,7 +1,6 @@
 """Options that every test has, and its results as JSON, tables (terminal, Markdown) and a plot over layers."""
 
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from ..data.schema import write_json
+from ..data.schema import replacing, write_json
 from ..models.text_encoder import Which
 
 Curve = tuple[str, Sequence[float], bool]  # name, fractions by layer, whether the vectors were centred
@@ -58,7 +57,7 @@ class CommonOptions:
     models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.arg(name="model")]
     """Folder of a finished run or of an export; give it several times to compare models."""
     data: Path
-    """What the test reads, as said above."""
+    """Data of the test, described above."""
     random: bool = False
     """Compare with untrained models of the same shape and seed."""
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
@@ -145,14 +144,12 @@ def _plot(curves: Sequence[Curve], label: str, stem: Path) -> None:
 
 def save_figure(figure: Figure, stem: Path) -> None:
     """Write `stem`.png and `stem`.svg under temporary names, then rename; the same figure gives the same bytes."""
-    for suffix, facts in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
-        temporary = stem.with_name(f".{stem.name}.{os.getpid()}{suffix}")
-        figure.savefig(temporary, dpi=150, metadata=facts)
-        os.replace(temporary, stem.with_suffix(suffix))
+    for kind, facts in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+        with replacing(stem.with_suffix(f".{kind}")) as file:
+            figure.savefig(file, format=kind, dpi=150, metadata=facts)
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file under a temporary name, then rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    with replacing(path) as file:
+        file.write(text.encode())

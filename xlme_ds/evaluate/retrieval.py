@@ -212,16 +212,16 @@ def retrieve(model: TextEncoder, groups: Groups, centred: bool = False) -> dict[
     for language, (ours, theirs) in groups.items():
         codes = [PIVOT] * len(ours) + [language] * len(theirs)
         vectors = sentence_vectors(model, [*ours, *theirs], languages=codes)
-        scores: dict[str, list[float]] = defaultdict(list)
-        for layer in vectors:
-            a, b = layer[: len(ours)], layer[len(ours) :]
-            for way, accuracy in zip(WAYS, accuracies(a, b), strict=True):
-                scores[way].append(accuracy)
-            if centred:
-                for way, accuracy in zip(WAYS, accuracies(a - a.mean(0), b - b.mean(0)), strict=True):
-                    scores[way + CENTRED].append(accuracy)
-        ways = [way + end for end in ("", CENTRED) for way in WAYS]
-        languages[language] = {way: scores[way] for way in ways if way in scores}
+        plain = [(layer[: len(ours)], layer[len(ours) :]) for layer in vectors]
+        variants = {"": plain}
+        if centred:
+            variants[CENTRED] = [(a - a.mean(0), b - b.mean(0)) for a, b in plain]
+        scores: dict[str, list[float]] = {}
+        for suffix, sides in variants.items():
+            found = [accuracies(a, b) for a, b in sides]
+            for place, way in enumerate(WAYS):
+                scores[way + suffix] = [accuracy[place] for accuracy in found]
+        languages[language] = scores
     return {"overall": mean_over(languages, list(languages)), "languages": languages}
 
 

@@ -1,4 +1,4 @@
-"""What a finished run shows of itself: its model in one file, the retrieval test before and after training, and
+"""Results in the folder of a finished run: its model in one file, the retrieval test before and after training, and
 sentences as the model sees them."""
 
 from collections.abc import Sequence

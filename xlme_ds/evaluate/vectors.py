@@ -4,7 +4,6 @@ B rows, T tokens, D width.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,20 +13,13 @@ from ..data.schema import LAYOUTS, PAD
 from ..models.text_encoder import TextEncoder, languages_of, one_item_a_row
 
 
-class HiddenStates(NamedTuple):
-    """One batch of items: their numbers, the positions inside of them, and every layer's states (0 = embeddings)."""
-
-    items: list[int]
-    inside_BT: Tensor
-    layers: list[Tensor]
-
-
 @torch.no_grad()
 def hidden_states(
     model: TextEncoder, items: Sequence[np.ndarray], batch: int = 64, languages: Sequence[tuple[str, ...]] = ()
-) -> Iterator[HiddenStates]:
+) -> Iterator[tuple[list[int], Tensor, list[Tensor]]]:
     """Float32 states of `items` (ids with their special tokens), in batches of items of about one length.
 
+    Yields the numbers of a batch's items, the positions inside of them, and every layer's states (0 = embeddings).
     `languages`: codes of the sides of every item, for models with language embeddings.
     """
     model.eval()
@@ -42,7 +34,7 @@ def hidden_states(
         positions_BT, inside_BT = one_item_a_row(tokens_BT)
         languages_BT = languages_of(model.cfg, [languages[i] for i in here], tokens_BT) if languages else None
         layers = model.hidden_states(tokens_BT, positions_BT, inside_BT, languages_BT)
-        yield HiddenStates(here, inside_BT, [state_BTD.float() for state_BTD in layers])
+        yield here, inside_BT, [state_BTD.float() for state_BTD in layers]
 
 
 def sentence_vectors(

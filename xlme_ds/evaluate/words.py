@@ -157,14 +157,14 @@ def word_scores(lookup: Lookup, tests: WordTests) -> dict[str, dict[str, dict[st
 
 
 def similarity(lookup: Lookup, test: JudgedPairs) -> dict[str, Any]:
-    """Correlation of the cosines with what people said: Pearson, Spearman, and the task's score, their harmonic mean.
+    """Correlation of the cosines with people's scores: Pearson, Spearman, and the task's score, their harmonic mean.
 
     The harmonic mean is 0 unless both are positive.
     """
     ours, theirs, unknown = lookup.pairs(test.pairs)
     found = (unit_length(ours) * unit_length(theirs)).sum(1)
-    said = np.array(test.scores)
-    pearson, spearman = correlation(found, said), correlation(ranks(found), ranks(said))
+    judged = np.array(test.scores)
+    pearson, spearman = correlation(found, judged), correlation(ranks(found), ranks(judged))
     score = 2 * pearson * spearman / (pearson + spearman) if min(pearson, spearman) > 0 else 0.0
     return {
         "pearson": pearson,

@@ -1,7 +1,7 @@
 """Command line: `python -m xlme_ds.export --run DIR --to DIR` writes a trained model as a Hugging Face folder.
 
-`--from-hf DIR` in place of `--run` takes XLM-R, as Hugging Face stores it. What reads a run folder reads such a folder
-too.
+`--from-hf DIR` in place of `--run` takes XLM-R, as Hugging Face stores it. Commands that read a run folder read such a
+folder too.
 """
 
 from dataclasses import dataclass, replace

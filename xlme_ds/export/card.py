@@ -1,4 +1,4 @@
-"""The model card: how to load the folder, and what the run's files say of the model."""
+"""The model card: how to load the folder, and the facts about the model that the run's files hold."""
 
 import re
 from collections.abc import Mapping, Sequence

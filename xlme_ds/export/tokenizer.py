@@ -1,6 +1,6 @@
 """The vocabulary as Hugging Face's fast tokenizer: the same ids as SentencePiece's.
 
-What differs: `<s>`, `<pad>`, `</s>`, `<unk>` and `<mask>` in a text are special tokens to the tokenizer and letters to
+The differences: `<s>`, `<pad>`, `</s>`, `<unk>` and `<mask>` in a text are special tokens to the tokenizer and letters to
 SentencePiece; of two segmentations with the same score each may choose another (one line in 73,000 of real text); a
 letter with two or more marks of its own that no character combines may be read otherwise.
 """
@@ -83,7 +83,7 @@ def _pipeline(vocabulary: Vocabulary, layout: Layout) -> Any:
     ]
     spaces = [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(" $"), "")]
     tokenizer.normalizer = normalizers.Sequence([*(compose if charsmap else []), *spaces])
-    # "first": what follows a <mask> without a space starts no new word, as at a masked position in training.
+    # "first": text after a <mask> without a space starts no new word, as at a masked position in training.
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first")
     tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="first")
     tokenizer.post_processor = processors.TemplateProcessing(

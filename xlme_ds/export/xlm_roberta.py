@@ -82,7 +82,7 @@ def _read_state(folder: Path) -> tuple[Path, dict[str, Tensor]]:
         raise ValueError(f"{folder} has neither {WEIGHTS_FILE} nor {_PICKLED}: download the whole model")
     try:
         state = torch.load(pickled, map_location="cpu", weights_only=True)
-    except Exception as error:  # what is wrong with a pickle is said in many classes
+    except Exception as error:  # a faulty pickle raises errors of many classes
         raise ValueError(f"{pickled} does not hold weights alone: {str(error).splitlines()[0]}") from None
     if not isinstance(state, dict):
         raise ValueError(f"{pickled} does not hold weights alone, but a {type(state).__name__}")

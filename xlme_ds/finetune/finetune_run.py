@@ -5,7 +5,7 @@ import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..config import EngineConfig, TrainConfig
 from ..data.schema import read_json, write_json
 from ..data.vocabulary import Vocabulary
 from ..engine.build import Fill, assemble, check_engine, resolve_precision
@@ -30,35 +29,10 @@ from .downstream_tasks import TASKS, DownstreamTask
 from .features import Feature, TaskLoader, featurise
 from .objective import TaskModel, TaskObjective
 from .predictions import check_scorer, predict, predictions_file, score, write_predictions
-from .settings import FinetuneConfig, TuningConfig, settings
+from .settings import FinetuneConfig, Job, TuningConfig, settings
 from .task_files import Example, TaskSets, choose, dev_examples, find, labelled, read, training_examples
 
 PIVOT = "en"
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run: a task, a model, a seed; `settings`: how many there are to choose from, of which these are one."""
-
-    task: str
-    model: Path
-    data: tuple[Path, ...]
-    out: Path
-    seed: int
-    tuning: TuningConfig
-    engine: EngineConfig
-    train: TrainConfig
-    settings: int = 1
-
-    @property
-    def done(self) -> Path:
-        """The file of the scores, the run's last act."""
-        return self.out / "scores.json"
-
-    @property
-    def predictions(self) -> Path:
-        """The folder of the predictions."""
-        return self.out / "predictions"
 
 
 class Prepared(NamedTuple):
@@ -74,8 +48,7 @@ class Prepared(NamedTuple):
 
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
     """Do the whole job; collective over the ranks, which have joined. Returns its scores on rank 0 (see
-    docs/finetuning.md), None elsewhere and after a request to stop. What is done is not done again. Raises
-    SharedError."""
+    docs/finetuning.md), None elsewhere and after a request to stop. Nothing is done twice. Raises SharedError."""
     with closing(Watchdog(job.train.watchdog_minutes, rank)) as watchdog:
         watchdog.beat("reading the examples and building the model")
         return _finetune(job, rank, world, stop, watchdog)
@@ -122,7 +95,7 @@ def _finetune(job: Job, rank: int, world: int, stop: StopRequest, watchdog: Watc
 
 
 def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
-    """Raises ValueError for what cannot be run, also for what could not be read after training."""
+    """Read everything and check it, also the files that are read after training. Raises ValueError."""
     task = TASKS[job.task]
     engine = replace(job.engine, precision=resolve_precision(job.engine))
     if job.train.audit:
@@ -179,7 +152,6 @@ def _finished(job: Job, sets: TaskSets) -> dict[str, Any]:
 
 
 def _announce(job: Job, task: DownstreamTask, sets: TaskSets, bare: set[str]) -> None:
-    """Print before the first step which files will have no score."""
     notes = []
     names = [source.path.name for source in sets.test if source.language in bare]
     if names:

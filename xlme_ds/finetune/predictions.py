@@ -7,7 +7,6 @@ articles, and cuts Chinese into characters.
 """
 
 import importlib.util
-import os
 import re
 import string
 import unicodedata
@@ -19,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..data.schema import write_json
+from ..data.schema import replacing, write_json
 from .downstream_tasks import DownstreamTask
 from .features import Feature, collate_features
 from .objective import TaskModel
@@ -148,7 +147,7 @@ def score(
     from seqeval.metrics import accuracy_score, f1_score
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # parts of speech have no B- and I-, says seqeval for each of them
+        warnings.simplefilter("ignore", UserWarning)  # seqeval warns that parts of speech have no B- and I-
         found = {"f1": 100 * float(f1_score(tags, predictions))}
     return found | ({"accuracy": 100 * float(accuracy_score(tags, predictions))} if "accuracy" in task.metrics else {})
 
@@ -167,6 +166,5 @@ def write_predictions(path: Path, examples: Sequence[Example], predictions: Pred
         write_json(path, {question.id: given for question, given in pairs if isinstance(question, Question)})
     else:
         lines = [one if isinstance(one, str) else "".join(f"{tag}\n" for tag in one) for one in predictions]
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        os.replace(temporary, path)
+        with replacing(path) as file:
+            file.write("".join(f"{line}\n" for line in lines).encode())

@@ -1,8 +1,9 @@
-"""The settings of a fine-tuning run, and the runs of a published grid."""
+"""The settings of a fine-tuning run, and those of a published grid."""
 
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from math import ceil
+from pathlib import Path
 from typing import NamedTuple, Self
 
 from ..config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, TrainConfig, Training
@@ -21,7 +22,7 @@ class Windows(NamedTuple):
 
 @dataclass(frozen=True)
 class TuningConfig:
-    """What --task leaves open; 0 takes the task's first published value (XLM-E, Table 11)."""
+    """Settings of one run; 0 takes the task's first published value (XLM-E, Table 11)."""
 
     learning_rate: float = 0.0
     batch: int = 0
@@ -88,6 +89,31 @@ class FinetuneConfig(Training):
     task: str = "ner"
     tuning: TuningConfig = field(default_factory=TuningConfig)
     base: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a task, a model, a seed; `settings`: how many there are to choose from, of which these are one."""
+
+    task: str
+    model: Path
+    data: tuple[Path, ...]
+    out: Path
+    seed: int
+    tuning: TuningConfig
+    engine: EngineConfig
+    train: TrainConfig
+    settings: int = 1
+
+    @property
+    def done(self) -> Path:
+        """The file of the scores, the run's last act."""
+        return self.out / "scores.json"
+
+    @property
+    def predictions(self) -> Path:
+        """The folder of the predictions."""
+        return self.out / "predictions"
 
 
 def settings(

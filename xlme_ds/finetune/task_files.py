@@ -248,7 +248,7 @@ def _questions(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
 
 
 def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
-    """Without the empty answers that stand for none in tests."""
+    """The question of an entry, without the empty answers by which tests mean none."""
     try:
         answers = [(answer["text"], int(answer["answer_start"])) for answer in entry["answers"]]
         question = Question(str(entry["id"]), entry["question"], context, [one for one in answers if one[0].strip()])

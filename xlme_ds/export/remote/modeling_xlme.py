@@ -157,7 +157,7 @@ class XLMEEncoder(nn.Module):
             self.languages = nn.Parameter(torch.empty(len(config.languages), config.hidden_size))
         self.relative = None if config.relative_bias == "none" else XLMERelativePositions(config)
         self.layers = nn.ModuleList(XLMELayer(config) for _ in range(config.num_hidden_layers))
-        # Post-LN normalises what enters the first layer; pre-LN what leaves the last, and the first on request.
+        # Post-LN normalises the input of the first layer; pre-LN the output of the last, and that input on request.
         self.input_norm = _layer_norm(config) if config.norm == "post" or config.embedding_norm else None
         self.output_norm = _layer_norm(config) if config.norm == "pre" else None
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
