@@ -109,7 +109,8 @@ def _read_links(path: Path, pairs: list[GoldPair]) -> None:
         for word, words, side in ((source, pair.source, "source"), (target, pair.target, "target")):
             if word == 0 or word > len(words):
                 raise ValueError(
-                    f"{path} line {number} has {side} word {word}, and sentence {sentence} has {len(words)} {side} words, "
+                    f"{path} line {number} has {side} word {word}, "
+                    f"and sentence {sentence} has {len(words)} {side} words, "
                     "counted from 1: the folder's name must have the source language first"
                 )
         if source > 0 and target > 0:  # a negative number means no word
@@ -135,7 +136,7 @@ def error_rates(predicted: list[Links], gold: list[GoldPair]) -> dict[str, float
 def sinkhorn(similarity_ST: np.ndarray, iterations: int = ITERATIONS) -> tuple[np.ndarray, np.ndarray]:
     """The transport plan after the last division by row sums, and after the last one by column sums; float64 [S, T].
 
-    The kernel is the similarity itself, as in XLM-Align's code, with a small number in place of those that are not positive.
+    The kernel is the similarity itself, as in XLM-Align's code, with a small number where it is not positive.
     """
     rows_ST = columns_ST = np.where(similarity_ST > 0, similarity_ST, _LEAST).astype(np.float64)
     for _ in range(iterations):

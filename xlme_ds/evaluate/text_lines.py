@@ -5,8 +5,8 @@ from pathlib import Path
 
 
 def split_lines(data: bytes, name: object) -> list[str]:
-    """The lines of UTF-8 text without their ends. Raises ValueError for no text, and, naming the line, for text in another
-    encoding."""
+    """The lines of UTF-8 text without their ends. Raises ValueError for no text, and, naming the line, for text in
+    another encoding."""
     if not data:
         raise ValueError(f"{name} is empty: fetch it again")
     lines = []

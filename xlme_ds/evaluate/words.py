@@ -76,8 +76,8 @@ def _add(tests: dict[str, WordTest], name: str, test: WordTest, path: Path) -> N
 
 
 def _read_judged(path: Path) -> JudgedPairs:
-    """The pairs of `path` with the scores of its key, which is next to it or, as published, in the folder `keys` next to
-    its own."""
+    """The pairs of `path` with the scores of its key, which is next to it or, as published, in the folder `keys` next
+    to its own."""
     name = path.name.removesuffix(_DATA) + _GOLD
     keys = [key for key in (path.with_name(name), path.parent.parent / _KEYS / name) if key.is_file()]
     if not keys:

@@ -88,7 +88,8 @@ def export_xlm_roberta(folder: Path, to: Path, layer: int | None = None) -> None
 def cut(encoder: TextEncoder, layer: int) -> TextEncoder:
     """The first `layer` layers, whose last hidden states are those of that layer in the whole.
 
-    Raises ValueError for a layer that is not there, and for a pre-LN model, which has a norm after its last layer alone.
+    Raises ValueError for a layer that is not there, and for a pre-LN model, which has a norm after its last layer
+    alone.
     """
     cfg = encoder.cfg
     if not 1 <= layer <= cfg.discriminator_layers:

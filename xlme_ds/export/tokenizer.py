@@ -1,7 +1,7 @@
 """The vocabulary as Hugging Face's fast tokenizer: the same ids as SentencePiece's.
 
-The differences: `<s>`, `<pad>`, `</s>`, `<unk>` and `<mask>` in a text are special tokens to the tokenizer and letters to
-SentencePiece; of two segmentations with the same score each may choose another (one line in 73,000 of real text); a
+The differences: `<s>`, `<pad>`, `</s>`, `<unk>` and `<mask>` in a text are special tokens to the tokenizer and letters
+to SentencePiece; of two segmentations with the same score each may choose another (one line in 73,000 of real text); a
 letter with two or more marks of its own that no character combines may be read otherwise.
 """
 

@@ -57,7 +57,8 @@ TASKS: dict[str, DownstreamTask] = {
         "tokens", ("panx",), _TABLES, ("f1",), (5e-6, 6e-6, 7e-6, 8e-6, 9e-6), (8,), (10,), ENTITIES
     ),
     "conll": DownstreamTask(
-        "tokens", ("conll",), _CONLL, ("f1",), (5e-6, 6e-6, 7e-6, 8e-6, 9e-6), (8,), (10,), (*ENTITIES, "B-MISC", "I-MISC")
+        "tokens", ("conll",), _CONLL, ("f1",), (5e-6, 6e-6, 7e-6, 8e-6, 9e-6), (8,), (10,),
+        (*ENTITIES, "B-MISC", "I-MISC"),
     ),
     "xquad": replace(_QUESTIONS, folders=("xquad", "squad"), files=(_XQUAD,), epochs=(4,)),
     "mlqa": replace(_QUESTIONS, folders=("mlqa", "squad"), files=(_MLQA,), epochs=(2, 3, 4)),

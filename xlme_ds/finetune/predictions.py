@@ -1,5 +1,5 @@
-"""The predictions of a fine-tuned model for a file, and their scores: F1 of entities and of tags, accuracy, F1 and exact
-match of answers.
+"""The predictions of a fine-tuned model for a file, and their scores: F1 of entities and of tags, accuracy, F1 and
+exact match of answers.
 
 The answer to a question is the best of the spans of all its windows. The comparison of SQuAD v1.1 lowers, drops English
 articles and ASCII punctuation. MLQA's (Lewis et al., 2020) drops Unicode's punctuation, too, and each language's own
