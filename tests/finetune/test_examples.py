@@ -82,8 +82,11 @@ def test_tests_without_labels(tmp_path: Path) -> None:
     asked = bare_or_not(tmp_path / "xquad.de.json", questions(EMPTY, EMPTY))
     bare = read(asked, TASKS["xquad"])
     assert [question.answers for question in bare] == [[], []] and not labelled(bare)
-    for source, task, said in ((words, "ner", "line 1: a word without a tag"), (texts, "pawsx", "line 1: 2 columns, expected text"),
-                               (asked, "xquad", "question 0: has no answer")):  # fmt: skip
+    for source, task, said in (
+        (words, "ner", "line 1: a word without a tag"),
+        (texts, "pawsx", "line 1: 2 columns, expected text"),
+        (asked, "xquad", "question 0: has no answer"),
+    ):
         for split in ("dev", "train"):
             with pytest.raises(ValueError, match=said):
                 read(source._replace(split=split), TASKS[task])
@@ -173,8 +176,15 @@ def test_files_are_found_by_their_usual_names(tmp_path: Path) -> None:
 def test_xtremes_download_as_a_whole(tmp_path: Path) -> None:
     """Its tasks have files of the same names; each finds its own, and a second training set is not left out in
     silence."""
-    for name in ("panx/train-en.tsv", "udpos/train-en.tsv", "xnli/test-de.tsv", "squad/train-v1.1.json", "squad/dev-v1.1.json",
-                 "xquad/xquad.de.json", "tydiqa/tydiqa.goldp.en.train.json"):  # fmt: skip
+    for name in (
+        "panx/train-en.tsv",
+        "udpos/train-en.tsv",
+        "xnli/test-de.tsv",
+        "squad/train-v1.1.json",
+        "squad/dev-v1.1.json",
+        "xquad/xquad.de.json",
+        "tydiqa/tydiqa.goldp.en.train.json",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
 

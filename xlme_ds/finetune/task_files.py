@@ -118,9 +118,9 @@ def find(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
 def choose(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_several: bool) -> TaskSets:
     """Sort the files of the task `name` by their purpose.
 
-    `of_several`: the run's settings are one choice among several. Dev sets are the task's own or, for a language that has none, those of the set that is trained on. No choice goes by
-    a file that is scored: without a dev set apart from the tests every tenth training example is held out. Raises
-    ValueError.
+    `of_several`: the run's settings are one choice among several. Dev sets are the task's own or, for a language that
+    has none, those of the set that is trained on. No choice goes by a file that is scored: without a dev set apart from
+    the tests every tenth training example is held out. Raises ValueError.
     """
     train = _train(sources, tuning)
     own = [source for source in sources if source.own]
