@@ -72,7 +72,6 @@ def load_encoders(
         initialise(model, start.seed, like.cfg.init_std)
         encoder = take_encoder(model.state_dict(), like.cfg, which or first_of(objective.encoders))
         found.append(like._replace(name=start.name, encoder=_on_device(encoder)))
-    _require_distinct([model.name for model in found])
     return found
 
 
@@ -89,7 +88,6 @@ def load_predictors(folders: list[Path], untrained: bool) -> list[Predictor]:
         model = like.objective.build(like.cfg)
         initialise(model, start.seed, like.cfg.init_std)
         found.append(like._replace(name=start.name, model=_on_device(model.eval())))
-    _require_distinct([predictor.name for predictor in found])
     return found
 
 
@@ -125,9 +123,10 @@ def _named(folders: list[Path]) -> list[tuple[Path, str]]:
     if not folders:
         raise ValueError("--model is missing: name the folder of a finished run, several times to compare")
     names = [folder.resolve().name for folder in folders]
-    return [
-        (folder, name if names.count(name) == 1 else str(folder)) for folder, name in zip(folders, names, strict=True)
-    ]
+    names = [name if names.count(name) == 1 else str(folder) for folder, name in zip(folders, names, strict=True)]
+    if len(set(names)) < len(names):
+        raise ValueError("two of the models have the same name: name every --model once")
+    return list(zip(folders, names, strict=True))
 
 
 def _require_finite(model: nn.Module, folder: Path) -> None:
@@ -137,11 +136,6 @@ def _require_finite(model: nn.Module, folder: Path) -> None:
             raise ValueError(
                 f"{folder}: {name} is not finite, the training diverged: name an earlier checkpoint's weights"
             )
-
-
-def _require_distinct(names: list[str]) -> None:
-    if len(set(names)) < len(names):
-        raise ValueError("two of the models have the same name: name every --model once")
 
 
 class _Start(NamedTuple):

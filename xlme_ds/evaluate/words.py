@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from .text_lines import require_same_length, split_lines
 from .vectors import unit_length
 
 WordPair = tuple[str, str]
-WordTest = TypeVar("WordTest")
 
 _DATA, _GOLD = ".data.txt", ".gold.txt"
 _KEYS = "keys"
@@ -49,30 +48,33 @@ def read_word_tests(folder: Path) -> WordTests:
 
     Raises ValueError, naming file and line, on damaged files, and on a folder that has no test.
     """
-    tests = WordTests({}, {})
+    similarity: dict[str, Path] = {}
+    dictionaries: dict[str, Path] = {}
     keys: dict[str, Path] = {}
     for path in sorted(folder.rglob("*.txt")):
         if path.name.endswith(_GOLD):
             keys[path.name.removesuffix(_GOLD)] = path
+            continue
         if path.name.endswith(_DATA):
-            name = path.name.removesuffix(_DATA)
-            _add(tests.similarity, name, _read_judged(path), path)
+            name, found = path.name.removesuffix(_DATA), similarity
         elif _DICTIONARY.fullmatch(path.name):
-            _add(tests.dictionaries, path.stem, _read_pairs(path, None), path)
-    for name in sorted(keys.keys() - tests.similarity.keys()):
+            name, found = path.stem, dictionaries
+        else:
+            continue
+        if found.setdefault(name, path) is not path:
+            raise ValueError(f"{path} is the second test named {name}: name a folder that holds it once")
+    tests = WordTests(
+        {name: _read_judged(path) for name, path in similarity.items()},
+        {name: _read_pairs(path, None) for name, path in dictionaries.items()},
+    )
+    for name in sorted(keys.keys() - similarity.keys()):
         raise ValueError(f"{keys[name]} is the key of no words: put {name}{_DATA} next to it, or take it away")
-    if not tests.similarity and not tests.dictionaries:
+    if not similarity and not dictionaries:
         raise ValueError(
             f"{folder} holds no word pairs: "
             "put SemEval's en-de.test.data.txt and en-de.test.gold.txt or a dictionary en-de.txt there"
         )
     return tests
-
-
-def _add(tests: dict[str, WordTest], name: str, test: WordTest, path: Path) -> None:
-    if name in tests:
-        raise ValueError(f"{path} is the second test named {name}: name a folder that holds it once")
-    tests[name] = test
 
 
 def _read_judged(path: Path) -> JudgedPairs:

@@ -200,18 +200,13 @@ class XLMEPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["XLMELayer"]  # noqa: RUF012 - as in all of transformers
 
     def _init_weights(self, module: nn.Module) -> None:
-        std = self.config.initializer_range
-        if isinstance(module, nn.LayerNorm):
-            nn.init.ones_(module.weight)
-            nn.init.zeros_(module.bias)
-            return
-        if isinstance(module, XLMEGate):
-            nn.init.ones_(module.scale)
         for name, parameter in module.named_parameters(recurse=False):
             if name == "bias":
                 nn.init.zeros_(parameter)
-            elif name != "scale":
-                nn.init.normal_(parameter, std=std)
+            elif name == "scale" or isinstance(module, nn.LayerNorm):  # the scale is that of a gate
+                nn.init.ones_(parameter)
+            else:
+                nn.init.normal_(parameter, std=self.config.initializer_range)
 
 
 class XLMEModel(XLMEPreTrainedModel):
@@ -247,12 +242,9 @@ class XLMEModel(XLMEPreTrainedModel):
         if inputs_embeds is None:
             inputs_embeds = self.embedding(input_ids)
         if attention_mask is None:
-            shape, device = inputs_embeds.shape[:2], inputs_embeds.device
-            attention_mask = (
-                torch.ones(shape, dtype=torch.long, device=device)
-                if input_ids is None
-                else (input_ids != self.config.pad_token_id)
-            )
+            attention_mask = torch.ones(inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device)
+            if input_ids is not None:
+                attention_mask = input_ids != self.config.pad_token_id
         items_BT = attention_mask.long()
         if position_ids is None:
             inside_BT = items_BT.clamp(max=1)
