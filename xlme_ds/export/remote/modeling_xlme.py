@@ -130,7 +130,7 @@ class XLMELayer(GradientCheckpointingLayer):
     def forward(
         self, x_BTD: Tensor, allowed_B1TT: Tensor, distance_HTT: Tensor | None, wanted: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """As `XLMEAttention`."""
+        """Output [B, T, D], and the attention weights [B, H, T, T] where they are `wanted`."""
         read_BTD = self.attention_norm(x_BTD) if self.pre_norm else x_BTD
         attended_BTD, weights = self.attention(read_BTD, allowed_B1TT, distance_HTT, wanted)
         x_BTD = x_BTD + self.dropout(attended_BTD)
@@ -355,7 +355,7 @@ class XLMEModelWithHead(XLMEPreTrainedModel):
         labels: Tensor | None = None,
         **inputs: Any,
     ) -> Any:
-        """As `XLMEModel`, with a loss where there are `labels`."""
+        """Take the inputs of `XLMEModel`; with `labels` the output has a loss."""
         hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
         logits = self._logits(hidden.last_hidden_state)
         loss = None
@@ -431,7 +431,7 @@ class XLMEForQuestionAnswering(XLMEModelWithHead):
         end_positions: Tensor | None = None,
         **inputs: Any,
     ) -> QuestionAnsweringModelOutput:
-        """As `XLMEModel`; positions outside the row are left out of the loss, the mean of both."""
+        """Take the inputs of `XLMEModel`; the loss is the mean of both ends, positions outside the row left out."""
         hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
         start_BT, end_BT = self.head(hidden.last_hidden_state).unbind(-1)
         loss = None
