@@ -14,8 +14,8 @@ from data_prep.mix import MixConfig
 from tests.small import SMALL, lively, model
 from xlme_ds.config import EngineConfig, RunConfig, TrainConfig
 from xlme_ds.engine.optimizer import build_optimizer
+from xlme_ds.finetune.downstream_tasks import TASKS
 from xlme_ds.finetune.settings import TuningConfig, grid, settings
-from xlme_ds.finetune.tasks import TASKS
 from xlme_ds.objectives import objective_of
 from xlme_ds.recipes import RECIPES, recipe
 from xlme_ds.train.schedule import learning_rate

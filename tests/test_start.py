@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.evaluate.folders import write_run
 from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig
-from xlme_ds.export.folder import Exported, write_folder
+from xlme_ds.export.exported_folder import Exported, write_folder
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of

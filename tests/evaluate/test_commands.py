@@ -14,10 +14,8 @@ from tests.evaluate.folders import sentence, write_alignment, write_run, write_t
 from tests.small import encoder_of
 from xlme_ds.config import ModelConfig
 from xlme_ds.evaluate.__main__ import main
-from xlme_ds.evaluate.models import load, paper_layer
-from xlme_ds.evaluate.retrieval import accuracies
-from xlme_ds.evaluate.tables import both_ways
-from xlme_ds.evaluate.tatoeba import SETS, XTREME
+from xlme_ds.evaluate.compared_models import load_encoders, paper_layer
+from xlme_ds.evaluate.retrieval import SETS, XTREME, accuracies, both_ways
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.saved import load_encoder
@@ -73,7 +71,7 @@ def test_the_papers_layer_for_other_depths(depth: int, layer: int) -> None:
 
 
 def test_tatoeba_as_json_is_what_the_vectors_say(run: Path, tatoeba: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from xlme_ds.evaluate.encode import sentence_vectors
+    from xlme_ds.evaluate.vectors import sentence_vectors
 
     (model,) = answer(["tatoeba", "--model", str(run), "--data", str(tatoeba)], capsys)["models"]
     assert (model["model"], model["depth"], model["layer"], model["cut"]) == ("first", 2, 2, 0)
@@ -139,7 +137,7 @@ def test_several_models_and_an_untrained_one_in_one_table_and_plot(
 
 @pytest.mark.parametrize(("which", "said"), [("discriminator", ""), ("generator", " (generator)")])
 def test_the_untrained_model_is_the_runs_own_start(run: Path, which: str, said: str) -> None:
-    trained, start = load([run], None, untrained=True, which=which)
+    trained, start = load_encoders([run], None, untrained=True, which=which)
     model = Electra(ModelConfig(**json.loads((run / "config.json").read_text())["config"]["model"]))
     initialise(model, 1, model.cfg.init_std)
     expected = encoder_of(model, which).state_dict()

@@ -19,7 +19,7 @@ from xlme_ds.data.schema import UNK, Rows
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.evaluate.__main__ import main
-from xlme_ds.evaluate.monolingual import by_language
+from xlme_ds.evaluate.perplexity import rows_by_language
 from xlme_ds.export.__main__ import export_run
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import take_encoder
@@ -149,7 +149,7 @@ def test_the_untrained_model_is_the_runs_own_start(root: Path, capsys: pytest.Ca
 
 
 def test_untrained_weights_are_drawn_from_the_runs_seed(root: Path) -> None:
-    from xlme_ds.evaluate.predictors import load_predictors
+    from xlme_ds.evaluate.compared_models import load_predictors
 
     _, _, start, _ = load_predictors([root / "mlm", root / "electra"], untrained=True)
     expected = objective_of(ObjectiveConfig("mlm")).build(start.cfg)
@@ -170,7 +170,7 @@ def test_a_unigram_model_has_a_column(root: Path, capsys: pytest.CaptureFixture[
 def test_rows_of_a_language_stand_together_in_the_order_of_the_data(root: Path) -> None:
     store, languages = RowStore(root / "heldout/mono"), [language for language, _ in rows_of(root)]
     found: dict[str, list[int]] = {}
-    for language, rows, records in by_language(store, limit=11, most=4):
+    for language, rows, records in rows_by_language(store, limit=11, most=4):
         assert len(records) <= 4 and (rows.tokens == store.read(records).tokens).all()
         found.setdefault(language, []).extend(records.tolist())
     assert found == {code: [n for n, each in enumerate(languages) if each == code][:11] for code in ("de", "en", "fr")}

@@ -14,9 +14,8 @@ from tests.small import encoder_of
 from xlme_ds.data.schema import BOS, EOS
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.evaluate.encode import hidden_states, sentence_vectors
-from xlme_ds.evaluate.pairs import heldout_pairs, pairs
-from xlme_ds.evaluate.retrieval import accuracies, by_language, mean_over, retrieve
+from xlme_ds.evaluate.retrieval import accuracies, group_by_language, heldout_pairs, mean_over, packed_pairs, retrieve
+from xlme_ds.evaluate.vectors import hidden_states, sentence_vectors
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import TextEncoder
@@ -36,7 +35,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 
 def test_pairs_are_those_of_the_rows(tmp_path: Path) -> None:
     store = RowStore(write_data(tmp_path / "data", rows=40, rows_per_shard=16) / "para")
-    found = [(p.first.tolist(), p.second.tolist(), p.first_language, p.second_language) for p in pairs(store)]
+    found = [(p.first.tolist(), p.second.tolist(), p.first_language, p.second_language) for p in packed_pairs(store)]
     rng = np.random.default_rng([0, True])
     expected = []
     for _ in range(40):
@@ -91,8 +90,8 @@ def test_vectors_do_not_depend_on_the_batch(model: TextEncoder) -> None:
 
 def test_a_vector_is_the_mean_over_all_tokens_of_the_item(model: TextEncoder) -> None:
     ids = np.array([17, 4, 33], dtype=np.int32)
-    (states,) = hidden_states(model, [np.concatenate([[BOS], ids, [EOS]])])
-    expected = [state_BTD[0].double().mean(0).numpy() for state_BTD in states.layers]
+    ((_, _, layers),) = hidden_states(model, [np.concatenate([[BOS], ids, [EOS]])])
+    expected = [state_BTD[0].double().mean(0).numpy() for state_BTD in layers]
     np.testing.assert_allclose(sentence_vectors(model, [ids])[:, 0], expected, atol=1e-6)
 
 
@@ -124,12 +123,12 @@ def test_every_language_counts_the_same() -> None:
 
 def test_groups_leave_out_repetitions_and_small_languages(tmp_path: Path) -> None:
     store = RowStore(write_data(tmp_path / "data", rows=40) / "para")
-    groups = by_language([*pairs(store), *pairs(store)])
+    groups = group_by_language([*packed_pairs(store), *packed_pairs(store)])
     assert set(groups) == {"de", "fr"}
     for ours, theirs in groups.values():
         for side in (ours, theirs):
             assert len({ids.tobytes() for ids in side}) == len(ours) == len(theirs)
-    assert by_language(list(pairs(store))[:3]) == {}
+    assert group_by_language(list(packed_pairs(store))[:3]) == {}
 
 
 def write_sides(folder: Path, name: str, ours: list[str], theirs: list[str], language: str) -> None:
@@ -156,7 +155,7 @@ def test_pairs_of_text_are_found_by_name_in_either_order_and_in_archives(
 
 def test_pairs_of_a_data_folder_need_the_models_vocabulary(tmp_path: Path, vocabulary: Vocabulary) -> None:
     data = write_data(tmp_path / "data", rows=8, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
-    assert len(list(heldout_pairs(data, vocabulary))) == len(list(pairs(RowStore(data / "para"))))
+    assert len(list(heldout_pairs(data, vocabulary))) == len(list(packed_pairs(RowStore(data / "para"))))
     other = write_data(tmp_path / "other", rows=8, vocabulary=vocabulary.size)
     with pytest.raises(ValueError, match="another vocabulary"):
         list(heldout_pairs(other, vocabulary))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.evaluate.folders import write_tatoeba
-from xlme_ds.evaluate.tatoeba import SETS, XTREME, read_tatoeba
+from xlme_ds.evaluate.retrieval import SETS, XTREME, read_tatoeba
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = ROOT.parent / "shared/data/eval/tatoeba"
@@ -29,12 +29,15 @@ def test_language_sets_have_their_size_and_only_known_codes() -> None:
 
 
 ISO_639_3 = {  # SIL's table, by name; Tatoeba has Iranian Persian (fa) and Mandarin (zh) under codes of their own
-    "Afrikaans": "afr af", "Arabic": "ara ar", "Bulgarian": "bul bg", "Bengali": "ben bn", "German": "deu de", "Greek": "ell el",
-    "Spanish": "spa es", "Estonian": "est et", "Basque": "eus eu", "Persian": "pes fa", "Finnish": "fin fi", "French": "fra fr",
+    "Afrikaans": "afr af", "Arabic": "ara ar", "Bulgarian": "bul bg", "Bengali": "ben bn", "German": "deu de",
+    "Greek": "ell el",
+    "Spanish": "spa es", "Estonian": "est et", "Basque": "eus eu", "Persian": "pes fa", "Finnish": "fin fi",
+    "French": "fra fr",
     "Hebrew": "heb he", "Hindi": "hin hi", "Hungarian": "hun hu", "Indonesian": "ind id", "Italian": "ita it",
     "Japanese": "jpn ja", "Javanese": "jav jv", "Georgian": "kat ka", "Kazakh": "kaz kk", "Korean": "kor ko",
     "Malayalam": "mal ml", "Marathi": "mar mr", "Dutch": "nld nl", "Portuguese": "por pt", "Russian": "rus ru",
-    "Swahili": "swh sw", "Tamil": "tam ta", "Telugu": "tel te", "Thai": "tha th", "Tagalog": "tgl tl", "Turkish": "tur tr",
+    "Swahili": "swh sw", "Tamil": "tam ta", "Telugu": "tel te", "Thai": "tha th", "Tagalog": "tgl tl",
+    "Turkish": "tur tr",
     "Urdu": "urd ur", "Vietnamese": "vie vi", "Chinese": "cmn zh",
 }  # fmt: skip
 

@@ -12,8 +12,7 @@ import torch
 from tests.evaluate.folders import WORDS, write_run
 from tests.small import encoder_of, model
 from xlme_ds.evaluate.__main__ import main
-from xlme_ds.evaluate.word_tests import Judged, read_word_tests
-from xlme_ds.evaluate.words import Lookup, correlation, ranks, similarity, translations
+from xlme_ds.evaluate.words import JudgedPairs, Lookup, correlation, ranks, read_word_tests, similarity, translations
 from xlme_ds.export.__main__ import export_run
 from xlme_ds.saved import load_encoder
 
@@ -61,12 +60,12 @@ def test_similarity_correlates_cosines_with_what_people_said(lookup: Lookup) -> 
     sides = [table_of(lookup)[lookup.vocabulary.encode(word)].mean(0) for pair in pairs for word in pair]
     cosines = [1 - scipy.spatial.distance.cosine(a, b) for a, b in zip(sides[::2], sides[1::2], strict=True)]
     scores = [cosine**3 + 0.1 * (i % 2) for i, cosine in enumerate(cosines)]
-    found = similarity(lookup, Judged(pairs, scores))
+    found = similarity(lookup, JudgedPairs(pairs, scores))
     pearson, spearman = scipy.stats.pearsonr(cosines, scores)[0], scipy.stats.spearmanr(cosines, scores)[0]
     assert 0 < spearman < 1 and (found["pairs"], found["unknown"]) == (9, 0)
     assert found["pearson"] == pytest.approx(pearson) and found["spearman"] == pytest.approx(spearman)
     assert found["score"] == pytest.approx(scipy.stats.hmean([pearson, spearman]))
-    assert similarity(lookup, Judged(pairs, [-score for score in scores]))["score"] == 0
+    assert similarity(lookup, JudgedPairs(pairs, [-score for score in scores]))["score"] == 0
 
 
 def test_translations_by_hand(run: Path) -> None:

@@ -26,7 +26,7 @@ from tests.small import encoder_of, language_model, lively, model, usual_batch
 from xlme_ds.config import ModelConfig
 from xlme_ds.data.schema import LAYOUTS
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.export.folder import Exported, write_folder
+from xlme_ds.export.exported_folder import Exported, write_folder
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.text_encoder import languages_of, one_item_a_row
 from xlme_ds.saved import EXPORTED_SETTINGS, load_encoder

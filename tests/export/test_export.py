@@ -33,10 +33,10 @@ from tests.launch import ROOT, environment
 from xlme_ds import checkpoint
 from xlme_ds.config import ModelConfig
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.evaluate.encode import sentence_vectors
+from xlme_ds.evaluate.vectors import sentence_vectors
 from xlme_ds.export.__main__ import cut, main
 from xlme_ds.export.card import escape
-from xlme_ds.finetune.tasks import TASKS
+from xlme_ds.finetune.downstream_tasks import TASKS
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import TextEncoder, one_item_a_row
@@ -103,7 +103,7 @@ def test_a_long_sentence_is_cut_to_the_longest_item(exported: Path) -> None:
 
 @pytest.mark.parametrize("task", ["ner", "xnli", "xquad"])
 def test_a_fine_tuned_run(run: Path, tmp_path: Path, task: str) -> None:
-    from xlme_ds.finetune.model import TaskModel
+    from xlme_ds.finetune.objective import TaskModel
 
     auto: Any = {
         "ner": AutoModelForTokenClassification,

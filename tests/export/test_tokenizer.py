@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from tests.launch import ROOT
 from tests.small import encoder_of, model
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
-from xlme_ds.export.folder import Exported, write_folder
+from xlme_ds.export.exported_folder import Exported, write_folder
 from xlme_ds.export.tokenizer import tokenizer_files
 
 CORPUS = ROOT.parent / "shared/data/corpus/mono"

@@ -19,8 +19,8 @@ def write_base(folder: Path, seed: int = 1) -> Path:
     """The folder of a finished pre-training run, with the weights that it would start with."""
     vocabulary = train_vocabulary(folder / "model")
     cfg = ModelConfig(
-        vocabulary=vocabulary.size, width=32, heads=4, feed_forward=64, generator_layers=1, discriminator_layers=2, max_positions=64,
-        embedding_sharing="gdes", vocabulary_blocks=2,
+        vocabulary=vocabulary.size, width=32, heads=4, feed_forward=64, generator_layers=1, discriminator_layers=2,
+        max_positions=64, embedding_sharing="gdes", vocabulary_blocks=2,
     )  # fmt: skip
     model = Electra(cfg)
     initialise(model, seed, 0.1)

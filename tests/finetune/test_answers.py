@@ -9,9 +9,9 @@ from itertools import groupby
 import numpy as np
 import pytest
 
-from xlme_ds.finetune.answers import best_answer, compare, mlqa_words, squad_words
-from xlme_ds.finetune.examples import Question
 from xlme_ds.finetune.features import Feature
+from xlme_ds.finetune.predictions import best_answer, compare, mlqa_words, squad_words
+from xlme_ds.finetune.task_files import Question
 
 
 def test_the_best_span_of_all_windows() -> None:

@@ -9,17 +9,28 @@ import pytest
 
 from tests.launch import ROOT
 from xlme_ds.compare.scores import require_labels
-from xlme_ds.finetune.examples import Pair, Question, Sentence, Source, find, labelled, read
-from xlme_ds.finetune.sets import Sets, choose, dev_examples, training_examples
+from xlme_ds.finetune.downstream_tasks import TASKS
 from xlme_ds.finetune.settings import TuningConfig
-from xlme_ds.finetune.tasks import TASKS
+from xlme_ds.finetune.task_files import (
+    Question,
+    Sentence,
+    TaskFile,
+    TaskSets,
+    TextPair,
+    choose,
+    dev_examples,
+    find,
+    labelled,
+    read,
+    training_examples,
+)
 
 REAL = ROOT.parent / "shared" / "data" / "eval"
 
 
-def source(path: Path, content: str | bytes) -> Source:
+def source(path: Path, content: str | bytes) -> TaskFile:
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return Source(path, "en", "train", True)
+    return TaskFile(path, "en", "train", True)
 
 
 def test_a_word_and_its_tag_a_line(tmp_path: Path) -> None:
@@ -40,8 +51,8 @@ def test_conll_has_more_columns_and_its_own_encoding(tmp_path: Path) -> None:
 def test_two_texts_and_a_label_a_line(tmp_path: Path) -> None:
     text = 'A man.\tA person.\tentailment\nA "man"\tNobody\tcontradiction\n'
     assert read(source(tmp_path / "train-en.tsv", text), TASKS["xnli"]) == [
-        Pair("A man.", "A person.", "entailment"),
-        Pair('A "man"', "Nobody", "contradiction"),
+        TextPair("A man.", "A person.", "entailment"),
+        TextPair('A "man"', "Nobody", "contradiction"),
     ]
 
 
@@ -67,12 +78,15 @@ def test_tests_without_labels(tmp_path: Path) -> None:
         assert bare == [Sentence(["Neu", "York"], ["", ""]), Sentence(["\u00a0", "»"], ["", ""])] and not labelled(bare)
     texts = bare_or_not(tmp_path / "test-fr.tsv", "Un\tDeux\r\nTrois\tQuatre\r\n")
     bare = read(texts, TASKS["pawsx"])
-    assert bare == [Pair("Un", "Deux", ""), Pair("Trois", "Quatre", "")] and not labelled(bare)
+    assert bare == [TextPair("Un", "Deux", ""), TextPair("Trois", "Quatre", "")] and not labelled(bare)
     asked = bare_or_not(tmp_path / "xquad.de.json", questions(EMPTY, EMPTY))
     bare = read(asked, TASKS["xquad"])
     assert [question.answers for question in bare] == [[], []] and not labelled(bare)
-    for source, task, said in ((words, "ner", "line 1: a word without a tag"), (texts, "pawsx", "line 1: 2 columns, expected text"),
-                               (asked, "xquad", "question 0: has no answer")):  # fmt: skip
+    for source, task, said in (
+        (words, "ner", "line 1: a word without a tag"),
+        (texts, "pawsx", "line 1: 2 columns, expected text"),
+        (asked, "xquad", "question 0: has no answer"),
+    ):
         for split in ("dev", "train"):
             with pytest.raises(ValueError, match=said):
                 read(source._replace(split=split), TASKS[task])
@@ -108,7 +122,7 @@ def test_a_comparison_needs_labels_of_another_language(tmp_path: Path) -> None:
         require_labels(tmp_path)
 
 
-def bare_or_not(path: Path, content: str) -> Source:
+def bare_or_not(path: Path, content: str) -> TaskFile:
     return source(path, content)._replace(split="test")
 
 
@@ -162,8 +176,15 @@ def test_files_are_found_by_their_usual_names(tmp_path: Path) -> None:
 def test_xtremes_download_as_a_whole(tmp_path: Path) -> None:
     """Its tasks have files of the same names; each finds its own, and a second training set is not left out in
     silence."""
-    for name in ("panx/train-en.tsv", "udpos/train-en.tsv", "xnli/test-de.tsv", "squad/train-v1.1.json", "squad/dev-v1.1.json",
-                 "xquad/xquad.de.json", "tydiqa/tydiqa.goldp.en.train.json"):  # fmt: skip
+    for name in (
+        "panx/train-en.tsv",
+        "udpos/train-en.tsv",
+        "xnli/test-de.tsv",
+        "squad/train-v1.1.json",
+        "squad/dev-v1.1.json",
+        "xquad/xquad.de.json",
+        "tydiqa/tydiqa.goldp.en.train.json",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
 
@@ -195,18 +216,18 @@ def test_the_real_sets(task: str, folder: str, sets: int, examples: int) -> None
     assert any(len(read(one, TASKS[task])) == examples for one in found if one.language == "en")
 
 
-def chosen(task: str, names: str, several: bool = True, **tuning: Any) -> Sets:
+def chosen(task: str, names: str, several: bool = True, **tuning: Any) -> TaskSets:
     """Of files by these names; the task's own folder first."""
     found = []
     for name in names.split():
         for patterns, own in ((TASKS[task].files, True), (TASKS[task].train_files, False)):
             for match in filter(None, (re.fullmatch(pattern, name) for pattern in patterns)):
                 named = match.groupdict()
-                found.append(Source(Path(name), named.get("language", "en"), named.get("split", "test"), own))
+                found.append(TaskFile(Path(name), named.get("language", "en"), named.get("split", "test"), own))
     return choose(found, task, TuningConfig(**tuning), several)
 
 
-def names(sources: list[Source]) -> str:
+def names(sources: list[TaskFile]) -> str:
     return " ".join(sorted(source.path.name for source in sources))
 
 

@@ -8,9 +8,10 @@ import pytest
 from tests.rows import train_vocabulary
 from xlme_ds.data.schema import BOS, EOS, LAYOUTS
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.finetune.examples import Pair, Question, Sentence
-from xlme_ds.finetune.features import IGNORED, Windows, featurise
-from xlme_ds.finetune.tasks import TASKS
+from xlme_ds.finetune.downstream_tasks import TASKS
+from xlme_ds.finetune.features import IGNORED, featurise
+from xlme_ds.finetune.settings import Windows
+from xlme_ds.finetune.task_files import Question, Sentence, TextPair
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def test_a_long_sentence_is_cut_between_words_and_loses_none(vocabulary: Vocabul
 @pytest.mark.parametrize("sizes", [(2, 3), (40, 3), (3, 40), (40, 40), (7, 30)])
 def test_a_pair_keeps_its_shorter_side(vocabulary: Vocabulary, sizes: tuple[int, int]) -> None:
     first, second = (" ".join([word] * size) for word, size in zip(("ter", "dor"), sizes, strict=True))
-    (feature,) = featurise([Pair(first, second, "1")], TASKS["pawsx"], vocabulary, WINDOWS)
+    (feature,) = featurise([TextPair(first, second, "1")], TASKS["pawsx"], vocabulary, WINDOWS)
     a, b = vocabulary.encode(first), vocabulary.encode(second)
     ends = np.flatnonzero(feature.ids == EOS)
     kept = ends[0] - 1, ends[1] - ends[0] - 1
@@ -58,7 +59,7 @@ def test_a_pair_keeps_its_shorter_side(vocabulary: Vocabulary, sizes: tuple[int,
 def test_the_layout_of_xlm(vocabulary: Vocabulary) -> None:
     windows = WINDOWS._replace(layout=LAYOUTS["xlm"])
     a, b = (vocabulary.encode(text).tolist() for text in ("ter dor", "kalo"))
-    (pair,) = featurise([Pair("ter dor", "kalo", "1")], TASKS["pawsx"], vocabulary, windows, language=2)
+    (pair,) = featurise([TextPair("ter dor", "kalo", "1")], TASKS["pawsx"], vocabulary, windows, language=2)
     assert pair.ids.tolist() == [EOS, *a, EOS, EOS, *b, EOS] and pair.language == 2
     (sentence,) = featurise([Sentence(["ter"], ["O"])], TASKS["ner"], vocabulary, windows, first=7)
     assert sentence.ids.tolist() == [EOS, *vocabulary.encode("ter"), EOS] and sentence.example == 7

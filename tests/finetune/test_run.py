@@ -22,10 +22,9 @@ from tests.finetune.tasks import write_base, write_entities, write_pairs, write_
 from tests.launch import ROOT, environment, run_ranks
 from xlme_ds.config import EngineConfig
 from xlme_ds.engine.processes import SharedError
-from xlme_ds.finetune.__main__ import _TRAIN, Finetune, _run
-from xlme_ds.finetune.run import Job
-from xlme_ds.finetune.run import finetune as finetune_here
-from xlme_ds.finetune.settings import TuningConfig
+from xlme_ds.finetune.__main__ import _TRAIN, _run
+from xlme_ds.finetune.finetune_run import finetune as finetune_here
+from xlme_ds.finetune.settings import Job, TuningConfig
 from xlme_ds.report.xtreme import gather
 from xlme_ds.report.xtreme_tables import tables
 from xlme_ds.train.folder import RunFolder
@@ -70,7 +69,7 @@ def tune(base: Path, task: str, data: Path, out: Path, several: int = 1, **tunin
     torch.set_num_threads(1)
     try:
         if several == 1:
-            _run(Finetune(task, base, (data,), out, engine=engine, train=train), out, settings, 1, 0, 1, stop)  # type: ignore[arg-type]
+            _run(Job(task, base, (data,), out, 1, settings, engine, train), 0, 1, stop)
         else:
             finetune_here(Job(task, base, (data,), out, 1, settings, engine, train, several), 0, 1, stop)
     finally:

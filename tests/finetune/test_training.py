@@ -12,14 +12,12 @@ from tests.small import SMALL, lively
 from xlme_ds.config import DataConfig, EngineConfig, OptimizerConfig, TrainConfig
 from xlme_ds.data.schema import BOS, EOS, PAD
 from xlme_ds.engine.optimizer import build_optimizer, set_learning_rate
-from xlme_ds.finetune.batches import TaskLoader, collate
-from xlme_ds.finetune.examples import Pair, Question, Sentence
-from xlme_ds.finetune.features import IGNORED, Feature
-from xlme_ds.finetune.model import TaskModel
-from xlme_ds.finetune.objective import TaskObjective
-from xlme_ds.finetune.predict import logits_of, score
+from xlme_ds.finetune.downstream_tasks import TASKS
+from xlme_ds.finetune.features import IGNORED, Feature, TaskLoader, collate_features
+from xlme_ds.finetune.objective import TaskModel, TaskObjective
+from xlme_ds.finetune.predictions import logits_of, score
 from xlme_ds.finetune.settings import TuningConfig, grid, settings
-from xlme_ds.finetune.tasks import TASKS
+from xlme_ds.finetune.task_files import Question, Sentence, TextPair
 
 
 def features(kind: str, count: int = 10) -> list[Feature]:
@@ -77,14 +75,14 @@ def test_the_mean_does_not_depend_on_the_cut(kind: str) -> None:
     objective = TaskObjective(kind, 3, dropout=0.0)
     model = lively(objective.build(SMALL)).eval()
     every = features(kind)
-    batches = [collate(every, kind), *[collate(every[i : i + 3], kind) for i in range(0, 10, 3)]]
+    batches = [collate_features(every, kind), *[collate_features(every[i : i + 3], kind) for i in range(0, 10, 3)]]
     sums = [objective.sums(model(batch), batch) for batch in batches]
     counts = [objective.counts(batch) for batch in batches]
     mean = sums[0] / counts[0]
     torch.testing.assert_close(sum(sums[1:]) / sum(counts[1:]), mean, check_dtype=False)
     losses = []
     for feature in every:
-        logits = model(collate([feature], kind))[0]
+        logits = model(collate_features([feature], kind))[0]
         if kind == "pair":
             logits = logits[None]
         elif kind == "span":
@@ -96,11 +94,11 @@ def test_the_mean_does_not_depend_on_the_cut(kind: str) -> None:
 
 def test_dropout_follows_from_the_batch() -> None:
     model = lively(TaskModel(SMALL, "pair", 3, dropout=0.5)).train()
-    first, second = (collate(features("pair"), "pair", range(start, start + 10)) for start in (1, 20))
+    first, second = (collate_features(features("pair"), "pair", range(start, start + 10)) for start in (1, 20))
     once = model(first)
     torch.rand(7)
     assert torch.equal(model(first), once) and not torch.isclose(model(second), once).any()
-    alone = torch.cat([model(collate([one], "pair", [1 + n])) for n, one in enumerate(features("pair"))])
+    alone = torch.cat([model(collate_features([one], "pair", [1 + n])) for n, one in enumerate(features("pair"))])
     torch.testing.assert_close(alone, once)  # an example's follows from its number, whatever stands beside it
     assert torch.equal(model.eval()(first), model(second))
 
@@ -164,7 +162,7 @@ def test_scores() -> None:
     assert score("ner", TASKS["ner"], sentences, cut, "en") == {"f1": pytest.approx(100 * 2 / 3)}, (
         "half an entity is none"
     )
-    pairs = [Pair("a", "b", "1"), Pair("a", "b", "0")]
+    pairs = [TextPair("a", "b", "1"), TextPair("a", "b", "0")]
     assert score("pawsx", TASKS["pawsx"], pairs, ["1", "1"], "en") == {"accuracy": 50.0}
     questions = [Question("1", "?", "c", [("the Rhein", 0)]), Question("2", "?", "c", [("x", 0)])]
     assert score("xquad", TASKS["xquad"], questions, ["Rhein", "y"], "de") == {"f1": 50.0, "em": 50.0}

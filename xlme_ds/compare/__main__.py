@@ -22,7 +22,7 @@ from ..commands import environment, launch, run
 from ..data.schema import TASKS, write_json
 from ..data.shards import RowStore
 from ..engine.build import open_data
-from ..evaluate.tables import write_text
+from ..evaluate.output import write_text
 from ..train.folder import lock
 from .results import plot, results, tables
 from .scores import FILES, require_labels

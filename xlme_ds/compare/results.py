@@ -12,7 +12,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..evaluate.tables import Table, save_figure
+from ..evaluate.output import ResultTable, save_figure
 from .scores import MEASURES, scores
 from .systems import System
 
@@ -85,12 +85,12 @@ def measured(found: Sequence[SystemScores]) -> list[str]:
     return [measure for measure in MEASURES if any(measure in result.curves for result in found)]
 
 
-def tables(found: Sequence[SystemScores], budget: float, seeds: int) -> list[Table]:
+def tables(found: Sequence[SystemScores], budget: float, seeds: int) -> list[ResultTable]:
     """The scores at the end of the budget, and what share of it the first system needs for those of the others."""
     measures = measured(found)
     titles = [MEASURES[measure].title for measure in measures]
     spread = f"mean of {seeds} seeds, least to most" if seeds > 1 else "one seed"
-    last = Table(f"{budget:.3g} operations each, {spread}", ["system", "steps", "tokens, M", *titles])
+    last = ResultTable(f"{budget:.3g} operations each, {spread}", ["system", "steps", "tokens, M", *titles])
     for result in found:
         cells = [_cell(result.curves[measure][-1]) if measure in result.curves else "" for measure in measures]
         last.rows.append([result.name, f"{result.steps:,}", f"{result.tokens / 1e6:.1f}", *cells])
@@ -98,7 +98,9 @@ def tables(found: Sequence[SystemScores], budget: float, seeds: int) -> list[Tab
             cells = [f"{result.untrained[m]:.1f}" if m in result.untrained else "" for m in measures]
             last.rows.append([f"{result.name}, untrained", "0", "0", *cells])
     first, *others = found
-    ahead = Table(f"Share of the budget at which {first.name} has the final score of another", ["system", *titles])
+    ahead = ResultTable(
+        f"Share of the budget at which {first.name} has the final score of another", ["system", *titles]
+    )
     for other in others:
         ahead.rows.append([other.name, *(_share(first, other, measure, budget) for measure in measures)])
     ahead.notes.append(

@@ -6,11 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ..data.schema import read_json
-from ..evaluate.tables import both_ways
-from ..finetune.examples import find, labelled, read
-from ..finetune.sets import choose
+from ..evaluate.retrieval import both_ways
+from ..finetune.downstream_tasks import TASKS
 from ..finetune.settings import TuningConfig
-from ..finetune.tasks import TASKS
+from ..finetune.task_files import choose, find, labelled, read
 
 
 class Measure(NamedTuple):

@@ -8,25 +8,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import tyro
 
 from ..cli import fail
-from . import tables
-from .align import MEASURES, align_test
-from .gold import read_gold
-from .models import Compared, load
-from .monolingual import counted_costs, facts, open_text
-from .options import EncoderOptions, LayerOptions, Options
-from .pairs import heldout_pairs
-from .perplexity import mean_costs, perplexities, perplexity_tables, require_readable
-from .predictors import load_predictors
-from .retrieval import SMALLEST, Groups, by_language, mean_over, retrieve
-from .tatoeba import SETS, read_tatoeba
-from .word_tests import read_word_tests
-from .words import Lookup, word_scores, word_tables
+from .alignment import alignment_tables, error_rates_by_layer, read_gold, score_tests
+from .compared_models import ComparedEncoder, load_encoders, load_predictors
+from .output import CommonOptions, EncoderOptions, LayerOptions
+from .perplexity import (
+    mean_costs,
+    open_text,
+    perplexities,
+    perplexity_tables,
+    require_readable,
+    text_facts,
+    unigram_costs_by_language,
+)
+from .retrieval import (
+    SMALLEST,
+    both_ways,
+    group_by_language,
+    heldout_pairs,
+    read_tatoeba,
+    retrieval_scores,
+    retrieval_tables,
+)
+from .words import Lookup, read_word_tests, word_scores, word_tables
 
-Common = Annotated[Options, tyro.conf.arg(name="")]
+OfAll = Annotated[CommonOptions, tyro.conf.arg(name="")]
 OfEncoder = Annotated[EncoderOptions, tyro.conf.arg(name="")]
 OfLayers = Annotated[LayerOptions, tyro.conf.arg(name="")]
 
@@ -52,18 +60,16 @@ def tatoeba(options: OfLayers) -> None:
 
     `--data`: folder of LASER's v1 files, tatoeba.xxx-eng.xxx and tatoeba.xxx-eng.eng.
     """
-    compared, text = options.load(), read_tatoeba(options.data)
-
-    def groups(model: Compared) -> Groups:
-        return {
-            language: (
-                [model.vocabulary.encode(line) for line in ours],
-                [model.vocabulary.encode(line) for line in theirs],
-            )
+    compared, text = _encoders(options), read_tatoeba(options.data)
+    scored = []
+    for model in compared:
+        encode = model.vocabulary.encode
+        groups = {
+            language: ([encode(line) for line in ours], [encode(line) for line in theirs])
             for language, (ours, theirs) in text.items()
         }
-
-    _retrieval("tatoeba", [_retrieved(model, groups(model)) for model in compared], options)
+        scored.append(_facts(model) | retrieval_scores(model.encoder, groups))
+    _deliver_retrieval("tatoeba", scored, options)
 
 
 def pairs(options: OfLayers, limit: int = 1000) -> None:
@@ -78,16 +84,16 @@ def pairs(options: OfLayers, limit: int = 1000) -> None:
     if limit < 1:
         raise ValueError(f"--limit {limit} leaves no pair: it must be at least 1")
     scored = []
-    for model in options.load():
-        every = by_language(heldout_pairs(options.data, model.vocabulary), smallest=1)
+    for model in _encoders(options):
+        every = group_by_language(heldout_pairs(options.data, model.vocabulary), smallest=1)
         groups = {code: (a[:limit], b[:limit]) for code, (a, b) in every.items() if len(a) >= SMALLEST}
         if not groups:
             raise ValueError(
                 f"{options.data} has no language with {SMALLEST} pairs or more: an accuracy needs candidates"
             )
         few = {code: len(a) for code, (a, _) in every.items() if code not in groups}
-        scored.append(_retrieved(model, groups) | {"too_few": few})
-    _retrieval("pairs", scored, options)
+        scored.append(_facts(model) | retrieval_scores(model.encoder, groups) | {"too_few": few})
+    _deliver_retrieval("pairs", scored, options)
 
 
 def align(options: OfLayers, apart: bool = False) -> None:
@@ -98,32 +104,21 @@ def align(options: OfLayers, apart: bool = False) -> None:
     Args:
         apart: Read both sentences of a pair as items of their own instead of one.
     """
-    compared, gold = options.load(), read_gold(options.data)
-    sizes = {name: len(test) for name, test in gold.items()}
-    scored = []
-    for model in compared:
-        tests = {
-            name: align_test(model.encoder, model.vocabulary, test, apart, tuple(name.split("-", 1)))
-            for name, test in gold.items()
-        }
-        overall = {
-            measure: np.mean([test[measure] for test in tests.values()], axis=0).tolist() for measure in MEASURES
-        }
-        cut = sum(test.pop("cut") for test in tests.values())
-        scored.append(_facts(model) | {"overall": overall, "tests": tests, "cut": cut, "pairs": sizes})
+    compared, gold = _encoders(options), read_gold(options.data)
+    scored = [_facts(model) | score_tests(model.encoder, model.vocabulary, gold, apart) for model in compared]
     results = {
         "test": "align",
         "reading": "each sentence read alone" if apart else "a pair read as one item",
         "models": scored,
     }
-    curves = [(model["model"], tables.error_rates(model), False) for model in scored]
-    options.deliver(results, tables.alignment_tables(results), curves, "mean alignment error rate (%)")
+    curves = [(model["model"], error_rates_by_layer(model), False) for model in scored]
+    options.deliver(results, alignment_tables(results), curves, "mean alignment error rate (%)")
 
 
 def perplexity(
-    options: Common, passes: int = 1, seed: int = 1, limit: int | None = None, unigram: Path | None = None
+    options: OfAll, passes: int = 1, seed: int = 1, limit: int | None = None, unigram: Path | None = None
 ) -> None:
-    """Perplexity by language of what a model predicts in monolingual text: masked tokens, or all of them.
+    """Perplexity by language of the tokens that a model predicts in monolingual text: masked ones, or all of them.
 
     `--data`: data folder that holds mono/, encoded with the models' vocabulary.
 
@@ -139,8 +134,8 @@ def perplexity(
     predictors, store = load_predictors(options.models, options.random), open_text(options.data)
     for model in predictors:
         require_readable(model, store)
-    known = facts(store, predictors[0].vocabulary, limit)
-    counted = None if unigram is None else counted_costs(open_text(unigram), store, limit)
+    known = text_facts(store, predictors[0].vocabulary, limit)
+    counted = None if unigram is None else unigram_costs_by_language(open_text(unigram), store, limit)
     scored = [
         {"model": model.name, "folder": str(model.folder), "term": model.objective.terms[0]}
         | perplexities(
@@ -161,38 +156,29 @@ def words(options: OfEncoder) -> None:
     `--data`: folder with SemEval-2017's en-de.test.data.txt and en-de.test.gold.txt, or dictionaries like en-de.txt,
     also below it.
     """
-    compared, tests = load(options.models, None, options.random, options.which), read_word_tests(options.data)
+    compared = load_encoders(options.models, None, options.random, options.which)
+    tests = read_word_tests(options.data)
     scored = [
-        {"model": model.name, "folder": model.folder} | word_scores(Lookup(model.encoder, model.vocabulary), tests)
+        {"model": model.name, "folder": str(model.folder)} | word_scores(Lookup(model.encoder, model.vocabulary), tests)
         for model in compared
     ]
     results = {"test": "words", "models": scored}
     options.deliver(results, word_tables(results))
 
 
-def _facts(model: Compared) -> dict[str, Any]:
-    return {"model": model.name, "folder": model.folder, "depth": model.depth, "layer": model.layer}
+def _encoders(options: LayerOptions) -> list[ComparedEncoder]:
+    return load_encoders(options.models, options.layer, options.random, options.which)
 
 
-def _retrieved(model: Compared, groups: Groups) -> dict[str, Any]:
-    scores = retrieve(model.encoder, groups, centred=True)
-    sizes = {language: len(ours) for language, (ours, _) in groups.items()}
-    longest = model.encoder.cfg.max_positions - 2
-    cut = sum(len(sentence) > longest for group in groups.values() for side in group for sentence in side)
-    sets = {}
-    for name, codes in SETS.items():
-        found = [code for code in codes if code in groups]
-        if found:
-            sets[name] = mean_over(scores["languages"], found) | {"found": len(found), "of": len(codes)}
-    return _facts(model) | scores | {"sets": sets, "cut": cut, "pairs": sizes}
+def _facts(model: ComparedEncoder) -> dict[str, Any]:
+    depth = model.cfg.discriminator_layers
+    return {"model": model.name, "folder": str(model.folder), "depth": depth, "layer": model.layer}
 
 
-def _retrieval(test: str, scored: list[dict[str, Any]], options: LayerOptions) -> None:
+def _deliver_retrieval(test: str, scored: list[dict[str, Any]], options: LayerOptions) -> None:
     results = {"test": test, "models": scored}
-    curves = [
-        (model["model"], tables.both_ways(model, centred), centred) for model in scored for centred in (False, True)
-    ]
-    options.deliver(results, tables.retrieval_tables(results), curves, "accuracy@1, mean of both directions (%)")
+    curves = [(model["model"], both_ways(model, centred), centred) for model in scored for centred in (False, True)]
+    options.deliver(results, retrieval_tables(results), curves, "accuracy@1, mean of both directions (%)")
 
 
 if __name__ == "__main__":

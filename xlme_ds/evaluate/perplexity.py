@@ -7,28 +7,111 @@ perplexity itself.
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ..config import ObjectiveConfig
 from ..data.collate import collate
-from ..data.shards import RowStore
-from .monolingual import MONO, Costs, Facts, by_language, means
-from .predictors import Predictor
-from .tables import Table
+from ..data.schema import TASKS, UNK, Rows, joined
+from ..data.shards import RowStore, unigram_costs
+from ..data.vocabulary import Vocabulary
+from .compared_models import Predictor
+from .output import ResultTable
 
+MONO = TASKS.index("mono")
+
+# Share of the tokens that is masked: the same for every model, whatever it was trained with, but for those that predict
+# every token.
 FRACTION = ObjectiveConfig().mask_fraction
-"""Of the tokens masked, for every model the same, whatever share it was trained with; one that predicts every token does here."""
+
+Costs = dict[str, tuple[float, int]]  # by language: mean −log p (nats) of the predicted tokens, and their number
+
+
+class TextFacts(NamedTuple):
+    """Facts about the rows of a language, whatever the model.
+
+    `tokens_per_character`: ordinary tokens over the characters of their pieces, a space counting as one.
+    """
+
+    rows: int
+    tokens_per_character: float
+
+
+def open_text(folder: Path, languages: Sequence[str] = ()) -> RowStore:
+    """The monolingual rows of a mixed data folder; `languages`: see `RowStore`. Raises ValueError where there are
+    none."""
+    if not (folder / TASKS[MONO]).is_dir():
+        raise ValueError(
+            f"{folder} has no {TASKS[MONO]}/: name a data folder that `data_prep mix` wrote, with monolingual rows"
+        )
+    return RowStore(folder / TASKS[MONO], languages)
+
+
+def rows_by_language(
+    store: RowStore, limit: int | None = None, most: int = 16
+) -> Iterator[tuple[str, Rows, np.ndarray]]:
+    """(language, up to `most` of its rows, their record numbers), the first `limit` rows of every language, in one
+    pass."""
+    pending: dict[str, dict[int, Rows]] = defaultdict(dict)
+    left: dict[str, int] = defaultdict(lambda: store.rows if limit is None else limit)
+    for record in range(store.rows):
+        row = store.read(np.array([record]))
+        language = store.languages[int(row.languages[0])]
+        if left[language] == 0:
+            continue
+        left[language] -= 1
+        pending[language][record] = row
+        if len(pending[language]) == most:
+            rows = pending.pop(language)
+            yield language, joined(list(rows.values())), np.array(list(rows))
+    for language, rows in pending.items():
+        yield language, joined(list(rows.values())), np.array(list(rows))
+
+
+def text_facts(store: RowStore, vocabulary: Vocabulary, limit: int | None = None) -> dict[str, TextFacts]:
+    """The facts of every language. Raises ValueError for one without a token to predict, which a mean would leave
+    out."""
+    characters = np.array([len(vocabulary.piece(token)) for token in range(vocabulary.size)])
+    sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(3, np.int64))
+    for language, rows, _ in rows_by_language(store, limit):
+        tokens = rows.tokens[rows.tokens > UNK]
+        sums[language] += len(rows.tokens), len(tokens), characters[tokens].sum()
+    if bare := sorted(code for code, (_, tokens, _) in sums.items() if not tokens):
+        where = " in the first rows" if limit else ""
+        raise ValueError(
+            f"{store.folder} has no token of {', '.join(bare)} that the vocabulary knows{where}: "
+            "mix without it, or with a vocabulary that has its script"
+        )
+    return {code: TextFacts(int(rows), tokens / letters) for code, (rows, tokens, letters) in sorted(sums.items())}
+
+
+def unigram_costs_by_language(train: RowStore, store: RowStore, limit: int | None = None) -> Costs:
+    """Costs by language of `store` of a unigram model, counted on the rows of `train`, of all languages together.
+
+    Raises ValueError when the two have different vocabularies.
+    """
+    if train.manifest.vocabulary_sha256 != store.manifest.vocabulary_sha256:
+        raise ValueError(
+            f"{train.folder} was encoded with another vocabulary than {store.folder}: name the data of the run"
+        )
+    costs_V = unigram_costs(train)
+    totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
+    for language, rows, _ in rows_by_language(store, limit):
+        tokens = rows.tokens[rows.tokens > UNK]
+        totals[language] += costs_V[tokens].sum(), len(tokens)
+    return _means(totals)
 
 
 def require_readable(predictor: Predictor, store: RowStore) -> None:
     """Raise ValueError for rows of another vocabulary, and for rows that are too long for the model."""
     if store.manifest.vocabulary_sha256 != predictor.vocabulary.sha256:
         raise ValueError(
-            f"{store.folder} was encoded with another vocabulary than that of {predictor.folder}: encode held-out text with the model's"
+            f"{store.folder} was encoded with another vocabulary than that of {predictor.folder}: "
+            "encode held-out text with the model's"
         )
     if store.row_tokens > predictor.cfg.max_positions:
         raise ValueError(
@@ -37,28 +120,35 @@ def require_readable(predictor: Predictor, store: RowStore) -> None:
         )
     if store.manifest.layout != predictor.cfg.layout:
         raise ValueError(
-            f"{store.folder} was mixed with --layout {store.manifest.layout}, and the model in {predictor.folder} was trained on "
-            f"{predictor.cfg.layout}: mix the held-out text with --layout {predictor.cfg.layout}"
+            f"{store.folder} was mixed with --layout {store.manifest.layout}, and the model in {predictor.folder} was "
+            f"trained on {predictor.cfg.layout}: mix the held-out text with --layout {predictor.cfg.layout}"
         )
 
 
 @torch.no_grad()
 def mean_costs(predictor: Predictor, store: RowStore, seed: int, passes: int = 1, limit: int | None = None) -> Costs:
-    """What a model costs on the first `limit` rows of a language; masks are a function of (seed, pass, row), the same
-    for all models."""
+    """A model's costs of the first `limit` rows of a language; masks are a function of (seed, pass, row), the same for
+    all models."""
     totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
     device = next(predictor.model.parameters()).device
     fraction = 1.0 if predictor.objective.mask_fraction == 1.0 else FRACTION
-    for language, rows, records in by_language(store, limit):
+    for language, rows, records in rows_by_language(store, limit):
         for number in range(passes):  # a further pass has row numbers of its own, as in training
             batch = collate([(MONO, rows, records + number * store.rows)], seed, fraction).to(device)
             sums = predictor.objective.sums(predictor.model(batch), batch)
             totals[language] += float(sums[0]), float(predictor.objective.counts(batch)[0])
-    return means(totals)
+    return _means(totals)
 
 
-def perplexities(costs: Costs, known: Mapping[str, Facts]) -> dict[str, Any]:
-    """What is reported of a model: by language and over all, every language counting the same."""
+def _means(totals: Mapping[str, np.ndarray]) -> Costs:
+    """Costs from (sum, count) by language; a language without predicted tokens is left out."""
+    return {
+        language: (float(total / count), int(count)) for language, (total, count) in sorted(totals.items()) if count
+    }
+
+
+def perplexities(costs: Costs, known: Mapping[str, TextFacts]) -> dict[str, Any]:
+    """The results of a model: by language and over all, every language counting the same."""
     languages = {
         language: {
             "nll": nll,
@@ -73,21 +163,22 @@ def perplexities(costs: Costs, known: Mapping[str, Facts]) -> dict[str, Any]:
     return {"overall": {"nll": nll, "perplexity": math.exp(nll), "bits_per_character": bits}, "languages": languages}
 
 
-def perplexity_tables(results: Mapping[str, Any]) -> list[Table]:
+def perplexity_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     """Perplexity and bits per character: a row for each language, a column for each model."""
-    tokens = _table(results, "Perplexity of a token", "perplexity", ",.1f")
-    tokens.notes.append(
+    models, tables = results["models"], []
+    for title, value, form in (
+        ("Perplexity of a token", "perplexity", ",.1f"),
+        ("Bits per character", "bits_per_character", ".3f"),
+    ):
+        table = ResultTable(title, ["language", "rows", *(f"{model['model']} ({model['term']})" for model in models)])
+        for language, count in results["rows"].items():
+            cells = [format(model["languages"][language][value], form) for model in models]
+            table.rows.append([language, str(count), *cells])
+        overall = [format(model["overall"][value], form) for model in models]
+        counts = results["rows"].values()
+        table.rows.append([f"mean of {len(counts)}", str(sum(counts)), *overall])
+        tables.append(table)
+    tables[0].notes.append(
         "of masked tokens (mlm) a pseudo-perplexity, not to be compared with a causal model's; the mean is geometric"
     )
-    return [tokens, _table(results, "Bits per character", "bits_per_character", ".3f")]
-
-
-def _table(results: Mapping[str, Any], title: str, value: str, form: str) -> Table:
-    models, rows = results["models"], results["rows"]
-    table = Table(title, ["language", "rows", *(f"{model['model']} ({model['term']})" for model in models)])
-    for language, count in rows.items():
-        cells = [format(model["languages"][language][value], form) for model in models]
-        table.rows.append([language, str(count), *cells])
-    overall = [format(model["overall"][value], form) for model in models]
-    table.rows.append([f"mean of {len(rows)}", str(sum(rows.values())), *overall])
-    return table
+    return tables

@@ -1,42 +1,182 @@
 """Cross-lingual sentence retrieval: nearest neighbour by cosine, accuracy@1 in both directions, at every layer.
 
-A test is `Groups`: sentences in the pivot language and their translations, line by line, by language. Where they come
-from is another file's matter.
+The sentences are the Tatoeba test set's (LASER's v1 files) or translation pairs that were kept out of training. The
+tests of a language are a `Group`: sentences in the pivot language and their translations, line by line.
 """
 
+import re
+import zipfile
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..data.schema import EOS, LAYOUTS
+from ..data.shards import RowStore
+from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import TextEncoder
-from .encode import sentence_vectors
-from .pairs import PIVOT, Pair
+from .output import OURS_ALONE, ResultTable, percent, table_by_layer
+from .text_lines import read_sentence_pairs, require_same_length, split_lines
+from .vectors import sentence_vectors, unit_length
 
 Group = tuple[list[np.ndarray], list[np.ndarray]]
 Groups = Mapping[str, Group]
 
-WAYS = ("en_xx", "xx_en")
-CENTRED = "_centred"
-"""Behind a way: the same with the mean vector of each side taken off, which the papers do not do."""
+PIVOT = "en"
+WAYS = {"en_xx": "en→xx", "xx_en": "xx→en"}
+CENTRED = "_centred"  # after a way: the mean vector of each side is taken off, which the papers do not do
+SMALLEST = 5  # pairs that a language must have for its accuracy to mean something
+
+# The files' ISO 639-3 codes -> the codes of the papers: XTREME's 36 languages. Other languages keep the code of their
+# file.
+XTREME = {
+    "afr": "af", "ara": "ar", "bul": "bg", "ben": "bn", "deu": "de", "ell": "el", "spa": "es", "est": "et", "eus": "eu",
+    "pes": "fa", "fin": "fi", "fra": "fr", "heb": "he", "hin": "hi", "hun": "hu", "ind": "id", "ita": "it", "jpn": "ja",
+    "jav": "jv", "kat": "ka", "kaz": "kk", "kor": "ko", "mal": "ml", "mar": "mr", "nld": "nl", "por": "pt", "rus": "ru",
+    "swh": "sw", "tam": "ta", "tel": "te", "tha": "th", "tgl": "tl", "tur": "tr", "urd": "ur", "vie": "vi", "cmn": "zh",
+}  # fmt: skip
+SETS = {
+    "14": ("ar", "bg", "de", "el", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh"),  # XNLI's languages
+    "36": tuple(XTREME.values()),
+}
+_TATOEBA_FILE = re.compile(r"tatoeba\.(?P<code>[a-z]{3})-eng\.(eng|(?P=code))")
+_ZIP = ".txt.zip"
 
 
-SMALLEST = 5
-"""Pairs that a language must have for its accuracy to mean something."""
+def read_tatoeba(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
+    """(English sentences, their translations) by language, from files tatoeba.xxx-eng.eng and tatoeba.xxx-eng.xxx.
+
+    Raises ValueError, naming file and line, on damaged files, and on a folder that has none.
+    """
+    found = {}
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    for code in sorted({match["code"] for name in names if (match := _TATOEBA_FILE.fullmatch(name))}):
+        stem = f"tatoeba.{code}-eng"
+        found[XTREME.get(code, code)] = read_sentence_pairs(folder / f"{stem}.eng", folder / f"{stem}.{code}")
+    if not found:
+        raise ValueError(
+            f"{folder} holds no file named tatoeba.xxx-eng.xxx: name the folder of LASER's Tatoeba v1 files"
+        )
+    return dict(sorted(found.items()))
 
 
-def by_language(pairs: Iterable[Pair], pivot: str = PIVOT, smallest: int = SMALLEST) -> dict[str, Group]:
-    """Pairs with `pivot` on one side, as (pivot sentences, the other's) by language; languages with fewer than
-    `smallest` pairs are left out, and so are repetitions of a sentence, which no ranking could tell apart."""
+class TranslationPair(NamedTuple):
+    """Both sides' ids without special tokens, and their language codes."""
+
+    first: np.ndarray
+    second: np.ndarray
+    first_language: str
+    second_language: str
+
+
+def heldout_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPair]:
+    """The pairs of a mixed data folder, or of the line-aligned files in `folder`: X.en-de.en with X.en-de.de,
+    en-de.txt.zip.
+
+    Raises ValueError on another vocabulary's data, damaged files, and a folder without pairs.
+    """
+    if (folder / "para").is_dir():
+        store = RowStore(folder / "para")
+        if store.manifest.vocabulary_sha256 != vocabulary.sha256:
+            raise ValueError(
+                f"{folder} was encoded with another vocabulary than {vocabulary.path}: "
+                "name a data folder of the run, or text"
+            )
+        yield from packed_pairs(store)
+    else:
+        yield from _text_pairs(folder, vocabulary)
+
+
+def packed_pairs(store: RowStore, limit: int | None = None) -> Iterator[TranslationPair]:
+    """The pairs of the first `limit` rows of a store of the task para (all rows by default)."""
+    codes, between = store.languages, len(LAYOUTS[store.manifest.layout].between)
+    end = min(store.rows, limit or store.rows)
+    for start in range(0, end, 256):
+        rows = store.read(np.arange(start, min(start + 256, end)))
+        languages = iter(rows.languages)
+        lengths = iter(rows.lengths)
+        for tokens, items in zip(rows.tokens, rows.items, strict=True):
+            at = 0
+            for _ in range(items):
+                length = int(next(lengths))
+                ids = tokens[at : at + length]
+                middle = 1 + int(np.flatnonzero(ids[1:] == EOS)[0])
+                first, second = codes[next(languages)], codes[next(languages)]
+                yield TranslationPair(ids[1:middle], ids[middle + between : -1], first, second)
+                at += length
+
+
+def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPair]:
+    found = False
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        zipped = path.name.endswith(_ZIP)
+        stem, _, code = path.name.removesuffix(_ZIP).rpartition(".")
+        language = _other_language(code if zipped else stem.rpartition(".")[2])
+        if not language or not (zipped or code in (PIVOT, language)):
+            continue
+        if zipped:
+            sides = _zipped_sides(path, language)
+        else:
+            paths = [path.with_name(f"{stem}.{side}") for side in (PIVOT, language)]
+            for side in paths:
+                if not side.exists():
+                    raise ValueError(f"{path} has no other side: put {side.name} next to it")
+            if code != PIVOT:
+                continue  # read with its English side
+            sides = [(str(side), side.read_bytes()) for side in paths]
+        found = True
+        (our_name, our_lines), (their_name, their_lines) = ((name, split_lines(data, name)) for name, data in sides)
+        require_same_length(our_lines, our_name, their_lines, their_name)
+        for a, b in zip(our_lines, their_lines, strict=True):
+            if a.strip() and b.strip():  # corpora write a sentence without a translation as an empty line
+                yield TranslationPair(vocabulary.encode(a), vocabulary.encode(b), PIVOT, language)
+    if not found:
+        raise ValueError(
+            f"{folder} holds no pairs with {PIVOT}: put X.{PIVOT}-de.{PIVOT} and X.{PIVOT}-de.de or {PIVOT}-de.txt.zip "
+            "there, or name a data folder that has para/"
+        )
+
+
+def _other_language(pair: str) -> str:
+    """`de` of `en-de` and of `de-en`; nothing of a pair without the pivot."""
+    if pair.startswith(f"{PIVOT}-"):
+        return pair.removeprefix(f"{PIVOT}-")
+    return pair.removesuffix(f"-{PIVOT}") if pair.endswith(f"-{PIVOT}") else ""
+
+
+def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            sides = []
+            for code in (PIVOT, language):
+                names = [name for name in archive.namelist() if name.rpartition(".")[2] == code]
+                if len(names) != 1:
+                    many = f"holds {', '.join(names)}: put each corpus into an archive of its own"
+                    raise ValueError(
+                        f"{path} {many if names else f'holds no file that ends in .{code}: fetch it again'}"
+                    )
+                sides.append((f"{path}:{names[0]}", archive.read(names[0])))
+            return sides
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{path} is a damaged zip file ({error}): fetch it again") from None
+
+
+def group_by_language(pairs: Iterable[TranslationPair], smallest: int = SMALLEST) -> dict[str, Group]:
+    """Pairs with English on one side, as (English sentences, the other's) by language.
+
+    Languages with fewer than `smallest` pairs are left out, and so are repetitions of a sentence, which no ranking
+    could tell apart.
+    """
     groups: dict[str, dict[bytes, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)
     seen: dict[str, set[bytes]] = defaultdict(set)
-    for pair in pairs:
-        if pivot not in (pair.first_language, pair.second_language) or pair.first_language == pair.second_language:
+    for first, second, *languages in pairs:
+        if PIVOT not in languages or languages[0] == languages[1]:
             continue
-        forward = pair.first_language == pivot
-        ours, theirs = (pair.first, pair.second) if forward else (pair.second, pair.first)
-        language = pair.second_language if forward else pair.first_language
+        forward = languages[0] == PIVOT
+        ours, theirs = (first, second) if forward else (second, first)
+        language = languages[1] if forward else languages[0]
         if ours.tobytes() not in groups[language] and theirs.tobytes() not in seen[language]:
             groups[language][ours.tobytes()] = (ours, theirs)
             seen[language].add(theirs.tobytes())
@@ -52,7 +192,7 @@ def accuracies(ours: np.ndarray, theirs: np.ndarray, block: int = 1024) -> tuple
 
     `block` rows of the N × N cosines exist at a time. Of equally near rows the first counts as the nearest.
     """
-    a, b = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12) for x in (ours, theirs))
+    a, b = unit_length(ours), unit_length(theirs)
     own = np.arange(len(a))
     forward = np.empty(len(a), dtype=np.int64)
     backward, best = np.zeros(len(a), dtype=np.int64), np.full(len(a), -np.inf)
@@ -72,12 +212,16 @@ def retrieve(model: TextEncoder, groups: Groups, centred: bool = False) -> dict[
     for language, (ours, theirs) in groups.items():
         codes = [PIVOT] * len(ours) + [language] * len(theirs)
         vectors = sentence_vectors(model, [*ours, *theirs], languages=codes)
-        halves = [(layer[: len(ours)], layer[len(ours) :]) for layer in vectors]
-        columns = dict(zip(WAYS, zip(*(accuracies(a, b) for a, b in halves), strict=True), strict=True))
+        plain = [(layer[: len(ours)], layer[len(ours) :]) for layer in vectors]
+        variants = {"": plain}
         if centred:
-            moved = [accuracies(a - a.mean(0), b - b.mean(0)) for a, b in halves]
-            columns |= {way + CENTRED: values for way, values in zip(WAYS, zip(*moved, strict=True), strict=True)}
-        languages[language] = {way: list(values) for way, values in columns.items()}
+            variants[CENTRED] = [(a - a.mean(0), b - b.mean(0)) for a, b in plain]
+        scores: dict[str, list[float]] = {}
+        for suffix, sides in variants.items():
+            found = [accuracies(a, b) for a, b in sides]
+            for place, way in enumerate(WAYS):
+                scores[way + suffix] = [accuracy[place] for accuracy in found]
+        languages[language] = scores
     return {"overall": mean_over(languages, list(languages)), "languages": languages}
 
 
@@ -85,3 +229,53 @@ def mean_over(languages: Mapping[str, Mapping[str, Sequence[float]]], chosen: Se
     """The scores of the `chosen` languages averaged, every language counting the same: by way, by layer."""
     ways = next(iter(languages.values()))
     return {way: np.mean([languages[language][way] for language in chosen], axis=0).tolist() for way in ways}
+
+
+def retrieval_scores(model: TextEncoder, groups: Groups) -> dict[str, Any]:
+    """Accuracies of one model with those over the papers' sets of languages, and how many sentences had to be cut."""
+    scores = retrieve(model, groups, centred=True)
+    longest = model.cfg.max_positions - 2
+    cut = sum(len(sentence) > longest for group in groups.values() for side in group for sentence in side)
+    sets = {}
+    for name, codes in SETS.items():
+        found = [code for code in codes if code in groups]
+        if found:
+            sets[name] = mean_over(scores["languages"], found) | {"found": len(found), "of": len(codes)}
+    return scores | {"sets": sets, "cut": cut, "pairs": {language: len(ours) for language, (ours, _) in groups.items()}}
+
+
+def both_ways(model: Mapping[str, Any], centred: bool = False) -> list[float]:
+    """By layer, the mean of both directions over the papers' 36 languages if they are all there, else over all there
+    are."""
+    scores = _complete_sets(model).get("36", model["overall"])
+    return [(a + b) / 2 for a, b in zip(*(scores[way + CENTRED * centred] for way in WAYS), strict=True)]
+
+
+def _complete_sets(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The papers' sets of languages that are all there."""
+    return {name: scores for name, scores in model["sets"].items() if scores["found"] == scores["of"]}
+
+
+def retrieval_tables(results: Mapping[str, Any]) -> list[ResultTable]:
+    """A table of languages for every model at its layer, and one of all layers."""
+    tables = []
+    ways = WAYS | {way + CENTRED: f"{title} centred*" for way, title in WAYS.items()}
+    for model in results["models"]:
+        title = f"{model['model']}, layer {model['layer']} of {model['depth']}: accuracy@1 (%)"
+        table = ResultTable(title, ["language", "pairs", *ways.values()])
+        rows = [(code, str(model["pairs"][code]), scores) for code, scores in model["languages"].items()]
+        rows.append((f"mean of {len(rows)}", "", model["overall"]))
+        rows += [(f"mean of the papers' {name}", "", scores) for name, scores in _complete_sets(model).items()]
+        for name, pairs, scores in rows:
+            table.rows.append([name, pairs, *(percent(scores[way][model["layer"]]) for way in ways)])
+        table.notes.append(f"{OURS_ALONE}: the mean vector of each side of a language taken off")
+        if few := model.get("too_few"):
+            counts = ", ".join(f"{code} ({count})" for code, count in few.items())
+            table.notes.append(f"left out, with fewer than {SMALLEST} pairs without repetitions: {counts}")
+        if model["cut"]:
+            table.notes.append(f"{model['cut']} sentences were cut: they are longer than the model's longest item")
+        tables.append(table)
+    first = results["models"][0]
+    over = "the papers' 36 languages" if "36" in _complete_sets(first) else f"{len(first['languages'])} languages"
+    tables.append(table_by_layer(results, "mean of both directions (%)", both_ways, f"mean over {over}"))
+    return tables

@@ -1,10 +1,15 @@
 """Cross-lingual word embeddings from a model's lookup table (XLM; Conneau and Lample, 2019).
 
-A word's vector is the mean of its pieces' token embeddings, without positions or norms. N words, D width.
+Scored on word pairs with a similarity judged by people (SemEval-2017 Task 2, Camacho-Collados et al., 2017) and on
+translations (MUSE's dictionaries, Conneau et al., 2018). A word's vector is the mean of its pieces' token embeddings,
+without positions or norms. N words, D width.
 """
 
+import math
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,10 +17,105 @@ import torch
 from ..data.schema import UNK
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import TextEncoder
-from .tables import Table, percent
-from .word_tests import Judged, WordPair, WordTests
+from .output import ResultTable, percent
+from .text_lines import require_same_length, split_lines
+from .vectors import unit_length
 
-_LEAST = 1e-12
+WordPair = tuple[str, str]
+
+_DATA, _GOLD = ".data.txt", ".gold.txt"
+_KEYS = "keys"
+_DICTIONARY = re.compile(r"[a-z]{2,3}-[a-z]{2,3}(\.\d+-\d+)?\.txt")
+
+
+class JudgedPairs(NamedTuple):
+    """Pairs of words or phrases, and how alike people found each."""
+
+    pairs: list[WordPair]
+    scores: list[float]
+
+
+class WordTests(NamedTuple):
+    """The tests of a folder, by name."""
+
+    similarity: dict[str, JudgedPairs]
+    dictionaries: dict[str, list[WordPair]]
+
+
+def read_word_tests(folder: Path) -> WordTests:
+    """All tests in and below `folder`: en-de.test.data.txt with en-de.test.gold.txt (in keys/), en-de.txt,
+    en-de.5000-6500.txt.
+
+    Raises ValueError, naming file and line, on damaged files, and on a folder that has no test.
+    """
+    similarity: dict[str, Path] = {}
+    dictionaries: dict[str, Path] = {}
+    keys: dict[str, Path] = {}
+    for path in sorted(folder.rglob("*.txt")):
+        if path.name.endswith(_GOLD):
+            keys[path.name.removesuffix(_GOLD)] = path
+            continue
+        if path.name.endswith(_DATA):
+            name, found = path.name.removesuffix(_DATA), similarity
+        elif _DICTIONARY.fullmatch(path.name):
+            name, found = path.stem, dictionaries
+        else:
+            continue
+        if found.setdefault(name, path) is not path:
+            raise ValueError(f"{path} is the second test named {name}: name a folder that holds it once")
+    tests = WordTests(
+        {name: _read_judged(path) for name, path in similarity.items()},
+        {name: _read_pairs(path, None) for name, path in dictionaries.items()},
+    )
+    for name in sorted(keys.keys() - similarity.keys()):
+        raise ValueError(f"{keys[name]} is the key of no words: put {name}{_DATA} next to it, or take it away")
+    if not similarity and not dictionaries:
+        raise ValueError(
+            f"{folder} holds no word pairs: "
+            "put SemEval's en-de.test.data.txt and en-de.test.gold.txt or a dictionary en-de.txt there"
+        )
+    return tests
+
+
+def _read_judged(path: Path) -> JudgedPairs:
+    """The pairs of `path` with the scores of its key, which is next to it or, as published, in the folder `keys` next
+    to its own."""
+    name = path.name.removesuffix(_DATA) + _GOLD
+    keys = [key for key in (path.with_name(name), path.parent.parent / _KEYS / name) if key.is_file()]
+    if not keys:
+        raise ValueError(f"{path} has no key: put {name} next to it, or into {path.parent.parent / _KEYS}")
+    lines = split_lines(keys[0].read_bytes(), keys[0])
+    pairs = _read_pairs(path, "\t")
+    require_same_length(pairs, path, lines, keys[0])
+    scores = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            scores.append(float(line))
+        except ValueError:
+            scores.append(math.nan)
+        if not math.isfinite(scores[-1]):
+            raise ValueError(
+                f"{keys[0]} line {number} is {line.strip()!r}: it must be one number, fetch the file again"
+            )
+    if len(set(scores)) < 2:
+        raise ValueError(
+            f"{keys[0]} has the same score on every line: a correlation needs several, fetch the file again"
+        )
+    return JudgedPairs(pairs, scores)
+
+
+def _read_pairs(path: Path, separator: str | None) -> list[WordPair]:
+    """The two fields of every line, with a tab between them or any white space (None)."""
+    pairs = []
+    for number, line in enumerate(split_lines(path.read_bytes(), path), start=1):
+        words = [word.strip() for word in line.split(separator)]
+        if len(words) != 2 or not all(words):
+            between = "a tab" if separator else "a space or a tab"
+            raise ValueError(
+                f"{path} line {number} is {line.strip()!r}: it must be two words with {between} between them"
+            )
+        pairs.append((words[0], words[1]))
+    return pairs
 
 
 class Lookup:
@@ -58,15 +158,15 @@ def word_scores(lookup: Lookup, tests: WordTests) -> dict[str, dict[str, dict[st
     }
 
 
-def similarity(lookup: Lookup, test: Judged) -> dict[str, Any]:
-    """Correlation of the cosines with what people said: Pearson, Spearman, and the task's score, their harmonic mean.
+def similarity(lookup: Lookup, test: JudgedPairs) -> dict[str, Any]:
+    """Correlation of the cosines with people's scores: Pearson, Spearman, and the task's score, their harmonic mean.
 
     The harmonic mean is 0 unless both are positive.
     """
     ours, theirs, unknown = lookup.pairs(test.pairs)
-    found = (_unit(ours) * _unit(theirs)).sum(1)
-    said = np.array(test.scores)
-    pearson, spearman = correlation(found, said), correlation(ranks(found), ranks(said))
+    found = (unit_length(ours) * unit_length(theirs)).sum(1)
+    judged = np.array(test.scores)
+    pearson, spearman = correlation(found, judged), correlation(ranks(found), ranks(judged))
     score = 2 * pearson * spearman / (pearson + spearman) if min(pearson, spearman) > 0 else 0.0
     return {
         "pearson": pearson,
@@ -91,7 +191,7 @@ def translations(lookup: Lookup, pairs: Sequence[WordPair]) -> dict[str, Any]:
     nearest = _nearest(lookup.vectors(list(meant))[0], lookup.vectors(targets)[0])
     right = [targets[place] in found for place, found in zip(nearest, meant.values(), strict=True)]
     return {
-        "cosine": float((_unit(ours) * _unit(theirs)).sum(1).mean()),
+        "cosine": float((unit_length(ours) * unit_length(theirs)).sum(1).mean()),
         "distance": float(np.linalg.norm(ours - theirs, axis=1).mean()),
         "precision": float(np.mean(right)),
         "words": len(meant),
@@ -106,7 +206,7 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
     """Pearson's, of two series [N]; 0 where one does not vary."""
     a, b = a - a.mean(), b - b.mean()
     size = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return float(a @ b) / size if size > _LEAST else 0.0
+    return float(a @ b) / size if size > 1e-12 else 0.0
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
@@ -115,28 +215,24 @@ def ranks(values: np.ndarray) -> np.ndarray:
     return (np.cumsum(count) - (count - 1) / 2)[place]
 
 
-def _unit(vectors_ND: np.ndarray) -> np.ndarray:
-    return vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), _LEAST)
-
-
 def _nearest(ours_ND: np.ndarray, theirs_ND: np.ndarray, block: int = 1024) -> np.ndarray:
     """For every row of `ours` the nearest of `theirs` by cosine, the first of equal ones; `block` rows of cosines at a
     time."""
-    a, b = _unit(ours_ND), _unit(theirs_ND)
+    a, b = unit_length(ours_ND), unit_length(theirs_ND)
     found = [(a[start : start + block] @ b.T).argmax(1) for start in range(0, len(a), block)]
     return np.concatenate(found)
 
 
-def word_tables(results: Mapping[str, Any]) -> list[Table]:
+def word_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     """A table of the similarity tests and one of the dictionaries, where there are some: a row for each model and
     test."""
     unknown = "unknown: words with a piece that the vocabulary lacks"
-    judged = Table(
+    judged = ResultTable(
         "Word similarity: cosines against people's scores",
         ["test", "model", "pairs", "Pearson", "Spearman", "harmonic mean", "unknown"],
         notes=[unknown],
     )
-    translated = Table(
+    translated = ResultTable(
         "Translations in the lookup table",
         ["dictionary", "model", "pairs", "identical", "cosine", "L2 distance", "P@1 (%)", "candidates", "unknown"],
         notes=[

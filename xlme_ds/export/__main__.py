@@ -1,7 +1,7 @@
 """Command line: `python -m xlme_ds.export --run DIR --to DIR` writes a trained model as a Hugging Face folder.
 
-`--from-hf DIR` in place of `--run` takes XLM-R, as Hugging Face stores it. What reads a run folder reads such a folder
-too.
+`--from-hf DIR` in place of `--run` takes XLM-R, as Hugging Face stores it. Commands that read a run folder read such a
+folder too.
 """
 
 from dataclasses import dataclass, replace
@@ -10,16 +10,16 @@ from pathlib import Path
 import tyro
 
 from ..cli import fail
-from ..finetune.tasks import TASKS, Kind
+from ..finetune.downstream_tasks import TASKS, Kind
 from ..models.text_encoder import TextEncoder
 from ..saved import load_run
 from .card import render_card, run_card
-from .folder import Architecture, Exported, write_folder
+from .exported_folder import Architecture, Exported, write_folder
 from .xlm_roberta import read_xlm_roberta
 
+# By the head that was trained on an encoder.
 _PRETRAINED: dict[str, Architecture] = {"replaced_head.": "XLMEForPreTraining", "masked_head.": "XLMEForMaskedLM"}
-"""By the head that was trained on an encoder."""
-_CLASSES: dict[Kind, Architecture] = {
+_FINETUNED: dict[Kind, Architecture] = {
     "tokens": "XLMEForTokenClassification",
     "pair": "XLMEForSequenceClassification",
     "span": "XLMEForQuestionAnswering",
@@ -27,7 +27,7 @@ _CLASSES: dict[Kind, Architecture] = {
 
 
 @dataclass(frozen=True)
-class ExportConfig:
+class ExportSettings:
     """Write a trained model as a folder for Hugging Face transformers."""
 
     to: Path
@@ -42,7 +42,7 @@ class ExportConfig:
 
 def main(arguments: list[str] | None = None) -> None:
     """Write the folder and name it; a user's mistake ends in one line on stderr and exit code 2."""
-    config = tyro.cli(ExportConfig, prog="python -m xlme_ds.export", args=arguments)
+    config = tyro.cli(ExportSettings, prog="python -m xlme_ds.export", args=arguments)
     try:
         if (config.run is None) == (config.from_hf is None):
             raise ValueError("name what to export: either --run DIR or --from-hf DIR")
@@ -64,7 +64,7 @@ def export_run(folder: Path, to: Path, layer: int | None = None) -> None:
         main, generator = Exported(cut(encoder, layer), "XLMEModel"), None
     elif run.task:
         task = TASKS[run.task]
-        main, generator = Exported(encoder, _CLASSES[task.kind], run.state, task.labels), None
+        main, generator = Exported(encoder, _FINETUNED[task.kind], run.state, task.labels), None
     else:
         main, *others = (
             Exported(run.encoder(which), _PRETRAINED[head], run.state) for which, head in run.encoders.items()
@@ -88,7 +88,7 @@ def export_xlm_roberta(folder: Path, to: Path, layer: int | None = None) -> None
 def cut(encoder: TextEncoder, layer: int) -> TextEncoder:
     """The first `layer` layers, whose last hidden states are those of that layer in the whole.
 
-    Raises ValueError for a layer that is not there, and for a pre-LN model, where a norm stands behind the last layer
+    Raises ValueError for a layer that is not there, and for a pre-LN model, which has a norm after its last layer
     alone.
     """
     cfg = encoder.cfg

@@ -1,4 +1,4 @@
-"""The model card: how to load the folder, and what the run's files say of the model."""
+"""The model card: how to load the folder, and the facts about the model that the run's files hold."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from markupsafe import Markup
 from ..config import OBJECTIVE_DESCRIPTIONS
 from ..models.text_encoder import TextEncoder
 from ..report.files import read_optional, read_run
-from .folder import Architecture
+from .exported_folder import Architecture
 
 _TASKS = {"mono": "monolingual text", "para": "translation pairs"}
 _METRICS = {
@@ -34,7 +34,7 @@ def escape(value: Any) -> Any:
 def render_card(
     name: str, encoder: TextEncoder, architecture: Architecture, about: str, languages: Sequence[str] = ()
 ) -> str:
-    """The card of a model called `name`; `about` is Markdown that stands behind its first lines."""
+    """The card of a model called `name`; `about` is Markdown that follows its first lines."""
     return _render(
         "card.md.jinja",
         name=name,
@@ -52,6 +52,7 @@ def run_card(folder: Path, encoder: TextEncoder, architecture: Architecture, lay
     run = read_run(folder)
     languages = run.languages or {}
     config = (run.config or {}).get("config", {})
+    scores = read_optional(folder / "scores.json", dict)
     last = run.heldout[-1] if run.heldout else {}
     try:
         about = _render(
@@ -65,7 +66,7 @@ def run_card(folder: Path, encoder: TextEncoder, architecture: Architecture, lay
             step=last.get("step"),
             metrics={words: last[key] for key, words in _METRICS.items() if key in last},
             retrieval=_retrieval(run.retrieval),
-            scores=_scores(folder),
+            scores=scores and {"dev": None, "settings": 1} | scores,
             layer=layer,
         )
     except (KeyError, jinja2.UndefinedError) as error:
@@ -84,11 +85,6 @@ def _render(template: str, **values: Any) -> str:
         keep_trailing_newline=True,
     )
     return environment.get_template(template).render(**values)
-
-
-def _scores(folder: Path) -> dict[str, Any] | None:
-    scores = read_optional(folder / "scores.json", dict)
-    return scores and {"dev": None, "settings": 1} | scores
 
 
 def _shares(table: Mapping[str, Mapping[str, float]]) -> list[tuple[str, float]]:

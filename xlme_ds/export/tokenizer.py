@@ -1,10 +1,11 @@
 """The vocabulary as Hugging Face's fast tokenizer: the same ids as SentencePiece's.
 
-What differs: `<s>`, `<pad>`, `</s>`, `<unk>` and `<mask>` in a text are special tokens to the tokenizer and letters to
-SentencePiece; of two segmentations with the same score each may choose another (one line in 73,000 of real text); a
+The differences: `<s>`, `<pad>`, `</s>`, `<unk>` and `<mask>` in a text are special tokens to the tokenizer and letters
+to SentencePiece; of two segmentations with the same score each may choose another (one line in 73,000 of real text); a
 letter with two or more marks of its own that no character combines may be read otherwise.
 """
 
+import json
 from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2 as proto
@@ -13,6 +14,7 @@ from ..data.schema import EOS, LAYOUTS, PAD, UNK, Layout
 from ..data.vocabulary import Vocabulary
 
 _SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
+# How data_prep and XLM-R train a model; the pipeline below knows no other.
 _READABLE = {
     "normalizer_spec": {"add_dummy_prefix": True, "remove_extra_whitespaces": True, "escape_whitespaces": True},
     "trainer_spec": {
@@ -21,7 +23,6 @@ _READABLE = {
         "treat_whitespace_as_suffix": False,
     },
 }
-"""How data_prep and XLM-R train a model; the pipeline below knows no other."""
 _ORDERED_MARKS = (
     "\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"  # Hebrew points
     "\u0610-\u061a\u064b-\u0652\u0656-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed"  # Arabic vowels
@@ -61,8 +62,6 @@ def tokenizer_files(vocabulary: Vocabulary, longest: int, layout: Layout = LAYOU
 
 
 def _pipeline(vocabulary: Vocabulary, layout: Layout) -> Any:
-    import json
-
     try:
         from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     except ImportError:
@@ -75,8 +74,7 @@ def _pipeline(vocabulary: Vocabulary, layout: Layout) -> Any:
     charsmap = model.normalizer_spec.precompiled_charsmap
     # `Precompiled` composes letters and marks (Tamil vowels, decomposed Vietnamese) only in part, so NFC does it
     # before; but NFC would order Arabic and Hebrew marks anew, which SentencePiece leaves as they are: a guard before
-    # each prevents
-    # it.
+    # each prevents it.
     compose = [
         normalizers.Replace(Regex(f"(?<=.)(?=[{_ORDERED_MARKS}])"), _GUARD),
         normalizers.NFC(),
@@ -85,7 +83,7 @@ def _pipeline(vocabulary: Vocabulary, layout: Layout) -> Any:
     ]
     spaces = [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(" $"), "")]
     tokenizer.normalizer = normalizers.Sequence([*(compose if charsmap else []), *spaces])
-    # "first": what follows a <mask> without a space starts no new word, as at a masked position in training.
+    # "first": text after a <mask> without a space starts no new word, as at a masked position in training.
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first")
     tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="first")
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -107,7 +105,8 @@ def _read_model(vocabulary: Vocabulary) -> Any:
             found = getattr(getattr(model, spec), name)
             if found != wanted:
                 raise ValueError(
-                    f"{vocabulary.path} was trained with {name} {found}: only models with {wanted}, as XLM-R's, can be exported"
+                    f"{vocabulary.path} was trained with {name} {found}: "
+                    f"only models with {wanted}, as XLM-R's, can be exported"
                 )
     ordinary = proto.ModelProto.SentencePiece.NORMAL
     other = [piece.piece for piece in model.pieces[3:] if piece.type != ordinary]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +13,7 @@ from ..models.text_encoder import TextEncoder
 from ..saved import CONFIG_FILE, SENTENCEPIECE_FILE, WEIGHTS_FILE, mismatch, read_config, read_weights
 
 _PICKLED = "pytorch_model.bin"
-_FIRST_POSITION = 2
-"""XLM-R's positions start behind the padding id."""
+_FIRST_POSITION = 2  # XLM-R's positions start after the padding id
 _MUST_BE = {"model_type": "xlm-roberta", "hidden_act": "gelu"}
 _LAYER = {
     "attention.output.dense": "attention.output",
@@ -32,19 +31,11 @@ _HEAD = {
 }
 
 
-class Imported(NamedTuple):
-    """An XLM-R model."""
-
-    encoder: TextEncoder
-    head: dict[str, Tensor]
-    """Of masked language modelling, under our names; empty where the folder has none."""
-    vocabulary: Vocabulary
-
-
-def read_xlm_roberta(folder: Path) -> Imported:
+def read_xlm_roberta(folder: Path) -> tuple[TextEncoder, dict[str, Tensor], Vocabulary]:
     """The model of `folder`: config.json, model.safetensors or pytorch_model.bin, sentencepiece.bpe.model.
 
-    Raises ValueError in one sentence for another architecture, and where a file is missing or does not fit.
+    With it comes the head of masked language modelling, under our names, empty where the folder has none. Raises
+    ValueError in one sentence for another architecture, and where a file is missing or does not fit.
     """
     config = read_config(folder)
     for name, wanted in _MUST_BE.items():
@@ -63,9 +54,9 @@ def read_xlm_roberta(folder: Path) -> Imported:
     except (KeyError, RuntimeError) as error:
         raise mismatch(path, folder, error) from None
     head = {ours: state[theirs] for theirs, ours in _HEAD.items() if theirs in state}
-    return Imported(
-        encoder.float().eval(), head if len(head) == len(_HEAD) else {}, Vocabulary(folder / SENTENCEPIECE_FILE)
-    )
+    if len(head) < len(_HEAD):
+        head = {}
+    return encoder.float().eval(), head, Vocabulary(folder / SENTENCEPIECE_FILE)
 
 
 def _settings(config: Mapping[str, Any]) -> ModelConfig:
@@ -91,7 +82,7 @@ def _read_state(folder: Path) -> tuple[Path, dict[str, Tensor]]:
         raise ValueError(f"{folder} has neither {WEIGHTS_FILE} nor {_PICKLED}: download the whole model")
     try:
         state = torch.load(pickled, map_location="cpu", weights_only=True)
-    except Exception as error:  # what is wrong with a pickle is said in many classes
+    except Exception as error:  # a faulty pickle raises errors of many classes
         raise ValueError(f"{pickled} does not hold weights alone: {str(error).splitlines()[0]}") from None
     if not isinstance(state, dict):
         raise ValueError(f"{pickled} does not hold weights alone, but a {type(state).__name__}")

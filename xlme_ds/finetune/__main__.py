@@ -19,20 +19,20 @@ import tyro
 from ..cli import fail, without_launcher
 from ..config import EngineConfig, TrainConfig
 from ..train.stop import StopRequest
-from .settings import TuningConfig, grid
+from .settings import Job, TuningConfig, grid
 
 _TRAIN = TrainConfig(log_every=20, eval_every=0, save_every=500, keep_last=1, keep_every=0)
 
 
 @dataclass(frozen=True)
-class Finetune:
-    """Arguments of the command."""
+class FinetuneSettings:
+    """Options of the command."""
 
     task: Literal["pos", "ner", "conll", "xquad", "mlqa", "tydiqa", "xnli", "pawsx"]
     model: Path
     """Folder of a finished pre-training run, or of an export."""
     data: tuple[Path, ...]
-    """Folders with the task's files by their usual names; what questions are trained on may lie in another."""
+    """Folders with the task's files by their usual names; questions may be trained on those of another folder."""
     out: Path
     seeds: tuple[int, ...] = (1,)
     grid: bool = False
@@ -46,25 +46,28 @@ class Finetune:
     train: TrainConfig = field(default_factory=lambda: _TRAIN)
 
 
-def runs(command: Finetune) -> list[tuple[Path, TuningConfig, int]]:
-    """(folder, settings, seed) of every run; a single one has --out itself."""
+def jobs(command: FinetuneSettings) -> list[Job]:
+    """All runs of the command; a single one has --out itself as its folder."""
     chosen = grid(command.task, command.tuning) if command.grid else [command.tuning]
-    out = []
+    found = []
     for tuning in chosen:
         name = f"lr{tuning.learning_rate:g}_b{tuning.batch}_e{tuning.epochs}"
         for seed in command.seeds:
             parts = [name] * command.grid + [f"seed{seed}"] * (len(command.seeds) > 1)
-            out.append((command.out.joinpath(*parts), tuning, seed))
-    return out
+            folder, engine, train = command.out.joinpath(*parts), command.engine, command.train
+            found.append(
+                Job(command.task, command.model, command.data, folder, seed, tuning, engine, train, len(chosen))
+            )
+    return found
 
 
 def main() -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
     stop = StopRequest()
-    command = tyro.cli(Finetune, description=__doc__, args=without_launcher(sys.argv[1:]))
-    todo = runs(command)
+    command = tyro.cli(FinetuneSettings, description=__doc__, args=without_launcher(sys.argv[1:]))
+    todo = jobs(command)
     if command.list:
-        print("\n".join(str(folder) for folder, _, _ in todo))
+        print("\n".join(str(job.out) for job in todo))
         return
     if command.number is not None:
         if not 0 <= command.number < len(todo):
@@ -81,22 +84,18 @@ def main() -> None:
             raise SharedError("engine.kind pipeline is for pre-training: fine-tune with engine.kind deepspeed")
         # Joined once: DeepSpeed keeps its groups for good.
         with process_group(command.engine, command.train.watchdog_minutes) as (rank, world):
-            for folder, tuning, seed in todo:
-                _run(command, folder, tuning, seed, rank, world, stop)
+            for job in todo:
+                _run(job, rank, world, stop)
     except SharedError as error:
         fail("xlme_ds.finetune", error)
 
 
-def _run(
-    command: Finetune, folder: Path, tuning: TuningConfig, seed: int, rank: int, world: int, stop: StopRequest
-) -> None:
+def _run(job: Job, rank: int, world: int, stop: StopRequest) -> None:
     from ..engine.processes import gather
-    from .run import Job, finetune
+    from .finetune_run import finetune
 
     if any(gather(stop.received is not None)):
         return
-    settings = len(grid(command.task, command.tuning)) if command.grid else 1
-    job = Job(command.task, command.model, command.data, folder, seed, tuning, command.engine, command.train, settings)
     scores = finetune(job, rank, world, stop)
     if scores is None:
         return
@@ -104,7 +103,7 @@ def _run(
         dev = (scores["dev"] or {}).get("mean")
         print(f"{job.done}: {json.dumps({'mean': scores['mean'], 'gap': scores.get('gap'), 'dev': dev})}", flush=True)
     for code, path in scores["unlabelled"].items():
-        print(f"{code}: no labels: predictions in {folder / path}", flush=True)
+        print(f"{code}: no labels: predictions in {job.out / path}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,48 +1,53 @@
-"""Examples as token ids: words cut into subwords with the label on the first, pairs, windows over a long context."""
+"""Examples as token ids: words cut into subwords with the label on the first, pairs, windows over a long context; and
+the batches of a step as a function of its number.
 
+B rows, T tokens.
+"""
+
+import hashlib
 from collections.abc import Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from ..data.schema import LAYOUTS, UNK, Layout
+from ..config import DataConfig
+from ..data.order import StepPlan, plan_step
+from ..data.schema import PAD, UNK
 from ..data.vocabulary import Vocabulary
-from .examples import NO_LABEL, Example, Pair, Question, Sentence
-from .tasks import Task
+from ..models.text_encoder import one_item_a_row
+from .downstream_tasks import DownstreamTask, Kind
+from .settings import Windows
+from .task_files import NO_LABEL, Example, Question, Sentence, TextPair
 
-IGNORED = -100
-"""The label of a token that none is predicted for."""
+IGNORED = -100  # the label of a token for which none is predicted
 
 
 class Feature(NamedTuple):
-    """What the model reads at once, and where it came from."""
+    """One input of the model, and the number of its `example`.
+
+    `ids` are int32, `<s> … </s>`, for two texts `<s> a </s> b </s>`, or in the model's layout, as in pre-training.
+    `labels` are int64: of every token (IGNORED but on first subwords), one of a pair, or first and last token of an
+    answer. `places` are int64: of tokens the positions of the first subwords, of a span [tokens, 2] first and last
+    character + 1, −1 outside the context. `language` is its place in the model's `language_embeddings`.
+    """
 
     ids: np.ndarray
-    """int32, `<s> … </s>`, for two texts `<s> a </s> b </s>`, or in the model's layout, as in pre-training."""
     labels: np.ndarray
-    """int64: of every token (IGNORED but on first subwords), one of a pair, or first and last token of an answer."""
     example: int
     places: np.ndarray
-    """int64: tokens: positions of the first subwords; span: [tokens, 2] first and last character + 1, −1 outside the
-    context."""
     language: int = 0
-    """Place in the model's `language_embeddings`."""
-
-
-class Windows(NamedTuple):
-    """Lengths in tokens, and the special tokens among them."""
-
-    longest: int
-    """Of a whole input."""
-    stride: int
-    """From the start of a window over a context to the start of the next."""
-    question: int
-    """Questions are cut to this many."""
-    layout: Layout = LAYOUTS["xlme"]
 
 
 def featurise(
-    examples: Sequence[Example], task: Task, vocabulary: Vocabulary, windows: Windows, language: int = 0, first: int = 0
+    examples: Sequence[Example],
+    task: DownstreamTask,
+    vocabulary: Vocabulary,
+    windows: Windows,
+    language: int = 0,
+    first: int = 0,
 ) -> list[Feature]:
     """The inputs of all examples (in one `language`), in order; a long sentence or context gives several.
 
@@ -52,7 +57,7 @@ def featurise(
     for number, example in enumerate(examples, start=first):
         if isinstance(example, Sentence):
             features += _sentence(example, number, task.labels, vocabulary, windows)
-        elif isinstance(example, Pair):
+        elif isinstance(example, TextPair):
             features.append(_pair(example, number, task.labels, vocabulary, windows))
         else:
             features += _question(example, number, vocabulary, windows)
@@ -80,7 +85,7 @@ def _sentence(
     ]
 
 
-def _pair(pair: Pair, number: int, labels: Sequence[str], vocabulary: Vocabulary, windows: Windows) -> Feature:
+def _pair(pair: TextPair, number: int, labels: Sequence[str], vocabulary: Vocabulary, windows: Windows) -> Feature:
     """The longer side loses tokens from its end until both fit."""
     first, second = vocabulary.encode(pair.first), vocabulary.encode(pair.second)
     room = windows.longest - windows.layout.pair_specials
@@ -121,3 +126,98 @@ def _question(question: Question, number: int, vocabulary: Vocabulary, windows: 
         if start + room >= len(context):
             break
     return features
+
+
+class TaskBatch(NamedTuple):
+    """A micro-batch. All integers are int64.
+
+    `labels`: [B, T] of tokens, IGNORED where none is; [B] of pairs; [B, 2] of spans: first and last token. `keys_B`
+    seed the dropout of a row, as in `data.batch.Batch`.
+    """
+
+    tokens_BT: Tensor
+    positions_BT: Tensor
+    segments_BT: Tensor
+    languages_BT: Tensor
+    labels: Tensor
+    keys_B: Tensor
+
+    def to(self, device: torch.device) -> "TaskBatch":
+        """The same batch on `device`."""
+        return TaskBatch(*(tensor.to(device, non_blocking=True) for tensor in self))
+
+
+def collate_features(features: Sequence[Feature], kind: Kind, keys: Sequence[int] = ()) -> TaskBatch:
+    """Features padded to the longest of them; `keys`, one each, are for training."""
+    width = max(len(feature.ids) for feature in features)
+    tokens_BT = np.full((len(features), width), PAD, np.int64)
+    labels = np.full((len(features), width), IGNORED, np.int64)
+    for row, feature in enumerate(features):
+        tokens_BT[row, : len(feature.ids)] = feature.ids
+        labels[row, : len(feature.labels)] = feature.labels
+    labels = {"pair": labels[:, 0], "span": labels[:, :2]}.get(kind, labels)
+    tokens = torch.from_numpy(tokens_BT)
+    keys_B = torch.tensor(keys or [0] * len(features))
+    positions_BT, inside_BT = one_item_a_row(tokens)
+    languages_BT = torch.tensor([feature.language for feature in features])[:, None] * inside_BT
+    return TaskBatch(tokens, positions_BT, inside_BT, languages_BT, torch.from_numpy(labels), keys_B)
+
+
+class TaskLoader:
+    """The training features for one of `world` ranks; holds no position.
+
+    Step s reads numbers [s·B, (s+1)·B); number n is feature n mod N in the order of epoch n div N, which (seed, epoch)
+    give.
+    """
+
+    def __init__(self, features: Sequence[Feature], kind: Kind, data: DataConfig, seed: int, rank: int, world: int):
+        self.features = features
+        self.kind = kind
+        self.plan: StepPlan = plan_step(data, world)
+        self.rank = rank
+        self.row_tokens = round(fmean(len(feature.ids) for feature in features))
+        self.seed = seed
+        self._orders: dict[int, np.ndarray] = {}
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """SHA-256 of all features."""
+        digest = hashlib.sha256()
+        for feature in self.features:
+            digest.update(feature.ids.tobytes())
+            digest.update(feature.labels.tobytes())
+            if feature.language:
+                digest.update(str(feature.language).encode())
+        return {"features": digest.hexdigest()}
+
+    def _feature(self, number: int) -> Feature:
+        epoch, place = divmod(number, len(self.features))
+        if epoch not in self._orders:
+            shuffle = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
+            self._orders = {epoch: shuffle.permutation(len(self.features))}
+        return self.features[self._orders[epoch][place]]
+
+    def batch(self, step: int, micro_batch: int) -> TaskBatch:
+        """Micro-batch `micro_batch` (of `plan.accumulation`) of this rank in step `step`."""
+        numbers = self.plan.numbers(step, self.rank, micro_batch, 0).tolist()
+        return collate_features([self._feature(n) for n in numbers], self.kind, [_key(self.seed, n) for n in numbers])
+
+    def step(self, step: int) -> list[TaskBatch]:
+        """All micro-batches of this rank in step `step`."""
+        return [self.batch(step, micro) for micro in range(self.plan.accumulation)]
+
+    def rows_of(self, step: int, micro_batch: int | None = None) -> str:
+        """The examples of that micro-batch of this rank, or of the whole step, in words."""
+        if micro_batch is None:
+            numbers = np.arange(step * self.plan.rows[0], (step + 1) * self.plan.rows[0])
+        else:
+            numbers = self.plan.numbers(step, self.rank, micro_batch, 0)
+        return "examples " + ", ".join(str(self._feature(int(n)).example) for n in numbers)
+
+    def probe(self) -> TaskBatch:
+        """The first feature: the same on all ranks, whatever their number."""
+        return collate_features(self.features[:1], self.kind)
+
+
+def _key(seed: int, number: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}:{number}".encode()).digest()[:7], "little")

@@ -1,19 +1,28 @@
-"""The settings of a fine-tuning run, and the runs of a published grid."""
+"""The settings of a fine-tuning run, and those of a published grid."""
 
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from math import ceil
-from typing import Self
+from pathlib import Path
+from typing import NamedTuple, Self
 
 from ..config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, TrainConfig, Training
-from ..data.schema import LAYOUTS
-from .features import Windows
-from .tasks import TASKS, Task
+from ..data.schema import LAYOUTS, Layout
+from .downstream_tasks import TASKS, DownstreamTask
+
+
+class Windows(NamedTuple):
+    """Lengths in tokens: of a whole input, from one window over a context to the next, of a question (cut to it)."""
+
+    longest: int
+    stride: int
+    question: int
+    layout: Layout = LAYOUTS["xlme"]
 
 
 @dataclass(frozen=True)
 class TuningConfig:
-    """What --task leaves open; 0 takes the task's first published value (XLM-E, Table 11)."""
+    """Settings of one run; 0 takes the task's first published value (XLM-E, Table 11)."""
 
     learning_rate: float = 0.0
     batch: int = 0
@@ -42,7 +51,7 @@ class TuningConfig:
     """Train on nine tenths and score the rest as the dev set; --grid does so where --data has no dev set to choose
     on."""
 
-    def completed(self, task: Task, model: ModelConfig) -> Self:
+    def completed(self, task: DownstreamTask, model: ModelConfig) -> Self:
         """With the task's values in place of zeros. Raises ValueError for values that cannot be used."""
         longest = min(self.max_tokens or task.max_tokens, model.max_positions)
         done = replace(
@@ -66,7 +75,7 @@ class TuningConfig:
         return done
 
     def windows(self, model: ModelConfig) -> Windows:
-        """How texts are cut for `model`."""
+        """The lengths to which texts are cut for `model`."""
         return Windows(self.max_tokens, self.stride, self.question_tokens, LAYOUTS[model.layout])
 
 
@@ -75,12 +84,36 @@ _POSITIVE = ("learning_rate", "batch", "epochs", "clip", "stride", "micro_batch"
 
 @dataclass(frozen=True)
 class FinetuneConfig(Training):
-    """Everything a fine-tuning run is: what its `config.json` holds."""
+    """The configuration in the `config.json` of a run; `base`: SHA-256 of the weights that it starts from."""
 
     task: str = "ner"
     tuning: TuningConfig = field(default_factory=TuningConfig)
     base: str = ""
-    """SHA-256 of the weights that it starts from."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a task, a model, a seed; `settings`: how many there are to choose from, of which these are one."""
+
+    task: str
+    model: Path
+    data: tuple[Path, ...]
+    out: Path
+    seed: int
+    tuning: TuningConfig
+    engine: EngineConfig
+    train: TrainConfig
+    settings: int = 1
+
+    @property
+    def done(self) -> Path:
+        """The file of the scores, the run's last act."""
+        return self.out / "scores.json"
+
+    @property
+    def predictions(self) -> Path:
+        """The folder of the predictions."""
+        return self.out / "predictions"
 
 
 def settings(

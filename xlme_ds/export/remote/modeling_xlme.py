@@ -130,7 +130,7 @@ class XLMELayer(GradientCheckpointingLayer):
     def forward(
         self, x_BTD: Tensor, allowed_B1TT: Tensor, distance_HTT: Tensor | None, wanted: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """As `XLMEAttention`."""
+        """Output [B, T, D], and the attention weights [B, H, T, T] where they are `wanted`."""
         read_BTD = self.attention_norm(x_BTD) if self.pre_norm else x_BTD
         attended_BTD, weights = self.attention(read_BTD, allowed_B1TT, distance_HTT, wanted)
         x_BTD = x_BTD + self.dropout(attended_BTD)
@@ -157,7 +157,7 @@ class XLMEEncoder(nn.Module):
             self.languages = nn.Parameter(torch.empty(len(config.languages), config.hidden_size))
         self.relative = None if config.relative_bias == "none" else XLMERelativePositions(config)
         self.layers = nn.ModuleList(XLMELayer(config) for _ in range(config.num_hidden_layers))
-        # Post-LN normalises what enters the first layer; pre-LN what leaves the last, and the first on request.
+        # Post-LN normalises the input of the first layer; pre-LN the output of the last, and that input on request.
         self.input_norm = _layer_norm(config) if config.norm == "post" or config.embedding_norm else None
         self.output_norm = _layer_norm(config) if config.norm == "pre" else None
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
@@ -189,28 +189,24 @@ class XLMEEncoder(nn.Module):
 
 
 class XLMEPreTrainedModel(PreTrainedModel):
-    """What transformers must know of all classes here."""
+    """Facts about all classes here that transformers needs."""
 
     config_class = XLMEConfig
     base_model_prefix = "xlme"
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = False
     _supports_sdpa = True
+    _input_embed_layer = "embedding"
     _no_split_modules = ["XLMELayer"]  # noqa: RUF012 - as in all of transformers
 
     def _init_weights(self, module: nn.Module) -> None:
-        std = self.config.initializer_range
-        if isinstance(module, nn.LayerNorm):
-            nn.init.ones_(module.weight)
-            nn.init.zeros_(module.bias)
-            return
-        if isinstance(module, XLMEGate):
-            nn.init.ones_(module.scale)
         for name, parameter in module.named_parameters(recurse=False):
             if name == "bias":
                 nn.init.zeros_(parameter)
-            elif name != "scale":
-                nn.init.normal_(parameter, std=std)
+            elif name == "scale" or isinstance(module, nn.LayerNorm):  # the scale is that of a gate
+                nn.init.ones_(parameter)
+            else:
+                nn.init.normal_(parameter, std=self.config.initializer_range)
 
 
 class XLMEModel(XLMEPreTrainedModel):
@@ -221,14 +217,6 @@ class XLMEModel(XLMEPreTrainedModel):
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.encoder = XLMEEncoder(config)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """The token embedding."""
-        return self.embedding
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the token embedding."""
-        self.embedding = value
 
     @can_return_tuple
     def forward(
@@ -254,12 +242,9 @@ class XLMEModel(XLMEPreTrainedModel):
         if inputs_embeds is None:
             inputs_embeds = self.embedding(input_ids)
         if attention_mask is None:
-            shape, device = inputs_embeds.shape[:2], inputs_embeds.device
-            attention_mask = (
-                torch.ones(shape, dtype=torch.long, device=device)
-                if input_ids is None
-                else (input_ids != self.config.pad_token_id)
-            )
+            attention_mask = torch.ones(inputs_embeds.shape[:2], dtype=torch.long, device=inputs_embeds.device)
+            if input_ids is not None:
+                attention_mask = input_ids != self.config.pad_token_id
         items_BT = attention_mask.long()
         if position_ids is None:
             inside_BT = items_BT.clamp(max=1)
@@ -341,15 +326,26 @@ class XLMETaskHead(nn.Module):
         return self.output(torch.tanh(self.dense(self.dropout(hidden_BTD[:, 0]))))
 
 
-class XLMEForPreTraining(XLMEPreTrainedModel):
-    """The discriminator with its head: `logits` [B, T], positive where a token was replaced; `labels` 1 there, else
-    0."""
+class XLMEModelWithHead(XLMEPreTrainedModel):
+    """An encoder and a head; a class with another head or loss than this one's, of tokens, replaces the private
+    methods."""
+
+    output_class: Any = TokenClassifierOutput
 
     def __init__(self, config: XLMEConfig):
         super().__init__(config)
         self.xlme = XLMEModel(config)
-        self.replaced_head = XLMEReplacedTokenHead(config)
+        self._add_head(config)
         self.post_init()
+
+    def _add_head(self, config: XLMEConfig) -> None:
+        self.head = XLMETaskHead(config, config.num_labels)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden)
+
+    def _loss(self, logits: Tensor, labels: Tensor, inside_BT: Tensor | None) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
     @can_return_tuple
     def forward(
@@ -358,104 +354,73 @@ class XLMEForPreTraining(XLMEPreTrainedModel):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         **inputs: Any,
-    ) -> TokenClassifierOutput:
-        """As `XLMEModel`; the loss is the mean over all tokens but padding, labels of −100 left out."""
+    ) -> Any:
+        """Take the inputs of `XLMEModel`; with `labels` the output has a loss."""
         hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
-        logits_BT = self.replaced_head(hidden.last_hidden_state)
+        logits = self._logits(hidden.last_hidden_state)
         loss = None
         if labels is not None:
-            counted_BT = labels != -100
-            if attention_mask is not None:
-                counted_BT &= attention_mask != 0
-            elif input_ids is not None:
-                counted_BT &= input_ids != self.config.pad_token_id
-            loss = F.binary_cross_entropy_with_logits(logits_BT[counted_BT], labels[counted_BT].to(logits_BT.dtype))
-        return TokenClassifierOutput(loss, logits_BT, hidden.hidden_states, hidden.attentions)
+            inside_BT = attention_mask
+            if attention_mask is None and input_ids is not None:
+                inside_BT = input_ids != self.config.pad_token_id
+            loss = self._loss(logits, labels, inside_BT)
+        return self.output_class(loss, logits, hidden.hidden_states, hidden.attentions)
 
 
-class XLMEForMaskedLM(XLMEPreTrainedModel):
+class XLMEForPreTraining(XLMEModelWithHead):
+    """The discriminator with its head: `logits` [B, T], positive where a token was replaced; `labels` 1 there, else 0.
+
+    The loss is the mean over all tokens but padding, labels of −100 left out.
+    """
+
+    def _add_head(self, config: XLMEConfig) -> None:
+        self.replaced_head = XLMEReplacedTokenHead(config)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.replaced_head(hidden)
+
+    def _loss(self, logits: Tensor, labels: Tensor, inside_BT: Tensor | None) -> Tensor:
+        counted_BT = labels != -100
+        if inside_BT is not None:
+            counted_BT &= inside_BT != 0
+        return F.binary_cross_entropy_with_logits(logits[counted_BT], labels[counted_BT].to(logits.dtype))
+
+
+class XLMEForMaskedLM(XLMEModelWithHead):
     """The generator with its head: `logits` [B, T, V]; `labels` −100 where nothing is to be predicted."""
 
-    def __init__(self, config: XLMEConfig):
-        super().__init__(config)
-        self.xlme = XLMEModel(config)
+    output_class = MaskedLMOutput
+
+    def _add_head(self, config: XLMEConfig) -> None:
         self.masked_head = XLMEMaskedHead(config)
-        self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        **inputs: Any,
-    ) -> MaskedLMOutput:
-        """As `XLMEModel`."""
-        hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
-        logits_BTV = self.masked_head(hidden.last_hidden_state, self.xlme.embedding.weight)
-        loss = None if labels is None else F.cross_entropy(logits_BTV.flatten(0, 1), labels.flatten())
-        return MaskedLMOutput(loss, logits_BTV, hidden.hidden_states, hidden.attentions)
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.masked_head(hidden, self.xlme.embedding.weight)
 
 
-class XLMEForTokenClassification(XLMEPreTrainedModel):
+class XLMEForTokenClassification(XLMEModelWithHead):
     """`logits` [B, T, C]; `labels` −100 where a token has none."""
 
-    def __init__(self, config: XLMEConfig):
-        super().__init__(config)
-        self.xlme = XLMEModel(config)
-        self.head = XLMETaskHead(config, config.num_labels)
-        self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        **inputs: Any,
-    ) -> TokenClassifierOutput:
-        """As `XLMEModel`."""
-        hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
-        logits_BTC = self.head(hidden.last_hidden_state)
-        loss = None if labels is None else F.cross_entropy(logits_BTC.flatten(0, 1), labels.flatten())
-        return TokenClassifierOutput(loss, logits_BTC, hidden.hidden_states, hidden.attentions)
-
-
-class XLMEForSequenceClassification(XLMEPreTrainedModel):
+class XLMEForSequenceClassification(XLMEModelWithHead):
     """`logits` [B, C]; `labels` [B] classes, or numbers where there is one label (regression)."""
 
-    def __init__(self, config: XLMEConfig):
-        super().__init__(config)
-        self.xlme = XLMEModel(config)
+    output_class = SequenceClassifierOutput
+
+    def _add_head(self, config: XLMEConfig) -> None:
         self.head = XLMETaskHead(config, config.num_labels, sequence=True)
-        self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
-        **inputs: Any,
-    ) -> SequenceClassifierOutput:
-        """As `XLMEModel`."""
-        hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
-        logits_BC = self.head(hidden.last_hidden_state)
-        loss = None
-        if labels is not None:
-            regression = self.config.num_labels == 1
-            loss = F.mse_loss(logits_BC[:, 0], labels.view(-1)) if regression else F.cross_entropy(logits_BC, labels)
-        return SequenceClassifierOutput(loss, logits_BC, hidden.hidden_states, hidden.attentions)
+    def _loss(self, logits: Tensor, labels: Tensor, inside_BT: Tensor | None) -> Tensor:
+        if self.config.num_labels == 1:
+            return F.mse_loss(logits[:, 0], labels.view(-1))
+        return F.cross_entropy(logits, labels)
 
 
-class XLMEForQuestionAnswering(XLMEPreTrainedModel):
+class XLMEForQuestionAnswering(XLMEModelWithHead):
     """`start_logits` and `end_logits` [B, T] of the answer's first and last token."""
 
-    def __init__(self, config: XLMEConfig):
-        super().__init__(config)
-        self.xlme = XLMEModel(config)
+    def _add_head(self, config: XLMEConfig) -> None:
         self.head = XLMETaskHead(config, 2)
-        self.post_init()
 
     @can_return_tuple
     def forward(
@@ -466,7 +431,7 @@ class XLMEForQuestionAnswering(XLMEPreTrainedModel):
         end_positions: Tensor | None = None,
         **inputs: Any,
     ) -> QuestionAnsweringModelOutput:
-        """As `XLMEModel`; positions outside the row are left out of the loss, the mean of both."""
+        """Take the inputs of `XLMEModel`; the loss is the mean of both ends, positions outside the row left out."""
         hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
         start_BT, end_BT = self.head(hidden.last_hidden_state).unbind(-1)
         loss = None

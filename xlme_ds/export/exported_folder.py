@@ -35,23 +35,24 @@ Architecture = Literal[
     "XLMEForSequenceClassification",
     "XLMEForQuestionAnswering",
 ]
+# Names of the heads of pre-training; that of the other classes is `head`.
 _HEADS = {"XLMEForPreTraining": "replaced_head", "XLMEForMaskedLM": "masked_head"}
-"""Of what these are trained on; that of the other classes is `head`."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """One encoder with the head that was trained on it."""
+    """One encoder with the head that was trained on it.
+
+    `architecture`: the class of `remote/modeling_xlme.py` whose head it has. `state` holds the head's parameters, under
+    the names of that class (`head.weight`, …); other entries are not read. `labels`: names of the head's classes.
+    `separators`: `</s>` between two texts, where they are not those of the model's layout: XLM-R has 2.
+    """
 
     encoder: TextEncoder
     architecture: Architecture
-    """The class of `remote/modeling_xlme.py` whose head it has."""
     state: Mapping[str, Tensor] = field(default_factory=dict)
-    """Holds the head's parameters, under the names of that class (`head.weight`, …); other entries are not read."""
     labels: Sequence[str] = ()
-    """Names of the head's classes."""
     separators: int = 0
-    """`</s>` between two texts, where they are not those of the model's layout: XLM-R has 2."""
 
 
 def write_folder(
@@ -59,7 +60,7 @@ def write_folder(
 ) -> None:
     """Write the folder `to`, which must not exist, with the model card `card` (Markdown); float32, whole or not at all.
 
-    Raises ValueError in one sentence where that cannot be.
+    Raises ValueError in one sentence where it cannot be written.
     """
     with made_whole(to, "--to") as partial:
         _write_one(partial, main, vocabulary)
@@ -71,14 +72,14 @@ def write_folder(
 
 
 def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary) -> None:
-    if vocabulary.size != model.encoder.cfg.vocabulary:
-        raise ValueError(
-            f"{vocabulary.path} has {vocabulary.size} ids, the model {model.encoder.cfg.vocabulary}: name the vocabulary of its data"
-        )
     cfg = model.encoder.cfg
-    layout = (
-        replace(LAYOUTS[cfg.layout], between=(EOS,) * model.separators) if model.separators else LAYOUTS[cfg.layout]
-    )
+    if vocabulary.size != cfg.vocabulary:
+        raise ValueError(
+            f"{vocabulary.path} has {vocabulary.size} ids, the model {cfg.vocabulary}: name the vocabulary of its data"
+        )
+    layout = LAYOUTS[cfg.layout]
+    if model.separators:
+        layout = replace(layout, between=(EOS,) * model.separators)
     for name, content in tokenizer_files(vocabulary, cfg.max_positions, layout).items():
         write_json(folder / name, content)
     shutil.copyfile(vocabulary.path, folder / SENTENCEPIECE_FILE)
@@ -103,11 +104,16 @@ def _head(model: Exported) -> dict[str, Tensor]:
 
 def _config(model: Exported) -> dict[str, Any]:
     cfg = model.encoder.cfg
+    # The classes that can be loaded from this folder: any head may be trained anew, but those of pre-training.
+    classes = {"AutoConfig": "configuration_xlme.XLMEConfig", "AutoModel": "modeling_xlme.XLMEModel"}
+    for task in ("PreTraining", "MaskedLM", "TokenClassification", "SequenceClassification", "QuestionAnswering"):
+        if f"XLMEFor{task}" not in _HEADS or model.architecture == f"XLMEFor{task}":
+            classes[f"AutoModelFor{task}"] = f"modeling_xlme.XLMEFor{task}"
     config = {theirs: getattr(cfg, ours) for ours, theirs in EXPORTED_SETTINGS.items()}
     config |= {
         "model_type": MODEL_TYPE,
         "architectures": [model.architecture],
-        "auto_map": _auto_map(model.architecture),
+        "auto_map": classes,
         "hidden_act": "gelu",
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
@@ -123,18 +129,8 @@ def _config(model: Exported) -> dict[str, Any]:
     return config
 
 
-def _auto_map(architecture: Architecture) -> dict[str, str]:
-    """The classes that can be loaded from this folder: any head may be trained anew, but those of pre-training."""
-    classes = {"AutoConfig": "configuration_xlme.XLMEConfig", "AutoModel": "modeling_xlme.XLMEModel"}
-    for task in ("PreTraining", "MaskedLM", "TokenClassification", "SequenceClassification", "QuestionAnswering"):
-        if f"XLMEFor{task}" not in _HEADS or architecture == f"XLMEFor{task}":
-            classes[f"AutoModelFor{task}"] = f"modeling_xlme.XLMEFor{task}"
-    return classes
-
-
 def _write_sentence_transformers(folder: Path, model: Exported) -> None:
-    """What makes sentence-transformers load the folder with the mean over the last hidden states as a sentence's
-    vector."""
+    # sentence-transformers then takes the mean over the last hidden states as a sentence's vector.
     pooling = "1_Pooling"
     package = "sentence_transformers.models"
     write_json(

@@ -1,22 +1,24 @@
-"""The files of a task as examples: word and tag a line, tables of two texts and a label, SQuAD's JSON.
+"""The files of a task: which ones a run trains on, is scored on and is chosen by, and their examples.
+
+The formats are a word and a tag on a line, tables of two texts and a label, and SQuAD's JSON.
 
 XTREME's download has its tests without labels: words or two texts alone, and the empty answer to every question.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .tasks import Task
+from .downstream_tasks import DownstreamTask
+from .settings import TuningConfig
 
 _CONLL_LANGUAGES = {"eng": "en", "deu": "de", "esp": "es", "ned": "nl"}
 _SPLITS = {"testa": "dev", "testb": "test", "": "test"}  # XQuAD's files have no split in their names: they are tests
-
-
-NO_LABEL = ""
-"""The tag or label of an example that has none; a question has no answers then."""
+NO_LABEL = ""  # the tag or label of an example that has none; a question has no answers then
+TENTH = 10
 
 
 class Sentence(NamedTuple):
@@ -26,7 +28,7 @@ class Sentence(NamedTuple):
     tags: list[str]
 
 
-class Pair(NamedTuple):
+class TextPair(NamedTuple):
     """Two texts and their label."""
 
     first: str
@@ -43,33 +45,56 @@ class Question(NamedTuple):
     answers: list[tuple[str, int]]
 
 
-Example = Sentence | Pair | Question
+Example = Sentence | TextPair | Question
 
 
-class Source(NamedTuple):
-    """A file of a task."""
+class TaskFile(NamedTuple):
+    """A file of a task; `own`: of the task itself, not of another set that it is trained on."""
 
     path: Path
     language: str
     split: str
     own: bool
-    """Of the task itself, not of another set that it is trained on."""
 
     @property
     def may_lack_labels(self) -> bool:
-        """Tests may; what is trained or chosen on may not."""
+        """Whether the file is a test: those that a run trains on or is chosen by must have labels."""
         return self.own and self.split == "test"
 
 
-def find(task: Task, folders: list[Path]) -> list[Source]:
+class TaskSets(NamedTuple):
+    """The files of a run by their purpose.
+
+    `test` is scored: tests, and dev sets where the task has no test. A choice among settings goes by `dev`, of the
+    languages trained on; these are the training files where a tenth of them is held out. `unused`: languages with a
+    dev set and no test where others have one.
+    """
+
+    train: list[TaskFile]
+    test: list[TaskFile]
+    dev: list[TaskFile]
+    held_out: bool
+    unused: list[str]
+
+    def fingerprints(self) -> dict[str, str]:
+        """SHA-256 of the files that are scored, by name."""
+        return {
+            source.path.name: hashlib.sha256(source.path.read_bytes()).hexdigest()
+            for source in [*self.test, *(source for source in self.dev if source.split == "dev")]
+        }
+
+
+def find(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
     """The task's files in and below `folders`, by name. Raises ValueError when there are none, or two for one
     purpose."""
     patterns = [(re.compile(p), True) for p in task.files] + [(re.compile(p), False) for p in task.train_files]
-    found: dict[tuple[str, str, bool], Source] = {}
+    found: dict[tuple[str, str, bool], TaskFile] = {}
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder: name the folder of the task's files")
-        for path in (path for part in _parts(task, folder) for path in sorted(part.rglob("*"))):
+        # The task's own folders in XTREME's download; another folder is looked through as it is.
+        parts = [folder / name for name in task.folders if (folder / name).is_dir()] or [folder]
+        for path in (path for part in parts for path in sorted(part.rglob("*"))):
             for pattern, own in patterns:
                 match = pattern.fullmatch(path.name)
                 if match is None:
@@ -77,7 +102,7 @@ def find(task: Task, folders: list[Path]) -> list[Source]:
                 named = match.groupdict()
                 language, split = named.get("language", "en"), named.get("split", "")
                 language, split = _CONLL_LANGUAGES.get(language, language), _SPLITS.get(split, split)
-                source = Source(path, language, split, own)
+                source = TaskFile(path, language, split, own)
                 other = found.setdefault((language, split, own), source)
                 if other is not source:
                     raise ValueError(
@@ -90,12 +115,42 @@ def find(task: Task, folders: list[Path]) -> list[Source]:
     return list(found.values())
 
 
-def _parts(task: Task, folder: Path) -> list[Path]:
-    """The task's own folders in XTREME's download; another folder is looked through as it is."""
-    return [folder / name for name in task.folders if (folder / name).is_dir()] or [folder]
+def choose(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_several: bool) -> TaskSets:
+    """Sort the files of the task `name` by their purpose.
+
+    `of_several`: the run's settings are one choice among several. Dev sets are the task's own or, for a language that
+    has none, those of the set that is trained on. No choice goes by a file that is scored: without a dev set apart from
+    the tests every tenth training example is held out. Raises ValueError.
+    """
+    train = _train(sources, tuning)
+    own = [source for source in sources if source.own]
+    test = [source for source in own if source.split == "test"] or [source for source in own if source.split == "dev"]
+    if not test:
+        raise ValueError(f"no test or dev set of {name} in --data: add the folder that has one")
+    dev: dict[str, TaskFile] = {}
+    for source in sorted(sources, key=lambda source: not source.own):
+        if source.split == "dev" and source not in test and source.language in {one.language for one in train}:
+            dev.setdefault(source.language, source)
+    scored = {source.language for source in test}
+    unused = sorted({source.language for source in own if source.split == "dev"} - scored)
+    held_out = tuning.held_out or (of_several and not dev)
+    return TaskSets(train, test, train if held_out else [dev[code] for code in sorted(dev)], held_out, unused)
 
 
-def read(source: Source, task: Task) -> list[Example]:
+def _train(sources: Sequence[TaskFile], tuning: TuningConfig) -> list[TaskFile]:
+    wanted, there = tuning.train_languages, [source for source in sources if source.split == "train"]
+    chosen = {source.language: source for source in there if wanted == ("all",) or source.language in wanted}
+    missing = [language for language in wanted if language != "all" and language not in chosen]
+    if missing or not chosen:
+        raise ValueError(
+            f"no training set of {', '.join(missing) or 'any language'} in --data, only of "
+            f"{', '.join(sorted({source.language for source in there})) or 'none'}: "
+            "add its folder, or set tuning.train_languages"
+        )
+    return [chosen[language] for language in sorted(chosen)]
+
+
+def read(source: TaskFile, task: DownstreamTask) -> list[Example]:
     """All examples of a file. Raises ValueError naming file and line (or question) for one that is not as it should be.
 
     A test's file has labels throughout or, see `labelled`, none at all; half of them are an error, too.
@@ -128,9 +183,11 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         yield number, line.rstrip("\r")
 
 
-def _sentences(source: Source, task: Task) -> Iterator[Example]:
+def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
     path, lines = source.path, list(_lines(source.path))
-    bare = source.may_lack_labels and not any(_has_tag(line, task.labels) for _, line in lines)
+    bare = source.may_lack_labels and not any(
+        "\t" in line or (" " in line and line.rpartition(" ")[2] in task.labels) for _, line in lines
+    )
     words: list[str] = []
     tags: list[str] = []
     for number, line in lines:
@@ -151,11 +208,7 @@ def _sentences(source: Source, task: Task) -> Iterator[Example]:
         yield Sentence(words, tags)
 
 
-def _has_tag(line: str, labels: Sequence[str]) -> bool:
-    return "\t" in line or (" " in line and line.rpartition(" ")[2] in labels)
-
-
-def _pairs(source: Source, task: Task) -> Iterator[Example]:
+def _pairs(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
     path, expected = source.path, 0
     for number, line in _lines(path):
         if not line:
@@ -167,10 +220,10 @@ def _pairs(source: Source, task: Task) -> Iterator[Example]:
             raise ValueError(f"{path}, line {number}: {len(columns)} columns, expected {of_all}")
         if expected == 3 and columns[2] not in task.labels:
             raise ValueError(f"{path}, line {number}: label {columns[2]!r} is none of {', '.join(task.labels)}")
-        yield Pair(*(columns if expected == 3 else [*columns, NO_LABEL]))
+        yield TextPair(*(columns if expected == 3 else [*columns, NO_LABEL]))
 
 
-def _questions(source: Source, task: Task) -> Iterator[Example]:
+def _questions(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
     path = source.path
     try:
         articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
@@ -195,7 +248,7 @@ def _questions(source: Source, task: Task) -> Iterator[Example]:
 
 
 def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
-    """Without the empty answers that stand for none in tests."""
+    """The question of an entry, without the empty answers by which tests mean none."""
     try:
         answers = [(answer["text"], int(answer["answer_start"])) for answer in entry["answers"]]
         question = Question(str(entry["id"]), entry["question"], context, [one for one in answers if one[0].strip()])
@@ -206,3 +259,34 @@ def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
         if context[start : start + len(text)] != text:
             raise ValueError(f"{path}, question {question.id}: its context does not read {text!r} at character {start}")
     return question
+
+
+def training_examples(source: TaskFile, task: DownstreamTask, tuning: TuningConfig) -> list[Example]:
+    """The examples of a training file that a run trains on."""
+    examples = read(source, task)[: tuning.train_examples or None]
+    return _apart(examples, source)[0] if tuning.held_out else examples
+
+
+def dev_examples(source: TaskFile, task: DownstreamTask, tuning: TuningConfig) -> list[Example]:
+    """The examples of a dev file, or of a training file, that a choice among settings goes by."""
+    if source.split == "dev":
+        return read(source, task)
+    return _apart(read(source, task)[: tuning.train_examples or None], source)[1]
+
+
+def _apart(examples: list[Example], source: TaskFile) -> tuple[list[Example], list[Example]]:
+    """(nine tenths, every tenth); questions on one context stay together."""
+    groups: dict[object, int] = {}
+    numbers = [
+        groups.setdefault(example.context if isinstance(example, Question) else place, len(groups))
+        for place, example in enumerate(examples)
+    ]
+    if len(groups) < TENTH:
+        raise ValueError(
+            f"{source.path} has {len(groups)} examples, too few to hold out every tenth: add a dev set to --data"
+        )
+    held = [number % TENTH == TENTH - 1 for number in numbers]
+    return (
+        [example for example, out in zip(examples, held, strict=True) if not out],
+        [example for example, out in zip(examples, held, strict=True) if out],
+    )

@@ -4,7 +4,6 @@ B rows, T tokens, D width.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,20 +13,13 @@ from ..data.schema import LAYOUTS, PAD
 from ..models.text_encoder import TextEncoder, languages_of, one_item_a_row
 
 
-class States(NamedTuple):
-    """One batch of items: their numbers, which positions are inside of them, and every layer's states (0 =
-    embeddings)."""
-
-    items: list[int]
-    inside_BT: Tensor
-    layers: list[Tensor]
-
-
+@torch.no_grad()
 def hidden_states(
     model: TextEncoder, items: Sequence[np.ndarray], batch: int = 64, languages: Sequence[tuple[str, ...]] = ()
-) -> Iterator[States]:
+) -> Iterator[tuple[list[int], Tensor, list[Tensor]]]:
     """Float32 states of `items` (ids with their special tokens), in batches of items of about one length.
 
+    Yields the numbers of a batch's items, the positions inside of them, and every layer's states (0 = embeddings).
     `languages`: codes of the sides of every item, for models with language embeddings.
     """
     model.eval()
@@ -41,9 +33,8 @@ def hidden_states(
         tokens_BT = tokens_BT.to(device)
         positions_BT, inside_BT = one_item_a_row(tokens_BT)
         languages_BT = languages_of(model.cfg, [languages[i] for i in here], tokens_BT) if languages else None
-        with torch.no_grad():
-            layers = model.hidden_states(tokens_BT, positions_BT, inside_BT, languages_BT)
-        yield States(here, inside_BT, [state_BTD.float() for state_BTD in layers])
+        layers = model.hidden_states(tokens_BT, positions_BT, inside_BT, languages_BT)
+        yield here, inside_BT, [state_BTD.float() for state_BTD in layers]
 
 
 def sentence_vectors(
@@ -63,3 +54,8 @@ def sentence_vectors(
         for layer, state_BTD in enumerate(layers):
             out[layer, here] = torch.einsum("btd,bt->bd", state_BTD, weights).cpu().numpy()
     return out
+
+
+def unit_length(vectors_ND: np.ndarray) -> np.ndarray:
+    """The vectors divided by their norms, so that products are cosines."""
+    return vectors_ND / np.maximum(np.linalg.norm(vectors_ND, axis=1, keepdims=True), 1e-12)

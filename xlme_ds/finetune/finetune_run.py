@@ -4,8 +4,8 @@ language."""
 import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from contextlib import closing, nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..config import EngineConfig, TrainConfig
 from ..data.schema import read_json, write_json
 from ..data.vocabulary import Vocabulary
 from ..engine.build import Fill, assemble, check_engine, resolve_precision
@@ -26,66 +25,33 @@ from ..train.folder import RunFolder
 from ..train.run import Work, train
 from ..train.stop import StopRequest
 from ..train.watchdog import Watchdog
-from .batches import TaskLoader
-from .examples import Example, find, labelled, read
-from .features import Feature, featurise
-from .model import TaskModel
-from .objective import TaskObjective
-from .predict import check_scorer, predict, predictions_file, score, write_predictions
-from .sets import Sets, choose, dev_examples, training_examples
-from .settings import FinetuneConfig, TuningConfig, settings
-from .tasks import TASKS, Task
+from .downstream_tasks import TASKS, DownstreamTask
+from .features import Feature, TaskLoader, featurise
+from .objective import TaskModel, TaskObjective
+from .predictions import check_scorer, predict, predictions_file, score, write_predictions
+from .settings import FinetuneConfig, Job, TuningConfig, settings
+from .task_files import Example, TaskSets, choose, dev_examples, find, labelled, read, training_examples
 
 PIVOT = "en"
 
 
-@dataclass(frozen=True)
-class Job:
-    """One run: a task, a model, a seed."""
-
-    task: str
-    model: Path
-    data: tuple[Path, ...]
-    out: Path
-    seed: int
-    tuning: TuningConfig
-    engine: EngineConfig
-    train: TrainConfig
-    settings: int = 1
-    """How many settings there are to choose from, of which these are one."""
-
-    @property
-    def done(self) -> Path:
-        """The file of the scores, the run's last act."""
-        return self.out / "scores.json"
-
-    @property
-    def predictions(self) -> Path:
-        """The folder of the predictions."""
-        return self.out / "predictions"
-
-
 class Prepared(NamedTuple):
-    """All that is read before the model is built."""
+    """All that is read before the model is built; `bare`: of this rank's share of the tests, the languages without
+    labels."""
 
     saved: Saved
-    sets: Sets
+    sets: TaskSets
     config: FinetuneConfig
     loader: TaskLoader
     bare: list[str]
-    """Of this rank's share of the tests, the languages without labels."""
 
 
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
     """Do the whole job; collective over the ranks, which have joined. Returns its scores on rank 0 (see
-    docs/finetuning.md), None elsewhere and when it was told to stop. What is done is not done again. Raises
-    SharedError."""
-    watchdog = Watchdog(job.train.watchdog_minutes, rank)
-    watchdog.beat("reading the examples and building the model")
-    try:
+    docs/finetuning.md), None elsewhere and after a request to stop. Nothing is done twice. Raises SharedError."""
+    with closing(Watchdog(job.train.watchdog_minutes, rank)) as watchdog:
+        watchdog.beat("reading the examples and building the model")
         return _finetune(job, rank, world, stop, watchdog)
-    finally:
-        watchdog.close()
 
 
 def _finetune(job: Job, rank: int, world: int, stop: StopRequest, watchdog: Watchdog) -> dict[str, Any] | None:
@@ -113,13 +79,13 @@ def _finetune(job: Job, rank: int, world: int, stop: StopRequest, watchdog: Watc
             return None
         state = engine.full_state()
         together(lambda: write_model(weights.parent, state, saved.vocabulary.path) if rank == 0 else None)
-    # Of other tests that were predicted before nothing may stay: the folder is what somebody submits.
+    # No predictions of other tests may stay from before: the folder is ready to submit.
     together(lambda: shutil.rmtree(job.predictions) if rank == 0 and job.predictions.exists() else None)
     model = objective.build(config.model)
-    together(lambda: _load(model, weights))
-    mine = together(lambda: _scores(model, sets, saved, job, config.tuning, (rank, world), stop))
+    together(lambda: _load_weights(model, weights))
+    mine = together(lambda: _scores(model, prepared, job, (rank, world), stop))
     scores = {asked: one for part in gather(mine) for asked, one in part.items()}
-    if rank != 0 or len(scores) < len(sets.test) + len(sets.dev):  # told to stop on the way
+    if rank != 0 or len(scores) < len(sets.test) + len(sets.dev):  # a request to stop came on the way
         return None
     result = _summary(job, config.tuning, sets, scores)
     write_json(job.done, result)
@@ -129,7 +95,7 @@ def _finetune(job: Job, rank: int, world: int, stop: StopRequest, watchdog: Watc
 
 
 def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
-    """Raises ValueError for what cannot be run, also for what could not be read after training."""
+    """Read everything and check it, also the files that are read after training. Raises ValueError."""
     task = TASKS[job.task]
     engine = replace(job.engine, precision=resolve_precision(job.engine))
     if job.train.audit:
@@ -139,17 +105,26 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
     saved, sources = load_encoder(job.model), find(task, list(job.data))
     sets = choose(sources, job.task, job.tuning, job.settings > 1)
     tuning = replace(job.tuning, held_out=sets.held_out).completed(task, saved.encoder.cfg)
-    features = _training_features(sets, task, tuning, saved)
+    features: list[Feature] = []
+    count = 0
+    for source in sets.train:
+        examples = training_examples(source, task, tuning)
+        features += _features(examples, task, tuning, saved, source.language, count)
+        count += len(examples)
     base = _sha256(saved.encoder)
     config = settings(job.task, tuning, saved.encoder.cfg, engine, job.train, job.seed, len(features), base)
     folder.claim(config)
     done = [path.name for path in (job.out / MODEL_FOLDER, job.done) if path.exists()]
     if done and not (job.out / CONFIG_FILE).exists():
         raise ValueError(
-            f"{job.out} has {' and '.join(done)} but no {CONFIG_FILE}, which says how it was trained: restore it, or choose another --out"
+            f"{job.out} has {' and '.join(done)} but no {CONFIG_FILE}, which says how it was trained: "
+            "restore it, or choose another --out"
         )
     loader = TaskLoader(features, task.kind, config.data, job.seed, rank, world)
-    _require_same_examples(job.out / CONFIG_FILE, loader)
+    if (job.out / CONFIG_FILE).exists():
+        started = read_json(job.out / CONFIG_FILE, dict).get("data", {}).get("fingerprints")
+        if started not in (None, loader.fingerprints):
+            raise ValueError(f"{job.out} was started on other training examples: use the same --data, or another --out")
     bare = []
     for source in [*sets.test, *sets.dev][rank::world]:
         language_index(saved.encoder.cfg, source.language)
@@ -159,18 +134,8 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
     return Prepared(saved, sets, config, loader, bare)
 
 
-def _require_same_examples(path: Path, loader: TaskLoader) -> None:
-    """Raise ValueError where the run of a `config.json` was started on other training examples."""
-    if path.exists():
-        started = read_json(path, dict).get("data", {}).get("fingerprints")
-        if started not in (None, loader.fingerprints):
-            raise ValueError(
-                f"{path.parent} was started on other training examples: use the same --data, or another --out"
-            )
-
-
-def _finished(job: Job, sets: Sets) -> dict[str, Any]:
-    """The scores that are there already. Raises ValueError where they are not what this call asks for."""
+def _finished(job: Job, sets: TaskSets) -> dict[str, Any]:
+    """The scores that are there already. Raises ValueError where they are of other files than this call asks for."""
     try:
         found: dict[str, Any] = read_json(job.done, dict)
     except ValueError:
@@ -186,29 +151,24 @@ def _finished(job: Job, sets: Sets) -> dict[str, Any]:
     return found
 
 
-def _announce(job: Job, task: Task, sets: Sets, bare: set[str]) -> None:
-    """Say before the first step what will have no score."""
+def _announce(job: Job, task: DownstreamTask, sets: TaskSets, bare: set[str]) -> None:
+    notes = []
     names = [source.path.name for source in sets.test if source.language in bare]
     if names:
         where = predictions_file(job.predictions, task, "test", "xx").parent
-        print(
-            f"{job.out}: no labels in {', '.join(names)} ({len(names)} of {len(sets.test)} test sets): no scores of these, their "
-            f"predictions go to {where} in the form that XTREME evaluates",
-            flush=True,
+        notes.append(
+            f"no labels in {', '.join(names)} ({len(names)} of {len(sets.test)} test sets): no scores of these, their "
+            f"predictions go to {where} in the form that XTREME evaluates"
         )
     if sets.unused:
-        print(
-            f"{job.out}: no test set of {', '.join(sets.unused)}, only a dev set: neither scored nor predicted",
-            flush=True,
-        )
+        notes.append(f"no test set of {', '.join(sets.unused)}, only a dev set: neither scored nor predicted")
     if sets.held_out:
-        print(
-            f"{job.out}: every tenth training example is held out, as the dev set that settings are chosen on",
-            flush=True,
-        )
+        notes.append("every tenth training example is held out, as the dev set that settings are chosen on")
+    for note in notes:
+        print(f"{job.out}: {note}", flush=True)
 
 
-def _load(model: nn.Module, weights: Path) -> None:
+def _load_weights(model: nn.Module, weights: Path) -> None:
     try:
         model.load_state_dict(read_weights(weights))
     except RuntimeError as error:
@@ -224,18 +184,8 @@ def _work(config: FinetuneConfig, loader: TaskLoader, vocabulary: Vocabulary) ->
     return Work(3 * config.tuning.batch * forward, parameters, vocabulary.sha256)
 
 
-def _training_features(sets: Sets, task: Task, tuning: TuningConfig, saved: Saved) -> list[Feature]:
-    features: list[Feature] = []
-    count = 0
-    for source in sets.train:
-        examples = training_examples(source, task, tuning)
-        features += _features(examples, task, tuning, saved, source.language, count)
-        count += len(examples)
-    return features
-
-
 def _features(
-    examples: Sequence[Example], task: Task, tuning: TuningConfig, saved: Saved, language: str, first: int = 0
+    examples: Sequence[Example], task: DownstreamTask, tuning: TuningConfig, saved: Saved, language: str, first: int = 0
 ) -> list[Feature]:
     cfg = saved.encoder.cfg
     return featurise(examples, task, saved.vocabulary, tuning.windows(cfg), language_index(cfg, language), first)
@@ -250,7 +200,7 @@ def _sha256(encoder: nn.Module) -> str:
 
 
 def _start(encoder: Mapping[str, Tensor], config: FinetuneConfig) -> Fill:
-    """The encoder's weights as they were left, the head's drawn from the seed."""
+    """The saved weights of the encoder, and those of the head drawn from the seed."""
 
     def fill(model: nn.Module, whole: Whole | None) -> None:
         assert isinstance(model, TaskModel)
@@ -265,42 +215,39 @@ def _start(encoder: Mapping[str, Tensor], config: FinetuneConfig) -> Fill:
 
 def _scores(
     model: TaskModel,
-    sets: Sets,
-    saved: Saved,
+    prepared: Prepared,
     job: Job,
-    tuning: TuningConfig,
     place: tuple[int, int],
     stop: StopRequest,
 ) -> dict[tuple[str, str], dict[str, float] | None]:
     """Scores of the share of rank `place[0]` of `place[1]`, by purpose and language, up to a request to stop; None
     without labels.
 
-    The predictions of tests are left in the run folder.
+    Writes the predictions of tests into the run folder.
     """
     task, (rank, world) = TASKS[job.task], place
-    asked = [("test", source) for source in sets.test] + [("dev", source) for source in sets.dev]
+    saved, sets, tuning = prepared.saved, prepared.sets, prepared.config.tuning
+    files = [("test", source) for source in sets.test] + [("dev", source) for source in sets.dev]
     scores: dict[tuple[str, str], dict[str, float] | None] = {}
-    for purpose, source in asked[rank::world]:
+    for purpose, source in files[rank::world]:
         if stop.received is not None:
             break
         examples = read(source, task) if purpose == "test" else dev_examples(source, task, tuning)
         features = _features(examples, task, tuning, saved, source.language)
         predictions = predict(model, examples, features, task)
         if purpose == "test":
-            write_predictions(
-                predictions_file(job.predictions, task, source.split, source.language), examples, predictions
-            )
-        known = labelled(examples)
-        scores[purpose, source.language] = (
-            score(job.task, task, examples, predictions, source.language) if known else None
-        )
+            path = predictions_file(job.predictions, task, source.split, source.language)
+            write_predictions(path, examples, predictions)
+        scores[purpose, source.language] = None
+        if labelled(examples):
+            scores[purpose, source.language] = score(job.task, task, examples, predictions, source.language)
     return scores
 
 
 def _summary(
-    job: Job, tuning: TuningConfig, sets: Sets, scores: Mapping[tuple[str, str], dict[str, float] | None]
+    job: Job, tuning: TuningConfig, sets: TaskSets, scores: Mapping[tuple[str, str], dict[str, float] | None]
 ) -> dict[str, Any]:
-    """What `scores.json` holds, see docs/finetuning.md."""
+    """The content of `scores.json`, see docs/finetuning.md."""
     task, split = TASKS[job.task], sets.test[0].split
     languages = {code: one for (purpose, code), one in sorted(scores.items()) if purpose == "test" and one is not None}
     bare = sorted(code for (_, code), one in scores.items() if one is None)
@@ -320,5 +267,5 @@ def _summary(
     return result
 
 
-def _mean(task: Task, languages: Mapping[str, dict[str, float]]) -> dict[str, float]:
+def _mean(task: DownstreamTask, languages: Mapping[str, dict[str, float]]) -> dict[str, float]:
     return {metric: fmean(one[metric] for one in languages.values()) for metric in task.metrics}

@@ -1,0 +1,155 @@
+"""Options that every test has, and its results as JSON, tables (terminal, Markdown) and a plot over layers."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import matplotlib
+import tyro
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from ..data.schema import replacing, write_json
+from ..models.text_encoder import Which
+
+Curve = tuple[str, Sequence[float], bool]  # name, fractions by layer, whether the vectors were centred
+
+OURS_ALONE = "* not the paper's"  # the note of columns that the papers do not have
+
+
+@dataclass
+class ResultTable:
+    """Text cells with a title above and notes below; the first column names the row."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def show(self, console: Console) -> None:
+        """Print the table."""
+        table = RichTable(title=self.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        for number, column in enumerate(self.columns):
+            table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+        for row in self.rows:
+            table.add_row(*row)
+        console.print(table)
+        for note in self.notes:
+            console.print(note, style="dim", soft_wrap=True)
+        console.print()
+
+    def markdown(self) -> str:
+        """The table as Markdown."""
+        rows = [self.columns, ["---", *["---:"] * (len(self.columns) - 1)], *self.rows]
+        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+        return "\n".join([f"**{self.title}**", "", *lines, "", *[f"{note}  " for note in self.notes], ""])
+
+
+@dataclass(frozen=True)
+class CommonOptions:
+    """Options of all tests."""
+
+    models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.arg(name="model")]
+    """Folder of a finished run or of an export; give it several times to compare models."""
+    data: Path
+    """Data of the test, described above."""
+    random: bool = False
+    """Compare with untrained models of the same shape and seed."""
+    as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
+    """Print the results as JSON instead of tables."""
+    out: Path | None = None
+    """Folder for <test>.json, <test>.md and, of a test of layers, the plot over them, <test>.png and <test>.svg."""
+
+    def deliver(
+        self,
+        results: Mapping[str, Any],
+        tables: Sequence[ResultTable],
+        curves: Sequence[Curve] = (),
+        label: str = "",
+    ) -> None:
+        """Print the results, and write them into `out`: the JSON, which `report xtreme` reads, last."""
+        if self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
+            if curves:
+                _plot(curves, label, self.out / results["test"])
+            write_text(self.out / f"{results['test']}.md", "\n".join(table.markdown() for table in tables))
+            write_json(self.out / f"{results['test']}.json", results)
+        if self.as_json:
+            json.dump(results, sys.stdout, indent=1, ensure_ascii=False)
+            print()
+            return
+        console = Console(width=None if sys.stdout.isatty() else 120)
+        for table in tables:
+            table.show(console)
+
+
+@dataclass(frozen=True)
+class EncoderOptions(CommonOptions):
+    """Options of the tests that read an encoder's vectors."""
+
+    which: Which | None = None
+    """Which encoder of a pre-training run; by default the one that it is for, XLM-E's discriminator."""
+
+
+@dataclass(frozen=True)
+class LayerOptions(EncoderOptions):
+    """Options of the tests that score every layer."""
+
+    layer: int | None = None
+    """Layer that the tables quote, 0 for the embeddings; by default three quarters of the depth, the paper's 9 of
+    12."""
+
+
+def percent(fraction: float) -> str:
+    """A fraction as a percentage with one decimal."""
+    return f"{100 * fraction:.1f}"
+
+
+def table_by_layer(
+    results: Mapping[str, Any], title: str, values: Callable[[Mapping[str, Any]], Sequence[float]], note: str
+) -> ResultTable:
+    """A row for each layer, a column for each model; `values` gives the fractions of a model."""
+    columns = {model["model"]: [percent(value) for value in values(model)] for model in results["models"]}
+    table = ResultTable(f"By layer: {title}", ["layer (0 = embeddings)", *columns], notes=[note])
+    for layer in range(max(map(len, columns.values()))):
+        table.rows.append([str(layer), *(column[layer] if layer < len(column) else "" for column in columns.values())])
+    return table
+
+
+def _plot(curves: Sequence[Curve], label: str, stem: Path) -> None:
+    """Write `stem`.png and `stem`.svg: one colour for each name; curves of centred vectors are thin and dashed."""
+    colours: dict[str, str] = {}
+    with matplotlib.rc_context({"svg.hashsalt": "xlme_ds", "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+        axes = figure.add_subplot()
+        for name, values, centred in curves:
+            colour = colours.setdefault(name, f"C{len(colours)}")
+            style: dict[str, Any] = (
+                {"linestyle": "--", "linewidth": 0.9} if centred else {"marker": "o", "markersize": 4}
+            )
+            text = f"{name}, centred (not the paper's)" if centred else name
+            axes.plot([100 * value for value in values], color=colour, label=text, **style)
+        axes.set_xlabel("layer (0 = embeddings)")
+        axes.set_ylabel(label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(axis="y", alpha=0.3)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+        save_figure(figure, stem)
+
+
+def save_figure(figure: Figure, stem: Path) -> None:
+    """Write `stem`.png and `stem`.svg under temporary names, then rename; the same figure gives the same bytes."""
+    for kind, facts in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+        with replacing(stem.with_suffix(f".{kind}")) as file:
+            figure.savefig(file, format=kind, dpi=150, metadata=facts)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file under a temporary name, then rename."""
+    with replacing(path) as file:
+        file.write(text.encode())

@@ -1,0 +1,46 @@
+"""Lines of UTF-8 text files, and the faults in them that end a test with a sentence."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def split_lines(data: bytes, name: object) -> list[str]:
+    """The lines of UTF-8 text without their ends. Raises ValueError for no text, and, naming the line, for text in
+    another encoding."""
+    if not data:
+        raise ValueError(f"{name} is empty: fetch it again")
+    lines = []
+    data = data.removeprefix(b"\xef\xbb\xbf")  # the mark that some editors write first, no part of the text
+    for number, line in enumerate(data.removesuffix(b"\n").split(b"\n"), start=1):
+        try:
+            lines.append(line.removesuffix(b"\r").decode("utf-8"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{name} line {number} is not UTF-8 ({error.reason}): convert or fetch the file") from None
+    return lines
+
+
+def read_sentence_pairs(our_path: Path, their_path: Path) -> tuple[list[str], list[str]]:
+    """The lines of two files where line n translates line n; an empty line is an error, too."""
+    sides = []
+    for path in (our_path, their_path):
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ValueError(
+                f"{path} cannot be read ({error.strerror}): a test has a file for each of two languages"
+            ) from None
+        sides.append(split_lines(data, path))
+        for number, line in enumerate(sides[-1], start=1):
+            if not line.strip():
+                raise ValueError(f"{path} line {number} is empty: every line must be a sentence, fetch the file again")
+    require_same_length(sides[0], our_path, sides[1], their_path)
+    return sides[0], sides[1]
+
+
+def require_same_length(ours: Sequence[object], our_name: object, theirs: Sequence[object], their_name: object) -> None:
+    """Raise ValueError where two sides have different numbers of lines."""
+    if len(ours) != len(theirs):
+        raise ValueError(
+            f"{our_name} has {len(ours)} lines but {their_name} has {len(theirs)}: "
+            "line n must translate line n, fetch both again"
+        )

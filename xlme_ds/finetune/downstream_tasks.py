@@ -1,0 +1,75 @@
+"""The tasks of XTREME that XLM-E is fine-tuned on, and CoNLL's NER: kind of prediction, file names, labels, published
+grids."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Kind = Literal["tokens", "pair", "span"]  # a label for every word, one for two texts, or an answer inside a text
+
+ENTITIES = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC")
+PARTS_OF_SPEECH = (
+    "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART", "PRON", "PROPN", "PUNCT", "SCONJ", "SYM",
+    "VERB", "X",
+)  # fmt: skip
+
+_TABLES = (r"(?P<split>train|dev|test)-(?P<language>\w+)\.tsv",)
+_SQUAD = r"(?P<split>train|dev)-v1\.1\.json"
+_TYDIQA = r"tydiqa\.goldp\.(?P<language>\w+)\.(?P<split>train)\.json"
+_TYDIQA_TEST = r"tydiqa\.goldp\.(?P<language>\w+)\.dev\.json"  # XTREME's tests are TyDiQA's dev sets
+_XQUAD = r"xquad\.(?P<language>\w+)\.json"
+_MLQA = r"(?P<split>dev|test)-context-(?P<language>\w+)-question-(?P=language)\.json"
+_CONLL = (r"(?P<language>eng|deu|esp|ned)\.(?P<split>train|testa|testb)",)
+
+
+@dataclass(frozen=True)
+class DownstreamTask:
+    """One task; the grid is the paper's (XLM-E, Table 11), its first values are the defaults.
+
+    `folders`: their names in XTREME's download, the task's own first; where a folder of --data has such ones, no other
+    is looked into. `files`: patterns of the names of its own files. `metrics`: settings are chosen by the first.
+    `train_files`: patterns of another set's training and dev files, which are read besides: its questions.
+    `warmup_steps`: published instead of a tenth of the steps.
+    """
+
+    kind: Kind
+    folders: tuple[str, ...]
+    files: tuple[str, ...]
+    metrics: tuple[str, ...]
+    learning_rates: tuple[float, ...]
+    batches: tuple[int, ...]
+    epochs: tuple[int, ...]
+    labels: tuple[str, ...] = ()
+    train_files: tuple[str, ...] = ()
+    max_tokens: int = 128
+    warmup_steps: int = 0
+
+
+_QUESTIONS = DownstreamTask(
+    "span", (), (), ("f1", "em"), (2e-5, 3e-5, 4e-5), (32,), (), train_files=(_SQUAD, _TYDIQA), max_tokens=384
+)
+
+# By the name that --task takes.
+TASKS: dict[str, DownstreamTask] = {
+    "pos": DownstreamTask(
+        "tokens", ("udpos",), _TABLES, ("f1", "accuracy"), (1e-5, 2e-5, 3e-5), (8, 16, 32), (10,), PARTS_OF_SPEECH
+    ),
+    "ner": DownstreamTask(
+        "tokens", ("panx",), _TABLES, ("f1",), (5e-6, 6e-6, 7e-6, 8e-6, 9e-6), (8,), (10,), ENTITIES
+    ),
+    "conll": DownstreamTask(
+        "tokens", ("conll",), _CONLL, ("f1",), (5e-6, 6e-6, 7e-6, 8e-6, 9e-6), (8,), (10,),
+        (*ENTITIES, "B-MISC", "I-MISC"),
+    ),
+    "xquad": replace(_QUESTIONS, folders=("xquad", "squad"), files=(_XQUAD,), epochs=(4,)),
+    "mlqa": replace(_QUESTIONS, folders=("mlqa", "squad"), files=(_MLQA,), epochs=(2, 3, 4)),
+    "tydiqa": replace(
+        _QUESTIONS, folders=("tydiqa",), files=(_TYDIQA, _TYDIQA_TEST), epochs=(10, 20, 40), train_files=()
+    ),
+    "xnli": DownstreamTask(
+        "pair", ("xnli",), _TABLES, ("accuracy",), (5e-6, 6e-6, 7e-6, 8e-6), (32,), (10,),
+        ("entailment", "neutral", "contradiction"), warmup_steps=12_500,
+    ),
+    "pawsx": DownstreamTask(
+        "pair", ("pawsx",), _TABLES, ("accuracy",), (8e-6, 9e-6, 1e-5, 2e-5), (32,), (10,), ("0", "1")
+    ),
+}  # fmt: skip

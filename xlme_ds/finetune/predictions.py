@@ -1,0 +1,170 @@
+"""The predictions of a fine-tuned model for a file, and their scores: F1 of entities and of tags, accuracy, F1 and
+exact match of answers.
+
+The answer to a question is the best of the spans of all its windows. The comparison of SQuAD v1.1 lowers, drops English
+articles and ASCII punctuation. MLQA's (Lewis et al., 2020) drops Unicode's punctuation, too, and each language's own
+articles, and cuts Chinese into characters.
+"""
+
+import importlib.util
+import re
+import string
+import unicodedata
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..data.schema import replacing, write_json
+from .downstream_tasks import DownstreamTask
+from .features import Feature, collate_features
+from .objective import TaskModel
+from .task_files import Example, Question, Sentence, TextPair
+
+Predictions = list[list[str]] | list[str]  # tags of every word, or one label or answer for each example
+WordSplitter = Callable[[str, str], list[str]]  # the words of a text in a language
+
+N_BEST, LONGEST_ANSWER = 20, 30  # tokens; as in SQuAD's usual baselines and XTREME
+
+_ARTICLES = {
+    "en": r"\b(a|an|the)\b",
+    "es": r"\b(un|una|unos|unas|el|la|los|las)\b",
+    "vi": r"\b(của|là|cái|chiếc|những)\b",
+    "de": r"\b(ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b",
+    "ar": r"\sال^|ال",
+}
+
+
+def check_scorer(name: str) -> None:
+    """Raise ValueError when the package that scores the task is not installed; before training, not after."""
+    if name in ("pos", "ner", "conll") and importlib.util.find_spec("seqeval") is None:
+        raise ValueError("tags are scored by seqeval, which is missing: pip install --use-pep517 seqeval")
+
+
+@torch.no_grad()
+def logits_of(model: TaskModel, features: Sequence[Feature], batch: int = 32) -> list[np.ndarray]:
+    """float32 logits of every feature: [tokens, labels], or [labels] of pairs; computed in batches of like length."""
+    model.eval()
+    device = next(model.parameters()).device
+    order = sorted(range(len(features)), key=lambda i: len(features[i].ids))
+    out: list[np.ndarray] = [np.empty(0)] * len(features)
+    for start in range(0, len(order), batch):
+        here = order[start : start + batch]
+        logits = model(collate_features([features[i] for i in here], model.kind).to(device)).float().cpu().numpy()
+        for i, one in zip(here, logits, strict=True):
+            out[i] = one if model.kind == "pair" else one[: len(features[i].ids)]
+    return out
+
+
+def predict(
+    model: TaskModel, examples: Sequence[Example], features: Sequence[Feature], task: DownstreamTask
+) -> Predictions:
+    """The model's tags, labels or answers, one entry an example."""
+    logits = logits_of(model, features)
+    if task.kind == "pair":
+        return [task.labels[int(one.argmax())] for one in logits]
+    of_example: dict[int, list[int]] = {}
+    for i, feature in enumerate(features):
+        of_example.setdefault(feature.example, []).append(i)
+    if task.kind == "tokens":
+        return [
+            [task.labels[int(best)] for i in parts for best in logits[i][features[i].places].argmax(-1)]
+            for parts in of_example.values()
+        ]
+    return [
+        best_answer(question, [features[i] for i in parts], [logits[i] for i in parts])
+        for question, parts in ((examples[n], parts) for n, parts in of_example.items())
+        if isinstance(question, Question)
+    ]
+
+
+def best_answer(question: Question, windows: Sequence[Feature], logits: Sequence[np.ndarray]) -> str:
+    """Text of the span with the largest sum of logits ([tokens, 2] for each window) among all windows of `question`."""
+    best, answer = -np.inf, ""
+    for window, scores in zip(windows, logits, strict=True):
+        inside = np.flatnonzero(window.places[:, 0] >= 0)
+        firsts, lasts = (inside[np.argsort(-scores[inside, end], kind="stable")[:N_BEST]] for end in (0, 1))
+        for first in firsts:
+            for last in lasts:
+                score = scores[first, 0] + scores[last, 1]
+                if first <= last < first + LONGEST_ANSWER and score > best:
+                    best = score
+                    answer = question.context[window.places[first, 0] : window.places[last, 1]].strip()
+    return answer
+
+
+def squad_words(text: str, language: str = "en") -> list[str]:
+    """The words that SQuAD compares, whatever the language."""
+    kept = "".join(character for character in text.lower() if character not in string.punctuation)
+    return re.sub(_ARTICLES["en"], " ", kept).split()
+
+
+def mlqa_words(text: str, language: str) -> list[str]:
+    """The words that MLQA compares."""
+    kept = "".join(c for c in text.lower() if c not in string.punctuation and unicodedata.category(c)[0] != "P")
+    if language in _ARTICLES:
+        kept = re.sub(_ARTICLES[language], " ", kept)
+    if language == "zh":  # its characters one by one, other text between them by white space
+        return re.findall(r"[\u4e00-\u9fa5]|[^\s\u4e00-\u9fa5]+", kept)
+    return kept.split()
+
+
+def compare(given: str, answers: Sequence[str], language: str, words: WordSplitter) -> tuple[float, float]:
+    """(F1 over words, exact match), the best over the right `answers`, each 0 to 1."""
+    ours = words(given, language)
+    f1 = max((_overlap(ours, words(answer, language)) for answer in answers), default=0.0)
+    return f1, float(any(ours == words(answer, language) for answer in answers))
+
+
+def _overlap(ours: list[str], theirs: list[str]) -> float:
+    common = sum((Counter(ours) & Counter(theirs)).values())
+    return 2 * common / (len(ours) + len(theirs)) if common else 0.0
+
+
+def score(
+    name: str, task: DownstreamTask, examples: Sequence[Example], predictions: Predictions, language: str
+) -> dict[str, float]:
+    """Per cent by metric. Entities are whole and typed (CoNLL, by seqeval); of parts of speech runs of equal tags are,
+    as in XTREME."""
+    if task.kind == "span":
+        words = mlqa_words if name == "mlqa" else squad_words
+        pairs = [
+            compare(str(given), [text for text, _ in question.answers], language, words)
+            for question, given in zip(examples, predictions, strict=True)
+            if isinstance(question, Question)
+        ]
+        f1, em = np.mean(pairs, axis=0) * 100
+        return {"f1": float(f1), "em": float(em)}
+    if task.kind == "pair":
+        right = [
+            pair.label == given for pair, given in zip(examples, predictions, strict=True) if isinstance(pair, TextPair)
+        ]
+        return {"accuracy": 100 * float(np.mean(right))}
+    tags = [sentence.tags for sentence in examples if isinstance(sentence, Sentence)]
+    from seqeval.metrics import accuracy_score, f1_score
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # seqeval warns that parts of speech have no B- and I-
+        found = {"f1": 100 * float(f1_score(tags, predictions))}
+    return found | ({"accuracy": 100 * float(accuracy_score(tags, predictions))} if "accuracy" in task.metrics else {})
+
+
+def predictions_file(folder: Path, task: DownstreamTask, split: str, language: str) -> Path:
+    """Where the predictions of a file go, in the form that XTREME's evaluation takes: `xnli/test-de.tsv`,
+    `mlqa/test-de.json`."""
+    return folder / task.folders[0] / f"{split}-{language}.{'json' if task.kind == 'span' else 'tsv'}"
+
+
+def write_predictions(path: Path, examples: Sequence[Example], predictions: Predictions) -> None:
+    """A label a line; a tag a line and an empty line after each sentence; JSON of answers by the question's id."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(examples[0], Question):
+        pairs = zip(examples, predictions, strict=True)
+        write_json(path, {question.id: given for question, given in pairs if isinstance(question, Question)})
+    else:
+        lines = [one if isinstance(one, str) else "".join(f"{tag}\n" for tag in one) for one in predictions]
+        with replacing(path) as file:
+            file.write("".join(f"{line}\n" for line in lines).encode())
