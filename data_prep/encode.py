@@ -15,7 +15,7 @@ from typing import Any
 
 from data_prep.clean import add_counts, doubts
 from data_prep.encode_input import STAGED, EncodeInputs, Task, discard, forget_encoded, moved_shards
-from data_prep.executor import on_root, run_tasks, world_size
+from data_prep.parallel import on_root, run_tasks, world_size
 from data_prep.progress import say, warn
 from data_prep.remove_duplicates import is_final, remove_duplicates
 from data_prep.sources import Sources, TextConfig, find_sources

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.clean import Counts, doubts
-from data_prep.executor import run_tasks
+from data_prep.parallel import run_tasks
 from data_prep.filters import Sides, make_filters
 from data_prep.permutation import key_of, permute
 from data_prep.progress import warn

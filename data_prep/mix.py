@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from data_prep.executor import on_root, run_tasks
+from data_prep.parallel import on_root, run_tasks
 from data_prep.plan import BLOCK, ORDER, STRETCH, Plan, Source, make_plan, survey, with_total
 from data_prep.progress import say
 from data_prep.rows import BATCH_ROWS, WINDOW, Tally, count_rows, mono_rows, para_rows

@@ -11,7 +11,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.text import Text
 
-from data_prep.executor import on_root
+from data_prep.parallel import on_root
 from data_prep.languages import canonical
 from data_prep.progress import shown
 from xlme_ds.data.corrupt import corrupt

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.executor import on_root
+from data_prep.parallel import on_root
 from data_prep.progress import shown
 from data_prep.stats_lengths import length_histograms, median
 from data_prep.stats_losses import loss_tables

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from data_prep.executor import run_tasks
+from data_prep.parallel import run_tasks
 from xlme_ds.data.schema import Manifest
 
 # Lower bounds in tokens: 1, 2, 4, 5, 8, 11, 16, 22, 32 … (an octave is a factor of two)

@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from data_prep.executor import on_root, run_tasks
+from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import warn
 from xlme_ds.data.schema import (
     Manifest,

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.clean import add_counts
-from data_prep.executor import on_root, run_tasks
+from data_prep.parallel import on_root, run_tasks
 from data_prep.faults import Faults, document_faults, pair_faults, row_faults
 from data_prep.languages import LANGUAGES
 from data_prep.plan import group_languages
