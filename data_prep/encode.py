@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.clean import add_counts, doubts
-from data_prep.encode_input import STAGED, EncodeInputs, Task, discard, forget_encoded, moved_shards
+from data_prep.encode_input import STAGED, EncodeInputs, EncodeTask, SharedWork, discard, forget_encoded, moved_shards
 from data_prep.parallel import on_root, run_tasks, world_size
 from data_prep.progress import say, warn
 from data_prep.remove_duplicates import is_final, remove_duplicates
-from data_prep.sources import Sources, TextConfig, find_sources
+from data_prep.sources import TextConfig, find_sources
 from data_prep.store import Stage
-from data_prep.team import Team
 from xlme_ds.data.schema import Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 
@@ -42,11 +41,11 @@ class EncodeConfig(TextConfig):
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _EncodePlan:
     """Everything the ranks must agree on before the work of one task (mono or para) begins."""
 
     stage: Stage
-    tasks: list[Task]
+    tasks: list[EncodeTask]
     vocabulary_size: int
     vocabulary_sha256: str
 
@@ -61,47 +60,46 @@ def run(config: EncodeConfig) -> None:
             _run_plan(config, kind, plan)
 
 
-def _plans(config: EncodeConfig) -> dict[str, _Plan]:
+def _plans(config: EncodeConfig) -> dict[str, _EncodePlan]:
     vocabulary = Vocabulary(config.vocab)
-    return {task: _plan(config, task, sources, vocabulary) for task, sources in find_sources(config).items()}
+    plans = {}
+    for kind, sources in find_sources(config).items():
+        settings: dict[str, Any] = {
+            "task": kind,
+            "vocabulary_sha256": vocabulary.sha256,
+            "inputs": [[s.name, [n for n, _ in s.files], *([s.corpus] if s.corpus else [])] for s in sources.inputs],
+            "block_bytes": config.block_bytes,
+        }
+        if kind == "para":
+            settings["max_pair_tokens"] = config.max_pair_tokens
+        stage = Stage(config.out / kind, "encode", settings | sources.settings)
+        by_name = groupby(sources.inputs, lambda s: s.name)
+        tasks = [EncodeTask(source, number) for _, same in by_name for number, source in enumerate(same)]
+        plans[kind] = _EncodePlan(stage, tasks, vocabulary.size, vocabulary.sha256)
+    return plans
 
 
-def _plan(config: EncodeConfig, task: str, sources: Sources, vocabulary: Vocabulary) -> _Plan:
-    inputs = sources.inputs
-    settings: dict[str, Any] = {
-        "task": task,
-        "vocabulary_sha256": vocabulary.sha256,
-        "inputs": [[s.name, [name for name, _ in s.files], *([s.corpus] if s.corpus else [])] for s in inputs],
-        "block_bytes": config.block_bytes,
-    }
-    if task == "para":
-        settings["max_pair_tokens"] = config.max_pair_tokens
-    settings |= sources.settings
-    tasks = [Task(source, i) for _, same in groupby(inputs, lambda s: s.name) for i, source in enumerate(same)]
-    return _Plan(Stage(config.out / task, "encode", settings), tasks, vocabulary.size, vocabulary.sha256)
-
-
-def _run_plan(config: EncodeConfig, kind: str, plan: _Plan) -> None:
+def _run_plan(config: EncodeConfig, kind: str, plan: _EncodePlan) -> None:
     stage = plan.stage
     on_root(lambda: _refuse_other_inputs(plan))
     if stage.finished(config.processes, on_root(lambda: moved_shards(stage))):
         return on_root(lambda: say(f"{stage.folder} is complete"))
     todo = on_root(lambda: _todo(plan))
     doubled = [task for task in todo if task.filters.exact_duplicates]
-    team = on_root(lambda: Team.prepare(stage.folder))
+    shared = on_root(lambda: SharedWork.begin(stage.folder))
     encoded = on_root(lambda: [task.name for task in doubled if stage.task_result(f"{task.name}.encoded")])
     open_tasks = tuple(task for task in todo if task.name not in encoded)
     members = world_size() if world_size() > 1 else config.processes
-    work = EncodeInputs(stage, open_tasks, config.vocab, config.block_bytes, config.max_pair_tokens, team)
+    work = EncodeInputs(stage, open_tasks, config.vocab, config.block_bytes, config.max_pair_tokens, shared)
     if open_tasks:
         run_tasks(work, range(members), [1] * members, config.processes, f"encode {kind}", visible=False)
     if doubled:
         remove_duplicates(stage, doubled, config.processes)
-    on_root(lambda: shutil.rmtree(team))
-    on_root(lambda: _close(plan))
+    on_root(lambda: shutil.rmtree(shared))
+    on_root(lambda: _write_manifest(plan))
 
 
-def _refuse_other_inputs(plan: _Plan) -> None:
+def _refuse_other_inputs(plan: _EncodePlan) -> None:
     """Raise ValueError when an input has changed since it was encoded."""
     for task in plan.tasks:
         result = plan.stage.task_result(task.name) or plan.stage.task_result(f"{task.name}.encoded")
@@ -113,7 +111,7 @@ def _refuse_other_inputs(plan: _Plan) -> None:
                 )
 
 
-def _todo(plan: _Plan) -> list[Task]:
+def _todo(plan: _EncodePlan) -> list[EncodeTask]:
     """Inputs that are not finished; and those that are, where duplicates must be sought among all of them again."""
     todo = [task for task in plan.tasks if plan.stage.task_result(task.name) is None]
     for task in todo:
@@ -126,8 +124,8 @@ def _todo(plan: _Plan) -> list[Task]:
     return [task for task in plan.tasks if task in todo or plan.stage.task_result(task.name) is None]
 
 
-def _close(plan: _Plan) -> None:
-    """The manifest, from the tasks' markers."""
+def _write_manifest(plan: _EncodePlan) -> None:
+    """Write the manifest from the tasks' markers."""
     wanted = {f"{task.name}.json" for task in plan.tasks}
     for path in (plan.stage.folder / "tasks").iterdir():
         if path.name not in wanted:
@@ -143,7 +141,11 @@ def _close(plan: _Plan) -> None:
         by_language[task.source.name] = add_counts(by_language.get(task.source.name, {}), result["counts"])
         if not result["shards"]:
             warn(f"{task.source.paths[0]} gave no text: see its counts in the manifest")
-        _warn_of_doubts(task, result["counts"])
+        counts = result["counts"]
+        lines = counts["paragraphs_in"] if task.mono else 2 * counts["pairs_in"]
+        files = " and ".join(map(str, task.source.paths))
+        for words in doubts(lines, counts["repaired"], counts["tokens"], counts["unknown"]):
+            warn(f"{files}: {words}")
     write_manifest(
         plan.stage.folder,
         Manifest(
@@ -157,10 +159,3 @@ def _close(plan: _Plan) -> None:
         ),
     )
     say(f"{plan.stage.folder}: {len(plan.tasks)} inputs, {sum(c['tokens'] for c in by_language.values()):,} tokens")
-
-
-def _warn_of_doubts(task: Task, counts: dict[str, Any]) -> None:
-    lines = counts["paragraphs_in"] if task.mono else 2 * counts["pairs_in"]
-    files = " and ".join(map(str, task.source.paths))
-    for words in doubts(lines, counts["repaired"], counts["tokens"], counts["unknown"]):
-        warn(f"{files}: {words}")

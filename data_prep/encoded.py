@@ -6,11 +6,14 @@ of a shard is where its record batches begin, found by one look at the metadata 
 
 import mmap
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+
+from xlme_ds.data.schema import Layout
 
 _NEAR = 1024  # int32 words, a page: a gap as small as this is read too
 _AT_ONCE = 1 << 18  # words that are read at once, about
@@ -148,3 +151,62 @@ def _word(column: pa.ListArray, number: int, file: pa.Buffer) -> int:
     byte = part.address - file.address if part.size else 0  # an empty buffer may stand anywhere
     assert byte % 4 == 0 and 0 <= byte < file.size
     return byte // 4
+
+
+@dataclass(frozen=True)
+class EncodedShard:
+    """An encoded shard as examples of one group (a language, or a language pair).
+
+    Task mono: `examples` training rows. Task para: pairs that fit into a row, `tokens` ids in their items (specials
+    included). `batches` tell where the ids are.
+    """
+
+    name: str
+    group: str
+    examples: int
+    tokens: int
+    batches: Batches
+    unfit: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Pairs that do not fit into a row: their records, in order."""
+
+    @property
+    def too_long(self) -> int:
+        """How many pairs do not fit."""
+        return len(self.unfit)
+
+    def records(self, examples: np.ndarray) -> np.ndarray:
+        """The records of examples that are pairs."""
+        fitting_before = self.unfit - np.arange(len(self.unfit))
+        return examples + np.searchsorted(fitting_before, examples, side="right")
+
+
+def survey(folder: Path, row_tokens: int, layout: Layout, longest: int | None, name: str) -> EncodedShard:
+    """Count the examples of the encoded shard `name` (`group/number.arrow`) of task folder `folder`.
+
+    A document shard is cut every `row_tokens` - 2 ids. A last slice of one id is no row: it is the last document's
+    `</s>`. `longest`: ids that no pair has more of, where that is known; if all fit, their lengths need not be read.
+    """
+    group, path = name.split("/")[0], folder / name
+    batches = read_batches(path)
+    tokens, records = int(batches.tokens.sum()), int(batches.records.sum())
+    if len(batches.tokens) == 1:
+        rows, rest = divmod(tokens, row_tokens - 2)
+        return EncodedShard(name, group, rows + (rest > 1), tokens, batches)
+    if longest is not None and longest + layout.pair_specials <= row_tokens:
+        return EncodedShard(name, group, records, tokens + layout.pair_specials * records, batches)
+    lengths = batches.all_lengths(path).sum(0) + layout.pair_specials
+    fits = lengths <= row_tokens
+    return EncodedShard(name, group, int(fits.sum()), int(lengths[fits].sum()), batches, np.flatnonzero(~fits))
+
+
+def group_languages(group: str, languages: Sequence[str]) -> tuple[int, ...]:
+    """Language indices of a group's sides: of a language its own, of the pair `a-b` those of a and b."""
+    if group in languages:
+        return (languages.index(group),)
+    cuts = [i for i, character in enumerate(group) if character == "-"]  # codes may have a hyphen of their own
+    for left, right in ((group[:i], group[i + 1 :]) for i in cuts):
+        if left in languages and right in languages:
+            return languages.index(left), languages.index(right)
+    raise ValueError(
+        f"{group!r} is neither one of the encoded languages nor a pair of two of them: encode the data again"
+    )

@@ -12,10 +12,23 @@ from typing import Any, Literal
 
 import numpy as np
 
+from data_prep.encoded import EncodedShard, survey
+from data_prep.mixed_rows import (
+    BATCH_ROWS,
+    BLOCK,
+    ORDER,
+    STRETCH,
+    WINDOW,
+    MixPlan,
+    Tally,
+    count_rows,
+    make_plan,
+    mono_rows,
+    para_rows,
+    with_total,
+)
 from data_prep.parallel import on_root, run_tasks
-from data_prep.plan import BLOCK, ORDER, STRETCH, Plan, Source, make_plan, survey, with_total
 from data_prep.progress import say
-from data_prep.rows import BATCH_ROWS, WINDOW, Tally, count_rows, mono_rows, para_rows
 from data_prep.store import Stage, write_arrow, write_file
 from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, file_sha256, read_manifest, row_schema, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
@@ -146,19 +159,19 @@ def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, langua
     on_root(lambda: say(f"{stage.folder}: {words}"))
 
 
-def _plan(config: MixConfig, task: str, encoded: Manifest, languages: tuple[str, ...]) -> Plan:
+def _plan(config: MixConfig, task: str, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:
     folder = config.encoded / task
     names = [shard.name for shard in encoded.shards]
     sizes = [shard.bytes for shard in encoded.shards]
     look = partial(survey, folder, config.row_tokens, LAYOUTS[config.layout], encoded.settings.get("max_pair_tokens"))
-    sources: Sequence[Source] = run_tasks(look, names, sizes, config.processes, f"survey {task}")
+    sources: Sequence[EncodedShard] = run_tasks(look, names, sizes, config.processes, f"survey {task}")
     if not any(source.examples for source in sources):
         raise ValueError(f"{folder} has nothing that fills a row of {config.row_tokens} tokens: encode some text first")
     order = task, config.alpha, config.seed
     return make_plan(folder, config.row_tokens, LAYOUTS[config.layout], languages, sources, order)
 
 
-def _sampled_pairs(stage: Stage, plan: Plan, rows: int, processes: int) -> tuple[Plan, np.ndarray]:
+def _sampled_pairs(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple[MixPlan, np.ndarray]:
     """Sample as many pairs as pack into at least `rows` rows; (plan, rows before each window [windows + 1])."""
     tokens = {name: 0 for name in plan.order.names}
     for source in plan.sources:
@@ -184,7 +197,7 @@ def _sampled_pairs(stage: Stage, plan: Plan, rows: int, processes: int) -> tuple
         total = int(total * 1.002 * rows / max(int(first_rows[-1]), 1)) + 1
 
 
-def _count_windows(stage: Stage, plan: Plan, windows: int, start: int) -> dict[str, Any]:
+def _count_windows(stage: Stage, plan: MixPlan, windows: int, start: int) -> dict[str, Any]:
     name = f"windows-{plan.order.total}-{start}"
     result = stage.task_result(name)
     if result is None:
@@ -194,7 +207,7 @@ def _count_windows(stage: Stage, plan: Plan, windows: int, start: int) -> dict[s
 
 
 def _write_shard(
-    stage: Stage, plan: Plan, first_rows: np.ndarray | None, rows_per_shard: int, rows: int, number: int
+    stage: Stage, plan: MixPlan, first_rows: np.ndarray | None, rows_per_shard: int, rows: int, number: int
 ) -> dict[str, Any]:
     name = f"{number:05d}"
     path = stage.folder / f"{name}.arrow"
@@ -214,7 +227,7 @@ def _write_shard(
     return result
 
 
-def _counts(plan: Plan, task: str, rows: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _counts(plan: MixPlan, task: str, rows: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     order = plan.order
     used = [sum(column) for column in zip(*(result["used"] for result in results), strict=True)]
     tokens = sum(result["tokens"] for result in results)

@@ -128,7 +128,9 @@ def run_tasks(
     return [outcome.value for outcome in outcomes]
 
 
-def _collect(stream: Generator[_Outcome, None, None], sizes: Sequence[int], label: str, visible: bool) -> list[_Outcome]:
+def _collect(
+    stream: Generator[_Outcome, None, None], sizes: Sequence[int], label: str, visible: bool
+) -> list[_Outcome]:
     """Outcomes as they come, up to the first error."""
     outcomes = []
     with closing(stream), Progress(label, sum(sizes), visible) as progress:

@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from data_prep.blocks import list_array
 from data_prep.dedup import duplicates_of, find_duplicates, noted, slices
-from data_prep.encode_input import STAGED, Task, finish
-from data_prep.parallel import on_root, run_tasks
+from data_prep.encode_input import STAGED, EncodeTask, finish
 from data_prep.filters import EXACT_DUPLICATES
+from data_prep.parallel import on_root, run_tasks
 from data_prep.store import Stage, make_folder, write_arrow
 from xlme_ds.data.schema import DOCUMENTS, PAIRS, UNK, Shard, sync_folder
 
@@ -29,12 +29,12 @@ from xlme_ds.data.schema import DOCUMENTS, PAIRS, UNK, Shard, sync_folder
 class _Language:
     """All blocks of one language or pair, in input order; `found` are the slices of its duplicates."""
 
-    blocks: tuple[tuple[Task, int], ...]
+    blocks: tuple[tuple[EncodeTask, int], ...]
     runs: tuple[Path, ...]
     found: tuple[Path, ...]
 
 
-def remove_duplicates(stage: Stage, tasks: Sequence[Task], processes: int) -> None:
+def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int) -> None:
     """Finish inputs whose blocks are all staged; collective under MPI."""
     languages = on_root(lambda: [_language(stage, list(same)) for _, same in groupby(tasks, lambda t: t.source.name)])
     merges = [(language, number) for language in languages for number in range(len(language.found))]
@@ -47,7 +47,7 @@ def remove_duplicates(stage: Stage, tasks: Sequence[Task], processes: int) -> No
     on_root(lambda: _finish(stage, tasks))
 
 
-def is_final(stage: Stage, task: Task) -> bool:
+def is_final(stage: Stage, task: EncodeTask) -> bool:
     """Whether all blocks of an input are without their duplicates, and only its marker is missing."""
     encoded = stage.task_result(f"{task.name}.encoded")
     return encoded is not None and all(
@@ -55,7 +55,7 @@ def is_final(stage: Stage, task: Task) -> bool:
     )
 
 
-def _language(stage: Stage, tasks: list[Task]) -> _Language:
+def _language(stage: Stage, tasks: list[EncodeTask]) -> _Language:
     blocks = []
     paragraphs = 0
     for task in tasks:
@@ -192,7 +192,7 @@ def _add(reasons: dict[str, int], number: int) -> dict[str, int]:
     return {reason: total[reason] for reason in sorted(total) if total[reason]}
 
 
-def _finish(stage: Stage, tasks: Sequence[Task]) -> None:
+def _finish(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
     for task in tasks:
         encoded = stage.task_result(f"{task.name}.encoded")
         assert encoded is not None

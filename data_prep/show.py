@@ -11,8 +11,8 @@ import pyarrow as pa
 from rich.console import Console
 from rich.text import Text
 
-from data_prep.parallel import on_root
 from data_prep.languages import canonical
+from data_prep.parallel import on_root
 from data_prep.progress import shown
 from xlme_ds.data.corrupt import corrupt
 from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, file_sha256, read_manifest, row_schema

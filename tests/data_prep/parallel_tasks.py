@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 
-from data_prep.parallel import UserError, TaskError, barrier, is_root, on_root, run_tasks
+from data_prep.parallel import TaskError, UserError, barrier, is_root, on_root, run_tasks
 
 
 def square(number: int) -> int:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from data_prep.parallel import UserError, RetryError, TaskError, run_tasks
+from data_prep.parallel import RetryError, TaskError, UserError, run_tasks
 
 HERE = Path(__file__).resolve().parent
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
@@ -49,7 +49,7 @@ def test_a_failure_ends_the_tasks_that_still_run(tasks: ModuleType) -> None:
 
 
 def test_a_killed_worker_is_an_error_and_no_hang(tasks: ModuleType) -> None:
-    with pytest.raises(RetryError, match="^a worker of test died with exit code -9:"):
+    with pytest.raises(RetryError, match=r"^a worker of test died with exit code -9:"):
         run_tasks(tasks.killed, [0, 1, 2], [1, 1, 1], 2, "test")
     assert not multiprocessing.active_children()
 

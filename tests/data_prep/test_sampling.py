@@ -7,8 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from data_prep.permutation import hashed, inverse, key_of, permute
-from data_prep.sampling import Order, apportion, temperature_shares
+from data_prep.sampling import Order, apportion, hashed, inverse, key_of, permute, temperature_shares
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 17, 1000, 65537])

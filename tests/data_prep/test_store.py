@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 
 from data_prep import encode, mix, stats, vocab
+from data_prep.corpus_files import chunks, read_pieces
+from data_prep.encode_input import SharedWork
 from data_prep.encoded import read_batches
 from data_prep.parallel import RetryError, UserError, explain
 from data_prep.readers import find_pairs
 from data_prep.store import Stage
-from data_prep.streams import chunks
-from data_prep.team import Team
 from data_prep.vocap import stage as vocap
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -362,14 +362,17 @@ def test_what_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
     path.write_bytes(b"x")
     path.chmod(0)
     with without_rights():
-        for read in (lambda: list(chunks(partial(open, path, "rb"), str(path))), lambda: read_batches(path)):
+        for read in (
+            lambda: list(chunks(partial(read_pieces, partial(open, path, "rb")), str(path))),
+            lambda: read_batches(path),
+        ):
             with pytest.raises(OSError) as error:
                 read()
             words = words_of(error.value)
             assert str(path) in words and "ermission denied" in words and "give this user the permission" in words
             assert "damaged" not in words
     with pytest.raises(OSError) as error:  # a disk that fails: the memory of this process cannot be read at 0
-        list(chunks(partial(open, "/proc/self/mem", "rb"), "de.txt"))
+        list(chunks(partial(read_pieces, partial(open, "/proc/self/mem", "rb")), "de.txt"))
     assert words_of(error.value, RetryError).startswith("de.txt: Input/output error: give the same command again")
 
 
@@ -472,7 +475,7 @@ def test_a_launcher_without_mpi4py(corpus: Corpus, tmp_path: Path) -> None:
 
 def test_idle_members_look_less_and_less_often(tmp_path: Path) -> None:
     """Folder reads of a member that waits, counted by Python's audit hook; work that comes is taken soon."""
-    team = Team(Team.prepare(tmp_path), 1)
+    waiting = SharedWork(SharedWork.begin(tmp_path), 1)
     reads: list[float] = []
     counting = True
 
@@ -483,12 +486,12 @@ def test_idle_members_look_less_and_less_often(tmp_path: Path) -> None:
     sys.addaudithook(hook)
     done: list[int] = []
     work = lambda _, number, block: done.append(number)  # noqa: E731
-    member = threading.Thread(target=team.help_until, args=(1, work), daemon=True)
+    member = threading.Thread(target=waiting.take_until_all_finished, args=(1, work), daemon=True)
     member.start()
     time.sleep(2.5)
     assert len(reads) < 90, "192 a second before"
     assert sum(moment > reads[-1] - 1 for moment in reads) < 20
-    reader = Team(team.folder, 0)
+    reader = SharedWork(waiting.folder, 0)
     assert reader.offer("a", 0, b"")
     began = time.monotonic()
     while not done and time.monotonic() - began < 5:

@@ -1,20 +1,86 @@
-"""Training rows made from encoded shards: any stretch of the plan's order alone, in record batches."""
+"""Training rows from encoded shards: the sampled order of their examples, and any stretch of it as record batches."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from data_prep.encoded import copy_words
-from data_prep.packing import pack_shuffled
-from data_prep.permutation import hashed, key_of
-from data_prep.plan import BLOCK, Plan
-from xlme_ds.data.schema import EOS, PAD, row_schema
+from data_prep.encoded import EncodedShard, copy_words, group_languages
+from data_prep.sampling import Integers, Order, apportion, hashed, key_of, permute, temperature_shares
+from xlme_ds.data.schema import EOS, PAD, Layout, row_schema
 
+BLOCK = {"mono": 1 << 16, "para": 1 << 18}  # slots that are shuffled together: some 30,000 rows or more
+STRETCH = 8192  # ids of a side, in about one piece of a file, that are used in the same block
+ORDER = "every example of a language once a pass, pass after pass; blocks of {} slots, stretches of {} ids"
 BATCH_ROWS = 1024
 WINDOW = 8192  # pairs that are packed together
 _HELD = 1 << 25  # ids that are in memory at once, 128 MiB
+
+
+@dataclass(frozen=True)
+class MixPlan:
+    """The sampled order of a task's examples, and where each stands. `sources` are sorted by group, then name."""
+
+    folder: Path
+    row_tokens: int
+    layout: Layout
+    group_languages: tuple[tuple[int, ...], ...]
+    sources: tuple[EncodedShard, ...]
+    order: Order
+
+    @cached_property
+    def _first(self) -> np.ndarray:
+        """Examples before each source, over all groups."""
+        return np.cumsum([0] + [source.examples for source in self.sources])
+
+    def find(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(group, source, example within the source) of each slot of the order, int64."""
+        group, example = self.order.locate(slots)
+        examples = np.array(self.order.examples)
+        at = (np.cumsum(examples) - examples)[group] + example
+        source = np.searchsorted(self._first, at, side="right") - 1
+        return group, source, at - self._first[source]
+
+    @property
+    def mean_tokens(self) -> float:
+        """Ids of an example, on average over the corpus."""
+        return _mean_tokens(self.sources)
+
+    def path(self, source: int) -> Path:
+        """The shard of a source."""
+        return self.folder / self.sources[source].name
+
+
+def make_plan(
+    folder: Path,
+    row_tokens: int,
+    layout: Layout,
+    languages: Sequence[str],
+    sources: Sequence[EncodedShard],
+    order: tuple[str, float, int],
+) -> MixPlan:
+    """MixPlan over the `sources` of a task, its slots still to come (`with_total`); `order` is (task, alpha, seed)."""
+    task, alpha, seed = order
+    sources = sorted(sources, key=lambda source: (source.group, source.name))
+    groups = sorted({source.group for source in sources})
+    examples = tuple(sum(s.examples for s in sources if s.group == group) for group in groups)
+    shares = tuple(temperature_shares(examples, alpha))
+    members = tuple(group_languages(group, languages) for group in groups)
+    neighbours = max(int(STRETCH * len(members[0]) / _mean_tokens(sources)), 1)
+    sampled = Order(tuple(groups), examples, shares, (), seed, task, BLOCK[task], neighbours)
+    return MixPlan(folder, row_tokens, layout, members, tuple(sources), sampled)
+
+
+def _mean_tokens(sources: Sequence[EncodedShard]) -> float:
+    return max(sum(source.tokens for source in sources), 1) / max(sum(source.examples for source in sources), 1)
+
+
+def with_total(plan: MixPlan, total: int) -> MixPlan:
+    """The same examples, sampled `total` times."""
+    return replace(plan, order=replace(plan.order, quotas=tuple(apportion(total, plan.order.shares))))
 
 
 @dataclass
@@ -43,7 +109,7 @@ class Pairs:
         return self.lengths.sum(0) + self.specials
 
 
-def mono_rows(plan: Plan, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
+def mono_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
     """Rows [start, stop) of the order: what opens an item, a slice of a shard's token stream without `</s>` at its
     ends, `</s>`."""
     held = min(BLOCK["mono"], max(_HELD // plan.row_tokens // BATCH_ROWS, 1) * BATCH_ROWS)
@@ -58,7 +124,7 @@ def mono_rows(plan: Plan, start: int, stop: int, tally: Tally) -> Iterator[pa.Re
             yield _batch(rows[part], items, lengths[part], items, languages[group[part]])
 
 
-def _mono(plan: Plan, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _mono(plan: MixPlan, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(group, row [slots, R], ids that are not padding) of each slot; the shards are read one after the other."""
     group, source, example = plan.find(slots)
     rows, texts = np.empty((len(slots), plan.row_tokens), dtype=np.int32), np.empty(len(slots), dtype=np.int64)
@@ -89,7 +155,7 @@ def _grouped(source: np.ndarray) -> list[np.ndarray]:
     return np.split(order, np.flatnonzero(np.diff(source[order])) + 1)
 
 
-def count_rows(plan: Plan, first: int, last: int) -> list[int]:
+def count_rows(plan: MixPlan, first: int, last: int) -> list[int]:
     """Rows into which each of the windows [first, last) packs."""
     counts = []
     for start, stop in _together(plan, first, last):
@@ -98,12 +164,12 @@ def count_rows(plan: Plan, first: int, last: int) -> list[int]:
     return counts
 
 
-def para_rows(plan: Plan, first_rows: np.ndarray, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
+def para_rows(plan: MixPlan, first_rows: np.ndarray, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
     """Rows [start, stop) of the packed windows; `first_rows` [windows + 1] are the rows before each window."""
     return _rechunked(_window_batches(plan, first_rows, start, stop, tally), BATCH_ROWS)
 
 
-def _together(plan: Plan, first: int, last: int) -> Iterator[tuple[int, int]]:
+def _together(plan: MixPlan, first: int, last: int) -> Iterator[tuple[int, int]]:
     """Windows [first, last) in parts that are read at once: no more than a block of the order, and what memory
     holds."""
     most = int(min(BLOCK["para"], _HELD / plan.mean_tokens)) // WINDOW or 1
@@ -113,7 +179,7 @@ def _together(plan: Plan, first: int, last: int) -> Iterator[tuple[int, int]]:
         first = stop
 
 
-def read_pairs(plan: Plan, first: int, last: int) -> Pairs:
+def read_pairs(plan: MixPlan, first: int, last: int) -> Pairs:
     """Look up where the pairs of windows [first, last) stand, without reading their ids."""
     slots = np.arange(first * WINDOW, min(last * WINDOW, plan.order.total))
     group, source, example = plan.find(slots)
@@ -127,7 +193,7 @@ def read_pairs(plan: Plan, first: int, last: int) -> Pairs:
     return Pairs(group, source, starts, lengths, swapped, plan.layout.pair_specials)
 
 
-def _packed(plan: Plan, number: int, tokens: np.ndarray, first: int) -> list[np.ndarray]:
+def _packed(plan: MixPlan, number: int, tokens: np.ndarray, first: int) -> list[np.ndarray]:
     """Pairs of each row of window `number`; `tokens` are of all pairs from window `first` on, which is how they are
     numbered."""
     key = key_of(plan.order.seed, plan.order.label, "rows")
@@ -137,7 +203,7 @@ def _packed(plan: Plan, number: int, tokens: np.ndarray, first: int) -> list[np.
 
 
 def _window_batches(
-    plan: Plan, first_rows: np.ndarray, start: int, stop: int, tally: Tally
+    plan: MixPlan, first_rows: np.ndarray, start: int, stop: int, tally: Tally
 ) -> Iterator[pa.RecordBatch]:
     first, last = int(np.searchsorted(first_rows, start, side="right")) - 1, int(np.searchsorted(first_rows, stop))
     for begin, end in _together(plan, first, last):
@@ -152,7 +218,7 @@ def _window_batches(
         yield _render(plan, pairs, rows)
 
 
-def _render(plan: Plan, pairs: Pairs, rows: Sequence[np.ndarray]) -> pa.RecordBatch:
+def _render(plan: MixPlan, pairs: Pairs, rows: Sequence[np.ndarray]) -> pa.RecordBatch:
     """The rows with the given items, each item `<s> e </s> f </s>`, or as else the plan lays them out."""
     items = np.concatenate(rows)
     counts = np.array([len(row) for row in rows])
@@ -216,3 +282,44 @@ def _exact(batch: pa.RecordBatch) -> pa.RecordBatch:
     items, sides = (np.diff(column.offsets.to_numpy()) for column in (lengths, languages))
     rows = tokens.flatten().to_numpy().reshape(len(items), -1)
     return _batch(rows, items, lengths.flatten().to_numpy(), sides, languages.flatten().to_numpy())
+
+
+def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
+    """Pack items into bins of `capacity`: (int64 bin of each item, number of bins).
+
+    Best-fit decreasing: items from long to short, each into the fullest bin it fits. Open bins are kept by the room
+    they have left, and which rooms exist is one big integer: an item costs a few operations, however many the bins.
+    """
+    order = np.argsort(-np.asarray(lengths), kind="stable")
+    assert order.size == 0 or (lengths[order[-1]] > 0 and lengths[order[0]] <= capacity)
+    bins_by_room: list[list[int]] = [[] for _ in range(capacity + 1)]
+    rooms = 0  # bit r is set when a bin with room r is open
+    bins = 0
+    chosen = []
+    for length in lengths[order].tolist():
+        fitting = rooms >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            same_room = bins_by_room[room]
+            number = same_room.pop()
+            if not same_room:
+                rooms ^= 1 << room
+        else:
+            room, number = capacity, bins
+            bins += 1
+        chosen.append(number)
+        room -= length
+        if room:  # a full bin is never open
+            bins_by_room[room].append(number)
+            rooms |= 1 << room
+    result = np.empty(order.size, dtype=np.int64)
+    result[order] = chosen
+    return result, bins
+
+
+def pack_shuffled(lengths: np.ndarray, capacity: int, key: Integers) -> list[np.ndarray]:
+    """Items of each row, rows in the order that `key` selects (packing itself puts long items into early rows)."""
+    number, rows = pack(lengths, capacity)
+    number = permute(number, max(rows, 1), key)
+    items = np.argsort(number, kind="stable")
+    return np.split(items, np.searchsorted(number[items], np.arange(1, rows)))
