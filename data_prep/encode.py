@@ -120,7 +120,7 @@ def _todo(plan: _EncodePlan) -> list[EncodeTask]:
     for task in plan.tasks:
         if task not in todo and task.source.name in again and task.filters.exact_duplicates:
             discard(plan.stage, task)
-            plan.stage.forget_task(task.name)
+            plan.stage.forget_tasks([task.name])
     return [task for task in plan.tasks if task in todo or plan.stage.task_result(task.name) is None]
 
 

@@ -314,8 +314,7 @@ def forget_encoded(stage: Stage, task: EncodeTask) -> None:
         result, final = stage.task_result(name), stage.task_result(f"{name}.final")
         gone = result and result["shard"] and not (stage.folder / result["shard"]["name"]).exists() and not final
         if result is None or gone:
-            for lost in (name, f"{name}.final", f"{task.name}.encoded"):
-                stage.forget_task(lost)
+            stage.forget_tasks((name, f"{name}.final", f"{task.name}.encoded"))
 
 
 def finish(stage: Stage, task: EncodeTask, blocks: Iterable[dict[str, Any] | None]) -> None:

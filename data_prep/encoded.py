@@ -25,6 +25,7 @@ class Batches:
     """Where the ids of a shard stand in its file, in int32 words: a value a record batch and, where it differs, a
     column."""
 
+    path: Path
     records: np.ndarray
     """[batches]."""
     tokens: np.ndarray
@@ -34,28 +35,26 @@ class Batches:
     values: np.ndarray
     """[columns, batches], where the ids begin."""
 
-    def bounds(self, path: Path, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def bounds(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(start, length) in words of the ids of `records` in each column, int64 [columns, records]."""
         first = np.cumsum(self.records) - self.records
         batch = np.searchsorted(first, records, side="right") - 1
         at = self.offsets[:, batch] + (records - first[batch])
         ends = np.empty((*at.shape, 2), dtype=np.int32)
-        copy_words(path, at.ravel(), np.full(at.size, 2), ends.ravel(), np.arange(0, ends.size, 2))
+        copy_words(self.path, at.ravel(), np.full(at.size, 2), ends.ravel(), np.arange(0, ends.size, 2))
         begin, end = ends[..., 0].astype(np.int64), ends[..., 1]
         return self.values[:, batch] + begin, end - begin
 
-    def all_lengths(self, path: Path) -> np.ndarray:
+    def all_lengths(self) -> np.ndarray:
         """Ids of every record of the shard in each column, int64 [columns, records]."""
         counts = np.broadcast_to(self.records + 1, self.offsets.shape)
         ends = np.empty(int(counts.sum()), dtype=np.int32)
-        copy_words(path, self.offsets.ravel(), counts.ravel(), ends, (np.cumsum(counts) - counts.ravel()))
+        copy_words(self.path, self.offsets.ravel(), counts.ravel(), ends, (np.cumsum(counts) - counts.ravel()))
         inside = np.ones(len(ends) - 1, dtype=bool)
         inside[np.cumsum(counts)[:-1] - 1] = False  # from the last offset of a batch to the first of the next
         return np.diff(ends)[inside].astype(np.int64).reshape(len(self.offsets), -1)
 
-    def copy_stream(
-        self, path: Path, starts: np.ndarray, width: int, target: np.ndarray, places: np.ndarray
-    ) -> np.ndarray:
+    def copy_stream(self, starts: np.ndarray, width: int, target: np.ndarray, places: np.ndarray) -> np.ndarray:
         """Copy ids [start, start + width) of the first column's stream, which runs through all batches, to
         `target[place:]`.
 
@@ -74,7 +73,7 @@ class Batches:
             at[left] += counts
             left = left[at[left] < stops[left]]
         words, counts, places = (np.concatenate(part) for part in zip(*pieces, strict=True))
-        copy_words(path, words, counts, target, places)
+        copy_words(self.path, words, counts, target, places)
         return stops - starts
 
 
@@ -102,7 +101,7 @@ def read_batches(path: Path) -> Batches:
         )
 
     tokens = np.array([[len(batch.column(c).values) for batch in batches] for c in columns], np.int64)
-    return Batches(np.array([batch.num_rows for batch in batches], np.int64), tokens, places(1), places(3))
+    return Batches(path, np.array([batch.num_rows for batch in batches], np.int64), tokens, places(1), places(3))
 
 
 def copy_words(path: Path, starts: np.ndarray, counts: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
@@ -161,18 +160,12 @@ class EncodedShard:
     included). `batches` tell where the ids are.
     """
 
-    name: str
     group: str
     examples: int
     tokens: int
     batches: Batches
     unfit: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Pairs that do not fit into a row: their records, in order."""
-
-    @property
-    def too_long(self) -> int:
-        """How many pairs do not fit."""
-        return len(self.unfit)
 
     def records(self, examples: np.ndarray) -> np.ndarray:
         """The records of examples that are pairs."""
@@ -186,17 +179,17 @@ def survey(folder: Path, row_tokens: int, layout: Layout, longest: int | None, n
     A document shard is cut every `row_tokens` - 2 ids. A last slice of one id is no row: it is the last document's
     `</s>`. `longest`: ids that no pair has more of, where that is known; if all fit, their lengths need not be read.
     """
-    group, path = name.split("/")[0], folder / name
-    batches = read_batches(path)
+    group = name.split("/")[0]
+    batches = read_batches(folder / name)
     tokens, records = int(batches.tokens.sum()), int(batches.records.sum())
     if len(batches.tokens) == 1:
         rows, rest = divmod(tokens, row_tokens - 2)
-        return EncodedShard(name, group, rows + (rest > 1), tokens, batches)
+        return EncodedShard(group, rows + (rest > 1), tokens, batches)
     if longest is not None and longest + layout.pair_specials <= row_tokens:
-        return EncodedShard(name, group, records, tokens + layout.pair_specials * records, batches)
-    lengths = batches.all_lengths(path).sum(0) + layout.pair_specials
+        return EncodedShard(group, records, tokens + layout.pair_specials * records, batches)
+    lengths = batches.all_lengths().sum(0) + layout.pair_specials
     fits = lengths <= row_tokens
-    return EncodedShard(name, group, int(fits.sum()), int(lengths[fits].sum()), batches, np.flatnonzero(~fits))
+    return EncodedShard(group, int(fits.sum()), int(lengths[fits].sum()), batches, np.flatnonzero(~fits))
 
 
 def group_languages(group: str, languages: Sequence[str]) -> tuple[int, ...]:

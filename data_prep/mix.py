@@ -22,9 +22,9 @@ from data_prep.mixed_rows import (
     MixPlan,
     Tally,
     count_rows,
-    make_plan,
     mono_rows,
     para_rows,
+    plan_rows,
     with_total,
 )
 from data_prep.parallel import on_root, run_tasks
@@ -164,18 +164,17 @@ def _plan(config: MixConfig, task: str, encoded: Manifest, languages: tuple[str,
     names = [shard.name for shard in encoded.shards]
     sizes = [shard.bytes for shard in encoded.shards]
     look = partial(survey, folder, config.row_tokens, LAYOUTS[config.layout], encoded.settings.get("max_pair_tokens"))
-    sources: Sequence[EncodedShard] = run_tasks(look, names, sizes, config.processes, f"survey {task}")
-    if not any(source.examples for source in sources):
+    shards: Sequence[EncodedShard] = run_tasks(look, names, sizes, config.processes, f"survey {task}")
+    if not any(shard.examples for shard in shards):
         raise ValueError(f"{folder} has nothing that fills a row of {config.row_tokens} tokens: encode some text first")
-    order = task, config.alpha, config.seed
-    return make_plan(folder, config.row_tokens, LAYOUTS[config.layout], languages, sources, order)
+    return plan_rows(shards, config.row_tokens, config.layout, languages, task, config.alpha, config.seed)
 
 
 def _sampled_pairs(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple[MixPlan, np.ndarray]:
     """Sample as many pairs as pack into at least `rows` rows; (plan, rows before each window [windows + 1])."""
     tokens = {name: 0 for name in plan.order.names}
-    for source in plan.sources:
-        tokens[source.group] += source.tokens
+    for shard in plan.shards:
+        tokens[shard.group] += shard.tokens
     order = plan.order
     mean = sum(
         float(share) * tokens[name] / examples
@@ -232,8 +231,8 @@ def _counts(plan: MixPlan, task: str, rows: int, results: Sequence[dict[str, Any
     used = [sum(column) for column in zip(*(result["used"] for result in results), strict=True)]
     tokens = sum(result["tokens"] for result in results)
     too_long = {name: 0 for name in order.names}
-    for source in plan.sources:
-        too_long[source.group] += source.too_long
+    for shard in plan.shards:
+        too_long[shard.group] += len(shard.unfit)
     by_language = {
         name: {
             "available": available,

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from data_prep.encoded import EncodedShard, copy_words, group_languages
 from data_prep.sampling import Integers, Order, apportion, hashed, key_of, permute, temperature_shares
-from xlme_ds.data.schema import EOS, PAD, Layout, row_schema
+from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
 
 BLOCK = {"mono": 1 << 16, "para": 1 << 18}  # slots that are shuffled together: some 30,000 rows or more
 STRETCH = 8192  # ids of a side, in about one piece of a file, that are used in the same block
@@ -22,60 +22,55 @@ _HELD = 1 << 25  # ids that are in memory at once, 128 MiB
 
 @dataclass(frozen=True)
 class MixPlan:
-    """The sampled order of a task's examples, and where each stands. `sources` are sorted by group, then name."""
+    """The sampled order of a task's examples, and where each is. `shards` are sorted by group, then name."""
 
-    folder: Path
     row_tokens: int
     layout: Layout
     group_languages: tuple[tuple[int, ...], ...]
-    sources: tuple[EncodedShard, ...]
+    shards: tuple[EncodedShard, ...]
+    mean_tokens: float
+    """Ids of an example, on average over the corpus."""
     order: Order
 
     @cached_property
     def _first(self) -> np.ndarray:
-        """Examples before each source, over all groups."""
-        return np.cumsum([0] + [source.examples for source in self.sources])
+        """Examples before each shard, over all groups."""
+        return np.cumsum([0] + [shard.examples for shard in self.shards])
 
     def find(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(group, source, example within the source) of each slot of the order, int64."""
+        """(group, shard, example within the shard) of each slot of the order, int64."""
         group, example = self.order.locate(slots)
         examples = np.array(self.order.examples)
         at = (np.cumsum(examples) - examples)[group] + example
-        source = np.searchsorted(self._first, at, side="right") - 1
-        return group, source, at - self._first[source]
+        shard = np.searchsorted(self._first, at, side="right") - 1
+        return group, shard, at - self._first[shard]
 
-    @property
-    def mean_tokens(self) -> float:
-        """Ids of an example, on average over the corpus."""
-        return _mean_tokens(self.sources)
-
-    def path(self, source: int) -> Path:
-        """The shard of a source."""
-        return self.folder / self.sources[source].name
+    def by_shard(self, numbers: np.ndarray) -> Iterator[tuple[EncodedShard, np.ndarray]]:
+        """Each shard that is among `numbers`, with its positions there."""
+        order = np.argsort(numbers, kind="stable")
+        for same in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+            yield self.shards[int(numbers[same[0]])], same
 
 
-def make_plan(
-    folder: Path,
+def plan_rows(
+    shards: Sequence[EncodedShard],
     row_tokens: int,
-    layout: Layout,
+    layout: str,
     languages: Sequence[str],
-    sources: Sequence[EncodedShard],
-    order: tuple[str, float, int],
+    task: str,
+    alpha: float,
+    seed: int,
 ) -> MixPlan:
-    """MixPlan over the `sources` of a task, its slots still to come (`with_total`); `order` is (task, alpha, seed)."""
-    task, alpha, seed = order
-    sources = sorted(sources, key=lambda source: (source.group, source.name))
-    groups = sorted({source.group for source in sources})
-    examples = tuple(sum(s.examples for s in sources if s.group == group) for group in groups)
+    """The plan of a task with no slots yet, which `with_total` gives it."""
+    shards = sorted(shards, key=lambda shard: (shard.group, shard.batches.path.name))
+    groups = sorted({shard.group for shard in shards})
+    examples = tuple(sum(shard.examples for shard in shards if shard.group == group) for group in groups)
     shares = tuple(temperature_shares(examples, alpha))
     members = tuple(group_languages(group, languages) for group in groups)
-    neighbours = max(int(STRETCH * len(members[0]) / _mean_tokens(sources)), 1)
-    sampled = Order(tuple(groups), examples, shares, (), seed, task, BLOCK[task], neighbours)
-    return MixPlan(folder, row_tokens, layout, members, tuple(sources), sampled)
-
-
-def _mean_tokens(sources: Sequence[EncodedShard]) -> float:
-    return max(sum(source.tokens for source in sources), 1) / max(sum(source.examples for source in sources), 1)
+    mean_tokens = max(sum(shard.tokens for shard in shards), 1) / max(sum(examples), 1)
+    neighbours = max(int(STRETCH * len(members[0]) / mean_tokens), 1)
+    order = Order(tuple(groups), examples, shares, (), seed, task, BLOCK[task], neighbours)
+    return MixPlan(row_tokens, LAYOUTS[layout], members, tuple(shards), mean_tokens, order)
 
 
 def with_total(plan: MixPlan, total: int) -> MixPlan:
@@ -91,22 +86,16 @@ class Tally:
     tokens: int = 0
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Sampled pairs; `starts` and `lengths` are [2, pairs] in the order the sides will stand."""
+class SampledPairs(NamedTuple):
+    """Where pairs are; `starts` and `lengths` are [2, pairs] in the order of the sides in the row."""
 
     group: np.ndarray
-    source: np.ndarray
+    shard: np.ndarray
     starts: np.ndarray
     lengths: np.ndarray
     swapped: np.ndarray
-    specials: int
-    """Special tokens of a pair."""
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """Ids of each pair as an item."""
-        return self.lengths.sum(0) + self.specials
+    tokens: np.ndarray
+    """Ids of each pair as an item."""
 
 
 def mono_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
@@ -126,22 +115,20 @@ def mono_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa
 
 def _mono(plan: MixPlan, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(group, row [slots, R], ids that are not padding) of each slot; the shards are read one after the other."""
-    group, source, example = plan.find(slots)
+    group, shards, example = plan.find(slots)
     rows, texts = np.empty((len(slots), plan.row_tokens), dtype=np.int32), np.empty(len(slots), dtype=np.int64)
     width = plan.row_tokens - 2
-    for same in _grouped(source):
-        s = int(source[same[0]])
+    for shard, same in plan.by_shard(shards):
         begin = plan.row_tokens * same + 1
-        texts[same] = plan.sources[s].batches.copy_stream(
-            plan.path(s), example[same] * width, width, rows.ravel(), begin
-        )
+        texts[same] = shard.batches.copy_stream(example[same] * width, width, rows.ravel(), begin)
     number = np.arange(len(rows))
     rows[:, 0], rows[:, -1] = plan.layout.opening, EOS
     for i in np.flatnonzero((texts < width) | (rows[:, 1] == EOS) | (rows[number, texts] == EOS)).tolist():
         text = rows[i, 1 : 1 + texts[i]].copy()
         text = text[int(text[0] == EOS) : len(text) - int(text[-1] == EOS)]
         if not len(text):
-            raise ValueError(f"{plan.path(int(source[i]))} has a document without text: encode the data again")
+            path = plan.shards[int(shards[i])].batches.path
+            raise ValueError(f"{path} has a document without text: encode the data again")
         rows[i, 1:] = PAD
         rows[i, 1 : 1 + len(text)] = text
         rows[i, 1 + len(text)] = EOS
@@ -149,16 +136,10 @@ def _mono(plan: MixPlan, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
     return group, rows, texts + 2
 
 
-def _grouped(source: np.ndarray) -> list[np.ndarray]:
-    """Positions of each value, one array a value."""
-    order = np.argsort(source, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(source[order])) + 1)
-
-
 def count_rows(plan: MixPlan, first: int, last: int) -> list[int]:
     """Rows into which each of the windows [first, last) packs."""
     counts = []
-    for start, stop in _together(plan, first, last):
+    for start, stop in _windows_at_once(plan, first, last):
         tokens = read_pairs(plan, start, stop).tokens
         counts += [len(_packed(plan, number, tokens, start)) for number in range(start, stop)]
     return counts
@@ -166,10 +147,10 @@ def count_rows(plan: MixPlan, first: int, last: int) -> list[int]:
 
 def para_rows(plan: MixPlan, first_rows: np.ndarray, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
     """Rows [start, stop) of the packed windows; `first_rows` [windows + 1] are the rows before each window."""
-    return _rechunked(_window_batches(plan, first_rows, start, stop, tally), BATCH_ROWS)
+    return _rechunked(_window_batches(plan, first_rows, start, stop, tally), BATCH_ROWS, row_schema(plan.row_tokens))
 
 
-def _together(plan: MixPlan, first: int, last: int) -> Iterator[tuple[int, int]]:
+def _windows_at_once(plan: MixPlan, first: int, last: int) -> Iterator[tuple[int, int]]:
     """Windows [first, last) in parts that are read at once: no more than a block of the order, and what memory
     holds."""
     most = int(min(BLOCK["para"], _HELD / plan.mean_tokens)) // WINDOW or 1
@@ -179,18 +160,16 @@ def _together(plan: MixPlan, first: int, last: int) -> Iterator[tuple[int, int]]
         first = stop
 
 
-def read_pairs(plan: MixPlan, first: int, last: int) -> Pairs:
-    """Look up where the pairs of windows [first, last) stand, without reading their ids."""
+def read_pairs(plan: MixPlan, first: int, last: int) -> SampledPairs:
+    """Look up where the pairs of windows [first, last) are, without reading their ids."""
     slots = np.arange(first * WINDOW, min(last * WINDOW, plan.order.total))
-    group, source, example = plan.find(slots)
+    group, shards, example = plan.find(slots)
     starts, lengths = np.empty((2, 2, len(slots)), dtype=np.int64)
-    for at in _grouped(source):
-        s = int(source[at[0]])
-        shard = plan.sources[s]
-        starts[:, at], lengths[:, at] = shard.batches.bounds(plan.path(s), shard.records(example[at]))
+    for shard, at in plan.by_shard(shards):
+        starts[:, at], lengths[:, at] = shard.batches.bounds(shard.records(example[at]))
     swapped = plan.order.swapped(slots)
     starts[:, swapped], lengths[:, swapped] = starts[::-1, swapped], lengths[::-1, swapped]
-    return Pairs(group, source, starts, lengths, swapped, plan.layout.pair_specials)
+    return SampledPairs(group, shards, starts, lengths, swapped, lengths.sum(0) + plan.layout.pair_specials)
 
 
 def _packed(plan: MixPlan, number: int, tokens: np.ndarray, first: int) -> list[np.ndarray]:
@@ -206,7 +185,7 @@ def _window_batches(
     plan: MixPlan, first_rows: np.ndarray, start: int, stop: int, tally: Tally
 ) -> Iterator[pa.RecordBatch]:
     first, last = int(np.searchsorted(first_rows, start, side="right")) - 1, int(np.searchsorted(first_rows, stop))
-    for begin, end in _together(plan, first, last):
+    for begin, end in _windows_at_once(plan, first, last):
         pairs = read_pairs(plan, begin, end)
         tokens = pairs.tokens
         rows = [row for number in range(begin, end) for row in _packed(plan, number, tokens, begin)]
@@ -218,7 +197,7 @@ def _window_batches(
         yield _render(plan, pairs, rows)
 
 
-def _render(plan: MixPlan, pairs: Pairs, rows: Sequence[np.ndarray]) -> pa.RecordBatch:
+def _render(plan: MixPlan, pairs: SampledPairs, rows: Sequence[np.ndarray]) -> pa.RecordBatch:
     """The rows with the given items, each item `<s> e </s> f </s>`, or as else the plan lays them out."""
     items = np.concatenate(rows)
     counts = np.array([len(row) for row in rows])
@@ -236,9 +215,8 @@ def _render(plan: MixPlan, pairs: Pairs, rows: Sequence[np.ndarray]) -> pa.Recor
     flat[at + lengths - 1] = EOS
     starts, wide = pairs.starts[:, items], pairs.lengths[:, items]
     places = np.stack([at + 1, behind + len(plan.layout.between)])
-    for same in _grouped(pairs.source[items]):
-        path = plan.path(int(pairs.source[items[same[0]]]))
-        copy_words(path, starts[:, same].ravel(), wide[:, same].ravel(), flat, places[:, same].ravel())
+    for shard, same in plan.by_shard(pairs.shard[items]):
+        copy_words(shard.batches.path, starts[:, same].ravel(), wide[:, same].ravel(), flat, places[:, same].ravel())
     sides = np.array(plan.group_languages)[pairs.group[items]]
     sides[pairs.swapped[items]] = sides[pairs.swapped[items], ::-1]
     return _batch(flat.reshape(len(rows), -1), counts, lengths, 2 * counts, sides.ravel())
@@ -258,20 +236,15 @@ def _lists(counts: np.ndarray, values: np.ndarray) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values.astype(np.int16)))
 
 
-def _rechunked(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
+def _rechunked(batches: Iterable[pa.RecordBatch], size: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The same rows in batches of `size`, the last one shorter."""
-    rest: pa.RecordBatch | None = None
+    rest = pa.RecordBatch.from_pylist([], schema)
     for batch in batches:
-        if rest is not None and rest.num_rows:
-            missing = size - rest.num_rows
-            rest, batch = pa.concat_batches([rest, batch.slice(0, missing)]), batch.slice(missing)
-            if rest.num_rows < size:
-                continue
-            yield _exact(rest)
-        whole = batch.num_rows - batch.num_rows % size
-        yield from (_exact(batch.slice(begin, size)) for begin in range(0, whole, size))
-        rest = batch.slice(whole)
-    if rest is not None and rest.num_rows:
+        missing = size - rest.num_rows
+        first = pa.concat_batches([rest, batch.slice(0, missing)])
+        *whole, rest = [first, *(batch.slice(begin, size) for begin in range(missing, batch.num_rows, size))]
+        yield from map(_exact, whole)
+    if rest.num_rows:
         yield _exact(rest)
 
 

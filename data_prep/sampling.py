@@ -1,8 +1,7 @@
 """Temperature sampling over languages, and the order of the sampled examples as a pure function of the seed.
 
 The shuffles are keyed permutations of [0, n) in constant memory: a Feistel network with cycle walking, vectorised over
-n and key. Any process can compute any part of one alone, forwards or backwards, and nothing is stored. Not
-cryptographic.
+n and key. Any process can compute any part of one alone, and nothing is stored. Not cryptographic.
 """
 
 import hashlib
@@ -33,33 +32,25 @@ def hashed(key: Integers, counter: Integers) -> np.ndarray:
 
 def permute(index: Integers, size: Integers, key: Integers) -> np.ndarray:
     """int64 images of `index` under the permutation of [0, size) that `key` selects; the arguments broadcast."""
-    return _walk(index, size, key, range(_ROUNDS))
-
-
-def inverse(index: Integers, size: Integers, key: Integers) -> np.ndarray:
-    """int64 preimages: `inverse(permute(i, size, key), size, key) == i`."""
-    return _walk(index, size, key, range(_ROUNDS - 1, -1, -1))
-
-
-def _walk(index: Integers, size: Integers, key: Integers, rounds: range) -> np.ndarray:
+    shape = np.broadcast_shapes(*(np.shape(x) for x in (index, size, key)))
     value, bound, keys = (array.ravel() for array in np.broadcast_arrays(_words(index), _words(size), _words(key)))
     assert not value.size or (bool((value < bound).all()) and int(bound.max()) < _LARGEST)
     # two halves need a bit each; the domain is the next power of two, so fewer than two steps are walked on average
     bits = np.maximum(np.frexp((bound - np.uint64(bound.size > 0)).astype(np.float64))[1], 2).astype(np.uint64)
-    value = _feistel(value, bits, keys, rounds)
+    value = _feistel(value, bits, keys)
     outside = np.flatnonzero(value >= bound)
     while outside.size:
-        value[outside] = _feistel(value[outside], bits[outside], keys[outside], rounds)
+        value[outside] = _feistel(value[outside], bits[outside], keys[outside])
         outside = outside[value[outside] >= bound[outside]]
-    return value.astype(np.int64).reshape(np.broadcast_shapes(*(np.shape(x) for x in (index, size, key))))
+    return value.astype(np.int64).reshape(shape)
 
 
-def _feistel(value: np.ndarray, bits: np.ndarray, keys: np.ndarray, rounds: range) -> np.ndarray:
+def _feistel(value: np.ndarray, bits: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Alternately each half is XORed with a keyed hash of the other: every round is its own inverse."""
     one, low = np.uint64(1), bits >> np.uint64(1)
     low_mask, high_mask = (one << low) - one, (one << (bits - low)) - one
     left, right = value >> low, value & low_mask
-    for number in rounds:
+    for number in range(_ROUNDS):
         round_keys = hashed(keys, number)
         if number % 2 == 0:
             left = left ^ (_scramble(right + round_keys) & high_mask)
