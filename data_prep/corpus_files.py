@@ -77,8 +77,8 @@ class Place:
             where = f"a link to {os.readlink(self.local)}"
             raise ValueError(f"{self} is {where}, where no file is: restore that file, or remove the link") from None
         if not (S_ISREG(found.st_mode) or S_ISFIFO(found.st_mode)):
-            what = "a folder" if S_ISDIR(found.st_mode) else "a socket or device"
-            raise ValueError(f"{self} is {what}, where a file must be: remove it, or give it another name")
+            kind = "a folder" if S_ISDIR(found.st_mode) else "a socket or device"
+            raise ValueError(f"{self} is {kind}, where a file must be: remove it, or give it another name")
         return found.st_size
 
     @property
@@ -118,10 +118,10 @@ def filesystem(folder: str) -> tuple[fs.FileSystem, str]:
 
 
 def files_in(folder: str, deep: bool = False) -> list[Place]:
-    """What a folder holds by name, in its subfolders too if `deep`; nothing whose name starts with a dot.
+    """The files of a folder by name, in its subfolders too if `deep`; nothing whose name starts with a dot.
 
-    Named pipes, links that lead nowhere and subfolders too: `Place.size` tells what cannot be read. Raises ValueError
-    when it is no folder.
+    Named pipes, links that lead nowhere and subfolders too: `Place.size` refuses those that cannot be read. Raises
+    ValueError when it is no folder.
     """
     system, root = filesystem(folder)
     try:
@@ -307,9 +307,9 @@ def clip_lines(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
 
 
 def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Bytes in blocks that end behind the first `boundary` from `size` on; True with one that does not.
+    """Bytes in blocks that end after the first `boundary` from `size` on; True with one that does not.
 
-    Where there is none within WINDOW bytes, a block ends behind a line, else as `cut_point` says. The blocks depend on
+    Where there is none within WINDOW bytes, a block ends after a line, else as `cut_point` says. The blocks depend on
     the bytes alone, not on the parts that they come in.
     """
     held_parts: list[bytes] = []  # when they may hold a whole block
@@ -377,6 +377,6 @@ def cut_line(line: bytes) -> list[bytes]:
 
 
 def cut_point(line: bytes) -> int:
-    """Where to cut a line over MAX_LINE bytes: behind the last white space before that, or else between characters."""
+    """Where to cut a line over MAX_LINE bytes: after the last white space before that, or else between characters."""
     end = max(line.rfind(b" ", 0, MAX_LINE), line.rfind(b"\t", 0, MAX_LINE)) + 1
     return end or next((i for i in range(MAX_LINE, MAX_LINE - 4, -1) if line[i] & 0xC0 != 0x80), MAX_LINE)

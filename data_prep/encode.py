@@ -42,16 +42,15 @@ class EncodeConfig(TextConfig):
 
 @dataclass(frozen=True)
 class _EncodePlan:
-    """Everything the ranks must agree on before the work of one task (mono or para) begins."""
+    """The work of one task (mono or para); all ranks must have the same before it begins."""
 
     stage: Stage
     tasks: list[EncodeTask]
     vocabulary_size: int
-    vocabulary_sha256: str
 
 
 def run(config: EncodeConfig) -> None:
-    """Encode what is not encoded yet. Raises ValueError on bad input, or on settings other than the folder's."""
+    """Encode the inputs that are not encoded yet. Raises ValueError on bad input, or if the folder has other settings."""
     if config.max_pair_tokens < 2 or config.block_bytes < 1:
         raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
     plans = on_root(lambda: _plans(config))  # all of them first: a bad file name shows before hours of work
@@ -75,7 +74,7 @@ def _plans(config: EncodeConfig) -> dict[str, _EncodePlan]:
         stage = Stage(config.out / kind, "encode", settings | sources.settings)
         by_name = groupby(sources.inputs, lambda s: s.name)
         tasks = [EncodeTask(source, number) for _, same in by_name for number, source in enumerate(same)]
-        plans[kind] = _EncodePlan(stage, tasks, vocabulary.size, vocabulary.sha256)
+        plans[kind] = _EncodePlan(stage, tasks, vocabulary.size)
     return plans
 
 
@@ -106,8 +105,8 @@ def _refuse_other_inputs(plan: _EncodePlan) -> None:
         for (name, size), (_, encoded) in zip(task.source.files, result["inputs"] if result else (), strict=False):
             if size != encoded:
                 raise ValueError(
-                    f"{name} had {encoded} bytes when it was encoded into {plan.stage.folder}, now it has {size}: restore "
-                    "it, or choose another output folder"
+                    f"{name} had {encoded} bytes when it was encoded into {plan.stage.folder}, now it has {size}: "
+                    "restore it, or choose another output folder"
                 )
 
 
@@ -152,7 +151,7 @@ def _write_manifest(plan: _EncodePlan) -> None:
             stage="encode",
             settings=plan.stage.settings,
             vocabulary_size=plan.vocabulary_size,
-            vocabulary_sha256=plan.vocabulary_sha256,
+            vocabulary_sha256=plan.stage.settings["vocabulary_sha256"],
             languages=tuple(sorted({language for task in plan.tasks for language in task.source.languages})),
             shards=tuple(sorted(shards, key=lambda shard: shard.name)),
             counts={"by_language": by_language},

@@ -6,7 +6,7 @@ OUT/tasks/<task>.begun.json              the input's files, as they were when it
 OUT/tasks/<task>.<block>.json            a block that is encoded
 OUT/tasks/<task>.encoded.json            all blocks of an input are encoded, and duplicates will be removed
 OUT/tasks/<task>.json                    an input that is finished; the others are removed then
-OUT/work-<number>/                       which process does what: removed at the end
+OUT/work-<number>/                       how processes share the work; removed at the end
 """
 
 import os
@@ -36,7 +36,7 @@ _SHORTEST, _LONGEST = 0.01, 1.0  # seconds between two looks; in between, an eig
 _OFFERED = 2  # blocks that are offered for each waiting member
 _SOUND = "sound"  # a file that is there as long as no member failed
 EncodeBlock = Callable[[str, int, TextBlock], None]
-"""Encodes block `number` of input `name`."""
+"""Encodes a block, given the name of its input and its number there."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class SharedWork:
     Each member claims inputs, the largest first, and reads them. When no input is left, it waits for blocks that the
     readers of the others offer: a reader that sees somebody wait writes its next blocks into `folder` instead of
     encoding them itself. All is done with files that are created or renamed, so members share nothing but the file
-    system. The output does not depend on who does what.
+    system. The output does not depend on who encodes a block.
     """
 
     folder: Path
@@ -108,7 +108,7 @@ class SharedWork:
         return True
 
     def take(self, work: EncodeBlock, name: str = "") -> bool:
-        """Take one offered block (of input `name`, if given) and work on it; False when there is none."""
+        """Take one offered block (of input `name`, if given) and encode it; False when there is none."""
         for file in sorted(os.listdir(self.folder / "offered")):
             if file.startswith(f"{name}.") or not name:
                 taken = self.folder / "taken" / file
@@ -126,12 +126,12 @@ class SharedWork:
         return False
 
     def take_until_all_finished(self, inputs: int, work: EncodeBlock) -> None:
-        """Wait for blocks and work on them until so many `inputs` are finished, or a member failed."""
+        """Wait for blocks and encode them until so many `inputs` are finished, or a member failed."""
         (self.folder / "waiting" / str(self.member)).touch()
         self._take_until(lambda: len(os.listdir(self.folder / "finished")) == inputs, work)
 
     def take_back(self, name: str, work: EncodeBlock) -> bool:
-        """EncodeBlock on the offered blocks of input `name` and wait for those that others took; False when one failed."""
+        """Encode the offered blocks of input `name` and wait for those that others took; False when a member failed."""
         return self._take_until(lambda: not list((self.folder / "taken").glob(f"{name}.*")), work, name)
 
     def _take_until(self, done: Callable[[], bool], work: EncodeBlock, name: str = "") -> bool:

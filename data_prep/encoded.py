@@ -13,17 +13,17 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from xlme_ds.data.schema import Layout
+from xlme_ds.data.schema import Layout, naming
 
 _NEAR = 1024  # int32 words, a page: a gap as small as this is read too
 _AT_ONCE = 1 << 18  # words that are read at once, about
+_OFFSETS, _VALUES = 1, 3  # buffers of a list column
 _SHORT = 32  # words of a piece, below which all pieces are copied by their indices
 
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Where the ids of a shard stand in its file, in int32 words: a value a record batch and, where it differs, a
-    column."""
+    """Positions of a shard's ids in its file, in int32 words: a value a record batch and, if it differs, a column."""
 
     path: Path
     records: np.ndarray
@@ -58,7 +58,7 @@ class Batches:
         """Copy ids [start, start + width) of the first column's stream, which runs through all batches, to
         `target[place:]`.
 
-        Gives how many each has, for the last ids of a shard may be fewer.
+        Returns the number of each, for the last ids of a shard may be fewer.
         """
         ends = np.cumsum(self.tokens[0])
         at, stops = starts, np.minimum(starts + width, ends[-1])
@@ -95,18 +95,17 @@ def read_batches(path: Path) -> Batches:
     batches = [batch for batch in batches if batch.num_rows]
     columns = range(len(reader.schema))
 
-    def places(buffer_of_list: int) -> np.ndarray:
-        return np.array(
-            [[_word(batch.column(c), buffer_of_list, buffer) for batch in batches] for c in columns], np.int64
-        )
-
+    records = np.array([batch.num_rows for batch in batches], np.int64)
     tokens = np.array([[len(batch.column(c).values) for batch in batches] for c in columns], np.int64)
-    return Batches(path, np.array([batch.num_rows for batch in batches], np.int64), tokens, places(1), places(3))
+    offsets, values = (
+        np.array([[_word(batch.column(c), number, buffer) for batch in batches] for c in columns], np.int64)
+        for number in (_OFFSETS, _VALUES)
+    )
+    return Batches(path, records, tokens, offsets, values)
 
 
 def copy_words(path: Path, starts: np.ndarray, counts: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
-    """Copy `counts` int32 words from `starts` of a file to `target[places:]`; what is near each other is read at
-    once."""
+    """Copy `counts` int32 words from `starts` of a file to `target[places:]`; neighbours are read at once."""
     order = np.argsort(starts, kind="stable")
     begins, counts, places = starts[order], counts[order], places[order]
     reach = np.maximum.accumulate(begins + counts)
@@ -114,7 +113,7 @@ def copy_words(path: Path, starts: np.ndarray, counts: np.ndarray, target: np.nd
     first = np.flatnonzero(np.append(True, apart))
     sizes = reach[np.append(first[1:], len(order)) - 1] - begins[first]
     words = _read(path, begins[first], sizes)
-    shift = np.cumsum(sizes) - sizes - begins[first]  # from the file to what was read of it
+    shift = np.cumsum(sizes) - sizes - begins[first]  # from the file to the words read of it
     at = begins + np.repeat(shift, np.diff(np.append(first, len(order))))
     if counts.sum() > _SHORT * len(counts):
         for a, n, place in zip(at.tolist(), counts.tolist(), places.tolist(), strict=True):
@@ -128,26 +127,20 @@ def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """`sizes` words from each of `starts` of a file, one after the other."""
     words = np.empty(int(sizes.sum()), dtype=np.int32)
     memory, filled = words.view(np.uint8).data, 0
-    try:
-        file = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # else more is read than is asked for
-            for start, size in zip((4 * starts).tolist(), (4 * sizes).tolist(), strict=True):
-                if os.preadv(file, [memory[filled : filled + size]], start) < size:
-                    raise ValueError(f"{path} ends before byte {start + size}: it was changed, encode again")
-                filled += size
-        finally:
-            os.close(file)
-    except OSError as error:  # of a read it has no name
-        raise OSError(error.errno, error.strerror, str(path)) from None
+    with naming(path), open(path, "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # else more is read than is asked for
+        for start, size in zip((4 * starts).tolist(), (4 * sizes).tolist(), strict=True):
+            if os.preadv(file.fileno(), [memory[filled : filled + size]], start) < size:
+                raise ValueError(f"{path} ends before byte {start + size}: it was changed, encode again")
+            filled += size
     return words
 
 
 def _word(column: pa.ListArray, number: int, file: pa.Buffer) -> int:
-    """Where a buffer of a column (1 offsets, 3 values) begins, in int32 words from the start of the file."""
+    """Where a buffer of a column begins, in int32 words from the start of the file."""
     assert column.offset == 0
     part = column.buffers()[number]
-    byte = part.address - file.address if part.size else 0  # an empty buffer may stand anywhere
+    byte = part.address - file.address if part.size else 0  # an empty buffer may be anywhere
     assert byte % 4 == 0 and 0 <= byte < file.size
     return byte // 4
 
@@ -157,7 +150,7 @@ class EncodedShard:
     """An encoded shard as examples of one group (a language, or a language pair).
 
     Task mono: `examples` training rows. Task para: pairs that fit into a row, `tokens` ids in their items (specials
-    included). `batches` tell where the ids are.
+    included). `batches` locate the ids.
     """
 
     group: str

@@ -1,7 +1,7 @@
 """Stage `mix`: encoded shards -> training shards in training order, sampled by temperature, shuffled, exactly N rows.
 
-A pure function of the encoded manifests and the settings. Every output shard can be made alone: which example stands in
-a slot is computed, never stored (see `sampling.Order`).
+A pure function of the encoded manifests and the settings. Every output shard can be made alone: the example of a slot
+is computed, never stored (see `sampling.Order`).
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ class MixConfig:
     `</s> e </s></s> f </s>`, whose second side counts its positions anew. The model's setting of this name must be the
     same."""
     seed: int = 0
-    """Seed of the order, and of which side of a pair stands first."""
+    """Seed of the order, and of which side of a pair comes first."""
     rows_per_shard: int = 65536
     """Rows of every shard but the last."""
     processes: int = 1
@@ -71,7 +71,7 @@ class MixConfig:
             raise ValueError(f"--row-tokens is {self.row_tokens}: it must be between 8 and 32767")
         if min(self.mono_rows, self.para_rows) < 0 or self.mono_rows + self.para_rows == 0:
             raise ValueError(
-                "no rows are asked for: set --mono-rows or --para-rows, or both, to what training will read"
+                "no rows are asked for: set --mono-rows or --para-rows, or both, to the rows that training will read"
             )
         if self.rows_per_shard < 1:
             raise ValueError(f"--rows-per-shard is {self.rows_per_shard}: it must be at least 1")
@@ -83,21 +83,15 @@ def run(config: MixConfig) -> None:
     """Write `config.out`. Raises ValueError for settings or inputs that cannot work."""
     on_root(config.validate)
     wanted = {task: rows for task, rows in zip(TASKS, (config.mono_rows, config.para_rows), strict=True) if rows}
-    encoded = on_root(lambda: {task: read_manifest(config.encoded / task) for task in wanted})
-    vocabulary = on_root(lambda: _vocabulary(config, encoded))
-    languages = on_root(lambda: _languages(config.encoded))
+    encoded, vocabulary, languages = on_root(lambda: _read_inputs(config, list(wanted)))
     for task, rows in wanted.items():
         _mix(config, task, rows, encoded[task], languages)
     on_root(lambda: _copy(vocabulary, config.out / "vocab" / MODEL_FILE))
 
 
-def _languages(encoded: Path) -> tuple[str, ...]:
-    """One list for both tasks, mixed or not, so that a language has the same index in both."""
-    finished = [encoded / task for task in TASKS if (encoded / task / "manifest.json").exists()]
-    return tuple(sorted({code for folder in finished for code in read_manifest(folder).languages}))
-
-
-def _vocabulary(config: MixConfig, encoded: dict[str, Manifest]) -> Path:
+def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifest], Path, tuple[str, ...]]:
+    """The manifests of the encoded tasks, the vocabulary's file, and the languages in the order of their indices."""
+    encoded = {task: read_manifest(config.encoded / task) for task in tasks}
     vocabulary = Vocabulary(config.vocab)
     for task, manifest in encoded.items():
         if manifest.vocabulary_sha256 != vocabulary.sha256:
@@ -105,7 +99,10 @@ def _vocabulary(config: MixConfig, encoded: dict[str, Manifest]) -> Path:
                 f"{vocabulary.path} is not the vocabulary that {config.encoded / task} was encoded with: name that one "
                 "with --vocab, or encode again"
             )
-    return vocabulary.path
+    # one list for both tasks, mixed or not, so that a language has the same index in both
+    finished = [config.encoded / task for task in TASKS if (config.encoded / task / "manifest.json").exists()]
+    languages = {code for folder in finished for code in read_manifest(folder).languages}
+    return encoded, vocabulary.path, tuple(sorted(languages))
 
 
 def _copy(source: Path, target: Path) -> None:

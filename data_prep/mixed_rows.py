@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -99,8 +100,8 @@ class SampledPairs(NamedTuple):
 
 
 def mono_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
-    """Rows [start, stop) of the order: what opens an item, a slice of a shard's token stream without `</s>` at its
-    ends, `</s>`."""
+    """Rows [start, stop) of the order: the token that opens an item, a slice of a shard's token stream without `</s>`
+    at its ends, and `</s>`."""
     held = min(BLOCK["mono"], max(_HELD // plan.row_tokens // BATCH_ROWS, 1) * BATCH_ROWS)
     languages = np.array([index for (index,) in plan.group_languages])
     for first in range(start, stop, held):
@@ -138,31 +139,48 @@ def _mono(plan: MixPlan, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
 
 def count_rows(plan: MixPlan, first: int, last: int) -> list[int]:
     """Rows into which each of the windows [first, last) packs."""
-    counts = []
-    for start, stop in _windows_at_once(plan, first, last):
-        tokens = read_pairs(plan, start, stop).tokens
-        counts += [len(_packed(plan, number, tokens, start)) for number in range(start, stop)]
-    return counts
+    return [len(rows) for _, _, windows in _packed_windows(plan, first, last) for rows in windows]
 
 
 def para_rows(plan: MixPlan, first_rows: np.ndarray, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
     """Rows [start, stop) of the packed windows; `first_rows` [windows + 1] are the rows before each window."""
-    return _rechunked(_window_batches(plan, first_rows, start, stop, tally), BATCH_ROWS, row_schema(plan.row_tokens))
+    return _rechunked(_para_batches(plan, first_rows, start, stop, tally), BATCH_ROWS, row_schema(plan.row_tokens))
 
 
-def _windows_at_once(plan: MixPlan, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Windows [first, last) in parts that are read at once: no more than a block of the order, and what memory
-    holds."""
+def _para_batches(
+    plan: MixPlan, first_rows: np.ndarray, start: int, stop: int, tally: Tally
+) -> Iterator[pa.RecordBatch]:
+    first, last = int(np.searchsorted(first_rows, start, side="right")) - 1, int(np.searchsorted(first_rows, stop))
+    for begin, pairs, windows in _packed_windows(plan, first, last):
+        before = int(first_rows[begin])
+        rows = list(chain.from_iterable(windows))[max(start - before, 0) : stop - before]
+        used = np.concatenate(rows)
+        tally.used += np.bincount(pairs.group[used], minlength=len(tally.used))
+        tally.tokens += int(pairs.tokens[used].sum())
+        yield _render(plan, pairs, rows)
+
+
+def _packed_windows(plan: MixPlan, first: int, last: int) -> Iterator[tuple[int, SampledPairs, list[list[np.ndarray]]]]:
+    """Windows [first, last) in parts that fit into memory, and into a block of the order, which is read at once.
+
+    Of each part the number of its first window, its pairs, and the pairs of each row of each window.
+    """
     most = int(min(BLOCK["para"], _HELD / plan.mean_tokens)) // WINDOW or 1
+    key = key_of(plan.order.seed, plan.order.label, "rows")
     while first < last:
         stop = min(first - first % most + most, last)
-        yield first, stop
+        pairs = _find_pairs(plan, np.arange(first * WINDOW, min(stop * WINDOW, plan.order.total)))
+        windows = []
+        for number in range(first, stop):
+            begin = (number - first) * WINDOW
+            rows = pack_shuffled(pairs.tokens[begin : begin + WINDOW], plan.row_tokens, hashed(key, number))
+            windows.append([begin + row for row in rows])
+        yield first, pairs, windows
         first = stop
 
 
-def read_pairs(plan: MixPlan, first: int, last: int) -> SampledPairs:
-    """Look up where the pairs of windows [first, last) are, without reading their ids."""
-    slots = np.arange(first * WINDOW, min(last * WINDOW, plan.order.total))
+def _find_pairs(plan: MixPlan, slots: np.ndarray) -> SampledPairs:
+    """Look up where the pairs of these slots are, without reading their ids."""
     group, shards, example = plan.find(slots)
     starts, lengths = np.empty((2, 2, len(slots)), dtype=np.int64)
     for shard, at in plan.by_shard(shards):
@@ -170,31 +188,6 @@ def read_pairs(plan: MixPlan, first: int, last: int) -> SampledPairs:
     swapped = plan.order.swapped(slots)
     starts[:, swapped], lengths[:, swapped] = starts[::-1, swapped], lengths[::-1, swapped]
     return SampledPairs(group, shards, starts, lengths, swapped, lengths.sum(0) + plan.layout.pair_specials)
-
-
-def _packed(plan: MixPlan, number: int, tokens: np.ndarray, first: int) -> list[np.ndarray]:
-    """Pairs of each row of window `number`; `tokens` are of all pairs from window `first` on, which is how they are
-    numbered."""
-    key = key_of(plan.order.seed, plan.order.label, "rows")
-    begin = (number - first) * WINDOW
-    rows = pack_shuffled(tokens[begin : begin + WINDOW], plan.row_tokens, hashed(key, number))
-    return [begin + row for row in rows]
-
-
-def _window_batches(
-    plan: MixPlan, first_rows: np.ndarray, start: int, stop: int, tally: Tally
-) -> Iterator[pa.RecordBatch]:
-    first, last = int(np.searchsorted(first_rows, start, side="right")) - 1, int(np.searchsorted(first_rows, stop))
-    for begin, end in _windows_at_once(plan, first, last):
-        pairs = read_pairs(plan, begin, end)
-        tokens = pairs.tokens
-        rows = [row for number in range(begin, end) for row in _packed(plan, number, tokens, begin)]
-        before = int(first_rows[begin])
-        rows = rows[max(start - before, 0) : stop - before]
-        used = np.concatenate(rows)
-        tally.used += np.bincount(pairs.group[used], minlength=len(tally.used))
-        tally.tokens += int(tokens[used].sum())
-        yield _render(plan, pairs, rows)
 
 
 def _render(plan: MixPlan, pairs: SampledPairs, rows: Sequence[np.ndarray]) -> pa.RecordBatch:
@@ -209,12 +202,12 @@ def _render(plan: MixPlan, pairs: SampledPairs, rows: Sequence[np.ndarray]) -> p
     at = ends - lengths + np.repeat(padding, counts)
     flat = np.full(len(rows) * plan.row_tokens, PAD, dtype=np.int32)
     flat[at] = plan.layout.opening
-    behind = at + 1 + first
+    after_first = at + 1 + first
     for n, separator in enumerate(plan.layout.between):
-        flat[behind + n] = separator
+        flat[after_first + n] = separator
     flat[at + lengths - 1] = EOS
     starts, wide = pairs.starts[:, items], pairs.lengths[:, items]
-    places = np.stack([at + 1, behind + len(plan.layout.between)])
+    places = np.stack([at + 1, after_first + len(plan.layout.between)])
     for shard, same in plan.by_shard(pairs.shard[items]):
         copy_words(shard.batches.path, starts[:, same].ravel(), wide[:, same].ravel(), flat, places[:, same].ravel())
     sides = np.array(plan.group_languages)[pairs.group[items]]
@@ -249,8 +242,7 @@ def _rechunked(batches: Iterable[pa.RecordBatch], size: int, schema: pa.Schema) 
 
 
 def _exact(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A slice whose buffers end where it ends: else Arrow fills the file's gaps with what stands behind it in
-    memory."""
+    """A slice whose buffers end where it ends: else Arrow fills the file's gaps with the memory after it."""
     tokens, lengths, languages = batch.columns
     items, sides = (np.diff(column.offsets.to_numpy()) for column in (lengths, languages))
     rows = tokens.flatten().to_numpy().reshape(len(items), -1)

@@ -37,7 +37,8 @@ _PERMIT = "give this user the permission, or choose another place"
 _ADVICE = {
     errno.ENOSPC: "make room there and give the same command again: what is finished is kept",
     errno.EDQUOT: "make room in the quota and give the same command again: what is finished is kept",
-    errno.EFBIG: "raise the limit of a file's size (ulimit -f) and give the same command again: what is finished is kept",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f) and give the same command again: "
+    "what is finished is kept",
     errno.EACCES: _PERMIT,
     errno.EPERM: _PERMIT,
     errno.EROFS: _CHOOSE,
@@ -152,7 +153,7 @@ def _run_in_processes(
     """Outcomes as they come, the largest task begun first; closing the generator ends the processes."""
     others = multiprocessing.active_children()
     context = multiprocessing.get_context("spawn")
-    # a worker gets function and tasks once, and then numbers: what waits in the queue never fills its pipe
+    # a worker gets function and tasks once, and then numbers: the queue never fills its pipe
     pool = ProcessPoolExecutor(min(processes, len(tasks)), context, _begin_worker, (function, tasks))
     workers: list[multiprocessing.process.BaseProcess] = []
     try:

@@ -67,7 +67,7 @@ def _scramble(x: np.ndarray) -> np.ndarray:
 
 
 def _words(x: Integers) -> np.ndarray:
-    # never a NumPy scalar: those warn when an unsigned product wraps around, which is what a hash is for
+    # never a NumPy scalar: those warn when an unsigned product wraps around, as it must in a hash
     return np.atleast_1d(np.asarray(x)).astype(np.uint64)
 
 
@@ -105,8 +105,8 @@ class Order:
     The slots [0, total) are cut into blocks. How many slots of each block a language has is computed by halving all
     blocks again and again, and in a block the languages are shuffled; so the number of a language's uses before any
     slot follows from its block alone. Use u of a language is an example of pass u // examples; the uses of one pass in
-    one block are shuffled. A pass goes through stretches of neighbouring examples in an order of its own, so that what
-    is read for a block stands together in the files: its examples are neighbours, not its slots.
+    one block are shuffled. A pass goes through stretches of neighbouring examples in an order of its own, so that the
+    examples of a block are neighbours in the files, not in the block.
     """
 
     names: tuple[str, ...]
@@ -136,14 +136,14 @@ class Order:
         return language, example
 
     def swapped(self, slots: np.ndarray) -> np.ndarray:
-        """bool: whether the pair in this slot stands target side first."""
+        """bool: whether the pair in this slot has its target side first."""
         return (hashed(key_of(self.seed, self.label, "sides"), slots) & np.uint64(1)).astype(bool)
 
     def uses(self, block: int) -> tuple[list[int], list[int]]:
         """(uses before the block, uses in it) of each language.
 
         A part's uses are divided between its halves by their slots, rounded by a draw common to all languages, so that
-        both sum to what they must. Each is at most one off, so those before a block are within the number of halvings
+        both sums are exact. Each is at most one off, so those before a block are within the number of halvings
         of their exact share.
         """
         first, last = 0, -(-self.total // self.block)

@@ -6,7 +6,7 @@ OUT/tasks/<task>.json        marker of a finished task with its result, written 
 OUT/manifest.json            completeness marker, written by the stage itself (`schema.write_manifest`)
 
 The three kinds of JSON hold a checksum of themselves, markers one of the settings too. Whatever is missing or damaged
-is made again by the same command: what a marker vouches for is read and compared whenever a command is given again.
+is made again by the same command: the files that a marker vouches for are read and compared at every call.
 """
 
 import fcntl
@@ -263,10 +263,10 @@ def write_arrow(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
 
 
 class Hashing(io.RawIOBase):
-    """Writes to `file`, all or an error, and hashes what is written."""
+    """Writes to `file`, all or an error, and hashes the bytes written."""
 
     def __init__(self, file: IO[bytes]):
-        self.file = file  # a buffered one: it writes on after a short write, and tells of a full disk
+        self.file = file  # a buffered one: it writes on after a short write, and raises on a full disk
         self.bytes = 0
         self.sha256 = hashlib.sha256()
 
