@@ -99,7 +99,6 @@ def _run_plan(config: EncodeConfig, kind: str, plan: _EncodePlan) -> None:
 
 
 def _refuse_other_inputs(plan: _EncodePlan) -> None:
-    """Raise ValueError when an input has changed since it was encoded."""
     for task in plan.tasks:
         result = plan.stage.task_result(task.name) or plan.stage.task_result(f"{task.name}.encoded")
         for (name, size), (_, encoded) in zip(task.source.files, result["inputs"] if result else (), strict=False):
@@ -124,7 +123,6 @@ def _todo(plan: _EncodePlan) -> list[EncodeTask]:
 
 
 def _write_manifest(plan: _EncodePlan) -> None:
-    """Write the manifest from the tasks' markers."""
     wanted = {f"{task.name}.json" for task in plan.tasks}
     for path in (plan.stage.folder / "tasks").iterdir():
         if path.name not in wanted:

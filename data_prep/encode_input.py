@@ -32,6 +32,7 @@ from xlme_ds.data.schema import DOCUMENTS, PAIRS, naming
 from xlme_ds.data.vocabulary import Vocabulary
 
 STAGED = "staged"
+_vocabulary = cache(Vocabulary)  # read once a process
 _SHORTEST, _LONGEST = 0.01, 1.0  # seconds between two looks; in between, an eighth of the time waited so far
 _OFFERED = 2  # blocks that are offered for each waiting member
 _SOUND = "sound"  # a file that is there as long as no member failed
@@ -261,11 +262,6 @@ class EncodeInputs:
         notes = run.save(path, self.stage.folder) if run else ()
         result |= {"files": [asdict(note) for note in notes], "counts": counts.as_json()}
         self.stage.finish_task(task.block_name(number), result)
-
-
-@cache
-def _vocabulary(path: Path) -> Vocabulary:
-    return Vocabulary(path)  # once a process
 
 
 def begin_input(stage: Stage, task: EncodeTask) -> None:

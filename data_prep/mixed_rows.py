@@ -105,36 +105,36 @@ def mono_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa
     held = min(BLOCK["mono"], max(_HELD // plan.row_tokens // BATCH_ROWS, 1) * BATCH_ROWS)
     languages = np.array([index for (index,) in plan.group_languages])
     for first in range(start, stop, held):
-        group, rows, lengths = _mono(plan, np.arange(first, min(first + held, stop)))
+        group, shards, example = plan.find(np.arange(first, min(first + held, stop)))
+        rows, texts = _cut_texts(plan, shards, example)
         tally.used += np.bincount(group, minlength=len(tally.used))
-        tally.tokens += int(lengths.sum())
+        tally.tokens += int((texts + 2).sum())
         for begin in range(0, len(rows), BATCH_ROWS):
             part = slice(begin, begin + BATCH_ROWS)
             items = np.ones(len(rows[part]), dtype=np.int64)
-            yield _batch(rows[part], items, lengths[part], items, languages[group[part]])
+            yield _batch(rows[part], items, texts[part] + 2, items, languages[group[part]])
 
 
-def _mono(plan: MixPlan, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(group, row [slots, R], ids that are not padding) of each slot; the shards are read one after the other."""
-    group, shards, example = plan.find(slots)
-    rows, texts = np.empty((len(slots), plan.row_tokens), dtype=np.int32), np.empty(len(slots), dtype=np.int64)
+def _cut_texts(plan: MixPlan, shards: np.ndarray, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(row [examples, R], ids of its text) of each example; the shards are read one after the other."""
+    rows, texts = np.empty((len(shards), plan.row_tokens), dtype=np.int32), np.empty(len(shards), dtype=np.int64)
     width = plan.row_tokens - 2
     for shard, same in plan.by_shard(shards):
         begin = plan.row_tokens * same + 1
-        texts[same] = shard.batches.copy_stream(example[same] * width, width, rows.ravel(), begin)
-    number = np.arange(len(rows))
+        texts[same] = shard.batches.copy_stream(examples[same] * width, width, rows.ravel(), begin)
     rows[:, 0], rows[:, -1] = plan.layout.opening, EOS
-    for i in np.flatnonzero((texts < width) | (rows[:, 1] == EOS) | (rows[number, texts] == EOS)).tolist():
+    at_end = (texts < width) | (rows[:, 1] == EOS) | (rows[np.arange(len(rows)), texts] == EOS)
+    for i in np.flatnonzero(at_end).tolist():
         text = rows[i, 1 : 1 + texts[i]].copy()
         text = text[int(text[0] == EOS) : len(text) - int(text[-1] == EOS)]
         if not len(text):
             path = plan.shards[int(shards[i])].batches.path
             raise ValueError(f"{path} has a document without text: encode the data again")
+        texts[i] = len(text)
         rows[i, 1:] = PAD
         rows[i, 1 : 1 + len(text)] = text
         rows[i, 1 + len(text)] = EOS
-        texts[i] = len(text)
-    return group, rows, texts + 2
+    return rows, texts
 
 
 def count_rows(plan: MixPlan, first: int, last: int) -> list[int]:
