@@ -35,17 +35,16 @@ _RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 _CHOOSE = "choose another output folder"
 _PERMIT = "give this user the permission, or choose another place"
 _ADVICE = {
-    errno.ENOSPC: "make room there and give the same command again: what is finished is kept",
-    errno.EDQUOT: "make room in the quota and give the same command again: what is finished is kept",
-    errno.EFBIG: "raise the limit of a file's size (ulimit -f) and give the same command again: "
-    "what is finished is kept",
+    errno.ENOSPC: "make room there and give the same command again: finished work is kept",
+    errno.EDQUOT: "make room in the quota and give the same command again: finished work is kept",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f) and give the same command again: finished work is kept",
     errno.EACCES: _PERMIT,
     errno.EPERM: _PERMIT,
     errno.EROFS: _CHOOSE,
     errno.EEXIST: f"it is in the way of a folder: remove it, or {_CHOOSE}",
     errno.ENOTDIR: _CHOOSE,
     errno.EISDIR: "remove it, or name a file",
-    errno.ELOOP: "remove the link, or name what it should point to",
+    errno.ELOOP: "remove the link, or name the file that it should point to",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ENOENT: "somebody removed it, or the name is wrong: see to it and give the same command again",
 }
