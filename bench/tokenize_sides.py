@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from data_prep.encode import EncodeConfig
 from data_prep.encode import run as encode
-from data_prep.executor import barrier, is_root
 from data_prep.mix import MixConfig
 from data_prep.mix import run as mix
+from data_prep.parallel import barrier, is_root
 from xlme_ds.data.schema import EOS
 from xlme_ds.data.vocabulary import Vocabulary
 

@@ -3,6 +3,10 @@
 import importlib
 import sys
 import time
+import traceback
+
+from data_prep.parallel import RetryError, TaskError, UserError, abort, explain, is_root, launched_rank, on_root
+from data_prep.progress import shown
 
 # Stage -> module and name of its config, in the order of use; imported when asked for, so a worker process is light.
 STAGES = {
@@ -20,19 +24,17 @@ STAGES = {
 def main(arguments: list[str]) -> int:
     """Run one stage; the exit code is 2 where a user has to do something first, 1 where another try may help.
 
-    What a user can mend is one line on stderr; our mistakes keep their traceback.
+    An error that a user can act on is one line on stderr; a mistake in this program keeps its traceback.
     """
     if not arguments or arguments[0] not in STAGES:
         return _usage(arguments)
     import tyro
 
-    from data_prep import executor
-
     name, (module, config_name) = arguments[0], STAGES[arguments[0]]
     stage = importlib.import_module(module)
     config = tyro.cli(getattr(stage, config_name), args=arguments[1:], prog=f"python -m data_prep {name}")
     try:
-        executor.on_root(lambda: _check_names(arguments))
+        on_root(lambda: _check_names(arguments))
         stage.run(config)
     except (Exception, KeyboardInterrupt) as error:
         return _failed(name, error)
@@ -48,44 +50,31 @@ def _check_names(arguments: list[str]) -> None:
             raise ValueError(f"{argument} is not a name in UTF-8: rename it") from None
 
 
-def _failed(name: str, error: BaseException) -> int:
-    """Tell an error once, and end the ranks that do not have it, for they might wait for this one."""
-    from data_prep import executor, ranks
-    from data_prep.outcomes import in_words
-    from data_prep.progress import shown
-
-    told = in_words(error)
-    code = 2 if isinstance(told, executor.SharedError) else 1
-    everywhere = isinstance(error, executor.SharedError | executor.SharedFault | executor.TaskError)
-    words = None if told is None else shown(str(told))
+def _failed(stage: str, error: BaseException) -> int:
+    """Print an error once, and end the ranks that do not have it, for they might wait for this one."""
+    on_all_ranks = isinstance(error, UserError | RetryError | TaskError)
     try:
-        executor.world_size()
-    except ValueError:  # MPI does not join what the launcher started, which is the error that each process has
-        if ranks.launched_rank() == 0:
-            _tell(name, error, words)
-        else:
+        root = is_root()
+    except ValueError:  # MPI does not join the processes that the launcher started: each of them has this error
+        on_all_ranks, root = True, launched_rank() == 0
+        if not root:
             time.sleep(1)  # a launcher that sees one process fail ends the others, and with them the sentence
-        return code
-    if not everywhere or executor.is_root():
-        _tell(name, error, words)
-    if not everywhere:
-        executor.abort(code)
+    explained = explain(error)
+    if root or not on_all_ranks:
+        print(_message(stage, error, explained), file=sys.stderr, flush=True)
+    code = 2 if isinstance(explained, UserError) else 1
+    if not on_all_ranks:
+        abort(code)
     return code
 
 
-def _tell(name: str, error: BaseException, words: str | None) -> None:
-    from data_prep import executor
-    from data_prep.progress import shown
-
-    if words is not None:
-        print(f"data_prep {name}: error: {words}", file=sys.stderr)
-    elif isinstance(error, executor.TaskError):
-        print("\n".join(map(shown, str(error).split("\n"))), file=sys.stderr)
-    elif isinstance(error, KeyboardInterrupt):
-        print(f"data_prep {name}: interrupted: the same command goes on where this one stopped", file=sys.stderr)
-    else:
-        sys.excepthook(type(error), error, error.__traceback__)
-    sys.stderr.flush()
+def _message(stage: str, error: BaseException, explained: Exception | None) -> str:
+    if explained is not None:
+        return f"data_prep {stage}: error: {shown(str(explained))}"
+    if isinstance(error, KeyboardInterrupt):
+        return f"data_prep {stage}: interrupted: the same command goes on where this one stopped"
+    text = str(error) if isinstance(error, TaskError) else "".join(traceback.format_exception(error))
+    return "\n".join(map(shown, text.rstrip().split("\n")))
 
 
 def _usage(arguments: list[str]) -> int:

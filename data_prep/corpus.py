@@ -18,10 +18,10 @@ from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
 
+from data_prep.corpus_files import Place, files_in
 from data_prep.corpus_names import code_pairs, file_names, match_any, spelled
 from data_prep.filters import make_filters
 from data_prep.languages import canonical
-from data_prep.places import Place, files_in
 from data_prep.progress import warn
 from data_prep.readers.find import zip_members
 from data_prep.readers.inputs import FORMATS, Input

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Container, Mapping, Sequence
 
+from data_prep.corpus_files import Place
 from data_prep.languages import canonical
-from data_prep.places import Place
 from data_prep.progress import warn
 from data_prep.readers.find import split_pair
 

@@ -1,4 +1,4 @@
-"""Inputs on their way to shards: read as blocks, each block encoded by whoever has time for it.
+"""Inputs to shards: each input is read as blocks, and each block is encoded by the next free process or rank.
 
 OUT/<name>/<file>-<block>.arrow          the shard of a block
 OUT/staged/<name>/<file>-<block>.*       where duplicates will be removed: the shard, and its run
@@ -6,11 +6,16 @@ OUT/tasks/<task>.begun.json              the input's files, as they were when it
 OUT/tasks/<task>.<block>.json            a block that is encoded
 OUT/tasks/<task>.encoded.json            all blocks of an input are encoded, and duplicates will be removed
 OUT/tasks/<task>.json                    an input that is finished; the others are removed then
+OUT/work-<number>/                       how processes share the work; removed at the end
 """
 
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+import pickle
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -20,17 +25,147 @@ from data_prep.blocks import Encoder
 from data_prep.clean import Counts, add_counts
 from data_prep.dedup import Run
 from data_prep.filters import Filters, make_filters
+from data_prep.progress import Status
 from data_prep.readers import Input, TextBlock, block_pairs, block_paragraphs, text_blocks
 from data_prep.store import Stage, make_folder, write_arrow
-from data_prep.team import Team
-from xlme_ds.data.schema import DOCUMENTS, PAIRS
+from xlme_ds.data.schema import DOCUMENTS, PAIRS, naming
 from xlme_ds.data.vocabulary import Vocabulary
 
 STAGED = "staged"
+_vocabulary = cache(Vocabulary)  # read once a process
+_SHORTEST, _LONGEST = 0.01, 1.0  # seconds between two looks; in between, an eighth of the time waited so far
+_OFFERED = 2  # blocks that are offered for each waiting member
+_SOUND = "sound"  # a file that is there as long as no member failed
+EncodeBlock = Callable[[str, int, TextBlock], None]
+"""Encodes a block, given the name of its input and its number there."""
 
 
 @dataclass(frozen=True)
-class Task:
+class SharedWork:
+    """One member's view of the inputs that several processes or ranks share, and of blocks of large ones.
+
+    Each member claims inputs, the largest first, and reads them. When no input is left, it waits for blocks that the
+    readers of the others offer: a reader that sees somebody wait writes its next blocks into `folder` instead of
+    encoding them itself. All is done with files that are created or renamed, so members share nothing but the file
+    system. The output does not depend on who encodes a block.
+    """
+
+    folder: Path
+    """From `begin`."""
+    member: int = 0
+    status: Status = field(default_factory=Status, compare=False)
+
+    @staticmethod
+    def begin(parent: Path) -> Path:
+        """A new folder in `parent`, without those of earlier runs; by one process, before the others look.
+
+        Its name is new, for a killed run may leave processes that live a moment longer.
+        """
+        for old in [*parent.glob("work-*"), *parent.glob("team-*")]:  # the latter by an earlier version
+            shutil.rmtree(old, ignore_errors=True)
+        folder = parent / f"work-{os.getpid()}-{time.time_ns()}"
+        for name in ("claimed", "waiting", "offered", "taken", "finished"):
+            (folder / name).mkdir(parents=True)
+        (folder / _SOUND).touch()
+        return folder
+
+    def claim(self, name: str) -> bool:
+        """Whether this member is the first to claim input `name`."""
+        try:
+            (self.folder / "claimed" / name).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def finish(self, name: str) -> None:
+        """Note that input `name` is finished."""
+        (self.folder / "finished" / name).touch()
+
+    @property
+    def failed(self) -> bool:
+        """Whether any member failed."""
+        return not (self.folder / _SOUND).exists()
+
+    @contextmanager
+    def stopping_all(self) -> Iterator[None]:
+        """After an error in the block all members see `failed`, so that nobody waits for this one."""
+        try:
+            yield
+        except BaseException:
+            (self.folder / _SOUND).unlink(missing_ok=True)  # to remove a file needs no room on the disk
+            raise
+        finally:
+            self.status.stop()
+
+    def offer(self, name: str, number: int, block: TextBlock) -> bool:
+        """Leave a block to those who wait; False when nobody does, or they have enough to do."""
+        waiting = len(os.listdir(self.folder / "waiting"))
+        if not waiting or len(os.listdir(self.folder / "offered")) >= _OFFERED * waiting:
+            return False
+        temporary = self.folder / f".{self.member}.tmp"
+        with naming(temporary), open(temporary, "wb") as file:
+            pickle.dump((name, number, block), file)
+        os.rename(temporary, self.folder / "offered" / f"{name}.{number:06d}")
+        return True
+
+    def take(self, work: EncodeBlock, name: str = "") -> bool:
+        """Take one offered block (of input `name`, if given) and encode it; False when there is none."""
+        for file in sorted(os.listdir(self.folder / "offered")):
+            if file.startswith(f"{name}.") or not name:
+                taken = self.folder / "taken" / file
+                try:
+                    os.rename(self.folder / "offered" / file, taken)
+                except FileNotFoundError:
+                    continue
+                try:
+                    with open(taken, "rb") as stream:
+                        block = pickle.load(stream)
+                    work(*block)
+                finally:
+                    taken.unlink()
+                return True
+        return False
+
+    def take_until_all_finished(self, inputs: int, work: EncodeBlock) -> None:
+        """Wait for blocks and encode them until so many `inputs` are finished, or a member failed."""
+        (self.folder / "waiting" / str(self.member)).touch()
+        self._take_until(lambda: len(os.listdir(self.folder / "finished")) == inputs, work)
+
+    def take_back(self, name: str, work: EncodeBlock) -> bool:
+        """Encode the offered blocks of input `name` and wait for those that others took; False when a member failed."""
+        return self._take_until(lambda: not list((self.folder / "taken").glob(f"{name}.*")), work, name)
+
+    def _take_until(self, done: Callable[[], bool], work: EncodeBlock, name: str = "") -> bool:
+        idle = time.monotonic()
+        while not self.failed:
+            if self.take(work, name):
+                idle = time.monotonic()
+            elif done():
+                return True
+            else:
+                time.sleep(min(max(_SHORTEST, (time.monotonic() - idle) / 8), _LONGEST))
+        return False
+
+    def report(self, done: int, inputs: int, label: str) -> None:
+        """Note `done` bytes of text; member 0 shows the sum over all members."""
+        path = self.folder / f"done-{self.member}"
+        with naming(path):
+            path.write_text(str(_number(path) + done))
+        if self.member == 0:
+            self.status.show(lambda: self._progress(inputs, label))
+
+    def _progress(self, inputs: int, label: str) -> str:
+        total = sum(map(_number, self.folder.glob("done-*")))
+        finished = len(os.listdir(self.folder / "finished"))
+        return f"encode {label}: {total / 1e9:.2f} GB of text, {finished} of {inputs} inputs finished"
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text() or 0) if path.exists() else 0  # empty while another member writes it
+
+
+@dataclass(frozen=True)
+class EncodeTask:
     """One input; `index` counts the inputs of the same language or pair."""
 
     source: Input
@@ -62,53 +197,54 @@ class Task:
 
 @dataclass(frozen=True)
 class EncodeInputs:
-    """The work of one member of the team; the same for all."""
+    """The work of one member, the same for all: inputs to shards, until all are encoded or a member failed."""
 
     stage: Stage
-    tasks: tuple[Task, ...]
+    tasks: tuple[EncodeTask, ...]
     vocab: Path
     block_bytes: int
     max_pair_tokens: int
-    team_folder: Path
+    shared_folder: Path
 
     def __call__(self, member: int) -> None:
-        """Encode what nobody else does, until all inputs are encoded or a member failed."""
-        team = Team(self.team_folder, member)
+        """Encode the inputs and blocks that no other member encodes."""
+        shared = SharedWork(self.shared_folder, member)
         by_name = {task.name: task for task in self.tasks}
 
         def work(name: str, number: int, block: TextBlock) -> None:
             self.encode_block(by_name[name], number, block)
-            team.report(sum(map(len, block.sides)), len(self.tasks), self.stage.folder.name)
+            shared.report(sum(map(len, block.sides)), len(self.tasks), self.stage.folder.name)
 
-        with team.telling():
+        with shared.stopping_all():
             for task in sorted(self.tasks, key=lambda task: -task.source.size):
-                if not team.failed and team.claim(task.name):
-                    self._read(task, team, work)
-            team.help_until(len(self.tasks), work)
+                if not shared.failed and shared.claim(task.name):
+                    self._read(task, shared, work)
+            shared.take_until_all_finished(len(self.tasks), work)
 
-    def _read(self, task: Task, team: Team, work: Callable[[str, int, TextBlock], None]) -> None:
+    def _read(self, task: EncodeTask, shared: SharedWork, work: EncodeBlock) -> None:
         """Read one input, and see to it that all its blocks are encoded."""
-        begin(self.stage, task)
+        begin_input(self.stage, task)
         blocks = 0
         try:
             for number, block in enumerate(text_blocks(task.source, self.block_bytes)):
                 blocks = number + 1
-                if not block_done(self.stage, task, number) and not team.offer(task.name, number, block):
+                done = self.stage.task_result(task.block_name(number)) is not None
+                if not done and not shared.offer(task.name, number, block):
                     work(task.name, number, block)
-                if team.failed:
+                if shared.failed:
                     return
         except ValueError:
-            team.withdraw(task.name)
+            shared.take_back(task.name, lambda *_: None)
             discard(self.stage, task)  # it will be fetched again, and may be another one then
             raise
-        if team.settle(task.name, work):
+        if shared.take_back(task.name, work):
             if task.filters.exact_duplicates:
                 self.stage.finish_task(f"{task.name}.encoded", {"inputs": task.source.files, "blocks": blocks})
             else:
                 finish(self.stage, task, [self.stage.task_result(task.block_name(n)) for n in range(blocks)])
-            team.finish(task.name)
+            shared.finish(task.name)
 
-    def encode_block(self, task: Task, number: int, block: TextBlock) -> None:
+    def encode_block(self, task: EncodeTask, number: int, block: TextBlock) -> None:
         """Write the shard of one block, then its marker."""
         filters = task.filters
         run = Run() if filters.exact_duplicates else None
@@ -128,12 +264,7 @@ class EncodeInputs:
         self.stage.finish_task(task.block_name(number), result)
 
 
-@cache
-def _vocabulary(path: Path) -> Vocabulary:
-    return Vocabulary(path)  # once a process
-
-
-def begin(stage: Stage, task: Task) -> None:
+def begin_input(stage: Stage, task: EncodeTask) -> None:
     """Go on where an earlier run stopped, if the input is the same."""
     files = [list(file) for file in task.source.files]
     begun = stage.task_result(f"{task.name}.begun")
@@ -142,7 +273,7 @@ def begin(stage: Stage, task: Task) -> None:
         stage.finish_task(f"{task.name}.begun", {"inputs": files})
 
 
-def discard(stage: Stage, task: Task) -> None:
+def discard(stage: Stage, task: EncodeTask) -> None:
     """Remove all that there is of an unfinished input."""
     clear_markers(stage, task)
     for folder in (stage.folder, stage.folder / STAGED):
@@ -150,15 +281,10 @@ def discard(stage: Stage, task: Task) -> None:
             path.unlink()
 
 
-def clear_markers(stage: Stage, task: Task) -> None:
+def clear_markers(stage: Stage, task: EncodeTask) -> None:
     """Remove the markers that only an unfinished input needs."""
     for path in (stage.folder / "tasks").glob(f"{task.name}.*.json"):
         path.unlink()
-
-
-def block_done(stage: Stage, task: Task, number: int) -> bool:
-    """Whether a block is encoded."""
-    return stage.task_result(task.block_name(number)) is not None
 
 
 def moved_shards(stage: Stage) -> set[str]:
@@ -176,7 +302,7 @@ def moved_shards(stage: Stage) -> set[str]:
     return moved
 
 
-def forget_encoded(stage: Stage, task: Task) -> None:
+def forget_encoded(stage: Stage, task: EncodeTask) -> None:
     """Have the blocks of an input encoded that are lost, though all were encoded."""
     encoded = stage.task_result(f"{task.name}.encoded")
     for number in range(encoded["blocks"] if encoded else 0):
@@ -184,11 +310,10 @@ def forget_encoded(stage: Stage, task: Task) -> None:
         result, final = stage.task_result(name), stage.task_result(f"{name}.final")
         gone = result and result["shard"] and not (stage.folder / result["shard"]["name"]).exists() and not final
         if result is None or gone:
-            for lost in (name, f"{name}.final", f"{task.name}.encoded"):
-                stage.forget_task(lost)
+            stage.forget_tasks((name, f"{name}.final", f"{task.name}.encoded"))
 
 
-def finish(stage: Stage, task: Task, blocks: Iterable[dict[str, Any] | None]) -> None:
+def finish(stage: Stage, task: EncodeTask, blocks: Iterable[dict[str, Any] | None]) -> None:
     """Mark an input as finished, from the results of its blocks."""
     counts = Counts("documents" if task.mono else "pairs", files=1).as_json()
     shards = []

@@ -6,22 +6,26 @@ of a shard is where its record batches begin, found by one look at the metadata 
 
 import mmap
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from xlme_ds.data.schema import Layout, naming
+
 _NEAR = 1024  # int32 words, a page: a gap as small as this is read too
 _AT_ONCE = 1 << 18  # words that are read at once, about
+_OFFSETS, _VALUES = 1, 3  # buffers of a list column
 _SHORT = 32  # words of a piece, below which all pieces are copied by their indices
 
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Where the ids of a shard stand in its file, in int32 words: a value a record batch and, where it differs, a
-    column."""
+    """Positions of a shard's ids in its file, in int32 words: a value a record batch and, if it differs, a column."""
 
+    path: Path
     records: np.ndarray
     """[batches]."""
     tokens: np.ndarray
@@ -31,32 +35,30 @@ class Batches:
     values: np.ndarray
     """[columns, batches], where the ids begin."""
 
-    def bounds(self, path: Path, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def bounds(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(start, length) in words of the ids of `records` in each column, int64 [columns, records]."""
         first = np.cumsum(self.records) - self.records
         batch = np.searchsorted(first, records, side="right") - 1
         at = self.offsets[:, batch] + (records - first[batch])
         ends = np.empty((*at.shape, 2), dtype=np.int32)
-        copy_words(path, at.ravel(), np.full(at.size, 2), ends.ravel(), np.arange(0, ends.size, 2))
+        copy_words(self.path, at.ravel(), np.full(at.size, 2), ends.ravel(), np.arange(0, ends.size, 2))
         begin, end = ends[..., 0].astype(np.int64), ends[..., 1]
         return self.values[:, batch] + begin, end - begin
 
-    def all_lengths(self, path: Path) -> np.ndarray:
+    def all_lengths(self) -> np.ndarray:
         """Ids of every record of the shard in each column, int64 [columns, records]."""
         counts = np.broadcast_to(self.records + 1, self.offsets.shape)
         ends = np.empty(int(counts.sum()), dtype=np.int32)
-        copy_words(path, self.offsets.ravel(), counts.ravel(), ends, (np.cumsum(counts) - counts.ravel()))
+        copy_words(self.path, self.offsets.ravel(), counts.ravel(), ends, (np.cumsum(counts) - counts.ravel()))
         inside = np.ones(len(ends) - 1, dtype=bool)
         inside[np.cumsum(counts)[:-1] - 1] = False  # from the last offset of a batch to the first of the next
         return np.diff(ends)[inside].astype(np.int64).reshape(len(self.offsets), -1)
 
-    def copy_stream(
-        self, path: Path, starts: np.ndarray, width: int, target: np.ndarray, places: np.ndarray
-    ) -> np.ndarray:
+    def copy_stream(self, starts: np.ndarray, width: int, target: np.ndarray, places: np.ndarray) -> np.ndarray:
         """Copy ids [start, start + width) of the first column's stream, which runs through all batches, to
         `target[place:]`.
 
-        Gives how many each has, for the last ids of a shard may be fewer.
+        Returns the number of each, for the last ids of a shard may be fewer.
         """
         ends = np.cumsum(self.tokens[0])
         at, stops = starts, np.minimum(starts + width, ends[-1])
@@ -71,7 +73,7 @@ class Batches:
             at[left] += counts
             left = left[at[left] < stops[left]]
         words, counts, places = (np.concatenate(part) for part in zip(*pieces, strict=True))
-        copy_words(path, words, counts, target, places)
+        copy_words(self.path, words, counts, target, places)
         return stops - starts
 
 
@@ -93,18 +95,17 @@ def read_batches(path: Path) -> Batches:
     batches = [batch for batch in batches if batch.num_rows]
     columns = range(len(reader.schema))
 
-    def places(buffer_of_list: int) -> np.ndarray:
-        return np.array(
-            [[_word(batch.column(c), buffer_of_list, buffer) for batch in batches] for c in columns], np.int64
-        )
-
+    records = np.array([batch.num_rows for batch in batches], np.int64)
     tokens = np.array([[len(batch.column(c).values) for batch in batches] for c in columns], np.int64)
-    return Batches(np.array([batch.num_rows for batch in batches], np.int64), tokens, places(1), places(3))
+    offsets, values = (
+        np.array([[_word(batch.column(c), number, buffer) for batch in batches] for c in columns], np.int64)
+        for number in (_OFFSETS, _VALUES)
+    )
+    return Batches(path, records, tokens, offsets, values)
 
 
 def copy_words(path: Path, starts: np.ndarray, counts: np.ndarray, target: np.ndarray, places: np.ndarray) -> None:
-    """Copy `counts` int32 words from `starts` of a file to `target[places:]`; what is near each other is read at
-    once."""
+    """Copy `counts` int32 words from `starts` of a file to `target[places:]`; neighbours are read at once."""
     order = np.argsort(starts, kind="stable")
     begins, counts, places = starts[order], counts[order], places[order]
     reach = np.maximum.accumulate(begins + counts)
@@ -112,7 +113,7 @@ def copy_words(path: Path, starts: np.ndarray, counts: np.ndarray, target: np.nd
     first = np.flatnonzero(np.append(True, apart))
     sizes = reach[np.append(first[1:], len(order)) - 1] - begins[first]
     words = _read(path, begins[first], sizes)
-    shift = np.cumsum(sizes) - sizes - begins[first]  # from the file to what was read of it
+    shift = np.cumsum(sizes) - sizes - begins[first]  # from the file to the words read of it
     at = begins + np.repeat(shift, np.diff(np.append(first, len(order))))
     if counts.sum() > _SHORT * len(counts):
         for a, n, place in zip(at.tolist(), counts.tolist(), places.tolist(), strict=True):
@@ -126,25 +127,72 @@ def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """`sizes` words from each of `starts` of a file, one after the other."""
     words = np.empty(int(sizes.sum()), dtype=np.int32)
     memory, filled = words.view(np.uint8).data, 0
-    try:
-        file = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # else more is read than is asked for
-            for start, size in zip((4 * starts).tolist(), (4 * sizes).tolist(), strict=True):
-                if os.preadv(file, [memory[filled : filled + size]], start) < size:
-                    raise ValueError(f"{path} ends before byte {start + size}: it was changed, encode again")
-                filled += size
-        finally:
-            os.close(file)
-    except OSError as error:  # of a read it has no name
-        raise OSError(error.errno, error.strerror, str(path)) from None
+    with naming(path), open(path, "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # else more is read than is asked for
+        for start, size in zip((4 * starts).tolist(), (4 * sizes).tolist(), strict=True):
+            if os.preadv(file.fileno(), [memory[filled : filled + size]], start) < size:
+                raise ValueError(f"{path} ends before byte {start + size}: it was changed, encode again")
+            filled += size
     return words
 
 
 def _word(column: pa.ListArray, number: int, file: pa.Buffer) -> int:
-    """Where a buffer of a column (1 offsets, 3 values) begins, in int32 words from the start of the file."""
+    """Where a buffer of a column begins, in int32 words from the start of the file."""
     assert column.offset == 0
     part = column.buffers()[number]
-    byte = part.address - file.address if part.size else 0  # an empty buffer may stand anywhere
+    byte = part.address - file.address if part.size else 0  # an empty buffer may be anywhere
     assert byte % 4 == 0 and 0 <= byte < file.size
     return byte // 4
+
+
+@dataclass(frozen=True)
+class EncodedShard:
+    """An encoded shard as examples of one group (a language, or a language pair).
+
+    Task mono: `examples` training rows. Task para: pairs that fit into a row, `tokens` ids in their items (specials
+    included). `batches` locate the ids.
+    """
+
+    group: str
+    examples: int
+    tokens: int
+    batches: Batches
+    unfit: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Pairs that do not fit into a row: their records, in order."""
+
+    def records(self, examples: np.ndarray) -> np.ndarray:
+        """The records of examples that are pairs."""
+        fitting_before = self.unfit - np.arange(len(self.unfit))
+        return examples + np.searchsorted(fitting_before, examples, side="right")
+
+
+def survey(folder: Path, row_tokens: int, layout: Layout, longest: int | None, name: str) -> EncodedShard:
+    """Count the examples of the encoded shard `name` (`group/number.arrow`) of task folder `folder`.
+
+    A document shard is cut every `row_tokens` - 2 ids. A last slice of one id is no row: it is the last document's
+    `</s>`. `longest`: ids that no pair has more of, where that is known; if all fit, their lengths need not be read.
+    """
+    group = name.split("/")[0]
+    batches = read_batches(folder / name)
+    tokens, records = int(batches.tokens.sum()), int(batches.records.sum())
+    if len(batches.tokens) == 1:
+        rows, rest = divmod(tokens, row_tokens - 2)
+        return EncodedShard(group, rows + (rest > 1), tokens, batches)
+    if longest is not None and longest + layout.pair_specials <= row_tokens:
+        return EncodedShard(group, records, tokens + layout.pair_specials * records, batches)
+    lengths = batches.all_lengths().sum(0) + layout.pair_specials
+    fits = lengths <= row_tokens
+    return EncodedShard(group, int(fits.sum()), int(lengths[fits].sum()), batches, np.flatnonzero(~fits))
+
+
+def group_languages(group: str, languages: Sequence[str]) -> tuple[int, ...]:
+    """Language indices of a group's sides: of a language its own, of the pair `a-b` those of a and b."""
+    if group in languages:
+        return (languages.index(group),)
+    cuts = [i for i, character in enumerate(group) if character == "-"]  # codes may have a hyphen of their own
+    for left, right in ((group[:i], group[i + 1 :]) for i in cuts):
+        if left in languages and right in languages:
+            return languages.index(left), languages.index(right)
+    raise ValueError(
+        f"{group!r} is neither one of the encoded languages nor a pair of two of them: encode the data again"
+    )

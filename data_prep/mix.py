@@ -1,7 +1,7 @@
 """Stage `mix`: encoded shards -> training shards in training order, sampled by temperature, shuffled, exactly N rows.
 
-A pure function of the encoded manifests and the settings. Every output shard can be made alone: which example stands in
-a slot is computed, never stored (see `sampling.Order`).
+A pure function of the encoded manifests and the settings. Every output shard can be made alone: the example of a slot
+is computed, never stored (see `sampling.Order`).
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,23 @@ from typing import Any, Literal
 
 import numpy as np
 
-from data_prep.executor import on_root, run_tasks
-from data_prep.plan import BLOCK, ORDER, STRETCH, Plan, Source, make_plan, survey, with_total
+from data_prep.encoded import EncodedShard, survey
+from data_prep.mixed_rows import (
+    BATCH_ROWS,
+    BLOCK,
+    ORDER,
+    STRETCH,
+    WINDOW,
+    MixPlan,
+    Tally,
+    count_rows,
+    mono_rows,
+    para_rows,
+    plan_rows,
+    with_total,
+)
+from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import say
-from data_prep.rows import BATCH_ROWS, WINDOW, Tally, count_rows, mono_rows, para_rows
 from data_prep.store import Stage, write_arrow, write_file
 from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, file_sha256, read_manifest, row_schema, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
@@ -46,7 +59,7 @@ class MixConfig:
     `</s> e </s></s> f </s>`, whose second side counts its positions anew. The model's setting of this name must be the
     same."""
     seed: int = 0
-    """Seed of the order, and of which side of a pair stands first."""
+    """Seed of the order, and of which side of a pair comes first."""
     rows_per_shard: int = 65536
     """Rows of every shard but the last."""
     processes: int = 1
@@ -58,7 +71,7 @@ class MixConfig:
             raise ValueError(f"--row-tokens is {self.row_tokens}: it must be between 8 and 32767")
         if min(self.mono_rows, self.para_rows) < 0 or self.mono_rows + self.para_rows == 0:
             raise ValueError(
-                "no rows are asked for: set --mono-rows or --para-rows, or both, to what training will read"
+                "no rows are asked for: set --mono-rows or --para-rows, or both, to the rows that training will read"
             )
         if self.rows_per_shard < 1:
             raise ValueError(f"--rows-per-shard is {self.rows_per_shard}: it must be at least 1")
@@ -70,21 +83,15 @@ def run(config: MixConfig) -> None:
     """Write `config.out`. Raises ValueError for settings or inputs that cannot work."""
     on_root(config.validate)
     wanted = {task: rows for task, rows in zip(TASKS, (config.mono_rows, config.para_rows), strict=True) if rows}
-    encoded = on_root(lambda: {task: read_manifest(config.encoded / task) for task in wanted})
-    vocabulary = on_root(lambda: _vocabulary(config, encoded))
-    languages = on_root(lambda: _languages(config.encoded))
+    encoded, vocabulary, languages = on_root(lambda: _read_inputs(config, list(wanted)))
     for task, rows in wanted.items():
         _mix(config, task, rows, encoded[task], languages)
     on_root(lambda: _copy(vocabulary, config.out / "vocab" / MODEL_FILE))
 
 
-def _languages(encoded: Path) -> tuple[str, ...]:
-    """One list for both tasks, mixed or not, so that a language has the same index in both."""
-    finished = [encoded / task for task in TASKS if (encoded / task / "manifest.json").exists()]
-    return tuple(sorted({code for folder in finished for code in read_manifest(folder).languages}))
-
-
-def _vocabulary(config: MixConfig, encoded: dict[str, Manifest]) -> Path:
+def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifest], Path, tuple[str, ...]]:
+    """The manifests of the encoded tasks, the vocabulary's file, and the languages in the order of their indices."""
+    encoded = {task: read_manifest(config.encoded / task) for task in tasks}
     vocabulary = Vocabulary(config.vocab)
     for task, manifest in encoded.items():
         if manifest.vocabulary_sha256 != vocabulary.sha256:
@@ -92,7 +99,10 @@ def _vocabulary(config: MixConfig, encoded: dict[str, Manifest]) -> Path:
                 f"{vocabulary.path} is not the vocabulary that {config.encoded / task} was encoded with: name that one "
                 "with --vocab, or encode again"
             )
-    return vocabulary.path
+    # one list for both tasks, mixed or not, so that a language has the same index in both
+    finished = [config.encoded / task for task in TASKS if (config.encoded / task / "manifest.json").exists()]
+    languages = {code for folder in finished for code in read_manifest(folder).languages}
+    return encoded, vocabulary.path, tuple(sorted(languages))
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -146,23 +156,22 @@ def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, langua
     on_root(lambda: say(f"{stage.folder}: {words}"))
 
 
-def _plan(config: MixConfig, task: str, encoded: Manifest, languages: tuple[str, ...]) -> Plan:
+def _plan(config: MixConfig, task: str, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:
     folder = config.encoded / task
     names = [shard.name for shard in encoded.shards]
     sizes = [shard.bytes for shard in encoded.shards]
     look = partial(survey, folder, config.row_tokens, LAYOUTS[config.layout], encoded.settings.get("max_pair_tokens"))
-    sources: Sequence[Source] = run_tasks(look, names, sizes, config.processes, f"survey {task}")
-    if not any(source.examples for source in sources):
+    shards: Sequence[EncodedShard] = run_tasks(look, names, sizes, config.processes, f"survey {task}")
+    if not any(shard.examples for shard in shards):
         raise ValueError(f"{folder} has nothing that fills a row of {config.row_tokens} tokens: encode some text first")
-    order = task, config.alpha, config.seed
-    return make_plan(folder, config.row_tokens, LAYOUTS[config.layout], languages, sources, order)
+    return plan_rows(shards, config.row_tokens, config.layout, languages, task, config.alpha, config.seed)
 
 
-def _sampled_pairs(stage: Stage, plan: Plan, rows: int, processes: int) -> tuple[Plan, np.ndarray]:
+def _sampled_pairs(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple[MixPlan, np.ndarray]:
     """Sample as many pairs as pack into at least `rows` rows; (plan, rows before each window [windows + 1])."""
     tokens = {name: 0 for name in plan.order.names}
-    for source in plan.sources:
-        tokens[source.group] += source.tokens
+    for shard in plan.shards:
+        tokens[shard.group] += shard.tokens
     order = plan.order
     mean = sum(
         float(share) * tokens[name] / examples
@@ -184,7 +193,7 @@ def _sampled_pairs(stage: Stage, plan: Plan, rows: int, processes: int) -> tuple
         total = int(total * 1.002 * rows / max(int(first_rows[-1]), 1)) + 1
 
 
-def _count_windows(stage: Stage, plan: Plan, windows: int, start: int) -> dict[str, Any]:
+def _count_windows(stage: Stage, plan: MixPlan, windows: int, start: int) -> dict[str, Any]:
     name = f"windows-{plan.order.total}-{start}"
     result = stage.task_result(name)
     if result is None:
@@ -194,7 +203,7 @@ def _count_windows(stage: Stage, plan: Plan, windows: int, start: int) -> dict[s
 
 
 def _write_shard(
-    stage: Stage, plan: Plan, first_rows: np.ndarray | None, rows_per_shard: int, rows: int, number: int
+    stage: Stage, plan: MixPlan, first_rows: np.ndarray | None, rows_per_shard: int, rows: int, number: int
 ) -> dict[str, Any]:
     name = f"{number:05d}"
     path = stage.folder / f"{name}.arrow"
@@ -214,13 +223,13 @@ def _write_shard(
     return result
 
 
-def _counts(plan: Plan, task: str, rows: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _counts(plan: MixPlan, task: str, rows: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     order = plan.order
     used = [sum(column) for column in zip(*(result["used"] for result in results), strict=True)]
     tokens = sum(result["tokens"] for result in results)
     too_long = {name: 0 for name in order.names}
-    for source in plan.sources:
-        too_long[source.group] += source.too_long
+    for shard in plan.shards:
+        too_long[shard.group] += len(shard.unfit)
     by_language = {
         name: {
             "available": available,

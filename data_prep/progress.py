@@ -1,10 +1,8 @@
-"""Words for people. Progress of long work on stderr: a bar on a terminal, else plain lines, at most one every few
-seconds."""
+"""Messages on stdout and stderr. Progress of long work: a bar on a terminal, else a plain line every few seconds."""
 
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
@@ -22,12 +20,12 @@ def shown(words: str) -> str:
 
 
 def say(words: str) -> None:
-    """Tell what was done, on stdout."""
+    """Print a result on stdout."""
     print(shown(words), flush=True)
 
 
 def warn(words: str) -> None:
-    """Tell what somebody should look at; the work goes on."""
+    """Print a warning on stderr; the work goes on."""
     print(f"warning: {shown(words)}", file=sys.stderr, flush=True)
 
 
@@ -35,45 +33,39 @@ class Progress:
     """`with Progress("encode", total) as progress: progress.advance(amount)`; silent where `visible` is false."""
 
     def __init__(self, label: str, total: int, visible: bool = True):
-        self.label = label
-        self.total = total
-        self.done = 0
+        self.label, self.total, self.done = label, total, 0
         self.said = time.monotonic()
         self.plain = visible and not sys.stderr.isatty()
-        self.bar: Bar | None = None
-        if visible and not self.plain:
-            texts = TextColumn("{task.description}"), TextColumn("{task.percentage:>3.0f}%")
-            self.bar = Bar(texts[0], BarColumn(), texts[1], TimeRemainingColumn(), console=Console(stderr=True))
-            self.bar.add_task(label, total=total)
+        texts = TextColumn("{task.description}"), TextColumn("{task.percentage:>3.0f}%")
+        columns = texts[0], BarColumn(), texts[1], TimeRemainingColumn()
+        self.bar = Bar(*columns, console=Console(stderr=True), disable=self.plain or not visible)
+        self.task = self.bar.add_task(label, total=total)
 
     def __enter__(self) -> "Progress":
-        if self.bar:
-            self.bar.start()
+        self.bar.start()
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.bar:
-            self.bar.stop()
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
 
     def advance(self, amount: int) -> None:
         """Count `amount` of `total` as done."""
         self.done += amount
-        if self.bar:
-            self.bar.advance(self.bar.task_ids[0], amount)
+        self.bar.advance(self.task, amount)
         if self.plain and time.monotonic() - self.said >= _PLAIN_SECONDS:
             print(f"{self.label}: {100 * self.done // max(self.total, 1)}%", file=sys.stderr, flush=True)
             self.said = time.monotonic()
 
 
 class Status:
-    """Progress of work whose end is not known, in words: a line that changes on a terminal, else one now and then."""
+    """Progress of work whose end is not known, as text: a line that changes on a terminal, else one now and then."""
 
     def __init__(self) -> None:
         self.said = time.monotonic()
         self.live: Live | None = None
 
     def show(self, words: Callable[[], str]) -> None:
-        """Tell `words()`; on a terminal they are asked for again every second until `stop`."""
+        """Print `words()`; on a terminal they are asked for again every second until `stop`."""
         if sys.stderr.isatty():
             if self.live is None:
                 console = Console(stderr=True)
@@ -84,7 +76,7 @@ class Status:
             self.said = time.monotonic()
 
     def stop(self) -> None:
-        """The last words stay."""
+        """End the display; its last words stay."""
         if self.live is not None:
             self.live.stop()
             self.live = None

@@ -19,9 +19,9 @@ import pyarrow as pa
 
 from data_prep.blocks import list_array
 from data_prep.dedup import duplicates_of, find_duplicates, load_notes, slices
-from data_prep.encode_input import STAGED, Task, finish
-from data_prep.executor import on_root, run_tasks
+from data_prep.encode_input import STAGED, EncodeTask, finish
 from data_prep.filters import EXACT_DUPLICATES
+from data_prep.parallel import on_root, run_tasks
 from data_prep.store import Stage, make_folder, write_arrow
 from xlme_ds.data.schema import DOCUMENTS, UNK, Shard, sync_folder
 
@@ -30,12 +30,12 @@ from xlme_ds.data.schema import DOCUMENTS, UNK, Shard, sync_folder
 class _Language:
     """All blocks of one language or pair, in input order; `found` are the slices of its duplicates."""
 
-    blocks: tuple[tuple[Task, int], ...]
+    blocks: tuple[tuple[EncodeTask, int], ...]
     runs: tuple[Path, ...]
     found: tuple[Path, ...]
 
 
-def remove_duplicates(stage: Stage, tasks: Sequence[Task], processes: int) -> None:
+def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int) -> None:
     """Finish inputs whose blocks are all staged; collective under MPI."""
     languages = on_root(lambda: [_language(stage, list(same)) for _, same in groupby(tasks, lambda t: t.source.name)])
     merges = [(language, number) for language in languages for number in range(len(language.found))]
@@ -46,15 +46,15 @@ def remove_duplicates(stage: Stage, tasks: Sequence[Task], processes: int) -> No
     on_root(lambda: _finish(stage, tasks))
 
 
-def is_final(stage: Stage, task: Task) -> bool:
-    """Whether the duplicates of all blocks of an input are removed, and only its marker is missing."""
+def is_final(stage: Stage, task: EncodeTask) -> bool:
+    """Whether all blocks of an input are without their duplicates, and only its marker is missing."""
     encoded = stage.task_result(f"{task.name}.encoded")
     return encoded is not None and all(
         stage.task_result(f"{task.block_name(number)}.final") is not None for number in range(encoded["blocks"])
     )
 
 
-def _language(stage: Stage, tasks: list[Task]) -> _Language:
+def _language(stage: Stage, tasks: list[EncodeTask]) -> _Language:
     blocks = []
     paragraphs = 0
     for task in tasks:
@@ -106,7 +106,7 @@ def _write_block(stage: Stage, item: tuple[_Language, int]) -> None:
     stage.finish_task(marker, result)
 
 
-def _without(stage: Stage, task: Task, staged: Path, path: Path, keep: np.ndarray, counts: Any) -> dict[str, Any]:
+def _without(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.ndarray, counts: Any) -> dict[str, Any]:
     """Write a shard without the paragraphs or pairs that are not to `keep`; the parts of its result that change."""
     notes = load_notes(staged)
     with pa.memory_map(str(staged)) as file:
@@ -175,7 +175,7 @@ def _add(reasons: dict[str, int], number: int) -> dict[str, int]:
     return {reason: total[reason] for reason in sorted(total) if total[reason]}
 
 
-def _finish(stage: Stage, tasks: Sequence[Task]) -> None:
+def _finish(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
     for task in tasks:
         encoded = stage.task_result(f"{task.name}.encoded")
         assert encoded is not None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep import udhr
-from data_prep.executor import on_root
+from data_prep.parallel import on_root
 from data_prep.progress import say
 from data_prep.store import write_file
 from data_prep.udhr import Declaration

@@ -1,5 +1,11 @@
-"""Temperature sampling over languages, and the order of the sampled examples as a pure function of the seed."""
+"""Temperature sampling over languages, and the order of the sampled examples as a pure function of the seed.
 
+The shuffles are keyed permutations of [0, n) in constant memory: a Feistel network with cycle walking, vectorised over
+n and key. Any process can compute any part of one alone, and nothing is stored. Not cryptographic.
+"""
+
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -8,7 +14,61 @@ from itertools import accumulate
 
 import numpy as np
 
-from data_prep.permutation import hashed, key_of, permute
+Integers = np.ndarray | int | np.integer
+_ROUNDS = 12  # 8 leave a bias of some percent in the smallest domains
+_LARGEST = 1 << 52  # the bit length is taken through float64, which is exact up to here
+
+
+def key_of(seed: int, *names: str) -> np.uint64:
+    """A 64-bit key for one use of `seed`."""
+    digest = hashlib.blake2b(json.dumps([seed, *names]).encode(), digest_size=8).digest()
+    return np.uint64(int.from_bytes(digest, "little"))
+
+
+def hashed(key: Integers, counter: Integers) -> np.ndarray:
+    """uint64 hash of (key, counter), broadcast: sub-keys and coin flips."""
+    return _scramble(_words(key) ^ _scramble(_words(counter) + np.uint64(0x9E3779B97F4A7C15)))
+
+
+def permute(index: Integers, size: Integers, key: Integers) -> np.ndarray:
+    """int64 images of `index` under the permutation of [0, size) that `key` selects; the arguments broadcast."""
+    shape = np.broadcast_shapes(*(np.shape(x) for x in (index, size, key)))
+    value, bound, keys = (array.ravel() for array in np.broadcast_arrays(_words(index), _words(size), _words(key)))
+    assert not value.size or (bool((value < bound).all()) and int(bound.max()) < _LARGEST)
+    # two halves need a bit each; the domain is the next power of two, so fewer than two steps are walked on average
+    bits = np.maximum(np.frexp((bound - np.uint64(bound.size > 0)).astype(np.float64))[1], 2).astype(np.uint64)
+    value = _feistel(value, bits, keys)
+    outside = np.flatnonzero(value >= bound)
+    while outside.size:
+        value[outside] = _feistel(value[outside], bits[outside], keys[outside])
+        outside = outside[value[outside] >= bound[outside]]
+    return value.astype(np.int64).reshape(shape)
+
+
+def _feistel(value: np.ndarray, bits: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Alternately each half is XORed with a keyed hash of the other: every round is its own inverse."""
+    one, low = np.uint64(1), bits >> np.uint64(1)
+    low_mask, high_mask = (one << low) - one, (one << (bits - low)) - one
+    left, right = value >> low, value & low_mask
+    for number in range(_ROUNDS):
+        round_keys = hashed(keys, number)
+        if number % 2 == 0:
+            left = left ^ (_scramble(right + round_keys) & high_mask)
+        else:
+            right = right ^ (_scramble(left + round_keys) & low_mask)
+    return (left << low) | right
+
+
+def _scramble(x: np.ndarray) -> np.ndarray:
+    """The finaliser of splitmix64 (Steele, Lea and Flood, 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _words(x: Integers) -> np.ndarray:
+    # never a NumPy scalar: those warn when an unsigned product wraps around, as it must in a hash
+    return np.atleast_1d(np.asarray(x)).astype(np.uint64)
 
 
 def temperature_shares(examples: Sequence[int], alpha: float) -> list[Fraction]:
@@ -45,8 +105,8 @@ class Order:
     The slots [0, total) are cut into blocks. How many slots of each block a language has is computed by halving all
     blocks again and again, and in a block the languages are shuffled; so the number of a language's uses before any
     slot follows from its block alone. Use u of a language is an example of pass u // examples; the uses of one pass in
-    one block are shuffled. A pass goes through stretches of neighbouring examples in an order of its own, so that what
-    is read for a block stands together in the files: its examples are neighbours, not its slots.
+    one block are shuffled. A pass goes through stretches of neighbouring examples in an order of its own, so that the
+    examples of a block are neighbours in the files, not in the block.
     """
 
     names: tuple[str, ...]
@@ -76,14 +136,14 @@ class Order:
         return language, example
 
     def swapped(self, slots: np.ndarray) -> np.ndarray:
-        """bool: whether the pair in this slot stands target side first."""
+        """bool: whether the pair in this slot has its target side first."""
         return (hashed(key_of(self.seed, self.label, "sides"), slots) & np.uint64(1)).astype(bool)
 
     def uses(self, block: int) -> tuple[list[int], list[int]]:
         """(uses before the block, uses in it) of each language.
 
         A part's uses are divided between its halves by their slots, rounded by a draw common to all languages, so that
-        both sum to what they must. Each is at most one off, so those before a block are within the number of halvings
+        both sums are exact. Each is at most one off, so those before a block are within the number of halvings
         of their exact share.
         """
         first, last = 0, -(-self.total // self.block)

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from rich.console import Console
 from rich.text import Text
 
-from data_prep.executor import on_root
 from data_prep.languages import canonical
+from data_prep.parallel import on_root
 from data_prep.progress import shown
 from xlme_ds.data.corrupt import corrupt
 from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, read_manifest, row_schema

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.executor import on_root
+from data_prep.parallel import on_root
 from data_prep.progress import shown
 from data_prep.stats_tables import (
     EDGES,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from data_prep.executor import run_tasks
+from data_prep.parallel import run_tasks
 from xlme_ds.data.schema import Manifest, read_manifest
 
 TITLES = {"mono": "Languages", "para": "Language pairs"}

@@ -6,7 +6,7 @@ OUT/tasks/<task>.json        marker of a finished task with its result, written 
 OUT/manifest.json            completeness marker, written by the stage itself (`schema.write_manifest`)
 
 The three kinds of JSON hold a checksum of themselves, markers one of the settings too. Whatever is missing or damaged
-is made again by the same command: what a marker vouches for is read and compared whenever a command is given again.
+is made again by the same command: the files that a marker vouches for are read and compared at every call.
 """
 
 import fcntl
@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from data_prep.executor import on_root, run_tasks
+from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import warn
 from xlme_ds.data.schema import (
     Manifest,
@@ -72,45 +72,40 @@ class Stage:
     def finished(self, processes: int, moved: Collection[str] = ()) -> bool:
         """Whether all is done, and every file is there with its checksum; collective under MPI.
 
-        If not, what is missing or damaged is told, and forgotten as if it had never been done; of an unfinished folder
-        too. `moved` names files that need not be there any more.
+        If not, missing or damaged files are named, and their tasks forgotten as if they had never been done; also in
+        an unfinished folder. `moved` names files that need not be there any more.
         """
-        manifest, damaged = on_root(lambda: (self._manifest(), self._remove_damaged_markers()))
+        manifest, damaged, files = on_root(self._read_records)
         if manifest is not None:
             if not damaged and not self._lost([("", shard) for shard in manifest.shards], processes):
                 return True
             on_root((self.folder / "manifest.json").unlink)
-        vouched = on_root(self._vouched)
-        lost = self._lost([(task, shard) for task, shard in vouched if shard.name not in moved], processes)
-        on_root(lambda: self._forget(lost))
+        lost = self._lost([(task, shard) for task, shard in files if shard.name not in moved], processes)
+        on_root(lambda: self.forget_tasks(lost))
         return False
 
-    def _manifest(self) -> Manifest | None:
-        """The manifest, if it is there and whole; a damaged one is removed."""
-        path = self.folder / "manifest.json"
-        if not path.exists():
-            return None
-        found = _readable(path)
-        if found is None or any(found.get(key) != value for key, value in self._wanted.items()):
-            warn(f"{path} is damaged: it is written again")
-            path.unlink()
-            return None
-        return read_manifest(self.folder)
+    def _read_records(self) -> tuple[Manifest | None, bool, list[tuple[str, Shard]]]:
+        """The manifest, if it is whole; whether a marker is damaged; (task, file) of all files that markers vouch for.
 
-    def _remove_damaged_markers(self) -> int:
-        """How many there were."""
-        damaged = [
-            path for path in sorted((self.folder / "tasks").glob("*.json")) if self.task_result(path.stem) is None
-        ]
-        for path in damaged:
-            warn(f"{path} is damaged: its task is done again")
-            path.unlink()
-        return len(damaged)
-
-    def _vouched(self) -> list[tuple[str, Shard]]:
-        """(task, file) of every file that a marker vouches for."""
-        results = {path.stem: self.task_result(path.stem) for path in sorted((self.folder / "tasks").glob("*.json"))}
-        return [(task, shard) for task, result in results.items() if result for shard in written_files(result)]
+        What is damaged is removed.
+        """
+        path, manifest = self.folder / "manifest.json", None
+        if path.exists():
+            found = _readable(path)
+            if found is not None and all(found.get(key) == value for key, value in self._wanted.items()):
+                manifest = read_manifest(self.folder)
+            else:
+                warn(f"{path} is damaged: it is written again")
+                path.unlink()
+        results = {path: self.task_result(path.stem) for path in sorted((self.folder / "tasks").glob("*.json"))}
+        files = []
+        for path, result in results.items():
+            if result is None:
+                warn(f"{path} is damaged: its task is done again")
+                path.unlink()
+            else:
+                files += [(path.stem, shard) for shard in written_files(result)]
+        return manifest, None in results.values(), files
 
     def _lost(self, files: list[tuple[str, Shard]], processes: int) -> set[str]:
         """The tasks of those files that are missing or damaged; collective under MPI."""
@@ -134,13 +129,10 @@ class Stage:
         """Mark a task as finished; call it when all its shards are in place."""
         write_signed(self._marker(task_name), result, self._context)
 
-    def forget_task(self, task_name: str) -> None:
-        """Remove a task's mark: it will be done again."""
-        self._marker(task_name).unlink(missing_ok=True)
-
-    def _forget(self, tasks: Iterable[str]) -> None:
-        for task in tasks:
-            self.forget_task(task)
+    def forget_tasks(self, task_names: Iterable[str]) -> None:
+        """Remove the marks of tasks: they will be done again."""
+        for name in task_names:
+            self._marker(name).unlink(missing_ok=True)
 
     def _sign_markers(self) -> None:
         """Give the markers of an earlier version, which have no checksum, theirs."""
@@ -154,12 +146,12 @@ class Stage:
 
     @cached_property
     def _context(self) -> str:
-        """What a marker is signed with: it is no good under other settings."""
+        """Markers are signed with it, so that they are no good under other settings."""
         return hashlib.sha256(json.dumps(self._wanted, sort_keys=True).encode()).hexdigest()
 
     @cached_property
     def _wanted(self) -> dict[str, Any]:
-        """What settings.json holds."""
+        """The content of settings.json."""
         wanted: dict[str, Any] = json.loads(json.dumps({"stage": self.name, "settings": self.settings}))
         return wanted
 
@@ -199,10 +191,9 @@ def recorded(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, di
 
 
 def written_files(result: dict[str, Any]) -> list[Shard]:
-    """What a task's result says it wrote."""
-    return [
-        Shard(**file) for file in (result.get("shard"), *result.get("shards", ()), *result.get("files", ())) if file
-    ]
+    """The files that a task wrote, from its result."""
+    files = result.get("shard"), *result.get("shards", ()), *result.get("files", ())
+    return [Shard(**file) for file in files if file]
 
 
 @contextmanager
@@ -219,7 +210,8 @@ def lock(folder: Path) -> Iterator[None]:
             ) from None
         except OSError as error:
             raise ValueError(
-                f"{path} cannot be locked ({error.strerror}): mount its file system with flock, or choose a folder on another one"
+                f"{path} cannot be locked ({error.strerror}): mount its file system with flock, or choose a folder on "
+                "another one"
             ) from None
         yield
     finally:
@@ -271,10 +263,10 @@ def write_arrow(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
 
 
 class Hashing(io.RawIOBase):
-    """Writes to `file`, all or an error, and hashes what is written."""
+    """Writes to `file`, all or an error, and hashes the bytes written."""
 
     def __init__(self, file: IO[bytes]):
-        self.file = file  # a buffered one: it writes on after a short write, and tells of a full disk
+        self.file = file  # a buffered one: it writes on after a short write, and raises on a full disk
         self.bytes = 0
         self.sha256 = hashlib.sha256()
 
@@ -292,7 +284,7 @@ class Hashing(io.RawIOBase):
         return size
 
     def shard(self, path: Path, root: Path, rows: int = 0) -> Shard:
-        """What a marker or manifest says of the file."""
+        """The file's entry in a marker or manifest."""
         return Shard(path.relative_to(root).as_posix(), rows, self.bytes, self.sha256.hexdigest())
 
 

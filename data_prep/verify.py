@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.clean import add_counts
-from data_prep.executor import on_root, run_tasks
-from data_prep.faults import Faults, document_faults, pair_faults, row_faults
+from data_prep.encoded import group_languages
 from data_prep.languages import LANGUAGES
-from data_prep.plan import group_languages
+from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import say
+from data_prep.record_checks import Faults, document_faults, pair_faults, row_faults
 from data_prep.sampling import apportion, temperature_shares
 from data_prep.store import recorded, written_files
 from xlme_ds.data.schema import (

@@ -10,8 +10,8 @@ from typing import Any
 
 import sentencepiece as spm
 
-from data_prep.executor import on_root
 from data_prep.line_sample import SAMPLE, sample_lines, sampled_inputs
+from data_prep.parallel import on_root
 from data_prep.progress import say
 from data_prep.sources import TextConfig
 from data_prep.store import Stage, write_file

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
+from data_prep.corpus_files import MAX_ROW, chunks, clip_lines, cut_blocks, open_stream, whole_lines
 from data_prep.readers.inputs import Input
 from data_prep.readers.tmx import Unit, units
-from data_prep.streams import MAX_ROW, chunks, clip_lines, cut_blocks, open_stream, whole_lines
 
 _NO_LINE = b"\n"  # behind the end of the shorter side; no line holds a LF
 _BOUNDARIES = {

@@ -5,8 +5,8 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from data_prep.corpus_files import Place, files_in
 from data_prep.languages import canonical
-from data_prep.places import Place, files_in
 from data_prep.progress import warn
 from data_prep.readers.inputs import Input
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from data_prep.places import Place
+from data_prep.corpus_files import Place
 
 # Format -> task. Compression goes by the file's ending and is no part of the format.
 FORMATS = {

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.clean import Counts, clean_line, clean_lines
+from data_prep.corpus_files import MAX_LINE, MAX_ROW, cut_line
 from data_prep.readers.blocks import TextBlock, text_blocks
 from data_prep.readers.inputs import Input
-from data_prep.streams import MAX_LINE, MAX_ROW, cut_line
 
 MAX_DOCUMENT = 1_000_000  # characters
 _PIECE = 1 << 20  # bytes that are cleaned, and tokenized, at once

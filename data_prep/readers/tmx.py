@@ -15,8 +15,8 @@ from functools import lru_cache
 from typing import NoReturn
 from xml.parsers import expat
 
+from data_prep.corpus_files import MAX_LINE, Opener, chunks
 from data_prep.languages import canonical
-from data_prep.streams import MAX_LINE, Opener, chunks
 
 # Codes of other tools inside of a segment are no text, nor is what a <sub> inside of them has: it is not of the
 # sentence.

@@ -14,8 +14,8 @@ import pytest
 
 from data_prep.clean import Counts
 from data_prep.corpus import corpus_inputs, read_corpora, ready_descriptions
+from data_prep.corpus_files import Place, files_in, filesystem
 from data_prep.languages import LANGUAGES
-from data_prep.places import Place, files_in, filesystem
 from data_prep.readers import FORMATS, Input, documents, pairs, text_blocks
 from data_prep.sources import TextConfig, find_sources
 
@@ -110,7 +110,7 @@ ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-16-le", "iso-8859
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_tmx_in_any_encoding_is_that_in_utf8(tmp_path: Path, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a mark or a declaration, also where a chunk of the file ends inside of a character or reference."""
-    monkeypatch.setattr("data_prep.streams._CHUNK", 1001)
+    monkeypatch.setattr("data_prep.corpus_files._CHUNK", 1001)
     wide = encoding.startswith(("utf", "gb"))
     words = "尊厳 🙂 ß" if wide else "Würde ß ÿ"
     units = "".join(unit(f"{i} {words} &#8482;", f"&lt;{words}\r\n{i}") + "\r\n" for i in range(3000))

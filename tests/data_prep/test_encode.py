@@ -18,9 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_prep.encode import EncodeConfig, _plans, run
-from data_prep.encode_input import EncodeInputs, Task, begin, block_done
+from data_prep.encode_input import EncodeInputs, EncodeTask, SharedWork, begin_input
 from data_prep.readers import find_documents, text_blocks
-from data_prep.team import Team
 from data_prep.vocab import VocabConfig
 from data_prep.vocab import run as train
 from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, file_sha256, read_manifest
@@ -289,7 +288,9 @@ def test_one_file_is_shared_by_all_processes_and_ranks(
     expected = tree(tmp_path / "one")
     assert len(expected) > 60
     helped: list[int] = []
-    monkeypatch.setattr(Team, "offer", lambda team, *_: helped.append(team.member))  # nobody waits where one is alone
+    monkeypatch.setattr(
+        SharedWork, "offer", lambda shared, *_: helped.append(shared.member)
+    )  # nobody waits where one is alone
     run(EncodeConfig(vocab, tmp_path / "alone", mono=huge, block_bytes=50_000))
     assert set(helped) == {0}
     for name, ranks in (("processes", 0), ("ranks", 2)):
@@ -300,22 +301,22 @@ def test_one_file_is_shared_by_all_processes_and_ranks(
 
 
 def test_a_reader_gives_blocks_to_those_who_wait(tmp_path: Path) -> None:
-    folder = Team.prepare(tmp_path)
-    reader, helper = Team(folder, 0), Team(folder, 1)
+    folder = SharedWork.begin(tmp_path)
+    reader, helper = SharedWork(folder, 0), SharedWork(folder, 1)
     assert (reader.claim("a"), helper.claim("a"), helper.claim("b")) == (True, False, True)
     assert not reader.offer("a", 0, "block")  # nobody waits
     (folder / "waiting" / "1").touch()
     assert [reader.offer("a", number, f"block {number}") for number in range(3)] == [True, True, False]
     done: list[tuple[str, int, str]] = []
-    assert helper.help(lambda *block: done.append(block))
-    assert reader.settle("a", lambda *block: done.append(block))
+    assert helper.take(lambda *block: done.append(block))
+    assert reader.take_back("a", lambda *block: done.append(block))
     assert done == [("a", 0, "block 0"), ("a", 1, "block 1")]
     reader.finish("a")
-    helper.help_until(1, lambda *block: done.append(block))  # all inputs are finished
-    with pytest.raises(KeyError), helper.telling():
+    helper.take_until_all_finished(1, lambda *block: done.append(block))  # all inputs are finished
+    with pytest.raises(KeyError), helper.stopping_all():
         raise KeyError("a mistake")
     assert reader.failed
-    assert not reader.settle("a", lambda *block: done.append(block))
+    assert not reader.take_back("a", lambda *block: done.append(block))
 
 
 def test_finished_blocks_of_a_killed_run_are_kept(
@@ -345,14 +346,14 @@ def test_an_input_that_changed_behind_a_kill_is_read_anew(vocab: Path, tmp_path:
         (tmp_path / name / "en.txt").write_text(f"{sentences[0]}\n\n" * 50 + last)
     config = EncodeConfig(vocab, tmp_path / "out", mono=tmp_path / "in", block_bytes=500)
     stage = _plans(config)["mono"].stage
-    task = Task(find_documents(tmp_path / "in")[0], 0)
+    task = EncodeTask(find_documents(tmp_path / "in")[0], 0)
     (config.out / "mono" / "tasks").mkdir(parents=True)
-    begin(stage, task)
-    work = EncodeInputs(stage, (task,), vocab, 500, 509, tmp_path / "team")
+    begin_input(stage, task)
+    work = EncodeInputs(stage, (task,), vocab, 500, 509, tmp_path / "work")
     work.encode_block(task, 0, next(iter(text_blocks(task.source, 500))))
-    assert block_done(stage, task, 0)
-    begin(stage, task)
-    assert block_done(stage, task, 0)  # the same input
+    assert stage.task_result(task.block_name(0))
+    begin_input(stage, task)
+    assert stage.task_result(task.block_name(0))  # the same input
     run(replace(config, mono=tmp_path / "changed"))
     run(replace(config, mono=tmp_path / "changed", out=tmp_path / "expected"))
     assert tree(tmp_path / "out") == tree(tmp_path / "expected")

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.packing import pack, pack_shuffled
-from data_prep.permutation import key_of
+from data_prep.mixed_rows import pack, pack_shuffled
+from data_prep.sampling import key_of
 
 
 def best_fit_decreasing(lengths: list[int], capacity: int) -> list[int]:

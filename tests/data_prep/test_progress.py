@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.team import Team
+from data_prep.encode_input import SharedWork
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,8 +47,8 @@ def test_elsewhere_the_first_member_tells_the_sum(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("data_prep.progress._PLAIN_SECONDS", 0)
-    folder = Team.prepare(tmp_path)
-    first, second = Team(folder, 0), Team(folder, 1)
+    folder = SharedWork.begin(tmp_path)
+    first, second = SharedWork(folder, 0), SharedWork(folder, 1)
     second.finish("en-000")
     second.report(30_000_000, 2, "mono")
     second.report(20_000_000, 2, "mono")

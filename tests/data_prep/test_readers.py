@@ -15,10 +15,9 @@ import pyarrow as pa
 import pytest
 
 from data_prep.clean import Counts
+from data_prep.corpus_files import MAX_LINE, Place, chunks, cut_blocks, files_in, open_stream
 from data_prep.languages import canonical
-from data_prep.places import Place, files_in
 from data_prep.readers import block_paragraphs, documents, find_documents, find_pairs, pairs, text_blocks
-from data_prep.streams import MAX_LINE, chunks, cut_blocks, open_stream
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
 

@@ -19,13 +19,12 @@ from pathlib import Path
 import pytest
 
 from data_prep import encode, mix, stats, vocab, vocap
+from data_prep.corpus_files import chunks, read_pieces
+from data_prep.encode_input import SharedWork
 from data_prep.encoded import read_batches
-from data_prep.executor import SharedError
-from data_prep.outcomes import SharedFault, in_words
+from data_prep.parallel import RetryError, UserError, explain
 from data_prep.readers import find_pairs
 from data_prep.store import Stage
-from data_prep.streams import chunks
-from data_prep.team import Team
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -105,10 +104,10 @@ def test_a_file_that_cannot_grow_is_told_and_the_same_command_goes_on(
     sizes = sorted({len(data) for data in expected.values()} - {0})
     for limit in sizes[:: max(1, len(sizes) // (3 if stage == "vocap" else 9))]:  # a byte less than some file has
         out = tmp_path / str(limit)
-        with largest_file(limit - 1), pytest.raises((OSError, SharedError)) as error:
+        with largest_file(limit - 1), pytest.raises((OSError, UserError)) as error:
             run(out)
-        told = in_words(error.value)
-        assert isinstance(told, SharedError)
+        told = explain(error.value)
+        assert isinstance(told, UserError)
         assert str(told).startswith(str(out)) and "File too large: raise the limit" in str(told)
         run(out)
         assert tree(out) == expected
@@ -176,10 +175,10 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(
     pages = sum(-(-len(data) // page) for data in expected.values())
     for room in range(1, pages, max(1, pages // (3 if stage == "vocap" else 8))):
         disk = small_disk(room * page)
-        with pytest.raises((OSError, SharedError)) as error:
+        with pytest.raises((OSError, UserError)) as error:
             run(disk / "out")
-        told = in_words(error.value)
-        assert isinstance(told, SharedError)
+        told = explain(error.value)
+        assert isinstance(told, UserError)
         assert str(told).startswith(str(disk / "out")) and "No space left on device: make room" in str(told)
         small_disk(10_000 * page)
         run(disk / "out")
@@ -338,9 +337,9 @@ def test_changed_settings_are_refused_without_settings_json_too(corpus: Corpus, 
         assert tree(tmp_path) == before
 
 
-def words_of(error: BaseException, kind: type[Exception] = SharedError) -> str:
+def words_of(error: BaseException, kind: type[Exception] = UserError) -> str:
     """The sentence that a user reads, one of those that a retry does not help by default."""
-    told = in_words(error)
+    told = explain(error)
     assert type(told) is kind
     return str(told)
 
@@ -362,15 +361,18 @@ def test_what_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
     path.write_bytes(b"x")
     path.chmod(0)
     with without_rights():
-        for read in (lambda: list(chunks(partial(open, path, "rb"), str(path))), lambda: read_batches(path)):
+        for read in (
+            lambda: list(chunks(partial(read_pieces, partial(open, path, "rb")), str(path))),
+            lambda: read_batches(path),
+        ):
             with pytest.raises(OSError) as error:
                 read()
             words = words_of(error.value)
             assert str(path) in words and "ermission denied" in words and "give this user the permission" in words
             assert "damaged" not in words
     with pytest.raises(OSError) as error:  # a disk that fails: the memory of this process cannot be read at 0
-        list(chunks(partial(open, "/proc/self/mem", "rb"), "de.txt"))
-    assert words_of(error.value, SharedFault).startswith("de.txt: Input/output error: give the same command again")
+        list(chunks(partial(read_pieces, partial(open, "/proc/self/mem", "rb")), "de.txt"))
+    assert words_of(error.value, RetryError).startswith("de.txt: Input/output error: give the same command again")
 
 
 def test_an_output_that_cannot_be_written(corpus: Corpus, tmp_path: Path, small_disk: Callable[[int], Path]) -> None:
@@ -472,7 +474,7 @@ def test_a_launcher_without_mpi4py(corpus: Corpus, tmp_path: Path) -> None:
 
 def test_idle_members_look_less_and_less_often(tmp_path: Path) -> None:
     """Folder reads of a member that waits, counted by Python's audit hook; work that comes is taken soon."""
-    team = Team(Team.prepare(tmp_path), 1)
+    waiting = SharedWork(SharedWork.begin(tmp_path), 1)
     reads: list[float] = []
     counting = True
 
@@ -483,12 +485,12 @@ def test_idle_members_look_less_and_less_often(tmp_path: Path) -> None:
     sys.addaudithook(hook)
     done: list[int] = []
     work = lambda _, number, block: done.append(number)  # noqa: E731
-    member = threading.Thread(target=team.help_until, args=(1, work), daemon=True)
+    member = threading.Thread(target=waiting.take_until_all_finished, args=(1, work), daemon=True)
     member.start()
     time.sleep(2.5)
     assert len(reads) < 90, "192 a second before"
     assert sum(moment > reads[-1] - 1 for moment in reads) < 20
-    reader = Team(team.folder, 0)
+    reader = SharedWork(waiting.folder, 0)
     assert reader.offer("a", 0, b"")
     began = time.monotonic()
     while not done and time.monotonic() - began < 5:

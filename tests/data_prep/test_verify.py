@@ -178,7 +178,7 @@ FAULTS = [
     ("data/mono", empty("lengths", 11), "row 11: an impossible number of items"),
     ("data/mono", set_id("languages", 12, 0, 2), r"row 12: a language index outside \[0, 2\)"),
     ("data/mono", set_id("languages", 12, 0, -1), r"row 12: a language index outside \[0, 2\)"),
-    ("data/para", drop("lengths", 13), "row 13: <pad> where text belongs, or text behind the last item"),
+    ("data/para", drop("lengths", 13), "row 13: <pad> where text belongs, or text after the last item"),
     ("data/para", drop("languages", 14), "row 14: not one language a side"),
 ]
 

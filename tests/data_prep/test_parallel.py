@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from data_prep.executor import SharedError, SharedFault, TaskError, run_tasks
+from data_prep.parallel import RetryError, TaskError, UserError, run_tasks
 
 HERE = Path(__file__).resolve().parent
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
@@ -18,7 +18,7 @@ needs_mpi = pytest.mark.skipif(not MPIEXEC.exists(), reason="the environment has
 @pytest.fixture(scope="module")
 def tasks() -> ModuleType:
     sys.path.insert(0, str(HERE))  # worker processes take over sys.path
-    return importlib.import_module("executor_tasks")
+    return importlib.import_module("parallel_tasks")
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -36,20 +36,20 @@ def test_results_come_in_task_order(
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_users_mistake_keeps_its_words_and_ours_its_traceback(tasks: ModuleType, processes: int) -> None:
-    with pytest.raises(SharedError, match=r"^task three does not like its input$"):
+    with pytest.raises(UserError, match=r"^task three does not like its input$"):
         run_tasks(tasks.fail_on, [1, 2, 3, 4], [1, 1, 1, 1], processes, "test")
     with pytest.raises(TaskError, match=r"(?s)Traceback.*in fail_on.*a mistake of ours"):
         run_tasks(tasks.fail_on, [1, 2, 5], [1, 1, 1], processes, "test")
 
 
 def test_a_failure_ends_the_tasks_that_still_run(tasks: ModuleType) -> None:
-    with pytest.raises(SharedError, match="the short one failed"):
+    with pytest.raises(UserError, match="the short one failed"):
         run_tasks(tasks.fail_or_sleep, [0, 1, 2], [1, 5, 1], 2, "test")
     assert not multiprocessing.active_children()
 
 
 def test_a_killed_worker_is_an_error_and_no_hang(tasks: ModuleType) -> None:
-    with pytest.raises(SharedFault, match="worker of task 1 died with exit code -9:"):
+    with pytest.raises(RetryError, match=r"^a worker of test died with exit code -9:"):
         run_tasks(tasks.killed, [0, 1, 2], [1, 1, 1], 2, "test")
     assert not multiprocessing.active_children()
 
@@ -61,7 +61,7 @@ def test_processes_must_be_positive(tasks: ModuleType) -> None:
 
 def ranks(numbers: list[int], launcher: list[str], **variables: str) -> "subprocess.CompletedProcess[str]":
     environment = os.environ | {"PYTHONPATH": str(HERE.parents[1])} | variables
-    command = [*launcher, sys.executable, str(HERE / "executor_tasks.py"), *map(str, numbers)]
+    command = [*launcher, sys.executable, str(HERE / "parallel_tasks.py"), *map(str, numbers)]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 

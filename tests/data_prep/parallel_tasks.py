@@ -1,11 +1,11 @@
-"""Tasks for test_executor, importable by worker processes; run as a script it is one rank of an MPI run."""
+"""Tasks for test_parallel, importable by worker processes; run as a script it is one rank of an MPI run."""
 
 import os
 import signal
 import sys
 import time
 
-from data_prep.executor import SharedError, TaskError, barrier, is_root, on_root, run_tasks
+from data_prep.parallel import TaskError, UserError, barrier, is_root, on_root, run_tasks
 
 
 def square(number: int) -> int:
@@ -39,7 +39,7 @@ def rank(numbers: list[int]) -> None:
     barrier()
     try:
         first = f"got {run_tasks(fail_on, numbers, numbers, 1, 'test')} {'root' if is_root() else 'other'}"
-    except SharedError as error:
+    except UserError as error:
         first = f"shared: {error}"
     except TaskError as error:
         first = f"ours: {str(error).splitlines()[-1]}"

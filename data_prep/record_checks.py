@@ -1,4 +1,4 @@
-"""What can be wrong with the records of a shard: each rule as a bool a record, checked a record batch at a time."""
+"""Checks of the records of a shard: each rule gives a bool a record, for one record batch at a time."""
 
 from collections.abc import Iterator
 
@@ -7,11 +7,11 @@ import pyarrow as pa
 
 from xlme_ds.data.schema import BOS, EOS, PAD, Layout
 
-Faults = Iterator[tuple[np.ndarray, str]]  # a bool a record, and what is wrong where it is true
+Faults = Iterator[tuple[np.ndarray, str]]  # a bool a record, and the fault where it is true
 
 
 def document_faults(batch: pa.RecordBatch, text_end: int) -> Faults:
-    """What is wrong with each document."""
+    """Faults of documents."""
     tokens, ends = _flat(batch.column("tokens"))
     ids, record = tokens, np.repeat(np.arange(batch.num_rows), np.diff(ends))
     lengths = np.diff(ends)
@@ -24,7 +24,7 @@ def document_faults(batch: pa.RecordBatch, text_end: int) -> Faults:
 
 
 def pair_faults(batch: pa.RecordBatch, text_end: int) -> Faults:
-    """What is wrong with each pair."""
+    """Faults of pairs."""
     for side in ("source", "target"):
         ids, ends = _flat(batch.column(side))
         record = np.repeat(np.arange(batch.num_rows), np.diff(ends))
@@ -38,7 +38,7 @@ def pair_faults(batch: pa.RecordBatch, text_end: int) -> Faults:
 
 
 def row_faults(batch: pa.RecordBatch, text_end: int, sides: int, languages: int, layout: Layout) -> Faults:
-    """What is wrong with each training row; `sides` 1 for monolingual rows, 2 for pairs."""
+    """Faults of training rows; `sides` 1 for monolingual rows, 2 for pairs."""
     width = batch.schema.field("tokens").type.list_size
     rows = batch.column("tokens").flatten().to_numpy().reshape(-1, width)
     lengths, ends = _flat(batch.column("lengths"))
@@ -51,7 +51,7 @@ def row_faults(batch: pa.RecordBatch, text_end: int, sides: int, languages: int,
     yield _any(record, lengths < 1 + 2 * sides, len(rows)) | (used > width), "lengths that the row cannot have"
     yield (
         ((rows == PAD) != (np.arange(width) >= used[:, None])).any(1),
-        "<pad> where text belongs, or text behind the last item",
+        "<pad> where text belongs, or text after the last item",
     )
     code_record = np.repeat(np.arange(len(rows)), np.diff(code_ends))
     yield np.diff(code_ends) != count * sides, "not one language a side"

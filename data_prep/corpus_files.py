@@ -1,0 +1,382 @@
+"""Corpus files: where `pyarrow.fs` reaches them, and their bytes as blocks and lines in bounded memory.
+
+A file is at a local path or a URI such as s3://, gs://, hdfs:// or file://, plain, compressed or in a zip file. Only LF
+ends a line. Every byte of a compressed file is text, padding that its format allows, or an error: a damaged or
+truncated file is a ValueError that names the file, the line reached and the byte of the file.
+"""
+
+import bz2
+import errno
+import io
+import lzma
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from pathlib import Path
+from stat import S_ISDIR, S_ISFIFO, S_ISREG
+from typing import IO, Any
+
+import pyarrow as pa
+from pyarrow import fs
+
+MAX_LINE = 100_000  # bytes
+MAX_ROW = 500_000  # bytes of a row of a .tsv file: the URLs of pages are in it too
+WINDOW = 1_000_000  # bytes after a block's size in which its end is looked for
+_CHUNK = 1 << 18
+_DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa.ArrowException)
+Opener = Callable[[], Iterator[bytes]]
+"""Gives the bytes of a file in pieces."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file `name` (it may have folders) in `folder`, a local path or a URI. Pickles, for it holds no connection."""
+
+    folder: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.folder.rstrip('/')}/{self.name}"
+
+    @property
+    def parent(self) -> str:
+        """Where the file is."""
+        return str(self).rpartition("/")[0]
+
+    @property
+    def suffix(self) -> str:
+        """The last ending with its dot, `.xz` of `en.txt.xz`; may be empty."""
+        return Path(self.name).suffix
+
+    @property
+    def local(self) -> Path | None:
+        """Its path, where it is on this machine's own file system."""
+        system, root = filesystem(self.folder)
+        return Path(root) / self.name if isinstance(system, fs.LocalFileSystem) else None
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes. Raises ValueError when it is neither a file nor a named pipe."""
+        if self.local is None:
+            system, root = filesystem(self.folder)
+            info = system.get_file_info(f"{root}/{self.name}")
+            if info.type != fs.FileType.File:
+                raise ValueError(
+                    f"{self} is a folder or not there, where a file must be: remove it, or restore the file"
+                )
+            return int(info.size)
+        try:
+            found = self.local.stat()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP) or not self.local.is_symlink():
+                raise
+            where = f"a link to {os.readlink(self.local)}"
+            raise ValueError(f"{self} is {where}, where no file is: restore that file, or remove the link") from None
+        if not (S_ISREG(found.st_mode) or S_ISFIFO(found.st_mode)):
+            kind = "a folder" if S_ISDIR(found.st_mode) else "a socket or device"
+            raise ValueError(f"{self} is {kind}, where a file must be: remove it, or give it another name")
+        return found.st_size
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder, which may be there for other reasons than to be read."""
+        if self.local is not None:
+            return self.local.is_dir()
+        system, root = filesystem(self.folder)
+        return bool(system.get_file_info(f"{root}/{self.name}").type == fs.FileType.Directory)
+
+    @property
+    def pipe(self) -> bool:
+        """Whether it is a named pipe: read once, and of no known size."""
+        return self.local is not None and self.local.is_fifo()
+
+    def open(self) -> Any:
+        """The file's bytes as a seekable binary file."""
+        if self.local is not None:
+            return open(self.local, "rb")
+        system, root = filesystem(self.folder)
+        return system.open_input_file(f"{root}/{self.name}")
+
+
+@cache
+def filesystem(folder: str) -> tuple[fs.FileSystem, str]:
+    """The file system of a URI or path, made once a process, and the folder's path in it. Raises ValueError."""
+    try:
+        if "://" in folder:
+            system, path = fs.FileSystem.from_uri(folder)
+        else:
+            system, path = fs.LocalFileSystem(), folder
+    except (OSError, ValueError) as error:  # pyarrow's errors are of these types
+        raise ValueError(
+            f"{folder} cannot be reached ({error}): name a folder, or a URI that pyarrow.fs knows"
+        ) from None
+    return system, path.rstrip("/") or "/"
+
+
+def files_in(folder: str, deep: bool = False) -> list[Place]:
+    """The files of a folder by name, in its subfolders too if `deep`; nothing whose name starts with a dot.
+
+    Named pipes, links that lead nowhere and subfolders too: `Place.size` refuses those that cannot be read. Raises
+    ValueError when it is no folder.
+    """
+    system, root = filesystem(folder)
+    try:
+        if isinstance(system, fs.LocalFileSystem):  # Arrow's own listing leaves out links that lead nowhere
+            names = list(_local_names(root, deep))
+        else:
+            infos = system.get_file_info(fs.FileSelector(root, recursive=deep))
+            names = [info.path[len(root) :].lstrip("/") for info in infos]
+    except OSError as error:
+        if isinstance(error, FileNotFoundError | NotADirectoryError) or "not a directory" in str(error).lower():
+            raise ValueError(f"{folder} is not a folder: name the one that holds the corpus files") from None
+        raise ValueError(f"{folder} cannot be listed ({error}): check the name and your access to it") from None
+    return [Place(folder, name) for name in sorted(names) if not Path(name).name.startswith(".")]
+
+
+def _local_names(root: str, deep: bool) -> Iterator[str]:
+    """Names below a local folder; a link to a folder that it is in is not followed."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for parent, folders, files in os.walk(root, onerror=refuse, followlinks=True):
+        for name in (*folders, *files):
+            if any("\udc80" <= character <= "\udcff" for character in name):
+                raise ValueError(
+                    f"{parent} has the name {os.fsencode(name)!r}, which is not UTF-8: rename that file or folder"
+                )
+            yield os.path.relpath(os.path.join(parent, name), root)
+        inside = os.path.realpath(parent)
+        real = {name: os.path.realpath(os.path.join(parent, name)) for name in folders}
+        folders[:] = [name for name in folders if deep and os.path.commonpath([real[name], inside]) != real[name]]
+
+
+def open_stream(place: Place, member: str | None = None) -> Opener:
+    """How to read a file by its ending (.xz .gz .bz2 .zst, else plain), or a member of a zip file.
+
+    A file of zero bytes is empty text, whatever its ending.
+    """
+    if member is not None:
+        return partial(read_pieces, lambda: zipfile.ZipFile(place.open()).open(member))
+    if place.size == 0 and not place.pipe:
+        return lambda: iter(())
+    if place.suffix == ".zst":
+        return lambda: _zstandard(place.open())
+    if place.suffix in _FORMATS:
+        return lambda: _decompress(place.open(), *_FORMATS[place.suffix])
+    return partial(read_pieces, place.open)
+
+
+def read_pieces(open_file: Callable[[], IO[bytes]]) -> Iterator[bytes]:
+    """The bytes of the file that `open_file` gives."""
+    with open_file() as file:
+        while piece := file.read(_CHUNK):
+            yield piece
+
+
+class _Damage(OSError):
+    """The fault of a compressed file, and where it is."""
+
+
+class _GzipMember:
+    """A gzip member, with the attributes of `lzma.LZMADecompressor`."""
+
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj(wbits=31)
+
+    def decompress(self, data: bytes, max_length: int) -> bytes:
+        return self._inflate.decompress(self._inflate.unconsumed_tail + data, max_length)
+
+    needs_input = property(lambda self: not self._inflate.unconsumed_tail)
+    eof = property(lambda self: self._inflate.eof)
+    unused_data = property(lambda self: self._inflate.unused_data)
+
+
+# The first bytes of a stream, its decompressor, and the number of zero bytes, or a multiple of it, that may follow it.
+_FORMATS: dict[str, tuple[bytes, Callable[[], Any], int]] = {
+    ".xz": (b"\xfd7zXZ\0", partial(lzma.LZMADecompressor, lzma.FORMAT_XZ), 4),
+    ".gz": (b"\x1f\x8b", _GzipMember, 1),
+    ".bz2": (b"BZh", bz2.BZ2Decompressor, 0),
+}
+
+
+class _Counted(io.RawIOBase):
+    """A file that counts its bytes as they are read."""
+
+    def __init__(self, file: IO[bytes]):
+        self.file = file
+        self.taken = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self.file.read(size)
+        self.taken += len(data)
+        return data
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+def _decompress(file: IO[bytes], magic: bytes, new_decompressor: Callable[[], Any], padding: int) -> Iterator[bytes]:
+    """The text of all streams of a file, one after the other.
+
+    `lzma.open` and `bz2.open` end in silence where a later stream is damaged or is none.
+    """
+    with _Counted(file) as source:
+        data = b""  # taken from the file, not yet decompressed
+        while True:
+            while len(data) < len(magic) and (more := source.read(_CHUNK)):
+                data += more
+            begin = source.taken - len(data)
+            if not data:
+                return
+            if not data.startswith(magic):
+                raise _Damage(f"byte {begin} begins neither a stream of this format nor padding")
+            stream = new_decompressor()
+            while not stream.eof:
+                if stream.needs_input and not data and not (data := source.read(_CHUNK)):
+                    raise _Damage(f"it ends at byte {source.taken}, inside of the stream from byte {begin} on")
+                try:
+                    text = stream.decompress(data, _CHUNK)
+                except (lzma.LZMAError, zlib.error, OSError) as error:
+                    raise _Damage(f"{error}, before byte {source.taken} in the stream from byte {begin} on") from None
+                data = b""
+                if text:
+                    yield text
+            data = _after_padding(source, stream.unused_data, padding)
+
+
+def _after_padding(source: _Counted, data: bytes, padding: int) -> bytes:
+    """`data`, which follows a stream, and the file's next bytes if needed, without zeros that pad the stream."""
+    zeros = 0
+    while padding and (data or (data := source.read(_CHUNK))):
+        rest = data.lstrip(b"\0")
+        zeros += len(data) - len(rest)
+        data = rest
+        if rest:
+            break
+    if padding and zeros % padding:
+        end = source.taken - len(data)
+        raise _Damage(f"{zeros} zero bytes before byte {end} are no padding, which comes in fours")
+    return data
+
+
+def _zstandard(file: IO[bytes]) -> Iterator[bytes]:
+    """The text of all frames of a .zst file. Arrow reads on from frame to frame, and takes garbage as an error."""
+    with _Counted(file) as source:
+        stream = pa.CompressedInputStream(pa.PythonFile(source, mode="r"), "zstd")
+        try:
+            while text := stream.read(_CHUNK):
+                yield text
+        except (OSError, pa.ArrowException) as error:
+            if getattr(error, "errno", None) is not None:
+                raise
+            raise _Damage(f"{error}, before byte {source.taken}") from None
+
+
+def chunks(opener: Opener, name: str) -> Iterator[bytes]:
+    """The bytes in pieces. Raises ValueError on a damaged file."""
+    number = 0
+    try:
+        for chunk in opener():
+            yield chunk
+            number += chunk.count(b"\n")
+    except _DAMAGED as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk or of access, not of the bytes
+            raise OSError(error.errno, error.strerror, error.filename or name) from None
+        reached = f"{name} cannot be read after line {number} ({error})"
+        raise ValueError(f"{reached}: it is truncated or damaged, fetch it again") from None
+
+
+def clip_lines(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
+    """The same bytes, but `most` + 1 of a line that has more. No part has as many as `most`."""
+    length = 0  # of the line that is open
+    for part in parts:
+        end = part.find(b"\n")
+        inside = len(part) if end < 0 else end
+        room = max(most + 1 - length, 0)
+        yield part if inside <= room else part[:room] + part[inside:]
+        length = length + len(part) if end < 0 else len(part) - part.rfind(b"\n") - 1
+
+
+def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Bytes in blocks that end after the first `boundary` from `size` on; True with one that does not.
+
+    Where there is none within WINDOW bytes, a block ends after a line, else as `cut_point` says. The blocks depend on
+    the bytes alone, not on the parts that they come in.
+    """
+    held_parts: list[bytes] = []  # when they may hold a whole block
+    held = 0
+    for chunk in parts:
+        held_parts.append(chunk)
+        held += len(chunk)
+        while held >= size:
+            data = b"".join(held_parts)
+            end = _block_end(data, size, boundary)
+            held_parts = [data[end[0] :] if end else data]
+            held = len(held_parts[0])
+            if not end:
+                break
+            block = data[: end[0]]
+            del data  # a block is large: nobody holds it twice while it is worked on
+            yield block, end[1]
+            del block
+    data = b"".join(held_parts)
+    del held_parts
+    while data:
+        end = _block_end(data, size, boundary) or (len(data), False)
+        block, data = data[: end[0]], data[end[0] :]
+        yield block, end[1]
+
+
+def _block_end(buffer: bytes, size: int, boundary: re.Pattern[bytes]) -> tuple[int, bool] | None:
+    """Where the first block of `buffer` ends, and whether without a boundary; None when that takes more bytes to
+    say."""
+    limit = size + WINDOW
+    if match := boundary.search(buffer, size - 1, limit) if len(buffer) >= size else None:
+        return match.end(), False
+    if len(buffer) < limit:
+        return None
+    line_end = buffer.rfind(b"\n", size, limit) + 1
+    return line_end or size + cut_point(buffer[size : size + MAX_LINE + 1]), True
+
+
+def whole_lines(opener: Opener, name: str) -> Iterator[bytes | None]:
+    """Lines without LF; None for one over MAX_LINE bytes."""
+    rest, long = b"", False
+    for chunk in chunks(opener, name):
+        first, *lines = chunk.split(b"\n")
+        rest += first
+        if lines:
+            yield None if long or len(rest) > MAX_LINE else rest
+            *middle, rest = lines
+            long = False
+            yield from (line if len(line) <= MAX_LINE else None for line in middle)
+        if len(rest) > MAX_LINE:
+            rest, long = b"", True
+    if rest or long:
+        yield None if long else rest
+
+
+def cut_line(line: bytes) -> list[bytes]:
+    """A line in pieces of at most MAX_LINE bytes, cut at `cut_point`."""
+    pieces = []
+    at = 0
+    while len(line) - at > MAX_LINE:
+        piece = line[at : at + MAX_LINE + 1]
+        pieces.append(piece[: cut_point(piece)])
+        at += len(pieces[-1])
+    return [*pieces, line[at:]]
+
+
+def cut_point(line: bytes) -> int:
+    """Where to cut a line over MAX_LINE bytes: after the last white space before that, or else between characters."""
+    end = max(line.rfind(b" ", 0, MAX_LINE), line.rfind(b"\t", 0, MAX_LINE)) + 1
+    return end or next((i for i in range(MAX_LINE, MAX_LINE - 4, -1) if line[i] & 0xC0 != 0x80), MAX_LINE)

@@ -1,0 +1,290 @@
+"""Training rows from encoded shards: the sampled order of their examples, and any stretch of it as record batches."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from data_prep.encoded import EncodedShard, copy_words, group_languages
+from data_prep.sampling import Integers, Order, apportion, hashed, key_of, permute, temperature_shares
+from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
+
+BLOCK = {"mono": 1 << 16, "para": 1 << 18}  # slots that are shuffled together: some 30,000 rows or more
+STRETCH = 8192  # ids of a side, in about one piece of a file, that are used in the same block
+ORDER = "every example of a language once a pass, pass after pass; blocks of {} slots, stretches of {} ids"
+BATCH_ROWS = 1024
+WINDOW = 8192  # pairs that are packed together
+_HELD = 1 << 25  # ids that are in memory at once, 128 MiB
+
+
+@dataclass(frozen=True)
+class MixPlan:
+    """The sampled order of a task's examples, and where each is. `shards` are sorted by group, then name."""
+
+    row_tokens: int
+    layout: Layout
+    group_languages: tuple[tuple[int, ...], ...]
+    shards: tuple[EncodedShard, ...]
+    mean_tokens: float
+    """Ids of an example, on average over the corpus."""
+    order: Order
+
+    @cached_property
+    def _first(self) -> np.ndarray:
+        """Examples before each shard, over all groups."""
+        return np.cumsum([0] + [shard.examples for shard in self.shards])
+
+    def find(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(group, shard, example within the shard) of each slot of the order, int64."""
+        group, example = self.order.locate(slots)
+        examples = np.array(self.order.examples)
+        at = (np.cumsum(examples) - examples)[group] + example
+        shard = np.searchsorted(self._first, at, side="right") - 1
+        return group, shard, at - self._first[shard]
+
+    def by_shard(self, numbers: np.ndarray) -> Iterator[tuple[EncodedShard, np.ndarray]]:
+        """Each shard that is among `numbers`, with its positions there."""
+        order = np.argsort(numbers, kind="stable")
+        for same in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+            yield self.shards[int(numbers[same[0]])], same
+
+
+def plan_rows(
+    shards: Sequence[EncodedShard],
+    row_tokens: int,
+    layout: str,
+    languages: Sequence[str],
+    task: str,
+    alpha: float,
+    seed: int,
+) -> MixPlan:
+    """The plan of a task with no slots yet, which `with_total` gives it."""
+    shards = sorted(shards, key=lambda shard: (shard.group, shard.batches.path.name))
+    groups = sorted({shard.group for shard in shards})
+    examples = tuple(sum(shard.examples for shard in shards if shard.group == group) for group in groups)
+    shares = tuple(temperature_shares(examples, alpha))
+    members = tuple(group_languages(group, languages) for group in groups)
+    mean_tokens = max(sum(shard.tokens for shard in shards), 1) / max(sum(examples), 1)
+    neighbours = max(int(STRETCH * len(members[0]) / mean_tokens), 1)
+    order = Order(tuple(groups), examples, shares, (), seed, task, BLOCK[task], neighbours)
+    return MixPlan(row_tokens, LAYOUTS[layout], members, tuple(shards), mean_tokens, order)
+
+
+def with_total(plan: MixPlan, total: int) -> MixPlan:
+    """The same examples, sampled `total` times."""
+    return replace(plan, order=replace(plan.order, quotas=tuple(apportion(total, plan.order.shares))))
+
+
+@dataclass
+class Tally:
+    """What went into the rows of a shard: examples of each group, and ids that are not padding."""
+
+    used: np.ndarray
+    tokens: int = 0
+
+
+class SampledPairs(NamedTuple):
+    """Where pairs are; `starts` and `lengths` are [2, pairs] in the order of the sides in the row."""
+
+    group: np.ndarray
+    shard: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    swapped: np.ndarray
+    tokens: np.ndarray
+    """Ids of each pair as an item."""
+
+
+def mono_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
+    """Rows [start, stop) of the order: the token that opens an item, a slice of a shard's token stream without `</s>`
+    at its ends, and `</s>`."""
+    held = min(BLOCK["mono"], max(_HELD // plan.row_tokens // BATCH_ROWS, 1) * BATCH_ROWS)
+    languages = np.array([index for (index,) in plan.group_languages])
+    for first in range(start, stop, held):
+        group, shards, example = plan.find(np.arange(first, min(first + held, stop)))
+        rows, texts = _cut_texts(plan, shards, example)
+        tally.used += np.bincount(group, minlength=len(tally.used))
+        tally.tokens += int((texts + 2).sum())
+        for begin in range(0, len(rows), BATCH_ROWS):
+            part = slice(begin, begin + BATCH_ROWS)
+            items = np.ones(len(rows[part]), dtype=np.int64)
+            yield _batch(rows[part], items, texts[part] + 2, items, languages[group[part]])
+
+
+def _cut_texts(plan: MixPlan, shards: np.ndarray, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(row [examples, R], ids of its text) of each example; the shards are read one after the other."""
+    rows, texts = np.empty((len(shards), plan.row_tokens), dtype=np.int32), np.empty(len(shards), dtype=np.int64)
+    width = plan.row_tokens - 2
+    for shard, same in plan.by_shard(shards):
+        begin = plan.row_tokens * same + 1
+        texts[same] = shard.batches.copy_stream(examples[same] * width, width, rows.ravel(), begin)
+    rows[:, 0], rows[:, -1] = plan.layout.opening, EOS
+    at_end = (texts < width) | (rows[:, 1] == EOS) | (rows[np.arange(len(rows)), texts] == EOS)
+    for i in np.flatnonzero(at_end).tolist():
+        text = rows[i, 1 : 1 + texts[i]].copy()
+        text = text[int(text[0] == EOS) : len(text) - int(text[-1] == EOS)]
+        if not len(text):
+            path = plan.shards[int(shards[i])].batches.path
+            raise ValueError(f"{path} has a document without text: encode the data again")
+        texts[i] = len(text)
+        rows[i, 1:] = PAD
+        rows[i, 1 : 1 + len(text)] = text
+        rows[i, 1 + len(text)] = EOS
+    return rows, texts
+
+
+def count_rows(plan: MixPlan, first: int, last: int) -> list[int]:
+    """Rows into which each of the windows [first, last) packs."""
+    return [len(rows) for _, _, windows in _packed_windows(plan, first, last) for rows in windows]
+
+
+def para_rows(plan: MixPlan, first_rows: np.ndarray, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
+    """Rows [start, stop) of the packed windows; `first_rows` [windows + 1] are the rows before each window."""
+    return _rechunked(_para_batches(plan, first_rows, start, stop, tally), BATCH_ROWS, row_schema(plan.row_tokens))
+
+
+def _para_batches(
+    plan: MixPlan, first_rows: np.ndarray, start: int, stop: int, tally: Tally
+) -> Iterator[pa.RecordBatch]:
+    first, last = int(np.searchsorted(first_rows, start, side="right")) - 1, int(np.searchsorted(first_rows, stop))
+    for begin, pairs, windows in _packed_windows(plan, first, last):
+        before = int(first_rows[begin])
+        rows = list(chain.from_iterable(windows))[max(start - before, 0) : stop - before]
+        used = np.concatenate(rows)
+        tally.used += np.bincount(pairs.group[used], minlength=len(tally.used))
+        tally.tokens += int(pairs.tokens[used].sum())
+        yield _render(plan, pairs, rows)
+
+
+def _packed_windows(plan: MixPlan, first: int, last: int) -> Iterator[tuple[int, SampledPairs, list[list[np.ndarray]]]]:
+    """Windows [first, last) in parts that fit into memory, and into a block of the order, which is read at once.
+
+    Of each part the number of its first window, its pairs, and the pairs of each row of each window.
+    """
+    most = int(min(BLOCK["para"], _HELD / plan.mean_tokens)) // WINDOW or 1
+    key = key_of(plan.order.seed, plan.order.label, "rows")
+    while first < last:
+        stop = min(first - first % most + most, last)
+        pairs = _find_pairs(plan, np.arange(first * WINDOW, min(stop * WINDOW, plan.order.total)))
+        windows = []
+        for number in range(first, stop):
+            begin = (number - first) * WINDOW
+            rows = pack_shuffled(pairs.tokens[begin : begin + WINDOW], plan.row_tokens, hashed(key, number))
+            windows.append([begin + row for row in rows])
+        yield first, pairs, windows
+        first = stop
+
+
+def _find_pairs(plan: MixPlan, slots: np.ndarray) -> SampledPairs:
+    """Look up where the pairs of these slots are, without reading their ids."""
+    group, shards, example = plan.find(slots)
+    starts, lengths = np.empty((2, 2, len(slots)), dtype=np.int64)
+    for shard, at in plan.by_shard(shards):
+        starts[:, at], lengths[:, at] = shard.batches.bounds(shard.records(example[at]))
+    swapped = plan.order.swapped(slots)
+    starts[:, swapped], lengths[:, swapped] = starts[::-1, swapped], lengths[::-1, swapped]
+    return SampledPairs(group, shards, starts, lengths, swapped, lengths.sum(0) + plan.layout.pair_specials)
+
+
+def _render(plan: MixPlan, pairs: SampledPairs, rows: Sequence[np.ndarray]) -> pa.RecordBatch:
+    """The rows with the given items, each item `<s> e </s> f </s>`, or as else the plan lays them out."""
+    items = np.concatenate(rows)
+    counts = np.array([len(row) for row in rows])
+    lengths = pairs.tokens[items]
+    first = pairs.lengths[0, items]
+    ends = np.cumsum(lengths)
+    row_ends = ends[np.cumsum(counts) - 1]
+    padding = np.arange(len(rows)) * plan.row_tokens - np.concatenate([[0], row_ends[:-1]])  # of all rows before
+    at = ends - lengths + np.repeat(padding, counts)
+    flat = np.full(len(rows) * plan.row_tokens, PAD, dtype=np.int32)
+    flat[at] = plan.layout.opening
+    after_first = at + 1 + first
+    for n, separator in enumerate(plan.layout.between):
+        flat[after_first + n] = separator
+    flat[at + lengths - 1] = EOS
+    starts, wide = pairs.starts[:, items], pairs.lengths[:, items]
+    places = np.stack([at + 1, after_first + len(plan.layout.between)])
+    for shard, same in plan.by_shard(pairs.shard[items]):
+        copy_words(shard.batches.path, starts[:, same].ravel(), wide[:, same].ravel(), flat, places[:, same].ravel())
+    sides = np.array(plan.group_languages)[pairs.group[items]]
+    sides[pairs.swapped[items]] = sides[pairs.swapped[items], ::-1]
+    return _batch(flat.reshape(len(rows), -1), counts, lengths, 2 * counts, sides.ravel())
+
+
+def _batch(
+    rows: np.ndarray, items: np.ndarray, lengths: np.ndarray, sides: np.ndarray, languages: np.ndarray
+) -> pa.RecordBatch:
+    """`rows` [B, R] with `items` [B] counting into the flat `lengths`, `sides` [B] into the flat `languages`."""
+    tokens = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
+    columns = [tokens, _lists(items, lengths), _lists(sides, languages)]
+    return pa.record_batch(columns, schema=row_schema(rows.shape[1]))
+
+
+def _lists(counts: np.ndarray, values: np.ndarray) -> pa.ListArray:
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values.astype(np.int16)))
+
+
+def _rechunked(batches: Iterable[pa.RecordBatch], size: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of `size`, the last one shorter."""
+    rest = pa.RecordBatch.from_pylist([], schema)
+    for batch in batches:
+        missing = size - rest.num_rows
+        first = pa.concat_batches([rest, batch.slice(0, missing)])
+        *whole, rest = [first, *(batch.slice(begin, size) for begin in range(missing, batch.num_rows, size))]
+        yield from map(_exact, whole)
+    if rest.num_rows:
+        yield _exact(rest)
+
+
+def _exact(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A slice whose buffers end where it ends: else Arrow fills the file's gaps with the memory after it."""
+    tokens, lengths, languages = batch.columns
+    items, sides = (np.diff(column.offsets.to_numpy()) for column in (lengths, languages))
+    rows = tokens.flatten().to_numpy().reshape(len(items), -1)
+    return _batch(rows, items, lengths.flatten().to_numpy(), sides, languages.flatten().to_numpy())
+
+
+def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
+    """Pack items into bins of `capacity`: (int64 bin of each item, number of bins).
+
+    Best-fit decreasing: items from long to short, each into the fullest bin it fits. Open bins are kept by the room
+    they have left, and which rooms exist is one big integer: an item costs a few operations, however many the bins.
+    """
+    order = np.argsort(-np.asarray(lengths), kind="stable")
+    assert order.size == 0 or (lengths[order[-1]] > 0 and lengths[order[0]] <= capacity)
+    bins_by_room: list[list[int]] = [[] for _ in range(capacity + 1)]
+    rooms = 0  # bit r is set when a bin with room r is open
+    bins = 0
+    chosen = []
+    for length in lengths[order].tolist():
+        fitting = rooms >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            same_room = bins_by_room[room]
+            number = same_room.pop()
+            if not same_room:
+                rooms ^= 1 << room
+        else:
+            room, number = capacity, bins
+            bins += 1
+        chosen.append(number)
+        room -= length
+        if room:  # a full bin is never open
+            bins_by_room[room].append(number)
+            rooms |= 1 << room
+    result = np.empty(order.size, dtype=np.int64)
+    result[order] = chosen
+    return result, bins
+
+
+def pack_shuffled(lengths: np.ndarray, capacity: int, key: Integers) -> list[np.ndarray]:
+    """Items of each row, rows in the order that `key` selects (packing itself puts long items into early rows)."""
+    number, rows = pack(lengths, capacity)
+    number = permute(number, max(rows, 1), key)
+    items = np.argsort(number, kind="stable")
+    return np.split(items, np.searchsorted(number[items], np.arange(1, rows)))

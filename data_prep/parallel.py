@@ -1,0 +1,295 @@
+"""Independent tasks on all processor cores: over MPI ranks under mpiexec or srun, else over local processes.
+
+An error ends the whole run on every rank: as a sentence where a user can act on it, else as a traceback. Nothing waits
+for ever: running tasks of local processes are ended, and an MPI rank begins no other task.
+"""
+
+import ctypes
+import errno
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from typing import Any, TypeVar
+
+from data_prep.progress import Progress
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_STOP = 1  # tag of the message that another rank has failed
+_PDEATHSIG = 1  # of Linux's prctl: the signal that this process gets when its parent dies
+
+# A launcher sets these for its processes. Not SLURM_NTASKS: a batch script has it too, where nothing was launched.
+_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+_RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+
+_CHOOSE = "choose another output folder"
+_PERMIT = "give this user the permission, or choose another place"
+_ADVICE = {
+    errno.ENOSPC: "make room there and give the same command again: finished work is kept",
+    errno.EDQUOT: "make room in the quota and give the same command again: finished work is kept",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f) and give the same command again: finished work is kept",
+    errno.EACCES: _PERMIT,
+    errno.EPERM: _PERMIT,
+    errno.EROFS: _CHOOSE,
+    errno.EEXIST: f"it is in the way of a folder: remove it, or {_CHOOSE}",
+    errno.ENOTDIR: _CHOOSE,
+    errno.EISDIR: "remove it, or name a file",
+    errno.ELOOP: "remove the link, or name the file that it should point to",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOENT: "somebody removed it, or the name is wrong: see to it and give the same command again",
+}
+
+
+class UserError(ValueError):
+    """The user has to change something first; every rank raises it with the same sentence."""
+
+
+class RetryError(RuntimeError):
+    """The same command may succeed next time, as after a network's failure; every rank raises the same sentence."""
+
+
+class TaskError(RuntimeError):
+    """A task failed by a mistake in this program; the text is its traceback, the same on every rank."""
+
+
+def explain(error: BaseException) -> UserError | RetryError | None:
+    """The error in one sentence, as all ranks raise it; None for a mistake in this program, which keeps its traceback.
+
+    For an error of the operating system the sentence names the file, the fault and the remedy.
+    """
+    # UnicodeDecodeError and its like are ValueErrors too, but their words were not written for a user
+    if type(error) in (ValueError, UserError):
+        return UserError(str(error))
+    if isinstance(error, RetryError):
+        return error
+    if not isinstance(error, OSError) or isinstance(error, ValueError):
+        return None
+    words = error.strerror or str(error) or type(error).__name__
+    words = words if error.filename is None else f"{error.filename!s}: {words}"
+    if advice := _ADVICE.get(error.errno or 0):
+        return UserError(f"{words}: {advice}")
+    return RetryError(f"{words}: give the same command again, and have a look at the disk or network if it comes back")
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """The value of task `index`, or its error in a form that travels between processes."""
+
+    index: int
+    value: Any = None
+    error: Exception | None = None
+
+
+def _attempt(function: Callable[[T], R], task: T, index: int) -> _Outcome:
+    try:
+        return _Outcome(index, function(task))
+    except Exception as error:
+        return _Outcome(index, error=explain(error) or TaskError(traceback.format_exc()))
+
+
+def run_tasks(
+    function: Callable[[T], R],
+    tasks: Sequence[T],
+    sizes: Sequence[int],
+    processes: int,
+    label: str,
+    visible: bool = True,
+) -> list[R]:
+    """`function` of every task, in task order; every rank gets the whole list.
+
+    `sizes` (any unit, one a task) steer the balance and, if `visible`, the progress display. `processes` local
+    processes are used (1: this one); under MPI every rank runs its share itself. `function` must pickle. The first
+    failed task in task order is raised: as UserError or RetryError where `explain` has a sentence, else as TaskError.
+    """
+    assert len(tasks) == len(sizes)
+    if processes < 1:
+        raise ValueError(f"--processes is {processes}: it must be at least 1")
+    if world_size() > 1:
+        outcomes = _run_on_ranks(function, tasks, sizes, label, visible)
+    elif processes == 1 or len(tasks) <= 1:
+        outcomes = _collect((_attempt(function, task, i) for i, task in enumerate(tasks)), sizes, label, visible)
+    else:
+        outcomes = _collect(_run_in_processes(function, tasks, sizes, processes, label), sizes, label, visible)
+    outcomes.sort(key=lambda outcome: outcome.index)
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise outcome.error
+    assert [outcome.index for outcome in outcomes] == list(range(len(tasks)))
+    return [outcome.value for outcome in outcomes]
+
+
+def _collect(
+    stream: Generator[_Outcome, None, None], sizes: Sequence[int], label: str, visible: bool
+) -> list[_Outcome]:
+    """Outcomes as they come, up to the first error."""
+    outcomes = []
+    with closing(stream), Progress(label, sum(sizes), visible) as progress:
+        for outcome in stream:
+            outcomes.append(outcome)
+            if outcome.error is not None:
+                break
+            progress.advance(sizes[outcome.index])
+    return outcomes
+
+
+def _largest_first(sizes: Sequence[int]) -> list[int]:
+    return sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
+
+
+def _run_in_processes(
+    function: Callable[[T], R], tasks: Sequence[T], sizes: Sequence[int], processes: int, label: str
+) -> Generator[_Outcome, None, None]:
+    """Outcomes as they come, the largest task begun first; closing the generator ends the processes."""
+    others = multiprocessing.active_children()
+    context = multiprocessing.get_context("spawn")
+    # a worker gets function and tasks once, and then numbers: the queue never fills its pipe
+    pool = ProcessPoolExecutor(min(processes, len(tasks)), context, _begin_worker, (function, tasks))
+    workers: list[multiprocessing.process.BaseProcess] = []
+    try:
+        futures = []
+        for index in _largest_first(sizes):
+            futures.append(pool.submit(_run_task, index))
+            if len(workers) < processes:  # a process is started for each of the first tasks
+                workers = [child for child in multiprocessing.active_children() if child not in others]
+        for future in as_completed(futures):
+            yield future.result()
+    except BrokenProcessPool:
+        pool.shutdown()
+        # the pool ends the other workers by SIGTERM
+        code = next((w.exitcode for w in workers if w.exitcode not in (None, 0, -signal.SIGTERM)), -signal.SIGTERM)
+        raise RetryError(
+            f"a worker of {label} died with exit code {code}: -9 means out of memory, use fewer processes"
+        ) from None
+    finally:
+        for worker in workers:
+            worker.terminate()
+        pool.shutdown(cancel_futures=True)
+
+
+_of_worker: tuple[Callable[[Any], Any], Sequence[Any]]
+
+
+def _begin_worker(function: Callable[[T], R], tasks: Sequence[T]) -> None:
+    global _of_worker
+    _of_worker = function, tasks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    # a killed parent must not leave workers that write into a folder which a relaunch has taken up
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is None or not parent.is_alive():
+        os._exit(1)
+
+
+def _run_task(index: int) -> _Outcome:
+    function, tasks = _of_worker
+    return _attempt(function, tasks[index], index)
+
+
+def _run_on_ranks(
+    function: Callable[[T], R], tasks: Sequence[T], sizes: Sequence[int], label: str, visible: bool
+) -> list[_Outcome]:
+    """Each rank runs its share, up to the first error on any rank; all get all outcomes. The root shows its share."""
+    comm = communicator()
+    share = _shares(sizes, comm.Get_size())[comm.Get_rank()]
+    outcomes, stops = [], []
+    with Progress(label, sum(sizes[index] for index in share), visible and is_root()) as progress:
+        for index in share:
+            if comm.iprobe(tag=_STOP):
+                break
+            outcomes.append(_attempt(function, tasks[index], index))
+            if outcomes[-1].error is not None:
+                stops = [comm.isend(None, rank, tag=_STOP) for rank in range(comm.Get_size())]
+                break
+            progress.advance(sizes[index])
+        everywhere = list(chain.from_iterable(comm.allgather(outcomes)))
+    for outcome in everywhere:
+        if outcome.error is not None:  # its rank sent one message to each
+            comm.recv(tag=_STOP)
+    for request in stops:
+        request.wait()
+    return everywhere
+
+
+def _shares(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """Task numbers of each rank: from the largest task on, each goes to the rank with the least work."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    load = [0] * ranks
+    for index in _largest_first(sizes):
+        rank = load.index(min(load))
+        shares[rank].append(index)
+        load[rank] += sizes[index]
+    return shares
+
+
+def on_root(function: Callable[[], R]) -> R:
+    """Run `function` on the root alone; every rank gets its value, or raises its error."""
+    if world_size() == 1:
+        return function()
+    outcome = communicator().bcast(_attempt(lambda _: function(), None, 0) if is_root() else None)
+    if outcome.error is not None:
+        raise outcome.error
+    value: R = outcome.value
+    return value
+
+
+def is_root() -> bool:
+    """Whether this process is the one that writes the files of all."""
+    return world_size() == 1 or communicator().Get_rank() == 0
+
+
+def barrier() -> None:
+    """Wait for every rank."""
+    if world_size() > 1:
+        communicator().Barrier()
+
+
+def abort(code: int) -> None:
+    """End every rank at once with this exit code: for an error that only this rank has."""
+    if world_size() > 1:
+        communicator().Abort(code)
+
+
+@cache
+def world_size() -> int:
+    """MPI ranks of this run; 1 without a launcher, and then MPI is not even imported.
+
+    Raises ValueError when the launcher started several processes that MPI does not join.
+    """
+    launched = max([int(os.environ.get(name) or 1) for name in _SIZE_VARIABLES])
+    if launched == 1 or multiprocessing.parent_process() is not None:
+        return 1
+    size: int = communicator().Get_size()
+    if size == 1:
+        raise ValueError(
+            f"the launcher started {launched} processes but MPI sees each alone: start them with the mpiexec or srun "
+            "that belongs to the MPI library mpi4py loads"
+        )
+    return size
+
+
+def launched_rank() -> int:
+    """This process's number as the launcher has it, where MPI may not work; 0 without a launcher."""
+    return next((int(os.environ[name]) for name in _RANK_VARIABLES if os.environ.get(name)), 0)
+
+
+def communicator() -> Any:
+    """MPI.COMM_WORLD. Raises ValueError where there is no MPI."""
+    try:
+        from mpi4py import MPI  # imported late: importing it initialises MPI
+    except (ImportError, RuntimeError) as error:  # the latter where it finds no MPI library
+        raise ValueError(
+            f"a launcher started several processes, but mpi4py cannot be imported ({error}): install the extra `mpi` "
+            "and an MPI library, or start the command without a launcher, with --processes"
+        ) from None
+    return MPI.COMM_WORLD
