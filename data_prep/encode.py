@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.clean import add_counts, doubts
+from data_prep.corpus import Sources, TextConfig, find_sources
 from data_prep.encode_input import STAGED, EncodeInputs, Task, discard, forget_encoded, moved_shards
 from data_prep.executor import on_root, run_tasks, world_size
 from data_prep.progress import say, warn
 from data_prep.remove_duplicates import is_final, remove_duplicates
-from data_prep.sources import Sources, TextConfig, find_sources
 from data_prep.store import Stage
 from data_prep.team import Team
 from xlme_ds.data.schema import Manifest, Shard, write_manifest

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from data_prep.clean import Counts, doubts
+from data_prep.corpus import TextConfig, find_sources
 from data_prep.executor import run_tasks
 from data_prep.filters import Sides, make_filters
 from data_prep.permutation import key_of, permute
 from data_prep.progress import warn
 from data_prep.readers import Input, block_pairs, block_paragraphs, text_blocks
 from data_prep.sampling import apportion, temperature_shares
-from data_prep.sources import TextConfig, find_sources
 from data_prep.store import Stage, new_file
 
 SAMPLE = "sample"  # folder of the chosen lines, SAMPLE/<language>/<input>.txt in the stage's folder

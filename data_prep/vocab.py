@@ -10,10 +10,10 @@ from typing import Any
 
 import sentencepiece as spm
 
+from data_prep.corpus import TextConfig
 from data_prep.executor import on_root
 from data_prep.line_sample import SAMPLE, sample_lines, sampled_inputs
 from data_prep.progress import say
-from data_prep.sources import TextConfig
 from data_prep.store import Stage, write_file
 from xlme_ds.data.schema import Manifest, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary

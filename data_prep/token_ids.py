@@ -17,13 +17,13 @@ from xlme_ds.data.vocabulary import Vocabulary
 _PAIRS = 4_000  # of one SentencePiece call, so of one record batch
 _CHARACTERS = 1_000_000  # the same
 
-Pair = tuple[str, str, float | None]
+ScoredPair = tuple[str, str, float | None]
 Ragged = tuple[np.ndarray, np.ndarray]
 """Sequences one behind the other: int32 values of all, and int64 lengths of each."""
 
 
 @dataclass(frozen=True)
-class Encoder:
+class TextEncoder:
     """How the text of one input becomes ids: vocabulary, languages of the sides, filters.
 
     `run` takes note of what is written, for the removal of duplicates; None where that is not asked for.
@@ -65,7 +65,7 @@ class Encoder:
             if len(per_document):
                 yield pa.record_batch([list_array((values, per_document + 1))], schema=DOCUMENTS)
 
-    def pairs(self, pairs: Iterable[Pair], counts: Counts, max_tokens: int) -> Iterator[pa.RecordBatch]:
+    def pairs(self, pairs: Iterable[ScoredPair], counts: Counts, max_tokens: int) -> Iterator[pa.RecordBatch]:
         """Record batches of schema PAIRS.
 
         A pair is dropped when a side has no token (no_token), both together have more than `max_tokens` (too_long), or
@@ -163,9 +163,9 @@ def _kept(lines: list[str], kept: np.ndarray) -> list[str]:
     return lines if kept.all() else list(compress(lines, kept))
 
 
-def _batches(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+def _batches(pairs: Iterable[ScoredPair]) -> Iterator[list[ScoredPair]]:
     """About one SentencePiece call's worth of pairs."""
-    batch: list[Pair] = []
+    batch: list[ScoredPair] = []
     characters = 0
     for pair in pairs:
         batch.append(pair)
