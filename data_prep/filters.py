@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from data_prep.languages import scripts_of
-from data_prep.scripts import letters
+from data_prep.languages import letters, scripts_of
 
 EXACT_DUPLICATES = "exact_duplicates"
 

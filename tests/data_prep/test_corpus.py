@@ -355,7 +355,7 @@ def test_what_is_no_file_is_named_through_a_description(tmp_path: Path, scheme: 
 
 
 def test_the_ready_descriptions(tmp_path: Path) -> None:
-    assert ready_descriptions() == ["cc100", "ccaligned", "iitb", "multiun", "opus", "wikimatrix"]
+    assert ready_descriptions() == ["cc100", "ccaligned", "fineweb2", "iitb", "multiun", "opus", "wikimatrix"]
     for code in LANGUAGES:
         (tmp_path / f"{code}.txt.xz").write_bytes(b"")
     assert [source.name for source in inputs("cc100", f"cc100={tmp_path}")] == list(LANGUAGES)
