@@ -268,7 +268,7 @@ def _wanted(corpus: CorpusDescription, listed: dict[str, Place]) -> list[tuple[s
 
 
 def _files_of(patterns: Sequence[str], codes: tuple[str, ...], listed: Collection[str]) -> list[tuple[str, ...]]:
-    """The inputs of a language or pair, a file each (or two with {side}), by the first pattern whose files are listed."""
+    """The inputs of a language or pair, a file each (two with {side}), by the first pattern whose files are listed."""
     for pattern in patterns:
         for key, code in zip(("{lang}",) if len(codes) == 1 else ("{src}", "{tgt}"), codes, strict=True):
             pattern = pattern.replace(key, code)

@@ -22,7 +22,7 @@ class TableReader(PairReader):
         return "" if {"source", "target"} <= set(columns) else "'source' and 'target' must be among them"
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
-        """Blocks of whole rows; one over MAX_ROW bytes will be dropped, and is clipped before, lest it is cut in two."""
+        """Blocks of whole rows: one over MAX_ROW bytes, which is dropped later, is clipped lest it is cut in two."""
         text = clip_lines(chunks(open_stream(source.paths[0]), str(source.paths[0])), MAX_ROW)
         for data, _ in cut_blocks(text, size, self.boundary):
             yield TextBlock((data,))

@@ -1,4 +1,4 @@
-"""JSON Lines and Parquet: written with json and pyarrow, read by us; damage in words; the same bytes however encoded."""
+"""JSON Lines and Parquet: written with json and pyarrow, read by us; damage in words; the same bytes every time."""
 
 import gzip
 import json
@@ -109,7 +109,7 @@ def test_documents_round_trip_whatever_the_block_size(texts: list[str], size: in
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_a_long_record_is_never_cut_and_the_others_take_no_more_memory(tmp_path: Path, ending: str) -> None:
-    long = "Würde und Recht. " * 1_200_000  # 21.6 MB of UTF-8
+    long = "Würde und Recht. " * 300_000  # 5.4 MB of UTF-8
     path = write(tmp_path / f"de.{ending}", ["davor", f"{long}\n\nTeil zwei", "danach"])
     source = source_of(path)
     blocks = [block.sides[0].decode() for block in text_blocks(source, 1000)]
@@ -120,14 +120,14 @@ def test_a_long_record_is_never_cut_and_the_others_take_no_more_memory(tmp_path:
     text = "".join(line for document in found[1:-1] for line in document)
     assert text.replace(" ", "") == (long + "Teil zwei").replace(" ", "")  # in documents of 1,000,000 characters
     assert counts.repaired["long_document"] == len(found) - 3 and counts.repaired["long_line"] == 1
-    texts = [f"{i} " + "kurzer Text " * 80 for i in range(40_000)]  # 40 MB
+    texts = [f"{i} " + "kurzer Text " * 80 for i in range(10_000)]  # 10 MB
     source = source_of(write(path, texts))
     tracemalloc.start()
     total = sum(len(line) for document in documents(source, Counts("documents")) for line in document)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert total == sum(len(text.strip()) for text in texts)
-    assert peak < 8_000_000
+    assert peak < 5_000_000
 
 
 GOOD = b'{"text": "a"}\n'
@@ -136,7 +136,7 @@ GOOD = b'{"text": "a"}\n'
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (GOOD + b'\n{"text": "b"\n', r"line 3 is not JSON \(Expecting ',' delimiter at column 14\): .* truncated or damaged"),
+        (GOOD + b'\n{"text": "b"\n', r"line 3 is not JSON \(.* at column \d+\): .* truncated or damaged"),
         (GOOD + b'{"text": "b', "line 2 is not JSON"),
         (GOOD + b'{"text": "\xff"}\n', r"line 2 is not UTF-8 \(byte 11 of the line\)"),
         (GOOD.decode().encode("utf-16"), "line 1 is not UTF-8"),
