@@ -78,7 +78,7 @@ class CorpusDescription:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What shapes the bytes, besides the files: never where they are."""
+        """All that shapes the bytes except the files: never where they are."""
         own = {"format": self.format, "columns": list(self.columns), "filters": list(self.filters), **self.filters}
         return {f"{self.name}.{key}": value for key, value in own.items()}
 
@@ -92,7 +92,7 @@ class Sources:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the descriptions say that shapes a stage's bytes."""
+        """The descriptions' settings that shape a stage's bytes."""
         return {key: value for corpus in self.corpora for key, value in corpus.settings.items()}
 
 
@@ -284,7 +284,7 @@ def _files_of(patterns: Sequence[str], codes: tuple[str, ...], listed: Collectio
 
 
 def _match_any(corpus: CorpusDescription, listed: dict[str, Place]) -> list[tuple[str, ...]]:
-    """The languages or pairs whose files the names show, sorted; a warning says what is left out."""
+    """The languages or pairs whose files the names show, sorted; warnings name the others."""
     matchers = [_matcher(pattern) for pattern in corpus.files]
     keys = ("lang",) if corpus.task == "mono" else ("src", "tgt")
     found: set[tuple[str, ...]] = set()

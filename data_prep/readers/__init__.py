@@ -60,7 +60,7 @@ PAIR_READERS: dict[str, PairReader] = {
 }
 READERS: dict[str, Reader] = {**DOCUMENT_READERS, **PAIR_READERS}
 _BY_LANGUAGE = ("cc100", "jsonl", "parquet")  # formats that `find_documents` knows by their endings
-_READ = 1 << 18  # bytes of a block where nobody asks for blocks
+_READ = 1 << 18  # bytes of a block, for `documents` and `pairs`
 
 
 def find_documents(folder: Path | str) -> list[Input]:

@@ -1,4 +1,4 @@
-"""What a corpus format is: how its files are named, cut into blocks of bytes, and parsed to documents or pairs."""
+"""The protocol of a corpus format: file names, cutting into blocks of bytes, parsing to documents or pairs."""
 
 import re
 from abc import ABC, abstractmethod
@@ -133,7 +133,7 @@ class AlignedReader(PairReader):
 
     @abstractmethod
     def units(self, source: Input, repaired: Counter[str]) -> Iterator[Unit]:
-        """The pairs in the order of the file; what is repaired is counted in `repaired`."""
+        """The pairs in the order of the file; repairs are counted in `repaired`."""
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Blocks of about `size` bytes of both sides together."""
@@ -186,7 +186,7 @@ def named_code(code: str, where: object) -> str:
 
 
 def refuse_twins(files: Iterable[tuple[Place, str]]) -> None:
-    """Raise ValueError where two files are, or hold, what is named the same but for compression and case."""
+    """Raise ValueError where two files, or members of files, have the same name but for compression and case."""
     seen: dict[str, Place] = {}
     for path, name in files:
         key = re.sub(COMPRESSED + "$", "", name.rpartition("/")[2]).lower()

@@ -51,7 +51,7 @@ class Tmx(AlignedReader):
         reader = _UnitHandler(name, source.languages)
         parser = expat.ParserCreate("utf-8")
         parser.buffer_text = True
-        parser.UseForeignDTD(True)  # an entity that nobody declares comes to SkippedEntityHandler, and is no error
+        parser.UseForeignDTD(True)  # an undeclared entity goes to SkippedEntityHandler, and is not an error
         parser.StartElementHandler = reader.start
         parser.EndElementHandler = reader.end
         parser.CharacterDataHandler = reader.characters
