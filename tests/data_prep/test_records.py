@@ -318,7 +318,7 @@ def test_the_commands_of_the_guide(
     ):
         assert flags in guide
     corpus = ["--corpus", "fineweb2", "--where", f"fineweb2={tmp_path / 'fineweb2'}"]
-    done = data_prep("vocab", *corpus, "--size", 200, "--sentences", 1000, "--out", tmp_path / "vocab")
+    done = data_prep("vocab", *corpus, "--size", 90, "--sentences", 1000, "--out", tmp_path / "vocab")
     assert done.returncode == 0, done.stderr
     encode = ["encode", *corpus, "--vocab", tmp_path / "vocab", "--out"]
     done = data_prep(*encode, tmp_path / "encoded")
