@@ -95,8 +95,10 @@ def _train(config: VocabConfig) -> None:
     stage = Stage(config.out, "vocab", settings)
     with stage.open():
         if not stage.finished(config.processes):
-            sample = sample_lines(stage, inputs, config.sentences, config.alpha, config.seed, config.processes)
-            on_root(lambda: _finish(stage, train_model(sample.lines(), config), sample.by_language))
+            lines, by_language = sample_lines(
+                stage, inputs, config.sentences, config.alpha, config.seed, config.processes
+            )
+            on_root(lambda: _finish(stage, train_model(lines, config), by_language))
 
 
 def train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
