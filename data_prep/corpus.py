@@ -28,7 +28,7 @@ from data_prep.languages import canonical
 from data_prep.places import Place, files_in
 from data_prep.progress import warn
 from data_prep.readers import READERS, Input, find_documents, find_pairs, split_pair
-from data_prep.readers.base import named_code
+from data_prep.readers.reader import named_code
 from xlme_ds.data.schema import TASKS
 
 _KEYS = {"name", "where", "format", "files", "languages", "pairs", "columns", "filters"}

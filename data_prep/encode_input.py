@@ -22,7 +22,7 @@ from data_prep.filters import Filters, make_filters
 from data_prep.readers import Input, TextBlock, block_pairs, block_paragraphs, text_blocks
 from data_prep.store import Stage, make_folder, write_arrow
 from data_prep.team import Team
-from data_prep.token_ids import TextEncoder
+from data_prep.token_ids import IdEncoder
 from xlme_ds.data.schema import DOCUMENTS, PAIRS
 from xlme_ds.data.vocabulary import Vocabulary
 
@@ -112,7 +112,7 @@ class EncodeInputs:
         """Write the shard of one block, then its marker."""
         filters = task.filters
         run = Run() if filters.exact_duplicates else None
-        encoder = TextEncoder(_vocabulary(self.vocab), task.source.languages, filters, run)
+        encoder = IdEncoder(_vocabulary(self.vocab), task.source.languages, filters, run)
         counts = Counts("documents" if task.mono else "pairs")
         if task.mono:
             schema, batches = DOCUMENTS, encoder.documents(block_paragraphs(task.source, block, counts), counts)

@@ -24,7 +24,7 @@ Ragged = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
-class TextEncoder:
+class IdEncoder:
     """How the text of one input becomes ids: vocabulary, languages of the sides, filters.
 
     `run` notes the text that is written, for the removal of duplicates; None where that is not asked for.

@@ -10,7 +10,11 @@ import numpy as np
 from data_prep.clean import Counts
 from data_prep.places import files_in
 from data_prep.progress import warn
-from data_prep.readers.base import (
+from data_prep.readers.cc100 import CC100, Lines
+from data_prep.readers.jsonl import JsonLines
+from data_prep.readers.moses import Moses, MosesZip, find_pairs, split_pair
+from data_prep.readers.parquet import Parquet
+from data_prep.readers.reader import (
     DocumentReader,
     Input,
     PairReader,
@@ -20,10 +24,6 @@ from data_prep.readers.base import (
     named_code,
     refuse_twins,
 )
-from data_prep.readers.cc100 import CC100, Lines
-from data_prep.readers.jsonl import JsonLines
-from data_prep.readers.moses import Moses, MosesZip, find_pairs, split_pair
-from data_prep.readers.parquet import Parquet
 from data_prep.readers.table import TableReader
 from data_prep.readers.tmx import Tmx
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from data_prep.clean import Counts, clean_line, clean_lines
-from data_prep.readers.base import COMPRESSED, PIECE, DocumentReader, Input, Paragraphs, TextBlock
+from data_prep.readers.reader import COMPRESSED, PIECE, DocumentReader, Input, Paragraphs, TextBlock
 from data_prep.streams import MAX_LINE, chunks, cut_blocks, cut_line, open_stream
 
 MAX_DOCUMENT = 1_000_000  # characters

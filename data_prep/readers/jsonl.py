@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from data_prep.clean import clean_lines
-from data_prep.readers.base import COMPRESSED, Input, TextBlock
 from data_prep.readers.cc100 import CC100
+from data_prep.readers.reader import COMPRESSED, Input, TextBlock
 from data_prep.streams import chunks, open_stream
 
 ADVICE = 'name the one that has the text by columns = ["NAME"] in a corpus description'

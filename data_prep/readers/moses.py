@@ -10,7 +10,7 @@ from pathlib import Path
 from data_prep.languages import canonical
 from data_prep.places import Place, files_in
 from data_prep.progress import warn
-from data_prep.readers.base import COMPRESSED, AlignedReader, Input, Unit, refuse_twins
+from data_prep.readers.reader import COMPRESSED, AlignedReader, Input, Unit, refuse_twins
 from data_prep.streams import open_stream, whole_lines
 
 _NO_LINE = b"\n"  # after the end of the shorter side; no line holds a LF

@@ -7,8 +7,8 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from data_prep.places import Place
-from data_prep.readers.base import Input
 from data_prep.readers.jsonl import ADVICE, RecordReader
+from data_prep.readers.reader import Input
 
 _ROWS = 64  # read at once
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from data_prep.clean import Counts, clean_lines
-from data_prep.readers.base import Input, PairReader, TextBlock, pieces
+from data_prep.readers.reader import Input, PairReader, TextBlock, pieces
 from data_prep.streams import MAX_LINE, MAX_ROW, chunks, clip_lines, cut_blocks, open_stream
 
 

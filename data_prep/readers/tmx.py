@@ -16,7 +16,7 @@ from typing import NoReturn
 from xml.parsers import expat
 
 from data_prep.languages import canonical
-from data_prep.readers.base import AlignedReader, Input, Unit
+from data_prep.readers.reader import AlignedReader, Input, Unit
 from data_prep.streams import MAX_LINE, Opener, chunks, open_stream
 
 # Codes of other tools inside of a segment are not text. Neither is a <sub> inside of them: it is not of the sentence.
