@@ -1,40 +1,64 @@
-"""Corpus descriptions: a TOML file says where a corpus is, its format, file names, languages and filters.
+"""The text that a stage reads: folders of files by language or pair, and corpora that a TOML file describes.
 
 name = "cc100"                  what `--where NAME=PLACE` and messages call it
 where = "s3://bucket/cc100"     a folder or a pyarrow.fs URI; relative paths are from the current folder
-format = "cc100"                readers.FORMATS has all
-files = "{lang}.txt.xz"         or a list, the first that exists counts; pairs have {src}, {tgt} and {side}
-languages = ["af", "zh|zh_CN"]  as the files spell them (of a|b the first that has a file counts)
-pairs = ["en-hi"]               the same; or pairs = "any" that the file names show
-columns = ["score", "source", "target"]     of a .tsv format, from left to right; other names are not used
+format = "cc100"                readers.READERS has all
+files = "{lang}.txt.xz"         or a list, the first that exists counts; pairs have {src}, {tgt} and {side};
+                                * is any part of a name, and all files that it fits count
+languages = ["af", "zh|zh_CN"]  as the files spell them (of a|b the first that has a file counts); or "any"
+pairs = ["en-hi"]               the same; "any": those that the file names show
+columns = ["score", "source", "target"]     of a .tsv format, from left to right; other names are not used;
+                                of jsonl and parquet the one that has the text
 [filters.length]                filters.py has all
 min_characters = 10
 """
 
+import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
 
+from tyro.conf import UseAppendAction
+
 from data_prep.corpus_files import Place, files_in
-from data_prep.corpus_names import code_pairs, file_names, match_any, spelled
 from data_prep.filters import make_filters
 from data_prep.languages import canonical
 from data_prep.progress import warn
-from data_prep.readers.find import zip_members
-from data_prep.readers.inputs import FORMATS, Input
+from data_prep.readers import READERS, Input, find_documents, find_pairs, split_pair
+from data_prep.readers.reader import named_code
+from xlme_ds.data.schema import TASKS
 
 _KEYS = {"name", "where", "format", "files", "languages", "pairs", "columns", "filters"}
-_COLUMNS = {
-    "wikimatrix_tsv": ("score", "source", "target"),
-    "ccaligned_tsv": ("source", "target", "score"),
-}
+_CODE = r"[a-z]{2,3}(?:_[A-Za-z]{2,4}|-Han[st])?"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """The flags of every stage that reads text."""
+
+    mono: Path | None = None
+    """Folder of <lang>.txt[.xz|.gz|.bz2|.zst] (a paragraph a line, an empty line between documents), <lang>.jsonl[…]
+    or <lang>.parquet (a record a document, its text in the field `text`)."""
+    para: Path | None = None
+    """Folder of a-b.txt.zip (OPUS), or of X.a-b.a and X.a-b.b; each side is text of its language."""
+    corpus: UseAppendAction[tuple[str, ...]] = ()
+    """Corpus description: a .toml file, or the name of a ready one such as cc100; may be given several times."""
+    where: UseAppendAction[tuple[str, ...]] = ()
+    """NAME=PLACE, the folder or URI of a described corpus instead of the description's; may be given several times."""
+    allow_missing: bool = False
+    """Go on when files of a description's languages are missing; they are named in a warning."""
+
+    @property
+    def names_text(self) -> bool:
+        """Whether any text is named."""
+        return self.mono is not None or self.para is not None or bool(self.corpus)
 
 
 @dataclass(frozen=True)
-class Corpus:
+class CorpusDescription:
     """A description as read; `path` is its file."""
 
     path: str
@@ -43,20 +67,68 @@ class Corpus:
     format: str
     files: tuple[str, ...]
     codes: tuple[str, ...] | None
-    """Languages or pairs as the files spell them; None for any pair."""
+    """Languages or pairs as the files spell them; None for any."""
     columns: tuple[str, ...]
     filters: dict[str, dict[str, Any]]
 
     @property
     def task(self) -> str:
         """mono or para."""
-        return FORMATS[self.format]
+        return READERS[self.format].task
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What shapes the bytes, besides the files: never where they are."""
+        """All that shapes the bytes except the files: never where they are."""
         own = {"format": self.format, "columns": list(self.columns), "filters": list(self.filters), **self.filters}
         return {f"{self.name}.{key}": value for key, value in own.items()}
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The inputs of one task (mono or para) by name, those of one name in the order given, and their descriptions."""
+
+    inputs: tuple[Input, ...]
+    corpora: tuple[CorpusDescription, ...]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The descriptions' settings that shape a stage's bytes."""
+        return {key: value for corpus in self.corpora for key, value in corpus.settings.items()}
+
+
+def find_sources(text: TextConfig) -> dict[str, Sources]:
+    """The sources of each task that has any; no content is read but zip listings.
+
+    Raises ValueError when nothing is named, and for names that cannot work.
+    """
+    if not text.names_text:
+        raise ValueError("neither --mono nor --para nor --corpus is given: name at least one corpus")
+    corpora = read_corpora(text.corpus, text.where)
+    sources = {}
+    for task, folder, find in zip(TASKS, (text.mono, text.para), (find_documents, find_pairs), strict=True):
+        described = tuple(corpus for corpus in corpora if corpus.task == task)
+        inputs = find(folder) if folder else []
+        for corpus in described:
+            inputs += corpus_inputs(corpus, text.allow_missing)
+        if inputs:
+            _refuse_doubles(inputs)
+            inputs.sort(key=lambda source: source.name)  # stable
+            sources[task] = Sources(tuple(inputs), described)
+    return sources
+
+
+def _refuse_doubles(inputs: list[Input]) -> None:
+    """Raise ValueError where the same files are named twice for one language or pair: their text would count twice."""
+    seen: dict[tuple[str, ...], str] = {}
+    for source in inputs:
+        by = f"corpus {source.corpus}" if source.corpus else "--mono or --para"
+        key = (source.name, *(str(path.local.resolve() if path.local else path) for path in source.paths))
+        if key in seen:
+            raise ValueError(
+                f"{source.paths[0]} is named twice for {source.name} (by {seen[key]} and by {by}), so its text would "
+                "count twice: name it once"
+            )
+        seen[key] = by
 
 
 def ready_descriptions() -> list[str]:
@@ -64,7 +136,7 @@ def ready_descriptions() -> list[str]:
     return sorted(path.name.removesuffix(".toml") for path in package_files("data_prep").joinpath("corpora").iterdir())
 
 
-def read_corpora(descriptions: Sequence[str], where: Sequence[str]) -> list[Corpus]:
+def read_corpora(descriptions: Sequence[str], where: Sequence[str]) -> list[CorpusDescription]:
     """Descriptions by file or by the name of a ready one, `where` (NAME=PLACE) set in place of theirs.
 
     Raises ValueError for a description that cannot work, naming its file and key.
@@ -80,54 +152,7 @@ def read_corpora(descriptions: Sequence[str], where: Sequence[str]) -> list[Corp
     return corpora
 
 
-def corpus_inputs(corpus: Corpus, allow_missing: bool = False) -> list[Input]:
-    """The inputs of a corpus, by its file names; no content is read but zip listings.
-
-    Raises ValueError when files of listed languages are missing, unless `allow_missing`, and when there is none at all.
-    """
-    listed = {place.name: place for place in files_in(corpus.where, deep=any("/" in name for name in corpus.files))}
-    if corpus.codes is None:
-        wanted = match_any(corpus.files, listed, corpus.name)
-    else:
-        single: list[tuple[str, ...]] = [
-            (spelled(corpus.files, code, listed),) for code in corpus.codes if corpus.task == "mono"
-        ]
-        wanted = single or code_pairs(corpus.codes, corpus.path)
-    found, missing = [], []
-    for codes in wanted:
-        names = file_names(corpus.files, codes, listed)
-        if names:
-            found.append(_input(corpus, codes, [listed[name] for name in names]))
-        else:
-            missing.append("-".join(codes))
-    words = f"{len(missing)} of {len(wanted)} files of {corpus.name} are not in {corpus.where} ({_some(missing)})"
-    if missing and not allow_missing:
-        raise ValueError(f"{words}: fetch them, or give --allow-missing, or list fewer in a description of your own")
-    if not found:
-        raise ValueError(
-            f"{corpus.where} holds no file of {corpus.name}: the names must be {' or '.join(corpus.files)}"
-        )
-    if missing:
-        warn(words)
-    return found
-
-
-def _input(corpus: Corpus, codes: tuple[str, ...], places: list[Place]) -> Input:
-    languages = tuple(canonical(code) for code in codes)
-    return Input(
-        name="-".join(languages),
-        languages=languages,
-        paths=tuple(places),
-        members=zip_members(places[0], *codes) if corpus.format == "moses_zip" else (),
-        format=corpus.format,
-        corpus=corpus.name,
-        codes=codes,
-        columns=corpus.columns,
-        filters=corpus.filters,
-    )
-
-
-def _read(description: str, places: dict[str, str]) -> Corpus:
+def _read(description: str, places: dict[str, str]) -> CorpusDescription:
     values = _toml(description)
     where = f"corpus description {description}"
     for key in values.keys() - _KEYS:
@@ -135,40 +160,43 @@ def _read(description: str, places: dict[str, str]) -> Corpus:
     for key in ("name", "format", "files"):
         if not values.get(key):
             raise ValueError(f"{where}: {key} is missing: set it")
-    if values["format"] not in FORMATS:
-        raise ValueError(f"{where}: format {values['format']!r} is none of {', '.join(FORMATS)}")
-    task = FORMATS[values["format"]]
-    codes = values.get("languages" if task == "mono" else "pairs")
-    if not isinstance(codes, list) and not (task == "para" and codes == "any"):
-        key = 'languages = ["en", …]' if task == "mono" else 'pairs = ["en-fr", …] or pairs = "any"'
-        raise ValueError(f"{where}: set {key}")
-    if task == "mono":
+    if values["format"] not in READERS:
+        raise ValueError(f"{where}: format {values['format']!r} is none of {', '.join(READERS)}")
+    reader = READERS[values["format"]]
+    key, example = ("languages", "en") if reader.task == "mono" else ("pairs", "en-fr")
+    codes = values.get(key)
+    if not isinstance(codes, list) and codes != "any":
+        raise ValueError(f'{where}: set {key} = ["{example}", …] or {key} = "any"')
+    if reader.task == "mono" and codes != "any":
         _check_codes(codes, where)
     place = places.get(values["name"], values.get("where", ""))
     if not place:
         raise ValueError(f"{where} does not say where the corpus is: give --where {values['name']}=FOLDER")
-    columns = tuple(values.get("columns", _COLUMNS.get(values["format"], ())))
-    if values["format"].endswith("_tsv") and not {"source", "target"} <= set(columns):
-        raise ValueError(f"{where}: columns are {list(columns)}: 'source' and 'target' must be among them")
+    columns = tuple(values.get("columns", reader.columns))
+    if problem := reader.columns_problem(columns):
+        raise ValueError(f"{where}: columns are {list(columns)}: {problem}")
     filters = values.get("filters", {})
-    make_filters(filters, task, where)
+    make_filters(filters, reader.task, where)
     if "score" in filters and "score" not in columns:
         raise ValueError(f"{where}: filter score needs a column 'score': take the filter out, or name the column")
     patterns = [values["files"]] if isinstance(values["files"], str) else values["files"]
+    shown = "{lang}" if reader.task == "mono" else "{src}"
+    for pattern in patterns:
+        if codes == "any" and shown not in pattern:
+            raise ValueError(f'{where}: files are {pattern!r}, but {key} = "any" needs {shown} in the name')
+        if "*" in pattern and "{side}" in pattern:
+            raise ValueError(f"{where}: files are {pattern!r}: * and {{side}} cannot be in one name, list the names")
     listed = None if codes == "any" else tuple(codes)
-    return Corpus(where, values["name"], place, values["format"], tuple(patterns), listed, columns, filters)
+    return CorpusDescription(where, values["name"], place, values["format"], tuple(patterns), listed, columns, filters)
 
 
 def _check_codes(codes: Sequence[str], where: str) -> None:
     for code in codes:
-        try:
-            languages = {canonical(spelling) for spelling in code.split("|")}
-            if len(languages) > 1:
-                raise ValueError(
-                    f"{code!r} are spellings of {' and '.join(sorted(languages))}: they must be one language"
-                )
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
+        languages = {named_code(spelling, where) for spelling in code.split("|")}
+        if len(languages) > 1:
+            raise ValueError(
+                f"{where}: {code!r} are spellings of {' and '.join(sorted(languages))}: they must be one language"
+            )
 
 
 def _toml(description: str) -> dict[str, Any]:
@@ -185,12 +213,122 @@ def _toml(description: str) -> dict[str, Any]:
     return values
 
 
+def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> list[Input]:
+    """The inputs of a corpus, by its file names; no content is read but zip listings.
+
+    Raises ValueError when files of listed languages are missing, unless `allow_missing`, and when there is none at all.
+    """
+    listed = {place.name: place for place in files_in(corpus.where, deep=any("/" in name for name in corpus.files))}
+    found: list[Input] = []
+    missing = []
+    wanted = _wanted(corpus, listed)
+    for codes in wanted:
+        inputs = _files_of(corpus.files, codes, listed)
+        if not inputs:
+            missing.append("-".join(codes))
+        languages = tuple(map(canonical, codes))
+        for names in inputs:
+            places = tuple(listed[name] for name in names)
+            members = READERS[corpus.format].members(places[0], codes)
+            found.append(
+                Input(
+                    "-".join(languages),
+                    languages,
+                    places,
+                    members,
+                    corpus.format,
+                    corpus.name,
+                    corpus.columns,
+                    corpus.filters,
+                )
+            )
+    words = f"{len(missing)} of {len(wanted)} files of {corpus.name} are not in {corpus.where} ({_some(missing)})"
+    if missing and not allow_missing:
+        raise ValueError(f"{words}: fetch them, or give --allow-missing, or list fewer in a description of your own")
+    if not found:
+        raise ValueError(
+            f"{corpus.where} holds no file of {corpus.name}: the names must be {' or '.join(corpus.files)}"
+        )
+    if missing:
+        warn(words)
+    return found
+
+
+def _wanted(corpus: CorpusDescription, listed: dict[str, Place]) -> list[tuple[str, ...]]:
+    """The codes of each language or pair, as the files spell them."""
+    if corpus.codes is None:
+        return _match_any(corpus, listed)
+    if corpus.task == "para":
+        return [split_pair(pair, corpus.path) for pair in corpus.codes]
+    wanted: list[tuple[str, ...]] = []
+    for spellings in corpus.codes:  # the first of a|b that has a file, else the first
+        codes = [(code,) for code in spellings.split("|")]
+        wanted.append(next((code for code in codes if _files_of(corpus.files, code, listed)), codes[0]))
+    return wanted
+
+
+def _files_of(patterns: Sequence[str], codes: tuple[str, ...], listed: Collection[str]) -> list[tuple[str, ...]]:
+    """The inputs of a language or pair, a file each (two with {side}), by the first pattern whose files are listed."""
+    for pattern in patterns:
+        for key, code in zip(("{lang}",) if len(codes) == 1 else ("{src}", "{tgt}"), codes, strict=True):
+            pattern = pattern.replace(key, code)
+        inputs: list[tuple[str, ...]] = []
+        if "*" in pattern:
+            inputs = [(name,) for name in filter(_matcher(pattern).fullmatch, listed)]
+        else:
+            names = tuple(dict.fromkeys(pattern.replace("{side}", code) for code in codes))
+            inputs = [names] if all(name in listed for name in names) else []
+        if inputs:
+            return inputs
+    return []
+
+
+def _match_any(corpus: CorpusDescription, listed: dict[str, Place]) -> list[tuple[str, ...]]:
+    """The languages or pairs whose files the names show, sorted; warnings name the others."""
+    matchers = [_matcher(pattern) for pattern in corpus.files]
+    keys = ("lang",) if corpus.task == "mono" else ("src", "tgt")
+    found: set[tuple[str, ...]] = set()
+    strange, foreign = [], set()
+    for name, place in listed.items():
+        match = next(filter(None, (matcher.fullmatch(name) for matcher in matchers)), None)
+        if match is None:
+            strange += [] if place.is_folder else [name]
+        elif _known(codes := tuple(match[key] for key in keys)):
+            found.add(codes)
+        else:
+            foreign.add("-".join(codes))
+    kind = "languages, by their codes," if corpus.task == "mono" else "pairs, by their languages,"
+    for what, left in (("files, by their names,", strange), (kind, sorted(foreign))):
+        if left:
+            warn(f"{len(left)} {what} are not read as {corpus.name}: {_some(left)}")
+    return sorted(found)
+
+
+def _known(codes: tuple[str, ...]) -> bool:
+    """Whether all are languages of CC-100, and not the same."""
+    try:
+        return len(set(map(canonical, codes))) == len(codes)
+    except ValueError:
+        return False
+
+
+def _matcher(pattern: str) -> re.Pattern[str]:
+    """A pattern of file names as a regular expression; a code may be in it several times."""
+    regex = ""
+    seen: set[str] = set()
+    for part in re.split(r"(\{(?:lang|src|tgt|side)\}|\*)", pattern):
+        name = part[1:-1]
+        if part == "*":
+            regex += ".*"
+        elif part == "{side}":
+            regex += "(?:(?P=src)|(?P=tgt))"
+        elif part not in ("{lang}", "{src}", "{tgt}"):
+            regex += re.escape(part)
+        else:
+            regex += f"(?P={name})" if name in seen else f"(?P<{name}>{_CODE})"
+            seen.add(name)
+    return re.compile(regex)
+
+
 def _some(names: Sequence[str], limit: int = 8) -> str:
     return ", ".join(names[:limit]) + (" …" if len(names) > limit else "")
-
-
-def inputs_of(corpora: Sequence[Corpus], task: str, allow_missing: bool) -> Iterator[Input]:
-    """Inputs of all corpora of one task, in the order given."""
-    for corpus in corpora:
-        if corpus.task == task:
-            yield from corpus_inputs(corpus, allow_missing)

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.clean import add_counts, doubts
+from data_prep.corpus import TextConfig, find_sources
 from data_prep.encode_input import STAGED, EncodeInputs, EncodeTask, SharedWork, discard, forget_encoded, moved_shards
 from data_prep.parallel import on_root, run_tasks, world_size
 from data_prep.progress import say, warn
 from data_prep.remove_duplicates import is_final, remove_duplicates
-from data_prep.sources import TextConfig, find_sources
 from data_prep.store import Stage
 from xlme_ds.data.schema import Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import Vocabulary

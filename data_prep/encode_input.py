@@ -21,13 +21,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from data_prep.blocks import Encoder
 from data_prep.clean import Counts, add_counts
 from data_prep.dedup import Run
 from data_prep.filters import Filters, make_filters
 from data_prep.progress import Status
 from data_prep.readers import Input, TextBlock, block_pairs, block_paragraphs, text_blocks
 from data_prep.store import Stage, make_folder, write_arrow
+from data_prep.token_ids import IdEncoder
 from xlme_ds.data.schema import DOCUMENTS, PAIRS, naming
 from xlme_ds.data.vocabulary import Vocabulary
 
@@ -248,7 +248,7 @@ class EncodeInputs:
         """Write the shard of one block, then its marker."""
         filters = task.filters
         run = Run() if filters.exact_duplicates else None
-        encoder = Encoder(_vocabulary(self.vocab), task.source.languages, filters, run)
+        encoder = IdEncoder(_vocabulary(self.vocab), task.source.languages, filters, run)
         counts = Counts("documents" if task.mono else "pairs")
         if task.mono:
             schema, batches = DOCUMENTS, encoder.documents(block_paragraphs(task.source, block, counts), counts)

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.languages import scripts_of
-from data_prep.scripts import letters
+from data_prep.languages import letters, scripts_of
 
 EXACT_DUPLICATES = "exact_duplicates"
 

@@ -1,7 +1,17 @@
-"""CC-100's language codes, and the other spellings that corpora use for them."""
+"""CC-100's language codes, the other spellings that corpora use for them, and the scripts of the languages.
+
+A letter is a character of Unicode's categories L*. Vowel signs, accents and other marks (M*) belong to the letter
+before them and do not count, so a text has as many letters composed as decomposed; nor do digits, signs and
+punctuation.
+"""
 
 import difflib
 import re
+import unicodedata
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
 
 _CODES = """
 af am ar as az be bg bn bn_rom br bs ca cs cy da de el en eo es et eu fa fi fr fy ga gd gl gu ha he hi hi_rom hr hu hy
@@ -50,62 +60,135 @@ _THREE_LETTERS = """
 af afr, am amh, ar ara arb, as asm, az aze azj, be bel, bg bul, bn ben, br bre, bs bos, ca cat, cs ces cze, cy cym wel,
 da dan, de deu ger, el ell gre, en eng, eo epo, es spa, et est ekk, eu eus baq, fa fas per pes, fi fin, fr fra fre,
 fy fry, ga gle, gd gla, gl glg, gu guj, ha hau, he heb, hi hin, hr hrv, hu hun, hy hye arm, id ind, is isl ice, it ita,
-ja jpn, jv jav, ka kat geo, kk kaz, km khm, kn kan, ko kor, ku kur, ky kir, la lat, lo lao, lt lit, lv lav lvs,
-mg mlg plt, mk mkd mac, ml mal, mn mon khk, mr mar, ms msa may zsm, my mya bur, ne nep npi, nl nld dut, no nor nob,
-om orm gaz, or ori ory, pa pan, pl pol, ps pus, pt por, ro ron rum, ru rus, sa san, sd snd, si sin, sk slk slo, sl slv,
-so som, sq sqi alb, sr srp, su sun, sv swe, sw swa swh, ta tam, te tel, th tha, tl tgl, tr tur, ug uig, uk ukr, ur urd,
-uz uzb uzn, vi vie, xh xho, yi yid ydd, zh-Hans zho chi cmn
+ja jpn jpn_jpan, jv jav, ka kat geo, kk kaz, km khm, kn kan, ko kor kor_kore, ku kur, ky kir, la lat, lo lao, lt lit,
+lv lav lvs, mg mlg plt, mk mkd mac, ml mal, mn mon khk, mr mar, ms msa may zsm, my mya bur, ne nep npi, nl nld dut,
+no nor nob, om orm gaz, or ori ory, pa pan, pl pol, ps pus pbt_arab, pt por, ro ron rum, ru rus, sa san, sd snd, si sin,
+sk slk slo, sl slv, so som, sq sqi alb als_latn, sr srp, su sun, sv swe, sw swa swh, ta tam, te tel, th tha, tl tgl,
+tr tur, ug uig, uk ukr, ur urd, uz uzb uzn, vi vie, xh xho, yi yid ydd, zh-Hans zho chi cmn zho_hans cmn_hans,
+zh-Hant zho_hant cmn_hant
 """
 _ALIASES |= {code: own for own, *codes in (entry.split() for entry in _THREE_LETTERS.split(",")) for code in codes}
-_REGION = re.compile(r"([a-z]{2,3})_[a-z]{2}")  # en_XX, fr_FR: a language with a country that makes no difference here
+_COUNTRY = re.compile("[a-z]{2}")  # of en_XX, fr_FR
 _KNOWN = {code.lower().replace("-", "_"): code for code in LANGUAGES} | _ALIASES
+
+
+# Scripts by name: the code of ISO 15924, and the languages written in it; the others are written in Latin.
+_SCRIPTS: dict[str, tuple[str, str]] = {
+    "Arabic": ("arab", "ar fa ku ps sd ug ur"),
+    "Armenian": ("armn", "hy"),
+    "Bengali": ("beng", "as bn"),
+    "Cyrillic": ("cyrl", "be bg bs kk ky mk mn ru sr uk uz"),
+    "Devanagari": ("deva", "hi mr ne sa"),
+    "Ethiopic": ("ethi", "am om"),
+    "Georgian": ("geor", "ka"),
+    "Greek": ("grek", "el"),
+    "Gujarati": ("gujr", "gu"),
+    "Gurmukhi": ("guru", "pa"),
+    "Han": ("hani", "ja ko zh-Hans zh-Hant"),
+    "Hangul": ("hang", "ko"),
+    "Hebrew": ("hebr", "he yi"),
+    "Kana": ("kana", "ja"),
+    "Kannada": ("knda", "kn"),
+    "Khmer": ("khmr", "km"),
+    "Lao": ("laoo", "lo"),
+    "Malayalam": ("mlym", "ml"),
+    "Myanmar": ("mymr", "my my_zaw"),
+    "Oriya": ("orya", "or"),
+    "Sinhala": ("sinh", "si"),
+    "Tamil": ("taml", "ta"),
+    "Telugu": ("telu", "te"),
+    "Thai": ("thai", "th"),
+    "Latin": ("latn", "bs kk ku om sr uz"),
+}
+
+
+def scripts_of(language: str) -> tuple[str, ...]:
+    """Names of the scripts that a language (CC-100's code) is written in."""
+    return tuple(name for name, (_, languages) in _SCRIPTS.items() if language in languages.split()) or ("Latin",)
 
 
 def canonical(code: str) -> str:
     """CC-100's spelling of a language code. Raises ValueError, which names a code of the same language if one is
     near."""
     key = code.lower().replace("-", "_")
-    region = _REGION.fullmatch(key)
-    for spelling in (key, region[1] if region else key):
+    language, _, ending = key.partition("_")
+    own = _KNOWN.get(language, "")
+    for spelling in (key, f"{own}_{ending}"):
         if spelling in _KNOWN:
             return _KNOWN[spelling]
+    usual_scripts = [_SCRIPTS[script][0] for script in scripts_of(own)]
+    if own and (_COUNTRY.fullmatch(ending) or ending in usual_scripts):  # neither makes a difference here
+        return own
     # Nearly every two or three letters are some language's: of codes that begin otherwise none is meant.
-    same = [known for known in _KNOWN if known.split("_")[0] == key.split("_")[0]]
+    same = [known for known in _KNOWN if own and known.split("_")[0] == language]
     near = [_KNOWN[known] for known in difflib.get_close_matches(key, same, n=1, cutoff=0.0)]
     meant = f"did you mean {near[0]!r}? " if near else ""
     raise ValueError(f"unknown language code {code!r}: {meant}data_prep/languages.py lists the known ones")
 
 
-# Scripts that a language is written in, by the names of data_prep/scripts.py; the others are written in Latin.
-_SCRIPTS = {
-    "Arabic": "ar fa ku ps sd ug ur",
-    "Armenian": "hy",
-    "Bengali": "as bn",
-    "Cyrillic": "be bg bs kk ky mk mn ru sr uk uz",
-    "Devanagari": "hi mr ne sa",
-    "Ethiopic": "am om",
-    "Georgian": "ka",
-    "Greek": "el",
-    "Gujarati": "gu",
-    "Gurmukhi": "pa",
-    "Han": "ja ko zh-Hans zh-Hant",
-    "Hangul": "ko",
-    "Hebrew": "he yi",
-    "Kana": "ja",
-    "Kannada": "kn",
-    "Khmer": "km",
-    "Lao": "lo",
-    "Malayalam": "ml",
-    "Myanmar": "my my_zaw",
-    "Oriya": "or",
-    "Sinhala": "si",
-    "Tamil": "ta",
-    "Telugu": "te",
-    "Thai": "th",
-    "Latin": "bs kk ku om sr uz",
+# Blocks of Unicode 15 that hold the letters of the 100 languages' scripts.
+_RANGES: dict[str, tuple[tuple[int, int], ...]] = {
+    "Latin": (
+        (0x41, 0x5A),
+        (0x61, 0x7A),
+        (0xC0, 0xD6),
+        (0xD8, 0xF6),
+        (0xF8, 0x24F),
+        (0x1E00, 0x1EFF),
+        (0xFF21, 0xFF5A),
+    ),
+    "Greek": ((0x370, 0x3FF), (0x1F00, 0x1FFF)),
+    "Cyrillic": ((0x400, 0x52F), (0x1C80, 0x1C8F), (0x2DE0, 0x2DFF), (0xA640, 0xA69F)),
+    "Armenian": ((0x531, 0x58A), (0xFB13, 0xFB17)),
+    "Hebrew": ((0x591, 0x5F4), (0xFB1D, 0xFB4F)),
+    "Arabic": ((0x620, 0x65F), (0x66E, 0x6EF), (0x6FA, 0x6FF), (0x750, 0x77F), (0x8A0, 0x8FF), (0xFB50, 0xFEFC)),
+    "Devanagari": ((0x900, 0x963), (0x970, 0x97F), (0xA8E0, 0xA8FF)),
+    "Bengali": ((0x980, 0x9E3), (0x9F0, 0x9FF)),
+    "Gurmukhi": ((0xA00, 0xA65), (0xA70, 0xA7F)),
+    "Gujarati": ((0xA80, 0xAE5), (0xAF0, 0xAFF)),
+    "Oriya": ((0xB00, 0xB65), (0xB70, 0xB7F)),
+    "Tamil": ((0xB80, 0xBE5),),
+    "Telugu": ((0xC00, 0xC65),),
+    "Kannada": ((0xC80, 0xCE5),),
+    "Malayalam": ((0xD00, 0xD65), (0xD7A, 0xD7F)),
+    "Sinhala": ((0xD80, 0xDE5), (0xDF2, 0xDF4)),
+    "Thai": ((0xE01, 0xE3A), (0xE40, 0xE4E)),
+    "Lao": ((0xE80, 0xECE), (0xEDC, 0xEDF)),
+    "Myanmar": ((0x1000, 0x103F), (0x1050, 0x108F), (0x109A, 0x109F), (0xA9E0, 0xA9FE), (0xAA60, 0xAA7F)),
+    "Georgian": ((0x10A0, 0x10FF), (0x1C90, 0x1CBF), (0x2D00, 0x2D2D)),
+    "Ethiopic": ((0x1200, 0x135F), (0x1380, 0x138F), (0x2D80, 0x2DDE), (0xAB01, 0xAB2E)),
+    "Khmer": ((0x1780, 0x17D3),),
+    "Hangul": ((0x1100, 0x11FF), (0x3130, 0x318F), (0xA960, 0xA97C), (0xAC00, 0xD7FB)),
+    "Kana": ((0x3041, 0x30FF), (0x31F0, 0x31FF), (0xFF66, 0xFF9F)),
+    "Han": (
+        (0x3005, 0x3007),
+        (0x3100, 0x312F),
+        (0x3400, 0x4DBF),
+        (0x4E00, 0x9FFF),
+        (0xF900, 0xFAFF),
+        (0x20000, 0x323AF),
+    ),
 }
+SCRIPTS = tuple(_RANGES)
 
 
-def scripts_of(language: str) -> tuple[str, ...]:
-    """Names of the scripts that a language (CC-100's code) is written in."""
-    return tuple(script for script, codes in _SCRIPTS.items() if language in codes.split()) or ("Latin",)
+@cache
+def _table() -> np.ndarray:
+    """uint8 for every code point: 0 no letter of these scripts, else 1 + the index in SCRIPTS."""
+    table = np.zeros(0x110000, np.uint8)
+    for number, ranges in enumerate(_RANGES.values()):
+        for first, last in ranges:
+            for code in range(first, last + 1):
+                table[code] = (number + 1) * (unicodedata.category(chr(code))[0] == "L")
+    return table
+
+
+def letters(lines: Sequence[str], scripts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """int64 letters of each (non-empty) line that belong to `scripts`, and letters of any script."""
+    codes = np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)
+    found = _table()[codes]
+    wanted = np.zeros(len(SCRIPTS) + 1, bool)
+    wanted[[1 + SCRIPTS.index(script) for script in scripts]] = True
+    lengths = np.fromiter(map(len, lines), np.int64, len(lines))
+    starts = np.cumsum(lengths) - lengths
+    return np.add.reduceat(wanted[found], starts, dtype=np.int64), np.add.reduceat(found > 0, starts, dtype=np.int64)

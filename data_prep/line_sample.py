@@ -1,14 +1,14 @@
 """A temperature-sampled sample of a corpus's lines, exact, without replacement, and in constant memory.
 
 Lines are counted once, then read again and chosen by a keyed permutation of their numbers, so the sample is the same
-whatever the number of processes. A line is a paragraph, or a side of a pair, that the filters of its corpus leave;
-those that count tokens wait for a vocabulary, and equal lines stay.
+whatever the number of processes. A line is a paragraph, or a side of a pair, that the filters of its corpus leave.
+Filters that count tokens need a vocabulary and are left out here; equal lines stay.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from itertools import chain, compress
 from pathlib import Path
@@ -17,29 +17,17 @@ from typing import Any
 import numpy as np
 
 from data_prep.clean import Counts, doubts
+from data_prep.corpus import TextConfig, find_sources
 from data_prep.filters import Sides, make_filters
 from data_prep.parallel import run_tasks
 from data_prep.progress import warn
 from data_prep.readers import Input, block_pairs, block_paragraphs, text_blocks
 from data_prep.sampling import apportion, key_of, permute, temperature_shares
-from data_prep.sources import TextConfig, find_sources
 from data_prep.store import Stage, new_file
 
 SAMPLE = "sample"  # folder of the chosen lines, SAMPLE/<language>/<input>.txt in the stage's folder
 _LINE_CHARACTERS = 1000  # SentencePiece skips lines over 4,192 bytes; longer ones are cut instead
 _BLOCK = 1 << 18  # bytes of text that are filtered and chosen from at once
-
-
-@dataclass(frozen=True)
-class LineSample:
-    """Files of chosen lines; `by_language` has the lines there were and the lines chosen."""
-
-    paths: tuple[Path, ...]
-    by_language: dict[str, Any]
-
-    def lines(self) -> Iterator[str]:
-        """The chosen lines."""
-        return read_lines(self.paths)
 
 
 def read_lines(paths: Sequence[Path]) -> Iterator[str]:
@@ -69,10 +57,11 @@ def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]
 
 def sample_lines(
     stage: Stage, inputs: Sequence[Input], sentences: int, alpha: float, seed: int, processes: int
-) -> LineSample:
+) -> tuple[Iterator[str], dict[str, Any]]:
     """Choose `sentences` lines, m_j^alpha of each language's m_j; a language with fewer than its quota gives all, once.
 
-    Raises ValueError when the inputs have no text.
+    Returns them, and by language the lines there were and the lines chosen. Raises ValueError when the inputs have no
+    text.
     """
     counted = count_lines(stage, inputs, processes)
     lines: Counter[str] = sum(counted, Counter())
@@ -89,7 +78,7 @@ def sample_lines(
         }
         for code in codes
     }
-    return LineSample(tuple(chain.from_iterable(files.values() for files in chosen_files)), by_language)
+    return read_lines(list(chain.from_iterable(files.values() for files in chosen_files))), by_language
 
 
 def count_lines(stage: Stage, inputs: Sequence[Input], processes: int) -> list[Counter[str]]:

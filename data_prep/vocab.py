@@ -10,10 +10,10 @@ from typing import Any
 
 import sentencepiece as spm
 
+from data_prep.corpus import TextConfig
 from data_prep.line_sample import SAMPLE, sample_lines, sampled_inputs
 from data_prep.parallel import on_root
 from data_prep.progress import say
-from data_prep.sources import TextConfig
 from data_prep.store import Stage, write_file
 from xlme_ds.data.schema import Manifest, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
@@ -88,8 +88,10 @@ def _train(config: VocabConfig) -> None:
     stage = Stage(config.out, "vocab", {name: getattr(config, name) for name in _SETTINGS} | text_settings)
     with stage.open():
         if not stage.finished(config.processes):
-            sample = sample_lines(stage, inputs, config.sentences, config.alpha, config.seed, config.processes)
-            on_root(lambda: finish_vocabulary(stage, train_model(sample.lines(), config), sample.by_language))
+            lines, by_language = sample_lines(
+                stage, inputs, config.sentences, config.alpha, config.seed, config.processes
+            )
+            on_root(lambda: finish_vocabulary(stage, train_model(lines, config), by_language))
 
 
 def train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:

@@ -24,11 +24,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from data_prep.corpus import TextConfig
 from data_prep.line_sample import SAMPLE, choose_lines, count_lines, read_lines, sampled_inputs
 from data_prep.parallel import on_root, run_tasks
 from data_prep.readers import Input
 from data_prep.sampling import temperature_shares
-from data_prep.sources import TextConfig
 from data_prep.store import Stage, write_file
 from data_prep.vocab import finish_vocabulary, say_size
 from data_prep.vocap_curve import SPECIALS, Pieces, curve, fitting_words, parse, serialize

@@ -1,21 +1,118 @@
-"""Corpora to cleaned text, streaming: inputs are found by name, cut into blocks of bytes, and blocks are parsed."""
+"""Corpus formats. An input is cut into blocks of bytes by one process; any other can parse a block to cleaned text."""
 
-from data_prep.readers.blocks import TextBlock, text_blocks
-from data_prep.readers.find import find_documents, find_pairs
-from data_prep.readers.inputs import FORMATS, Input
-from data_prep.readers.parse import Paragraphs, block_documents, block_pairs, block_paragraphs, documents, pairs
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.clean import Counts
+from data_prep.corpus_files import files_in
+from data_prep.progress import warn
+from data_prep.readers.cc100 import CC100, Lines
+from data_prep.readers.jsonl import JsonLines
+from data_prep.readers.moses import Moses, MosesZip, find_pairs, split_pair
+from data_prep.readers.parquet import Parquet
+from data_prep.readers.reader import (
+    DocumentReader,
+    Input,
+    PairReader,
+    Paragraphs,
+    Reader,
+    TextBlock,
+    named_code,
+    refuse_twins,
+)
+from data_prep.readers.table import TableReader
+from data_prep.readers.tmx import Tmx
 
 __all__ = [
-    "FORMATS",
+    "DOCUMENT_READERS",
+    "PAIR_READERS",
+    "READERS",
     "Input",
     "Paragraphs",
     "TextBlock",
-    "block_documents",
     "block_pairs",
     "block_paragraphs",
     "documents",
     "find_documents",
     "find_pairs",
     "pairs",
+    "split_pair",
     "text_blocks",
 ]
+
+# Compression goes by the file's ending and is no part of the format.
+DOCUMENT_READERS: dict[str, DocumentReader] = {
+    "cc100": CC100(),
+    "lines": Lines(),
+    "jsonl": JsonLines(),
+    "parquet": Parquet(),
+}
+PAIR_READERS: dict[str, PairReader] = {
+    "moses": Moses(),
+    "moses_zip": MosesZip(),
+    "wikimatrix_tsv": TableReader("score", "source", "target"),
+    "ccaligned_tsv": TableReader("source", "target", "score"),
+    "tmx": Tmx(),
+}
+READERS: dict[str, Reader] = {**DOCUMENT_READERS, **PAIR_READERS}
+_BY_LANGUAGE = ("cc100", "jsonl", "parquet")  # formats that `find_documents` knows by their endings
+_READ = 1 << 18  # bytes of a block, for `documents` and `pairs`
+
+
+def find_documents(folder: Path | str) -> list[Input]:
+    """The files `<lang>.txt`, `.jsonl` (compressed or not) and `.parquet` of a folder, sorted.
+
+    Raises ValueError on an unknown language code.
+    """
+    endings = {name: DOCUMENT_READERS[name].file_names for name in _BY_LANGUAGE}
+    layout = " or ".join(f"<lang>{words}" for _, words in endings.values())
+    inputs = []
+    for path in files_in(str(folder)):
+        code, dot, ending = path.name.partition(".")
+        formats = [name for name, (pattern, _) in endings.items() if code and re.fullmatch(pattern, dot + ending)]
+        if formats:
+            language = named_code(code, path)
+            inputs.append(Input(language, (language,), (path,), format=formats[0]))
+        elif not path.is_folder:
+            warn(f"{path} is ignored: its name is not {layout}")
+    refuse_twins((source.paths[0], source.paths[0].name) for source in inputs)
+    if not inputs:
+        raise ValueError(f"{folder} holds no corpus file: the names must be {layout}")
+    return sorted(inputs, key=lambda source: (source.name, source.files))
+
+
+def text_blocks(source: Input, size: int) -> Iterator[TextBlock]:
+    """Blocks of about `size` bytes, cut between documents or pairs; they depend on the input's bytes alone.
+
+    Raises ValueError on a damaged file, or sides with different numbers of lines.
+    """
+    return READERS[source.format].blocks(source, size)
+
+
+def block_paragraphs(source: Input, block: TextBlock, counts: Counts) -> Iterator[Paragraphs]:
+    """The documents of one block, many at a time; at least one each time."""
+    return DOCUMENT_READERS[source.format].paragraphs(source, block, counts)
+
+
+def block_pairs(source: Input, block: TextBlock, counts: Counts) -> Iterator[tuple[str, str, float | None]]:
+    """The pairs of one block with text on both sides, and the score that came with each, where there is one."""
+    return PAIR_READERS[source.format].pairs(source, block, counts)
+
+
+def documents(source: Input, counts: Counts) -> Iterator[list[str]]:
+    """Documents as lists of non-empty paragraphs; at least one each. Raises ValueError on a damaged file."""
+    for block in text_blocks(source, _READ):
+        for lines, of_document in block_paragraphs(source, block, counts):
+            ends = np.cumsum(of_document).tolist()
+            yield from (lines[start:end] for start, end in pairwise([0, *ends]))
+
+
+def pairs(source: Input, counts: Counts) -> Iterator[tuple[str, str]]:
+    """Pairs with text on both sides. Raises ValueError on a damaged file or sides with different numbers of lines."""
+    for block in text_blocks(source, _READ):
+        for a, b, _ in block_pairs(source, block, counts):
+            yield a, b

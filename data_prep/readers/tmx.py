@@ -1,9 +1,9 @@
-"""TMX as a stream: expat's events to the two wanted segments of each unit, at a memory that no file can raise.
+"""TMX as a stream: expat's events to the two wanted segments of each unit, in memory that no file can raise.
 
-Expat itself, for a tree of elements would grow with the unit. It reads nothing but the bytes it is given, and a file
-that declares entities is refused. What is no XML is an error; but bytes that are not of the file's encoding and
-characters that XML does not have are repaired and counted, for tools do write them, and the file could not be used at
-all.
+We use expat itself, because a tree of elements would grow with the unit. It reads nothing but the bytes it is given,
+and a file that declares entities is refused. A file that is not XML is an error; but bytes that are not of the file's
+encoding and characters that XML does not have are repaired and counted: tools do write them, and the file could not be
+used at all otherwise.
 """
 
 import codecs
@@ -15,11 +15,11 @@ from functools import lru_cache
 from typing import NoReturn
 from xml.parsers import expat
 
-from data_prep.corpus_files import MAX_LINE, Opener, chunks
+from data_prep.corpus_files import MAX_LINE, Opener, chunks, open_stream
 from data_prep.languages import canonical
+from data_prep.readers.reader import AlignedReader, Input, Unit
 
-# Codes of other tools inside of a segment are no text, nor is what a <sub> inside of them has: it is not of the
-# sentence.
+# Codes of other tools inside of a segment are not text. Neither is a <sub> inside of them: it is not of the sentence.
 _CODES = {"bpt", "ept", "it", "ph", "ut"}
 _MOST_OPEN = 100  # elements, one inside of the other; TMX needs about ten
 _LONGEST_TAG = 8_000_000  # bytes of a tag or a comment, which expat holds until its end
@@ -37,45 +37,46 @@ _NO_XML = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 _NUMBERED = re.compile(r"&#(?:x([0-9A-Fa-f]{1,8})|([0-9]{1,8}));")
 _REFERENCE = 12  # characters that the longest of these has
 
-Unit = tuple[bytes, bytes] | str
-"""Both segments in UTF-8 without LF, or the reason for which the unit is dropped."""
+
+class Tmx(AlignedReader):
+    """Translation Memory eXchange."""
+
+    def units(self, source: Input, repaired: Counter[str]) -> Iterator[Unit]:
+        """The units of a TMX file: of each language the first segment, without tags. Raises ValueError.
+
+        Dropped are units that lack a language, or have an entity without a meaning (malformed) or a long segment
+        (long_line).
+        """
+        opener, name = open_stream(source.paths[0]), str(source.paths[0])
+        reader = _UnitHandler(name, source.languages)
+        parser = expat.ParserCreate("utf-8")
+        parser.buffer_text = True
+        parser.UseForeignDTD(True)  # an undeclared entity goes to SkippedEntityHandler, and is not an error
+        parser.StartElementHandler = reader.start
+        parser.EndElementHandler = reader.end
+        parser.CharacterDataHandler = reader.characters
+        parser.SkippedEntityHandler = reader.entity
+        parser.EntityDeclHandler = reader.refuse_entity
+        given = 0
+        try:
+            for text in _texts(opener, name, repaired):
+                data = text.encode()
+                given += len(data)
+                parser.Parse(data)
+                if given - parser.CurrentByteIndex > _LONGEST_TAG:
+                    raise ValueError(f"{name} has a tag or comment of over {_LONGEST_TAG:,} bytes: is it a TMX file?")
+                yield from reader.units
+                reader.units.clear()
+            if given:
+                parser.Parse(b"", True)
+        except expat.ExpatError as error:
+            what = f"is no sound XML at line {error.lineno}, column {error.offset} ({expat.ErrorString(error.code)})"
+            if reader.open and error.code == expat.errors.codes[expat.errors.XML_ERROR_NO_ELEMENTS]:
+                what = f"ends at line {error.lineno} with <{reader.open[-1]}> still open"
+            raise ValueError(f"{name} {what}: it is truncated or damaged, fetch it again or mend it there") from None
 
 
-def units(opener: Opener, name: str, languages: tuple[str, ...], repaired: Counter[str]) -> Iterator[Unit]:
-    """The units of a TMX file: of each language (CC-100's code) the first segment, without tags. Raises ValueError.
-
-    Of no use are units that lack a language, or have an entity without a meaning (malformed) or a long segment
-    (long_line). What is repaired is counted in `repaired`.
-    """
-    reader = _Units(name, languages)
-    parser = expat.ParserCreate("utf-8")
-    parser.buffer_text = True
-    parser.UseForeignDTD(True)  # an entity that nobody declares is shown to us, not lost or an error
-    parser.StartElementHandler = reader.start
-    parser.EndElementHandler = reader.end
-    parser.CharacterDataHandler = reader.characters
-    parser.SkippedEntityHandler = reader.entity
-    parser.EntityDeclHandler = reader.refuse_entity
-    given = 0
-    try:
-        for text in _texts(opener, name, repaired):
-            data = text.encode()
-            given += len(data)
-            parser.Parse(data)
-            if given - parser.CurrentByteIndex > _LONGEST_TAG:
-                raise ValueError(f"{name} has a tag or comment of over {_LONGEST_TAG:,} bytes: is it a TMX file?")
-            yield from reader.units
-            reader.units.clear()
-        if given:
-            parser.Parse(b"", True)
-    except expat.ExpatError as error:
-        what = f"is no sound XML at line {error.lineno}, column {error.offset} ({expat.ErrorString(error.code)})"
-        if reader.open and error.code == expat.errors.codes[expat.errors.XML_ERROR_NO_ELEMENTS]:
-            what = f"ends at line {error.lineno} with <{reader.open[-1]}> still open"
-        raise ValueError(f"{name} {what}: it is truncated or damaged, fetch it again or mend it there") from None
-
-
-class _Units:
+class _UnitHandler:
     """Takes expat's events and leaves `units`."""
 
     def __init__(self, name: str, languages: tuple[str, ...]):

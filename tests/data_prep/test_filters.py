@@ -8,9 +8,8 @@ import pytest
 
 from data_prep.clean import Counts
 from data_prep.filters import Sides, make_filters
-from data_prep.languages import LANGUAGES, scripts_of
+from data_prep.languages import LANGUAGES, SCRIPTS, letters, scripts_of
 from data_prep.readers import documents, find_documents
-from data_prep.scripts import SCRIPTS, letters
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
 

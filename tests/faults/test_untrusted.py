@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from data_prep.clean import Counts
-from data_prep.readers.find import find_pairs
-from data_prep.readers.parse import pairs
+from data_prep.readers import find_pairs, pairs
 from tests.launch import ROOT
 from xlme_ds.engine.statefile import StateReader, StateWriter, state_file
 from xlme_ds.train.checkpoint import complete, find_fault, read_state

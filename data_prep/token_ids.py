@@ -1,5 +1,6 @@
 """Cleaned text to Arrow record batches of token ids. SentencePiece is called with many lines at once."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -17,16 +18,16 @@ from xlme_ds.data.vocabulary import Vocabulary
 _PAIRS = 4_000  # of one SentencePiece call, so of one record batch
 _CHARACTERS = 1_000_000  # the same
 
-Pair = tuple[str, str, float | None]
+ScoredPair = tuple[str, str, float | None]
 Ragged = tuple[np.ndarray, np.ndarray]
-"""Sequences one behind the other: int32 values of all, and int64 lengths of each."""
+"""Sequences one after the other: int32 values of all, and int64 lengths of each."""
 
 
 @dataclass(frozen=True)
-class Encoder:
+class IdEncoder:
     """How the text of one input becomes ids: vocabulary, languages of the sides, filters.
 
-    `run` takes note of what is written, for the removal of duplicates; None where that is not asked for.
+    `run` notes the text that is written, for the removal of duplicates; None where that is not asked for.
     """
 
     vocabulary: Vocabulary
@@ -45,9 +46,8 @@ class Encoder:
             reasons = _Reasons(len(lines))
             self._text_filters(reasons, Sides((lines,), self.languages))
             kept = reasons.kept
-            values, lengths = self.vocabulary.encode_lines(_kept(lines, kept))
-            (ragged,) = self._token_filters(reasons, kept, [(values, lengths)])
-            values, lengths = ragged
+            encoded = self.vocabulary.encode_lines(_kept(lines, kept))
+            ((values, lengths),) = self._token_filters(reasons, kept, [encoded])
             kept = reasons.kept
             per_document = np.bincount(owner[kept], weights=lengths, minlength=len(of_document)).astype(np.int64)
             reasons.add("no_token", kept & (per_document == 0)[owner])
@@ -65,7 +65,7 @@ class Encoder:
             if len(per_document):
                 yield pa.record_batch([list_array((values, per_document + 1))], schema=DOCUMENTS)
 
-    def pairs(self, pairs: Iterable[Pair], counts: Counts, max_tokens: int) -> Iterator[pa.RecordBatch]:
+    def pairs(self, pairs: Iterable[ScoredPair], counts: Counts, max_tokens: int) -> Iterator[pa.RecordBatch]:
         """Record batches of schema PAIRS.
 
         A pair is dropped when a side has no token (no_token), both together have more than `max_tokens` (too_long), or
@@ -102,7 +102,7 @@ class Encoder:
             reasons.add(EXACT_DUPLICATES, self.run.repeated(sides.texts, reasons.kept))
 
     def _token_filters(self, reasons: "_Reasons", kept: np.ndarray, sides: list[Ragged]) -> list[Ragged]:
-        """`sides` have what is `kept`; returned without what is dropped here."""
+        """Drop by numbers of tokens: `sides` hold the ids of all that is `kept`, the result of all that remains."""
         for name, token_filter in self.filters.tokens:
             reasons.add(name, _spread(token_filter([lengths for _, lengths in sides]), kept))
         final = reasons.kept[kept]
@@ -113,7 +113,7 @@ class Encoder:
     def _note(
         self, written: np.ndarray, texts: Sequence[list[str]], tokens: np.ndarray, records: np.ndarray, counts: Counts
     ) -> None:
-        """Count what is `written` of `texts` (by side); `tokens` and `records` are of each that is."""
+        """Count the lines of `texts` (by side) that are `written`; `tokens` and `records` have an entry for each."""
         texts = [_kept(side, written) for side in texts]
         counts.paragraphs += sum(map(len, texts))
         for side in texts:
@@ -142,13 +142,13 @@ class _Reasons:
         self.names.append(name)
         self.first[drops & self.kept] = len(self.names)
 
-    def of(self, indices: np.ndarray) -> dict[str, int]:
+    def of(self, indices: np.ndarray) -> Counter[str]:
         """How many of `indices`, all dropped, have which reason."""
-        names, numbers = np.unique(self.first[indices], return_counts=True)
-        assert 0 not in names
-        totals: dict[str, int] = {}
-        for name, number in zip(names, numbers, strict=True):
-            totals[self.names[name - 1]] = totals.get(self.names[name - 1], 0) + int(number)
+        numbers = np.bincount(self.first[indices], minlength=1).tolist()
+        assert numbers[0] == 0
+        totals = Counter[str]()
+        for name, number in zip(self.names, numbers[1:], strict=False):
+            totals.update({name: number} if number else {})
         return totals
 
 
@@ -163,9 +163,9 @@ def _kept(lines: list[str], kept: np.ndarray) -> list[str]:
     return lines if kept.all() else list(compress(lines, kept))
 
 
-def _batches(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+def _batches(pairs: Iterable[ScoredPair]) -> Iterator[list[ScoredPair]]:
     """About one SentencePiece call's worth of pairs."""
-    batch: list[Pair] = []
+    batch: list[ScoredPair] = []
     characters = 0
     for pair in pairs:
         batch.append(pair)

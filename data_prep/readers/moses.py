@@ -1,0 +1,134 @@
+"""Moses format: two line-aligned files, or the two members of a zip file as OPUS packs them."""
+
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+
+from data_prep.corpus_files import Place, files_in, open_stream, whole_lines
+from data_prep.languages import canonical
+from data_prep.progress import warn
+from data_prep.readers.reader import COMPRESSED, AlignedReader, Input, Unit, refuse_twins
+
+_NO_LINE = b"\n"  # after the end of the shorter side; no line holds a LF
+_ZIP = re.compile(r"(?P<pair>[^.]+-[^.]+)\.txt\.zip")
+_SIDE = re.compile(rf"(?P<stem>(?:.+\.)?(?P<pair>[^.]+-[^.]+))\.(?P<code>[^.]+?){COMPRESSED}")
+_LAYOUT = "a-b.txt.zip or X.a-b.a and X.a-b.b"
+
+
+class Moses(AlignedReader):
+    """Two files, line by line."""
+
+    def units(self, source: Input, repaired: Counter[str]) -> Iterator[Unit]:
+        """The lines of both sides. Raises ValueError when one side has more."""
+        paths = source.paths if len(source.paths) == 2 else source.paths * 2
+        members = source.members or (None, None)
+        names, sides = [], []
+        for path, member in zip(paths, members, strict=True):
+            names.append(f"{path}:{member}" if member else str(path))
+            sides.append(whole_lines(open_stream(path, member), names[-1]))
+        numbers = [0, 0]
+        for a, b in zip_longest(*sides, fillvalue=_NO_LINE):
+            numbers[0] += a != _NO_LINE
+            numbers[1] += b != _NO_LINE
+            if _NO_LINE in (a, b):
+                continue  # read on: the message names both counts
+            yield "long_line" if a is None or b is None else (a, b)
+        if numbers[0] != numbers[1]:
+            raise ValueError(
+                f"{names[0]} has {numbers[0]} lines but {names[1]} has {numbers[1]}: the sides of a pair must be "
+                "line-aligned, fetch both again"
+            )
+
+
+class MosesZip(Moses):
+    """Two members of a zip file, line by line."""
+
+    def members(self, place: Place, codes: tuple[str, ...]) -> tuple[str, ...]:
+        """The members X.a-b.a and X.a-b.b. Raises ValueError when there is not one for each side."""
+        if place.size == 0:
+            raise ValueError(f"{place} is empty: fetch it again")
+        try:
+            with place.open() as file, zipfile.ZipFile(file) as archive:
+                before = min((member.header_offset for member in archive.infolist()), default=0)
+                if before:
+                    raise ValueError(
+                        f"{place} begins with {before} bytes that no member has, as two zip files in one do: fetch it "
+                        "again"
+                    )
+                return tuple(_member(archive, place, f".{'-'.join(codes)}.{code}") for code in codes)
+        except RuntimeError as error:  # encrypted, or packed by a method that Python does not know
+            raise ValueError(
+                f"{place} cannot be read ({error}): unpack it and pack it with deflate, without a password"
+            ) from None
+        except (zipfile.BadZipFile, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise ValueError(f"{place} cannot be read ({error}): it is truncated or damaged, fetch it again") from None
+
+
+def _member(archive: zipfile.ZipFile, place: Place, ending: str) -> str:
+    found = [name for name in archive.namelist() if name.endswith(ending)]
+    if len(found) != 1:
+        raise ValueError(f"{place} has {len(found)} members named X{ending}: it must have one a side")
+    archive.open(found[0]).close()
+    return found[0]
+
+
+def find_pairs(folder: Path | str) -> list[Input]:
+    """The `a-b.txt.zip` files and the `X.a-b.a` + `X.a-b.b` files of a folder, sorted.
+
+    Raises ValueError on a side without the other, a damaged zip file and an unknown language code.
+    """
+    inputs = []
+    sides: dict[tuple[str, str], dict[str, Place]] = {}
+    files: list[tuple[Place, str]] = []
+    for path in files_in(str(folder)):
+        match = _SIDE.fullmatch(path.name)
+        if zipped := _ZIP.fullmatch(path.name):
+            codes = split_pair(zipped["pair"], path)
+            inputs.append(_pair_input(codes, (path,), "moses_zip", MosesZip().members(path, codes)))
+            files += [(path, name) for name in (path.name, *inputs[-1].members)]
+        elif match and match["code"] in _ends(match["pair"]):
+            files.append((path, path.name))
+            sides.setdefault((match["stem"], match["pair"]), {})[match["code"]] = path
+        elif not path.is_folder:
+            warn(f"{path} is ignored: its name is not {_LAYOUT}")
+    refuse_twins(files)
+    for (stem, pair), paths in sides.items():
+        lone = next(iter(paths.values()))
+        codes = split_pair(pair, lone)
+        for code in codes:
+            if code not in paths:
+                raise ValueError(f"{lone} has no other side: put {stem}.{code} next to it, or remove it")
+        inputs.append(_pair_input(codes, tuple(paths[code] for code in codes), "moses"))
+    if not inputs:
+        raise ValueError(f"{folder} holds no corpus file: the names must be {_LAYOUT}")
+    return sorted(inputs, key=lambda source: (source.name, source.files))
+
+
+def _pair_input(codes: tuple[str, str], paths: tuple[Place, ...], layout: str, members: tuple[str, ...] = ()) -> Input:
+    languages = tuple(map(canonical, codes))
+    return Input("-".join(languages), languages, paths, members, layout)
+
+
+def _ends(pair: str) -> set[str]:
+    """What may be a language code at either end of `a-b`; codes may have hyphens themselves."""
+    cuts = [i for i, letter in enumerate(pair) if letter == "-"]
+    return {pair[:i] for i in cuts} | {pair[i + 1 :] for i in cuts}
+
+
+def split_pair(pair: str, where: object) -> tuple[str, str]:
+    """The two codes of `a-b` as written. Raises ValueError, which names `where`, when no cut gives two known codes."""
+    problems = []
+    for cut in (match.start() for match in re.finditer("-", pair)):
+        codes = pair[:cut], pair[cut + 1 :]
+        try:
+            if canonical(codes[0]) != canonical(codes[1]):
+                return codes
+            problems.append(f"both sides are {codes[0]!r}")
+        except ValueError as error:
+            problems.append(str(error))
+    raise ValueError(f"{where}: {problems[0] if problems else f'{pair!r} is not a pair a-b'}")

@@ -1,0 +1,330 @@
+"""JSON Lines and Parquet: written with json and pyarrow, read by us; damage in words; the same bytes every time."""
+
+import gzip
+import json
+import os
+import subprocess
+import tempfile
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from data_prep.clean import Counts
+from data_prep.corpus import TextConfig, corpus_inputs, find_sources, read_corpora
+from data_prep.corpus_files import Place
+from data_prep.readers import Input, block_paragraphs, documents, find_documents, text_blocks
+from xlme_ds.data.schema import read_manifest
+
+FORMATS = ["jsonl", "parquet"]
+
+
+def write(path: Path, texts: list[Any], column: str = "text", **options: Any) -> Path:
+    """A file of records in the format that its name says."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        table = pa.table({"id": list(range(len(texts))), column: pa.array(texts, pa.string())})
+        parquet.write_table(table, path, **options)
+        return path
+    lines = "".join(json.dumps({"id": i, column: text}) + "\n" for i, text in enumerate(texts)).encode()
+    packed = {".gz": gzip.compress, ".zst": lambda data: pa.compress(data, codec="zstd", asbytes=True)}
+    path.write_bytes(packed.get(path.suffix, bytes)(lines))
+    return path
+
+
+def source_of(path: Path, *columns: str) -> Input:
+    kind = "parquet" if path.suffix == ".parquet" else "jsonl"
+    return Input("de", ("de",), (Place(str(path.parent), path.name),), format=kind, columns=columns)
+
+
+def read(path: Path, *columns: str) -> tuple[list[list[str]], Counts]:
+    counts = Counts("documents")
+    return list(documents(source_of(path, *columns), counts)), counts
+
+
+def paragraphs_of(text: str) -> list[str]:
+    return [line for line in map(str.strip, text.split("\n")) if line]
+
+
+TEXTS = ["Ein Satz.\nNoch einer.\n\n\nNach einer Lücke.\n", "尊厳 🙂", "", " \n\t\n", "a\r\n\r\nb\u2028c", "\n\nEnde"]
+
+
+@pytest.mark.parametrize("name", ["de.jsonl", "de.jsonl.gz", "de.jsonl.zst", "de.parquet"])
+def test_a_record_is_a_document(tmp_path: Path, name: str) -> None:
+    """Whatever empty lines its text has."""
+    write(tmp_path / name, TEXTS)
+    (source,) = find_documents(tmp_path)
+    counts = Counts("documents")
+    assert list(documents(source, counts)) == [paragraphs_of(text) for text in TEXTS if paragraphs_of(text)]
+    assert counts.units_in == 4 and counts.repaired == {"carriage_return": 2}
+
+
+@pytest.mark.parametrize("codec", ["snappy", "zstd", "gzip", "none"])
+@pytest.mark.parametrize("rows", [1, 3, 1000])
+def test_parquet_of_any_codec_row_group_and_string_type(tmp_path: Path, codec: str, rows: int) -> None:
+    texts = [f"Text {i} {'wort ' * (i % 50)}".strip() for i in range(200)]
+    for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
+        table = pa.table({"content": pa.array(texts, pa.string()).cast(kind), "text": [1] * 200})
+        parquet.write_table(table, tmp_path / "de.parquet", compression=codec, row_group_size=rows)
+        assert read(tmp_path / "de.parquet", "content")[0] == [[text] for text in texts]
+
+
+LINES = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+BLANKS = st.sampled_from(
+    ["", " ", "\r", "\x00", "\ufeff", "\u2003\x0b", "\x85", "\ufeff\x00 ", " \ufeff", "\x00\ufeff"]
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(LINES | BLANKS, max_size=8).map("\n".join), max_size=12), st.integers(1, 400))
+def test_documents_round_trip_whatever_the_block_size(texts: list[str], size: int) -> None:
+    """Against each text read alone as a file of a document a line: the same lines, and the same repairs."""
+    with tempfile.TemporaryDirectory() as name:
+        expected, lines = [], Counts("documents")
+        for text in texts:
+            Path(name, "one.txt").write_bytes(text.encode())
+            found = documents(Input("de", ("de",), (Place(name, "one.txt"),), format="lines"), lines)
+            expected.append([line for document in found for line in document])
+        for ending in FORMATS:
+            counts = Counts("documents")
+            source = source_of(write(Path(name, f"de.{ending}"), texts))
+            blocks = list(text_blocks(source, size))
+            read = []
+            for block in blocks:
+                for paragraphs, lengths in block_paragraphs(source, block, counts):
+                    ends = lengths.cumsum()
+                    read += [paragraphs[end - n : end] for end, n in zip(ends, lengths, strict=True)]
+            assert read == [document for document in expected if document]
+            assert counts.repaired == lines.repaired
+            assert all(len(block.sides[0]) >= size - 2 for block in blocks[:-1])
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_long_record_is_never_cut_and_the_others_take_no_more_memory(tmp_path: Path, ending: str) -> None:
+    long = "Würde und Recht. " * 300_000  # 5.4 MB of UTF-8
+    path = write(tmp_path / f"de.{ending}", ["davor", f"{long}\n\nTeil zwei", "danach"])
+    source = source_of(path)
+    blocks = [block.sides[0].decode() for block in text_blocks(source, 1000)]
+    assert [len(block) for block in blocks] == [len(long) + len("davor\n\n" + "\nTeil zwei"), len("danach")]
+    counts = Counts("documents")
+    found = list(documents(source, counts))
+    assert (found[0], found[-1]) == (["davor"], ["danach"])
+    text = "".join(line for document in found[1:-1] for line in document)
+    assert text.replace(" ", "") == (long + "Teil zwei").replace(" ", "")  # in documents of 1,000,000 characters
+    assert counts.repaired["long_document"] == len(found) - 3 and counts.repaired["long_line"] == 1
+    texts = [f"{i} " + "kurzer Text " * 80 for i in range(10_000)]  # 10 MB
+    source = source_of(write(path, texts))
+    tracemalloc.start()
+    total = sum(len(line) for document in documents(source, Counts("documents")) for line in document)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert total == sum(len(text.strip()) for text in texts)
+    assert peak < 5_000_000
+
+
+GOOD = b'{"text": "a"}\n'
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (GOOD + b'\n{"text": "b"\n', r"line 3 is not JSON \(.* at column \d+\): .* truncated or damaged"),
+        (GOOD + b'{"text": "b', "line 2 is not JSON"),
+        (GOOD + b'{"text": "\xff"}\n', r"line 2 is not UTF-8 \(byte 11 of the line\)"),
+        (GOOD.decode().encode("utf-16"), "line 1 is not UTF-8"),
+        (b'["a"]\n', "line 1 is not a JSON object"),
+        (GOOD + b'{"id": 1, "content": "a"}\n', r"line 2 has no field 'text', but id, content: name .* columns = \["),
+        (GOOD + b'{"text": null}\n', "line 2: field 'text' is null, not a string"),
+        (b'{"text": [1]}', r"line 1: field 'text' is \[1\], not a string"),
+        (b"[" * 100_000 + b"\n", "line 1 is JSON that cannot be read"),
+    ],
+)  # fmt: skip
+def test_what_is_no_sound_json_lines_is_an_error_with_its_line(tmp_path: Path, data: bytes, message: str) -> None:
+    (tmp_path / "de.jsonl").write_bytes(data)
+    with pytest.raises(ValueError, match=rf"de\.jsonl, {message}"):
+        read(tmp_path / "de.jsonl")
+
+
+def test_odd_but_sound_json_lines_are_read(tmp_path: Path) -> None:
+    """A byte-order mark, CRLF, empty lines, no LF at the end; lone surrogates are repaired, as damaged bytes are."""
+    lines = b'\xef\xbb\xbf{"text": "a"}\r\n\r\n  \n{"text": "b\\nc \\ud83d", "text2": 1}'
+    (tmp_path / "de.jsonl").write_bytes(lines)
+    found, counts = read(tmp_path / "de.jsonl")
+    assert found[0] == ["a"] and found[1][0] == "b" and found[1][1].startswith("c \ufffd")
+    assert counts.repaired == {"invalid_utf8": 1}
+    (tmp_path / "de.jsonl").write_bytes(b"")
+    assert read(tmp_path / "de.jsonl")[0] == []
+
+
+def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("data_prep.readers.jsonl._LONGEST", 1_000_000)
+    (tmp_path / "de.jsonl").write_bytes(GOOD + b"[" + GOOD.strip() * 1_000_000)
+    with pytest.raises(ValueError, match=r"line 2 has over 1,000,000 bytes: is it JSON Lines"):
+        read(tmp_path / "de.jsonl")
+
+
+def test_damaged_parquet_is_named_with_its_row_group(tmp_path: Path) -> None:
+    texts = [f"Text {i * 7919 % 1_000_003} und mehr" for i in range(4000)]
+    path = write(tmp_path / "de.parquet", texts, row_group_size=1000, compression="zstd", write_page_checksum=True)
+    data = path.read_bytes()
+    start = parquet.ParquetFile(path).metadata.row_group(2).column(1).dictionary_page_offset
+    for damaged, message in (
+        (data[:-1], "cannot be read"),
+        (data[: len(data) // 2], "cannot be read"),
+        (b"", "cannot be read"),
+        (GOOD * 100, "cannot be read"),
+        (data[: start + 40] + bytes([data[start + 40] ^ 1]) + data[start + 41 :], "row group 2.* cannot be read"),
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"de\.parquet.*{message} .*truncated or damaged, fetch it again"):
+            read(path)
+
+
+def test_columns_of_parquet_that_hold_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "de.parquet"
+    write(path, ["a"])
+    with pytest.raises(ValueError, match=r"has no column 'content', but id, text: name the one .* columns = \["):
+        read(path, "content")
+    with pytest.raises(ValueError, match="column 'id' has type int64, not string"):
+        read(path, "id")
+    write(path, ["a", "b", "c", None], row_group_size=2)
+    with pytest.raises(ValueError, match=r"de\.parquet, row group 1, row 2: column 'text' is null"):
+        read(path)
+    raw = pa.Array.from_buffers(pa.string(), 2, [*pa.array(["a", "b"]).buffers()[:2], pa.py_buffer(b"a\xff")])
+    parquet.write_table(pa.table({"text": raw}), path)
+    with pytest.raises(ValueError, match="row group 0, row 2: column 'text' is not UTF-8"):
+        read(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="is a named pipe, but a Parquet file's index is at its end"):
+        read(path)
+
+
+def test_json_lines_through_a_named_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "de.jsonl")
+    writer = threading.Thread(target=lambda: (tmp_path / "de.jsonl").write_bytes(GOOD * 2))
+    writer.start()
+    assert read(tmp_path / "de.jsonl")[0] == [["a"], ["a"]]
+    writer.join()
+
+
+def test_fineweb2_as_it_is_laid_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder a language and script, several files each; other languages and files are named."""
+    for folder in ("deu_Latn", "hin_Deva", "cmn_Hani", "als_Latn", "hin_Latn", "gsw_Latn", "srp_Cyrl"):
+        for number in range(2):
+            write(tmp_path / "data" / folder / "train" / f"00{number}_00000.parquet", [folder, str(number)])
+    write(tmp_path / "data" / "deu_Latn" / "test" / "000_00000.parquet", ["not for training"])
+    (corpus,) = read_corpora(["fineweb2"], [f"fineweb2={tmp_path}"])
+    found = corpus_inputs(corpus)
+    assert sorted({source.name for source in found}) == ["de", "hi", "hi_rom", "sq", "sr", "zh-Hans"]
+    german = [source for source in found if source.name == "de"]
+    assert [list(documents(source, Counts("documents"))) for source in german] == [[["deu_Latn"], [n]] for n in "01"]
+    warnings = capsys.readouterr().err
+    assert "1 files, by their names, are not read as fineweb2: data/deu_Latn/test/000_00000.parquet" in warnings
+    assert "1 languages, by their codes, are not read as fineweb2: gsw_Latn" in warnings
+    assert find_sources(TextConfig(corpus=("fineweb2",), where=(f"fineweb2={tmp_path}",)))["mono"].settings
+
+
+DESCRIPTION = 'name = "x"\nwhere = "{}"\nformat = "jsonl"\nfiles = {}\nlanguages = {}\n'
+
+
+def test_files_by_a_star(tmp_path: Path) -> None:
+    """CulturaX's and MADLAD-400's names; the first pattern that has files counts; the column has another name."""
+    for name in ("de/de_part_0.jsonl.gz", "de/de_part_1.jsonl.gz", "de/de_part_2.jsonl", "fr/fr_part_0.jsonl"):
+        write(tmp_path / "data" / name, [name], "raw")
+    path = tmp_path / "x.toml"
+    files = '["{lang}/*.jsonl.gz", "{lang}/*.jsonl"]'
+    path.write_text(DESCRIPTION.format(tmp_path / "data", files, '["de", "fr"]') + 'columns = ["raw"]\n')
+    found = corpus_inputs(read_corpora([str(path)], [])[0])
+    texts = [list(documents(source, Counts("documents"))) for source in found]
+    assert texts == [[["de/de_part_0.jsonl.gz"]], [["de/de_part_1.jsonl.gz"]], [["fr/fr_part_0.jsonl"]]]
+
+
+@pytest.mark.parametrize(
+    ("files", "languages", "more", "message"),
+    [
+        ('"*.jsonl"', '"any"', "", r'files are .*but languages = "any" needs \{lang\} in the name'),
+        ('"{lang}.jsonl"', '["de"]', 'columns = ["a", "b"]', "name the one that has the text"),
+        ('"{lang}.jsonl"', '"all"', "", r'set languages = \["en", …\] or languages = "any"'),
+    ],
+)
+def test_mistakes_in_a_description_of_records(
+    tmp_path: Path, files: str, languages: str, more: str, message: str
+) -> None:
+    (tmp_path / "x.toml").write_text(DESCRIPTION.format(tmp_path, files, languages) + more)
+    with pytest.raises(ValueError, match=message):
+        read_corpora([str(tmp_path / "x.toml")], [])
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("ending", ["jsonl.gz", "parquet"])
+def test_the_same_shards_for_any_number_of_processes_and_after_a_kill(
+    vocab: Path,
+    tmp_path: Path,
+    sentences: list[str],
+    ending: str,
+    data_prep: Callable[..., "subprocess.CompletedProcess[str]"],
+    start_data_prep: Callable[..., "subprocess.Popen[str]"],
+) -> None:
+    texts = [f"{sentences[i % 6]} {i}\n\n" * (1 + i % 3) for i in range(12_000)]
+    write(tmp_path / "in" / f"de.{ending}", texts)
+    write(tmp_path / "in" / f"en.{ending}", texts[:500])
+    flags = ["encode", "--mono", tmp_path / "in", "--vocab", vocab, "--block-bytes", 50_000, "--out"]
+    done = data_prep(*flags, tmp_path / "one")
+    assert done.returncode == 0, done.stderr
+    expected = tree(tmp_path / "one")
+    counts = read_manifest(tmp_path / "one" / "mono").counts["by_language"]
+    assert (counts["de"]["documents"], counts["en"]["documents"]) == (12_000, 500)
+    assert counts["de"]["paragraphs"] == sum(1 + i % 3 for i in range(12_000))
+    assert len(expected) > 30
+    done = data_prep(*flags, tmp_path / "two", "--processes", 2)
+    assert done.returncode == 0, done.stderr
+    assert tree(tmp_path / "two") == expected
+    killed = start_data_prep(*flags, tmp_path / "killed", "--processes", 2)
+    while not (tmp_path / "killed" / "mono" / "tasks" / "de-000.00003.json").exists():
+        assert killed.poll() is None, "it ended before it could be killed"
+        time.sleep(0.001)
+    killed.kill()
+    killed.wait()
+    first = tmp_path / "killed" / "mono" / "de" / "000-00000.arrow"
+    before = first.stat().st_mtime_ns
+    done = data_prep(*flags, tmp_path / "killed")
+    assert done.returncode == 0, done.stderr
+    assert tree(tmp_path / "killed") == expected
+    assert first.stat().st_mtime_ns == before
+
+
+def test_the_commands_of_the_guide(
+    tmp_path: Path, sentences: list[str], data_prep: Callable[..., "subprocess.CompletedProcess[str]"]
+) -> None:
+    """docs/data.md: a vocabulary and ids from FineWeb-2's files; an error is one line with exit code 2."""
+    texts = [f"{sentence} {i}" for i in range(300) for sentence in sentences]
+    path = write(tmp_path / "fineweb2" / "data" / "deu_Latn" / "train" / "000_00000.parquet", texts)
+    guide = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    for flags in (
+        "vocab --corpus fineweb2 --where fineweb2=FOLDER",
+        "encode --corpus fineweb2 --where fineweb2=FOLDER",
+    ):
+        assert flags in guide
+    corpus = ["--corpus", "fineweb2", "--where", f"fineweb2={tmp_path / 'fineweb2'}"]
+    done = data_prep("vocab", *corpus, "--size", 90, "--sentences", 1000, "--out", tmp_path / "vocab")
+    assert done.returncode == 0, done.stderr
+    encode = ["encode", *corpus, "--vocab", tmp_path / "vocab", "--out"]
+    done = data_prep(*encode, tmp_path / "encoded")
+    assert done.returncode == 0, done.stderr
+    path.write_bytes(path.read_bytes()[:-9])
+    done = data_prep(*encode, tmp_path / "damaged")
+    assert done.returncode == 2
+    (line,) = (line for line in done.stderr.splitlines() if "error" in line)
+    assert line.startswith(f"data_prep encode: error: {path} cannot be read (")
