@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bench.gpu_device import DTYPES, Device
-from bench.gpu_rows import synthetic_batch
+from bench.gpu_steps import DTYPES, Device
+from bench.synthetic import synthetic_batch
 from xlme_ds.config import ModelConfig, ObjectiveConfig
 from xlme_ds.models.attention import Attention, shared_bias
 from xlme_ds.models.embedding import lookup

@@ -23,7 +23,7 @@ from typing import Annotated
 
 import tyro
 
-from bench.head_memory import memory
+from bench.workers import memory
 from xlme_ds.cli import fail, parse
 from xlme_ds.commands import run as run_stage
 from xlme_ds.config import DataConfig, EngineConfig, RunConfig

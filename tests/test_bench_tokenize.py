@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 import sentencepiece as spm
 
-from bench.tokenize_sides import mismatches
-from bench.tokenize_text import corpus_files, documents_of
+from bench.tokenize import corpus_files, documents_of, mismatches
 from data_prep.store import write_arrow
 from tests.data_prep.conftest import TEXT
 from xlme_ds.data.schema import DOCUMENTS, EOS
