@@ -8,8 +8,7 @@ import platform
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -146,8 +145,7 @@ def run_config(
     return replace(run, model=model, data=DataConfig(rows, rows, micro_batch), engine=engine).validate()
 
 
-@contextmanager
-def built(run: RunConfig, device: Device, engine: str) -> Iterator[Any]:
+def built(run: RunConfig, device: Device, engine: str) -> Any:
     """The engine of `run`, ready to train: DeepSpeed's, or `plain` for `MasterWeights`."""
     torch.compiler.reset()  # what is compiled, and its CUDA graphs, would outlive the case
     source = SyntheticSource(run, run.model.max_positions)
@@ -156,21 +154,20 @@ def built(run: RunConfig, device: Device, engine: str) -> Iterator[Any]:
         from xlme_ds.engine.processes import start_process_group
 
         start_process_group(run.engine)
-        yield build_engine(run, source, None)  # type: ignore[arg-type]
-    else:
-        objective = objective_of(run.objective)
-        model = objective.build(run.model)
-        initialise(model, run.seed, run.model.init_std)
-        yield MasterWeights(model, objective, source, None, device.torch, run.optimizer)
+        return build_engine(run, source, None)  # type: ignore[arg-type]
+    objective = objective_of(run.objective)
+    model = objective.build(run.model)
+    initialise(model, run.seed, run.model.init_std)
+    return MasterWeights(model, objective, source, None, device.torch, run.optimizer)
 
 
 def step(run: RunConfig, device: Device, engine: str, rounds: int, matmul_tflops: float) -> Figures:
     """Speed and memory of optimizer steps; operations by the standard count, recomputation is no work done."""
     row_tokens = run.model.max_positions
-    with built(run, device, engine) as trained:
-        seconds = device.seconds(lambda: trained.train_batch(0, 1e-4, detailed=False), rounds)
-        metrics = trained.train_batch(0, 1e-4, detailed=True).metrics
-        padding = torch.cat([batch.segments_BT for batch in trained.loader.step(0)]).eq(0).double().mean()
+    trained = built(run, device, engine)
+    seconds = device.seconds(lambda: trained.train_batch(0, 1e-4, detailed=False), rounds)
+    metrics = trained.train_batch(0, 1e-4, detailed=True).metrics
+    padding = torch.cat([batch.segments_BT for batch in trained.loader.step(0)]).eq(0).double().mean()
     tflops = flops_per_step(run, row_tokens) / seconds / 1e12
     return {
         "tokens_per_s": (run.data.mono_rows + run.data.para_rows) * row_tokens / seconds,
@@ -197,17 +194,21 @@ def planned_memory(run: RunConfig, row_tokens: int) -> float | str:
 def where_time_goes(run: RunConfig, device: Device, engine: str, top: int = 15) -> Figures:
     """The kernels that took longest in one step (operators on the CPU), and where the host waited for the device."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.kind == "cuda")
-    with built(run, device, engine) as trained:
-        device.seconds(lambda: trained.train_batch(0, 1e-4, detailed=False), rounds=1)
-        waits = host_waits(lambda: trained.train_batch(0, 1e-4, detailed=False), device)
-        with profile(activities=activities) as recorded:
-            trained.train_batch(0, 1e-4, detailed=False)
+    trained = built(run, device, engine)
+
+    def one_step() -> None:
+        trained.train_batch(0, 1e-4, detailed=False)
+
+    device.seconds(one_step, rounds=1)
+    waits = host_waits(one_step, device)
+    with profile(activities=activities) as recorded:
+        one_step()
     times: dict[str, tuple[float, int]] = {}
     for event in recorded.key_averages():
         if getattr(event, "is_user_annotation", False):  # a span over kernels that are there themselves
             continue
         if device.kind == "cpu" or event.device_type == torch.autograd.DeviceType.CUDA:
-            spent = event.self_cpu_time_total if device.kind == "cpu" else _device_time(event)
+            spent = event.self_cpu_time_total if device.kind == "cpu" else event.self_device_time_total
             before, calls = times.get(event.key, (0.0, 0))
             times[event.key] = before + spent, calls + event.count
     total = sum(spent for spent, _ in times.values())
@@ -216,10 +217,6 @@ def where_time_goes(run: RunConfig, device: Device, engine: str, top: int = 15) 
         {"name": name, "ms": spent / 1000, "share": spent / total, "calls": calls} for name, (spent, calls) in longest
     ]
     return {"total_ms": total / 1000, "kernels": kernels, "host_waits": waits}
-
-
-def _device_time(event: Any) -> float:
-    return float(getattr(event, "self_device_time_total", None) or getattr(event, "self_cuda_time_total", 0.0))
 
 
 def host_waits(run: Any, device: Device) -> dict[str, int] | str:

@@ -58,21 +58,14 @@ Made = tuple[Tensor, ...]
 class LoaderSettings:
     """What is measured."""
 
-    data: Path
-    """A mixed folder: its first rows are read, and its first shards resumed."""
-    rows: int = 16_384
-    """Of each task."""
-    rounds: int = 5
-    gigabytes: tuple[float, ...] = (1, 10, 100)
-    """Sizes that are resumed; the last one gives the figure."""
-    resumes: int = 5
-    """Of each size, cached and not."""
-    quick: bool = False
-    """2,048 rows of each task, fewer rounds."""
-    json: bool = False
-    """Print JSON."""
-    resume: bool = False
-    """Used by the command itself."""
+    data: Path  # a mixed folder: its first rows are read, and its first shards resumed
+    rows: int = 16_384  # of each task
+    rounds: int = 5  # of which the medians are taken
+    gigabytes: tuple[float, ...] = (1, 10, 100)  # sizes that are resumed; the last one gives the figure
+    resumes: int = 5  # of each size, cached and not
+    quick: bool = False  # 2,048 rows of each task, fewer rounds
+    json: bool = False  # print JSON
+    resume: bool = False  # used by the command itself
 
 
 def loader_of(data: Path, a_task: int = A_TASK) -> Loader:
@@ -175,14 +168,10 @@ def _open_datasets(folder: Path) -> Any:
 class LoaderPeer(NamedTuple):
     """A library that stores a row an index, memory mapped or in files of its own."""
 
-    needs: str
-    """The module that must be there, and …"""
-    package: str
-    """… what brings it."""
-    write: Callable[[Path, np.ndarray], None]
-    """Store the rows, [N, T] in reading order."""
-    open: Callable[[Path], Any]
-    """The dataset; an item is a row of ids, alone or as `tokens`."""
+    needs: str  # the module that must be there, and …
+    package: str  # … what brings it
+    write: Callable[[Path, np.ndarray], None]  # store the rows, [N, T] in reading order
+    open: Callable[[Path], Any]  # the dataset; an item is a row of ids, alone or as `tokens`
 
     def missing(self) -> str:
         """Why it cannot run here; empty where it can."""

@@ -47,32 +47,24 @@ _LABELS = {"layers": "layers of the discriminator", "tokens": "tokens of a row"}
 class ScalingSettings:
     """What to measure."""
 
-    out: Path | None = None
-    """Folder for scaling.json and the plots."""
-    rounds: int = 5
-    quick: bool = False
-    """A tiny model, two values an axis, one round."""
-    json: bool = False
-    gpu_tflops: float = 150.0
-    """Rate that a GPU reaches, for the computed curve."""
-    bandwidth: float = 25.0
-    """GB/s that a GPU sends."""
-    case: str = ""
-    """Used by the command itself."""
+    out: Path | None = None  # folder for scaling.json and the plots
+    rounds: int = 5  # of which the medians are taken
+    quick: bool = False  # a tiny model, two values an axis, one round
+    json: bool = False  # print JSON
+    gpu_tflops: float = 150.0  # rate that a GPU reaches, for the computed curve
+    bandwidth: float = 25.0  # GB/s that a GPU sends
+    case: str = ""  # used by the command itself
 
 
 @dataclass(frozen=True)
 class ScalingCase:
     """A model and its rows: as many of text as of pairs."""
 
-    layers: int = 4
-    """Of the discriminator; the generator has a quarter of them."""
+    layers: int = 4  # of the discriminator; the generator has a quarter of them
     width: int = 256
-    tokens: int = 256
-    """Of a row."""
+    tokens: int = 256  # of a row
     vocabulary: int = 16_000
-    positions: int = 2048
-    """Of a step and process."""
+    positions: int = 2048  # of a step and process
     world: int = 1
 
     @property

@@ -27,7 +27,7 @@ from bench.synthetic import SyntheticSource
 from bench.workers import Figures, Workers, answer, memory
 from xlme_ds.config import DataConfig, ModelConfig, RunConfig
 from xlme_ds.data.batch import Batch
-from xlme_ds.flops import flops_per_step, work_of
+from xlme_ds.flops import flops_per_step
 from xlme_ds.recipes import recipe
 
 Size = Literal["base", "middle", "tiny"]
@@ -39,15 +39,12 @@ RATE = 1e-4
 class StepSettings:
     """What to measure."""
 
+    # base: Base with XLM-R's 250,002 pieces; middle: 4 + 8 layers of width 384, 64,000 pieces; tiny: for tests
     sizes: tuple[Size, ...] = ("base", "middle")
-    """base: Base with XLM-R's 250,002 pieces; middle: 4 + 8 layers of width 384, 64,000 pieces; tiny: for tests."""
-    rounds: int = 5
-    quick: bool = False
-    """The middle size alone, three rounds."""
-    json: bool = False
-    """Print JSON."""
-    contender: str = ""
-    """Used by the command itself."""
+    rounds: int = 5  # of which the medians are taken
+    quick: bool = False  # the middle size alone, three rounds
+    json: bool = False  # print JSON
+    contender: str = ""  # used by the command itself
 
 
 def sized(size: Size) -> RunConfig:
@@ -64,7 +61,7 @@ def sized(size: Size) -> RunConfig:
 
 
 class OurStep:
-    """The engine of the run, DeepSpeed's ZeRO-1 on one process; notes what share of the passes the generator takes."""
+    """The engine of the run, DeepSpeed's ZeRO-1 on one process."""
 
     def __init__(self, run: RunConfig):
         from xlme_ds.engine.build import build_engine
@@ -73,36 +70,10 @@ class OurStep:
         start_process_group(run.engine)
         source: Any = SyntheticSource(run, run.model.max_positions)
         self.engine: Any = build_engine(run, source, None)
-        self.times: list[float] = []
-        model = self.engine.engine.module
-        embed, backward = model.embed_for_discriminator, self.engine._backward
-
-        def note(*_: object) -> None:
-            self.times.append(time.perf_counter())
-
-        def embedded(ids_BT: Tensor) -> Tensor:
-            note()
-            found: Tensor = embed(ids_BT)
-            found.register_hook(note)  # autograd goes back over the discriminator first, which came last
-            return found
-
-        def back(loss: Tensor) -> None:
-            backward(loss)
-            note()
-
-        model.register_forward_pre_hook(note)
-        model.embed_for_discriminator, self.engine._backward = embedded, back
 
     def step(self) -> None:
         """One optimizer step."""
-        self.times.clear()
         self.engine.train_batch(0, RATE, detailed=False)
-
-    @property
-    def generator_share(self) -> float:
-        """The generator's share of the time of forward and backward in the last step."""
-        begin, generated, discriminated, end = self.times
-        return (generated - begin + end - discriminated) / (end - begin)
 
 
 class PeerStep(ABC):
@@ -111,30 +82,30 @@ class PeerStep(ABC):
     def __init__(self, run: RunConfig):
         self.run = run
         self.batch: Batch = SyntheticSource(run, run.model.max_positions).batches[0]
-        self.model = self.build(run.model)
+        self.model = self._build(run.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE, weight_decay=0.01, fused=True)
 
     @abstractmethod
-    def build(self, cfg: ModelConfig) -> nn.Module:
+    def _build(self, cfg: ModelConfig) -> nn.Module:
         """Both networks, initialised."""
 
     @abstractmethod
-    def generate(self, masked_BT: Tensor) -> tuple[Tensor, Tensor]:
+    def _generate(self, masked_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of the masked positions [M, V] and the generator's loss; `masked_BT` has <mask> in place."""
 
     @abstractmethod
-    def discriminate(self, ids_BT: Tensor) -> Tensor:
+    def _discriminate(self, ids_BT: Tensor) -> Tensor:
         """The discriminator's logits [B, T]."""
 
     def loss(self) -> Tensor:
         """Generator's loss plus λ times the discriminator's."""
         ids_BT, chosen_M = self.batch.tokens_BT, self.batch.masked_M
         masked_BT = ids_BT.flatten().index_fill(0, chosen_M, self.run.model.vocabulary - 1).view_as(ids_BT)
-        logits_MV, loss = self.generate(masked_BT)
+        logits_MV, loss = self._generate(masked_BT)
         with torch.no_grad():
             sample_M = torch.multinomial(logits_MV.float().softmax(-1), 1).squeeze(1)
         corrupted_BT = ids_BT.flatten().index_copy(0, chosen_M, sample_M).view_as(ids_BT)
-        logits_BT, replaced_BT = self.discriminate(corrupted_BT), corrupted_BT != ids_BT
+        logits_BT, replaced_BT = self._discriminate(corrupted_BT), corrupted_BT != ids_BT
         weight = self.run.objective.discriminator_weight
         return loss + weight * F.binary_cross_entropy_with_logits(logits_BT.float(), replaced_BT.float())
 
@@ -151,8 +122,7 @@ class PeerStep(ABC):
 class HuggingFaceStep(PeerStep):
     """`ElectraForMaskedLM` and `ElectraForPreTraining` with one embedding; its rows attend over their whole length."""
 
-    def build(self, cfg: ModelConfig) -> nn.Module:
-        """Both networks, initialised."""
+    def _build(self, cfg: ModelConfig) -> nn.Module:
         from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
         def settings(layers: int) -> Any:
@@ -167,24 +137,21 @@ class HuggingFaceStep(PeerStep):
         self.discriminator.electra.embeddings = self.generator.electra.embeddings
         return nn.ModuleList([self.generator, self.discriminator])
 
-    def generate(self, masked_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of all positions, as the library gives them; labels of −100 leave out the ones that are not masked."""
+    def _generate(self, masked_BT: Tensor) -> tuple[Tensor, Tensor]:
+        # Logits of all positions, as the library gives them; labels of −100 leave out the ones that are not masked.
         ids_BT, chosen_M = self.batch.tokens_BT, self.batch.masked_M
         labels_BT = torch.full_like(ids_BT, -100).flatten().index_copy(0, chosen_M, ids_BT.flatten()[chosen_M])
         out = self.generator(input_ids=masked_BT, labels=labels_BT.view_as(ids_BT))
         return out.logits.flatten(0, 1)[chosen_M], out.loss
 
-    def discriminate(self, ids_BT: Tensor) -> Tensor:
-        """The discriminator's logits [B, T]."""
+    def _discriminate(self, ids_BT: Tensor) -> Tensor:
         return self.discriminator(input_ids=ids_BT).logits
 
 
 class PlainTorchStep(PeerStep):
     """`nn.TransformerEncoder` twice; logits at the masked positions only, all at once."""
 
-    def build(self, cfg: ModelConfig) -> nn.Module:
-        """Both networks, initialised."""
-
+    def _build(self, cfg: ModelConfig) -> nn.Module:
         def encoder(layers: int) -> nn.Module:
             layer = nn.TransformerEncoderLayer(
                 cfg.width, cfg.heads, cfg.feed_forward, dropout=0.0, activation="gelu", batch_first=True
@@ -200,20 +167,17 @@ class PlainTorchStep(PeerStep):
         parts = self.tokens, self.places, self.generator, self.discriminator, self.features, self.decision
         return nn.ModuleList(parts)
 
-    def embed(self, ids_BT: Tensor) -> Tensor:
-        """Tokens and positions."""
+    def _embed(self, ids_BT: Tensor) -> Tensor:
         return self.tokens(ids_BT) + self.places.weight[: ids_BT.shape[1]]
 
-    def generate(self, masked_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of the masked positions alone."""
+    def _generate(self, masked_BT: Tensor) -> tuple[Tensor, Tensor]:
         chosen_M = self.batch.masked_M
-        hidden_MD = self.generator(self.embed(masked_BT)).flatten(0, 1)[chosen_M]
+        hidden_MD = self.generator(self._embed(masked_BT)).flatten(0, 1)[chosen_M]
         logits_MV = self.features(hidden_MD) @ self.tokens.weight.t()
         return logits_MV, F.cross_entropy(logits_MV.float(), self.batch.tokens_BT.flatten()[chosen_M])
 
-    def discriminate(self, ids_BT: Tensor) -> Tensor:
-        """The discriminator's logits [B, T]."""
-        return self.decision(self.discriminator(self.embed(ids_BT))).squeeze(-1)
+    def _discriminate(self, ids_BT: Tensor) -> Tensor:
+        return self.decision(self.discriminator(self._embed(ids_BT))).squeeze(-1)
 
 
 class MatrixProduct:
@@ -240,9 +204,7 @@ def contender(name: str, size: Size) -> Callable[[object], Figures]:
     def step(_: object) -> Figures:
         begin = time.perf_counter()
         built.step()
-        seconds = time.perf_counter() - begin
-        found = {"s": seconds, "memory": memory("VmHWM") - before}
-        return found | ({"generator": built.generator_share} if name == "ours" else {})
+        return {"s": time.perf_counter() - begin, "memory": memory("VmHWM") - before}
 
     return step
 
@@ -250,7 +212,7 @@ def contender(name: str, size: Size) -> Callable[[object], Figures]:
 def measure(size: Size, rounds: int) -> Figures:
     """Ours beside one peer after the other: all at once would not fit into 24 GB."""
     run = sized(size)
-    flops, work = flops_per_step(run, run.model.max_positions), work_of(run, run.model.max_positions)
+    flops = flops_per_step(run, run.model.max_positions)
     tokens = (run.data.mono_rows + run.data.para_rows) * run.model.max_positions
     answers: dict[str, list[Figures]] = {name: [] for name in CONTENDERS}
     ratios = {}
@@ -277,8 +239,6 @@ def measure(size: Size, rounds: int) -> Figures:
         "matmul_peak_gflops": peak / 1e9,
         **{f"ratio_vs_{peer}": ratio for peer, ratio in ratios.items()},
         "fraction_of_matmul_peak": contenders["ours"]["fraction_of_matmul_peak"],
-        "generator_share_of_passes": statistics.median(one["generator"] for one in answers["ours"]),
-        "generator_share_of_operations": (work.before + work.softmax_first) / work.forward,
         "memory_vs_huggingface": contenders["ours"]["memory_gib"] / contenders["huggingface"]["memory_gib"],
     }
 
@@ -292,9 +252,7 @@ def markdown(size: str, figures: Figures) -> str:
             f"| {name} | {one['tokens_per_s']:,.0f} | {one['gflops']:,.0f} | {one['fraction_of_matmul_peak']:.0%} | "
             f"{one['memory_gib']:.2f} | {figures.get(f'ratio_vs_{name}', 1.0):.2f} |"
         )
-    takes, counts = figures["generator_share_of_passes"], figures["generator_share_of_operations"]
     lines += ["", f"time: as a multiple of ours, {figures['contenders']['ours']['step_s']:.2f} s a step"]
-    lines.append(f"our generator: {takes:.0%} of the time of forward and backward, {counts:.0%} of their operations")
     return "\n".join(lines)
 
 

@@ -1,9 +1,8 @@
 """From text files to arrays of ids, side by side in one run: SentencePiece alone, our whole stage, `datasets.map`.
 
-    python -m bench.tokenize [--quick] [--json] [--corpus DIR] [--vocab DIR]
+    python -m bench.tokenize [--json] [--corpus DIR] [--vocab DIR] [--rounds 5]
 
 * SentencePiece: lines that are in memory already, a call a line, each into an int32 array: the limit.
-* joined: the same with 50 lines in a call.
 * encode: the whole of `data_prep encode`, from compressed files to shards with their checksums, on one MPI rank and on
   two; neither imports nor the loading of the model are counted.
 * datasets.map: Hugging Face's fast tokenizer with the same model, one process; reading the files is not counted.
@@ -26,9 +25,9 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,16 +44,12 @@ from data_prep.executor import barrier, is_root
 from data_prep.languages import canonical
 from data_prep.mix import MixConfig
 from data_prep.mix import run as mix
-from data_prep.sample import SampleConfig
-from data_prep.sample import run as make_sample
 from data_prep.vocab import VocabConfig
-from data_prep.vocab import run as make_vocabulary
+from data_prep.vocab import run as vocab
 from xlme_ds.data.schema import EOS
 from xlme_ds.data.vocabulary import Vocabulary
 
-SHARED = ROOT.parent / "shared" / "data" / "corpus"
-JOINED = 50
-QUICK = ("ar", "de", "en", "fi", "hi", "ja", "ko", "ru", "ta", "th", "tr", "vi", "zh-Hans")
+PART = 500_000  # bytes of text of every language, for the slow side
 _WARM_LANGUAGES = ("de", "en", "es", "fr", "it", "nl", "pt", "ru")  # a task for every rank, so that each has its model
 _ENDING = ".txt.xz"
 
@@ -63,27 +58,15 @@ _ENDING = ".txt.xz"
 class TokenizeSettings:
     """What is measured."""
 
-    corpus: Path | None = None
-    """Folder with mono/<lang>.txt.xz; without it ../shared/data/corpus, or else the sample corpus (fetched)."""
+    corpus: Path = ROOT.parent / "shared/data/corpus"  # folder with mono/<lang>.txt.xz
+    # folder of stage vocab; without it one of --size ids is trained on --sentences lines of the text
     vocab: Path | None = None
-    """Folder of stage vocab; without it one of --size ids is trained on --sentences lines of the text."""
-    size: int = 32_000
-    sentences: int = 100_000
-    languages: tuple[str, ...] = ()
-    """These only."""
-    megabytes: float = 0.0
-    """Of text, at most, of every language; 0: all."""
-    hugging_face_kilobytes: int = 500
-    """Of text, of every language, for the slow side."""
-    mix_rows: int = 300_000
-    """Of 2 KB: few of them are gone before the disk has begun."""
-    rounds: int = 5
-    quick: bool = False
-    """Within a minute: one round over 4 MB of each of some languages, with a small vocabulary."""
-    json: bool = False
-    """Print JSON."""
-    side: tuple[str, ...] = ()
-    """Used by the command itself."""
+    size: int = 32_000  # of that vocabulary
+    sentences: int = 100_000  # lines that it is trained on
+    mix_rows: int = 300_000  # of 2 KB: few of them are gone before the disk has begun
+    rounds: int = 5  # of which the medians are taken
+    json: bool = False  # print JSON
+    side: tuple[str, ...] = ()  # used by the command itself
 
 
 class Spent(NamedTuple):
@@ -100,35 +83,14 @@ def measured(work: Callable[[], Any]) -> tuple[Spent, Any]:
     return Spent(time.perf_counter() - wall, time.process_time() - cpu), result
 
 
-def corpus_files(
-    corpus: Path | None, languages: Container[str], megabytes: float, scratch: Path
-) -> tuple[Path, dict[str, list[Path]]]:
-    """(folder, its files by language): the corpus's own, or copies of the first `megabytes` (0: all) of `languages`.
-
-    Without a corpus, the one beside the repository is taken, or else the sample corpus. Raises ValueError when there
-    are no files.
-    """
-    if corpus is None and not SHARED.is_dir():
-        make_sample(SampleConfig(scratch / "sample"))
-    mono = (corpus or (SHARED if SHARED.is_dir() else scratch / "sample" / "train")) / "mono"
+def corpus_files(mono: Path) -> dict[str, list[Path]]:
+    """The files of a folder by language. Raises ValueError when there are none."""
     files: dict[str, list[Path]] = {}
     for path in sorted(mono.glob(f"*{_ENDING}")):
-        language = canonical(path.name.removesuffix(_ENDING))
-        if not languages or language in languages:
-            files.setdefault(language, []).append(path)
+        files.setdefault(canonical(path.name.removesuffix(_ENDING)), []).append(path)
     if not files:
         raise ValueError(f"{mono} holds no <lang>{_ENDING} to measure: name a folder with mono/ in it by --corpus")
-    if not languages and not megabytes:
-        return mono, files
-    part = scratch / "mono"
-    part.mkdir(parents=True)
-    for path in [path for paths in files.values() for path in paths]:
-        if not megabytes:
-            (part / path.name).symlink_to(path.resolve())
-            continue
-        with lzma.open(path) as file, lzma.open(part / path.name, "wb", preset=1) as cut:
-            cut.write(file.read(int(megabytes * 1e6)).rpartition(b"\n")[0] + b"\n")
-    return part, {language: [part / path.name for path in paths] for language, paths in files.items()}
+    return files
 
 
 def documents_of(path: Path) -> list[list[str]]:
@@ -142,12 +104,6 @@ def documents_of(path: Path) -> list[list[str]]:
             elif documents[-1]:
                 documents.append([])
     return [document for document in documents if document]
-
-
-def trained(mono: Path, out: Path, size: int, sentences: int) -> Path:
-    """Folder of a vocabulary trained on the text itself."""
-    make_vocabulary(VocabConfig(out=out, mono=mono, size=size, sentences=sentences, processes=os.cpu_count() or 1))
-    return out
 
 
 def mismatches(documents: Sequence[Sequence[np.ndarray]], folder: Path) -> int:
@@ -170,8 +126,12 @@ class TokenizeBench:
 
     def __init__(self, settings: TokenizeSettings, scratch: Path):
         self.settings, self.scratch = settings, scratch
-        self.mono, self.files = corpus_files(settings.corpus, settings.languages, settings.megabytes, scratch)
-        self.vocab = settings.vocab or trained(self.mono, scratch / "vocab", settings.size, settings.sentences)
+        self.mono = settings.corpus / "mono"
+        self.files = corpus_files(self.mono)
+        self.vocab = settings.vocab or scratch / "vocab"
+        if settings.vocab is None:
+            size, sentences, processes = settings.size, settings.sentences, os.cpu_count() or 1
+            vocab(VocabConfig(out=self.vocab, mono=self.mono, size=size, sentences=sentences, processes=processes))
         self.vocabulary = Vocabulary(self.vocab)
         self.bytes: Counter[str] = Counter()
         self.part: Counter[str] = Counter()  # bytes of each language for Hugging Face
@@ -186,7 +146,7 @@ class TokenizeBench:
         """Every side once; of those by language a dictionary, `by_language` in seconds of one rank."""
         scratch, out, mixed = self.scratch, self.scratch / "encoded", self.scratch / "mixed"
         found: Figures = {"one rank": self._encode(out, ranks=1), "by_language": _by_language(out / "mono")}
-        found |= {"alone": {}, "joined": {}}
+        found["alone"] = {}
         for language in self.files:
             self._sentencepiece(language, out / "mono" / language, found, first)
         for folder in (mixed, scratch / "copied", scratch / "hugging_face"):
@@ -210,21 +170,15 @@ class TokenizeBench:
         """Time SentencePiece on one language, and in the first round compare every line's ids with the shards'."""
         documents = [document for path in self.files[language] for document in documents_of(path)]
         lines = [line for document in documents for line in document]
-        joined = [" ".join(lines[i : i + JOINED]) for i in range(0, len(lines), JOINED)]
         encode_one = self.vocabulary.processor.encode
-
-        def tokenize(texts: list[str]) -> list[np.ndarray]:
-            return [np.array(encode_one(text), dtype=np.int32) for text in texts]
-
-        found["alone"][language], ids = measured(lambda: tokenize(lines))
-        found["joined"][language], _ = measured(lambda: tokenize(joined))
+        alone, ids = measured(lambda: [np.array(encode_one(line), dtype=np.int32) for line in lines])
+        found["alone"][language] = alone
         if first:
             each = iter(ids)
             self.mismatches += mismatches([[next(each) for _ in document] for document in documents], encoded)
             self.lines += len(lines)
             self.bytes[language] = sum(len(line.encode()) for line in lines)
-            size = self.settings.hugging_face_kilobytes * 1000
-            part = "\n".join(lines).encode()[:size].decode(errors="ignore").encode()
+            part = "\n".join(lines).encode()[:PART].decode(errors="ignore").encode()
             self.part[language] = len(part)
             (self.scratch / "part" / f"{language}.txt").write_bytes(part)
 
@@ -322,7 +276,6 @@ def summary(bench: TokenizeBench, rounds: Sequence[Figures]) -> Figures:
         "languages_below_sentencepiece": sum(value < 1 for value in fractions.values()),
         "megabytes_per_second": {
             "sentencepiece": median(lambda r: megabytes / total(r["alone"]).wall),
-            f"sentencepiece, {JOINED} lines joined": median(lambda r: megabytes / total(r["joined"]).wall),
             "encode, one rank": median(lambda r: megabytes / r["one rank"].wall),
             "encode, two ranks": median(lambda r: megabytes / r["two ranks"].wall),
             "datasets.map": median(lambda r: part / r["datasets.map"].wall),
@@ -345,10 +298,6 @@ def main() -> None:
         if is_root():
             print(*spent, flush=True)
         return
-    if settings.quick:
-        languages = settings.languages or QUICK
-        settings = replace(settings, languages=languages, megabytes=4.0, rounds=1, size=8000, sentences=15_000)
-        settings = replace(settings, hugging_face_kilobytes=100, mix_rows=100_000)
     load = round(os.getloadavg()[0], 2)
     try:
         with tempfile.TemporaryDirectory() as scratch, redirect_stdout(sys.stderr):

@@ -71,16 +71,11 @@ def test_wrong_ids_are_counted(tmp_path: Path) -> None:
     assert wrong([[right[0], [11, 10, 9, EOS], right[2]]]) == 1
 
 
-def test_parts_of_a_corpus(corpus: Path, tmp_path: Path) -> None:
-    assert corpus_files(corpus, (), 0, tmp_path) == (
-        corpus / "mono",
-        {"en": [corpus / "mono" / "en.txt.xz"], "zh-Hant": [corpus / "mono" / "zh_hant.txt.xz"]},
-    )
-    folder, files = corpus_files(corpus, ("zh-Hant",), 0.002, tmp_path / "scratch")
-    assert files == {"zh-Hant": [folder / "zh_hant.txt.xz"]} and len(list(folder.iterdir())) == 1
-    whole, part = documents_of(corpus / "mono" / "zh_hant.txt.xz"), documents_of(files["zh-Hant"][0])
-    lines = [line for document in part for line in document]
-    assert lines == [line for document in whole for line in document][: len(lines)]
-    assert 1500 < sum(len(line.encode()) + 1 for line in lines) < 2000
+def test_files_of_a_corpus(corpus: Path, tmp_path: Path) -> None:
+    mono = corpus / "mono"
+    assert corpus_files(mono) == {"en": [mono / "en.txt.xz"], "zh-Hant": [mono / "zh_hant.txt.xz"]}
+    documents = documents_of(mono / "zh_hant.txt.xz")
+    assert [line for document in documents for line in document] == TEXT[4:5] * 100
+    assert {len(document) for document in documents} == {1, 3}
     with pytest.raises(ValueError, match="to measure: name a folder"):
-        corpus_files(tmp_path / "none", (), 0, tmp_path)
+        corpus_files(tmp_path / "none")

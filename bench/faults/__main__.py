@@ -33,7 +33,7 @@ from bench.faults.case import LAYOUTS, STEPS, FaultCase, leaving_out
 from bench.faults.forked import NotSurvived
 from bench.workers import Figures
 
-_KINDS = training.KINDS | preparation.KINDS
+_KINDS = [*training.KINDS, *preparation.KINDS]
 _ROOT_ONLY = ("disk full", "disk full in preparation", "checkpoints read only", "no permission")
 
 
@@ -41,19 +41,14 @@ _ROOT_ONLY = ("disk full", "disk full in preparation", "checkpoints read only", 
 class FaultsSettings:
     """How many faults, and which."""
 
-    quick: bool = False
-    """One fault of every kind."""
-    json: bool = False
-    """Print JSON alone."""
-    count: int = 200
-    minutes: float = math.inf
-    """No fault is begun after so many."""
-    seed: int = 0
-    kinds: tuple[str, ...] = ()
-    """These kinds alone, by name."""
-    layouts: tuple[str, ...] = tuple(LAYOUTS)
-    folder: Path | None = None
-    """Where runs are made; without it the folder for temporary files."""
+    quick: bool = False  # one fault of every kind
+    json: bool = False  # print JSON alone
+    count: int = 200  # faults
+    minutes: float = math.inf  # no fault is begun after so many
+    seed: int = 0  # of the faults' random numbers
+    kinds: tuple[str, ...] = ()  # these kinds alone, by name
+    layouts: tuple[str, ...] = tuple(LAYOUTS)  # by turns
+    folder: Path | None = None  # where runs are made; without it the folder for temporary files
 
 
 class Campaign:
@@ -82,20 +77,21 @@ class Campaign:
             self._references[key] = case
         return self._references[key]
 
-    def one(self, number: int, kind: str, layout: str) -> tuple[str, NotSurvived | None]:
-        """Make fault `number`: how it ended, and why it was not survived."""
+    def one(self, number: int, kind: str, layout: str) -> str:
+        """Make fault `number`; how it ended."""
         case = self.case(f"case {number}", layout, f"{self.seed} {number}")
-        if kind in training.KINDS:
-            case.seconds = self.reference(layout).took
         try:
-            how = _KINDS[kind](case)
-        except NotSurvived as why:
-            return f"NOT SURVIVED, {why}", why
+            with case.disks:
+                if kind in preparation.KINDS:
+                    return preparation.KINDS[kind](case)
+                case.seconds = self.reference(layout).took
+                in_the_middle, fault = training.KINDS[kind]
+                if in_the_middle:
+                    case.to_the_middle()
+                fault(case)
+                return case.finish()
         except AssertionError:  # what leads up to the fault went wrong
-            why = NotSurvived(traceback.format_exc(), case.said)
-            return f"NOT SURVIVED, {why}", why
-        shutil.rmtree(case.logs, ignore_errors=True)
-        return how, None
+            raise NotSurvived(traceback.format_exc(), case.said) from None
 
 
 def chosen_kinds(names: tuple[str, ...]) -> list[str]:
@@ -103,7 +99,7 @@ def chosen_kinds(names: tuple[str, ...]) -> list[str]:
     unknown = [kind for kind in names if kind not in _KINDS]
     if unknown:
         raise ValueError(f"there is no fault {unknown[0]!r}, but {', '.join(_KINDS)}")
-    chosen = list(names or _KINDS)
+    chosen = list(names) or _KINDS
     if os.geteuid() != 0:
         print(f"left out, they need root: {', '.join(kind for kind in chosen if kind in _ROOT_ONLY)}", file=sys.stderr)
         chosen = [kind for kind in chosen if kind not in _ROOT_ONLY]
@@ -122,12 +118,15 @@ def run(settings: FaultsSettings, folder: Path) -> Figures:
         begin = time.monotonic()
         if begin - start > 60 * settings.minutes:
             break
-        how, why = campaign.one(number, kind, layout)
         done[kind] += 1
-        print(f"{number:4d}  {kind} ({layout}): {how}, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-        if why is not None:
+        try:
+            how = campaign.one(number, kind, layout)
+            shutil.rmtree(folder / f"case {number}", ignore_errors=True)
+        except NotSurvived as why:
+            how = f"NOT SURVIVED, {why}"
             failures.append(({"number": number, "kind": kind, "layout": layout, "how": str(why)}, why))
             print("\n".join(text[-3000:] for text in why.said), file=sys.stderr, flush=True)
+        print(f"{number:4d}  {kind} ({layout}): {how}, {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
     failed = Counter(failure["kind"] for failure, _ in failures)
     return {
         "faults": done.total(),

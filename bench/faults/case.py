@@ -6,10 +6,12 @@ import json
 import math
 import os
 import random
+import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 from unittest.mock import patch
 
 import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401 - loaded here once, with much of torch, for all ranks to come
@@ -43,8 +45,8 @@ _TRAIN = (
     "--train.max-bad-steps 3 --train.audit"
 )
 _TIMED = ("tokens_per_s", "flops_per_s")
-Patch = Callable[[int], None]
-"""Run in a rank before the command: makes losses or gradients bad there."""
+Patch = Callable[[int], None]  # run in a rank before the command: makes losses or gradients bad there
+Started = TypeVar("Started", bound=ForkedRanks)
 
 
 def leaving_out(steps: tuple[int, ...]) -> Patch:
@@ -102,15 +104,18 @@ class FaultCase:
     folder: Path
     data: Path
     reference: Callable[[str, tuple[int, ...]], "FaultCase"]
-    seconds: float = 10.0
-    """What the run that was not disturbed took."""
-    took: float = 0.0
-    """What its last start took."""
-    said: list[str] = field(default_factory=list)
-    """What its last start printed."""
+    seconds: float = 10.0  # what the run that was not disturbed took
+    took: float = 0.0  # what its last start took
+    said: list[str] = field(default_factory=list)  # what its last start printed
+
+    patch: Patch | None = None  # for the last start
+    left_out: tuple[int, ...] = ()  # bad steps, which the run that was not disturbed leaves out
+    unread: int = 0  # a step whose record was damaged, which is not compared
+    done: bool = False  # the run is at its end: no further start
 
     def __post_init__(self) -> None:
         self.logs = self.folder  # stays, where a fault moves the run to a disk of its own
+        self.disks = contextlib.ExitStack()
 
     @property
     def out(self) -> Path:
@@ -150,9 +155,10 @@ class FaultCase:
         """Start the command and wait for its end."""
         return self.wait(self.start(*extra, patch=patch))
 
-    def moment(self, ranks: ForkedRanks) -> None:
-        """Wait until a random moment of the run."""
+    def moment(self, ranks: Started) -> Started:
+        """Wait until a random moment of the run; the ranks themselves."""
         ranks.until_age(self.rng.uniform(0, self.seconds))
+        return ranks
 
     def until_step(self, ranks: ForkedRanks, first: int) -> None:
         """Wait until a random step, at least `first`, was logged."""
@@ -167,32 +173,38 @@ class FaultCase:
         ended = self.wait(ranks)
         assert ended.finished, ended.said
 
-    def finish(self, patch: Patch | None = None, left_out: tuple[int, ...] = (), unread: int = 0) -> str:
-        """Give the command once more, and compare all its results with those of the run that was not disturbed."""
-        ended = self.run(patch=patch)
-        ended.need(ended.finished, "it did not go on")
-        return self.compare(left_out, unread)
+    def own_data(self) -> None:
+        """Copy the data, to damage them."""
+        shared, self.data = self.data, self.folder / "data"
+        shutil.copytree(shared, self.data)
 
-    def finish_repaired(self, ended: Ended, repair: Callable[[], object], *words: str) -> str:
-        """After a fault: compare a run that was not disturbed; have one that ended with a clear error, which has one of
-        `words`, repaired and go on."""
+    def mount(self, folder: Path, size: str) -> Path:
+        """Make `folder` a small file system until the case is closed."""
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
+        self.disks.callback(subprocess.run, ["umount", "--lazy", str(folder)], check=True)
+        return folder
+
+    def repaired(self, ended: Ended, repair: Callable[[], object], *words: str) -> None:
+        """Repair what a fault damaged: the run was done before it, or ended with a clear error that has one of
+        `words`."""
         repair()
-        if ended.finished and (self.out / "finished.json").exists():
-            return self.compare()
-        ended.need_error(*words)
-        return self.finish()
+        self.done = ended.finished and (self.out / "finished.json").exists()
+        if not self.done:
+            ended.need_error(*words)
 
-    def compare(self, left_out: tuple[int, ...] = (), unread: int = 0) -> str:
-        """Compare final state, records and rows with the run that was not disturbed (without the steps `left_out`).
-
-        Step `unread`, whose record was damaged, is not compared. Raises NotSurvived where anything differs.
-        """
-        reference = self.reference(self.layout, left_out)
+    def finish(self) -> str:
+        """Give the command once more, and compare final state, records and rows with those of the run that was not
+        disturbed. Raises NotSurvived where anything differs."""
+        if not self.done:
+            ended = self.run(patch=self.patch)
+            ended.need(ended.finished, "it did not go on")
+        reference = self.reference(self.layout, self.left_out)
         faults, _ = examine(self.out, self.data)
         same = self.final_state() == reference.final_state()
-        ours, expected = ([line for line in case.records() if line["step"] != unread] for case in (self, reference))
-        if not same or ours != expected or faults:
-            how = "other weights" if not same else "other records" if ours != expected else "same weights"
+        ours, theirs = ([line for line in case.records() if line["step"] != self.unread] for case in (self, reference))
+        if not same or ours != theirs or faults:
+            how = "other weights" if not same else "other records" if ours != theirs else "same weights"
             raise NotSurvived(how, self.said, len(faults), not same)
         return "same weights"
 
@@ -231,17 +243,6 @@ def delete(rng: random.Random, path: Path) -> None:
 
 
 DAMAGES = (flip, truncate, delete)
-
-
-@contextlib.contextmanager
-def mounted(folder: Path, size: str) -> Iterator[None]:
-    """A small file system of its own at `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def fill(path: Path) -> None:

@@ -37,12 +37,9 @@ class NotSurvived(Exception):
 class Ended:
     """How the processes ended."""
 
-    codes: list[int | None]
-    """Exit codes; of a process that a signal ended, minus its number."""
-    said: list[str]
-    """stdout and stderr of each."""
-    hung: bool
-    """Whether they were killed because they did not end."""
+    codes: list[int | None]  # exit codes; of a process that a signal ended, minus its number
+    said: list[str]  # stdout and stderr of each
+    hung: bool  # whether they were killed because they did not end
 
     @property
     def finished(self) -> bool:

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from bench.faults.case import DAMAGES, FaultCase, fill, flip, mounted
+from bench.faults.case import DAMAGES, FaultCase, fill, flip
 from bench.faults.forked import Ended, ForkedRanks
 
 _LETTERS = {"en": ["ka", "lo", "mi", "ter", "un"], "de": ["ve", "sa", "dor", "in", "pe"]}
-Stage = Callable[[Path], list[str]]
-"""The arguments of a stage that writes to this folder."""
+Stage = Callable[[Path], list[str]]  # the arguments of a stage that writes to this folder
 
 
 def prepare(folder: Path) -> Path:
@@ -109,16 +108,16 @@ def verify_finds(case: FaultCase) -> str:
 def disk_full(case: FaultCase) -> str:
     """The disk of a stage's output fills up at a random moment; with room again the same command ends with the same
     bytes."""
-    stage, disk = _either(case), case.folder / "disk"
-    took = _whole(stage(case.folder / "alone"), case.folder)
-    with mounted(disk, "8m"):
-        ranks = _start(stage(disk / "out"), case.folder)
-        ranks.until_age(case.rng.uniform(0, took))
-        fill(disk / "filler")
-        ended = ranks.wait()
-        ended.need(ended.finished or ended.clear_error("No space left on device"))
-        (disk / "filler").unlink()
-        return _same(_start(stage(disk / "out"), case.folder).wait(), case.folder / "alone", disk / "out")
+    stage, alone, disk = _either(case), case.folder / "alone", case.folder / "disk"
+    took = _whole(stage(alone), case.folder)
+    case.mount(disk, "8m")
+    ranks = _start(stage(disk / "out"), case.folder)
+    ranks.until_age(case.rng.uniform(0, took))
+    fill(disk / "filler")
+    ended = ranks.wait()
+    ended.need(ended.finished or ended.clear_error("No space left on device"))
+    (disk / "filler").unlink()
+    return _same(_start(stage(disk / "out"), case.folder).wait(), alone, disk / "out")
 
 
 def output_damaged(case: FaultCase) -> str:

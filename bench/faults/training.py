@@ -1,18 +1,18 @@
-"""The faults of the campaign in training. Each takes a fresh case, makes its fault at a random place or moment, and
-returns how the run ended; it raises `NotSurvived` where the run did not end as it should."""
+"""The faults of the campaign in training. Each takes a fresh case and makes its fault at a random place or moment; the
+same command once more, and the comparison, follow it (`FaultCase.finish`). It raises `NotSurvived` where the run ended
+in another way than it should."""
 
-import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from bench.faults.case import DAMAGES, STEPS, FaultCase, bad_steps, delete, fill, mounted, truncate
+from bench.faults.case import DAMAGES, STEPS, FaultCase, bad_steps, delete, fill, truncate
 from bench.faults.forked import ForkedRanks, LaunchedRanks, obey_permissions
 from xlme_ds import checkpoint
 from xlme_ds.train.checkpoint import Checkpoints
@@ -20,21 +20,17 @@ from xlme_ds.train.folder import LOCK
 
 
 def _kill(case: FaultCase, ranks: ForkedRanks, every: bool = False) -> None:
-    """SIGKILL of all ranks or of a random one."""
     ranks.signal(signal.SIGKILL, None if every else case.rng.randrange(2))
     case.wait(ranks)
 
 
-def killed(case: FaultCase, times: int, every: bool) -> str:
+def killed(case: FaultCase, times: int, every: bool) -> None:
     """SIGKILL at a random moment: of a random rank, or of all at once, as when a machine loses its power."""
     for _ in range(times):
-        ranks = case.start()
-        case.moment(ranks)
-        _kill(case, ranks, every)
-    return case.finish()
+        _kill(case, case.moment(case.start()), every)
 
 
-def killed_inside_a_save(case: FaultCase) -> str:
+def killed_inside_a_save(case: FaultCase) -> None:
     """A rank is killed within 20 ms after a checkpoint's folder appeared."""
     ranks, which = case.start(), case.rng.randint(1, 5)
     seen: set[str] = set()
@@ -46,21 +42,18 @@ def killed_inside_a_save(case: FaultCase) -> str:
     ranks.until(saving)
     time.sleep(case.rng.uniform(0, 0.02))
     _kill(case, ranks)
-    return case.finish()
 
 
-def killed_inside_a_resume(case: FaultCase) -> str:
+def killed_inside_a_resume(case: FaultCase) -> None:
     """A rank is killed while the run starts again and loads its checkpoint."""
-    case.to_the_middle()
     ranks, attempts = case.start(), case.out / "audit/attempts.jsonl"
     starts = attempts.read_bytes().count(b"\n")
     seconds = case.rng.uniform(0, 0.5 * case.seconds)
     ranks.until(lambda: ranks.age > seconds or attempts.read_bytes().count(b"\n") > starts)
     _kill(case, ranks)
-    return case.finish()
 
 
-def told_to_stop(case: FaultCase) -> str:
+def told_to_stop(case: FaultCase) -> None:
     """SIGTERM, SIGUSR1 or SIGINT to a random rank at a random moment, also while it starts: exit code 0, nothing
     lost."""
     ranks = case.start()
@@ -70,10 +63,9 @@ def told_to_stop(case: FaultCase) -> str:
     ranks.signal(case.rng.choice([signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]), case.rng.randrange(2))
     ended = case.wait(ranks)
     ended.need(ended.finished, f"exit codes {ended.codes} after a signal to stop")
-    return case.finish()
 
 
-def rank_hangs(case: FaultCase) -> str:
+def rank_hangs(case: FaultCase) -> None:
     """SIGSTOP of a random rank: the other's watchdog ends the run and shows its stacks."""
     ranks, victim = case.start("--train.watchdog-minutes", "0.15"), case.rng.randrange(2)
     case.until_step(ranks, 1)
@@ -83,7 +75,6 @@ def rank_hangs(case: FaultCase) -> str:
     seen = not ended.hung and ended.codes[1 - victim] == 1
     seen = seen and "stood still" in other and "most recent call first" in other
     ended.need(seen, f"exit codes {ended.codes}, the watchdog did not end it")
-    return case.finish()
 
 
 def _send(ranks: LaunchedRanks, who: str, number: int) -> bool:
@@ -93,113 +84,91 @@ def _send(ranks: LaunchedRanks, who: str, number: int) -> bool:
     return member is not None
 
 
-def rank_killed_under_the_launcher(case: FaultCase) -> str:
+def rank_killed_under_the_launcher(case: FaultCase) -> None:
     """SIGKILL of a random rank that `deepspeed` started: it ends the other and says that it failed."""
     ranks = case.launch()
     case.until_step(ranks, 1)
-    return _launched(case, ranks, failed=_send(ranks, str(case.rng.randrange(2)), signal.SIGKILL))
+    _launched(case, ranks, failed=_send(ranks, str(case.rng.randrange(2)), signal.SIGKILL))
 
 
-def launcher_killed(case: FaultCase) -> str:
+def launcher_killed(case: FaultCase) -> None:
     """SIGKILL of `deepspeed` or of the process between it and the ranks, which must not live on by themselves."""
     ranks, who = case.launch(), case.rng.choice(["runner", "launch"])
     case.moment(ranks)
     # deepspeed does not report a child that a signal killed: its exit code is 0 (docs/reliability.md).
-    return _launched(case, ranks, failed=_send(ranks, who, signal.SIGKILL) and who == "runner")
+    _launched(case, ranks, failed=_send(ranks, who, signal.SIGKILL) and who == "runner")
 
 
-def launcher_told_to_stop(case: FaultCase) -> str:
+def launcher_told_to_stop(case: FaultCase) -> None:
     """SIGTERM or SIGINT to `deepspeed`, to the process between, or to all of them as a terminal does."""
-    ranks = case.launch()
-    case.moment(ranks)
+    ranks = case.moment(case.launch())
     number, who = case.rng.choice([signal.SIGTERM, signal.SIGINT]), case.rng.choice(["runner", "launch", "all"])
     if who == "all":
         ranks.signal(number)
     else:
         _send(ranks, who, number)
-    return _launched(case, ranks, failed=False)
+    _launched(case, ranks, failed=False)
 
 
-def _launched(case: FaultCase, ranks: LaunchedRanks, failed: bool) -> str:
+def _launched(case: FaultCase, ranks: LaunchedRanks, failed: bool) -> None:
     ended = case.wait(ranks)
     orphans = ranks.leftovers()
     ended.need(not orphans, f"orphans: {orphans}")
     unnoticed = failed and ended.finished and not (case.out / "finished.json").exists()
     ended.need(not unnoticed, "the launcher says that all is well", silent_change=True)
-    return case.finish()
 
 
-@contextlib.contextmanager
-def _own_data(case: FaultCase) -> Iterator[None]:
-    """Data of the case's own, to damage."""
-    shared = case.data
-    case.data = case.folder / "data"
-    shutil.copytree(shared, case.data)
-    try:
-        yield
-    finally:
-        case.data = shared
+def shard_damaged_while_training(case: FaultCase) -> None:
+    """A bit is flipped, a shard cut short or deleted at a random moment of the run."""
+    case.own_data()
+    path = case.rng.choice(sorted(case.data.glob("*/*.arrow")))
+    content = path.read_bytes()
+    ranks = case.moment(case.start())
+    if ranks.running():
+        case.rng.choice(DAMAGES)(case.rng, path)
+    case.repaired(case.wait(ranks), lambda: path.write_bytes(content), path.name)
 
 
-def shard_damaged_while_training(case: FaultCase) -> str:
-    """A byte is flipped, a shard cut short or deleted at a random moment of the run."""
-    with _own_data(case):
-        path = case.rng.choice(sorted(case.data.glob("*/*.arrow")))
-        content = path.read_bytes()
-        ranks = case.start()
-        case.moment(ranks)
-        if ranks.running():
-            case.rng.choice(DAMAGES)(case.rng, path)
-        return case.finish_repaired(case.wait(ranks), lambda: path.write_bytes(content), path.name)
+def data_damaged(case: FaultCase, files: str, words: tuple[str, ...] = ()) -> None:
+    """One of these files of the data is damaged."""
+    case.own_data()
+    _damaged(case, sorted(case.data.glob(files)), DAMAGES, words)
 
 
-def data_damaged(case: FaultCase, files: str, *words: str) -> str:
-    """One of the files of the data is damaged between a stop and the next start."""
-    case.to_the_middle()
-    with _own_data(case):
-        path = case.rng.choice(sorted(case.data.glob(files)))
-        return _damaged(case, path, DAMAGES, *(words or (path.name,)))
-
-
-def run_folder_damaged(case: FaultCase) -> str:
+def run_folder_damaged(case: FaultCase) -> None:
     """A record of the run folder that a start reads is cut short or deleted."""
-    case.to_the_middle()
-    path = case.out / case.rng.choice(["config.json", "checkpoints/latest.json"])
-    return _damaged(case, path, (truncate, delete), path.name)
+    _damaged(case, [case.out / "config.json", case.out / "checkpoints/latest.json"], (truncate, delete))
 
 
-def _damaged(case: FaultCase, path: Path, ways: tuple[Callable[..., None], ...], *words: str) -> str:
+def _damaged(
+    case: FaultCase, files: list[Path], ways: tuple[Callable[..., None], ...], words: tuple[str, ...] = ()
+) -> None:
+    path = case.rng.choice(files)
     content = path.read_bytes()
     case.rng.choice(ways)(case.rng, path)
-    return case.finish_repaired(case.run(), lambda: path.write_bytes(content), *words)
+    case.repaired(case.run(), lambda: path.write_bytes(content), *(words or (path.name,)))
 
 
-def checkpoint_damaged(case: FaultCase) -> str:
+def checkpoint_damaged(case: FaultCase) -> None:
     """A file of the newest checkpoint is damaged: the run goes on from the one before by itself."""
-    case.to_the_middle()
     newest, _ = Checkpoints(case.out, 1, 0).newest()
     assert newest is not None
     path = case.rng.choice(sorted(newest.iterdir()))
     case.rng.choice(DAMAGES)(case.rng, path)
-    return case.finish()
 
 
-def another_rate_without_a_configuration(case: FaultCase) -> str:
+def another_rate_without_a_configuration(case: FaultCase) -> None:
     """`config.json` is gone, and the command that follows has another rate: refused, the right one goes on."""
-    case.to_the_middle()
     (case.out / "config.json").unlink()
-    name, value = case.rng.choice(
-        [("optimizer.learning-rate", "1e-5"), ("engine.precision", "bf16"), ("train.seed", "77")]
-    )
+    others = [("optimizer.learning-rate", "1e-5"), ("engine.precision", "bf16"), ("train.seed", "77")]
+    name, value = case.rng.choice(others)
     ended = case.run(f"--{name}", value)
     ended.need(not ended.finished, f"{name} {value} was accepted", silent_change=True)
     ended.need_error(name.replace("-", "_"))
-    return case.finish()
 
 
-def checkpoint_of_another_run(case: FaultCase) -> str:
+def checkpoint_of_another_run(case: FaultCase) -> None:
     """A checkpoint of a run with another rate is copied in as the newest: left out, or refused by name."""
-    case.to_the_middle()
     place = case.out
     case.folder = case.logs / "other"
     case.folder.mkdir()
@@ -211,86 +180,74 @@ def checkpoint_of_another_run(case: FaultCase) -> str:
     copy = place / "checkpoints" / case.rng.choice([theirs.name, f"step_{STEPS - 1:08d}"])
     shutil.copytree(theirs, copy)
     ended = case.run()
-    if ended.finished:
-        return case.compare()
-    ended.need_error(copy.name)
-    shutil.rmtree(copy)
-    return case.finish()
+    case.done = ended.finished
+    if not case.done:
+        ended.need_error(copy.name)
+        shutil.rmtree(copy)
 
 
-def record_damaged(case: FaultCase) -> str:
+def record_damaged(case: FaultCase) -> None:
     """A line of `metrics.jsonl` is damaged: it is named, and all others stay."""
-    case.to_the_middle()
     path = case.out / "metrics.jsonl"
     lines = path.read_bytes().split(b"\n")
     victim = case.rng.choice([number for number, line in enumerate(lines[:-1]) if b"grad_norm" in line])
     line = lines[victim]
+    case.unread = int(json.loads(line)["step"])
     cut = case.rng.randrange(1, len(line))
     lines[victim] = case.rng.choice([line[:cut], b"\0" * cut, b"\xff\xfe" + line])
     path.write_bytes(b"\n".join(lines))
     ended = case.run()
     ended.need(ended.finished, "it did not go on")
-    how = case.compare(unread=int(json.loads(line)["step"]))
     ended.need(any("metrics.jsonl" in text for text in ended.said), "the damaged line was not named")
-    return how
+    case.done = True
 
 
-def clock_jumped(case: FaultCase) -> str:
-    """Between two starts every file of run and data gets a date of its own, up to ten years back or ahead."""
-    case.to_the_middle()
-    with _own_data(case):
-        for path in [*case.out.rglob("*"), *case.data.rglob("*")]:
-            date = time.time() + case.rng.uniform(-1, 1) * 3.15e8
-            os.utime(path, (date, date))
-        return case.finish()
+def clock_jumped(case: FaultCase) -> None:
+    """Every file of run and data gets a date of its own, up to ten years back or ahead."""
+    case.own_data()
+    for path in [*case.out.rglob("*"), *case.data.rglob("*")]:
+        date = time.time() + case.rng.uniform(-1, 1) * 3.15e8
+        os.utime(path, (date, date))
 
 
-def disk_full(case: FaultCase) -> str:
+def disk_full(case: FaultCase) -> None:
     """The file system of the run folder fills up at a random moment; there is room again at the next start."""
-    with mounted(case.logs / "disk", "24m"):
-        case.folder = case.logs / "disk"
-        ranks = case.start()
-        case.moment(ranks)
-        full = case.folder / "filler"
-        fill(full)
-        ended = case.wait(ranks)
-        return case.finish_repaired(ended, partial(full.unlink, missing_ok=True), "No space left on device")
+    case.folder = case.mount(case.logs / "disk", "24m")
+    ranks, full = case.moment(case.start()), case.folder / "filler"
+    fill(full)
+    case.repaired(case.wait(ranks), partial(full.unlink, missing_ok=True), "No space left on device")
 
 
-def checkpoints_read_only(case: FaultCase) -> str:
+def checkpoints_read_only(case: FaultCase) -> None:
     """The checkpoints' file system can no longer be written; later it can."""
-    folder = case.out / "checkpoints"
-    with mounted(folder, "24m"):
-        ranks = case.start()
-        case.moment(ranks)
+    folder = case.mount(case.out / "checkpoints", "24m")
+    ranks = case.moment(case.start())
 
-        def mount(mode: str) -> bool:
-            return subprocess.run(["mount", "-o", f"remount,{mode}", str(folder)], capture_output=True).returncode == 0
+    def remount(mode: str) -> bool:
+        return subprocess.run(["mount", "-o", f"remount,{mode}", str(folder)], capture_output=True).returncode == 0
 
-        ranks.until(lambda: mount("ro"))
-        return case.finish_repaired(case.wait(ranks), lambda: mount("rw"), "Read-only file system")
+    ranks.until(lambda: remount("ro"))
+    case.repaired(case.wait(ranks), lambda: remount("rw"), "Read-only file system")
 
 
-def no_permission(case: FaultCase) -> str:
+def no_permission(case: FaultCase) -> None:
     """The run folder or its checkpoints belong to somebody else; then they do not."""
-    case.to_the_middle()
     theirs = case.rng.choice([case.out, case.out / "checkpoints"])
     os.chown(theirs, 65534, 65534)
     (case.out / LOCK).unlink()
     ended = case.run(patch=lambda rank: obey_permissions())
     os.chown(theirs, 0, 0)
     ended.need_error("Permission denied")
-    return case.finish()
 
 
-def two_runs_in_one_folder(case: FaultCase) -> str:
+def two_runs_in_one_folder(case: FaultCase) -> None:
     """The second, which may come by a link to the folder, is refused, and the first does not notice."""
-    first = case.start()
+    first, case.done = case.start(), True
     first.until(lambda: (case.out / LOCK).exists())
     case.moment(first)
     if not first.running():
         case.wait(first)
-        return case.compare()
+        return
     place = case.out
     if case.rng.random() < 0.5:
         case.folder = case.logs / "link"
@@ -302,32 +259,28 @@ def two_runs_in_one_folder(case: FaultCase) -> str:
     ended.need(ended.finished, f"the first ended with {ended.codes}")
     if not refused.finished or "all 24 steps are done" not in "".join(refused.said):  # it did not come too late
         refused.need_error("another process is still working")
-    return case.compare()
 
 
-def bad_numbers(case: FaultCase, what: str) -> str:
+def bad_numbers(case: FaultCase, what: str) -> None:
     """Two steps have an infinite loss, or on one rank a gradient that is no number; a kill in between changes
     nothing."""
-    steps = (5, 14)
-    spoil = bad_steps(steps, what, case.rng.randrange(2))
-    ranks = case.start(patch=spoil)
+    case.left_out = (5, 14)
+    case.patch = bad_steps(case.left_out, what, case.rng.randrange(2))
+    ranks = case.start(patch=case.patch)
     if case.rng.random() < 0.5:
-        case.moment(ranks)
-        ranks.signal(signal.SIGKILL, case.rng.randrange(2))
+        case.moment(ranks).signal(signal.SIGKILL, case.rng.randrange(2))
     case.wait(ranks)
-    return case.finish(spoil, left_out=steps)
 
 
-def loss_infinite_for_good(case: FaultCase) -> str:
+def loss_infinite_for_good(case: FaultCase) -> None:
     """Three bad steps in a row end the run, and it names their rows; with the cause gone it goes on after them."""
-    steps = (9, 10, 11)
-    case.run(patch=bad_steps(steps, "loss", case.rng.randrange(2))).need_error("mono 8")  # step 11: rows 88 to 95
-    return case.finish(left_out=steps)
+    case.left_out = (9, 10, 11)
+    ended = case.run(patch=bad_steps(case.left_out, "loss", case.rng.randrange(2)))
+    ended.need_error("mono 8")  # step 11 reads rows 88 to 95
 
 
-def killed_inside_a_conversion(case: FaultCase) -> str:
+def killed_inside_a_conversion(case: FaultCase) -> None:
     """`checkpoint convert` is killed and called again: the same file."""
-    case.to_the_middle()
     whole, broken = case.folder / "whole", case.folder / "broken"
 
     def convert(out: Path) -> ForkedRanks:
@@ -348,36 +301,36 @@ def killed_inside_a_conversion(case: FaultCase) -> str:
         ended.need(ended.finished, "it could not be done again")
     same = all((broken / path.name).read_bytes() == path.read_bytes() for path in whole.iterdir())
     ended.need(same, "another conversion", silent_change=True)
-    return case.finish()
 
 
-KINDS: dict[str, Callable[[FaultCase], str]] = {
-    "rank killed": partial(killed, times=2, every=False),
-    "all ranks killed": partial(killed, times=1, every=True),
-    "killed inside a save": killed_inside_a_save,
-    "killed inside a resume": killed_inside_a_resume,
-    "told to stop": told_to_stop,
-    "rank hangs": rank_hangs,
-    "rank killed under the launcher": rank_killed_under_the_launcher,
-    "launcher killed": launcher_killed,
-    "launcher told to stop": launcher_told_to_stop,
-    "shard damaged while training": shard_damaged_while_training,
-    "shard damaged between two starts": lambda case: data_damaged(case, "*/*.arrow"),
-    "manifest damaged": lambda case: data_damaged(
-        case, "*/manifest.json", "manifest", "fingerprints", "vocabular", "rows"
-    ),
-    "checkpoint damaged": checkpoint_damaged,
-    "run folder damaged": run_folder_damaged,
-    "another rate without a configuration": another_rate_without_a_configuration,
-    "checkpoint of another run": checkpoint_of_another_run,
-    "record damaged": record_damaged,
-    "clock jumped": clock_jumped,
-    "disk full": disk_full,
-    "checkpoints read only": checkpoints_read_only,
-    "no permission": no_permission,
-    "two runs in one folder": two_runs_in_one_folder,
-    "loss infinite": partial(bad_numbers, what="loss"),
-    "gradient not a number": partial(bad_numbers, what="gradient"),
-    "loss infinite for good": loss_infinite_for_good,
-    "killed inside a conversion": killed_inside_a_conversion,
+_SHARDS, _MANIFESTS = "*/*.arrow", "*/manifest.json"
+_OF_A_MANIFEST = ("manifest", "fingerprints", "vocabular", "rows")
+FRESH, MIDDLE = False, True  # whether the run was stopped in its middle before the fault
+KINDS: dict[str, tuple[bool, Callable[[FaultCase], None]]] = {
+    "rank killed": (FRESH, partial(killed, times=2, every=False)),
+    "all ranks killed": (FRESH, partial(killed, times=1, every=True)),
+    "killed inside a save": (FRESH, killed_inside_a_save),
+    "killed inside a resume": (MIDDLE, killed_inside_a_resume),
+    "told to stop": (FRESH, told_to_stop),
+    "rank hangs": (FRESH, rank_hangs),
+    "rank killed under the launcher": (FRESH, rank_killed_under_the_launcher),
+    "launcher killed": (FRESH, launcher_killed),
+    "launcher told to stop": (FRESH, launcher_told_to_stop),
+    "shard damaged while training": (FRESH, shard_damaged_while_training),
+    "shard damaged between two starts": (MIDDLE, partial(data_damaged, files=_SHARDS)),
+    "manifest damaged": (MIDDLE, partial(data_damaged, files=_MANIFESTS, words=_OF_A_MANIFEST)),
+    "checkpoint damaged": (MIDDLE, checkpoint_damaged),
+    "run folder damaged": (MIDDLE, run_folder_damaged),
+    "another rate without a configuration": (MIDDLE, another_rate_without_a_configuration),
+    "checkpoint of another run": (MIDDLE, checkpoint_of_another_run),
+    "record damaged": (MIDDLE, record_damaged),
+    "clock jumped": (MIDDLE, clock_jumped),
+    "disk full": (FRESH, disk_full),
+    "checkpoints read only": (FRESH, checkpoints_read_only),
+    "no permission": (MIDDLE, no_permission),
+    "two runs in one folder": (FRESH, two_runs_in_one_folder),
+    "loss infinite": (FRESH, partial(bad_numbers, what="loss")),
+    "gradient not a number": (FRESH, partial(bad_numbers, what="gradient")),
+    "loss infinite for good": (FRESH, loss_infinite_for_good),
+    "killed inside a conversion": (MIDDLE, killed_inside_a_conversion),
 }
