@@ -8,7 +8,6 @@
 * resume: a new process (imports not counted) from the manifest to the first batch at a row in the middle, with the
   check of the shards, which the system has first been told to forget (`resume_s`) and not (`resume_cached_s`). The data
   are 1, 10 and 100 GB: the first shard of each task under so many names.
-* load_s: our loader's time for a batch of 2 + 2 rows.
 
 Lean, a peer makes the batch that the model takes by the least work that we could think of: masks drawn with 15% for
 each token from torch's generator, positions and segments computed from the ids of a whole batch at once. Customary, it
@@ -27,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,11 +67,6 @@ class LoaderSettings:
     resume: bool = False  # used by the command itself
 
 
-def loader_of(data: Path, a_task: int = A_TASK) -> Loader:
-    """Our loader, a micro-batch a step."""
-    return Loader(data, DataConfig(a_task, a_task, a_task), 1, MASK_FRACTION)
-
-
 def our_batches(data: Path, rows: int, kind: str) -> Iterator[Made]:
     """One pass of ours, opened anew."""
     if kind == "bare":
@@ -81,7 +75,7 @@ def our_batches(data: Path, rows: int, kind: str) -> Iterator[Made]:
             parts = [store.read(np.arange(first, first + A_TASK)).tokens for store in stores]
             yield (torch.from_numpy(np.concatenate(parts).astype(np.int64)),)
         return
-    loader = loader_of(data)
+    loader = Loader(data, DataConfig(A_TASK, A_TASK, A_TASK), 1, MASK_FRACTION)
     for step in range(rows // A_TASK):
         (batch,) = loader.step(step)
         yield batch.tokens_BT, batch.masked_M, batch.positions_BT, batch.segments_BT
@@ -211,32 +205,30 @@ def race(data: Path, rows: int, rounds: int, scratch: Path) -> Figures:
     """Every contender that is there, in turns."""
     tokens = in_training_order(data, rows)
     missing = {name: why for name, peer in PEERS.items() if (why := peer.missing())}
+    contenders: dict[str, Callable[[str], Iterator[Made]]] = {OURS: partial(our_batches, data, rows)}
     peers = [name for name in PEERS if name not in missing]
     for name in peers:
-        PEERS[name].write(scratch / name.split()[0], tokens)
+        folder = scratch / name.split()[0]
+        PEERS[name].write(folder, tokens)
+        contenders[name] = partial(PEERS[name].batches, folder)
     turns: dict[tuple[str, str], list[Figures]] = {}
     for turn in range(rounds + 1):
-        for name in (OURS, *peers):
+        for name, batches in contenders.items():
             for kind in KINDS[:2] if name == OURS else KINDS:
-                ours = name == OURS
-                begin = time.perf_counter(), time.process_time()
-                batches = (
-                    our_batches(data, rows, kind) if ours else PEERS[name].batches(scratch / name.split()[0], kind)
-                )
-                figures = one_pass(batches, *begin)
+                figures = one_pass(batches, kind)
                 if (sum_of := figures.pop("sum")) != int(tokens.sum(dtype="int64")):
                     raise ValueError(f"{name} read other rows: their ids add up to {sum_of}")
                 if turn:  # the first one warms caches
                     turns.setdefault((name, kind), []).append(figures)
-    contenders: Figures = {name: {} for name in (OURS, *peers)}
+    medians: Figures = {name: {} for name in contenders}
     for (name, kind), found in turns.items():
-        contenders[name][kind] = {figure: statistics.median(one[figure] for one in found) for figure in found[0]}
+        medians[name][kind] = {figure: statistics.median(one[figure] for one in found) for figure in found[0]}
 
     def ratio(kind: str, figure: str, ours: str = "lean") -> float | None:
         """Ours over the best peer's, the median of the turns' ratios."""
         if not peers:
             return None
-        best = max(peers, key=lambda name: contenders[name][kind][figure])
+        best = max(peers, key=lambda name: medians[name][kind][figure])
         both = zip(turns[OURS, ours], turns[best, kind], strict=True)
         return statistics.median(one[figure] / other[figure] for one, other in both)
 
@@ -245,16 +237,17 @@ def race(data: Path, rows: int, rounds: int, scratch: Path) -> Figures:
         "ratio_vs_best_peer_in_cpu_time": ratio("lean", "rows_per_cpu_s"),
         "ratio_vs_best_customary": ratio("customary", "rows_per_s"),
         "ratio_vs_best_bare": ratio("bare", "rows_per_s", "bare"),
-        "contenders": contenders,
+        "contenders": medians,
         "left_out": missing,
         "rows": len(tokens),
     }
 
 
-def one_pass(batches: Iterator[Made], wall: float, cpu: float) -> Figures:
-    """Rows a second on the clock and of CPU time, and milliseconds to the first batch, from the given times on."""
+def one_pass(batches: Callable[[str], Iterator[Made]], kind: str) -> Figures:
+    """Rows a second on the clock and of CPU time, and milliseconds to the first batch."""
     total, rows, first, masked = 0, 0, 0.0, 0
-    for batch in batches:
+    wall, cpu = time.perf_counter(), time.process_time()
+    for batch in batches(kind):
         first = first or time.perf_counter() - wall
         rows += len(batch[0])
         total += int(batch[0].sum())
@@ -319,7 +312,7 @@ def resume(data: Path) -> Figures:
     and MiB that both added to the process."""
     before = memory("VmRSS")
     begin = time.perf_counter()
-    loader = loader_of(data)
+    loader = Loader(data, DataConfig(A_TASK, A_TASK, A_TASK), 1, MASK_FRACTION)
     constructed, held = time.perf_counter(), memory("VmRSS")
     step = min(store.rows for store in loader.stores.values()) // 2 // A_TASK
     (batch,) = loader.step(step)
@@ -337,16 +330,6 @@ def resume(data: Path) -> Figures:
     }
 
 
-def small_batch(data: Path) -> float:
-    """Seconds of a batch of 2 + 2 rows, the median of 100."""
-    loader, seconds = loader_of(data, a_task=2), []
-    for step in range(101):
-        begin = time.perf_counter()
-        loader.step(step)
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds[1:])
-
-
 def main() -> None:
     """Measure and print the figures, or JSON."""
     settings = tyro.cli(LoaderSettings, description=__doc__)
@@ -361,7 +344,7 @@ def main() -> None:
         scratch_folder = tempfile.TemporaryDirectory(prefix=".bench_loader.", dir=settings.data)
         with scratch_folder as scratch, redirect_stdout(sys.stderr):
             figures = race(settings.data, rows, rounds, Path(scratch)) | resumes(settings, Path(scratch))
-            figures |= {"load_s": small_batch(settings.data), "load_before": load}
+            figures["load_before"] = load
     except (ValueError, OSError) as error:
         sys.exit(f"bench.loader: error: {error}")
     print(json.dumps(figures, indent=1) if settings.json else listing(figures))

@@ -1,12 +1,11 @@
 """From text files to arrays of ids, side by side in one run: SentencePiece alone, our whole stage, `datasets.map`.
 
-    python -m bench.tokenize [--json] [--corpus DIR] [--vocab DIR] [--rounds 5]
+    python -m bench.tokenize --vocab DIR [--corpus DIR] [--rounds 5] [--json]
 
 * SentencePiece: lines that are in memory already, a call a line, each into an int32 array: the limit.
 * encode: the whole of `data_prep encode`, from compressed files to shards with their checksums, on one MPI rank and on
   two; neither imports nor the loading of the model are counted.
 * datasets.map: Hugging Face's fast tokenizer with the same model, one process; reading the files is not counted.
-* mix: `data_prep mix` of what was encoded, against a copy (with fsync) of the files that it wrote.
 
 The sides run in turns, several times; a ratio is the median of the turns' ratios. MB are 10^6 bytes of cleaned UTF-8.
 """
@@ -42,10 +41,6 @@ from data_prep.encode import EncodeConfig
 from data_prep.encode import run as encode
 from data_prep.executor import barrier, is_root
 from data_prep.languages import canonical
-from data_prep.mix import MixConfig
-from data_prep.mix import run as mix
-from data_prep.vocab import VocabConfig
-from data_prep.vocab import run as vocab
 from xlme_ds.data.schema import EOS
 from xlme_ds.data.vocabulary import Vocabulary
 
@@ -58,12 +53,8 @@ _ENDING = ".txt.xz"
 class TokenizeSettings:
     """What is measured."""
 
+    vocab: Path  # folder of `data_prep vocab`
     corpus: Path = ROOT.parent / "shared/data/corpus"  # folder with mono/<lang>.txt.xz
-    # folder of stage vocab; without it one of --size ids is trained on --sentences lines of the text
-    vocab: Path | None = None
-    size: int = 32_000  # of that vocabulary
-    sentences: int = 100_000  # lines that it is trained on
-    mix_rows: int = 300_000  # of 2 KB: few of them are gone before the disk has begun
     rounds: int = 5  # of which the medians are taken
     json: bool = False  # print JSON
     side: tuple[str, ...] = ()  # used by the command itself
@@ -128,11 +119,7 @@ class TokenizeBench:
         self.settings, self.scratch = settings, scratch
         self.mono = settings.corpus / "mono"
         self.files = corpus_files(self.mono)
-        self.vocab = settings.vocab or scratch / "vocab"
-        if settings.vocab is None:
-            size, sentences, processes = settings.size, settings.sentences, os.cpu_count() or 1
-            vocab(VocabConfig(out=self.vocab, mono=self.mono, size=size, sentences=sentences, processes=processes))
-        self.vocabulary = Vocabulary(self.vocab)
+        self.vocabulary = Vocabulary(settings.vocab)
         self.bytes: Counter[str] = Counter()
         self.part: Counter[str] = Counter()  # bytes of each language for Hugging Face
         self.lines = self.mismatches = 0
@@ -144,16 +131,13 @@ class TokenizeBench:
 
     def round(self, first: bool) -> Figures:
         """Every side once; of those by language a dictionary, `by_language` in seconds of one rank."""
-        scratch, out, mixed = self.scratch, self.scratch / "encoded", self.scratch / "mixed"
+        scratch, out = self.scratch, self.scratch / "encoded"
         found: Figures = {"one rank": self._encode(out, ranks=1), "by_language": _by_language(out / "mono")}
         found["alone"] = {}
         for language in self.files:
             self._sentencepiece(language, out / "mono" / language, found, first)
-        for folder in (mixed, scratch / "copied", scratch / "hugging_face"):
-            shutil.rmtree(folder, ignore_errors=True)
-        found["mix"] = self._child([], "mix", self.vocab, out, mixed)
-        found["copy"], _ = measured(lambda: _copy(mixed / "mono", scratch / "copied"))
-        found["datasets.map"] = self._child([], "hugging_face", self.vocab, scratch / "part", scratch / "hugging_face")
+        shutil.rmtree(scratch / "hugging_face", ignore_errors=True)
+        found["datasets.map"] = self._child([], "hugging_face", scratch / "part", scratch / "hugging_face")
         return found | {"two ranks": self._encode(out, ranks=2)}
 
     def _encode(self, out: Path, ranks: int) -> Spent:
@@ -164,7 +148,7 @@ class TokenizeBench:
             raise ValueError("there is no mpiexec: install the extra mpi, or load the cluster's MPI")
         for old in (out, out.parent / "warmed"):
             shutil.rmtree(old, ignore_errors=True)
-        return self._child([mpiexec, "-n", str(ranks)], "encode", self.vocab, self.mono, out)
+        return self._child([mpiexec, "-n", str(ranks)], "encode", self.mono, out)
 
     def _sentencepiece(self, language: str, encoded: Path, found: Figures, first: bool) -> None:
         """Time SentencePiece on one language, and in the first round compare every line's ids with the shards'."""
@@ -184,8 +168,8 @@ class TokenizeBench:
 
     def _child(self, launcher: list[str], *side: str | Path) -> Spent:
         """Run one side in a process of its own; its last line of output has its times."""
-        command = [*launcher, sys.executable, "-m", "bench.tokenize", "--mix-rows", str(self.settings.mix_rows)]
-        command += ["--side", *map(str, side)]
+        command = [*launcher, sys.executable, "-m", "bench.tokenize", "--vocab", str(self.settings.vocab), "--side"]
+        command += map(str, side)
         one_thread = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
         done = subprocess.run(command, cwd=ROOT, env=os.environ | one_thread | offline, capture_output=True, text=True)
@@ -204,32 +188,19 @@ def _by_language(folder: Path) -> dict[str, float]:
     return {language: (end - start) / 1e9 for language, (start, end) in zip(ordered, pairwise(times), strict=True)}
 
 
-def _copy(folder: Path, target: Path) -> None:
-    """Copy the shards of `folder` to the disk: read, write and fsync."""
-    target.mkdir()
-    for shard in sorted(folder.glob("*.arrow")):
-        shutil.copyfile(shard, target / shard.name)
-        with open(target / shard.name, "rb+") as file:
-            os.fsync(file.fileno())
-
-
-def run_side(name: str, vocab: Path, source: Path, out: Path, mix_rows: int) -> Spent:
-    """One side in this process: `encode` on the MPI ranks of this launch, `mix`, or `hugging_face`."""
-    if name == "mix":
-        return measured(lambda: mix(MixConfig(source, vocab, out, mono_rows=mix_rows)))[0]
-    if name == "hugging_face":
-        return hugging_face(vocab, source, out)
+def encode_side(vocab: Path, mono: Path, out: Path) -> Spent:
+    """Stage encode on the MPI ranks of this launch."""
     encode(EncodeConfig(vocab=vocab, out=out.parent / "warmed", mono=out.parent / "warm"))  # loads the model
     barrier()
 
     def work() -> None:
-        encode(EncodeConfig(vocab=vocab, out=out, mono=source))
+        encode(EncodeConfig(vocab=vocab, out=out, mono=mono))
         barrier()
 
     return measured(work)[0]
 
 
-def hugging_face(vocab: Path, text: Path, folder: Path) -> Spent:
+def hugging_face_side(vocab: Path, text: Path, folder: Path) -> Spent:
     """`datasets.map` with the fast tokenizer over the plain files of `text`, in one process and thread."""
     from datasets import load_dataset
     from transformers import XLMRobertaTokenizer
@@ -271,7 +242,6 @@ def summary(bench: TokenizeBench, rounds: Sequence[Figures]) -> Figures:
         "encode_stage_fraction_of_sentencepiece": median(lambda r: total(r["alone"]).wall / r["one rank"].wall),
         "two_rank_scaling": median(lambda r: r["one rank"].wall / r["two ranks"].wall),
         "ratio_vs_datasets_map": median(lambda r: r["datasets.map"].wall / seconds_for_part(r)),
-        "mix_fraction_of_copy": median(lambda r: r["copy"].wall / r["mix"].wall),
         "encode_stage_fraction_in_cpu_time": median(lambda r: total(r["alone"]).cpu / r["one rank"].cpu),
         "languages_below_sentencepiece": sum(value < 1 for value in fractions.values()),
         "megabytes_per_second": {
@@ -293,8 +263,8 @@ def main() -> None:
     """Measure and print the figures, or JSON."""
     settings = tyro.cli(TokenizeSettings, description=__doc__)
     if settings.side:
-        name, *paths = settings.side
-        spent = run_side(name, *map(Path, paths), settings.mix_rows)
+        side, source, out = settings.side
+        spent = (encode_side if side == "encode" else hugging_face_side)(settings.vocab, Path(source), Path(out))
         if is_root():
             print(*spent, flush=True)
         return

@@ -32,7 +32,7 @@ def test_a_quick_run_has_its_figures(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
-    assert figures["rows"] == 512 and figures["load_s"] > 0
+    assert figures["rows"] == 512
     sizes = figures["resumes"]
     assert list(sizes) == ["0.01 GB", "1 GB"]
     assert figures["resume_s"] == sizes["1 GB"]["from the disk"]["first_batch_s"] > 0

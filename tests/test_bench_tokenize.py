@@ -38,7 +38,7 @@ def test_every_side_runs(corpus: Path) -> None:
     if not (Path(sys.executable).parent / "mpiexec").exists() and not shutil.which("mpiexec"):
         pytest.skip("there is no mpiexec: install the mpich wheel")
     # As a file: its folder is then on the path, and its name is one of the standard library's.
-    flags = f"--json --corpus {corpus} --vocab {corpus} --rounds 1 --mix-rows 100".split()
+    flags = f"--json --corpus {corpus} --vocab {corpus} --rounds 1".split()
     command = [sys.executable, "bench/tokenize.py", *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
