@@ -35,7 +35,7 @@ SMALL = ModelConfig(
 
 
 def parity(case: Case, device: Device, dtype: str) -> dict[str, Any]:
-    """Run `case` both ways; names the tensor that is worst beside its bound."""
+    """Run `case` both ways; names the tensor that is worst relative to its bound."""
     reference = case(torch.device("cpu"), torch.float64)
     got = case(device.torch, DTYPES[dtype])
     found = []

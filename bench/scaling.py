@@ -153,7 +153,7 @@ def axis(name: str, values: tuple[int, ...], middle: ScalingCase, rounds: int) -
 
 
 def worlds(values: tuple[int, ...], middle: ScalingCase, rounds: int) -> list[Figures]:
-    """A step of as many rows a process, and the time of its collectives beside the prediction."""
+    """A step of as many rows a process, and the time of its collectives next to the prediction."""
     figures = []
     for value in values:
         case = replace(middle, world=value)

@@ -210,7 +210,7 @@ def contender(name: str, size: Size) -> Callable[[object], Figures]:
 
 
 def measure(size: Size, rounds: int) -> Figures:
-    """Ours beside one peer after the other: all at once would not fit into 24 GB."""
+    """Ours next to one peer after the other: all at once would not fit into 24 GB."""
     run = sized(size)
     flops = flops_per_step(run, run.model.max_positions)
     tokens = (run.data.mono_rows + run.data.para_rows) * run.model.max_positions

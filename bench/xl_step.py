@@ -128,7 +128,8 @@ def both(arguments: list[str], run: RunConfig, out: Path) -> dict[str, tuple[flo
     ours = out / ".xl_step"
     if not ours.exists() and any((out / name).exists() for name in ("swap", "checkpoints")):
         raise ValueError(
-            f"{out} has a swap or checkpoints that are not of this measurement, which would delete them: name another --out"
+            f"{out} has a swap or checkpoints that are not of this measurement, which would delete them: "
+            "name another --out"
         )
     ours.touch()
     free = shutil.disk_usage(out).free

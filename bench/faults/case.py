@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 from unittest.mock import patch
 
-import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401 - loaded here once, with much of torch, for all ranks to come
+# Loaded here once, with much of torch, for all ranks to come.
+import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
 import torch
 
 from bench.faults.forked import Ended, ForkedRanks, LaunchedRanks, NotSurvived
@@ -41,8 +42,8 @@ _MODEL = (
 )
 _DATA = "--data.mono-rows 8 --data.para-rows 4 --data.micro-batch 2 --engine.precision fp32 --optimizer.warmup-steps 4"
 _TRAIN = (
-    f"--train.steps {STEPS} --train.log-every 1 --train.save-every {SAVE_EVERY} --train.keep-last 3 --train.keep-every 0 "
-    "--train.max-bad-steps 3 --train.audit"
+    f"--train.steps {STEPS} --train.log-every 1 --train.save-every {SAVE_EVERY} --train.keep-last 3 "
+    "--train.keep-every 0 --train.max-bad-steps 3 --train.audit"
 )
 _TIMED = ("tokens_per_s", "flops_per_s")
 Patch = Callable[[int], None]  # run in a rank before the command: makes losses or gradients bad there
