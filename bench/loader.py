@@ -6,7 +6,7 @@
   one thread of torch and cached files. The contenders run in turns. A peer that is not installed is left out, and
   named.
 * resume: a new process (imports not counted) from the manifest to the first batch at a row in the middle, with the
-  check of the shards, which the system first forgets (`resume_s`) and not (`resume_cached_s`). The data
+  check of the shards, whose cached pages are first dropped (`resume_s`) or kept (`resume_cached_s`). The data
   are 1, 10 and 100 GB: the first shard of each task under so many names.
 
 Lean, a peer makes the batch that the model takes by the least work that we could think of: masks drawn with 15% for
