@@ -24,9 +24,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bench.gpu_device import DTYPES, Device, matmul
 from bench.gpu_parity import CASES, ON_A_GPU, parity
-from bench.gpu_steps import run_config, step, where_time_goes
+from bench.gpu_steps import DTYPES, Device, matmul, run_config, step, where_time_goes
 
 Figures = dict[str, Any]
 SECTIONS = ("matmul", "parity", "steps", "profile")

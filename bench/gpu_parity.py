@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bench.gpu_device import DTYPES, Device
-from bench.gpu_rows import synthetic_batch
+from bench.gpu_steps import DTYPES, Device
+from bench.synthetic import synthetic_batch
 from xlme_ds.config import ModelConfig, ObjectiveConfig
 from xlme_ds.models.attention import Attention, shared_bias
 from xlme_ds.models.embedding import lookup
@@ -35,7 +35,7 @@ SMALL = ModelConfig(
 
 
 def parity(case: Case, device: Device, dtype: str) -> dict[str, Any]:
-    """Run `case` both ways; names the tensor that is worst beside its bound."""
+    """Run `case` both ways; names the tensor that is worst relative to its bound."""
     reference = case(torch.device("cpu"), torch.float64)
     got = case(device.torch, DTYPES[dtype])
     found = []

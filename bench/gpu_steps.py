@@ -1,18 +1,22 @@
-"""Whole training steps of Base and Large on synthetic rows, and where the time of one goes."""
+"""The device that `bench.gpu` measures, whole training steps of Base and Large on synthetic rows, and where their time
+goes."""
 
 import copy
+import gc
+import os
+import platform
+import statistics
+import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from bench.gpu_device import Device
-from bench.gpu_rows import SyntheticSource
+from bench.synthetic import SyntheticSource
 from xlme_ds.config import DataConfig, RunConfig
 from xlme_ds.engine.plain import PlainEngine
 from xlme_ds.flops import flops_per_step
@@ -21,6 +25,78 @@ from xlme_ds.objectives import objective_of
 from xlme_ds.recipes import recipe
 
 Figures = dict[str, Any]
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Device:
+    """`kind` is cuda (the first visible GPU) or cpu."""
+
+    kind: str
+
+    @property
+    def torch(self) -> torch.device:
+        """As torch names it."""
+        return torch.device(self.kind)
+
+    def machine(self) -> dict[str, Any]:
+        """The machine in words."""
+        words: dict[str, Any] = {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "cores": os.cpu_count(),
+        }
+        if self.kind == "cpu":
+            return {"device": f"CPU, {platform.machine()}"} | words
+        gpu = torch.cuda.get_device_properties(0)
+        return {
+            "device": gpu.name,
+            "gpus": f"{torch.cuda.device_count()} visible, one used",
+            "memory_gib": round(gpu.total_memory / GIB, 1),
+            "compute_capability": f"{gpu.major}.{gpu.minor}",
+            "multiprocessors": gpu.multi_processor_count,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+        } | words
+
+    def seconds(self, run: Callable[[], object], rounds: int, warm_up: int = 2) -> float:
+        """Median time of `run`, on the GPU between events in its stream."""
+        for _ in range(warm_up):
+            run()
+        return statistics.median(self._once(run) for _ in range(rounds))
+
+    def _once(self, run: Callable[[], object]) -> float:
+        if self.kind == "cpu":
+            start = time.perf_counter()
+            run()
+            return time.perf_counter() - start
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1000
+
+    def release(self) -> None:
+        """Give freed memory back, and let the peak count from here."""
+        gc.collect()
+        if self.kind == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    def peak_gib(self) -> float | None:
+        """The most memory allocated by tensors since `release`; None where torch does not count it."""
+        return torch.cuda.max_memory_allocated() / GIB if self.kind == "cuda" else None
+
+
+def matmul(device: Device, dtype: str, shape: tuple[int, int, int], rounds: int) -> dict[str, Any]:
+    """Rate of the product [M, K] × [K, N] of normal random numbers (zeros would run faster), in TFLOP/s."""
+    m, k, n = shape
+    a, b = (torch.randn(size, device=device.torch).to(DTYPES[dtype]) for size in ((m, k), (k, n)))
+    several = 10
+    seconds = device.seconds(lambda: [torch.mm(a, b) for _ in range(several)], rounds) / several
+    return {"tflops": 2 * m * k * n / seconds / 1e12}
 
 
 class MasterWeights(PlainEngine):
@@ -69,8 +145,7 @@ def run_config(
     return replace(run, model=model, data=DataConfig(rows, rows, micro_batch), engine=engine).validate()
 
 
-@contextmanager
-def built(run: RunConfig, device: Device, engine: str) -> Iterator[Any]:
+def built(run: RunConfig, device: Device, engine: str) -> Any:
     """The engine of `run`, ready to train: DeepSpeed's, or `plain` for `MasterWeights`."""
     torch.compiler.reset()  # what is compiled, and its CUDA graphs, would outlive the case
     source = SyntheticSource(run, run.model.max_positions)
@@ -79,21 +154,20 @@ def built(run: RunConfig, device: Device, engine: str) -> Iterator[Any]:
         from xlme_ds.engine.processes import start_process_group
 
         start_process_group(run.engine)
-        yield build_engine(run, source, None)  # type: ignore[arg-type]
-    else:
-        objective = objective_of(run.objective)
-        model = objective.build(run.model)
-        initialise(model, run.seed, run.model.init_std)
-        yield MasterWeights(model, objective, source, None, device.torch, run.optimizer)
+        return build_engine(run, source, None)  # type: ignore[arg-type]
+    objective = objective_of(run.objective)
+    model = objective.build(run.model)
+    initialise(model, run.seed, run.model.init_std)
+    return MasterWeights(model, objective, source, None, device.torch, run.optimizer)
 
 
 def step(run: RunConfig, device: Device, engine: str, rounds: int, matmul_tflops: float) -> Figures:
     """Speed and memory of optimizer steps; operations by the standard count, recomputation is no work done."""
     row_tokens = run.model.max_positions
-    with built(run, device, engine) as trained:
-        seconds = device.seconds(lambda: trained.train_batch(0, 1e-4, detailed=False), rounds)
-        metrics = trained.train_batch(0, 1e-4, detailed=True).metrics
-        padding = torch.cat([batch.segments_BT for batch in trained.loader.step(0)]).eq(0).double().mean()
+    trained = built(run, device, engine)
+    seconds = device.seconds(lambda: trained.train_batch(0, 1e-4, detailed=False), rounds)
+    metrics = trained.train_batch(0, 1e-4, detailed=True).metrics
+    padding = torch.cat([batch.segments_BT for batch in trained.loader.step(0)]).eq(0).double().mean()
     tflops = flops_per_step(run, row_tokens) / seconds / 1e12
     return {
         "tokens_per_s": (run.data.mono_rows + run.data.para_rows) * row_tokens / seconds,
@@ -120,17 +194,21 @@ def planned_memory(run: RunConfig, row_tokens: int) -> float | str:
 def where_time_goes(run: RunConfig, device: Device, engine: str, top: int = 15) -> Figures:
     """The kernels that took longest in one step (operators on the CPU), and where the host waited for the device."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.kind == "cuda")
-    with built(run, device, engine) as trained:
-        device.seconds(lambda: trained.train_batch(0, 1e-4, detailed=False), rounds=1)
-        waits = host_waits(lambda: trained.train_batch(0, 1e-4, detailed=False), device)
-        with profile(activities=activities) as recorded:
-            trained.train_batch(0, 1e-4, detailed=False)
+    trained = built(run, device, engine)
+
+    def one_step() -> None:
+        trained.train_batch(0, 1e-4, detailed=False)
+
+    device.seconds(one_step, rounds=1)
+    waits = host_waits(one_step, device)
+    with profile(activities=activities) as recorded:
+        one_step()
     times: dict[str, tuple[float, int]] = {}
     for event in recorded.key_averages():
         if getattr(event, "is_user_annotation", False):  # a span over kernels that are there themselves
             continue
         if device.kind == "cpu" or event.device_type == torch.autograd.DeviceType.CUDA:
-            spent = event.self_cpu_time_total if device.kind == "cpu" else _device_time(event)
+            spent = event.self_cpu_time_total if device.kind == "cpu" else event.self_device_time_total
             before, calls = times.get(event.key, (0.0, 0))
             times[event.key] = before + spent, calls + event.count
     total = sum(spent for spent, _ in times.values())
@@ -139,10 +217,6 @@ def where_time_goes(run: RunConfig, device: Device, engine: str, top: int = 15) 
         {"name": name, "ms": spent / 1000, "share": spent / total, "calls": calls} for name, (spent, calls) in longest
     ]
     return {"total_ms": total / 1000, "kernels": kernels, "host_waits": waits}
-
-
-def _device_time(event: Any) -> float:
-    return float(getattr(event, "self_device_time_total", None) or getattr(event, "self_cuda_time_total", 0.0))
 
 
 def host_waits(run: Any, device: Device) -> dict[str, int] | str:

@@ -1,226 +1,352 @@
-"""The loader beside its peers, beside a step of training, and on a resume into the middle of 100 GB.
+"""The loader next to its peers, and on a resume into the middle of 100 GB.
 
-    python -m bench.loader [--quick] [--json]
+    python -m bench.loader --data DIR [--quick] [--json]     # DIR: what `data_prep mix` wrote
 
 * Rows a second and the first batch, over a pass from opening the data to its last row, in one process without workers,
-  one thread of torch and cached files. The contenders run in turns. `ratio_vs_best_peer` is against peers that were cut
-  to the least work (`bench/loader_peers.py` has it all), `ratio_vs_best_customary` against the same as they are used. A
-  peer that is not installed is left out, and named.
-* fraction_of_step: our loader's time for 2 + 2 rows of 512 tokens over that of a whole step of Base on them (bf16
-  weights, fp32 masters, on this machine's CPU, all cores).
+  one thread of torch and cached files. The contenders run in turns. A peer that is not installed is left out, and
+  named.
 * resume: a new process (imports not counted) from the manifest to the first batch at a row in the middle, with the
-  check of the shards, which the system has first been told to forget (`resume_s`) and not (`resume_cached_s`). The data
-  are 1, 10 and 100 GB: one shard of each task under so many names.
+  check of the shards, whose cached pages are first dropped (`resume_s`) or kept (`resume_cached_s`). The data
+  are 1, 10 and 100 GB: the first shard of each task under so many names.
+
+Lean, a peer makes the batch that the model takes by the least work that we could think of: masks drawn with 15% for
+each token from torch's generator, positions and segments computed from the ids of a whole batch at once. Customary, it
+is read row by row through torch's DataLoader, and transformers' DataCollatorForLanguageModeling masks (no positions, no
+segments). Bare is reading alone. Their rows lie on the disk in the order in which they are read, which is kind to them.
+Ours has masks that are exact and repeatable (15% of each item, without replacement, a function of the row's number),
+and checks every shard's SHA-256 before it is used; the others check nothing.
 """
 
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import tyro
+from torch import Tensor
+from torch.utils.data import DataLoader
 
-from bench.gpu_device import Device
-from bench.gpu_steps import built, run_config
-from bench.loader_peers import PEERS, Contender, Kind, Ours
-from bench.loader_rows import SHARD_ROWS, Text, forget_pages, in_training_order, linked
-from bench.tokenize_sides import Spent, measured
+from bench.workers import Figures, Workers, answer, listing, memory
+from xlme_ds.config import DataConfig
 from xlme_ds.data.loader import Loader
-from xlme_ds.data.schema import TASKS
+from xlme_ds.data.schema import BOS, EOS, PAD, TASKS, UNK, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 
-ROOT = Path(__file__).resolve().parents[1]
 A_TASK = 16  # rows of each task a micro-batch, as Base has them
+SIZE = 2 * A_TASK
+MASK_FRACTION = 0.15
 OURS = "ours"
-Figures = dict[str, Any]
+KINDS = ("lean", "bare", "customary")
+Made = tuple[Tensor, ...]
+"""ids [B, T]; unless bare, masked positions [M]; if lean, positions and segments [B, T]; all int64."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class LoaderSettings:
     """What is measured."""
 
-    rows: int = 16_384
-    """Of each task."""
-    rounds: int = 5
-    gigabytes: tuple[float, ...] = (1, 10, 100)
-    """Sizes that are resumed; the last one gives the figure."""
-    resumes: int = 5
-    """Of each size, cached and not."""
-    model: str = "base_zero1"
-    """Recipe of the step; `tiny` has its shape, and is for trying the command."""
-    workers: bool = True
-    """Measure the peers with one worker process too."""
-    synthetic: bool = False
-    """Rows of random ids, also where real text is there."""
-    quick: bool = False
-    """2,048 rows of each task, fewer rounds, no workers: two minutes, most of them the step of Base."""
-    json: bool = False
-    """Print JSON."""
+    data: Path  # a mixed folder: its first rows are read, and its first shards resumed
+    rows: int = 16_384  # of each task
+    rounds: int = 5  # of which the medians are taken
+    gigabytes: tuple[float, ...] = (1, 10, 100)  # sizes that are resumed; the last one gives the figure
+    resumes: int = 5  # of each size, cached and not
+    quick: bool = False  # 2,048 rows of each task, fewer rounds
+    json: bool = False  # print JSON
+    resume: bool = False  # used by the command itself
 
 
-def race(text: Text, settings: Settings) -> Figures:
+def our_batches(data: Path, rows: int, kind: str) -> Iterator[Made]:
+    """One pass of ours, opened anew."""
+    if kind == "bare":
+        stores = [RowStore(data / task) for task in TASKS]
+        for first in range(0, rows, A_TASK):
+            parts = [store.read(np.arange(first, first + A_TASK)).tokens for store in stores]
+            yield (torch.from_numpy(np.concatenate(parts).astype(np.int64)),)
+        return
+    loader = Loader(data, DataConfig(A_TASK, A_TASK, A_TASK), 1, MASK_FRACTION)
+    for step in range(rows // A_TASK):
+        (batch,) = loader.step(step)
+        yield batch.tokens_BT, batch.masked_M, batch.positions_BT, batch.segments_BT
+
+
+@cache
+def collator() -> Any:
+    """Transformers' collator, with a tokenizer that knows the special tokens."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
+
+    words = {"<s>": BOS, "<pad>": PAD, "</s>": EOS, "<unk>": UNK, "<mask>": UNK + 1}
+    inner = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, mask_token="<mask>", pad_token="<pad>")
+    return DataCollatorForLanguageModeling(tokenizer, mlm_probability=MASK_FRACTION)
+
+
+def peer_batch(kind: str, rows: Any) -> Made:
+    """A batch of int32 ids [B, T]; customary, the collator makes it of examples, and the ids that it replaced are put
+    back for the sum."""
+    if kind == "customary":
+        made = collator()([{"input_ids": row, "special_tokens_mask": row <= UNK} for row in rows])
+        masked = made["labels"] >= 0
+        return torch.where(masked, made["labels"], made["input_ids"]), masked.flatten().nonzero().squeeze(1)
+    ids = np.asarray(rows)
+    tokens = torch.from_numpy(ids.astype(np.int64))
+    if kind == "bare":
+        return (tokens,)
+    chosen = (torch.rand(tokens.shape) < MASK_FRACTION) & (tokens > UNK)
+    begins, used, column = ids == BOS, ids != PAD, np.arange(ids.shape[1])
+    segments = np.cumsum(begins, axis=1) * used
+    positions = (column - np.maximum.accumulate(np.where(begins, column, 0), axis=1)) * used
+    return tokens, chosen.flatten().nonzero().squeeze(1), torch.from_numpy(positions), torch.from_numpy(segments)
+
+
+def _write_megatron(folder: Path, tokens: np.ndarray) -> None:
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    folder.mkdir()
+    builder = IndexedDatasetBuilder(str(folder / "rows.bin"), dtype=np.int32)
+    for row in torch.from_numpy(tokens):
+        builder.add_item(row)
+        builder.end_document()
+    builder.finalize(str(folder / "rows.idx"))
+
+
+def _open_megatron(folder: Path) -> Any:
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    return IndexedDataset(str(folder / "rows"), mmap=True)
+
+
+def _write_streaming(folder: Path, tokens: np.ndarray) -> None:
+    from streaming import MDSWriter
+
+    with MDSWriter(out=str(folder), columns={"tokens": f"ndarray:int32:{tokens.shape[1]}"}) as writer:
+        for row in tokens:
+            writer.write({"tokens": row})
+
+
+def _open_streaming(folder: Path) -> Any:
+    from streaming import StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
+
+    clean_stale_shared_memory()
+    # One canonical node: else it would jump between 64 places.
+    return StreamingDataset(local=str(folder), shuffle=False, batch_size=SIZE, num_canonical_nodes=1)
+
+
+def _write_datasets(folder: Path, tokens: np.ndarray) -> None:
+    from datasets import Dataset, Features, List, Value
+
+    features = Features({"tokens": List(Value("int32"), length=tokens.shape[1])})
+    Dataset.from_dict({"tokens": tokens}, features=features).save_to_disk(str(folder))
+
+
+def _open_datasets(folder: Path) -> Any:
+    from datasets import load_from_disk
+
+    return load_from_disk(str(folder)).with_format("numpy")
+
+
+class LoaderPeer(NamedTuple):
+    """A library that stores a row an index, memory mapped or in files of its own."""
+
+    needs: str  # the module that must be there, and …
+    package: str  # … what brings it
+    write: Callable[[Path, np.ndarray], None]  # store the rows, [N, T] in reading order
+    open: Callable[[Path], Any]  # the dataset; an item is a row of ids, alone or as `tokens`
+
+    def missing(self) -> str:
+        """Why it cannot run here; empty where it can."""
+        absent = [module for module in (self.needs, "transformers") if find_spec(module) is None]
+        return f"left out, module {absent[0]} is not there: pip install {self.package}" if absent else ""
+
+    def batches(self, folder: Path, kind: str) -> Iterator[Made]:
+        """One pass over the rows from front to back, opened anew; of `datasets`, unless customary, by slices."""
+        data = self.open(folder)
+
+        def together(rows: list[Any]) -> Made:
+            return peer_batch(kind, [row["tokens"] if isinstance(row, dict) else row for row in rows])
+
+        if self.needs == "datasets" and kind != "customary":
+            for first in range(0, len(data), SIZE):
+                yield peer_batch(kind, data[first : first + SIZE]["tokens"])
+        else:
+            yield from DataLoader(data, SIZE, collate_fn=together)
+
+
+_OLD_NUMPY = "mosaicml-streaming (in an environment of its own: it wants an older numpy)"
+PEERS = {
+    "mosaicml-streaming": LoaderPeer("streaming", _OLD_NUMPY, _write_streaming, _open_streaming),
+    "datasets": LoaderPeer("datasets", "datasets transformers tokenizers", _write_datasets, _open_datasets),
+    "megatron indexed dataset": LoaderPeer("megatron", "--no-deps megatron-core", _write_megatron, _open_megatron),
+}
+
+
+def in_training_order(data: Path, rows: int) -> np.ndarray:
+    """Tokens int32 [2 · rows, T] as the peers store them: batch after batch, 16 rows of each task in each."""
+    parts = [RowStore(data / task).read(np.arange(rows)).tokens for task in TASKS]
+    row_tokens = parts[0].shape[1]
+    return np.concatenate([part.reshape(-1, A_TASK, row_tokens) for part in parts], axis=1).reshape(-1, row_tokens)
+
+
+def race(data: Path, rows: int, rounds: int, scratch: Path) -> Figures:
     """Every contender that is there, in turns."""
-    folder = text.write("race", settings.rows)
-    tokens = in_training_order(folder, settings.rows, A_TASK)
-    contenders: dict[str, Contender] = {OURS: Ours(folder, settings.rows, A_TASK)}
+    tokens = in_training_order(data, rows)
     missing = {name: why for name, peer in PEERS.items() if (why := peer.missing())}
-    for name, peer in PEERS.items():
-        if name not in missing:
-            contenders[name] = peer(text.scratch / f"race.{name.split()[0]}", settings.rows, A_TASK)
-            contenders[name].write(tokens)
-    kinds: dict[str, tuple[Kind, int]] = {"lean": ("lean", 0), "bare": ("bare", 0), "customary": ("customary", 0)}
-    if settings.workers:
-        kinds["lean, one worker"] = ("lean", 1)
-    turns: dict[str, dict[str, list[Figures]]] = {name: {kind: [] for kind in kinds} for name in contenders}
-    for turn in range(settings.rounds + 1):
-        for name, contender in contenders.items():
-            for kind, (way, workers) in kinds.items():
-                if name == OURS and kind not in ("lean", "bare"):
-                    continue
-                figures = one_pass(contender, way, workers)
+    contenders: dict[str, Callable[[str], Iterator[Made]]] = {OURS: partial(our_batches, data, rows)}
+    peers = [name for name in PEERS if name not in missing]
+    for name in peers:
+        folder = scratch / name.split()[0]
+        PEERS[name].write(folder, tokens)
+        contenders[name] = partial(PEERS[name].batches, folder)
+    turns: dict[tuple[str, str], list[Figures]] = {}
+    for turn in range(rounds + 1):
+        for name, batches in contenders.items():
+            for kind in KINDS[:2] if name == OURS else KINDS:
+                figures = one_pass(batches, kind)
                 if (sum_of := figures.pop("sum")) != int(tokens.sum(dtype="int64")):
                     raise ValueError(f"{name} read other rows: their ids add up to {sum_of}")
                 if turn:  # the first one warms caches
-                    turns[name][kind].append(figures)
-    return _raced(turns) | {"left_out": missing, "rows": 2 * settings.rows}
-
-
-def one_pass(contender: Contender, kind: Kind, workers: int) -> Figures:
-    """Rows a second on the clock and of CPU time, and milliseconds to the first batch."""
-    total, rows, first, masked = 0, 0, 0.0, 0
-    wall, cpu = time.perf_counter(), time.process_time()
-    for batch in contender.batches(kind, workers):
-        first = first or time.perf_counter() - wall
-        rows += len(batch[0])
-        total += int(batch[0].sum())
-        masked += batch[1].numel() if len(batch) > 1 else 0
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return {
-        "rows_per_s": rows / wall,
-        "rows_per_cpu_s": rows / cpu,
-        "first_batch_ms": 1e3 * first,
-        "masked_per_row": masked / rows,
-        "sum": total,
-    }
-
-
-def _raced(turns: dict[str, dict[str, list[Figures]]]) -> Figures:
-    def median(name: str, kind: str, figure: str) -> float:
-        return statistics.median(one[figure] for one in turns[name][kind])
+                    turns.setdefault((name, kind), []).append(figures)
+    medians: Figures = {name: {} for name in contenders}
+    for (name, kind), found in turns.items():
+        medians[name][kind] = {figure: statistics.median(one[figure] for one in found) for figure in found[0]}
 
     def ratio(kind: str, figure: str, ours: str = "lean") -> float | None:
         """Ours over the best peer's, the median of the turns' ratios."""
-        peers = [name for name in turns if name != OURS]
         if not peers:
             return None
-        best = max(peers, key=lambda name: median(name, kind, figure))
-        both = zip(turns[OURS][ours], turns[best][kind], strict=True)
+        best = max(peers, key=lambda name: medians[name][kind][figure])
+        both = zip(turns[OURS, ours], turns[best, kind], strict=True)
         return statistics.median(one[figure] / other[figure] for one, other in both)
 
-    table = {
-        name: {
-            kind: {figure: median(name, kind, figure) for figure in found[0]} for kind, found in kinds.items() if found
-        }
-        for name, kinds in turns.items()
-    }
     return {
         "ratio_vs_best_peer": ratio("lean", "rows_per_s"),
         "ratio_vs_best_peer_in_cpu_time": ratio("lean", "rows_per_cpu_s"),
         "ratio_vs_best_customary": ratio("customary", "rows_per_s"),
         "ratio_vs_best_bare": ratio("bare", "rows_per_s", "bare"),
-        "contenders": table,
+        "contenders": medians,
+        "left_out": missing,
+        "rows": len(tokens),
     }
 
 
-def beside_a_step(text: Text, settings: Settings) -> Figures:
-    """The loader's time a step, and a step's."""
-    tiny = settings.model == "tiny"
-    rows = 2
-    run = run_config("base_zero1" if tiny else settings.model, rows, rows, False, 64, quick=tiny)
-    loader = Loader(text.write("step", 1024), run.data, 1, run.objective.mask_fraction)
-    loader.step(0)
-    loads = [measured(lambda n=n: loader.step(n))[0] for n in range(1, 101)]  # type: ignore[misc]
-    torch.set_num_threads(os.cpu_count() or 1)
-    with built(run, Device("cpu"), "plain") as engine:
-        steps = [_timed_step(engine) for _ in range(2 if settings.quick else 4)][1:]
-    torch.set_num_threads(1)
-    load, step = (statistics.median(spent.wall for spent in group) for group in (loads, steps))
-    return {"fraction_of_step": load / step, "load_s": load, "step_s": step, "model": settings.model}
+def one_pass(batches: Callable[[str], Iterator[Made]], kind: str) -> Figures:
+    """Rows a second on the clock and of CPU time, and milliseconds to the first batch."""
+    total, rows, first, masked = 0, 0, 0.0, 0
+    wall, cpu = time.perf_counter(), time.process_time()
+    for batch in batches(kind):
+        first = first or time.perf_counter() - wall
+        rows += len(batch[0])
+        total += int(batch[0].sum())
+        masked += batch[1].numel() if len(batch) > 1 else 0
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    speed = {"rows_per_s": rows / wall, "rows_per_cpu_s": rows / cpu, "first_batch_ms": 1e3 * first}
+    return speed | {"masked_per_row": masked / rows, "sum": total}
 
 
-def _timed_step(engine: Any) -> Spent:
-    return measured(lambda: engine.train_batch(0, 1e-4, detailed=False))[0]
+def linked(source: Path, folder: Path, gigabytes: float) -> Path:
+    """A mixed folder of that size whose shards are all the first one of `source` under further names."""
+    for task in TASKS:
+        manifest = read_manifest(source / task)
+        shard = manifest.shards[0]
+        count = max(1, round(gigabytes * 1e9 / len(TASKS) / shard.bytes))
+        shards = tuple(replace(shard, name=f"{number:05d}.arrow") for number in range(count))
+        (folder / task).mkdir(parents=True)
+        for link in shards:
+            os.link(source / task / shard.name, folder / task / link.name)
+        settings = manifest.settings | {"rows": count * shard.rows}
+        write_manifest(folder / task, replace(manifest, settings=settings, shards=shards))
+    return folder
 
 
-def resumes(text: Text, settings: Settings) -> Figures:
+def resumes(settings: LoaderSettings, scratch: Path) -> Figures:
     """Medians for every size, from the disk and from the system's cache."""
-    source = text.write("shard", SHARD_ROWS)
+    source = linked(settings.data, scratch / "source", 0)  # one shard of each task
     stores = [RowStore(source / task) for task in TASKS]
     table: Figures = {}
     for size in settings.gigabytes:
-        folder = linked(source, text.scratch / f"resume.{size:g}", size)
-        kinds = {}
+        folder = linked(source, scratch / f"resume.{size:g}", size)
+        kinds = table[f"{size:g} GB"] = {}
         for kind in ("from the disk", "cached"):
             found = []
             for _ in range(settings.resumes):
                 if kind != "cached":
                     forget_pages(source)
-                found.append(_resume(folder))
-                records = np.arange(A_TASK) + found[-1]["step"] * A_TASK % SHARD_ROWS
-                if found[-1].pop("tokens") != sum(int(store.read(records).tokens.sum()) for store in stores):
+                worker = Workers("bench.loader", "--resume", "--data", str(folder))
+                found.append(worker.ask()[0])
+                worker.close()
+                records = [np.arange(A_TASK) + found[-1]["step"] * A_TASK for _ in stores]
+                read = [
+                    int(store.read(at % store.rows).tokens.sum()) for store, at in zip(stores, records, strict=True)
+                ]
+                if found[-1].pop("tokens") != sum(read):
                     raise ValueError(f"the resume in {folder} read other rows")
             kinds[kind] = {name: statistics.median(one[name] for one in found) for name in found[0]}
-        table[f"{size:g} GB"] = kinds
-    last = table[f"{settings.gigabytes[-1]:g} GB"]
-    disk, cached = last["from the disk"]["first_batch_s"], last["cached"]["first_batch_s"]
+    disk, cached = (kinds[kind]["first_batch_s"] for kind in ("from the disk", "cached"))
     return {"resume_s": disk, "resume_cached_s": cached, "resumes": table}
 
 
-def _resume(folder: Path) -> Figures:
-    command = [sys.executable, "-W", "ignore", "-m", "bench.loader_resume", str(folder), str(A_TASK)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise ValueError(f"the resume ended with code {done.returncode}: {done.stderr.strip()}")
-    return json.loads(done.stdout.splitlines()[-1])
+def forget_pages(folder: Path) -> None:
+    """Have the system drop what it caches of the shards: the next read comes from the disk."""
+    for path in folder.glob("*/*.arrow"):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def main(arguments: list[str] | None = None) -> None:
+def resume(data: Path) -> Figures:
+    """Start at a row in the middle, in this process: seconds until the loader is there and until its first batch is,
+    and MiB that both added to the process."""
+    before = memory("VmRSS")
+    begin = time.perf_counter()
+    loader = Loader(data, DataConfig(A_TASK, A_TASK, A_TASK), 1, MASK_FRACTION)
+    constructed, held = time.perf_counter(), memory("VmRSS")
+    step = min(store.rows for store in loader.stores.values()) // 2 // A_TASK
+    (batch,) = loader.step(step)
+    end = time.perf_counter()
+    shards = [shard for store in loader.stores.values() for shard in store.manifest.shards]
+    return {
+        "construct_s": constructed - begin,
+        "first_batch_s": end - begin,
+        "construct_mib": (held - before) / 2**20,
+        "peak_mib": (memory("VmHWM") - before) / 2**20,
+        "shards": len(shards),
+        "gigabytes": sum(shard.bytes for shard in shards) / 1e9,
+        "step": step,
+        "tokens": int(batch.tokens_BT.sum()),
+    }
+
+
+def main() -> None:
     """Measure and print the figures, or JSON."""
-    settings = tyro.cli(Settings, description=__doc__, args=arguments)
-    if settings.quick:
-        rows, resumed = min(settings.rows, 2048), min(settings.resumes, 3)
-        settings = replace(settings, rows=rows, rounds=3, resumes=resumed, workers=False)
+    settings = tyro.cli(LoaderSettings, description=__doc__)
+    if settings.resume:
+        answer(lambda: lambda _: resume(settings.data))
+        return
+    rows, rounds = (min(settings.rows, 2048), 3) if settings.quick else (settings.rows, settings.rounds)
     torch.set_num_threads(1)
     load = round(os.getloadavg()[0], 2)
     try:
-        with tempfile.TemporaryDirectory() as scratch, redirect_stdout(sys.stderr):
-            text = Text(Path(scratch), settings.synthetic)
-            figures = race(text, settings) | resumes(text, settings) | beside_a_step(text, settings)
-            figures |= {"real_text": text.real, "load_before": load}
-    except ValueError as error:
+        # Hard links of the data's shards need its own file system.
+        scratch_folder = tempfile.TemporaryDirectory(prefix=".bench_loader.", dir=settings.data)
+        with scratch_folder as scratch, redirect_stdout(sys.stderr):
+            figures = race(settings.data, rows, rounds, Path(scratch)) | resumes(settings, Path(scratch))
+            figures["load_before"] = load
+    except (ValueError, OSError) as error:
         sys.exit(f"bench.loader: error: {error}")
-    print(json.dumps(figures, indent=1)) if settings.json else show(figures)
-
-
-def show(figures: Figures, indent: str = "") -> None:
-    """Print name by name."""
-    for name, value in figures.items():
-        if isinstance(value, dict):
-            print(f"{indent}{name}")
-            show(value, indent + "  ")
-        else:
-            print(
-                f"{indent}{name:<{40 - len(indent)}}{value if not isinstance(value, float) else format(value, ',.5g')}"
-            )
+    print(json.dumps(figures, indent=1) if settings.json else listing(figures))
 
 
 if __name__ == "__main__":

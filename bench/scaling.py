@@ -3,104 +3,129 @@ counted.
 
     python -m bench.scaling [--out runs/scaling] [--rounds 5] [--quick] [--json] [--gpu-tflops 150] [--bandwidth 25]
 
-One axis at a time around a small model; all values of an axis take their steps by turns. Beside the measured time
-stands what the count of operations predicts from the middle value. With several processes (gloo, one thread each) the
-time of a collective is that of the rank that came last to it, so that waiting is not in it; the prediction is the
-planner's bytes over the rate of an all-reduce of 64 MiB on as many processes. For up to 512 GPUs the same is computed
-for Base from a given rate of operations and of the network.
+One axis at a time around a small model; all values of an axis take their steps by turns. Next to the measured time is
+what the count of operations predicts from the middle value. With several processes (gloo, one thread each) the time of
+a collective is that of the rank that came last to it, so that waiting is not in it; the prediction is the planner's
+bytes over the rate of an all-reduce of 64 MiB on as many processes. For up to 512 GPUs the same is computed for Base
+from a given rate of operations and of the network.
 """
 
 import json
-import os
-import socket
 import statistics
-import subprocess
-import sys
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import tyro
 
-from bench.scaling_plots import draw
-from bench.scaling_rank import Case
-from xlme_ds.config import DataConfig
+from bench.workers import Figures, Workers, answer, memory
+from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
 from xlme_ds.flops import flops_per_step
 from xlme_ds.parameters import count_parameters
 from xlme_ds.plan.layout import ParallelLayout
 from xlme_ds.plan.speed import communication
 from xlme_ds.recipes import recipe
 
-ROOT = Path(__file__).resolve().parents[1]
+COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "barrier")
 AXES = {
     "layers": (2, 4, 8, 16),
     "width": (128, 256, 512, 768),
     "tokens": (64, 256, 512, 1024),
     "vocabulary": (4_000, 16_000, 64_000, 250_000),
 }
+QUICK_AXES = {"layers": (2, 4), "width": (64, 128), "tokens": (32, 64), "vocabulary": (600, 1200)}
 WORLDS = (1, 2, 4)
 LARGE = 64 * 2**20  # bytes of the all-reduce that the network's rate is taken from
+ZEROS = ("zero1", "zero2", "zero3")
 GPUS = (8, 16, 32, 64, 128, 256, 512)
-Figures = dict[str, Any]
+_LABELS = {"layers": "layers of the discriminator", "tokens": "tokens of a row"}
 
 
 @dataclass(frozen=True)
-class Settings:
+class ScalingSettings:
     """What to measure."""
 
-    out: Path | None = None
-    """Folder for scaling.json and the plots."""
-    rounds: int = 5
-    quick: bool = False
-    """A tiny model, two values an axis, one round."""
-    json: bool = False
-    gpu_tflops: float = 150.0
-    """Rate that a GPU reaches, for the computed curve."""
-    bandwidth: float = 25.0
-    """GB/s that a GPU sends."""
+    out: Path | None = None  # folder for scaling.json and the plots
+    rounds: int = 5  # of which the medians are taken
+    quick: bool = False  # a tiny model, two values an axis, one round
+    json: bool = False  # print JSON
+    gpu_tflops: float = 150.0  # rate that a GPU reaches, for the computed curve
+    bandwidth: float = 25.0  # GB/s that a GPU sends
+    case: str = ""  # used by the command itself
 
 
-class Ranks:
-    """The processes of a case."""
+@dataclass(frozen=True)
+class ScalingCase:
+    """A model and its rows: as many of text as of pairs."""
 
-    def __init__(self, case: Case):
-        self.case = case
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        threads = (os.cpu_count() or 1) if case.world == 1 else 1
-        place = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads), "MASTER_PORT": port}
-        place |= {"WORLD_SIZE": str(case.world), "MASTER_ADDR": "127.0.0.1"}
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-W", "ignore", *case.words()], cwd=ROOT, text=True,
-                env=place | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            )
-            for rank in range(case.world)
-        ]  # fmt: skip
-        self._answers()
+    layers: int = 4  # of the discriminator; the generator has a quarter of them
+    width: int = 256
+    tokens: int = 256  # of a row
+    vocabulary: int = 16_000
+    positions: int = 2048  # of a step and process
+    world: int = 1
 
-    def take(self, asked: int | None = None) -> list[Figures]:
-        """A step, or an all-reduce of so many bytes: what every rank answers."""
-        for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(asked) + "\n")
-            process.stdin.flush()
-        return self._answers()
+    @property
+    def run(self) -> RunConfig:
+        """Its configuration, ZeRO-1 in bf16."""
+        model = ModelConfig(
+            vocabulary=self.vocabulary, width=self.width, heads=max(self.width // 64, 1), feed_forward=4 * self.width,
+            generator_layers=max(self.layers // 4, 1), discriminator_layers=self.layers, max_positions=self.tokens,
+        )  # fmt: skip
+        rows = self.positions // self.tokens // 2
+        return RunConfig(
+            "scaling", model=model, data=DataConfig(rows * self.world, rows * self.world, micro_batch=rows),
+            engine=EngineConfig(deepspeed="zero1", precision="bf16"), optimizer=OptimizerConfig(warmup_steps=1),
+            train=TrainConfig(steps=10),
+        ).validate()  # fmt: skip
 
-    def _answers(self) -> list[Figures]:
-        lines = [process.stdout.readline() for process in self.processes if process.stdout is not None]
-        if not all(lines):
-            sys.exit(f"bench.scaling: error: a process of {self.case} ended: see above")
-        return [json.loads(line) for line in lines]
+    def workers(self) -> Workers:
+        """Its processes; each takes a step when asked, or an all-reduce of so many bytes."""
+        return Workers("bench.scaling", "--case", json.dumps(asdict(self)), world=self.world)
 
-    def close(self) -> None:
-        """Let them end."""
-        for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.close()
-        for process in self.processes:
-            process.wait()
+
+def rank_of(case: ScalingCase) -> Callable[[int | None], Figures]:
+    """Build the engine in this process; the function answers with the seconds of the whole and of every collective in
+    it, and the memory that the model took."""
+    import torch
+    import torch.distributed as dist
+
+    from bench.synthetic import SyntheticSource
+    from xlme_ds.engine.build import build_engine
+    from xlme_ds.engine.processes import start_process_group
+
+    seconds: list[float] = []
+
+    def timed(collective: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any, **settings: Any) -> Any:
+            begin = time.perf_counter()
+            result = collective(*arguments, **settings)
+            seconds.append(time.perf_counter() - begin)
+            return result
+
+        return noted
+
+    start_process_group(case.run.engine)
+    before = memory("VmRSS")
+    # All ranks read the same rows: which ones they are does not matter here.
+    source: Any = SyntheticSource(replace(case, world=1).run, case.tokens)
+    engine = build_engine(case.run, source, None)
+    for name in COLLECTIVES:
+        setattr(dist, name, timed(getattr(dist, name)))
+
+    def respond(asked: int | None) -> Figures:
+        seconds.clear()
+        begin = time.perf_counter()
+        if asked is None:
+            engine.train_batch(0, 1e-4, detailed=False)
+        else:
+            dist.all_reduce(torch.zeros(asked // 2, dtype=torch.bfloat16))
+        whole = time.perf_counter() - begin
+        return {"s": whole, "collectives": list(seconds), "memory": memory("VmHWM") - before}
+
+    return respond
 
 
 def sending(answers: list[Figures]) -> float:
@@ -109,102 +134,121 @@ def sending(answers: list[Figures]) -> float:
     return sum(min(seconds) for seconds in calls)
 
 
-def axis(name: str, values: tuple[int, ...], middle: Case, rounds: int) -> list[Figures]:
+def axis(name: str, values: tuple[int, ...], middle: ScalingCase, rounds: int) -> list[Figures]:
     """Seconds, operations and memory of a step at every value; the first two steps of each do not count."""
     cases = [replace(middle, **{name: value}) for value in values]
-    groups = [Ranks(case) for case in cases]
-    steps: list[list[Figures]] = [[] for _ in cases]
-    for turn in range(rounds + 2):
-        for found, group in zip(steps, groups, strict=True):
-            answer = group.take()[0]
-            if turn >= 2:
-                found.append(answer)
+    groups = [case.workers() for case in cases]
+    turns = [[group.ask()[0] for group in groups] for _ in range(rounds + 2)][2:]
     for group in groups:
         group.close()
     figures = []
-    for case, found in zip(cases, steps, strict=True):
-        positions = case.positions // case.tokens * case.tokens
+    for case, steps in zip(cases, zip(*turns, strict=True), strict=True):
         figures.append({
-            name: getattr(case, name), "step_s": statistics.median(answer["s"] for answer in found),
-            "flops": flops_per_step(case.run, case.tokens), "positions": positions, "memory": max(answer["memory"] for answer in found),
-            "parameters": count_parameters(case.run)["trained_total"],
+            name: getattr(case, name), "step_s": statistics.median(step["s"] for step in steps),
+            "flops": flops_per_step(case.run, case.tokens), "positions": case.positions // case.tokens * case.tokens,
+            "memory": steps[-1]["memory"], "parameters": count_parameters(case.run)["trained_total"],
         })  # fmt: skip
     at = next(one for one in figures if one[name] == getattr(middle, name))
-    for one in figures:
-        one["predicted_s"] = at["step_s"] * one["flops"] / at["flops"]
-    return figures
+    return [one | {"predicted_s": at["step_s"] * one["flops"] / at["flops"]} for one in figures]
 
 
-def worlds(values: tuple[int, ...], middle: Case, rounds: int) -> list[Figures]:
-    """A step of as many rows a process, and the time of its collectives beside the prediction."""
+def worlds(values: tuple[int, ...], middle: ScalingCase, rounds: int) -> list[Figures]:
+    """A step of as many rows a process, and the time of its collectives next to the prediction."""
     figures = []
     for value in values:
         case = replace(middle, world=value)
-        group = Ranks(case)
-        steps = [group.take() for _ in range(rounds + 2)][2:]
-        large = [group.take(LARGE) for _ in range(rounds + 2)][2:] if value > 1 else []
+        group = case.workers()
+        steps = [group.ask() for _ in range(rounds + 2)][2:]
+        large = [group.ask(LARGE) for _ in range(rounds + 2)][2:] if value > 1 else []
         group.close()
         sent = communication(ParallelLayout.of(case.run, value, "bf16", case.tokens))["total"]
         rate = 2 * LARGE * (value - 1) / value / statistics.median(map(sending, large)) if large else 0.0
-        whole, apart = (
-            statistics.median(map(of, steps)) for of in (lambda step: max(one["s"] for one in step), sending)
-        )
         figures.append({
-            "world": value, "step_s": whole, "sending_s": apart, "sent_bytes": sent, "bytes_per_s": rate,
+            "world": value, "step_s": statistics.median(max(one["s"] for one in step) for step in steps),
+            "sending_s": statistics.median(map(sending, steps)), "sent_bytes": sent, "bytes_per_s": rate,
             "predicted_s": sent / rate if rate else 0.0,
         })  # fmt: skip
     return figures
 
 
-def computed(settings: Settings) -> list[Figures]:
+def computed(settings: ScalingSettings) -> list[Figures]:
     """Base at 32 + 32 rows a GPU: share of a step that is not spent sending, from the given rates; nothing is
     overlapped."""
     figures = []
-    for zero in ("zero1", "zero2", "zero3"):
+    for zero in ZEROS:
         for gpus in GPUS:
             base = recipe("base_zero1")
             run = replace(base, data=DataConfig(32 * gpus, 32 * gpus, 32), engine=replace(base.engine, deepspeed=zero))
             compute = flops_per_step(run, 512) / gpus / (settings.gpu_tflops * 1e12)
             transfer = communication(ParallelLayout.of(run, gpus, "bf16", 512))["total"] / (settings.bandwidth * 1e9)
-            efficiency = compute / (compute + transfer)
-            figures.append(
-                {"zero": zero, "gpus": gpus, "compute_s": compute, "transfer_s": transfer, "efficiency": efficiency}
-            )
+            one = {"zero": zero, "gpus": gpus, "compute_s": compute, "transfer_s": transfer}
+            figures.append(one | {"efficiency": compute / (compute + transfer)})
     return figures
 
 
 def table(name: str, rows: list[Figures]) -> str:
     """One axis as Markdown."""
     if name == "world":
-        lines = [
-            "| processes | step, s | sending, s | predicted | sent, MB | rate, GB/s |",
-            "|---|---|---|---|---|---|",
-        ]
-        lines += [
-            f"| {one['world']} | {one['step_s']:.2f} | {one['sending_s']:.3f} | {one['predicted_s']:.3f} | {one['sent_bytes'] / 1e6:.0f} | "
-            f"{one['bytes_per_s'] / 1e9:.2f} |" for one in rows
+        head = "| processes | step, s | sending, s | predicted | sent, MB | rate, GB/s |"
+        line = "| {world} | {step_s:.2f} | {sending_s:.3f} | {predicted_s:.3f} | {mb:.0f} | {gb_per_s:.2f} |"
+        shown = [one | {"mb": one["sent_bytes"] / 1e6, "gb_per_s": one["bytes_per_s"] / 1e9} for one in rows]
+    else:
+        head = f"| {name} | parameters, M | step, s | predicted | GFLOP/s | memory, GiB |"
+        line = "| {value:,} | {millions:.1f} | {step_s:.3f} | {predicted_s:.3f} | {gflops:.0f} | {gib:.2f} |"
+        shown = [
+            one | {"value": one[name], "millions": one["parameters"] / 1e6, "gib": one["memory"] / 2**30,
+                   "gflops": one["flops"] / one["step_s"] / 1e9} for one in rows
         ]  # fmt: skip
-        return "\n".join(lines)
-    lines = [f"| {name} | parameters, M | step, s | predicted | GFLOP/s | memory, GiB |", "|---|---|---|---|---|---|"]
-    lines += [
-        f"| {one[name]:,} | {one['parameters'] / 1e6:.1f} | {one['step_s']:.3f} | {one['predicted_s']:.3f} | "
-        f"{one['flops'] / one['step_s'] / 1e9:.0f} | {one['memory'] / 2**30:.2f} |" for one in rows
-    ]  # fmt: skip
-    return "\n".join(lines)
+    return "\n".join([head, "|---" * 6 + "|", *(line.format(**one) for one in shown)])
+
+
+def draw(found: Figures, out: Path) -> None:
+    """Write cost.svg, one panel an axis, and gpus.svg, the computed curve."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    def finish(axes: Any, values: list[int], x: str, y: str) -> None:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(values, [f"{value:,}" for value in values])
+        axes.minorticks_off()
+        axes.set(xlabel=x, ylabel=y)
+        axes.grid(axis="y", alpha=0.3)
+        axes.legend(frameon=False, fontsize=8)
+
+    with matplotlib.rc_context({"svg.hashsalt": "xlme_ds", "axes.spines.top": False, "axes.spines.right": False}):
+        cost, gpus = Figure(figsize=(9.6, 6.4), layout="constrained"), Figure(figsize=(6.4, 3.6), layout="constrained")
+        for axes, name in zip(cost.subplots(2, 2).flatten(), AXES, strict=True):
+            values = [one[name] for one in found[name]]
+            for kind, label in (("step_s", "measured"), ("predicted_s", "in proportion to operations")):
+                # Per token: rows of other lengths do not fill the step's positions alike.
+                times = [1e6 * one[kind] / one["positions"] for one in found[name]]
+                style = {"marker": "o"} if kind == "step_s" else {"linestyle": "--", "linewidth": 0.9, "color": "0.4"}
+                axes.plot(values, times, markersize=4, label=label, **style)
+            axes.set_ylim(bottom=0)
+            finish(axes, values, _LABELS.get(name, name), "µs a token")
+        axes = gpus.subplots()
+        for zero in ZEROS:
+            shares = [100 * one["efficiency"] for one in found["computed"] if one["zero"] == zero]
+            axes.plot(GPUS, shares, "o-", markersize=4, label=zero)
+        axes.set_ylim(0, 100)
+        finish(axes, list(GPUS), "GPUs (computed)", "% of a step not spent sending")
+        for figure, name in ((cost, "cost.svg"), (gpus, "gpus.svg")):
+            figure.savefig(out / name, metadata={"Date": None, "Creator": None})
 
 
 def main() -> None:
     """Measure, print, and draw."""
-    settings = tyro.cli(Settings, description=__doc__)
-    middle = Case(layers=2, width=64, tokens=32, vocabulary=600, positions=128) if settings.quick else Case()
-    axes = (
-        {"layers": (2, 4), "width": (64, 128), "tokens": (32, 64), "vocabulary": (600, 1200)}
-        if settings.quick
-        else AXES
-    )
-    rounds = 1 if settings.quick else settings.rounds
-    found: Figures = {name: axis(name, values, middle, rounds) for name, values in axes.items()}
-    found["world"] = worlds((1, 2) if settings.quick else WORLDS, middle, rounds)
+    settings = tyro.cli(ScalingSettings, description=__doc__)
+    if settings.case:
+        answer(lambda: rank_of(ScalingCase(**json.loads(settings.case))))
+        return
+    quick = settings.quick
+    middle = ScalingCase(layers=2, width=64, tokens=32, vocabulary=600, positions=128) if quick else ScalingCase()
+    rounds = 1 if quick else settings.rounds
+    found: Figures = {
+        name: axis(name, values, middle, rounds) for name, values in (QUICK_AXES if quick else AXES).items()
+    }
+    found["world"] = worlds((1, 2) if quick else WORLDS, middle, rounds)
     found["computed"] = computed(settings)
     if settings.out is not None:
         settings.out.mkdir(parents=True, exist_ok=True)
@@ -213,7 +257,7 @@ def main() -> None:
     if settings.json:
         print(json.dumps(found, indent=1))
     else:
-        print("\n\n".join(table(name, found[name]) for name in (*axes, "world")))
+        print("\n\n".join(table(name, found[name]) for name in (*AXES, "world")))
 
 
 if __name__ == "__main__":

@@ -3,209 +3,271 @@
     python -m bench.step [--json] [--quick] [--rounds 5] [--sizes base middle]
 
 Each contender is a process of its own with all cores; ours and one peer take turns, step by step, so that what else the
-machine does falls on both alike. Operations by the standard count (`xlme_ds.flops`), the same for all; the peak is a
+machine does falls on both alike. All train generator and discriminator of one shape on the same rows, in bf16 with
+float32 master weights and AdamW. Operations by the standard count (`xlme_ds.flops`), the same for all; the peak is a
 bf16 matrix product of 4096 x 4096 x 4096, measured between the steps. Memory is the growth of a process's largest
 resident set over what it had before the model was built. Rows are synthetic: two of text, two of packed pairs, 512
-tokens each.
+tokens each. B rows, T tokens, M masked positions, V vocabulary.
 """
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
+import torch
+import torch.nn.functional as F
 import tyro
+from torch import Tensor, nn
 
-from bench.head_memory import memory
-from xlme_ds.config import DataConfig, RunConfig
-from xlme_ds.flops import flops_per_step, work_of
+from bench.synthetic import SyntheticSource
+from bench.workers import Figures, Workers, answer, memory
+from xlme_ds.config import DataConfig, ModelConfig, RunConfig
+from xlme_ds.data.batch import Batch
+from xlme_ds.flops import flops_per_step
 from xlme_ds.recipes import recipe
 
-ROOT = Path(__file__).resolve().parents[1]
 Size = Literal["base", "middle", "tiny"]
 PRODUCT = 2.0 * 4096**3  # operations
-PEERS = ("huggingface", "plain_torch")
+RATE = 1e-4
 
 
 @dataclass(frozen=True)
-class Settings:
+class StepSettings:
     """What to measure."""
 
+    # base: Base with XLM-R's 250,002 pieces; middle: 4 + 8 layers of width 384, 64,000 pieces; tiny: for tests
     sizes: tuple[Size, ...] = ("base", "middle")
-    """base: Base with XLM-R's 250,002 pieces; middle: 4 + 8 layers of width 384, 64,000 pieces; tiny: for tests."""
-    rounds: int = 5
-    quick: bool = False
-    """The middle size alone, three rounds."""
-    json: bool = False
-    """Print JSON."""
-    contender: str = ""
-    """Used by the command itself."""
+    rounds: int = 5  # of which the medians are taken
+    quick: bool = False  # the middle size alone, three rounds
+    json: bool = False  # print JSON
+    contender: str = ""  # used by the command itself
 
 
-def run_config(size: Size) -> RunConfig:
+def sized(size: Size) -> RunConfig:
     """Base or a middle size, 4 rows of 512 a step."""
     run = recipe("base_zero1")
+    model = run.model
     if size == "middle":
-        middle = replace(run.model, vocabulary=64_000, width=384, heads=6, feed_forward=1536, discriminator_layers=8)
-        run = replace(run, model=middle)
+        model = replace(model, vocabulary=64_000, width=384, heads=6, feed_forward=1536, discriminator_layers=8)
     if size == "tiny":
-        tiny = replace(
-            run.model, vocabulary=600, width=32, heads=2, feed_forward=64, generator_layers=1, discriminator_layers=2
-        )
-        run = replace(run, model=replace(tiny, max_positions=64))
+        model = replace(model, vocabulary=600, width=32, heads=2, feed_forward=64, max_positions=64)
+        model = replace(model, generator_layers=1, discriminator_layers=2)
     engine = replace(run.engine, precision="bf16")
-    return replace(run, data=DataConfig(2, 2, micro_batch=2), engine=engine).validate()
+    return replace(run, model=model, data=DataConfig(2, 2, micro_batch=2), engine=engine).validate()
 
 
-def serve(name: str, size: Size) -> None:
-    """Take a step for every line of standard input, and print its seconds and the memory so far."""
-    import torch
+class OurStep:
+    """The engine of the run, DeepSpeed's ZeRO-1 on one process."""
 
-    from bench.step_contenders import CONTENDERS
+    def __init__(self, run: RunConfig):
+        from xlme_ds.engine.build import build_engine
+        from xlme_ds.engine.processes import start_process_group
 
-    answers = os.fdopen(os.dup(1), "w")  # what libraries print goes elsewhere
-    os.dup2(2, 1)
+        start_process_group(run.engine)
+        source: Any = SyntheticSource(run, run.model.max_positions)
+        self.engine: Any = build_engine(run, source, None)
+
+    def step(self) -> None:
+        """One optimizer step."""
+        self.engine.train_batch(0, RATE, detailed=False)
+
+
+class PeerStep(ABC):
+    """The customary loop: weights in float32, bf16 by autocast, torch's fused AdamW; λ and clipping as in the run."""
+
+    def __init__(self, run: RunConfig):
+        self.run = run
+        self.batch: Batch = SyntheticSource(run, run.model.max_positions).batches[0]
+        self.model = self._build(run.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE, weight_decay=0.01, fused=True)
+
+    @abstractmethod
+    def _build(self, cfg: ModelConfig) -> nn.Module:
+        """Both networks, initialised."""
+
+    @abstractmethod
+    def _generate(self, masked_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of the masked positions [M, V] and the generator's loss; `masked_BT` has <mask> in place."""
+
+    @abstractmethod
+    def _discriminate(self, ids_BT: Tensor) -> Tensor:
+        """The discriminator's logits [B, T]."""
+
+    def loss(self) -> Tensor:
+        """Generator's loss plus λ times the discriminator's."""
+        ids_BT, chosen_M = self.batch.tokens_BT, self.batch.masked_M
+        masked_BT = ids_BT.flatten().index_fill(0, chosen_M, self.run.model.vocabulary - 1).view_as(ids_BT)
+        logits_MV, loss = self._generate(masked_BT)
+        with torch.no_grad():
+            sample_M = torch.multinomial(logits_MV.float().softmax(-1), 1).squeeze(1)
+        corrupted_BT = ids_BT.flatten().index_copy(0, chosen_M, sample_M).view_as(ids_BT)
+        logits_BT, replaced_BT = self._discriminate(corrupted_BT), corrupted_BT != ids_BT
+        weight = self.run.objective.discriminator_weight
+        return loss + weight * F.binary_cross_entropy_with_logits(logits_BT.float(), replaced_BT.float())
+
+    def step(self) -> None:
+        """One optimizer step on all rows at once."""
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = self.loss()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.run.optimizer.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class HuggingFaceStep(PeerStep):
+    """`ElectraForMaskedLM` and `ElectraForPreTraining` with one embedding; its rows attend over their whole length."""
+
+    def _build(self, cfg: ModelConfig) -> nn.Module:
+        from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+
+        def settings(layers: int) -> Any:
+            return ElectraConfig(
+                vocab_size=cfg.vocabulary, embedding_size=cfg.width, hidden_size=cfg.width, num_hidden_layers=layers,
+                num_attention_heads=cfg.heads, intermediate_size=cfg.feed_forward,
+                max_position_embeddings=cfg.max_positions, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+            )  # fmt: skip
+
+        self.generator = ElectraForMaskedLM(settings(cfg.generator_layers))
+        self.discriminator = ElectraForPreTraining(settings(cfg.discriminator_layers))
+        self.discriminator.electra.embeddings = self.generator.electra.embeddings
+        return nn.ModuleList([self.generator, self.discriminator])
+
+    def _generate(self, masked_BT: Tensor) -> tuple[Tensor, Tensor]:
+        # Logits of all positions, as the library gives them; labels of −100 leave out the ones that are not masked.
+        ids_BT, chosen_M = self.batch.tokens_BT, self.batch.masked_M
+        labels_BT = torch.full_like(ids_BT, -100).flatten().index_copy(0, chosen_M, ids_BT.flatten()[chosen_M])
+        out = self.generator(input_ids=masked_BT, labels=labels_BT.view_as(ids_BT))
+        return out.logits.flatten(0, 1)[chosen_M], out.loss
+
+    def _discriminate(self, ids_BT: Tensor) -> Tensor:
+        return self.discriminator(input_ids=ids_BT).logits
+
+
+class PlainTorchStep(PeerStep):
+    """`nn.TransformerEncoder` twice; logits at the masked positions only, all at once."""
+
+    def _build(self, cfg: ModelConfig) -> nn.Module:
+        def encoder(layers: int) -> nn.Module:
+            layer = nn.TransformerEncoderLayer(
+                cfg.width, cfg.heads, cfg.feed_forward, dropout=0.0, activation="gelu", batch_first=True
+            )
+            return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+
+        self.tokens, self.places = nn.Embedding(cfg.vocabulary, cfg.width), nn.Embedding(cfg.max_positions, cfg.width)
+        self.generator, self.discriminator = encoder(cfg.generator_layers), encoder(cfg.discriminator_layers)
+        self.features = nn.Sequential(nn.Linear(cfg.width, cfg.width), nn.GELU(), nn.LayerNorm(cfg.width))
+        self.decision = nn.Sequential(nn.Linear(cfg.width, cfg.width), nn.GELU(), nn.Linear(cfg.width, 1))
+        for table in (self.tokens, self.places):
+            nn.init.normal_(table.weight, std=cfg.init_std)
+        parts = self.tokens, self.places, self.generator, self.discriminator, self.features, self.decision
+        return nn.ModuleList(parts)
+
+    def _embed(self, ids_BT: Tensor) -> Tensor:
+        return self.tokens(ids_BT) + self.places.weight[: ids_BT.shape[1]]
+
+    def _generate(self, masked_BT: Tensor) -> tuple[Tensor, Tensor]:
+        chosen_M = self.batch.masked_M
+        hidden_MD = self.generator(self._embed(masked_BT)).flatten(0, 1)[chosen_M]
+        logits_MV = self.features(hidden_MD) @ self.tokens.weight.t()
+        return logits_MV, F.cross_entropy(logits_MV.float(), self.batch.tokens_BT.flatten()[chosen_M])
+
+    def _discriminate(self, ids_BT: Tensor) -> Tensor:
+        return self.decision(self.discriminator(self._embed(ids_BT))).squeeze(-1)
+
+
+class MatrixProduct:
+    """A bf16 product of 4096 x 4096 x 4096, whose rate is taken for the peak."""
+
+    def __init__(self, run: RunConfig):
+        self.a, self.b = (torch.randn(4096, 4096).bfloat16() for _ in range(2))
+
+    def step(self) -> None:
+        """One product."""
+        torch.mm(self.a, self.b)
+
+
+PEERS = {"huggingface": HuggingFaceStep, "plain_torch": PlainTorchStep}
+CONTENDERS: dict[str, Any] = {"ours": OurStep, "matmul": MatrixProduct} | PEERS
+
+
+def contender(name: str, size: Size) -> Callable[[object], Figures]:
+    """Build a contender; the function takes a step, and returns its seconds and the memory so far."""
     torch.manual_seed(0)
     before = memory("VmRSS")
-    contender = CONTENDERS[name](run_config(size))
-    print(json.dumps({}), file=answers, flush=True)
-    for _ in sys.stdin:
+    built = CONTENDERS[name](sized(size))
+
+    def step(_: object) -> Figures:
         begin = time.perf_counter()
-        contender.step()
-        seconds = time.perf_counter() - begin
-        answer = {"s": seconds, "memory": memory("VmHWM") - before}
-        if name == "ours":
-            answer["generator"] = contender.generator_share
-        print(json.dumps(answer), file=answers, flush=True)
+        built.step()
+        return {"s": time.perf_counter() - begin, "memory": memory("VmHWM") - before}
+
+    return step
 
 
-class Worker:
-    """A contender's process."""
-
-    def __init__(self, name: str, size: Size):
-        self.name = name
-        environment = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(os.cpu_count())}
-        command = [sys.executable, "-W", "ignore", "-m", "bench.step", "--contender", name, "--sizes", size]
-        self.process = subprocess.Popen(
-            command, env=environment, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._answer()
-
-    def step(self) -> dict[str, float]:
-        """Seconds and memory of one more step."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, float]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            sys.exit(f"bench.step: error: {self.name} ended with code {self.process.wait()}: see above")
-        answer: dict[str, float] = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        """Let it end."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
-
-
-def race(names: Sequence[str], size: Size, rounds: int) -> tuple[dict[str, list[float]], dict[str, float], list[float]]:
-    """Seconds of every step of the contenders, by turns, their memory, and the share of our passes that the generator
-    takes; the first two steps of each do not count."""
-    workers = [Worker(name, size) for name in names]
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    memories: dict[str, float] = {}
-    shares: list[float] = []
-    for turn in range(rounds + 2):
-        for worker in workers:
-            answer = worker.step()
-            memories[worker.name] = answer["memory"]
-            if turn >= 2:
-                seconds[worker.name].append(answer["s"])
-                if worker.name == "ours":
-                    shares.append(answer["generator"])
-    for worker in workers:
-        worker.close()
-    return seconds, memories, shares
-
-
-def measure(size: Size, rounds: int) -> dict[str, Any]:
-    """Ours beside one peer after the other: all at once would not fit into 24 GB."""
-    run = run_config(size)
-    flops, work = flops_per_step(run, run.model.max_positions), work_of(run, run.model.max_positions)
+def measure(size: Size, rounds: int) -> Figures:
+    """Ours next to one peer after the other: all at once would not fit into 24 GB."""
+    run = sized(size)
+    flops = flops_per_step(run, run.model.max_positions)
     tokens = (run.data.mono_rows + run.data.para_rows) * run.model.max_positions
-    seconds: dict[str, list[float]] = {}
-    memories: dict[str, float] = {}
-    shares: list[float] = []
-    against = {}
+    answers: dict[str, list[Figures]] = {name: [] for name in CONTENDERS}
+    ratios = {}
     for peer in PEERS:
-        found, held, generator = race(("ours", peer, "matmul"), size, rounds)
+        names = ("ours", peer, "matmul")
+        workers = {name: Workers("bench.step", "--contender", name, "--sizes", size) for name in names}
+        turns = [{name: worker.ask()[0] for name, worker in workers.items()} for _ in range(rounds + 2)][2:]
+        for name, worker in workers.items():
+            worker.close()
+            answers[name] += [turn[name] for turn in turns]
         # The ratio of each round, and their median: what disturbs a round falls on both.
-        against[peer] = statistics.median(there / ours for there, ours in zip(found[peer], found["ours"], strict=True))
-        for name, values in found.items():
-            seconds.setdefault(name, []).extend(values)
-        memories |= held
-        shares += generator
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    peak = PRODUCT / medians.pop("matmul")
+        ratios[peer] = statistics.median(turn[peer]["s"] / turn["ours"]["s"] for turn in turns)
+    seconds = {name: statistics.median(one["s"] for one in found) for name, found in answers.items()}
+    peak = PRODUCT / seconds.pop("matmul")
     contenders = {
         name: {
             "tokens_per_s": tokens / median, "gflops": flops / median / 1e9, "step_s": median,
-            "fraction_of_matmul_peak": flops / median / peak, "memory_gib": memories[name] / 2**30,
+            "fraction_of_matmul_peak": flops / median / peak, "memory_gib": answers[name][-1]["memory"] / 2**30,
         }
-        for name, median in medians.items()
+        for name, median in seconds.items()
     }  # fmt: skip
     return {
         "contenders": contenders,
         "matmul_peak_gflops": peak / 1e9,
-        **{f"ratio_vs_{peer}": ratio for peer, ratio in against.items()},
+        **{f"ratio_vs_{peer}": ratio for peer, ratio in ratios.items()},
         "fraction_of_matmul_peak": contenders["ours"]["fraction_of_matmul_peak"],
-        "generator_share_of_passes": statistics.median(shares),
-        "generator_share_of_operations": (work.before + work.softmax_first) / work.forward,
-        "memory_vs_huggingface": memories["ours"] / memories["huggingface"],
+        "memory_vs_huggingface": contenders["ours"]["memory_gib"] / contenders["huggingface"]["memory_gib"],
     }
 
 
-def show(size: str, figures: dict[str, Any]) -> str:
-    """One size for people, as Markdown."""
+def markdown(size: str, figures: Figures) -> str:
+    """One size for people."""
     lines = [f"{size}: bf16 matrix product {figures['matmul_peak_gflops']:,.0f} GFLOP/s", ""]
     lines += ["| | tokens/s | GFLOP/s | of the peak | memory, GiB | time |", "|---|---|---|---|---|---|"]
-    ours = figures["contenders"]["ours"]["step_s"]
     for name, one in figures["contenders"].items():
-        times = 1.0 if name == "ours" else figures[f"ratio_vs_{name}"]
         lines.append(
             f"| {name} | {one['tokens_per_s']:,.0f} | {one['gflops']:,.0f} | {one['fraction_of_matmul_peak']:.0%} | "
-            f"{one['memory_gib']:.2f} | {times:.2f} |"
+            f"{one['memory_gib']:.2f} | {figures.get(f'ratio_vs_{name}', 1.0):.2f} |"
         )
-    takes, counts = figures["generator_share_of_passes"], figures["generator_share_of_operations"]
-    lines += ["", f"time: as a multiple of ours, {ours:.2f} s a step"]
-    return "\n".join(
-        [*lines, f"our generator: {takes:.0%} of the time of forward and backward, {counts:.0%} of their operations"]
-    )
+    lines += ["", f"time: as a multiple of ours, {figures['contenders']['ours']['step_s']:.2f} s a step"]
+    return "\n".join(lines)
 
 
 def main() -> None:
     """Measure, and print tables or JSON; with `--quick` the JSON holds the figures of the middle size."""
-    settings = tyro.cli(Settings, description=__doc__)
+    settings = tyro.cli(StepSettings, description=__doc__)
     if settings.contender:
-        serve(settings.contender, settings.sizes[0])
+        answer(lambda: contender(settings.contender, settings.sizes[0]))
         return
     sizes: tuple[Size, ...] = ("middle",) if settings.quick else settings.sizes
     found = {size: measure(size, 3 if settings.quick else settings.rounds) for size in sizes}
     if settings.json:
         print(json.dumps(found["middle"] if settings.quick else found, indent=1))
     else:
-        print("\n\n".join(show(size, figures) for size, figures in found.items()))
+        print("\n\n".join(markdown(size, figures) for size, figures in found.items()))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
 """From text files to arrays of ids, side by side in one run: SentencePiece alone, our whole stage, `datasets.map`.
 
-    python -m bench.tokenize [--quick] [--json] [--corpus DIR] [--vocab DIR]
+    python -m bench.tokenize --vocab DIR [--corpus DIR] [--rounds 5] [--json]
 
 * SentencePiece: lines that are in memory already, a call a line, each into an int32 array: the limit.
-* joined: the same with 50 lines in a call.
 * encode: the whole of `data_prep encode`, from compressed files to shards with their checksums, on one MPI rank and on
   two; neither imports nor the loading of the model are counted.
 * datasets.map: Hugging Face's fast tokenizer with the same model, one process; reading the files is not counted.
-* mix: `data_prep mix` of what was encoded, against a copy (with fsync) of the files that it wrote.
 
 The sides run in turns, several times; a ratio is the median of the turns' ratios. MB are 10^6 bytes of cleaned UTF-8.
 """
@@ -19,142 +17,241 @@ if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):  # run as a file: 
     sys.path[0] = os.path.dirname(sys.path[0])
 
 import json
+import lzma
+import shutil
 import statistics
+import subprocess
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
 import tyro
 
-from bench.tokenize_sides import Spent, copy_files, encode_stage, hugging_face, mismatches, mix_stage, tokenize
-from bench.tokenize_text import corpus_files, documents_of, trained
+from bench.workers import ROOT, Figures, listing
+from data_prep.clean import clean_line
+from data_prep.encode import EncodeConfig
+from data_prep.encode import run as encode
+from data_prep.languages import canonical
+from data_prep.parallel import barrier, is_root
+from xlme_ds.data.schema import EOS
 from xlme_ds.data.vocabulary import Vocabulary
 
-JOINED = 50
-QUICK = ("ar", "de", "en", "fi", "hi", "ja", "ko", "ru", "ta", "th", "tr", "vi", "zh-Hans")
+PART = 500_000  # bytes of text of every language, for the slow side
+_WARM_LANGUAGES = ("de", "en", "es", "fr", "it", "nl", "pt", "ru")  # a task for every rank, so that each has its model
+_ENDING = ".txt.xz"
 
 
 @dataclass(frozen=True)
-class Settings:
+class TokenizeSettings:
     """What is measured."""
 
-    corpus: Path | None = None
-    """Folder with mono/<lang>.txt.xz; without it ../shared/data/corpus, or else the sample corpus (fetched)."""
-    vocab: Path | None = None
-    """Folder of stage vocab; without it one of --size ids is trained on --sentences lines of the text."""
-    size: int = 32_000
-    sentences: int = 100_000
-    languages: tuple[str, ...] = ()
-    """These only."""
-    megabytes: float = 0.0
-    """Of text, at most, of every language; 0: all."""
-    hugging_face_kilobytes: int = 500
-    """Of text, of every language, for the slow side."""
-    mix_rows: int = 300_000
-    """Of 2 KB: few of them are gone before the disk has begun."""
-    rounds: int = 5
-    quick: bool = False
-    """Within a minute: one round over 4 MB of each of some languages, with a small vocabulary."""
-    json: bool = False
-    """Print JSON."""
+    vocab: Path  # folder of `data_prep vocab`
+    corpus: Path = ROOT.parent / "shared/data/corpus"  # folder with mono/<lang>.txt.xz
+    rounds: int = 5  # of which the medians are taken
+    json: bool = False  # print JSON
+    side: tuple[str, ...] = ()  # used by the command itself
 
 
-@dataclass(frozen=True)
-class Round:
-    """What one turn took: by language where a dictionary (`encode` in seconds on the clock, of one rank)."""
+class Spent(NamedTuple):
+    """Seconds on the clock, and of this process's CPU time, which other work on the machine disturbs less."""
 
-    lines: dict[str, Spent]
-    joined: dict[str, Spent]
-    encode: dict[str, float]
-    one_rank: Spent
-    two_ranks: Spent
-    datasets_map: Spent
-    mix: Spent
-    copy: Spent
+    wall: float
+    cpu: float
 
 
-class Bench:
-    """One corpus, one vocabulary, a scratch folder, and what was measured so far."""
+def measured(work: Callable[[], Any]) -> tuple[Spent, Any]:
+    """The time of `work`, and its result."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    result = work()
+    return Spent(time.perf_counter() - wall, time.process_time() - cpu), result
 
-    def __init__(self, settings: Settings, scratch: Path):
-        self.scratch = scratch
-        self.mono, self.files = corpus_files(settings.corpus, settings.languages, settings.megabytes, scratch)
-        self.vocab = settings.vocab or trained(self.mono, scratch / "vocab", settings.size, settings.sentences)
-        self.vocabulary = Vocabulary(self.vocab)
-        self.bytes: dict[str, int] = {}
-        self.lines: dict[str, int] = {}
-        self.mismatches: dict[str, int] = {}
-        self.part: dict[str, int] = {}  # bytes of each language for Hugging Face
+
+def corpus_files(mono: Path) -> dict[str, list[Path]]:
+    """The files of a folder by language. Raises ValueError when there are none."""
+    files: dict[str, list[Path]] = {}
+    for path in sorted(mono.glob(f"*{_ENDING}")):
+        files.setdefault(canonical(path.name.removesuffix(_ENDING)), []).append(path)
+    if not files:
+        raise ValueError(f"{mono} holds no <lang>{_ENDING} to measure: name a folder with mono/ in it by --corpus")
+    return files
+
+
+def documents_of(path: Path) -> list[list[str]]:
+    """The cleaned lines of every document, read without the stage's own reader."""
+    documents: list[list[str]] = [[]]
+    with lzma.open(path) as file:
+        for raw in file:
+            line = clean_line(raw.rstrip(b"\n"), Counter())
+            if line:
+                documents[-1].append(line)
+            elif documents[-1]:
+                documents.append([])
+    return [document for document in documents if document]
+
+
+def mismatches(documents: Sequence[Sequence[np.ndarray]], folder: Path) -> int:
+    """Lines whose ids in the shards of `folder` are not the given ones: SentencePiece's, of each line of each
+    document."""
+    shards = [pa.ipc.open_file(pa.memory_map(str(path))).read_all() for path in sorted(folder.glob("*.arrow"))]
+    found = [list_.values.to_numpy() for table in shards for list_ in table.column("tokens")]
+    end = np.array([EOS], dtype=np.int32)
+    wanted = [[Vocabulary.from_pieces(ids) for ids in lines] for lines in documents if any(map(len, lines))]
+    wrong = sum(len(lines) for lines in wanted[len(found) :]) + max(len(found) - len(wanted), 0)
+    for lines, ids in zip(wanted, found, strict=False):
+        if not np.array_equal(np.concatenate([*lines, end]), ids):
+            parts = np.split(ids, np.cumsum([len(line) for line in lines]))[: len(lines)]
+            wrong += max(sum(not np.array_equal(a, b) for a, b in zip(lines, parts, strict=True)), 1)
+    return wrong
+
+
+class TokenizeBench:
+    """One corpus, one vocabulary, a scratch folder; of every language the bytes and lines, and what differed."""
+
+    def __init__(self, settings: TokenizeSettings, scratch: Path):
+        self.settings, self.scratch = settings, scratch
+        self.mono = settings.corpus / "mono"
+        self.files = corpus_files(self.mono)
+        self.vocabulary = Vocabulary(settings.vocab)
+        self.bytes: Counter[str] = Counter()
+        self.part: Counter[str] = Counter()  # bytes of each language for Hugging Face
+        self.lines = self.mismatches = 0
         (scratch / "part").mkdir()
-        self._part_bytes = settings.hugging_face_kilobytes * 1000
-        self.mix_rows = settings.mix_rows
+        (scratch / "warm").mkdir()
+        for code in _WARM_LANGUAGES:
+            text = "All human beings are born free and equal in dignity and rights.\n"
+            (scratch / "warm" / f"{code}.txt").write_text(text)
 
-    def round(self, first: bool) -> Round:
-        """Every side once."""
-        out, mixed = self.scratch / "encoded", self.scratch / "mixed"
-        one_rank, by_language = encode_stage(self.vocab, self.mono, out, ranks=1)
-        lines, joined = {}, {}
+    def round(self, first: bool) -> Figures:
+        """Every side once; of those by language a dictionary, `by_language` in seconds of one rank."""
+        scratch, out = self.scratch, self.scratch / "encoded"
+        found: Figures = {"one rank": self._encode(out, ranks=1), "by_language": _by_language(out / "mono")}
+        found["alone"] = {}
         for language in self.files:
-            lines[language], joined[language] = self._sentencepiece(language, out / "mono", first)
-        mix = mix_stage(self.vocab, out, mixed, self.mix_rows)
-        copy = copy_files(mixed / "mono", self.scratch / "copied")
-        datasets_map = hugging_face(self.vocab, self.scratch / "part", self.scratch / "hugging_face")
-        two_ranks, _ = encode_stage(self.vocab, self.mono, out, ranks=2)
-        return Round(lines, joined, by_language, one_rank, two_ranks, datasets_map, mix, copy)
+            self._sentencepiece(language, out / "mono" / language, found, first)
+        shutil.rmtree(scratch / "hugging_face", ignore_errors=True)
+        found["datasets.map"] = self._child([], "hugging_face", scratch / "part", scratch / "hugging_face")
+        return found | {"two ranks": self._encode(out, ranks=2)}
 
-    def _sentencepiece(self, language: str, encoded: Path, first: bool) -> tuple[Spent, Spent]:
+    def _encode(self, out: Path, ranks: int) -> Spent:
+        """The stage on MPI ranks, with the launcher of this environment first."""
+        places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        mpiexec = shutil.which("mpiexec", path=places)
+        if mpiexec is None:
+            raise ValueError("there is no mpiexec: install the extra mpi, or load the cluster's MPI")
+        for old in (out, out.parent / "warmed"):
+            shutil.rmtree(old, ignore_errors=True)
+        return self._child([mpiexec, "-n", str(ranks)], "encode", self.mono, out)
+
+    def _sentencepiece(self, language: str, encoded: Path, found: Figures, first: bool) -> None:
         """Time SentencePiece on one language, and in the first round compare every line's ids with the shards'."""
         documents = [document for path in self.files[language] for document in documents_of(path)]
         lines = [line for document in documents for line in document]
-        alone, ids = tokenize(self.vocabulary, lines, 1)
-        joined, _ = tokenize(self.vocabulary, lines, JOINED)
+        encode_one = self.vocabulary.processor.encode
+        alone, ids = measured(lambda: [np.array(encode_one(line), dtype=np.int32) for line in lines])
+        found["alone"][language] = alone
         if first:
             each = iter(ids)
-            self.mismatches[language] = mismatches([[next(each) for _ in d] for d in documents], encoded / language)
-            self.lines[language], self.bytes[language] = len(lines), sum(len(line.encode()) for line in lines)
-            part = "\n".join(lines).encode()[: self._part_bytes].decode(errors="ignore").encode()
+            self.mismatches += mismatches([[next(each) for _ in document] for document in documents], encoded)
+            self.lines += len(lines)
+            self.bytes[language] = sum(len(line.encode()) for line in lines)
+            part = "\n".join(lines).encode()[:PART].decode(errors="ignore").encode()
             self.part[language] = len(part)
             (self.scratch / "part" / f"{language}.txt").write_bytes(part)
-        return alone, joined
+
+    def _child(self, launcher: list[str], *side: str | Path) -> Spent:
+        """Run one side in a process of its own; its last line of output has its times."""
+        command = [*launcher, sys.executable, "-m", "bench.tokenize", "--vocab", str(self.settings.vocab), "--side"]
+        command += map(str, side)
+        one_thread = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+        done = subprocess.run(command, cwd=ROOT, env=os.environ | one_thread | offline, capture_output=True, text=True)
+        if done.returncode:
+            raise ValueError(f"{' '.join(map(str, side))} ended with code {done.returncode}: {done.stderr.strip()}")
+        return Spent(*map(float, done.stdout.splitlines()[-1].split()))
 
 
-def summary(bench: Bench, rounds: Sequence[Round]) -> dict[str, Any]:
+def _by_language(folder: Path) -> dict[str, float]:
+    """Seconds of each language, from the times at which the last shard of each got its name."""
+    ends: Counter[str] = Counter()
+    for path in folder.glob("*/*.arrow"):
+        ends[path.parent.name] = max(ends[path.parent.name], path.stat().st_ctime_ns)
+    ordered = sorted(ends, key=ends.__getitem__)
+    times = [(folder / "settings.json").stat().st_ctime_ns, *map(ends.__getitem__, ordered)]
+    return {language: (end - start) / 1e9 for language, (start, end) in zip(ordered, pairwise(times), strict=True)}
+
+
+def encode_side(vocab: Path, mono: Path, out: Path) -> Spent:
+    """Stage encode on the MPI ranks of this launch."""
+    encode(EncodeConfig(vocab=vocab, out=out.parent / "warmed", mono=out.parent / "warm"))  # loads the model
+    barrier()
+
+    def work() -> None:
+        encode(EncodeConfig(vocab=vocab, out=out, mono=mono))
+        barrier()
+
+    return measured(work)[0]
+
+
+def hugging_face_side(vocab: Path, text: Path, folder: Path) -> Spent:
+    """`datasets.map` with the fast tokenizer over the plain files of `text`, in one process and thread."""
+    from datasets import load_dataset
+    from transformers import XLMRobertaTokenizer
+
+    folder.mkdir()
+    shutil.copy(Vocabulary(vocab).path, folder / "sentencepiece.bpe.model")
+    tokenizer = XLMRobertaTokenizer.from_pretrained(str(folder))
+    assert tokenizer.is_fast
+    files = sorted(map(str, text.iterdir()))
+    lines = load_dataset("text", data_files=files, split="train", cache_dir=str(folder / "cache"))
+
+    def ids(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"tokens": tokenizer(batch["text"], add_special_tokens=False, return_attention_mask=False)["input_ids"]}
+
+    ids({"text": ["warm"]})
+    return measured(lambda: lines.map(ids, batched=True, remove_columns=["text"]))[0]
+
+
+def summary(bench: TokenizeBench, rounds: Sequence[Figures]) -> Figures:
     """The figures of the run."""
     megabytes, part = sum(bench.bytes.values()) / 1e6, sum(bench.part.values()) / 1e6
 
-    def median(value: Callable[[Round], float]) -> float:
+    def median(value: Callable[[Figures], float]) -> float:
         return round(statistics.median(map(value, rounds)), 3)
 
-    def fraction(language: str) -> float:
-        return median(lambda r: r.lines[language].wall / r.encode[language])
+    def total(by_language: dict[str, Spent]) -> Spent:
+        return Spent(*map(sum, zip(*by_language.values(), strict=True)))
 
-    def seconds_for_part(r: Round) -> float:
+    def seconds_for_part(r: Figures) -> float:
         """Our stage's seconds for the text that Hugging Face's side had."""
-        return sum(r.encode[code] * bench.part[code] / bench.bytes[code] for code in bench.bytes)
+        return sum(r["by_language"][code] * bench.part[code] / bench.bytes[code] for code in bench.bytes)
 
-    fractions = {code: fraction(code) for code in bench.bytes}
+    fractions = {
+        code: median(lambda r, code=code: r["alone"][code].wall / r["by_language"][code])  # type: ignore[misc]
+        for code in bench.bytes
+    }
     return {
-        "mismatches": sum(bench.mismatches.values()),
-        "encode_stage_fraction_of_sentencepiece": median(lambda r: _wall(r.lines) / r.one_rank.wall),
-        "two_rank_scaling": median(lambda r: r.one_rank.wall / r.two_ranks.wall),
-        "ratio_vs_datasets_map": median(lambda r: r.datasets_map.wall / seconds_for_part(r)),
-        "mix_fraction_of_copy": median(lambda r: r.copy.wall / r.mix.wall),
-        "encode_stage_fraction_in_cpu_time": median(
-            lambda r: sum(spent.cpu for spent in r.lines.values()) / r.one_rank.cpu
-        ),
+        "mismatches": bench.mismatches,
+        "encode_stage_fraction_of_sentencepiece": median(lambda r: total(r["alone"]).wall / r["one rank"].wall),
+        "two_rank_scaling": median(lambda r: r["one rank"].wall / r["two ranks"].wall),
+        "ratio_vs_datasets_map": median(lambda r: r["datasets.map"].wall / seconds_for_part(r)),
+        "encode_stage_fraction_in_cpu_time": median(lambda r: total(r["alone"]).cpu / r["one rank"].cpu),
         "languages_below_sentencepiece": sum(value < 1 for value in fractions.values()),
         "megabytes_per_second": {
-            "sentencepiece": median(lambda r: megabytes / _wall(r.lines)),
-            f"sentencepiece, {JOINED} lines joined": median(lambda r: megabytes / _wall(r.joined)),
-            "encode, one rank": median(lambda r: megabytes / r.one_rank.wall),
-            "encode, two ranks": median(lambda r: megabytes / r.two_ranks.wall),
-            "datasets.map": median(lambda r: part / r.datasets_map.wall),
+            "sentencepiece": median(lambda r: megabytes / total(r["alone"]).wall),
+            "encode, one rank": median(lambda r: megabytes / r["one rank"].wall),
+            "encode, two ranks": median(lambda r: megabytes / r["two ranks"].wall),
+            "datasets.map": median(lambda r: part / r["datasets.map"].wall),
         },
         "languages": len(bench.bytes),
-        "lines": sum(bench.lines.values()),
+        "lines": bench.lines,
         "megabytes": round(megabytes, 3),
         "vocabulary": bench.vocabulary.size,
         "rounds": len(rounds),
@@ -162,38 +259,24 @@ def summary(bench: Bench, rounds: Sequence[Round]) -> dict[str, Any]:
     }
 
 
-def _wall(by_language: dict[str, Spent]) -> float:
-    return sum(spent.wall for spent in by_language.values())
-
-
-def main(arguments: list[str] | None = None) -> None:
+def main() -> None:
     """Measure and print the figures, or JSON."""
-    settings = tyro.cli(Settings, description=__doc__, args=arguments)
-    if settings.quick:
-        languages = settings.languages or QUICK
-        settings = replace(settings, languages=languages, megabytes=4.0, rounds=1, size=8000, sentences=15_000)
-        settings = replace(settings, hugging_face_kilobytes=100, mix_rows=100_000)
+    settings = tyro.cli(TokenizeSettings, description=__doc__)
+    if settings.side:
+        side, source, out = settings.side
+        spent = (encode_side if side == "encode" else hugging_face_side)(settings.vocab, Path(source), Path(out))
+        if is_root():
+            print(*spent, flush=True)
+        return
     load = round(os.getloadavg()[0], 2)
     try:
         with tempfile.TemporaryDirectory() as scratch, redirect_stdout(sys.stderr):
-            bench = Bench(settings, Path(scratch))
+            bench = TokenizeBench(settings, Path(scratch))
             rounds = [bench.round(first=not number) for number in range(settings.rounds)]
             figures = summary(bench, rounds) | {"load_before": load}
     except ValueError as error:
         sys.exit(f"bench.tokenize: error: {error}")
-    if settings.json:
-        print(json.dumps(figures, indent=1))
-    else:
-        _print(figures)
-
-
-def _print(figures: dict[str, Any], indent: str = "") -> None:
-    for name, value in figures.items():
-        if isinstance(value, dict):
-            print(f"{indent}{name}")
-            _print(value, indent + "  ")
-        else:
-            print(f"{indent}{name:<{44 - len(indent)}}{value:>12,}")
+    print(json.dumps(figures, indent=1) if settings.json else listing(figures))
 
 
 if __name__ == "__main__":

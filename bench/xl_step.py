@@ -23,7 +23,7 @@ from typing import Annotated
 
 import tyro
 
-from bench.head_memory import memory
+from bench.workers import memory
 from xlme_ds.cli import fail, parse
 from xlme_ds.commands import run as run_stage
 from xlme_ds.config import DataConfig, EngineConfig, RunConfig
@@ -39,16 +39,14 @@ _LEARNING_RATE = 1e-5  # where the published warm-up is after 200 steps
 
 
 @dataclass(frozen=True)
-class Arguments:
+class XlStepArguments:
     """What is run."""
 
-    out: Path
-    """Folder for the swap files and the checkpoint; both are removed at the end."""
+    out: Path  # folder for the swap files and the checkpoint; both are removed at the end
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
+    # folder that `data_prep mix` wrote; without it rows of the sample corpus are made in `out`
     data_folder: Annotated[Path | None, tyro.conf.arg(name="data")] = None
-    """Folder that `data_prep mix` wrote; without it rows of the sample corpus are made in `out`."""
-    part: str = ""
-    """Used by the command itself: first or second."""
+    part: str = ""  # used by the command itself: first or second
 
 
 def small(run: RunConfig, folder: Path) -> RunConfig:
@@ -130,7 +128,8 @@ def both(arguments: list[str], run: RunConfig, out: Path) -> dict[str, tuple[flo
     ours = out / ".xl_step"
     if not ours.exists() and any((out / name).exists() for name in ("swap", "checkpoints")):
         raise ValueError(
-            f"{out} has a swap or checkpoints that are not of this measurement, which would delete them: name another --out"
+            f"{out} has a swap or checkpoints that are not of this measurement, which would delete them: "
+            "name another --out"
         )
     ours.touch()
     free = shutil.disk_usage(out).free
@@ -158,7 +157,7 @@ def main() -> None:
     """Run both processes, or one of them."""
     given = sys.argv[1:] if "--recipe" in sys.argv else ["--recipe", "xl_zero3", *sys.argv[1:]]
     try:
-        command = parse(Arguments, __doc__ or "", given)
+        command = parse(XlStepArguments, __doc__ or "", given)
         run = small(command.run, command.out).validate()
         if command.part:
             assert command.data_folder is not None

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from bench.gpu import SECTIONS, Report
-from bench.gpu_device import Device
 from bench.gpu_parity import CASES, parity
-from bench.gpu_rows import synthetic_batch
+from bench.gpu_steps import Device
+from bench.synthetic import synthetic_batch
 from tests.launch import environment
 from xlme_ds.data.schema import EOS, PAD
 from xlme_ds.models import attention

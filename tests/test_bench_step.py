@@ -1,25 +1,21 @@
 """The step bench: its contenders learn, its processes answer; the scaling bench counts what it says it counts."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 
-from bench.scaling import Settings, axis, computed, sending, worlds
-from bench.scaling_rank import Case
-from bench.step import Worker, run_config
-from bench.step_contenders import HuggingFace, Loop, PlainTorch
-from tests.launch import ROOT, environment
+from bench.scaling import ScalingCase, ScalingSettings, axis, computed, sending, worlds
+from bench.step import HuggingFaceStep, PeerStep, PlainTorchStep, sized
+from bench.workers import Workers
 from xlme_ds.flops import flops_per_step
 
-TINY = Case(layers=2, width=64, tokens=32, vocabulary=600, positions=128)
+TINY = ScalingCase(layers=2, width=64, tokens=32, vocabulary=600, positions=128)
 
 
-@pytest.mark.parametrize("contender", [HuggingFace, PlainTorch])
-def test_peers_learn(contender: type[Loop]) -> None:
+@pytest.mark.parametrize("contender", [HuggingFaceStep, PlainTorchStep])
+def test_peers_learn(contender: type[PeerStep]) -> None:
     """A peer that did not train would be no peer."""
-    loop = contender(run_config("tiny"))
+    loop = contender(sized("tiny"))
     losses: list[float] = []
     original = loop.loss
 
@@ -37,38 +33,11 @@ def test_peers_learn(contender: type[Loop]) -> None:
 
 
 def test_a_contender_answers() -> None:
-    worker = Worker("ours", "tiny")
-    answers = [worker.step() for _ in range(2)]
+    worker = Workers("bench.step", "--contender", "ours", "--sizes", "tiny")
+    answers = [worker.ask()[0] for _ in range(2)]
     worker.close()
     assert all(answer["s"] > 0 for answer in answers) and answers[1]["memory"] >= answers[0]["memory"] > 0
-    assert all(0 < answer["generator"] < 1 for answer in answers)
-    assert worker.process.returncode == 0
-
-
-SHARE = """
-import sys
-from dataclasses import replace
-from bench.step import run_config
-from bench.step_contenders import Ours
-run = run_config("tiny")
-layers = dict(zip(("generator_layers", "discriminator_layers"), map(int, sys.argv[1:])))
-ours = Ours(replace(run, model=replace(run.model, **layers)))
-for _ in range(3):
-    ours.step()
-print(ours.generator_share)
-"""
-
-
-def test_the_generators_share_is_what_it_takes() -> None:
-    """Of a model that is hardly more than a generator the most, the other way round the least."""
-    shares = []
-    for layers in (("12", "1"), ("1", "12")):
-        done = subprocess.run(
-            [sys.executable, "-c", SHARE, *layers], cwd=ROOT, env=environment(), capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-        shares.append(float(done.stdout.split()[-1]))
-    assert shares[0] > 0.6 and shares[1] < 0.5
+    assert worker.processes[0].returncode == 0
 
 
 def test_scaling_counts() -> None:
@@ -85,8 +54,8 @@ def test_waiting_is_not_sending() -> None:
 
 
 def test_computed_curve() -> None:
-    rows = computed(Settings())
+    rows = computed(ScalingSettings())
     for zero in ("zero1", "zero2", "zero3"):
         values = [row["efficiency"] for row in rows if row["zero"] == zero]
         assert values == sorted(values, reverse=True) and values[-1] > 0.5
-    assert computed(replace(Settings(), bandwidth=1.0))[0]["efficiency"] < rows[0]["efficiency"]
+    assert computed(replace(ScalingSettings(), bandwidth=1.0))[0]["efficiency"] < rows[0]["efficiency"]

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 import sentencepiece as spm
 
-from bench.tokenize_sides import mismatches
-from bench.tokenize_text import corpus_files, documents_of
+from bench.tokenize import corpus_files, documents_of, mismatches
 from data_prep.store import write_arrow
 from tests.data_prep.conftest import TEXT
 from xlme_ds.data.schema import DOCUMENTS, EOS
@@ -39,7 +38,7 @@ def test_every_side_runs(corpus: Path) -> None:
     if not (Path(sys.executable).parent / "mpiexec").exists() and not shutil.which("mpiexec"):
         pytest.skip("there is no mpiexec: install the mpich wheel")
     # As a file: its folder is then on the path, and its name is one of the standard library's.
-    flags = f"--json --corpus {corpus} --vocab {corpus} --rounds 1 --mix-rows 100".split()
+    flags = f"--json --corpus {corpus} --vocab {corpus} --rounds 1".split()
     command = [sys.executable, "bench/tokenize.py", *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -72,16 +71,11 @@ def test_wrong_ids_are_counted(tmp_path: Path) -> None:
     assert wrong([[right[0], [11, 10, 9, EOS], right[2]]]) == 1
 
 
-def test_parts_of_a_corpus(corpus: Path, tmp_path: Path) -> None:
-    assert corpus_files(corpus, (), 0, tmp_path) == (
-        corpus / "mono",
-        {"en": [corpus / "mono" / "en.txt.xz"], "zh-Hant": [corpus / "mono" / "zh_hant.txt.xz"]},
-    )
-    folder, files = corpus_files(corpus, ("zh-Hant",), 0.002, tmp_path / "scratch")
-    assert files == {"zh-Hant": [folder / "zh_hant.txt.xz"]} and len(list(folder.iterdir())) == 1
-    whole, part = documents_of(corpus / "mono" / "zh_hant.txt.xz"), documents_of(files["zh-Hant"][0])
-    lines = [line for document in part for line in document]
-    assert lines == [line for document in whole for line in document][: len(lines)]
-    assert 1500 < sum(len(line.encode()) + 1 for line in lines) < 2000
+def test_files_of_a_corpus(corpus: Path, tmp_path: Path) -> None:
+    mono = corpus / "mono"
+    assert corpus_files(mono) == {"en": [mono / "en.txt.xz"], "zh-Hant": [mono / "zh_hant.txt.xz"]}
+    documents = documents_of(mono / "zh_hant.txt.xz")
+    assert [line for document in documents for line in document] == TEXT[4:5] * 100
+    assert {len(document) for document in documents} == {1, 3}
     with pytest.raises(ValueError, match="to measure: name a folder"):
-        corpus_files(tmp_path / "none", (), 0, tmp_path)
+        corpus_files(tmp_path / "none")

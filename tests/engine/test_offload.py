@@ -14,10 +14,10 @@ import pytest
 from deepspeed.ops.op_builder import AsyncIOBuilder
 from safetensors.numpy import load_file
 
-from bench.levers import Settings, cases
 from tests.engine.worker import tiny
 from tests.launch import environment, run_ranks
 from tests.rows import write_data
+from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, RunConfig
 from xlme_ds.engine.build import CONFIG_FOLDER, check_engine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,10 +56,21 @@ def test_a_setting_that_needs_another_stage(engine: dict[str, object], words: st
 
 
 def test_every_lever_is_a_legal_run(tmp_path: Path) -> None:
-    runs = cases(Settings(nvme_folder=str(tmp_path)))
-    for run in runs.values():
-        check_engine(run.validate().engine)
-    assert len({str(run) for run in runs.values()}) == len(runs) == 7
+    """The run of "Memory levers" in docs/scaling.md, and the same with one lever each."""
+    model = ModelConfig(
+        vocabulary=64_000, width=512, heads=8, feed_forward=2048, generator_layers=2, discriminator_layers=8,
+        norm="pre", vocabulary_blocks=4,
+    )  # fmt: skip
+    engine = EngineConfig(deepspeed="zero3_offload", precision="bf16", gradient_precision="fp32")
+    run = RunConfig("levers", model=model, data=DataConfig(4, 4, micro_batch=4), engine=engine)
+    runs = [run, replace(run, data=replace(run.data, micro_batch=1))]
+    for lever in ({"activation_checkpointing": True}, {"head_chunk": 1024}, {"embedding_sharing": "gdes"}):
+        runs.append(replace(run, model=replace(model, **lever)))
+    nvme = {"offload_optimizer": "nvme", "nvme_folder": str(tmp_path)}
+    for place in ({"gradient_precision": "bf16"}, nvme):
+        runs.append(replace(run, engine=replace(engine, **place)))
+    for one in runs:
+        check_engine(one.validate().engine)
 
 
 @pytest.fixture(scope="module")

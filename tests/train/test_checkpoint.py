@@ -15,7 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from bench.faults_ranks import obey_permissions
+from bench.faults.forked import obey_permissions
 from tests.engine.worker import tiny
 from tests.launch import ROOT, environment, run_ranks
 from tests.rows import write_data
@@ -182,7 +182,7 @@ TWO = """
 import os, sys
 from pathlib import Path
 import torch.distributed as dist
-from bench.faults_ranks import obey_permissions
+from bench.faults.forked import obey_permissions
 from xlme_ds.engine.processes import leave
 from xlme_ds.train.checkpoint import Checkpoints
 obey_permissions()
