@@ -19,6 +19,7 @@ from xlme_ds.flops import flops_per_step
 from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
 from xlme_ds.recipes import recipe
+from xlme_ds.validate import validate
 
 Figures = dict[str, Any]
 
@@ -66,7 +67,7 @@ def run_config(
             max_positions=64,
         )  # fmt: skip
     engine = replace(run.engine, precision="bf16")
-    return replace(run, model=model, data=DataConfig(rows, rows, micro_batch), engine=engine).validate()
+    return validate(replace(run, model=model, data=DataConfig(rows, rows, micro_batch), engine=engine))
 
 
 @contextmanager

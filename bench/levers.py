@@ -84,11 +84,12 @@ def measure(run: RunConfig) -> dict[str, float]:
     """Peak MiB, seconds of a step, and the last loss, in this process."""
     from xlme_ds.engine.build import build_engine
     from xlme_ds.engine.processes import process_group
+    from xlme_ds.validate import validate
 
     with process_group(run.engine):
         source = SyntheticSource(run, ROW_TOKENS)
         before = memory("VmRSS")
-        engine = build_engine(run.validate(), source, None)  # type: ignore[arg-type]
+        engine = build_engine(validate(run), source, None)  # type: ignore[arg-type]
         seconds = []
         for step in range(STEPS):
             begin = time.perf_counter()

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from bench.gpu_rows import SyntheticSource
 from bench.head_memory import memory
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
+from xlme_ds.validate import validate
 
 COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "barrier")
 
@@ -43,11 +44,12 @@ class Case:
             generator_layers=max(self.layers // 4, 1), discriminator_layers=self.layers, max_positions=self.tokens,
         )  # fmt: skip
         rows = self.positions // self.tokens // 2
-        return RunConfig(
+        run = RunConfig(
             "scaling", model=model, data=DataConfig(rows * self.world, rows * self.world, micro_batch=rows),
             engine=EngineConfig(deepspeed="zero1", precision="bf16"), optimizer=OptimizerConfig(warmup_steps=1),
             train=TrainConfig(steps=10),
-        ).validate()  # fmt: skip
+        )  # fmt: skip
+        return validate(run)
 
     def words(self) -> list[str]:
         """As an argument of this program."""

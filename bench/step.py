@@ -26,6 +26,7 @@ from bench.head_memory import memory
 from xlme_ds.config import DataConfig, RunConfig
 from xlme_ds.flops import flops_per_step, work_of
 from xlme_ds.recipes import recipe
+from xlme_ds.validate import validate
 
 ROOT = Path(__file__).resolve().parents[1]
 Size = Literal["base", "middle", "tiny"]
@@ -60,7 +61,7 @@ def run_config(size: Size) -> RunConfig:
         )
         run = replace(run, model=replace(tiny, max_positions=64))
     engine = replace(run.engine, precision="bf16")
-    return replace(run, data=DataConfig(2, 2, micro_batch=2), engine=engine).validate()
+    return validate(replace(run, data=DataConfig(2, 2, micro_batch=2), engine=engine))
 
 
 def serve(name: str, size: Size) -> None:

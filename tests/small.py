@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from xlme_ds.config import ModelConfig
+from xlme_ds.config import ModelConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.collate import collate
 from xlme_ds.data.pseudo import PseudoSides
@@ -18,6 +18,7 @@ from xlme_ds.data.shards import Rows
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.language_model import LanguageModel, Masking
 from xlme_ds.models.text_encoder import TextEncoder, Which, take_encoder
+from xlme_ds.validate import validate
 
 # On tensors this small a second thread costs more than it does.
 torch.set_num_threads(1)
@@ -50,14 +51,14 @@ def lively(module: Module, seed: int = 0, std: float = 0.3) -> Module:
 def model(seed: int = 0, **changes: object) -> Electra:
     """A small lively pre-training model with settings of `SMALL` changed."""
     cfg = replace(SMALL, **changes)  # type: ignore[arg-type]
-    cfg.validate()
+    validate(RunConfig("small", model=cfg))
     return lively(Electra(cfg), seed)
 
 
 def language_model(seed: int = 0, random: float = 0.1, keep: float = 0.1, **changes: object) -> LanguageModel:
     """The same with one encoder and a masked head."""
     cfg = replace(SMALL, **changes)  # type: ignore[arg-type]
-    cfg.validate()
+    validate(RunConfig("small", model=cfg))
     return lively(LanguageModel(cfg, Masking(random, keep)), seed)
 
 

@@ -30,6 +30,7 @@ FLOORS = {
     "xlme_ds.flops": 3,
     "xlme_ds.parameters": 3,
     "xlme_ds.saved": 3,
+    "xlme_ds.validate": 3,
     "xlme_ds.start": 4,
     "xlme_ds.engine": 4,
     "xlme_ds.train": 5,

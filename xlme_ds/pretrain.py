@@ -14,6 +14,7 @@ import tyro
 
 from .cli import fail, parse
 from .config import RunConfig
+from .engine.launcher import rendezvous
 from .train.stop import StopRequest
 from .train.watchdog import Watchdog
 
@@ -36,6 +37,9 @@ def main(arguments: list[str] | None = None) -> None:
     stop = StopRequest()  # before torch is loaded, which takes a while: a job may be told to leave at any time
     try:
         command = parse(Pretrain, __doc__ or "", sys.argv[1:] if arguments is None else arguments)
+        from .validate import validate
+
+        validate(command.run, int(rendezvous(os.environ).get("WORLD_SIZE", 1)))
     except ValueError as error:
         fail("xlme_ds.pretrain", error)
     from .engine.processes import SharedError
@@ -51,7 +55,7 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
     ranks."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
     from .data.loader import Loader
-    from .engine.build import build_engine, check_engine, open_data, resolve_precision
+    from .engine.build import build_engine, open_data, resolve_precision
     from .engine.processes import SharedError, data_parallel, gather, process_group, together
     from .models.init import Known
     from .start import starting_weights
@@ -69,7 +73,6 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
 
         def load() -> tuple[Loader, Loader | None, Known | None]:
             folder.claim(config)
-            check_engine(config.engine, config.model.compile)
             share, shares = data_parallel(config.engine, rank, world)
             loader = open_data(config, data, share, shares)
             # A run that resumes needs the folder that it started from no more.

@@ -18,7 +18,7 @@ from bench.levers import Settings, cases
 from tests.engine.worker import tiny
 from tests.launch import environment, run_ranks
 from tests.rows import write_data
-from xlme_ds.engine.build import CONFIG_FOLDER, check_engine
+from xlme_ds.validate import CONFIG_FOLDER, validate
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,13 +52,14 @@ def test_a_setting_that_no_engine_runs(engine: dict[str, object], words: str) ->
 )
 def test_a_setting_that_needs_another_stage(engine: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        check_engine(replace(tiny({}, 8).engine, **engine))
+        run = tiny({}, 8)
+        validate(replace(run, engine=replace(run.engine, **engine)))
 
 
 def test_every_lever_is_a_legal_run(tmp_path: Path) -> None:
     runs = cases(Settings(nvme_folder=str(tmp_path)))
     for run in runs.values():
-        check_engine(run.validate().engine)
+        validate(run)
     assert len({str(run) for run in runs.values()}) == len(runs) == 7
 
 

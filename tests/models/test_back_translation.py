@@ -11,16 +11,15 @@ from torch import Tensor
 from tests.small import SMALL, lively, open_batch
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.rows import EOS, PAD, UNK
-from xlme_ds.models.back_translation import BackTranslationModel, OpenSide, first_pass, second_pass
 from xlme_ds.models.language_model import LanguageModel
-from xlme_ds.models.pipeline import BackTranslationStage, parts
+from xlme_ds.models.pipeline import parts
+from xlme_ds.objectives.btmlm import BackTranslationModel, BackTranslationStage, OpenSide, first_pass, second_pass
 
 MASK = SMALL.vocabulary - 1
 
 
 def model(**changes: object) -> BackTranslationModel:
     cfg = replace(SMALL, discriminator_layers=3, **changes)  # type: ignore[arg-type]
-    cfg.validate()
     return lively(BackTranslationModel(cfg, OpenSide(0.1, 0.1)))
 
 

@@ -8,10 +8,10 @@ from torch import Tensor
 from tests.small import SMALL, batch_of, item, lively
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.rows import EOS, UNK
-from xlme_ds.models.cross_masking import CrossMasking
 from xlme_ds.models.encoder import Part
 from xlme_ds.models.language_model import LanguageModel, Masking
 from xlme_ds.models.pipeline import LanguageModelStage
+from xlme_ds.objectives.ernie_m import CrossMasking
 
 MASK = SMALL.vocabulary - 1
 CROSSED, PLAIN = 1, 0  # the lowest bit of a pair's first uniform

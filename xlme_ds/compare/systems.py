@@ -17,6 +17,7 @@ from ..objectives import objective_of
 from ..recipes import recipe
 from ..saved import first_of
 from ..start import SHAPE
+from ..validate import validate
 
 _SEEDS_APART = 1000  # the runs of a chain read their rows from the start again, with other masks
 
@@ -140,4 +141,4 @@ def _require_one_shape(part: str, before: RunConfig, run: RunConfig) -> None:
 
 
 def _parsed(words: list[str]) -> RunConfig:
-    return parse(_Settings, "", words).run
+    return validate(parse(_Settings, "", words).run)

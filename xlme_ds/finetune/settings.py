@@ -7,6 +7,7 @@ from typing import Self
 
 from ..config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, TrainConfig, Training
 from ..data.rows import LAYOUTS
+from ..validate import validate
 from .features import Windows
 from .tasks import TASKS, Task
 
@@ -102,10 +103,11 @@ def settings(
     )
     data = DataConfig(tuning.batch, 0, tuning.micro_batch)
     model = replace(model, compile="none")  # every batch has a length of its own
-    return FinetuneConfig(
+    config = FinetuneConfig(
         f"{model.width}x{model.discriminator_layers}-{task}", seed, model, data, optimizer, engine,
         replace(train, steps=steps), task, tuning, base,
-    ).validate()  # fmt: skip
+    )  # fmt: skip
+    return validate(config)
 
 
 def grid(task: str, tuning: TuningConfig) -> list[TuningConfig]:

@@ -68,7 +68,7 @@ class LanguageModel(TextEncoder):
     """`TextEncoder` with a head that predicts masked tokens, tied to the embedding; or one `part` of it."""
 
     writing = False
-    """Whether what is predicted is written into the text, and so no special token (`back_translation.py`)."""
+    """Whether what is predicted is written into the text, and so no special token (BTMLM)."""
 
     def __init__(self, cfg: ModelConfig, masking: Masking, part: Part | None = None):
         super().__init__(cfg, part)

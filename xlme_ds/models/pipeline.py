@@ -59,8 +59,7 @@ class ElectraStage(Electra):
     ties = False
     """Whether the last part reads the embedding of the first."""
     passes_ahead = False
-    """Whether what the parts predict for `first_pass` of a batch is filled in by `second_pass`
-    (`back_translation.py`)."""
+    """Whether what the parts predict for the stage's `first_pass` of a batch is filled in by its `second_pass`."""
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
         """The first stage takes a `Batch`, the others a packed `Flow`, which all of them return."""
@@ -137,12 +136,6 @@ class LanguageModelStage(LanguageModel):
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> LanguageModelOutput:
         """What `LanguageModel` gives for `batch`, on the last stage, from what it returned."""
         return LanguageModelOutput(*(dense.flatten()[batch.masked_M] for dense in tensors))
-
-
-class BackTranslationStage(LanguageModelStage):
-    """The part of `BackTranslationModel` that one stage runs, the same in both passes."""
-
-    passes_ahead = True
 
 
 def _scatter(values_M: Tensor, masked_M: Tensor, like_BT: Tensor) -> Tensor:

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from ..balance import pipeline_balance
 from ..config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.order import plan_step
-from ..engine.build import check_engine, deepspeed_settings, resolve_gradient_precision
+from ..engine.build import resolve_gradient_precision
 from ..flops import work_of
 from ..models.encoder import Part
 from ..models.pipeline import parts
 from ..objectives import objective_of
 from ..operations import Work
 from ..parameters import parameter_sizes
+from ..validate import deepspeed_settings, validate
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,7 @@ class Layout:
     def of(run: RunConfig, gpus: int, precision: str, row_tokens: int, fused: bool = True) -> "Layout":
         """The layout of `run` on `gpus` processes. Raises ValueError, in the words of the run, where it is not
         legal."""
-        run.validate()
-        check_engine(run.engine, run.model.compile)
+        validate(run)
         if run.engine.kind == "plain":
             raise ValueError("engine.kind plain is for comparisons on one process: plan for deepspeed or pipeline")
         if run.engine.pipeline_schedule != "1f1b":

@@ -4,7 +4,7 @@ from typing import Any
 
 from ..config import RunConfig
 from ..flops import flops_per_step, paper_forward_per_token, paper_training_flops, work_of
-from ..objectives import objective_of
+from ..objectives import described, objective_of
 from ..parameters import count_parameters, parameter_sizes
 from .communication import communication
 from .hardware import GPU, GPUS
@@ -42,6 +42,7 @@ def plan(
     return {
         "recipe": run.name,
         "accounting": ACCOUNTING_OF_ONE if len(objective_of(run.objective).encoders) == 1 else ACCOUNTING,
+        "objective": described(run.objective),
         "parameters": count_parameters(run) | {"components": components(run)},
         "tokens": {"per_row": row_tokens} | _tokens(run, row_tokens),
         "flops": operations(run, row_tokens),

@@ -8,6 +8,9 @@ from rich.table import Table
 
 def show(result: dict[str, Any], console: Console) -> None:
     """Print the plan."""
+    objective = result["objective"]
+    terms = ", ".join(f"{name} ({objective['quantities'][name]['title']})" for name in objective["terms"])
+    console.print(f"{result['recipe']}: {objective['description']}; loss = {terms}\n", highlight=False)
     for part in (_parameters, _operations, _own_layout, _layouts):
         table, note = part(result)
         console.print(table)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..config import ObjectiveConfig
 from ..data.schema import read_json
 
 
@@ -19,6 +20,21 @@ class RunFolder:
     retrieval: dict[str, Any] | None
     samples: list[dict[str, Any]] | None
     languages: dict[str, Any] | None
+
+    @property
+    def objective(self) -> dict[str, Any]:
+        """What the run was trained for, in words (see `objectives.described`); empty where nobody knows.
+
+        A run of an older version recorded the objective's settings alone.
+        """
+        config = self.config or {}
+        if "objective" in config or "task" in config.get("config", {}):
+            words: dict[str, Any] = config.get("objective", {})
+            return words
+        from ..objectives import OBJECTIVES, described  # which loads torch
+
+        name = config.get("config", {}).get("objective", {}).get("name", "electra")
+        return described(ObjectiveConfig(name)) if name in OBJECTIVES else {}
 
 
 def read_run(run: Path) -> RunFolder:

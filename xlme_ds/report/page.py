@@ -9,7 +9,6 @@ from typing import Any
 
 import jinja2
 
-from ..config import OBJECTIVE_DESCRIPTIONS
 from ..train.folder import missing_steps
 from . import figures
 from .figures import number
@@ -49,9 +48,11 @@ def render(run: RunFolder) -> str:
     return environment.get_template("template.html").render(
         run=run,
         title=_checked("config.json", lambda: (run.config or {}).get("config", {}).get("name")) or run.name,
-        about=_checked("config.json", lambda: about(run)),
+        about=_checked("config.json", lambda: run.objective.get("description")),
         cards=_checked("config.json, metrics.jsonl or heldout.jsonl", lambda: cards(run)),
-        panels=_checked("metrics.jsonl or heldout.jsonl", lambda: figures.curves(run.metrics, run.heldout)),
+        panels=_checked(
+            "metrics.jsonl or heldout.jsonl", lambda: figures.curves(run.metrics, run.heldout, quantities(run))
+        ),
         gaps=_checked("config.json", lambda: gaps(run)),
         shares=_checked("languages.json", lambda: language_shares(run.languages)),
         retrieval=_checked("retrieval.json", lambda: retrieval(run.retrieval)),
@@ -61,9 +62,10 @@ def render(run: RunFolder) -> str:
     )
 
 
-def about(run: RunFolder) -> str | None:
-    """What the run was trained for."""
-    return OBJECTIVE_DESCRIPTIONS.get((run.config or {}).get("config", {}).get("objective", {}).get("name", ""))
+def quantities(run: RunFolder) -> dict[str, dict[str, Any]]:
+    """What the run's objective reports, in words (see `objectives.protocol.Quantity`), by name."""
+    found: dict[str, dict[str, Any]] = run.objective.get("quantities", {})
+    return found
 
 
 def gaps(run: RunFolder) -> dict[str, str]:
@@ -94,19 +96,26 @@ def _checked(file: str, build: Callable[[], Any]) -> Any:
 
 def cards(run: RunFolder) -> list[Card]:
     """The key figures, each only when the run logged what it needs."""
-    return [*heldout_cards(run.heldout), *training_cards(run.metrics), *parameter_cards(run.config or {})]
+    return [
+        *heldout_cards(run.heldout, quantities(run)),
+        *training_cards(run.metrics),
+        *parameter_cards(run.config or {}),
+    ]
 
 
-def heldout_cards(heldout: figures.Records) -> Iterator[Card]:
-    """AUC and masked-token loss on text kept out of training, at the last evaluation."""
+def heldout_cards(heldout: figures.Records, known: Mapping[str, Mapping[str, Any]]) -> Iterator[Card]:
+    """AUC, and the losses that a unigram model's can be compared with, on text kept out of training, at the last
+    evaluation."""
     for task, words in _TASKS.items():
         values = figures.points(heldout, f"auc_{task}")[1]
         if len(values):
             note = f"held-out text; {values[0]:.3f} at the first evaluation, 0.5 is chance"
             yield Card(f"AUC, {words}", f"{values[-1]:.3f}", note)
-    for task, key, name in (("mono", "mlm", "Masked-token loss"), ("para", "tlm", "Masked-token loss, pairs")):
-        values, unigram = figures.points(heldout, key)[1], figures.points(heldout, f"unigram_nll_{task}")[1]
-        if len(values):
+    for key, quantity in known.items():
+        values = figures.points(heldout, key)[1]
+        if quantity["unigram"] and len(values):
+            unigram = figures.points(heldout, f"unigram_nll_{quantity['task']}")[1]
+            name = quantity["title"] + (", pairs" if quantity["task"] == "para" else "")
             baseline = f"unigram model {unigram[-1]:.2f}" if len(unigram) else "no unigram value logged"
             yield Card(name, f"{values[-1]:.2f} nats", f"held-out text; {baseline}")
 
