@@ -14,8 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 from bench.gpu_device import Device
 from bench.gpu_rows import SyntheticSource
 from xlme_ds.config import DataConfig, RunConfig
+from xlme_ds.counting import flops_per_step
 from xlme_ds.engine.plain import PlainEngine
-from xlme_ds.flops import flops_per_step
 from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
 from xlme_ds.recipes import recipe

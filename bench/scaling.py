@@ -25,8 +25,7 @@ import tyro
 from bench.scaling_plots import draw
 from bench.scaling_rank import Case
 from xlme_ds.config import DataConfig
-from xlme_ds.flops import flops_per_step
-from xlme_ds.parameters import count_parameters
+from xlme_ds.counting import count_parameters, flops_per_step
 from xlme_ds.plan.communication import communication
 from xlme_ds.plan.layout import Layout
 from xlme_ds.recipes import recipe

@@ -3,7 +3,7 @@
     python -m bench.step [--json] [--quick] [--rounds 5] [--sizes base middle]
 
 Each contender is a process of its own with all cores; ours and one peer take turns, step by step, so that what else the
-machine does falls on both alike. Operations by the standard count (`xlme_ds.flops`), the same for all; the peak is a
+machine does falls on both alike. Operations by the standard count (`xlme_ds.counting`), the same for all; the peak is a
 bf16 matrix product of 4096 x 4096 x 4096, measured between the steps. Memory is the growth of a process's largest
 resident set over what it had before the model was built. Rows are synthetic: two of text, two of packed pairs, 512
 tokens each.
@@ -24,7 +24,7 @@ import tyro
 
 from bench.head_memory import memory
 from xlme_ds.config import DataConfig, RunConfig
-from xlme_ds.flops import flops_per_step, work_of
+from xlme_ds.counting import flops_per_step, work_of
 from xlme_ds.recipes import recipe
 from xlme_ds.validate import validate
 

@@ -27,7 +27,7 @@ from bench.head_memory import memory
 from xlme_ds.cli import fail, parse
 from xlme_ds.commands import run as run_stage
 from xlme_ds.config import DataConfig, EngineConfig, RunConfig
-from xlme_ds.parameters import count_parameters
+from xlme_ds.counting import count_parameters
 from xlme_ds.quickstart import preparation
 from xlme_ds.validate import validate
 

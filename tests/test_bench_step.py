@@ -11,7 +11,7 @@ from bench.scaling_rank import Case
 from bench.step import Worker, run_config
 from bench.step_contenders import HuggingFace, Loop, PlainTorch
 from tests.launch import ROOT, environment
-from xlme_ds.flops import flops_per_step
+from xlme_ds.counting import flops_per_step
 
 TINY = Case(layers=2, width=64, tokens=32, vocabulary=600, positions=128)
 

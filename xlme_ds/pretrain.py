@@ -58,10 +58,10 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
     from .engine.build import build_engine, open_data, resolve_precision
     from .engine.processes import SharedError, data_parallel, gather, process_group, together
     from .models.init import Known
-    from .start import starting_weights
     from .train.checkpoint import Checkpoints
     from .train.folder import RunFolder
     from .train.run import heldout_data, pretraining, train
+    from .warm_start import starting_weights
 
     watchdog = Watchdog(config.train.watchdog_minutes, int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))))
     watchdog.beat("waiting for the other processes")

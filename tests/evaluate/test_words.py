@@ -15,7 +15,7 @@ from xlme_ds.evaluate.__main__ import main
 from xlme_ds.evaluate.word_tests import Judged, read_word_tests
 from xlme_ds.evaluate.words import Lookup, correlation, ranks, similarity, translations
 from xlme_ds.export.__main__ import export_run
-from xlme_ds.saved import load_encoder
+from xlme_ds.trained import load_encoder
 
 
 @pytest.fixture(scope="module")

@@ -40,8 +40,8 @@ from xlme_ds.finetune.tasks import TASKS
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import TextEncoder, one_item_a_row
-from xlme_ds.saved import load_encoder, load_run
 from xlme_ds.train.folder import lock
+from xlme_ds.trained import load_encoder, load_run
 
 SENTENCES = ["kalo mi ter un", "dorin", "ve sa pe  kalo inun mi", ""]
 TOKENS = torch.tensor([[0, 11, 12, 13, 17, 19, 2], [0, 21, 2, 1, 1, 1, 1]])

@@ -12,12 +12,12 @@ import tyro
 
 from ..cli import parse
 from ..config import RunConfig
-from ..flops import flops_per_step
+from ..counting import flops_per_step
 from ..objectives import objective_of
 from ..recipes import recipe
-from ..saved import first_of
-from ..start import SHAPE
+from ..trained import first_of
 from ..validate import validate
+from ..warm_start import SHAPE
 
 _SEEDS_APART = 1000  # the runs of a chain read their rows from the start again, with other masks
 

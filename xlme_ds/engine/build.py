@@ -7,13 +7,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..balance import describe_balance, pipeline_balance
 from ..config import DataConfig, EngineConfig, ModelConfig, RunConfig, Training
 from ..data.loader import Loader
 from ..data.source import BatchSource
 from ..data.vocabulary import Vocabulary
 from ..models.init import Known, Whole, initialise
-from ..models.pipeline import parts
+from ..models.pipeline import describe_balance, parts, pipeline_balance
 from ..objectives import objective_of
 from ..objectives.protocol import Objective, Pretraining
 from ..validate import deepspeed_settings, zero_stage

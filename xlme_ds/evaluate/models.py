@@ -11,7 +11,7 @@ from ..data.vocabulary import Vocabulary
 from ..models.init import initialise
 from ..models.text_encoder import TextEncoder, Which, take_encoder
 from ..objectives import objective_of
-from ..saved import first_of, load_encoder, read_config
+from ..trained import first_of, load_encoder, read_config
 
 
 class Compared(NamedTuple):

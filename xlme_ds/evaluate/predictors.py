@@ -14,7 +14,7 @@ from ..models.init import initialise
 from ..models.text_encoder import Which
 from ..objectives import objective_of
 from ..objectives.protocol import Pretraining
-from ..saved import GENERATOR_FOLDER, MODEL_TYPE, load_encoder, load_run, read_config, read_heads
+from ..trained import GENERATOR_FOLDER, MODEL_TYPE, load_encoder, load_run, read_config, read_heads
 from .models import beginnings, names_of, require_distinct, require_finite
 
 _HEAD = "masked_head."

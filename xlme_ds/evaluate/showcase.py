@@ -12,7 +12,7 @@ from ..data.vocabulary import Vocabulary
 from ..models.init import initialise
 from ..models.text_encoder import take_encoder
 from ..objectives import objective_of
-from ..saved import MODEL_FOLDER, first_of, write_model
+from ..trained import MODEL_FOLDER, first_of, write_model
 from .pairs import pairs
 from .retrieval import by_language, retrieve
 from .samples import sample_rows

@@ -13,7 +13,8 @@ from ..data.rows import BOS, EOS, LAYOUTS, PAD
 from ..data.schema import write_json
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import TextEncoder
-from ..saved import (
+from ..train.folder import made_whole
+from ..trained import (
     CONFIG_FILE,
     EXPORTED_SETTINGS,
     GENERATOR_FOLDER,
@@ -22,7 +23,6 @@ from ..saved import (
     WEIGHTS_FILE,
     export_state,
 )
-from ..train.folder import made_whole
 from .tokenizer import tokenizer_files
 
 REMOTE = Path(__file__).parent / "remote"

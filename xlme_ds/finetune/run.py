@@ -19,13 +19,13 @@ from ..data.vocabulary import Vocabulary
 from ..engine.build import Fill, assemble, resolve_precision
 from ..engine.processes import SharedError, broadcast, gather, together
 from ..models.init import Whole, initialise
+from ..models.operations import encoder_forward
 from ..models.text_encoder import TextEncoder, language_index
-from ..operations import encoder_forward
-from ..saved import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, Saved, load_encoder, mismatch, read_weights, write_model
 from ..train.folder import RunFolder
 from ..train.run import Work, train
 from ..train.stop import StopRequest
 from ..train.watchdog import Watchdog
+from ..trained import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, Saved, load_encoder, mismatch, read_weights, write_model
 from ..validate import validate
 from .batches import TaskLoader
 from .examples import Example, find, labelled, read

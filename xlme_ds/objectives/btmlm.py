@@ -22,8 +22,8 @@ from ..data.batch import Batch
 from ..data.rows import PAD
 from ..models.encoder import Part
 from ..models.language_model import LanguageModel, LanguageModelOutput, Masking
+from ..models.operations import Work, masked_head_forward
 from ..models.pipeline import LanguageModelStage
-from ..operations import Work, masked_head_forward
 from .mlm import MaskedLanguageModelling
 from .protocol import Quantity, masks_some
 

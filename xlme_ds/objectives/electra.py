@@ -18,9 +18,9 @@ from ..data.batch import Batch
 from ..data.rows import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
 from ..models.encoder import Part
+from ..models.operations import Work, encoder_forward, masked_head_forward, replaced_head_forward
 from ..models.pipeline import ElectraStage
 from ..models.text_encoder import Which
-from ..operations import Work, encoder_forward, masked_head_forward, replaced_head_forward
 from .protocol import Quantity, adds_none, by_task, masks_some, task_of_masked
 
 TERMS = ("mlm", "tlm", "mrtd", "trtd")

@@ -15,9 +15,9 @@ from ..data.batch import Batch
 from ..models.attention import item_mask
 from ..models.encoder import Part
 from ..models.language_model import LanguageModel, LanguageModelOutput, Masking
+from ..models.operations import Work, encoder_forward, masked_head_forward
 from ..models.pipeline import LanguageModelStage
 from ..models.text_encoder import Which
-from ..operations import Work, encoder_forward, masked_head_forward
 from .protocol import Quantity, adds_none, by_task, masks_some, task_of_masked
 
 MASKED = MappingProxyType(

@@ -13,8 +13,8 @@ from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
 from ..data.rows import TASKS
 from ..models.encoder import Part
+from ..models.operations import Work
 from ..models.text_encoder import Which
-from ..operations import Work
 
 
 class Objective(Protocol):

@@ -3,16 +3,14 @@
 import functools
 from dataclasses import dataclass
 
-from ..balance import pipeline_balance
 from ..config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
+from ..counting import parameter_sizes, work_of
 from ..data.order import plan_step
 from ..engine.build import resolve_gradient_precision
-from ..flops import work_of
 from ..models.encoder import Part
-from ..models.pipeline import parts
+from ..models.operations import Work
+from ..models.pipeline import parts, pipeline_balance
 from ..objectives import objective_of
-from ..operations import Work
-from ..parameters import parameter_sizes
 from ..validate import deepspeed_settings, validate
 
 

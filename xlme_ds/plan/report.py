@@ -3,9 +3,15 @@
 from typing import Any
 
 from ..config import RunConfig
-from ..flops import flops_per_step, paper_forward_per_token, paper_training_flops, work_of
+from ..counting import (
+    count_parameters,
+    flops_per_step,
+    paper_forward_per_token,
+    paper_training_flops,
+    parameter_sizes,
+    work_of,
+)
 from ..objectives import described, objective_of
-from ..parameters import count_parameters, parameter_sizes
 from .communication import communication
 from .hardware import GPU, GPUS
 from .search import RESERVED, Candidate, candidate, search

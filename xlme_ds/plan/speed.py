@@ -11,9 +11,9 @@ A step takes, on the GPU that has most to do, with m micro-batches and p stages:
 
 from dataclasses import dataclass
 
-from ..balance import stage_costs
 from ..config import RunConfig
-from ..flops import flops_per_step
+from ..counting import flops_per_step
+from ..models.pipeline import stage_costs
 from .communication import communication
 from .hardware import GPU
 from .layout import Layout

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..config import DataConfig, RunConfig, Training
+from ..counting import count_parameters, flops_per_step
 from ..data.loader import Loader
 from ..data.schema import TASKS
 from ..data.shards import RowStore
@@ -15,9 +16,7 @@ from ..data.unigram import unigram_nll
 from ..engine.build import resolve_precision
 from ..engine.processes import SharedError, broadcast, together
 from ..engine.protocol import Engine
-from ..flops import flops_per_step
 from ..objectives import described, objective_of
-from ..parameters import count_parameters
 from .audit import audit
 from .callbacks import Callback, Evaluate, Record, Save
 from .checkpoint import PROBE_TOLERANCE, Checkpoints, read_state

@@ -3,7 +3,7 @@ count."""
 
 from dataclasses import dataclass
 
-from .config import ModelConfig
+from ..config import ModelConfig
 
 
 @dataclass(frozen=True)

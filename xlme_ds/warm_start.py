@@ -11,7 +11,7 @@ from .models.electra import block_sizes
 from .models.init import Known
 from .models.text_encoder import TextEncoder, Which
 from .objectives import objective_of
-from .saved import EXPORTED_SETTINGS, SavedRun, load_encoder, load_run, read_config, read_heads
+from .trained import EXPORTED_SETTINGS, SavedRun, load_encoder, load_run, read_config, read_heads
 
 _MAY_DIFFER = ("discriminator_layers", "init_std", "layout", "language_embeddings")
 SHAPE = [name for name in EXPORTED_SETTINGS if name not in _MAY_DIFFER]
