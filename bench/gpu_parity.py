@@ -17,8 +17,8 @@ from bench.gpu_rows import synthetic_batch
 from xlme_ds.config import ModelConfig, ObjectiveConfig
 from xlme_ds.models.attention import Attention, shared_bias
 from xlme_ds.models.embedding import lookup
+from xlme_ds.models.heads import masked_softmax
 from xlme_ds.models.init import initialise
-from xlme_ds.models.masked_head import masked_softmax
 from xlme_ds.models.relative_position import RelativePositionTable, spread
 from xlme_ds.objectives.electra import ElectraObjective
 

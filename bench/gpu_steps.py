@@ -16,6 +16,7 @@ from bench.gpu_rows import SyntheticSource
 from xlme_ds.config import DataConfig, RunConfig
 from xlme_ds.counting import flops_per_step
 from xlme_ds.engine.plain import PlainEngine
+from xlme_ds.models.execution import applied
 from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
 from xlme_ds.recipes import recipe
@@ -83,7 +84,7 @@ def built(run: RunConfig, device: Device, engine: str) -> Iterator[Any]:
         yield build_engine(run, source, None)  # type: ignore[arg-type]
     else:
         objective = objective_of(run.objective)
-        model = objective.build(run.model)
+        model = applied(objective.build(run.model), run.model)
         initialise(model, run.seed, run.model.init_std)
         yield MasterWeights(model, objective, source, None, device.torch, run.optimizer)
 

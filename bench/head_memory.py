@@ -20,7 +20,7 @@ import torch.nn.functional as F
 import tyro
 from torch import Tensor
 
-from xlme_ds.models.masked_head import MaskedTokens, masked_softmax
+from xlme_ds.models.heads import MaskedTokens, masked_softmax
 
 MIB = 2**20
 

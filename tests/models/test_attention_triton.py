@@ -15,7 +15,7 @@ from tests.launch import ROOT, environment
 from tests.small import SMALL
 from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.models.attention import item_bounds, item_mask, triton_attend
-from xlme_ds.models.encoder import Encoder, Part
+from xlme_ds.models.encoder import Encoder
 from xlme_ds.validate import validate
 
 WITHOUT = importlib.util.find_spec("triton") is None
@@ -93,7 +93,7 @@ def test_on_the_cpu_the_setting_changes_nothing() -> None:
     outputs = []
     for kernel in ("sdpa", "triton"):
         torch.manual_seed(0)
-        encoder = Encoder(replace(cfg, attention=kernel), Part(range(1)))  # type: ignore[arg-type]
+        encoder = Encoder(replace(cfg, attention=kernel), 1)  # type: ignore[arg-type]
         for parameter in encoder.parameters():
             torch.nn.init.normal_(parameter)
         x = torch.randn(1, 6, 48, generator=torch.Generator().manual_seed(1))

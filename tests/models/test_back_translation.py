@@ -151,7 +151,7 @@ def test_no_gradient_goes_through_the_first_pass() -> None:
 @pytest.mark.parametrize("balance", [(1, 2), (0, 1, 2)])
 def test_stages_are_the_model_in_both_passes(balance: tuple[int, ...], changes: dict[str, object]) -> None:
     whole, batch = model(**changes), open_batch([20, 37, 5], 40)
-    stages = [BackTranslationStage(whole.cfg, whole.masking, part) for part in parts(balance)]
+    stages = [BackTranslationStage(whole.cfg, whole.masking, part=part) for part in parts(balance)]
     for stage in stages:
         stage.load_state_dict({name: whole.state_dict()[name] for name in stage.state_dict()})
     stages[-1].borrowed = stages[0].table

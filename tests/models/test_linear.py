@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from xlme_ds.models import linear
-from xlme_ds.models.linear import Linear
+from xlme_ds.models.layers import Linear
 
 
 @pytest.mark.parametrize("tokens", [1, 12, 100])

@@ -11,6 +11,7 @@ from ..config import DataConfig, EngineConfig, ModelConfig, RunConfig, Training
 from ..data.loader import Loader
 from ..data.source import BatchSource
 from ..data.vocabulary import Vocabulary
+from ..models.execution import applied
 from ..models.init import Known, Whole, initialise
 from ..models.pipeline import describe_balance, parts, pipeline_balance
 from ..objectives import objective_of
@@ -113,7 +114,7 @@ def assemble(
 ) -> Engine:
     """A data-parallel engine around the objective's model, whose parameters `fill` gives their first values."""
     if config.engine.kind == "plain":
-        model = objective.build(config.model)
+        model = applied(objective.build(config.model), config.model)
         fill(model, None)
         device = torch.device("cuda" if on_gpu() else "cpu")
         return PlainEngine(model, objective, loader, heldout, device, config.optimizer)
@@ -167,9 +168,10 @@ def _build_zero(
             model = objective.build(config.model)
         if config.model.compile != "none":
             gather_layers_whole(model)
+        model = applied(model, config.model)
         fill(model, whole_parameter)
     else:
-        model = objective.build(config.model)
+        model = applied(objective.build(config.model), config.model)
         fill(model, None)
     halved = _gradient_precision(config, loader) == "bf16"
     return ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config, halved)

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..data.batch import Batch
-from .compiled import begin
 from .embedding import lookup, read_whole
-from .encoder import Encoder, Part
+from .encoder import Encoder
 from .heads import MaskedLanguageModelHead, ReplacedTokenHead
 
 
@@ -40,28 +39,24 @@ class Generated(NamedTuple):
 
 
 class Electra(nn.Module):
-    """XLM-E's pre-training model, or one stage of it: the `part` of the discriminator, and before the first one
-    embedding and generator, behind the last the head.
+    """XLM-E's pre-training model.
 
     The embedding's parameters are this module's own (`embedding_0`, …): both encoders and the masked head read them
     while this module's forward runs, which is when a partitioning engine has them whole.
     """
 
-    def __init__(self, cfg: ModelConfig, part: Part | None = None):
+    def __init__(self, cfg: ModelConfig):
         super().__init__()
         self.cfg = cfg
-        self.part = Part(range(cfg.discriminator_layers)) if part is None else part
-        if self.part.first:
-            for n, size in enumerate(block_sizes(cfg)):
-                self.register_parameter(f"embedding_{n}", nn.Parameter(torch.empty(size, cfg.width)))
-                if cfg.embedding_sharing == "gdes":
-                    self.register_parameter(f"difference_{n}", nn.Parameter(torch.empty(size, cfg.width)))
-            without = replace(cfg, dropout=0.0, attention_dropout=0.0)  # its samples are what the discriminator reads
-            self.generator = Encoder(without, Part(range(cfg.generator_layers)))
-            self.masked_head = MaskedLanguageModelHead(cfg)
-        self.discriminator = Encoder(cfg, self.part)
-        if self.part.last:
-            self.replaced_head = ReplacedTokenHead(cfg)
+        for n, size in enumerate(block_sizes(cfg)):
+            self.register_parameter(f"embedding_{n}", nn.Parameter(torch.empty(size, cfg.width)))
+            if cfg.embedding_sharing == "gdes":
+                self.register_parameter(f"difference_{n}", nn.Parameter(torch.empty(size, cfg.width)))
+        without = replace(cfg, dropout=0.0, attention_dropout=0.0)  # its samples are what the discriminator reads
+        self.generator = Encoder(without, cfg.generator_layers)
+        self.masked_head = MaskedLanguageModelHead(cfg)
+        self.discriminator = Encoder(cfg, cfg.discriminator_layers)
+        self.replaced_head = ReplacedTokenHead(cfg)
 
     def _blocks(self, name: str) -> Sequence[Tensor]:
         return [getattr(self, f"{name}_{n}") for n in range(self.cfg.vocabulary_blocks)]
@@ -97,7 +92,6 @@ class Electra(nn.Module):
 
     def forward(self, batch: Batch) -> ElectraOutput:
         """Generate, then discriminate (XLM-E equations (1) to (5))."""
-        begin(self.cfg.compile)
         generated = self.generate(batch)
         embedded_BTD = self.embed_for_discriminator(generated.corrupted_BT)
         hidden_BTD = self.discriminator(
@@ -110,5 +104,5 @@ def block_sizes(cfg: ModelConfig) -> list[int]:
     """Rows of each embedding block: equal but for the last, which takes the remainder."""
     size = -(-cfg.vocabulary // cfg.vocabulary_blocks)
     sizes = [min(size, cfg.vocabulary - start) for start in range(0, cfg.vocabulary, size)]
-    assert len(sizes) == cfg.vocabulary_blocks, "ModelConfig.validate sees to this"
+    assert len(sizes) == cfg.vocabulary_blocks, "xlme_ds.validate sees to this"
     return sizes

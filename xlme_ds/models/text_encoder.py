@@ -14,7 +14,7 @@ from ..config import ModelConfig
 from ..data.rows import EOS, LAYOUTS, PAD
 from .electra import block_sizes
 from .embedding import lookup
-from .encoder import Encoder, Part
+from .encoder import Encoder
 
 Which = Literal["encoder", "discriminator", "generator"]
 """An encoder of a pre-training model, by the prefix of its parameters."""
@@ -22,19 +22,14 @@ Which = Literal["encoder", "discriminator", "generator"]
 
 class TextEncoder(nn.Module):
     """Tokens in, hidden states out. `cfg.discriminator_layers` is its depth; it reads nothing of the generator's
-    settings.
+    settings."""
 
-    In a pipeline `part` is what a stage holds of it.
-    """
-
-    def __init__(self, cfg: ModelConfig, part: Part | None = None):
+    def __init__(self, cfg: ModelConfig):
         super().__init__()
         self.cfg = cfg
-        self.part = Part(range(cfg.discriminator_layers)) if part is None else part
-        if self.part.first:
-            for n, size in enumerate(block_sizes(cfg)):
-                self.register_parameter(f"embedding_{n}", nn.Parameter(torch.empty(size, cfg.width)))
-        self.encoder = Encoder(cfg, self.part)
+        for n, size in enumerate(block_sizes(cfg)):
+            self.register_parameter(f"embedding_{n}", nn.Parameter(torch.empty(size, cfg.width)))
+        self.encoder = Encoder(cfg, cfg.discriminator_layers)
 
     @property
     def table(self) -> list[Tensor]:

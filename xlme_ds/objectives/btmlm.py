@@ -20,10 +20,9 @@ from torch import Tensor
 from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
 from ..data.rows import PAD
-from ..models.encoder import Part
 from ..models.language_model import LanguageModel, LanguageModelOutput, Masking
 from ..models.operations import Work, masked_head_forward
-from ..models.pipeline import LanguageModelStage
+from ..models.pipeline import LanguageModelStage, Part
 from .mlm import MaskedLanguageModelling
 from .protocol import Quantity, masks_some
 
@@ -135,7 +134,7 @@ class BackTranslation(MaskedLanguageModelling):
         """The model that passes over a batch twice, or its `part` that a pipeline's stage runs."""
         if part is None:
             return BackTranslationModel(cfg, self.masking)
-        return BackTranslationStage(cfg, self.masking, part)
+        return BackTranslationStage(cfg, self.masking, part=part)
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
         """Of a full row 1 / (1 + fraction) is sentence, the rest places; the pass that fills these goes ahead."""

@@ -17,9 +17,8 @@ from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
 from ..data.rows import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
-from ..models.encoder import Part
 from ..models.operations import Work, encoder_forward, masked_head_forward, replaced_head_forward
-from ..models.pipeline import ElectraStage
+from ..models.pipeline import ElectraStage, Part
 from ..models.text_encoder import Which
 from .protocol import Quantity, adds_none, by_task, masks_some, task_of_masked
 
@@ -65,7 +64,7 @@ class ElectraObjective:
     @staticmethod
     def build(cfg: ModelConfig, part: Part | None = None) -> Electra:
         """The pre-training model, or its `part` that a pipeline's stage runs."""
-        return Electra(cfg) if part is None else ElectraStage(cfg, part)
+        return Electra(cfg) if part is None else ElectraStage(cfg, part=part)
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
         """The generator with its softmax is in the first part, the discriminator's head in the last."""

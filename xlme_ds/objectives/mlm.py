@@ -13,10 +13,9 @@ from torch import Tensor
 from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
 from ..models.attention import item_mask
-from ..models.encoder import Part
 from ..models.language_model import LanguageModel, LanguageModelOutput, Masking
 from ..models.operations import Work, encoder_forward, masked_head_forward
-from ..models.pipeline import LanguageModelStage
+from ..models.pipeline import LanguageModelStage, Part
 from ..models.text_encoder import Which
 from .protocol import Quantity, adds_none, by_task, masks_some, task_of_masked
 
@@ -60,7 +59,7 @@ class MaskedLanguageModelling:
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:
         """The pre-training model, or its `part` that a pipeline's stage runs."""
-        return LanguageModel(cfg, self.masking) if part is None else LanguageModelStage(cfg, self.masking, part)
+        return LanguageModel(cfg, self.masking) if part is None else LanguageModelStage(cfg, self.masking, part=part)
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
         """The softmax is in the last part."""

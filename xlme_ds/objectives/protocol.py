@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
 from ..data.rows import TASKS
-from ..models.encoder import Part
 from ..models.operations import Work
+from ..models.pipeline import Part
 from ..models.text_encoder import Which
 
 
