@@ -3,8 +3,8 @@
 import errno
 import os
 import sys
-from dataclasses import fields
-from typing import Any, TypeVar
+from dataclasses import MISSING, fields
+from typing import TypeVar
 
 from .config import RunConfig
 from .recipes import recipe
@@ -21,12 +21,8 @@ def parse(command: type[Command], description: str, arguments: list[str]) -> Com
     import tyro  # here: engines have the words of errors from this file, and run where there is no tyro
 
     name, rest = _take_recipe(without_launcher(arguments))
-    defaults: dict[str, Any] = {}
-    for field in fields(command):  # type: ignore[arg-type]
-        if field.name == "run":
-            defaults["run"] = recipe(name) if name is not None else RunConfig(name="custom")
-        elif field.default.__class__.__name__ == "_MISSING_TYPE":
-            defaults[field.name] = tyro.MISSING
+    defaults = {field.name: tyro.MISSING for field in fields(command) if field.default is MISSING}  # type: ignore[arg-type]
+    defaults["run"] = recipe(name) if name is not None else RunConfig(name="custom")
     asks_for_help = "-h" in rest or "--help" in rest
     if name is None and not asks_for_help:
         raise ValueError("--recipe is missing: name one, for example --recipe quickstart")
@@ -61,7 +57,7 @@ def fail(program: str, error: Exception) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line that concerns the user and stops nothing, from the first process only."""
+    """Print a warning or remark for the user, from the first process only."""
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         print(text, file=sys.stderr, flush=True)
 

@@ -3,11 +3,19 @@
 A recipe (`xlme_ds.recipes`) returns one `RunConfig`; parts of the program take the section they need and no more.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 Check = tuple[bool, str]
-"""Whether settings fit, and the sentence for the user if they do not."""
+"""Whether something fits, and the sentence for the user if it does not."""
+
+
+def refuse(checks: Iterable[Check]) -> None:
+    """Raise ValueError with the sentence of the first check that fails."""
+    for fits, sentence in checks:
+        if not fits:
+            raise ValueError(sentence)
 
 
 @dataclass(frozen=True)

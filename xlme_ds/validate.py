@@ -4,11 +4,11 @@ A check is a pair: whether the settings fit, and the sentence that names the set
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .config import Check, EngineConfig, RunConfig, Training
+from .config import Check, EngineConfig, RunConfig, Training, refuse
 from .data.order import plan_step
 from .objectives import objective_of
 
@@ -67,13 +67,6 @@ def validate(config: Config, world: int | None = None) -> Config:
     if world is not None:
         _fit_processes(config, world)
     return config
-
-
-def refuse(checks: Iterable[Check]) -> None:
-    """Raise ValueError with the sentence of the first check that fails."""
-    for fits, sentence in checks:
-        if not fits:
-            raise ValueError(sentence)
 
 
 def _ranges(config: Training) -> list[Check]:

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ..cli import in_words
-from ..config import EngineConfig, TrainConfig
-from ..validate import processes_fit, refuse
+from ..config import EngineConfig, TrainConfig, refuse
+from ..validate import processes_fit
 from .extensions import loading_extensions
 from .launcher import TORCH_VARIABLES, rendezvous
 

@@ -18,7 +18,7 @@ from .heads import MaskedLanguageModelHead, ReplacedTokenHead
 
 
 class ElectraOutput(NamedTuple):
-    """What one forward pass gives; the losses are the objective's business."""
+    """What one forward pass gives; the objective makes the losses of it."""
 
     nll_M: Tensor
     """float32, the generator's −log p of the original token."""
@@ -28,14 +28,6 @@ class ElectraOutput(NamedTuple):
     """int64, the rows with the generator's samples in place."""
     replaced_logits_BT: Tensor
     """The discriminator's logits; positive says replaced."""
-
-
-class Generated(NamedTuple):
-    """What the generator hands to the discriminator and to the loss; fields as in `ElectraOutput`."""
-
-    nll_M: Tensor
-    predicted_M: Tensor
-    corrupted_BT: Tensor
 
 
 class Electra(nn.Module):
@@ -69,14 +61,12 @@ class Electra(nn.Module):
             return shared
         return shared.detach() + lookup(ids_BT, self._blocks("difference"))
 
-    def generate(self, batch: Batch) -> Generated:
-        """Mask, predict, sample (XLM-E equations (1) to (3))."""
+    def generate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Mask, predict, sample (XLM-E equations (1) to (3)): the first three of `ElectraOutput`."""
         blocks = self._blocks("embedding")
         table = read_whole(blocks)
-        targets_M = batch.tokens_BT.flatten()[batch.masked_M]
-        masked_BT = (
-            batch.tokens_BT.flatten().index_fill(0, batch.masked_M, self.cfg.vocabulary - 1).view_as(batch.tokens_BT)
-        )
+        tokens = batch.tokens_BT.flatten()
+        masked_BT = tokens.index_fill(0, batch.masked_M, self.cfg.vocabulary - 1).view_as(batch.tokens_BT)
         hidden_BTD = self.generator(
             lookup(masked_BT, blocks, sparse=True),
             batch.positions_BT,
@@ -84,20 +74,18 @@ class Electra(nn.Module):
             batch.languages_BT,
         )
         hidden_MD = hidden_BTD.flatten(0, 1)[batch.masked_M]
-        generated = self.masked_head(hidden_MD, lambda: table, targets_M, batch.uniforms_M)
-        corrupted_BT = (
-            batch.tokens_BT.flatten().index_copy(0, batch.masked_M, generated.sample_M).view_as(batch.tokens_BT)
-        )
-        return Generated(generated.nll_M, generated.predicted_M, corrupted_BT)
+        generated = self.masked_head(hidden_MD, lambda: table, tokens[batch.masked_M], batch.uniforms_M)
+        corrupted_BT = tokens.index_copy(0, batch.masked_M, generated.sample_M).view_as(batch.tokens_BT)
+        return generated.nll_M, generated.predicted_M, corrupted_BT
 
     def forward(self, batch: Batch) -> ElectraOutput:
         """Generate, then discriminate (XLM-E equations (1) to (5))."""
-        generated = self.generate(batch)
-        embedded_BTD = self.embed_for_discriminator(generated.corrupted_BT)
+        nll_M, predicted_M, corrupted_BT = self.generate(batch)
+        embedded_BTD = self.embed_for_discriminator(corrupted_BT)
         hidden_BTD = self.discriminator(
             embedded_BTD, batch.positions_BT, batch.segments_BT, batch.languages_BT, batch.keys_B
         )
-        return ElectraOutput(*generated, self.replaced_head(hidden_BTD))
+        return ElectraOutput(nll_M, predicted_M, corrupted_BT, self.replaced_head(hidden_BTD))
 
 
 def block_sizes(cfg: ModelConfig) -> list[int]:

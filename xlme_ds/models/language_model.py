@@ -20,7 +20,7 @@ from .text_encoder import TextEncoder
 
 
 class LanguageModelOutput(NamedTuple):
-    """What one forward pass gives; the losses are the objective's business."""
+    """What one forward pass gives; the objective makes the losses of it."""
 
     nll_M: Tensor
     """float32, −log p of the original token."""

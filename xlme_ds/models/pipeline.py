@@ -112,14 +112,14 @@ class ElectraStage(PipelineStage, Electra):
         return flow._replace(hidden_BTD=hidden_BTD).pack()
 
     def _start(self, batch: Batch) -> Flow:
-        generated = self.generate(batch)
-        embedded_BTD = self.embed_for_discriminator(generated.corrupted_BT)
+        nll_M, predicted_M, corrupted_BT = self.generate(batch)
+        embedded_BTD = self.embed_for_discriminator(corrupted_BT)
         return Flow(
-            nll_BT=_scatter(generated.nll_M, batch.masked_M, batch.tokens_BT),
+            nll_BT=_scatter(nll_M, batch.masked_M, batch.tokens_BT),
             hidden_BTD=self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B),
             segments_BT=batch.segments_BT,
-            corrupted_BT=generated.corrupted_BT,
-            predicted_BT=_scatter(generated.predicted_M, batch.masked_M, batch.tokens_BT),
+            corrupted_BT=corrupted_BT,
+            predicted_BT=_scatter(predicted_M, batch.masked_M, batch.tokens_BT),
             keys_B=batch.keys_B,
             distance_HW=self.discriminator.distances(batch.tokens_BT.shape[1]),
         )
