@@ -91,7 +91,7 @@ class ObjectiveConfig:
     discriminator_weight: float = 50.0
     """λ of the paper."""
     pseudo_fractions: tuple[float, ...] = ()
-    """Tokens that btmlm writes behind a sentence, for a token of it: every sentence draws one of these."""
+    """Tokens that btmlm writes after a sentence, for a token of it: every sentence draws one of these."""
 
 
 @dataclass(frozen=True)

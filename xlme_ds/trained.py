@@ -160,7 +160,8 @@ def known_vocabulary(folder: Path, path: Path) -> Vocabulary:
         )
     elif known != vocabulary.sha256:
         raise ValueError(
-            f"{vocabulary.path} is not the vocabulary that the model in {folder} was trained with: restore or name that one"
+            f"{vocabulary.path} is not the vocabulary that the model in {folder} was trained with: restore or name "
+            "that one"
         )
     return vocabulary
 

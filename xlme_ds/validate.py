@@ -25,9 +25,9 @@ RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     (
         "not be negative",
         lambda value: value >= 0,
-        "objective.random_fraction objective.keep_fraction objective.discriminator_weight data.mono_rows data.para_rows "
-        "optimizer.warmup_steps optimizer.weight_decay train.eval_every train.keep_every train.save_buffer_gib "
-        "train.spike_sigma train.watchdog_minutes",
+        "objective.random_fraction objective.keep_fraction objective.discriminator_weight data.mono_rows "
+        "data.para_rows optimizer.warmup_steps optimizer.weight_decay train.eval_every train.keep_every "
+        "train.save_buffer_gib train.spike_sigma train.watchdog_minutes",
     ),
     (
         "be positive",
@@ -95,7 +95,8 @@ def _model(config: Training) -> list[Check]:
         ),
         (
             model.relative_max_distance > model.relative_buckets // 4,
-            f"model.relative_max_distance {model.relative_max_distance} must exceed a quarter of model.relative_buckets",
+            f"model.relative_max_distance {model.relative_max_distance} must exceed a quarter of "
+            "model.relative_buckets",
         ),
         (
             block * (model.vocabulary_blocks - 1) < model.vocabulary,
@@ -114,8 +115,8 @@ def _model(config: Training) -> list[Check]:
         ),
         (
             model.attention == "sdpa" or not model.attention_dropout,
-            "model.attention triton never has attention weights whole, which model.attention_dropout drops from: set it "
-            "to sdpa",
+            "model.attention triton never has attention weights whole, which model.attention_dropout drops from: set "
+            "it to sdpa",
         ),
         (
             len(set(model.language_embeddings)) == len(model.language_embeddings),
@@ -156,8 +157,8 @@ def _data(config: Training) -> list[Check]:
         ),
         (
             not data.alternate or config.train.log_every % 2 == 1,
-            f"train.log_every {config.train.log_every} would show one task alone under data.alternate: set it to an odd "
-            "number",
+            f"train.log_every {config.train.log_every} would show one task alone under data.alternate: set it to an "
+            "odd number",
         ),
         (
             config.optimizer.warmup_steps <= steps,
@@ -184,8 +185,8 @@ def _engine(config: Training) -> list[Check]:
         ),
         (
             engine.kind == "deepspeed" or offloads == ("none", "none"),
-            f"engine.kind {engine.kind} offloads nothing: set engine.offload_optimizer and engine.offload_parameters to "
-            "none",
+            f"engine.kind {engine.kind} offloads nothing: set engine.offload_optimizer and engine.offload_parameters "
+            "to none",
         ),
         (
             "nvme" not in offloads or bool(engine.nvme_folder),
@@ -210,8 +211,8 @@ def _engine_file(config: Training) -> list[Check]:
         (engine.kind != "pipeline" or stage == 1, f"{file}, a pipeline runs with ZeRO-1: set it to pipe_zero1"),
         (
             stage != 3 or config.model.compile != "graphs",
-            f"{file}, which gathers the weights somewhere else each time, and model.compile graphs reads them where they "
-            "were: set it to layers",
+            f"{file}, which gathers the weights somewhere else each time, and model.compile graphs reads them where "
+            "they were: set it to layers",
         ),
         (
             stage != 2 or not bf16,
@@ -219,8 +220,8 @@ def _engine_file(config: Training) -> list[Check]:
         ),
         (
             stage != 1 or not bf16 or engine.offload_optimizer == "none",
-            "engine.gradient_precision bf16 needs ZeRO-3 where engine.offload_optimizer is set: set engine.deepspeed to "
-            "zero3",
+            "engine.gradient_precision bf16 needs ZeRO-3 where engine.offload_optimizer is set: set engine.deepspeed "
+            "to zero3",
         ),
         (
             stage == 3 or (engine.offload_parameters == "none" and engine.offload_optimizer != "nvme"),

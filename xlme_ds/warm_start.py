@@ -77,7 +77,8 @@ def _check(folder: Path, there: ModelConfig, here: ModelConfig, vocabulary: Voca
             ),
             (
                 not languages or languages == here.language_embeddings,
-                f"{model} has embeddings of the languages {' '.join(languages)}: set model.language_embeddings to those",
+                f"{model} has embeddings of the languages {' '.join(languages)}: set model.language_embeddings to "
+                "those",
             ),
             *(
                 (

@@ -40,7 +40,7 @@ class AppliedLayer(TransformerLayer):
     checkpointing = False
 
     def __call__(self, *inputs: Any) -> Tensor:
-        """The layer with its hooks; with checkpointing it keeps nothing but its inputs until the backward pass."""
+        """The layer with its hooks; with checkpointing it saves nothing but its inputs for the backward pass."""
         if self.checkpointing and torch.is_grad_enabled():
             return checkpoint(super().__call__, *inputs, use_reentrant=False)
         return super().__call__(*inputs)

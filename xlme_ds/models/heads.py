@@ -114,7 +114,9 @@ def _sample(
 
 class _MaskedSoftmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden_MD, bias_V, targets_M, uniforms_M, chunk, open_gradients, *blocks):  # type: ignore[no-untyped-def]
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, hidden_MD, bias_V, targets_M, uniforms_M, chunk, open_gradients, *blocks
+    ):
         highest: list[Tensor] = []
         sums: list[Tensor] = []
         starts: list[int] = []
@@ -211,7 +213,7 @@ class MaskedLanguageModelHead(nn.Module):
     ) -> MaskedTokens:
         """Loss, sample and prediction at the masked positions; `table` gives the blocks of the tied embedding.
 
-        Given as they are, ZeRO-3 puts views in their places (0.19.8), for which it keeps the whole table until the
+        Given as they are, ZeRO-3 puts views in their places (0.19.8), for which it holds the whole table until the
         backward pass, and on one process with parameters on a disk they show by then whatever was read into the same
         buffer since. `ordinary`: the prediction is written into the text, so no special token; the loss then means
         nothing.

@@ -134,8 +134,8 @@ class ElectraStage(PipelineStage, Electra):
 class LanguageModelStage(PipelineStage, LanguageModel):
     """The part of `LanguageModel` that one stage runs.
 
-    Its tensors are packed as a `Flow` is: d where there is a relative bias, hidden [B, T, D], groups [B, T] (see `Masking`),
-    targets [B, T], int64, the original token where one is masked and 0 elsewhere, and keys [B] (see `Batch`).
+    Its tensors are packed as a `Flow` is: d where there is a relative bias, hidden [B, T, D], groups [B, T] (see
+    `Masking`), targets [B, T], int64, the original token where one is masked and 0 elsewhere, and keys [B].
     """
 
     cut_encoder = "encoder"

@@ -63,7 +63,7 @@ class TextEncoder(nn.Module):
 
 
 def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """(positions, segments) of rows that hold one item each, padded behind it; of a pair in XLM's layout, positions
+    """(positions, segments) of rows that hold one item each, padded after it; of a pair in XLM's layout, positions
     restart."""
     inside_BT = (tokens_BT != PAD).long()
     positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) * inside_BT
@@ -74,7 +74,7 @@ def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def second_sides(tokens_BT: Tensor) -> Tensor:
-    """1 on the second side of rows that hold a pair each, and behind it, else 0; int64 [B, T]."""
+    """1 on the second side of rows that hold a pair each, and after it, else 0; int64 [B, T]."""
     ends_BT = (tokens_BT == EOS).long()
     ends_BT[:, 0] = 0  # in XLM's layout it opens the item
     return (ends_BT.cumsum(1) - ends_BT).clamp(max=1)

@@ -94,7 +94,7 @@ class ElectraObjective:
 
     @staticmethod
     def statistics(output: ElectraOutput, batch: Batch) -> Tensor:
-        """Counts behind the reported accuracies and the AUC, float64 [2, S], additive; special tokens are left out."""
+        """Counts that the accuracies and the AUC are made of, float64 [2, S], additive; special tokens are left out."""
         # Sums under masks and no selection: a selection has a size that the host would wait for.
         right_M = output.predicted_M == batch.tokens_BT.flatten()[batch.masked_M]
         replaced_BT, ordinary_BT = output.corrupted_BT != batch.tokens_BT, batch.tokens_BT > UNK

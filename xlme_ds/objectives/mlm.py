@@ -46,7 +46,7 @@ class MaskedLanguageModelling:
         self.weights = torch.ones(len(self.terms), dtype=torch.float64)
 
     def checks(self, run: RunConfig) -> list[Check]:
-        """A share of the tokens is masked, and the attention kernel can show a position what the masking lets it see."""
+        """A share of the tokens is masked, and the attention kernel can do this masking."""
         return [masks_some(run), adds_none(run), self.kernel_check(run)]
 
     def kernel_check(self, run: RunConfig) -> Check:

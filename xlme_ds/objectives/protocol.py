@@ -36,7 +36,7 @@ class Objective(Protocol):
         """The summed losses of each term, float32 [terms]; carries the gradient."""
 
     def statistics(self, output: Any, batch: Any) -> Tensor:
-        """Counts behind what is reported, float64, additive."""
+        """Counts that the reported numbers are made of, float64, additive."""
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
         """What is reported of a global batch, `loss` among it, from added-up sums, counts and statistics."""
