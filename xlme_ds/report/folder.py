@@ -23,18 +23,18 @@ class RunFolder:
 
     @property
     def objective(self) -> dict[str, Any]:
-        """What the run was trained for, in words (see `objectives.described`); empty where nobody knows.
+        """What the run was trained for, in words (see `objectives.described`); of an unknown objective nothing.
 
         A run of an older version recorded the objective's settings alone.
         """
         config = self.config or {}
+        nothing: dict[str, Any] = {"description": None, "quantities": {}}
         if "objective" in config or "task" in config.get("config", {}):
-            words: dict[str, Any] = config.get("objective", {})
-            return words
+            return nothing | dict(config.get("objective", {}))
         from ..objectives import OBJECTIVES, described  # which loads torch
 
         name = config.get("config", {}).get("objective", {}).get("name", "electra")
-        return described(ObjectiveConfig(name)) if name in OBJECTIVES else {}
+        return described(ObjectiveConfig(name)) if name in OBJECTIVES else nothing
 
 
 def read_run(run: Path) -> RunFolder:

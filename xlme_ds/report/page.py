@@ -48,10 +48,11 @@ def render(run: RunFolder) -> str:
     return environment.get_template("template.html").render(
         run=run,
         title=_checked("config.json", lambda: (run.config or {}).get("config", {}).get("name")) or run.name,
-        about=_checked("config.json", lambda: run.objective.get("description")),
+        about=_checked("config.json", lambda: run.objective["description"]),
         cards=_checked("config.json, metrics.jsonl or heldout.jsonl", lambda: cards(run)),
         panels=_checked(
-            "metrics.jsonl or heldout.jsonl", lambda: figures.curves(run.metrics, run.heldout, quantities(run))
+            "metrics.jsonl or heldout.jsonl",
+            lambda: figures.curves(run.metrics, run.heldout, run.objective["quantities"]),
         ),
         gaps=_checked("config.json", lambda: gaps(run)),
         shares=_checked("languages.json", lambda: language_shares(run.languages)),
@@ -60,12 +61,6 @@ def render(run: RunFolder) -> str:
         settings=list(flatten(run.config)) if run.config else [],
         tasks=_TASKS,
     )
-
-
-def quantities(run: RunFolder) -> dict[str, dict[str, Any]]:
-    """What the run's objective reports, in words (see `objectives.protocol.Quantity`), by name."""
-    found: dict[str, dict[str, Any]] = run.objective.get("quantities", {})
-    return found
 
 
 def gaps(run: RunFolder) -> dict[str, str]:
@@ -97,7 +92,7 @@ def _checked(file: str, build: Callable[[], Any]) -> Any:
 def cards(run: RunFolder) -> list[Card]:
     """The key figures, each only when the run logged what it needs."""
     return [
-        *heldout_cards(run.heldout, quantities(run)),
+        *heldout_cards(run.heldout, run.objective["quantities"]),
         *training_cards(run.metrics),
         *parameter_cards(run.config or {}),
     ]
