@@ -18,11 +18,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.synthetic import SyntheticSource
 from xlme_ds.config import DataConfig, RunConfig
+from xlme_ds.counting import flops_per_step
 from xlme_ds.engine.plain import PlainEngine
-from xlme_ds.flops import flops_per_step
+from xlme_ds.models.execution import applied
 from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
 from xlme_ds.recipes import recipe
+from xlme_ds.validate import validate
 
 Figures = dict[str, Any]
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -142,7 +144,7 @@ def run_config(
             max_positions=64,
         )  # fmt: skip
     engine = replace(run.engine, precision="bf16")
-    return replace(run, model=model, data=DataConfig(rows, rows, micro_batch), engine=engine).validate()
+    return validate(replace(run, model=model, data=DataConfig(rows, rows, micro_batch), engine=engine))
 
 
 def built(run: RunConfig, device: Device, engine: str) -> Any:
@@ -156,7 +158,7 @@ def built(run: RunConfig, device: Device, engine: str) -> Any:
         start_process_group(run.engine)
         return build_engine(run, source, None)  # type: ignore[arg-type]
     objective = objective_of(run.objective)
-    model = objective.build(run.model)
+    model = applied(objective.build(run.model), run.model)
     initialise(model, run.seed, run.model.init_std)
     return MasterWeights(model, objective, source, None, device.torch, run.optimizer)
 

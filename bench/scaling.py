@@ -22,11 +22,11 @@ import tyro
 
 from bench.workers import Figures, Workers, answer, memory
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
-from xlme_ds.flops import flops_per_step
-from xlme_ds.parameters import count_parameters
+from xlme_ds.counting import count_parameters, flops_per_step
 from xlme_ds.plan.layout import ParallelLayout
 from xlme_ds.plan.speed import communication
 from xlme_ds.recipes import recipe
+from xlme_ds.validate import validate
 
 COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "barrier")
 AXES = {
@@ -75,11 +75,12 @@ class ScalingCase:
             generator_layers=max(self.layers // 4, 1), discriminator_layers=self.layers, max_positions=self.tokens,
         )  # fmt: skip
         rows = self.positions // self.tokens // 2
-        return RunConfig(
+        run = RunConfig(
             "scaling", model=model, data=DataConfig(rows * self.world, rows * self.world, micro_batch=rows),
             engine=EngineConfig(deepspeed="zero1", precision="bf16"), optimizer=OptimizerConfig(warmup_steps=1),
             train=TrainConfig(steps=10),
-        ).validate()  # fmt: skip
+        )  # fmt: skip
+        return validate(run)
 
     def workers(self) -> Workers:
         """Its processes; each takes a step when asked, or an all-reduce of so many bytes."""

@@ -4,7 +4,7 @@
 
 Each contender is a process of its own with all cores; ours and one peer take turns, step by step, so that what else the
 machine does falls on both alike. All train generator and discriminator of one shape on the same rows, in bf16 with
-float32 master weights and AdamW. Operations by the standard count (`xlme_ds.flops`), the same for all; the peak is a
+float32 master weights and AdamW. Operations by the standard count (`xlme_ds.counting`), the same for all; the peak is a
 bf16 matrix product of 4096 x 4096 x 4096, measured between the steps. Memory is the growth of a process's largest
 resident set over what it had before the model was built. Rows are synthetic: two of text, two of packed pairs, 512
 tokens each. B rows, T tokens, M masked positions, V vocabulary.
@@ -26,9 +26,10 @@ from torch import Tensor, nn
 from bench.synthetic import SyntheticSource
 from bench.workers import Figures, Workers, answer, memory
 from xlme_ds.config import DataConfig, ModelConfig, RunConfig
+from xlme_ds.counting import flops_per_step
 from xlme_ds.data.batch import Batch
-from xlme_ds.flops import flops_per_step
 from xlme_ds.recipes import recipe
+from xlme_ds.validate import validate
 
 Size = Literal["base", "middle", "tiny"]
 PRODUCT = 2.0 * 4096**3  # operations
@@ -57,7 +58,7 @@ def sized(size: Size) -> RunConfig:
         model = replace(model, vocabulary=600, width=32, heads=2, feed_forward=64, max_positions=64)
         model = replace(model, generator_layers=1, discriminator_layers=2)
     engine = replace(run.engine, precision="bf16")
-    return replace(run, model=model, data=DataConfig(2, 2, micro_batch=2), engine=engine).validate()
+    return validate(replace(run, model=model, data=DataConfig(2, 2, micro_batch=2), engine=engine))
 
 
 class OurStep:

@@ -27,8 +27,9 @@ from bench.workers import memory
 from xlme_ds.cli import fail, parse
 from xlme_ds.commands import run as run_stage
 from xlme_ds.config import DataConfig, EngineConfig, RunConfig
-from xlme_ds.parameters import count_parameters
+from xlme_ds.counting import count_parameters
 from xlme_ds.quickstart import preparation
+from xlme_ds.validate import validate
 
 STEPS = 3
 SAVED_AFTER = 2
@@ -158,7 +159,7 @@ def main() -> None:
     given = sys.argv[1:] if "--recipe" in sys.argv else ["--recipe", "xl_zero3", *sys.argv[1:]]
     try:
         command = parse(XlStepArguments, __doc__ or "", given)
-        run = small(command.run, command.out).validate()
+        run = validate(small(command.run, command.out))
         if command.part:
             assert command.data_folder is not None
             last = work(run, command.data_folder, command.out, command.part == "first")

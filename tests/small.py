@@ -9,15 +9,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from xlme_ds.config import ModelConfig
+from xlme_ds.config import ModelConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.collate import collate
 from xlme_ds.data.pseudo_parallel import PseudoSides
 from xlme_ds.data.schema import BOS, EOS, PAD
 from xlme_ds.data.shards import Rows
 from xlme_ds.models.electra import Electra
+from xlme_ds.models.execution import applied
 from xlme_ds.models.language_model import LanguageModel, Masking
 from xlme_ds.models.text_encoder import TextEncoder, Which, take_encoder
+from xlme_ds.validate import validate
 
 # On tensors this small a second thread costs more than it does.
 torch.set_num_threads(1)
@@ -50,15 +52,15 @@ def lively(module: Module, seed: int = 0, std: float = 0.3) -> Module:
 def model(seed: int = 0, **changes: object) -> Electra:
     """A small lively pre-training model with settings of `SMALL` changed."""
     cfg = replace(SMALL, **changes)  # type: ignore[arg-type]
-    cfg.validate()
-    return lively(Electra(cfg), seed)
+    validate(RunConfig("small", model=cfg))
+    return lively(applied(Electra(cfg), cfg), seed)
 
 
 def language_model(seed: int = 0, random: float = 0.1, keep: float = 0.1, **changes: object) -> LanguageModel:
     """The same with one encoder and a masked head."""
     cfg = replace(SMALL, **changes)  # type: ignore[arg-type]
-    cfg.validate()
-    return lively(LanguageModel(cfg, Masking(random, keep)), seed)
+    validate(RunConfig("small", model=cfg))
+    return lively(applied(LanguageModel(cfg, Masking(random, keep)), cfg), seed)
 
 
 def encoder_of(whole: Electra | LanguageModel, which: Which = "discriminator") -> TextEncoder:

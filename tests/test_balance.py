@@ -4,12 +4,13 @@ import itertools
 
 import pytest
 
-from xlme_ds.balance import describe_balance, pipeline_balance, process_costs, stage_costs
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig
-from xlme_ds.flops import work_of
+from xlme_ds.counting import work_of
+from xlme_ds.models.operations import Work
+from xlme_ds.models.pipeline import describe_balance, pipeline_balance, process_costs, stage_costs
 from xlme_ds.objectives.electra import ElectraObjective
-from xlme_ds.operations import Work
 from xlme_ds.recipes import RECIPES
+from xlme_ds.validate import validate
 
 MODEL = ModelConfig(vocabulary=5000, width=64, heads=4, feed_forward=256, generator_layers=2, discriminator_layers=9)
 
@@ -56,7 +57,7 @@ def test_a_given_balance_stands() -> None:
 
 @pytest.mark.parametrize("name", [name for name, run in RECIPES.items() if run().engine.kind == "pipeline"])
 def test_recipes_are_balanced(name: str) -> None:
-    run = RECIPES[name]().validate()
+    run = validate(RECIPES[name]())
     work = work_of(run, run.model.max_positions)
     balance = pipeline_balance(run.engine, work, run.model.activation_checkpointing)
     costs = stage_costs(work, balance, run.model.activation_checkpointing)
@@ -79,4 +80,4 @@ def test_impossible_pipelines_are_refused(engine: dict[str, object], fault: str)
     from xlme_ds.config import RunConfig
 
     with pytest.raises(ValueError, match=fault):
-        RunConfig("test", model=MODEL, engine=EngineConfig(**{"kind": "pipeline"} | engine)).validate()  # type: ignore[arg-type]
+        validate(RunConfig("test", model=MODEL, engine=EngineConfig(**{"kind": "pipeline"} | engine)))  # type: ignore[arg-type]

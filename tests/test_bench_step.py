@@ -7,7 +7,7 @@ import pytest
 from bench.scaling import ScalingCase, ScalingSettings, axis, computed, sending, worlds
 from bench.step import HuggingFaceStep, PeerStep, PlainTorchStep, sized
 from bench.workers import Workers
-from xlme_ds.flops import flops_per_step
+from xlme_ds.counting import flops_per_step
 
 TINY = ScalingCase(layers=2, width=64, tokens=32, vocabulary=600, positions=128)
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.launch import ROOT, environment
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, RunConfig, TrainConfig
-from xlme_ds.engine.build import check_engine, deepspeed_settings
 from xlme_ds.recipes import RECIPES, recipe
+from xlme_ds.validate import deepspeed_settings, validate
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -66,7 +66,7 @@ def test_a_mistake_is_one_sentence(arguments: list[str], message: str, tmp_path:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_are_legal(name: str) -> None:
-    config = recipe(name).validate()
+    config = validate(recipe(name))
     assert deepspeed_settings(config.engine)["zero_optimization"]["stage"] in (1, 2, 3)
 
 
@@ -91,7 +91,7 @@ def test_recipes_are_legal(name: str) -> None:
 )
 def test_illegal_settings_are_named(broken: RunConfig, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        broken.validate()
+        validate(broken)
 
 
 def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
@@ -110,6 +110,6 @@ def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
 
 
 def test_a_pipeline_runs_with_zero_1() -> None:
-    check_engine(EngineConfig("pipeline", "zero1"))
+    validate(RunConfig("x", engine=EngineConfig("pipeline", "zero1")))
     with pytest.raises(ValueError, match="zero3 is ZeRO-3, a pipeline runs with ZeRO-1: set it to pipe_zero1"):
-        check_engine(EngineConfig("pipeline", "zero3"))
+        validate(RunConfig("x", engine=EngineConfig("pipeline", "zero3")))

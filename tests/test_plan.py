@@ -13,15 +13,14 @@ import torch
 
 from tests.small import SMALL, language_model, lively, model, usual_batch
 from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, TrainConfig
-from xlme_ds.engine.build import deepspeed_settings
-from xlme_ds.flops import flops_per_step, work_of
+from xlme_ds.counting import count_parameters, flops_per_step, work_of
+from xlme_ds.models.heads import GROUP
 from xlme_ds.models.language_model import LanguageModel
-from xlme_ds.models.masked_head import GROUP
 from xlme_ds.objectives import objective_of
-from xlme_ds.parameters import count_parameters
 from xlme_ds.plan.__main__ import main
 from xlme_ds.plan.planner import plan
 from xlme_ds.recipes import RECIPES, recipe
+from xlme_ds.validate import deepspeed_settings, validate
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = {"base": 279e6, "large": 840e6, "xl": 2.2e9}  # parameters of the discriminator
@@ -29,7 +28,7 @@ PUBLISHED = {"base": 279e6, "large": 840e6, "xl": 2.2e9}  # parameters of the di
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_is_legal_and_can_be_built(name: str) -> None:
-    run = recipe(name).validate()
+    run = validate(recipe(name))
     assert run.model.width % run.model.heads == 0
     (stage,) = re.findall(r"zero(\d)", run.engine.deepspeed)
     assert deepspeed_settings(run.engine)["zero_optimization"]["stage"] == int(stage)

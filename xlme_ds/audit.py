@@ -17,9 +17,9 @@ from .config import DataConfig
 from .data.order import StepPlan
 from .data.schema import TASKS
 from .data.shards import RowStore
-from .saved import CONFIG_FILE, read_config
 from .train.audit import ATTEMPTS, FOLDER, checksums, lines
 from .train.checkpoint import Checkpoints, read_state
+from .trained import CONFIG_FILE, read_config
 
 _SHOWN = 10
 

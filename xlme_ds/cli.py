@@ -1,10 +1,10 @@
-"""Command lines of the form `--recipe NAME [--section.key value ...]`: a recipe with overrides, checked."""
+"""Command lines of the form `--recipe NAME [--section.key value ...]`: a recipe with overrides."""
 
 import errno
 import os
 import sys
-from dataclasses import fields
-from typing import Any, TypeVar
+from dataclasses import MISSING, fields
+from typing import TypeVar
 
 from .config import RunConfig
 from .recipes import recipe
@@ -15,18 +15,15 @@ Command = TypeVar("Command")
 def parse(command: type[Command], description: str, arguments: list[str]) -> Command:
     """Fill the dataclass `command` from `arguments`; its field `run` is the recipe's configuration with the overrides.
 
-    Leaves the program with one message for an unknown recipe, a value that does not fit, or an unknown setting (the
-    nearest one is named).
+    Leaves the program with one message for a value of another type, or an unknown setting (the nearest one is named).
+    Raises ValueError for an unknown recipe. What the values may be is checked by `xlme_ds.validate`.
     """
     import tyro  # here: engines have the words of errors from this file, and run where there is no tyro
 
     name, rest = _take_recipe(without_launcher(arguments))
-    defaults: dict[str, Any] = {}
-    for field in fields(command):  # type: ignore[arg-type]
-        if field.name == "run":
-            defaults["run"] = recipe(name) if name is not None else RunConfig(name="custom")
-        elif field.default.__class__.__name__ == "_MISSING_TYPE":
-            defaults[field.name] = tyro.MISSING
+    required = [field.name for field in fields(command) if field.default is MISSING]  # type: ignore[arg-type]
+    defaults = dict.fromkeys(required, tyro.MISSING)
+    defaults["run"] = recipe(name) if name is not None else RunConfig(name="custom")
     asks_for_help = "-h" in rest or "--help" in rest
     if name is None and not asks_for_help:
         raise ValueError("--recipe is missing: name one, for example --recipe quickstart")
@@ -37,7 +34,6 @@ def parse(command: type[Command], description: str, arguments: list[str]) -> Com
         description=description,
         config=(tyro.conf.OmitSubcommandPrefixes,),
     )
-    parsed.run.validate()  # type: ignore[attr-defined]
     return parsed
 
 
@@ -62,7 +58,7 @@ def fail(program: str, error: Exception) -> None:
 
 
 def note(text: str) -> None:
-    """Print a line that concerns the user and stops nothing, from the first process only."""
+    """Print a warning or remark for the user, from the first process only."""
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         print(text, file=sys.stderr, flush=True)
 

@@ -1,15 +1,21 @@
-"""The settings of a run: frozen dataclasses, each checked by its own `validate`. Nothing here imports torch.
+"""The settings of a run: frozen dataclasses, which `xlme_ds.validate` checks. Nothing here imports torch.
 
 A recipe (`xlme_ds.recipes`) returns one `RunConfig`; parts of the program take the section they need and no more.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Literal
+
+Check = tuple[bool, str]
+"""Whether something fits, and the sentence for the user if it does not."""
 
 
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)
+def refuse(checks: Iterable[Check]) -> None:
+    """Raise ValueError with the sentence of the first check that fails."""
+    for fits, sentence in checks:
+        if not fits:
+            raise ValueError(sentence)
 
 
 @dataclass(frozen=True)
@@ -67,72 +73,12 @@ class ModelConfig:
     """Ids of the vocabulary whose logits exist at the same time, at all masked positions of a micro-batch."""
     activation_checkpointing: bool = False
 
-    def validate(self) -> None:
-        """Raise ValueError, naming the setting, for a model that cannot be built."""
-        sizes = ("vocabulary", "width", "heads", "feed_forward", "generator_layers", "discriminator_layers")
-        for name in (*sizes, "max_positions", "vocabulary_blocks", "head_chunk"):
-            _require(getattr(self, name) >= 1, f"model.{name} is {getattr(self, name)}: it must be at least 1")
-        _require(
-            self.width % self.heads == 0,
-            f"model.width {self.width} is not a multiple of model.heads {self.heads}: choose another number of heads",
-        )
-        _require(
-            self.relative_buckets >= 4 and self.relative_buckets % 2 == 0,
-            f"model.relative_buckets is {self.relative_buckets}: it must be even and at least 4 (half for each direction)",
-        )
-        _require(
-            self.relative_max_distance > self.relative_buckets // 4,
-            f"model.relative_max_distance {self.relative_max_distance} must exceed a quarter of model.relative_buckets",
-        )
-        block = -(-self.vocabulary // self.vocabulary_blocks)
-        _require(
-            block * (self.vocabulary_blocks - 1) < self.vocabulary,
-            f"model.vocabulary {self.vocabulary} does not split into model.vocabulary_blocks {self.vocabulary_blocks}: "
-            f"use {-(-self.vocabulary // block)}",
-        )
-        size = self.width // self.heads
-        _require(
-            self.attention == "sdpa" or size in (16, 32, 64, 128),
-            f"model.attention triton takes heads of size 16, 32, 64 or 128, model.width / model.heads is {size}: set it to sdpa",
-        )
-        _require(
-            self.compile != "graphs" or not self.activation_checkpointing,
-            "model.compile graphs keeps the activations in its graphs: set it to layers, or leave model.activation_checkpointing off",
-        )
-        for name in ("init_std", "norm_epsilon"):
-            _require(getattr(self, name) > 0, f"model.{name} is {getattr(self, name)}: it must be positive")
-        for name in ("dropout", "attention_dropout"):
-            _require(
-                0 <= getattr(self, name) < 1,
-                f"model.{name} is {getattr(self, name)}: it must be at least 0 and below 1",
-            )
-        _require(
-            self.attention == "sdpa" or not self.attention_dropout,
-            "model.attention triton never has attention weights whole, which model.attention_dropout drops from: set it to sdpa",
-        )
-        _require(
-            len(set(self.language_embeddings)) == len(self.language_embeddings),
-            "model.language_embeddings names a language twice: name each once",
-        )
-
-
-OBJECTIVE_DESCRIPTIONS = {
-    "electra": "multilingual and translation replaced token detection: a generator fills masked tokens, a discriminator finds "
-    "the replaced ones",
-    "mlm": "masked language modelling of one encoder, on text and on translation pairs",
-    "ernie_m": "masked language modelling of one encoder, on text and on translation pairs, half of which are masked so that each "
-    "side is predicted from the other alone",
-    "btmlm": "masked language modelling of one encoder on text, beside tokens of another language that it writes itself",
-    "clm": "causal language modelling of one encoder: every token from those before it",
-}
-"""What pages and model cards say of each objective."""
-
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
     """What is trained for; every term of the loss is a mean over its task's global batch."""
 
-    name: Literal["electra", "mlm", "ernie_m", "btmlm", "clm"] = "electra"
+    name: str = "electra"
     """electra: XLM-E's L_MLM + L_TLM + λ L_MRTD + λ L_TRTD; mlm: L_MLM + L_TLM of one encoder, as XLM and XLM-R;
     ernie_m: with L_CAMLM, ERNIE-M's first stage; btmlm: L_BTMLM, its second; clm: causal language modelling."""
     mask_fraction: float = 0.15
@@ -145,43 +91,7 @@ class ObjectiveConfig:
     discriminator_weight: float = 50.0
     """λ of the paper."""
     pseudo_fractions: tuple[float, ...] = ()
-    """Tokens that btmlm writes behind a sentence, for a token of it: every sentence draws one of these."""
-
-    def validate(self) -> None:
-        """Raise ValueError, naming the setting, for values outside their range."""
-        if self.name == "clm":
-            _require(
-                self.mask_fraction == 1.0,
-                f"objective.mask_fraction is {self.mask_fraction}, and objective.name clm predicts every token: set it to 1",
-            )
-        else:
-            _require(
-                0.0 < self.mask_fraction < 1.0,
-                f"objective.mask_fraction is {self.mask_fraction}: it must be between 0 and 1",
-            )
-        for name in ("random_fraction", "keep_fraction"):
-            _require(getattr(self, name) >= 0, f"objective.{name} is {getattr(self, name)}: it must not be negative")
-        _require(
-            self.random_fraction + self.keep_fraction <= 1,
-            f"objective.random_fraction {self.random_fraction} and objective.keep_fraction {self.keep_fraction} exceed 1 "
-            "together: lower one",
-        )
-        _require(
-            self.discriminator_weight >= 0,
-            f"objective.discriminator_weight is {self.discriminator_weight}: it must not be negative",
-        )
-        _require(
-            self.name != "btmlm" or bool(self.pseudo_fractions),
-            "objective.name btmlm needs objective.pseudo_fractions: give shares of a sentence, for example 0.05 0.1 0.15 0.2",
-        )
-        _require(
-            self.name == "btmlm" or not self.pseudo_fractions,
-            f"objective.pseudo_fractions are for objective.name btmlm, not {self.name}: leave them empty",
-        )
-        _require(
-            all(0 < fraction <= 1 for fraction in self.pseudo_fractions),
-            f"objective.pseudo_fractions is {self.pseudo_fractions}: each must be above 0, up to 1",
-        )
+    """Tokens that btmlm writes after a sentence, for a token of it: every sentence draws one of these."""
 
 
 @dataclass(frozen=True)
@@ -203,20 +113,6 @@ class DataConfig:
         steps = 2 if self.alternate else 1
         return self.mono_rows / steps, self.para_rows / steps
 
-    def validate(self) -> None:
-        """Raise ValueError, naming the setting, for a batch without rows."""
-        _require(min(self.mono_rows, self.para_rows) >= 0, "data.mono_rows and data.para_rows must not be negative")
-        _require(
-            self.mono_rows + self.para_rows > 0,
-            "data.mono_rows and data.para_rows are both 0: a step needs rows of a task",
-        )
-        _require(
-            not self.alternate or self.mono_rows == self.para_rows,
-            f"data.alternate needs as many rows of both tasks, data.mono_rows is {self.mono_rows} and data.para_rows "
-            f"{self.para_rows}: set them to the same",
-        )
-        _require(self.micro_batch >= 1, f"data.micro_batch is {self.micro_batch}: it must be at least 1")
-
 
 @dataclass(frozen=True)
 class OptimizerConfig:
@@ -233,16 +129,6 @@ class OptimizerConfig:
     """Largest global gradient norm."""
     layer_decay: float = 1.0
     """Fine-tuning: the learning rate falls by this factor from each layer to the one below it."""
-
-    def validate(self) -> None:
-        """Raise ValueError, naming the setting, for values outside their range."""
-        for name in ("learning_rate", "epsilon", "clip"):
-            _require(getattr(self, name) > 0, f"optimizer.{name} is {getattr(self, name)}: it must be positive")
-        _require(0 < self.layer_decay <= 1, f"optimizer.layer_decay is {self.layer_decay}: it must be above 0, up to 1")
-        for name in ("beta1", "beta2"):
-            _require(0 <= getattr(self, name) < 1, f"optimizer.{name} is {getattr(self, name)}: it must be in [0, 1)")
-        _require(self.warmup_steps >= 0, f"optimizer.warmup_steps is {self.warmup_steps}: it must not be negative")
-        _require(self.weight_decay >= 0, f"optimizer.weight_decay is {self.weight_decay}: it must not be negative")
 
 
 @dataclass(frozen=True)
@@ -283,40 +169,6 @@ class EngineConfig:
         """Processes that together hold one copy of the model and read the same rows."""
         return self.pipeline_stages if self.kind == "pipeline" else 1
 
-    def validate(self) -> None:
-        """Raise ValueError for a combination that no engine runs."""
-        _require(
-            not (self.kind == "plain" and self.precision == "bf16"),
-            "engine.kind plain runs in fp32 only: set engine.precision to fp32, or engine.kind to deepspeed",
-        )
-        _require(
-            self.pipeline_stages >= 2,
-            f"engine.pipeline_stages is {self.pipeline_stages}: it must be at least 2, or use engine.kind deepspeed",
-        )
-        _require(
-            self.gradient_precision != "bf16" or (self.kind == "deepspeed" and self.precision != "fp32"),
-            "engine.gradient_precision bf16 is for engine.kind deepspeed computing in bf16: set it to auto",
-        )
-        offloads = (self.offload_optimizer, self.offload_parameters)
-        _require(
-            self.kind == "deepspeed" or offloads == ("none", "none"),
-            f"engine.kind {self.kind} offloads nothing: set engine.offload_optimizer and engine.offload_parameters to none",
-        )
-        _require(
-            "nvme" not in offloads or bool(self.nvme_folder),
-            "offloading to nvme needs engine.nvme_folder: name a folder on a local disk",
-        )
-        if self.balance:
-            _require(self.kind == "pipeline", f"engine.balance is not for engine.kind {self.kind}: leave it empty")
-            _require(
-                len(self.balance) == self.pipeline_parts,
-                f"engine.balance {self.balance} must have {self.pipeline_parts} numbers, one for each part of the pipeline",
-            )
-            _require(
-                self.balance[0] >= 0 and min(self.balance[1:]) >= 1,
-                f"engine.balance {self.balance} leaves a part empty: only the first may have 0 layers",
-            )
-
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -348,13 +200,6 @@ class TrainConfig:
     """Record in `audit/` which rows each step read, with checksums of their tokens; `python -m xlme_ds.audit` checks
     them."""
 
-    def validate(self) -> None:
-        """Raise ValueError, naming the setting, for values outside their range."""
-        for name in ("steps", "log_every", "save_every", "keep_last", "eval_rows", "max_bad_steps"):
-            _require(getattr(self, name) >= 1, f"train.{name} is {getattr(self, name)}: it must be at least 1")
-        for name in ("eval_every", "keep_every", "save_buffer_gib", "spike_sigma", "watchdog_minutes"):
-            _require(getattr(self, name) >= 0, f"train.{name} is {getattr(self, name)}: it must not be negative")
-
 
 @dataclass(frozen=True)
 class Training:
@@ -368,40 +213,6 @@ class Training:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-
-    def validate(self) -> Self:
-        """Check every section and what binds them; returns self. Raises ValueError."""
-        for section in (self.model, self.data, self.optimizer, self.engine, self.train):
-            section.validate()
-        _require(
-            self.optimizer.warmup_steps <= self.train.steps,
-            f"optimizer.warmup_steps {self.optimizer.warmup_steps} exceeds train.steps {self.train.steps}: shorten the warm-up",
-        )
-        _require(
-            not self.data.alternate or self.train.log_every % 2 == 1,
-            f"train.log_every {self.train.log_every} would show one task alone under data.alternate: set it to an odd number",
-        )
-        _require(
-            self.model.compile != "graphs" or (self.engine.kind == "deepspeed" and self.engine.precision != "fp32"),
-            f"model.compile graphs is for engine.kind deepspeed computing in bf16, engine.kind is {self.engine.kind} and "
-            f"engine.precision {self.engine.precision}: set it to layers",
-        )
-        if self.engine.kind == "pipeline":
-            self._validate_pipeline(self.engine, self.model.discriminator_layers)
-        return self
-
-    @staticmethod
-    def _validate_pipeline(engine: EngineConfig, layers: int) -> None:
-        _require(
-            engine.pipeline_parts <= layers + 1,
-            f"engine.pipeline_stages {engine.pipeline_stages} ({engine.pipeline_schedule}) cuts the model into "
-            f"{engine.pipeline_parts} parts, of which all but the first need one of model.discriminator_layers {layers}: "
-            "use fewer stages",
-        )
-        _require(
-            not engine.balance or sum(engine.balance) == layers,
-            f"engine.balance {engine.balance} adds up to {sum(engine.balance)}, model.discriminator_layers is {layers}",
-        )
 
 
 @dataclass(frozen=True)
@@ -422,21 +233,3 @@ class RunConfig(Training):
 
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     start: StartConfig = field(default_factory=StartConfig)
-
-    def validate(self) -> Self:
-        """See `Training`."""
-        self.objective.validate()
-        _require(
-            not (self.objective.pseudo_fractions and self.data.para_rows),
-            f"objective.name {self.objective.name} reads monolingual rows alone: set data.para_rows to 0",
-        )
-        _require(
-            not (self.objective.pseudo_fractions and self.model.layout != "xlme"),
-            f"objective.name {self.objective.name} lays its sentences out as xlme has pairs: set model.layout to xlme",
-        )
-        _require(
-            self.model.attention == "sdpa" or self.objective.name in ("electra", "mlm"),
-            f"model.attention triton lets a position see its whole item, which is not so under objective.name "
-            f"{self.objective.name}: set it to sdpa",
-        )
-        return super().validate()

@@ -14,6 +14,7 @@ import tyro
 
 from .cli import fail, parse
 from .config import RunConfig
+from .engine.launcher import rendezvous
 from .train.stop import StopRequest
 from .train.watchdog import Watchdog
 
@@ -36,6 +37,9 @@ def main(arguments: list[str] | None = None) -> None:
     stop = StopRequest()  # before torch is loaded, which takes a while: a job may be told to leave at any time
     try:
         command = parse(Pretrain, __doc__ or "", sys.argv[1:] if arguments is None else arguments)
+        from .validate import validate
+
+        validate(command.run, int(rendezvous(os.environ).get("WORLD_SIZE", 1)))
     except ValueError as error:
         fail("xlme_ds.pretrain", error)
     from .engine.processes import SharedError
@@ -51,13 +55,13 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
     ranks."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
     from .data.loader import Loader
-    from .engine.build import build_engine, check_engine, open_data, resolve_precision
+    from .engine.build import build_engine, open_data, resolve_precision
     from .engine.processes import SharedError, data_parallel, gather, process_group, together
     from .models.init import Known
-    from .start import starting_weights
     from .train.checkpoint import Checkpoints
     from .train.folder import RunFolder
     from .train.run import heldout_data, pretraining, train
+    from .warm_start import starting_weights
 
     watchdog = Watchdog(config.train.watchdog_minutes, int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))))
     watchdog.beat("waiting for the other processes")
@@ -69,7 +73,6 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
 
         def load() -> tuple[Loader, Loader | None, Known | None]:
             folder.claim(config)
-            check_engine(config.engine, config.model.compile)
             share, shares = data_parallel(config.engine, rank, world)
             loader = open_data(config, data, share, shares)
             # A run that resumes needs the folder that it started from no more.

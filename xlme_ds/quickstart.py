@@ -13,10 +13,10 @@ import tyro
 
 from .cli import fail
 from .commands import environment, launch, run
-from .recipes.quickstart import MODEL, quickstart
+from .recipes.xlme import QUICKSTART, quickstart
 from .train.folder import LOCK, empty, lock
 
-ROW_TOKENS = MODEL.max_positions
+ROW_TOKENS = QUICKSTART.max_positions
 # One pass for the whole run. The corpus is short: every language repeats in it, in new company and with new masks.
 MONO_ROWS = quickstart().train.steps * quickstart().data.mono_rows
 PARA_ROWS = quickstart().train.steps * quickstart().data.para_rows
@@ -52,7 +52,7 @@ def preparation(folder: Path, processes: int) -> list[list[str]]:
 
     stages = [
         f"sample --out {data}/corpus",
-        f"vocab --mono {train}/mono --para {train}/para --out {vocab} --size {MODEL.vocabulary} --sentences 100000 "
+        f"vocab --mono {train}/mono --para {train}/para --out {vocab} --size {QUICKSTART.vocabulary} --sentences 100000 "
         f"--processes {processes}",
         *prepare("train", MONO_ROWS, PARA_ROWS, alpha=0.7),
         *prepare("heldout", HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS, alpha=1.0),

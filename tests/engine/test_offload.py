@@ -18,7 +18,7 @@ from tests.engine.worker import tiny
 from tests.launch import environment, run_ranks
 from tests.rows import write_data
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, RunConfig
-from xlme_ds.engine.build import CONFIG_FOLDER, check_engine
+from xlme_ds.validate import CONFIG_FOLDER, validate
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,7 +52,8 @@ def test_a_setting_that_no_engine_runs(engine: dict[str, object], words: str) ->
 )
 def test_a_setting_that_needs_another_stage(engine: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        check_engine(replace(tiny({}, 8).engine, **engine))
+        run = tiny({}, 8)
+        validate(replace(run, engine=replace(run.engine, **engine)))
 
 
 def test_every_lever_is_a_legal_run(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_every_lever_is_a_legal_run(tmp_path: Path) -> None:
     for place in ({"gradient_precision": "bf16"}, nvme):
         runs.append(replace(run, engine=replace(engine, **place)))
     for one in runs:
-        check_engine(one.validate().engine)
+        validate(one)
 
 
 @pytest.fixture(scope="module")

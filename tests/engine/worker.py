@@ -29,6 +29,7 @@ from xlme_ds.train.guard import Guard
 from xlme_ds.train.loop import fit
 from xlme_ds.train.stop import StopRequest
 from xlme_ds.train.watchdog import Watchdog
+from xlme_ds.validate import validate
 
 STEPS = 20
 HELDOUT = DataConfig(12, 12, micro_batch=6)  # other micro-batches than in training
@@ -56,7 +57,7 @@ def tiny(
     **model: object,
 ) -> RunConfig:
     """A model small enough to train in a second, with every part of a large one."""
-    return RunConfig(
+    run = RunConfig(
         name="tiny",
         model=ModelConfig(language_embeddings=tuple(language_embeddings), **(SIZES | model)),
         objective=ObjectiveConfig(
@@ -66,7 +67,8 @@ def tiny(
         engine=EngineConfig(**{"precision": "fp32"} | engine),
         train=TrainConfig(steps=steps, log_every=1),
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=5),
-    ).validate()
+    )
+    return validate(run)
 
 
 def gradients(engine: Engine, beta1: float) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from tests.rows import train_vocabulary
 from tests.small import SMALL, language_model, model
 from xlme_ds.config import ObjectiveConfig, RunConfig
-from xlme_ds.saved import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE
+from xlme_ds.trained import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE
 
 WORDS = ("kalo", "miter", "unve", "sador", "inpe", "terka", "vesa", "dormi", "loun", "pein")
 

@@ -18,7 +18,7 @@ from xlme_ds.evaluate.compared_models import load_encoders, paper_layer
 from xlme_ds.evaluate.retrieval import SETS, XTREME, accuracies, both_ways
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
-from xlme_ds.saved import load_encoder
+from xlme_ds.trained import load_encoder
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,7 +14,7 @@ from tests.small import encoder_of, model
 from xlme_ds.evaluate.__main__ import main
 from xlme_ds.evaluate.words import JudgedPairs, Lookup, correlation, ranks, read_word_tests, similarity, translations
 from xlme_ds.export.__main__ import export_run
-from xlme_ds.saved import load_encoder
+from xlme_ds.trained import load_encoder
 
 
 @pytest.fixture(scope="module")

@@ -40,8 +40,8 @@ from xlme_ds.finetune.downstream_tasks import TASKS
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import TextEncoder, one_item_a_row
-from xlme_ds.saved import load_encoder, load_run
 from xlme_ds.train.folder import lock
+from xlme_ds.trained import load_encoder, load_run
 
 SENTENCES = ["kalo mi ter un", "dorin", "ve sa pe  kalo inun mi", ""]
 TOKENS = torch.tensor([[0, 11, 12, 13, 17, 19, 2], [0, 21, 2, 1, 1, 1, 1]])
@@ -146,7 +146,9 @@ def test_a_fine_tuned_run(run: Path, tmp_path: Path, task: str) -> None:
 def test_the_card_tells_of_the_run(run: Path, exported: Path, tmp_path: Path) -> None:
     card = (exported / "README.md").read_text()
     last = json.loads((run / "heldout.jsonl").read_text().splitlines()[-1])
-    assert f"| AUC of the discriminator, pairs | {last['auc_para']:.3f} |" in card
+    assert (
+        f"| Discriminator: AUC, replaced against original tokens, translation pairs | {last['auc_para']:.3f} |" in card
+    )
     retrieval = json.loads((run / "retrieval.json").read_text())
     assert f"| 3 | {retrieval['after']['overall']['en_xx'][3]:.1%} |" in card
     assert "3 layers, width 32, 4 heads" in card and "| steps | 2 |" in card

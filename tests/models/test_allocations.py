@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 from tests.small import SMALL, language_model, lively, model, usual_batch
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.models import attention_cpu
-from xlme_ds.models.causal import Causal
 from xlme_ds.models.language_model import LanguageModel
+from xlme_ds.objectives.clm import Causal
 from xlme_ds.objectives.electra import ElectraObjective
 
 # No two of these sizes are alike: 3 heads, rows of 40 tokens, 4 of them, 5003 ids of width 24, tiles of 128 ids.

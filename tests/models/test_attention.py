@@ -11,7 +11,8 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from tests.small import SMALL, lively
 from xlme_ds.models import attention_cpu
-from xlme_ds.models.attention import Attention, AttentionBias, fused_attend, item_mask, plain_attend, shared_bias
+from xlme_ds.models.attention import AttentionBias, fused_attend, item_mask, plain_attend, shared_bias
+from xlme_ds.models.layers import Attention
 from xlme_ds.models.relative_position import Gate, RelativePositionTable, bucket, spread
 
 

@@ -15,7 +15,8 @@ from tests.launch import ROOT, environment
 from tests.small import SMALL
 from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.models.attention import item_bounds, item_mask, triton_attend
-from xlme_ds.models.encoder import Encoder, Part
+from xlme_ds.models.encoder import Encoder
+from xlme_ds.validate import validate
 
 WITHOUT = importlib.util.find_spec("triton") is None
 needs_triton = pytest.mark.skipif(WITHOUT, reason="the package triton is not installed")
@@ -92,7 +93,7 @@ def test_on_the_cpu_the_setting_changes_nothing() -> None:
     outputs = []
     for kernel in ("sdpa", "triton"):
         torch.manual_seed(0)
-        encoder = Encoder(replace(cfg, attention=kernel), Part(range(1)))  # type: ignore[arg-type]
+        encoder = Encoder(replace(cfg, attention=kernel), 1)  # type: ignore[arg-type]
         for parameter in encoder.parameters():
             torch.nn.init.normal_(parameter)
         x = torch.randn(1, 6, 48, generator=torch.Generator().manual_seed(1))
@@ -111,8 +112,8 @@ def test_what_the_kernels_do_not_do_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"heads of size 16, 32, 64 or 128, model.width / model.heads is 8: set it to sdpa"
     ):
-        ModelConfig(width=24, heads=3, attention="triton").validate()
+        validate(RunConfig("test", model=ModelConfig(width=24, heads=3, attention="triton")))
     run = RunConfig("test", model=ModelConfig(attention="triton"), objective=ObjectiveConfig(name="ernie_m"))
     with pytest.raises(ValueError, match=r"its whole item, which is not so under objective.name ernie_m"):
-        run.validate()
-    replace(run, objective=ObjectiveConfig(name="mlm")).validate()
+        validate(run)
+    validate(replace(run, objective=ObjectiveConfig(name="mlm")))

@@ -11,16 +11,15 @@ from torch import Tensor
 from tests.small import SMALL, lively, open_batch
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.schema import EOS, PAD, UNK
-from xlme_ds.models.back_translation import BackTranslationModel, OpenSide, first_pass, second_pass
 from xlme_ds.models.language_model import LanguageModel
-from xlme_ds.models.pipeline import BackTranslationStage, parts
+from xlme_ds.models.pipeline import parts
+from xlme_ds.objectives.btmlm import BackTranslationModel, BackTranslationStage, OpenSide, first_pass, second_pass
 
 MASK = SMALL.vocabulary - 1
 
 
 def model(**changes: object) -> BackTranslationModel:
     cfg = replace(SMALL, discriminator_layers=3, **changes)  # type: ignore[arg-type]
-    cfg.validate()
     return lively(BackTranslationModel(cfg, OpenSide(0.1, 0.1)))
 
 
@@ -152,7 +151,7 @@ def test_no_gradient_goes_through_the_first_pass() -> None:
 @pytest.mark.parametrize("balance", [(1, 2), (0, 1, 2)])
 def test_stages_are_the_model_in_both_passes(balance: tuple[int, ...], changes: dict[str, object]) -> None:
     whole, batch = model(**changes), open_batch([20, 37, 5], 40)
-    stages = [BackTranslationStage(whole.cfg, whole.masking, part) for part in parts(balance)]
+    stages = [BackTranslationStage(whole.cfg, whole.masking, part=part) for part in parts(balance)]
     for stage in stages:
         stage.load_state_dict({name: whole.state_dict()[name] for name in stage.state_dict()})
     stages[-1].borrowed = stages[0].table

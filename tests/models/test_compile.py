@@ -3,6 +3,7 @@ GPU."""
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,11 +13,12 @@ from torch._dynamo.utils import counters
 
 from tests.small import language_model, model, usual_batch
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
-from xlme_ds.engine.build import assemble, check_engine
+from xlme_ds.engine.build import assemble
 from xlme_ds.engine.processes import SharedError, on_gpu
 from xlme_ds.models.attention import AttentionBias, fused_attend, item_mask
-from xlme_ds.models.compiled import compiled
+from xlme_ds.models.execution import compiled
 from xlme_ds.objectives.electra import ElectraObjective
+from xlme_ds.validate import validate
 
 BATCH = usual_batch()
 OBJECTIVE = ElectraObjective(ObjectiveConfig())
@@ -125,15 +127,16 @@ def test_attention_for_a_gpu_is_one_graph() -> None:
 
 def test_what_graphs_cannot_replay_is_refused() -> None:
     graphs = ModelConfig(compile="graphs")
-    RunConfig("test", model=graphs).validate()
+    validate(RunConfig("test", model=graphs))
     with pytest.raises(ValueError, match=r"set it to layers, or leave model.activation_checkpointing off"):
-        ModelConfig(compile="graphs", activation_checkpointing=True).validate()
+        validate(RunConfig("test", model=ModelConfig(compile="graphs", activation_checkpointing=True)))
     for engine in (EngineConfig("pipeline", "pipe_zero1"), EngineConfig("plain"), EngineConfig(precision="fp32")):
         with pytest.raises(ValueError, match=r"model.compile graphs is for engine.kind deepspeed .*: set it to layers"):
-            RunConfig("test", model=graphs, engine=engine).validate()
-    check_engine(EngineConfig(deepspeed="zero3"), "layers")
+            validate(RunConfig("test", model=graphs, engine=engine))
+    zero3 = RunConfig("test", model=graphs, engine=EngineConfig(deepspeed="zero3"))
+    validate(replace(zero3, model=ModelConfig(compile="layers")))
     with pytest.raises(ValueError, match=r"zero3 is ZeRO-3, .* model.compile graphs .*: set it to layers"):
-        check_engine(EngineConfig(deepspeed="zero3"), "graphs")
+        validate(zero3)
     if not on_gpu():
         with pytest.raises(SharedError, match=r"graphs needs a GPU that computes in bf16: set it to layers or none"):
             assemble(RunConfig("test", model=graphs), *[None] * 4)  # type: ignore[arg-type]

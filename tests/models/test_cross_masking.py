@@ -8,10 +8,9 @@ from torch import Tensor
 from tests.small import SMALL, batch_of, item, lively
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.schema import EOS, UNK
-from xlme_ds.models.cross_masking import CrossMasking
-from xlme_ds.models.encoder import Part
 from xlme_ds.models.language_model import LanguageModel, Masking
-from xlme_ds.models.pipeline import LanguageModelStage
+from xlme_ds.models.pipeline import LanguageModelStage, Part
+from xlme_ds.objectives.ernie_m import CrossMasking
 
 MASK = SMALL.vocabulary - 1
 CROSSED, PLAIN = 1, 0  # the lowest bit of a pair's first uniform
@@ -117,7 +116,7 @@ def test_a_plain_pair_notices_everything() -> None:
 def test_stages_mask_alike() -> None:
     batch, whole = pairs(CROSSED, PLAIN, CROSSED), model()
     stages = [
-        LanguageModelStage(whole.cfg, whole.masking, part)
+        LanguageModelStage(whole.cfg, whole.masking, part=part)
         for part in (Part(range(1), last=False), Part(range(1, 3), first=False))
     ]
     for stage in stages:

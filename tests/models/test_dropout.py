@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tests.small import SMALL, language_model, lively, model, usual_batch
 from xlme_ds.models.attention import dropping_attend, plain_attend, shared_bias
 from xlme_ds.models.dropout import _STEP, _mixed, derive, drop
-from xlme_ds.models.encoder import Encoder, Part
+from xlme_ds.models.encoder import Encoder
 
 KEYS = torch.tensor([5, -(2**63), 2**62 + 12345, -77])
 
@@ -82,7 +82,7 @@ def test_where_an_encoder_drops(norm: str, rate: float) -> None:
     """Written out from the layers' own parts: the embedded tokens, what attention and feed-forward network add, and
     with `rate` attention weights."""
     cfg = replace(SMALL, norm=norm, dropout=0.3, attention_dropout=rate)
-    encoder = lively(Encoder(cfg, Part(range(2)))).train()
+    encoder = lively(Encoder(cfg, 2)).train()
     batch = usual_batch()
     x = torch.randn(*batch.tokens_BT.shape, cfg.width)
     keys, distance = batch.keys_B, encoder.distances(batch.tokens_BT.shape[1])
@@ -123,7 +123,7 @@ def test_where_an_encoder_drops(norm: str, rate: float) -> None:
 def test_weights_that_are_whole_attend_as_tiles_do(relative_bias: str) -> None:
     """`dropping_attend` at rate 0, with its gradients: next to it dropping is the only difference."""
     batch, cfg = usual_batch(), replace(SMALL, relative_bias=relative_bias)
-    encoder = lively(Encoder(cfg, Part(range(1))))
+    encoder = lively(Encoder(cfg, 1))
     bias = shared_bias("sdpa", batch.segments_BT, encoder.distances(40), torch.float32)
     g, shape = torch.Generator().manual_seed(3), (len(batch.tokens_BT), cfg.heads, 40)
     read = [torch.randn(*shape, cfg.width // cfg.heads, generator=g).requires_grad_() for _ in range(3)]
@@ -137,7 +137,7 @@ def test_weights_that_are_whole_attend_as_tiles_do(relative_bias: str) -> None:
 
 def test_attention_weights_of_a_row_are_dropped_alike_wherever_it_is() -> None:
     """Of one row after the other, of all, and of the last two."""
-    encoder = lively(Encoder(replace(SMALL, attention_dropout=0.5), Part(range(2)))).train()
+    encoder = lively(Encoder(replace(SMALL, attention_dropout=0.5), 2)).train()
     batch = usual_batch()
     x = torch.randn(*batch.tokens_BT.shape, SMALL.width)
 

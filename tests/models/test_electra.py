@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from tests.small import SMALL, batch_of, item, lively, model, rows_of, usual_batch
-from xlme_ds.config import ObjectiveConfig
+from xlme_ds.config import ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.models.electra import Electra, block_sizes
 from xlme_ds.models.embedding import lookup
 from xlme_ds.objectives.electra import ElectraObjective
+from xlme_ds.validate import validate
 
 OBJECTIVE = ElectraObjective(ObjectiveConfig())
 
@@ -173,7 +174,7 @@ def test_vocabulary_blocks_give_the_same_losses_and_gradients() -> None:
 def test_block_sizes() -> None:
     assert block_sizes(replace(SMALL, vocabulary_blocks=3)) == [33, 33, 31]
     with pytest.raises(ValueError, match=r"model\.vocabulary 97 does not split.*use 49"):
-        replace(SMALL, vocabulary_blocks=60).validate()
+        validate(RunConfig("x", model=replace(SMALL, vocabulary_blocks=60)))
 
 
 @pytest.mark.parametrize("sharing", ["tied", "gdes"])

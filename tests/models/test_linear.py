@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from xlme_ds.models import linear
-from xlme_ds.models.linear import Linear
+from xlme_ds.models import layers
+from xlme_ds.models.layers import Linear
 
 
 @pytest.mark.parametrize("tokens", [1, 12, 100])
 def test_gradients_are_torchs(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """100 tokens in pieces of 13, of which there may be no more than 8; the last one is smaller."""
-    monkeypatch.setattr(linear, "_TOKENS", 12)
+    monkeypatch.setattr(layers, "_TOKENS", 12)
     torch.manual_seed(0)
     ours, whole = Linear(6, 5).to(torch.bfloat16), nn.Linear(6, 5).double()
     whole.load_state_dict(ours.state_dict())

@@ -46,7 +46,7 @@ def test_stages_are_the_model(changes: dict[str, object], balance: tuple[int, ..
     (WEIGHTS * ElectraObjective.sums(expected, batch)).sum().backward()
     gradients = {name: p.grad for name, p in whole.named_parameters()}
 
-    stages = [ElectraStage(whole.cfg, part) for part in parts(balance)]
+    stages = [ElectraStage(whole.cfg, part=part) for part in parts(balance)]
     names = [name for stage in stages for name, _ in stage.named_parameters()]
     assert sorted(names) == sorted(gradients), "every parameter stands in one stage, under its name"
     for stage in stages:
@@ -61,7 +61,7 @@ def test_stages_are_the_model(changes: dict[str, object], balance: tuple[int, ..
 
 
 def test_only_the_rows_set_the_shapes() -> None:
-    stage = ElectraStage(SMALL, parts((1, 1))[0])
+    stage = ElectraStage(SMALL, part=parts((1, 1))[0])
     torch.nn.init.normal_(stage.embedding_0)
     few, many = usual_batch(), usual_batch(seed=4)
     few = few._replace(masked_M=few.masked_M[:1], uniforms_M=few.uniforms_M[:1])

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from tests.small import SMALL, lively, open_batch
 from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, RunConfig
+from xlme_ds.counting import flops_per_step
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.schema import PAD
-from xlme_ds.flops import flops_per_step
-from xlme_ds.models.back_translation import first_pass
+from xlme_ds.models.heads import GROUP
 from xlme_ds.models.language_model import LanguageModel
-from xlme_ds.models.masked_head import GROUP
 from xlme_ds.objectives import objective_of
+from xlme_ds.objectives.btmlm import first_pass
+from xlme_ds.validate import validate
 
 FRACTIONS = (0.1, 0.3)
 CFG = replace(SMALL, relative_bias="none")
@@ -163,4 +164,4 @@ def test_the_language_asked_for_is_a_signal_where_languages_have_embeddings() ->
 )
 def test_settings_that_cannot_be(objective: dict[str, object], data: tuple[int, int], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        RunConfig("x", objective=ObjectiveConfig(**objective), data=DataConfig(*data)).validate()  # type: ignore[arg-type]
+        validate(RunConfig("x", objective=ObjectiveConfig(**objective), data=DataConfig(*data)))  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfi
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.processes import start_process_group
+from xlme_ds.validate import validate
 
 STEPS = 3  # the optimizer makes its moments in the first
 
@@ -31,9 +32,8 @@ def run_config(case: dict[str, Any]) -> RunConfig:
     name = case["objective"]
     shares = dict(mask_fraction=1.0 if name == "clm" else 0.15, pseudo_fractions=(0.1, 0.2) if name == "btmlm" else ())
     objective = ObjectiveConfig(name, **shares)
-    return RunConfig(
-        "measured", engine=sections[0], data=sections[1], model=sections[2], objective=objective
-    ).validate()
+    run = RunConfig("measured", engine=sections[0], data=sections[1], model=sections[2], objective=objective)
+    return validate(run)
 
 
 class Traffic(TorchDispatchMode):

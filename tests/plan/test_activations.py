@@ -9,7 +9,8 @@ from torch import Tensor
 from tests.small import SMALL, lively
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig
 from xlme_ds.models.attention import shared_bias
-from xlme_ds.models.encoder import Encoder, Part
+from xlme_ds.models.encoder import Encoder
+from xlme_ds.models.pipeline import Part
 from xlme_ds.plan import activations
 from xlme_ds.plan.layout import ParallelLayout, zero_settings
 
@@ -26,7 +27,7 @@ def layout(cfg: ModelConfig, element: int, fused: bool) -> ParallelLayout:
 
 def kept_by_a_layer(cfg: ModelConfig, dtype: torch.dtype, device: str) -> int:
     """Bytes of all storages that autograd saves in one layer, parameters and what all layers share left out."""
-    encoder = lively(Encoder(cfg, Part(range(1)))).to(device, dtype)
+    encoder = lively(Encoder(cfg, 1)).to(device, dtype)
     keys_B = torch.arange(ROWS, device=device)
     segments_BT = torch.ones(ROWS, TOKENS, dtype=torch.long, device=device)
     bias = shared_bias(cfg.attention, segments_BT, encoder.distances(TOKENS), dtype)

@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from xlme_ds.config import ObjectiveConfig
+from xlme_ds.objectives import described
 from xlme_ds.report import figures, run_page, sentences
 from xlme_ds.report.run_page import write_report
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 40
+KNOWN = described(ObjectiveConfig())["quantities"]
 
 
 def token(piece: str, score: float, original: str | None = None, masked: bool = False) -> dict[str, Any]:
@@ -125,7 +128,7 @@ def test_page_is_whole_and_self_contained(run: Path) -> None:
     assert not any(tag in ("script", "link", "img", "iframe") for tag, _ in parsed.tags)
     assert not re.search(r'(?:src|href)="(?!#)', html), "the page refers to another file"
     assert not list(run.glob(".*.tmp"))
-    assert sum(tag == "svg" for tag, _ in parsed.tags) == len(figures.curves([metric(1)], [heldout(1)])) + 3
+    assert sum(tag == "svg" for tag, _ in parsed.tags) == len(figures.curves([metric(1)], [heldout(1)], KNOWN)) + 3
 
 
 def test_corpus_text_is_escaped(run: Path) -> None:
@@ -244,9 +247,11 @@ def test_direction_of_each_side() -> None:
 
 
 def test_unknown_quantity_gets_a_panel() -> None:
-    panels = {family: title for family, (title, _) in figures.curves([metric(1), metric(2)], []).items()}
-    assert panels["surprise_rate"] == "surprise rate"
-    assert {"masked", "rtd", "auc", "loss"} <= panels.keys() and "tokens" not in panels
+    panels = list(figures.curves([metric(1), metric(2)], [], KNOWN))
+    assert panels[:2] == ["Joint loss", "Masked-token loss (nats a token)"] and "surprise rate" in panels
+    assert "Discriminator: replaced-token loss (nats a token)" in panels and "tokens" not in panels
+    assert "Discriminator: AUC, replaced against original tokens" in panels and len(set(panels)) == len(panels)
+    assert {"mlm", "tlm"} <= figures.curves([metric(1)], [], {}).keys(), "of an unknown objective"
 
 
 def test_later_record_of_a_step_counts(run: Path) -> None:

@@ -22,8 +22,8 @@ from xlme_ds import quickstart
 from xlme_ds.config import EngineConfig, RunConfig
 from xlme_ds.engine.processes import SharedError
 from xlme_ds.report.run_page import write_report
-from xlme_ds.saved import read_settings
 from xlme_ds.train.folder import RunFolder, lock, made_whole, missing_steps
+from xlme_ds.trained import read_settings
 
 PLAIN = dict(engine=dict(kind="plain"), micro_batch=8)
 

@@ -20,6 +20,7 @@ from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.train.folder import RunFolder
 from xlme_ds.train.guard import Guard
 from xlme_ds.train.run import pretraining, train
+from xlme_ds.validate import validate
 
 torch.set_num_threads(1)  # as in tests/small.py
 
@@ -32,7 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config(**changes: object) -> RunConfig:
     made = tiny(dict(kind="plain"), micro_batch=4)
     settings = dict(steps=12, log_every=1, save_every=4, max_bad_steps=3) | changes
-    return replace(made, train=replace(made.train, **settings)).validate()
+    return validate(replace(made, train=replace(made.train, **settings)))
 
 
 def run(data: Path, out: Path, config: RunConfig, bad: set[int], watch: bool = True) -> bool:

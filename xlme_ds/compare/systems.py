@@ -12,11 +12,12 @@ import tyro
 
 from ..cli import parse
 from ..config import RunConfig
-from ..flops import flops_per_step
+from ..counting import flops_per_step
 from ..objectives import objective_of
 from ..recipes import recipe
-from ..saved import first_of
-from ..start import SHAPE
+from ..trained import first_of
+from ..validate import validate
+from ..warm_start import SHAPE
 
 _SEEDS_APART = 1000  # the runs of a chain read their rows from the start again, with other masks
 
@@ -107,7 +108,7 @@ def _rows(part: str, rows: int) -> list[str]:
 
 
 def _leg(part: str, words: list[str], share: Budget, before: Leg | None, out: Path, seed: str) -> Leg:
-    run = parse(_LegSettings, "", words).run
+    run = validate(parse(_LegSettings, "", words).run)
     cost = flops_per_step(run, share.row_tokens)
     every = round(share.flops / share.points / cost)
     if every < 1:
@@ -129,5 +130,5 @@ def _leg(part: str, words: list[str], share: Budget, before: Leg | None, out: Pa
         words = [*words, "--start.folder", str(before.folder), "--start.take", take]
     for name, value in (("steps", steps), ("save-every", every), ("keep-every", every)):
         words = [*words, f"--train.{name}", str(value)]
-    config = parse(_LegSettings, "", words).run
+    config = validate(parse(_LegSettings, "", words).run)
     return Leg(config, out / f"{past}{part}-{steps}" / seed, tuple(words), cost, share.rows * share.row_tokens)

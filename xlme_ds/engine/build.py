@@ -1,6 +1,5 @@
 """From settings to a ready engine: the one place where parallelism, precision and DeepSpeed's configuration meet."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -8,95 +7,21 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..balance import describe_balance, pipeline_balance
 from ..config import DataConfig, EngineConfig, ModelConfig, RunConfig, Training
 from ..data.loader import BatchSource, Loader
 from ..data.vocabulary import Vocabulary
-from ..models.compiled import Compile
+from ..models.execution import applied
 from ..models.init import Known, Whole, initialise
-from ..models.pipeline import parts
+from ..models.pipeline import describe_balance, parts, pipeline_balance
 from ..objectives import objective_of
 from ..objectives.protocol import Objective, Pretraining
+from ..validate import deepspeed_settings, zero_stage
 from .plain import PlainEngine
 from .processes import SharedError, on_gpu
 from .protocol import Engine
 
-CONFIG_FOLDER = Path(__file__).resolve().parents[2] / "ds_configs"
-_OURS = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "gradient_clipping",
-    "optimizer",
-    "scheduler",
-    "bf16",
-    "fp16",
-    "data_types",
-)
-
-
 Fill = Callable[[nn.Module, Whole | None], None]
 """Gives every parameter of a model its first value; `Whole` is entered around each one."""
-
-
-def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
-    """The engine keys of a file in ds_configs/ (by name) or at a path.
-
-    Raises ValueError for a file that is missing, is no JSON, or holds keys that the recipe decides.
-    """
-    path = Path(engine.deepspeed) if engine.deepspeed.endswith(".json") else CONFIG_FOLDER / f"{engine.deepspeed}.json"
-    if not path.exists():
-        known = ", ".join(sorted(file.stem for file in CONFIG_FOLDER.glob("*.json")))
-        raise ValueError(f"engine.deepspeed {engine.deepspeed} is neither a path to a .json file nor one of: {known}")
-    try:
-        settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(settings, dict) or not isinstance(settings.get("zero_optimization"), dict):
-        raise ValueError(f"{path} is no DeepSpeed configuration: it must be a JSON object with zero_optimization")
-    if settings["zero_optimization"].get("stage") not in (1, 2, 3):
-        raise ValueError(f"{path} must set zero_optimization.stage to 1, 2 or 3")
-    for key in _OURS:
-        if key in settings:
-            raise ValueError(
-                f"{path} sets {key}, which the recipe decides: remove it there and use the recipe's own setting"
-            )
-    return settings
-
-
-def _stage(engine: EngineConfig) -> int:
-    stage: int = deepspeed_settings(engine)["zero_optimization"]["stage"]
-    return stage
-
-
-def check_engine(engine: EngineConfig, compile: Compile = "none") -> None:
-    """Raise ValueError for an engine that cannot be built, or not with this `model.compile`, before anything is."""
-    if engine.kind == "plain":
-        return
-    stage = _stage(engine)
-    if engine.kind == "pipeline" and stage != 1:
-        raise ValueError(
-            f"engine.deepspeed {engine.deepspeed} is ZeRO-{stage}, a pipeline runs with ZeRO-1: set it to pipe_zero1"
-        )
-    if stage == 3 and compile == "graphs":
-        raise ValueError(
-            f"engine.deepspeed {engine.deepspeed} is ZeRO-3, which gathers the weights somewhere else each time, and "
-            "model.compile graphs reads them where they were: set it to layers"
-        )
-    if stage == 2 and engine.gradient_precision == "bf16":
-        raise ValueError(
-            f"engine.deepspeed {engine.deepspeed} is ZeRO-2, engine.gradient_precision bf16 needs ZeRO-1 or ZeRO-3: set it to zero1 "
-            "or zero3"
-        )
-    if stage == 1 and engine.gradient_precision == "bf16" and engine.offload_optimizer != "none":
-        raise ValueError(
-            "engine.gradient_precision bf16 needs ZeRO-3 where engine.offload_optimizer is set: set engine.deepspeed to zero3"
-        )
-    if stage != 3 and (engine.offload_parameters != "none" or engine.offload_optimizer == "nvme"):
-        raise ValueError(
-            f"engine.deepspeed {engine.deepspeed} is ZeRO-{stage}, which offloads the optimizer to cpu and nothing else: "
-            "set it to zero3"
-        )
 
 
 def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:
@@ -125,7 +50,7 @@ def resolve_gradient_precision(engine: EngineConfig, precision: str, accumulatio
         engine.kind == "deepspeed"
         and precision == "bf16"
         and engine.offload_optimizer == "none"
-        and _stage(engine) != 2
+        and zero_stage(engine) != 2
     )
     return "bf16" if can and accumulation == 1 else "fp32"
 
@@ -188,7 +113,7 @@ def assemble(
 ) -> Engine:
     """A data-parallel engine around the objective's model, whose parameters `fill` gives their first values."""
     if config.engine.kind == "plain":
-        model = objective.build(config.model)
+        model = applied(objective.build(config.model), config.model)
         fill(model, None)
         device = torch.device("cuda" if on_gpu() else "cpu")
         return PlainEngine(model, objective, loader, heldout, device, config.optimizer)
@@ -215,7 +140,7 @@ def _deepspeed_config(config: Training, loader: BatchSource) -> dict[str, Any]:
         )
     # DeepSpeed has bf16 gradients under ZeRO-3 alone; under ZeRO-1 they are ours, in place of the float32 ones of its
     # BF16_Optimizer.
-    gradients = _gradient_precision(config, loader) if _stage(config.engine) == 3 else "fp32"
+    gradients = _gradient_precision(config, loader) if zero_stage(config.engine) == 3 else "fp32"
     return settings | {
         "train_micro_batch_size_per_gpu": loader.plan.micro_rows,
         "gradient_accumulation_steps": loader.plan.accumulation,
@@ -242,9 +167,10 @@ def _build_zero(
             model = objective.build(config.model)
         if config.model.compile != "none":
             gather_layers_whole(model)
+        model = applied(model, config.model)
         fill(model, whole_parameter)
     else:
-        model = objective.build(config.model)
+        model = applied(objective.build(config.model), config.model)
         fill(model, None)
     halved = _gradient_precision(config, loader) == "bf16"
     return ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config, halved)
@@ -264,12 +190,6 @@ def _build_pipeline(
 ) -> Engine:
     from .pipe import PipelineEngine, pipeline_module
 
-    needed = 2 * config.engine.pipeline_stages if config.engine.pipeline_schedule == "dualpipev" else 1
-    if loader.plan.accumulation < needed:
-        raise SharedError(
-            f"engine.pipeline_schedule dualpipev needs at least {needed} micro-batches a step, "
-            f"data.micro_batch {config.data.micro_batch} gives {loader.plan.accumulation}: lower it, or use 1f1b"
-        )
     work = objective.work(config.model, loader.row_tokens)
     counted = config.engine, work, config.model.activation_checkpointing
     if torch.distributed.get_rank() == 0:

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..data.batch import Batch
-from ..models.back_translation import first_pass, second_pass
 
 
 class PassAhead:
@@ -31,7 +30,7 @@ class PassAhead:
         `micro_batches` is what the schedule runs, on every process; a process that reads has as many `batches`, or
         fewer, which are then repeated. Collective over the stages.
         """
-        open_ones = [first_pass(batch) for batch in batches]
+        open_ones = [self.last.first_pass(batch) for batch in batches]
         self._predicted.clear()
         loss, self.engine.module.loss_fn = self.engine.module.loss_fn, self._keep
         self.last.writing = True
@@ -60,4 +59,4 @@ class PassAhead:
                 self._predicted.append(torch.empty_like(open_one.masked_M))
                 dist.recv(self._predicted[-1], src=self.other)
         found = zip(batches, open_ones, self._predicted, strict=False)  # more than the batches only filled the schedule
-        return [second_pass(*each) for each in found]
+        return [self.last.second_pass(*each) for each in found]

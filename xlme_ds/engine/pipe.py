@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from ..config import EngineConfig, ModelConfig, OptimizerConfig
 from ..data.batch import Batch
 from ..data.loader import Loader
-from ..models.encoder import Part
+from ..models.execution import applied
 from ..models.init import Known, initialise
+from ..models.pipeline import Part
 from ..objectives.protocol import Pretraining
 from .optimizer import set_learning_rate
 from .pass_ahead import PassAhead
@@ -39,7 +40,7 @@ class _PartSpec(LayerSpec):
 
     def build(self, log: bool = False) -> nn.Module:
         """See `LayerSpec`."""
-        return self.objective.build(self.cfg, self.part)
+        return applied(self.objective.build(self.cfg, self.part), self.cfg)
 
 
 def _held(module: PipelineModule) -> list[Any]:

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ..cli import in_words
-from ..config import EngineConfig, TrainConfig
+from ..config import EngineConfig, TrainConfig, refuse
+from ..validate import processes_fit
 from .extensions import loading_extensions
 from .launcher import TORCH_VARIABLES, rendezvous
 
@@ -35,19 +36,12 @@ def start_process_group(
     """
     try:
         os.environ.update(rendezvous(os.environ) or _alone())
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        refuse(processes_fit(engine, world))
     except ValueError as error:
         raise SharedError(str(error)) from None
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if engine.kind == "plain":
-        if world > 1:
-            raise SharedError(
-                f"engine.kind plain runs on one process, {world} were launched: use engine.kind deepspeed"
-            )
         return rank, world
-    if world % engine.processes_per_replica:
-        raise SharedError(
-            f"engine.pipeline_stages {engine.pipeline_stages} needs a multiple of as many processes, {world} were launched"
-        )
     if not dist.is_initialized():
         import deepspeed
 

@@ -15,7 +15,7 @@ from ..models.init import initialise
 from ..models.text_encoder import TextEncoder, Which, take_encoder
 from ..objectives import objective_of
 from ..objectives.protocol import Pretraining
-from ..saved import GENERATOR_FOLDER, MODEL_TYPE, first_of, load_encoder, load_run, read_config, read_heads
+from ..trained import GENERATOR_FOLDER, MODEL_TYPE, first_of, load_encoder, load_run, read_config, read_heads
 
 _HEAD = "masked_head."
 

@@ -18,7 +18,7 @@ from ..models.init import initialise
 from ..models.text_encoder import take_encoder
 from ..objectives import objective_of
 from ..objectives.protocol import Pretraining
-from ..saved import MODEL_FOLDER, first_of, write_model
+from ..trained import MODEL_FOLDER, first_of, write_model
 from .retrieval import group_by_language, packed_pairs, retrieve
 
 

@@ -12,7 +12,7 @@ import tyro
 from ..cli import fail
 from ..finetune.downstream_tasks import TASKS, Kind
 from ..models.text_encoder import TextEncoder
-from ..saved import load_run
+from ..trained import load_run
 from .card import render_card, run_card
 from .exported_folder import Architecture, Exported, write_folder
 from .xlm_roberta import read_xlm_roberta

@@ -8,20 +8,11 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from ..config import OBJECTIVE_DESCRIPTIONS
 from ..models.text_encoder import TextEncoder
 from ..report.files import read_optional, read_run
 from .exported_folder import Architecture
 
 _TASKS = {"mono": "monolingual text", "para": "translation pairs"}
-_METRICS = {
-    "auc_mono": "AUC of the discriminator, monolingual",
-    "auc_para": "AUC of the discriminator, pairs",
-    "mlm": "masked-token loss in nats, monolingual",
-    "unigram_nll_mono": "the same of a unigram model, monolingual",
-    "tlm": "masked-token loss in nats, pairs",
-    "unigram_nll_para": "the same of a unigram model, pairs",
-}
 
 
 def escape(value: Any) -> Any:
@@ -59,12 +50,12 @@ def run_card(folder: Path, encoder: TextEncoder, architecture: Architecture, lay
             "run.md.jinja",
             config=config,
             task=config.get("task"),
-            objective=OBJECTIVE_DESCRIPTIONS.get(config.get("objective", {}).get("name", "")),
+            objective=run.objective["description"],
             generator=architecture == "XLMEForPreTraining",
             tokens=run.metrics[-1].get("tokens") if run.metrics else None,
             shares={words: _shares(languages[task]) for task, words in _TASKS.items() if languages.get(task)},
             step=last.get("step"),
-            metrics={words: last[key] for key, words in _METRICS.items() if key in last},
+            metrics=_metrics(run.objective["quantities"], last),
             retrieval=_retrieval(run.retrieval),
             scores=scores and {"dev": None, "settings": 1} | scores,
             layer=layer,
@@ -85,6 +76,20 @@ def _render(template: str, **values: Any) -> str:
         keep_trailing_newline=True,
     )
     return environment.get_template(template).render(**values)
+
+
+def _metrics(quantities: Mapping[str, Mapping[str, Any]], last: Mapping[str, Any]) -> dict[str, float]:
+    """What the objective reports, by its description, from the last record on held-out text."""
+    found: dict[str, float] = {}
+    for name, of in quantities.items():
+        words = of["title"] + (f" in {of['unit']}" if of["unit"] else "")
+        logged = {name: of["task"]} if of["task"] else {name: "", f"{name}_mono": "mono", f"{name}_para": "para"}
+        for key, task in logged.items():
+            if key in last:
+                found[words + (f", {_TASKS[task]}" if task else "")] = last[key]
+                if of["unigram"] and f"unigram_nll_{task}" in last:
+                    found[f"the same of a unigram model, {_TASKS[task]}"] = last[f"unigram_nll_{task}"]
+    return found
 
 
 def _shares(table: Mapping[str, Mapping[str, float]]) -> list[tuple[str, float]]:

@@ -12,7 +12,8 @@ from torch import Tensor
 from ..data.schema import BOS, EOS, LAYOUTS, PAD, write_json
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import TextEncoder
-from ..saved import (
+from ..train.folder import made_whole
+from ..trained import (
     CONFIG_FILE,
     EXPORTED_SETTINGS,
     GENERATOR_FOLDER,
@@ -21,7 +22,6 @@ from ..saved import (
     WEIGHTS_FILE,
     export_state,
 )
-from ..train.folder import made_whole
 from .tokenizer import tokenizer_files
 
 REMOTE = Path(__file__).parent / "remote"

@@ -13,18 +13,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..config import Training
 from ..data.schema import read_json, write_json
 from ..data.vocabulary import Vocabulary
-from ..engine.build import Fill, assemble, check_engine, resolve_precision
+from ..engine.build import Fill, assemble, resolve_precision
 from ..engine.processes import SharedError, broadcast, gather, together
 from ..models.init import Whole, initialise
+from ..models.operations import encoder_forward
 from ..models.text_encoder import TextEncoder, language_index
-from ..operations import encoder_forward
-from ..saved import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, Saved, load_encoder, mismatch, read_weights, write_model
 from ..train.folder import RunFolder
 from ..train.run import Work, train
 from ..train.stop import StopRequest
 from ..train.watchdog import Watchdog
+from ..trained import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, Saved, load_encoder, mismatch, read_weights, write_model
+from ..validate import validate
 from .downstream_tasks import TASKS, DownstreamTask
 from .features import Feature, TaskLoader, featurise
 from .objective import TaskModel, TaskObjective
@@ -101,7 +103,7 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
     if job.train.audit:
         raise ValueError("train.audit is for pre-training, whose rows have numbers: leave it off")
     check_scorer(job.task)
-    check_engine(engine)
+    validate(Training(job.task, engine=engine))
     saved, sources = load_encoder(job.model), find(task, list(job.data))
     sets = choose(sources, job.task, job.tuning, job.settings > 1)
     tuning = replace(job.tuning, held_out=sets.held_out).completed(task, saved.encoder.cfg)

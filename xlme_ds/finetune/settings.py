@@ -8,6 +8,7 @@ from typing import NamedTuple, Self
 
 from ..config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, TrainConfig, Training
 from ..data.schema import LAYOUTS, Layout
+from ..validate import validate
 from .downstream_tasks import TASKS, DownstreamTask
 
 
@@ -135,10 +136,11 @@ def settings(
     )
     data = DataConfig(tuning.batch, 0, tuning.micro_batch)
     model = replace(model, compile="none")  # every batch has a length of its own
-    return FinetuneConfig(
+    config = FinetuneConfig(
         f"{model.width}x{model.discriminator_layers}-{task}", seed, model, data, optimizer, engine,
         replace(train, steps=steps), task, tuning, base,
-    ).validate()  # fmt: skip
+    )  # fmt: skip
+    return validate(config)
 
 
 def grid(task: str, tuning: TuningConfig) -> list[TuningConfig]:

@@ -1,6 +1,6 @@
-"""Multi-head self-attention with the gated relative position bias, inside the items of a packed row.
+"""Attention with the gated relative position bias, inside the items of a packed row: one function a kernel.
 
-B rows, H heads, T tokens, D width, K head size, W = 2T−1 distances.
+B rows, H heads, T tokens, K head size, W = 2T−1 distances.
 """
 
 import os
@@ -9,21 +9,19 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..config import ModelConfig
 from .attention_cpu import attend
 from .dropout import drop
-from .linear import Linear
-from .relative_position import Gate, spread
+from .relative_position import spread
 
 
 class AttentionBias(NamedTuple):
     """What all layers of an encoder share for one batch: computed once, read by each."""
 
     allowed_B1TT: Tensor | None
-    """bool: query i may see key j, because both stand in one item; None where `segments_BT` says so."""
+    """bool: query i may see key j, because both are in one item; None where `segments_BT` says so."""
     distance_HTT: Tensor | None
     """d_{i-j}, or None without a relative bias."""
     segments_BT: Tensor | None = None
@@ -36,7 +34,7 @@ class ItemBias(NamedTuple):
     first_BT: Tensor
     """int32: where the item of each position begins."""
     end_BT: Tensor
-    """int32: one behind where it ends."""
+    """int32: one after where it ends."""
     distance_HW: Tensor | None
     """float32: d by distance j − i, from 1−T to T−1."""
 
@@ -47,7 +45,7 @@ def item_mask(segments_BT: Tensor) -> Tensor:
 
 
 def item_bounds(segments_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the item of every position begins, and one behind where it ends, int32 [B, T]; items are contiguous."""
+    """Where the item of every position begins, and one after where it ends, int32 [B, T]; items are contiguous."""
     position_T = torch.arange(segments_BT.shape[1], dtype=torch.int32, device=segments_BT.device)
     border = segments_BT[:, 1:] != segments_BT[:, :-1]
     first_BT = torch.where(F.pad(border, (1, 0), value=True), position_T, 0).cummax(1).values
@@ -71,35 +69,6 @@ def shared_bias(
     if allowed is item_mask and not groups_BT.is_cuda:
         return AttentionBias(None, distance_HTT, groups_BT)
     return AttentionBias(allowed(groups_BT), distance_HTT)
-
-
-class Attention(nn.Module):
-    """Self-attention with fused query, key and value projections."""
-
-    def __init__(self, cfg: ModelConfig):
-        super().__init__()
-        self.heads = cfg.heads
-        self.dropout = cfg.attention_dropout
-        self.qkv = Linear(cfg.width, 3 * cfg.width)
-        self.output = Linear(cfg.width, cfg.width)
-        self.gate = Gate(cfg.heads, cfg.width // cfg.heads) if cfg.relative_bias == "gated" else None
-
-    def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
-        """Attention output, [B, T, D]; weights are dropped by `keys_B`, if there are any."""
-        rows, tokens, width = x_BTD.shape
-        dropping = keys_B is not None and self.dropout > 0
-        attend = triton_attend if isinstance(bias, ItemBias) else fused_attend if x_BTD.is_cuda else plain_attend
-        together = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        q_BHTK, k_BHTK, v_BHTK = (
-            together.contiguous() if dropping or attend is plain_attend else together
-        )  # which read them often
-        gate_BHT1 = None if self.gate is None else self.gate(q_BHTK)
-        if dropping:
-            assert keys_B is not None and isinstance(bias, AttentionBias)  # ModelConfig.validate sees to the latter
-            out_BHTK = dropping_attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias, self.dropout, keys_B)
-        else:
-            out_BHTK = attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias)  # type: ignore[arg-type]
-        return self.output(out_BHTK.transpose(1, 2).reshape(rows, tokens, width))
 
 
 def plain_attend(

@@ -20,7 +20,7 @@ _TILE_COST = 60_000  # scores that a thread could compute while the operations o
 _MASK_COST = 0.1  # of computing a score
 
 Items = Sequence[tuple[int, int, int]]
-"""Of every item its row, its first token, and one behind its last."""
+"""Of every item its row, its first token, and one after its last."""
 _WHOLE = slice(None)
 Tile = tuple[slice, slice, slice]
 """Rows, heads, tokens: an item, or all heads and tokens of several rows, or some heads of either."""
@@ -228,7 +228,7 @@ def _heads(heads: int, tokens: int, room: int) -> Iterator[slice]:
 
 
 def _of_pairs(all_HTT: Tensor, tile: Tile) -> Tensor:
-    """The tile's part of what depends on head and distance, wherever the tile stands in its row; a view."""
+    """The tile's part of what depends on head and distance, wherever the tile is in its row; a view."""
     first, end, _ = tile[2].indices(all_HTT.shape[1])
     return all_HTT[tile[1], : end - first, : end - first]
 

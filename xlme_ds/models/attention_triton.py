@@ -20,8 +20,8 @@ import triton.language as tl
 from torch import Tensor
 
 TILES = {2: 64, 4: 32}
-"""Queries and keys of a tile, by the bytes of a number; as many of both, so that a tile's positive distances are the next
-one's negative ones. fp32 is multiplied without tensor cores: larger tiles overflow the registers."""
+"""Queries and keys of a tile, by the bytes of a number; as many of both, so that a tile's positive distances are the
+next one's negative ones. fp32 is multiplied without tensor cores: larger tiles overflow the registers."""
 WARPS, STAGES = 4, 2
 """So that two tiles are at work on a multiprocessor (tests/models/test_attention_kernels.py)."""
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -133,7 +133,7 @@ def _backward_keys(  # type: ignore[no-untyped-def]
     q, k, v, gate, d, first, end, lse, grad, delta, grad_k, grad_v,
     scale, tokens, heads, row_stride, head_stride, token_stride, TILE: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV [B, T, H, K] of a tile of keys; scores stand transposed, a key a row."""
+    """dK and dV [B, T, H, K] of a tile of keys; scores are transposed, a key a row."""
     start, bh = tl.program_id(0) * TILE, tl.program_id(1).to(tl.int64)
     b, h, width = bh // heads, bh % heads, 2 * (tokens + TILE) - 1
     d_0 = d + h * width + width // 2
@@ -178,7 +178,7 @@ def attend(
         gate_BHT1 = q_BHTK.new_ones(rows, heads, tokens, 1)
     if distance_HW is None:
         distance_HW = torch.zeros(heads, 2 * tokens - 1, device=q_BHTK.device)
-    # A tile may reach as far behind the row as it is wide.
+    # A tile may reach as far past the row's end as it is wide.
     padded_HW = F.pad(distance_HW, [TILES[q_BHTK.element_size()]] * 2)
     out: Tensor = _Attend.apply(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, padded_HW, first_BT, end_BT)
     return out
@@ -221,8 +221,8 @@ def _outputs(
 
 @torch.library.custom_op("xlme_ds::attend_backward", mutates_args=())
 def _gradients(
-    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor, padded_HW: Tensor, first_BT: Tensor, end_BT: Tensor,
-    out_BTHK: Tensor, lse_BHT: Tensor, grad_BTHK: Tensor,
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor, padded_HW: Tensor,
+    first_BT: Tensor, end_BT: Tensor, out_BTHK: Tensor, lse_BHT: Tensor, grad_BTHK: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dQ, dK and dV [B, T, H, K], dg, and the shares of dd [B, H, tiles, W]."""
     given = q_BHTK, k_BHTK, v_BHTK, gate_BHT1, padded_HW, first_BT, end_BT

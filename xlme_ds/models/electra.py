@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..data.batch import Batch
-from .compiled import begin
 from .embedding import lookup, read_whole
-from .encoder import Encoder, Part
+from .encoder import Encoder
 from .heads import MaskedLanguageModelHead, ReplacedTokenHead
 
 
 class ElectraOutput(NamedTuple):
-    """What one forward pass gives; the losses are the objective's business."""
+    """What one forward pass gives; the objective makes the losses of it."""
 
     nll_M: Tensor
     """float32, the generator's −log p of the original token."""
@@ -31,37 +30,25 @@ class ElectraOutput(NamedTuple):
     """The discriminator's logits; positive says replaced."""
 
 
-class Generated(NamedTuple):
-    """What the generator hands to the discriminator and to the loss; fields as in `ElectraOutput`."""
-
-    nll_M: Tensor
-    predicted_M: Tensor
-    corrupted_BT: Tensor
-
-
 class Electra(nn.Module):
-    """XLM-E's pre-training model, or one stage of it: the `part` of the discriminator, and before the first one
-    embedding and generator, behind the last the head.
+    """XLM-E's pre-training model.
 
     The embedding's parameters are this module's own (`embedding_0`, …): both encoders and the masked head read them
     while this module's forward runs, which is when a partitioning engine has them whole.
     """
 
-    def __init__(self, cfg: ModelConfig, part: Part | None = None):
+    def __init__(self, cfg: ModelConfig):
         super().__init__()
         self.cfg = cfg
-        self.part = Part(range(cfg.discriminator_layers)) if part is None else part
-        if self.part.first:
-            for n, size in enumerate(block_sizes(cfg)):
-                self.register_parameter(f"embedding_{n}", nn.Parameter(torch.empty(size, cfg.width)))
-                if cfg.embedding_sharing == "gdes":
-                    self.register_parameter(f"difference_{n}", nn.Parameter(torch.empty(size, cfg.width)))
-            without = replace(cfg, dropout=0.0, attention_dropout=0.0)  # its samples are what the discriminator reads
-            self.generator = Encoder(without, Part(range(cfg.generator_layers)))
-            self.masked_head = MaskedLanguageModelHead(cfg)
-        self.discriminator = Encoder(cfg, self.part)
-        if self.part.last:
-            self.replaced_head = ReplacedTokenHead(cfg)
+        for n, size in enumerate(block_sizes(cfg)):
+            self.register_parameter(f"embedding_{n}", nn.Parameter(torch.empty(size, cfg.width)))
+            if cfg.embedding_sharing == "gdes":
+                self.register_parameter(f"difference_{n}", nn.Parameter(torch.empty(size, cfg.width)))
+        without = replace(cfg, dropout=0.0, attention_dropout=0.0)  # its samples are what the discriminator reads
+        self.generator = Encoder(without, cfg.generator_layers)
+        self.masked_head = MaskedLanguageModelHead(cfg)
+        self.discriminator = Encoder(cfg, cfg.discriminator_layers)
+        self.replaced_head = ReplacedTokenHead(cfg)
 
     def _blocks(self, name: str) -> Sequence[Tensor]:
         return [getattr(self, f"{name}_{n}") for n in range(self.cfg.vocabulary_blocks)]
@@ -74,14 +61,12 @@ class Electra(nn.Module):
             return shared
         return shared.detach() + lookup(ids_BT, self._blocks("difference"))
 
-    def generate(self, batch: Batch) -> Generated:
-        """Mask, predict, sample (XLM-E equations (1) to (3))."""
+    def generate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Mask, predict, sample (XLM-E equations (1) to (3)): the first three of `ElectraOutput`."""
         blocks = self._blocks("embedding")
         table = read_whole(blocks)
-        targets_M = batch.tokens_BT.flatten()[batch.masked_M]
-        masked_BT = (
-            batch.tokens_BT.flatten().index_fill(0, batch.masked_M, self.cfg.vocabulary - 1).view_as(batch.tokens_BT)
-        )
+        tokens = batch.tokens_BT.flatten()
+        masked_BT = tokens.index_fill(0, batch.masked_M, self.cfg.vocabulary - 1).view_as(batch.tokens_BT)
         hidden_BTD = self.generator(
             lookup(masked_BT, blocks, sparse=True),
             batch.positions_BT,
@@ -89,26 +74,23 @@ class Electra(nn.Module):
             batch.languages_BT,
         )
         hidden_MD = hidden_BTD.flatten(0, 1)[batch.masked_M]
-        generated = self.masked_head(hidden_MD, lambda: table, targets_M, batch.uniforms_M)
-        corrupted_BT = (
-            batch.tokens_BT.flatten().index_copy(0, batch.masked_M, generated.sample_M).view_as(batch.tokens_BT)
-        )
-        return Generated(generated.nll_M, generated.predicted_M, corrupted_BT)
+        generated = self.masked_head(hidden_MD, lambda: table, tokens[batch.masked_M], batch.uniforms_M)
+        corrupted_BT = tokens.index_copy(0, batch.masked_M, generated.sample_M).view_as(batch.tokens_BT)
+        return generated.nll_M, generated.predicted_M, corrupted_BT
 
     def forward(self, batch: Batch) -> ElectraOutput:
         """Generate, then discriminate (XLM-E equations (1) to (5))."""
-        begin(self.cfg.compile)
-        generated = self.generate(batch)
-        embedded_BTD = self.embed_for_discriminator(generated.corrupted_BT)
+        nll_M, predicted_M, corrupted_BT = self.generate(batch)
+        embedded_BTD = self.embed_for_discriminator(corrupted_BT)
         hidden_BTD = self.discriminator(
             embedded_BTD, batch.positions_BT, batch.segments_BT, batch.languages_BT, batch.keys_B
         )
-        return ElectraOutput(*generated, self.replaced_head(hidden_BTD))
+        return ElectraOutput(nll_M, predicted_M, corrupted_BT, self.replaced_head(hidden_BTD))
 
 
 def block_sizes(cfg: ModelConfig) -> list[int]:
     """Rows of each embedding block: equal but for the last, which takes the remainder."""
     size = -(-cfg.vocabulary // cfg.vocabulary_blocks)
     sizes = [min(size, cfg.vocabulary - start) for start in range(0, cfg.vocabulary, size)]
-    assert len(sizes) == cfg.vocabulary_blocks, "ModelConfig.validate sees to this"
+    assert len(sizes) == cfg.vocabulary_blocks, "xlme_ds.validate sees to this"
     return sizes

@@ -27,13 +27,10 @@ class _Lookup(torch.autograd.Function):
         sums = grad.new_zeros(len(used), ctx.shape[1], dtype=torch.promote_types(grad.dtype, torch.float32))
         sums = sums.index_add_(0, position, grad.flatten(0, -2).to(sums.dtype)).to(ctx.dtype)
         if ctx.sparse:
-            return (
-                None,
-                torch.sparse_coo_tensor(used[None], sums, ctx.shape, is_coalesced=True, check_invariants=False),
-                None,
-            )
-        full = torch.zeros(ctx.shape, dtype=ctx.dtype, device=grad.device)
-        return None, full.index_copy_(0, used, sums), None
+            table = torch.sparse_coo_tensor(used[None], sums, ctx.shape, is_coalesced=True, check_invariants=False)
+        else:
+            table = torch.zeros(ctx.shape, dtype=ctx.dtype, device=grad.device).index_copy_(0, used, sums)
+        return None, table, None
 
 
 class _ReadWhole(torch.autograd.Function):
@@ -55,15 +52,12 @@ def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tenso
     `sparse`: the table gets a dense gradient besides, by `read_whole`, which this one is added to; it never exists
     whole (CPU).
     """
-    if ids.is_cuda:  # whose own backward sorts, and accumulates in float32
 
-        def one(ids: Tensor, block: Tensor) -> Tensor:
+    def one(ids: Tensor, block: Tensor) -> Tensor:
+        if ids.is_cuda:  # whose own backward sorts, and accumulates in float32
             return F.embedding(ids, block)
-    else:
-
-        def one(ids: Tensor, block: Tensor) -> Tensor:
-            out: Tensor = _Lookup.apply(ids, block, sparse)
-            return out
+        out: Tensor = _Lookup.apply(ids, block, sparse)
+        return out
 
     if len(blocks) == 1:
         return one(ids, blocks[0])

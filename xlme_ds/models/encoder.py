@@ -4,12 +4,10 @@ B rows, T tokens, D width, H heads, W = 2T−1 distances.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from ..config import ModelConfig
 from .attention import item_mask, shared_bias
@@ -18,43 +16,27 @@ from .layers import TransformerLayer
 from .relative_position import RelativePositionTable
 
 
-@dataclass(frozen=True)
-class Part:
-    """Consecutive layers of an encoder: what a stage of a pipeline holds of it. The first part may hold none."""
-
-    layers: range
-    first: bool = True
-    """Holds what stands before the layers: positions, languages, relative table, input norm."""
-    last: bool = True
-    """Holds what stands behind them: the output norm."""
-
-
 class Encoder(nn.Module):
-    """Positions, layers and norms of one encoder; the token embedding is its owner's, because two encoders share it.
+    """Positions, layers and norms of one encoder; the token embedding is its owner's, because two encoders share it."""
 
-    `part` is the whole encoder but in a pipeline, and its parameters are named as in the whole.
-    """
-
-    def __init__(self, cfg: ModelConfig, part: Part):
+    def __init__(self, cfg: ModelConfig, layers: int):
         super().__init__()
-        self.checkpointing = cfg.activation_checkpointing
         self.dropout = cfg.dropout
         self.drops = cfg.dropout > 0 or cfg.attention_dropout > 0
         self.kernel = cfg.attention
-        positions = part.first and cfg.absolute_positions
-        self.positions = nn.Parameter(torch.empty(cfg.max_positions, cfg.width)) if positions else None
-        languages = len(cfg.language_embeddings) if part.first else 0
+        self.positions = nn.Parameter(torch.empty(cfg.max_positions, cfg.width)) if cfg.absolute_positions else None
+        languages = len(cfg.language_embeddings)
         self.languages = nn.Parameter(torch.empty(languages, cfg.width)) if languages else None
         self.relative = (
             RelativePositionTable(cfg.heads, cfg.relative_buckets, cfg.relative_max_distance)
-            if part.first and cfg.relative_bias != "none"
+            if cfg.relative_bias != "none"
             else None
         )
-        self.layers = nn.ModuleDict({str(n): TransformerLayer(cfg) for n in part.layers})
+        self.layers = nn.ModuleDict({str(n): TransformerLayer(cfg) for n in range(layers)})
         # Post-LN normalises what enters the first layer; pre-LN what leaves the last, and the first on request.
         input_norm, output_norm = cfg.norm == "post" or cfg.embedding_norm, cfg.norm == "pre"
-        self.input_norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon) if part.first and input_norm else None
-        self.output_norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon) if part.last and output_norm else None
+        self.input_norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon) if input_norm else None
+        self.output_norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon) if output_norm else None
 
     def embed(
         self,
@@ -99,16 +81,13 @@ class Encoder(nn.Module):
         allowed: Callable[[Tensor], Tensor] = item_mask,
         keys_B: Tensor | None = None,
     ) -> Tensor:
-        """The layers, and the norm behind the last: [B, T, D] to [B, T, D]; `allowed` says of the groups who sees
+        """The layers, and the norm after the last: [B, T, D] to [B, T, D]; `allowed` says of the groups who sees
         whom."""
         bias = shared_bias(self.kernel, groups_BT, distance_HW, x_BTD.dtype, allowed)
         keys_B = self._dropping(keys_B)
         for number, layer in self.layers.items():
             of_layer = None if keys_B is None else derive(keys_B, 1 + int(number))
-            if self.checkpointing and torch.is_grad_enabled():
-                x_BTD = checkpoint(layer, x_BTD, bias, of_layer, use_reentrant=False)
-            else:
-                x_BTD = layer(x_BTD, bias, of_layer)
+            x_BTD = layer(x_BTD, bias, of_layer)
         return x_BTD if self.output_norm is None else self.output_norm(x_BTD)
 
     def forward(

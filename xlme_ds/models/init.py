@@ -20,7 +20,7 @@ from torch import nn
 Known = Callable[[str], torch.Tensor | None]
 """The first value of a parameter by its name, float32; None: it is drawn."""
 Whole = Callable[[nn.Parameter], AbstractContextManager[object]]
-"""Holds a parameter whole on every rank, and keeps what was written into it."""
+"""Holds a parameter whole on every rank, and saves what was written into it."""
 
 
 def _kind(name: str, parameter_dim: int) -> str:

@@ -14,15 +14,13 @@ from ..config import ModelConfig
 from ..data.batch import Batch
 from ..data.schema import UNK
 from .attention import item_mask
-from .compiled import begin
 from .embedding import lookup, read_whole
-from .encoder import Part
 from .heads import MaskedLanguageModelHead
 from .text_encoder import TextEncoder
 
 
 class LanguageModelOutput(NamedTuple):
-    """What one forward pass gives; the losses are the objective's business."""
+    """What one forward pass gives; the objective makes the losses of it."""
 
     nll_M: Tensor
     """float32, −log p of the original token."""
@@ -32,7 +30,7 @@ class LanguageModelOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class Masking:
-    """What stands at a position that is to be predicted: a random token, the original, or else `<mask>`; and who sees
+    """What a position that is to be predicted shows: a random token, the original, or else `<mask>`; and who sees
     whom."""
 
     random: float
@@ -52,8 +50,7 @@ class Masking:
         return batch.tokens_BT.flatten().index_copy(0, batch.masked_M, read_M).view_as(batch.tokens_BT)
 
     def predicted_from(self, masked_M: Tensor) -> Tensor:
-        """Where the last hidden state stands that each masked position is predicted from, [M]: here at that
-        position."""
+        """Position of the last hidden state that each masked position is predicted from, [M]: here that position."""
         return masked_M
 
     def groups(self, batch: Batch) -> Tensor:
@@ -65,20 +62,18 @@ class Masking:
 
 
 class LanguageModel(TextEncoder):
-    """`TextEncoder` with a head that predicts masked tokens, tied to the embedding; or one `part` of it."""
+    """`TextEncoder` with a head that predicts masked tokens, tied to the embedding."""
 
     writing = False
-    """Whether what is predicted is written into the text, and so no special token (`back_translation.py`)."""
+    """Whether what is predicted is written into the text, and so no special token (BTMLM)."""
 
-    def __init__(self, cfg: ModelConfig, masking: Masking, part: Part | None = None):
-        super().__init__(cfg, part)
+    def __init__(self, cfg: ModelConfig, masking: Masking):
+        super().__init__(cfg)
         self.masking = masking
-        if self.part.last:
-            self.masked_head = MaskedLanguageModelHead(cfg)
+        self.masked_head = MaskedLanguageModelHead(cfg)
 
     def forward(self, batch: Batch) -> LanguageModelOutput:  # type: ignore[override]
         """Mask and predict."""
-        begin(self.cfg.compile)
         table = read_whole(self.table)
         embedded_BTD = lookup(self.masking.apply(batch, self.cfg.vocabulary), self.table, sparse=True)
         distance_HW, groups_BT = self.encoder.distances(batch.tokens_BT.shape[1]), self.masking.groups(batch)

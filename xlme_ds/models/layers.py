@@ -1,13 +1,77 @@
-"""One Transformer layer, post-LN (Base) or pre-LN (Large and XL)."""
+"""One Transformer layer, post-LN (Base) or pre-LN (Large and XL), and what it is made of.
 
+B rows, H heads, T tokens, D width, K head size; of a linear map N tokens, I numbers in, O out.
+"""
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from .attention import Attention, AttentionBias, ItemBias
-from .compiled import compiled, places
+from .attention import AttentionBias, ItemBias, dropping_attend, fused_attend, plain_attend, triton_attend
 from .dropout import derive, drop
-from .linear import Linear
+from .relative_position import Gate
+
+_TOKENS, _PIECES = 512, 8  # of a piece at least; pieces at most, since their sum is rounded to bf16 with each
+
+
+class Linear(nn.Linear):
+    """`nn.Linear`; for bf16 on the CPU with our own backward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x Wᵀ + b."""
+        if x.is_cuda or x.dtype != torch.bfloat16 or not torch.is_grad_enabled():
+            return super().forward(x)
+        out: Tensor = _Linear.apply(x, self.weight, self.bias)
+        return out
+
+
+class _Linear(torch.autograd.Function):
+    """oneDNN takes twice as long for gᵀ x as for other products of that size, but not with few tokens."""
+
+    @staticmethod
+    def forward(ctx, x, weight_OI, bias_O):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, weight_OI)
+        return F.linear(x, weight_OI, bias_O)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        x, weight_OI = ctx.saved_tensors
+        x_NI, grad_NO = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+        grad_weight = torch.empty_like(weight_OI)
+        size = max(_TOKENS, -(-len(x_NI) // _PIECES))
+        for number, (part_NI, part_NO) in enumerate(zip(x_NI.split(size), grad_NO.split(size), strict=True)):
+            torch.addmm(grad_weight, part_NO.t(), part_NI, beta=min(number, 1), out=grad_weight)
+        return (grad_NO @ weight_OI).view_as(x), grad_weight, grad_NO.sum(0)
+
+
+class Attention(nn.Module):
+    """Self-attention with fused query, key and value projections."""
+
+    def __init__(self, cfg: ModelConfig):
+        super().__init__()
+        self.heads = cfg.heads
+        self.dropout = cfg.attention_dropout
+        self.qkv = Linear(cfg.width, 3 * cfg.width)
+        self.output = Linear(cfg.width, cfg.width)
+        self.gate = Gate(cfg.heads, cfg.width // cfg.heads) if cfg.relative_bias == "gated" else None
+
+    def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
+        """Attention output, [B, T, D]; weights are dropped by `keys_B`, if there are any."""
+        rows, tokens, width = x_BTD.shape
+        dropping = keys_B is not None and self.dropout > 0
+        attend = triton_attend if isinstance(bias, ItemBias) else fused_attend if x_BTD.is_cuda else plain_attend
+        together = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        q_BHTK, k_BHTK, v_BHTK = (
+            together.contiguous() if dropping or attend is plain_attend else together
+        )  # which read them often
+        gate_BHT1 = None if self.gate is None else self.gate(q_BHTK)
+        if dropping:
+            assert keys_B is not None and isinstance(bias, AttentionBias)  # validate sees to the latter
+            out_BHTK = dropping_attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias, self.dropout, keys_B)
+        else:
+            out_BHTK = attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias)  # type: ignore[arg-type]
+        return self.output(out_BHTK.transpose(1, 2).reshape(rows, tokens, width))
 
 
 class TransformerLayer(nn.Module):
@@ -17,7 +81,6 @@ class TransformerLayer(nn.Module):
         super().__init__()
         self.pre_norm = cfg.norm == "pre"
         self.dropout = cfg.dropout
-        self.how = cfg.compile
         self.attention = Attention(cfg)
         self.attention_norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon)
         self.up = Linear(cfg.width, cfg.feed_forward)
@@ -27,12 +90,6 @@ class TransformerLayer(nn.Module):
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
         """The layer's output, [B, T, D]; what each branch adds, and attention weights, are dropped by `keys_B`, if
         there are any."""
-        if self.how == "none" or not self.training:  # evaluations have rows of any number and length
-            return self._run(x_BTD, bias, keys_B)
-        out_BTD: Tensor = compiled(TransformerLayer._run, self.how)(places(self), self, x_BTD, bias, keys_B)
-        return out_BTD
-
-    def _run(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None) -> Tensor:
         weights_B = None if keys_B is None else derive(keys_B, 2)
         if self.pre_norm:
             x_BTD = x_BTD + self._drop(self.attention(self.attention_norm(x_BTD), bias, weights_B), keys_B, 0)

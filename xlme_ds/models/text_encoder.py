@@ -14,7 +14,7 @@ from ..config import ModelConfig
 from ..data.schema import EOS, LAYOUTS, PAD
 from .electra import block_sizes
 from .embedding import lookup
-from .encoder import Encoder, Part
+from .encoder import Encoder
 
 Which = Literal["encoder", "discriminator", "generator"]
 """An encoder of a pre-training model, by the prefix of its parameters."""
@@ -22,19 +22,14 @@ Which = Literal["encoder", "discriminator", "generator"]
 
 class TextEncoder(nn.Module):
     """Tokens in, hidden states out. `cfg.discriminator_layers` is its depth; it reads nothing of the generator's
-    settings.
+    settings."""
 
-    In a pipeline `part` is what a stage holds of it.
-    """
-
-    def __init__(self, cfg: ModelConfig, part: Part | None = None):
+    def __init__(self, cfg: ModelConfig):
         super().__init__()
         self.cfg = cfg
-        self.part = Part(range(cfg.discriminator_layers)) if part is None else part
-        if self.part.first:
-            for n, size in enumerate(block_sizes(cfg)):
-                self.register_parameter(f"embedding_{n}", nn.Parameter(torch.empty(size, cfg.width)))
-        self.encoder = Encoder(cfg, self.part)
+        for n, size in enumerate(block_sizes(cfg)):
+            self.register_parameter(f"embedding_{n}", nn.Parameter(torch.empty(size, cfg.width)))
+        self.encoder = Encoder(cfg, cfg.discriminator_layers)
 
     @property
     def table(self) -> list[Tensor]:
@@ -68,7 +63,7 @@ class TextEncoder(nn.Module):
 
 
 def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """(positions, segments) of rows that hold one item each, padded behind it; of a pair in XLM's layout, positions
+    """(positions, segments) of rows that hold one item each, padded after it; of a pair in XLM's layout, positions
     restart."""
     inside_BT = (tokens_BT != PAD).long()
     positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) * inside_BT
@@ -79,7 +74,7 @@ def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def second_sides(tokens_BT: Tensor) -> Tensor:
-    """1 on the second side of rows that hold a pair each, and behind it, else 0; int64 [B, T]."""
+    """1 on the second side of rows that hold a pair each, and after it, else 0; int64 [B, T]."""
     ends_BT = (tokens_BT == EOS).long()
     ends_BT[:, 0] = 0  # in XLM's layout it opens the item
     return (ends_BT.cumsum(1) - ends_BT).clamp(max=1)

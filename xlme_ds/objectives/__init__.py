@@ -1,4 +1,8 @@
-"""Objectives: tensors in, (sum, count) out. Each one is a file here with the class that this table names."""
+"""Objectives of pre-training: tensors in, sums and counts out. Each one is a file here with the class that this table
+names."""
+
+from difflib import get_close_matches
+from typing import Any
 
 from ..config import ObjectiveConfig
 from .btmlm import BackTranslation
@@ -18,5 +22,15 @@ OBJECTIVES: dict[str, type[Pretraining]] = {
 
 
 def objective_of(cfg: ObjectiveConfig) -> Pretraining:
-    """The objective that `cfg` names, with its settings."""
+    """The objective that `cfg` names, with its settings. Raises ValueError, naming the known ones, for another name."""
+    if cfg.name not in OBJECTIVES:
+        nearest = "".join(f", for example {name}" for name in get_close_matches(cfg.name, OBJECTIVES, n=1, cutoff=0.0))
+        raise ValueError(f"objective.name {cfg.name} is not known: choose one of {', '.join(OBJECTIVES)}{nearest}")
     return OBJECTIVES[cfg.name](cfg)
+
+
+def described(cfg: ObjectiveConfig) -> dict[str, Any]:
+    """The objective in words, as a run records it: description, names of the terms, and what it reports by name."""
+    objective = objective_of(cfg)
+    quantities = {name: quantity._asdict() for name, quantity in objective.quantities.items()}
+    return {"description": objective.description, "terms": list(objective.terms), "quantities": quantities}

@@ -1,30 +1,109 @@
 """ERNIE-M's second stage: back-translation masked language modelling on monolingual rows (Ouyang et al., 2021, section
-3.1).
+3.1): one model writes a pseudo-parallel side, then reads it.
 
 L = L_BTMLM, a mean over the masked positions of the global batch: a token is predicted from the rest of its sentence
-and from tokens of another language that the same weights wrote behind it. M masked positions.
+and from tokens of another language that the same weights wrote after it. Of an item `<s> x </s> y </s>` whose y is open
+(`data/pseudo.py`), the first pass, without gradient, fills every place of y from x: p(y_j | x, M_j), the place's own
+`<mask>` with its position. The second masks x and predicts it from what is left of x and y: p(x_m | x \\ M, y).
+
+B rows, T tokens, M masked positions, P open places.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from ..config import ModelConfig, ObjectiveConfig
+from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
-from ..models.back_translation import BackTranslationModel, OpenSide
-from ..models.encoder import Part
-from ..models.language_model import LanguageModel
-from ..models.pipeline import BackTranslationStage
-from ..operations import Work, masked_head_forward
+from ..data.schema import PAD
+from ..models.language_model import LanguageModel, LanguageModelOutput, Masking
+from ..models.operations import Work, masked_head_forward
+from ..models.pipeline import LanguageModelStage, Part
 from .mlm import MaskedLanguageModelling
+from .protocol import Quantity, masks_some
+
+
+class OpenSide(Masking):
+    """Before y is filled x sees x, and everything after it sees x and itself; once it is, the item sees the item."""
+
+    def groups(self, batch: Batch) -> Tensor:
+        """Twice the item's number, and 1 more from the first open place on."""
+        return batch.segments_BT * 2 + _open(batch).long().cummax(1).values
+
+    def allowed(self, groups_BT: Tensor) -> Tensor:
+        """A position sees itself, and x of its item; once y is filled nothing is open, and all of the item is x."""
+        query_BT1, key_B1T = groups_BT[:, :, None], groups_BT[:, None, :]
+        itself_TT = torch.eye(groups_BT.shape[1], dtype=torch.bool, device=groups_BT.device)
+        of_item_BTT = (query_BT1 // 2 == key_B1T // 2) & (key_B1T % 2 == 0)
+        return (of_item_BTT | itself_TT)[:, None]
+
+
+def _open(batch: Batch) -> Tensor:
+    """The places that are to be filled, bool [B, T]."""
+    return (batch.tokens_BT == PAD) & (batch.segments_BT > 0)
+
+
+def first_pass(batch: Batch) -> Batch:
+    """What the model reads to fill the open places: they are the masked ones, in ascending order, all of them
+    `<mask>`."""
+    places_P = _open(batch).flatten().nonzero().squeeze(1)
+    # Above every share that is not `<mask>`.
+    always = torch.ones(len(places_P), dtype=torch.float32, device=places_P.device)
+    return batch._replace(masked_M=places_P, uniforms_M=always)
+
+
+def second_pass(batch: Batch, first: Batch, predicted_P: Tensor) -> Batch:
+    """`batch` with the open places filled: `first` is what `first_pass` gave, `predicted_P` the model's most likely
+    tokens.
+
+    The most likely ones, as a translation should be, and for which no randomness is needed; of the ordinary ones, as
+    the model finds while it is `writing`: a special one would change the item's layout, and a `<mask>` would be one
+    that nobody predicts.
+    """
+    tokens = batch.tokens_BT.flatten().index_copy(0, first.masked_M, predicted_P)
+    return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT))
+
+
+class BackTranslationModel(LanguageModel):
+    """`LanguageModel` that passes over a batch twice."""
+
+    def forward(self, batch: Batch) -> LanguageModelOutput:  # type: ignore[override]
+        """Fill, in evaluation mode, mask and predict."""
+        first, training = first_pass(batch), self.training
+        self.eval()
+        self.writing = True
+        with torch.no_grad():
+            predicted_P = super().forward(first).predicted_M
+        self.writing = False
+        self.train(training)
+        return super().forward(second_pass(batch, first, predicted_P))
+
+
+class BackTranslationStage(LanguageModelStage):
+    """The part of `BackTranslationModel` that one stage runs, the same in both passes."""
+
+    passes_ahead = True
+    first_pass = staticmethod(first_pass)
+    second_pass = staticmethod(second_pass)
 
 
 class BackTranslation(MaskedLanguageModelling):
-    """See `Pretraining`."""
+    """Masked language modelling of sentences, with places after each that the model fills before it trains."""
 
+    description = (
+        "masked language modelling of one encoder on text, next to tokens of another language that it writes itself"
+    )
     terms: tuple[str, ...] = ("btmlm",)
+    quantities: Mapping[str, Quantity] = MappingProxyType(
+        {
+            "btmlm": Quantity("Masked-token loss next to tokens that it wrote", "nats a token", "mono", unigram=True),
+            "accuracy": Quantity("Accuracy on masked tokens"),
+        }
+    )
     accuracies = ("accuracy_mono",)
     statistics_shape: tuple[int, ...] = (1,)
 
@@ -33,11 +112,29 @@ class BackTranslation(MaskedLanguageModelling):
         self.masking = OpenSide(cfg.random_fraction, cfg.keep_fraction)
         self.fractions = cfg.pseudo_fractions
 
+    def checks(self, run: RunConfig) -> list[Check]:
+        """It needs places to write into, and reads monolingual rows in XLM-E's layout."""
+        name = run.objective.name
+        return [
+            masks_some(run),
+            (
+                bool(self.fractions),
+                f"objective.name {name} needs objective.pseudo_fractions: give shares of a sentence, for example 0.05 "
+                "0.1 0.15 0.2",
+            ),
+            (not run.data.para_rows, f"objective.name {name} reads monolingual rows alone: set data.para_rows to 0"),
+            (
+                run.model.layout == "xlme",
+                f"objective.name {name} lays its sentences out as xlme has pairs: set model.layout to xlme",
+            ),
+            self.kernel_check(run),
+        ]
+
     def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:
-        """See `Pretraining`."""
-        return (
-            BackTranslationModel(cfg, self.masking) if part is None else BackTranslationStage(cfg, self.masking, part)
-        )
+        """The model that passes over a batch twice, or its `part` that a pipeline's stage runs."""
+        if part is None:
+            return BackTranslationModel(cfg, self.masking)
+        return BackTranslationStage(cfg, self.masking, part=part)
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
         """Of a full row 1 / (1 + fraction) is sentence, the rest places; the pass that fills these goes ahead."""
@@ -51,5 +148,5 @@ class BackTranslation(MaskedLanguageModelling):
         )
 
     def term_of_masked(self, batch: Batch) -> Tensor:
-        """See `MaskedLanguageModelling`."""
+        """There is one term."""
         return torch.zeros_like(batch.masked_M)

@@ -2,19 +2,69 @@
 section 3.2).
 
 L = L_CLM + L_CLM on pairs, each a mean over the tokens of its task: the ordinary ones, and every `</s>` after an item's
-first token but the last of monolingual text, where the row was cut.
+first token but the last of monolingual text, where the row was cut. B rows, T tokens, M predicted tokens.
 """
 
-from ..config import ObjectiveConfig
-from ..models.causal import Causal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from ..config import Check, ObjectiveConfig, RunConfig
+from ..data.batch import Batch
+from ..models.language_model import Masking
 from .mlm import MaskedLanguageModelling
+from .protocol import Quantity, adds_none
+
+
+@dataclass(frozen=True)
+class Causal(Masking):
+    """Nothing is masked: the batch's masked positions, all ordinary tokens and ends of sentences, are what is
+    predicted, each from the state before it."""
+
+    random: float = 0.0
+    keep: float = 1.0
+
+    def apply(self, batch: Batch, vocabulary: int) -> Tensor:
+        """The tokens as they are."""
+        return batch.tokens_BT
+
+    def predicted_from(self, masked_M: Tensor) -> Tensor:
+        """The position before; an item opens with a special token, so it is of the same item."""
+        return masked_M - 1
+
+    def allowed(self, groups_BT: Tensor) -> Tensor:
+        """A position sees those of its item up to itself."""
+        tokens = groups_BT.shape[1]
+        before_TT = torch.ones(tokens, tokens, dtype=torch.bool, device=groups_BT.device).tril()
+        return super().allowed(groups_BT) & before_TT
 
 
 class CausalLanguageModelling(MaskedLanguageModelling):
-    """See `Pretraining`. With `mask_fraction` 1, these tokens are what a batch calls masked positions."""
+    """Every token is predicted. With `mask_fraction` 1, these tokens are what a batch calls masked positions."""
 
+    description = "causal language modelling of one encoder: every token from those before it"
     terms: tuple[str, ...] = ("clm", "clm_pairs")
+    quantities: Mapping[str, Quantity] = MappingProxyType(
+        {
+            "clm": Quantity("Loss of every token from those before it", "nats a token", "mono", unigram=True),
+            "clm_pairs": Quantity("Loss of every token from those before it", "nats a token", "para", unigram=True),
+            "accuracy": Quantity("Accuracy on every token from those before it"),
+        }
+    )
 
     def __init__(self, cfg: ObjectiveConfig):
         super().__init__(cfg)
         self.masking = Causal()
+
+    def checks(self, run: RunConfig) -> list[Check]:
+        """The settings must say that every token is predicted."""
+        settings = run.objective
+        predicts_all = (
+            settings.mask_fraction == 1.0,
+            f"objective.mask_fraction is {settings.mask_fraction}, and objective.name {settings.name} predicts every "
+            "token: set it to 1",
+        )
+        return [predicts_all, adds_none(run), self.kernel_check(run)]

@@ -3,7 +3,7 @@
 L = L_MLM + L_TLM + λ·L_MRTD + λ·L_TRTD (XLM-E section 3.2). Every function returns sums over a micro-batch; a mean is
 a sum divided by the exact count of the global batch, so it does not matter how the batch was cut.
 
-B rows, T tokens, M masked positions. Tasks are in the order of schema.TASKS: mono (MLM, MRTD), para (TLM, TRTD).
+B rows, T tokens, M masked positions. Tasks are in the order of data.rows.TASKS: mono (MLM, MRTD), para (TLM, TRTD).
 """
 
 from collections.abc import Mapping
@@ -13,15 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..config import ModelConfig, ObjectiveConfig
+from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
 from ..data.schema import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
-from ..models.encoder import Part
-from ..models.pipeline import ElectraStage
+from ..models.operations import Work, encoder_forward, masked_head_forward, replaced_head_forward
+from ..models.pipeline import ElectraStage, Part
 from ..models.text_encoder import Which
-from ..operations import Work, encoder_forward, masked_head_forward, replaced_head_forward
-from .tasks import by_task, task_of_masked
+from .protocol import Quantity, adds_none, by_task, masks_some, task_of_masked
 
 TERMS = ("mlm", "tlm", "mrtd", "trtd")
 _BINS = 512  # of the discriminator's logits, from −_RANGE to _RANGE, for the area under the ROC curve
@@ -30,9 +29,26 @@ _SCALARS = ("generator_correct", "masked", "replaced", "replaced_found", "origin
 
 
 class ElectraObjective:
-    """See `Pretraining`."""
+    """Generator and discriminator, trained together (see `Pretraining`)."""
 
+    description = (
+        "multilingual and translation replaced token detection: a generator fills masked tokens, a discriminator finds "
+        "the replaced ones"
+    )
     terms: tuple[str, ...] = TERMS
+    quantities: Mapping[str, Quantity] = MappingProxyType(
+        {
+            "mlm": Quantity("Masked-token loss", "nats a token", "mono", unigram=True),
+            "tlm": Quantity("Masked-token loss", "nats a token", "para", unigram=True),
+            "mrtd": Quantity("Discriminator: replaced-token loss", "nats a token", "mono"),
+            "trtd": Quantity("Discriminator: replaced-token loss", "nats a token", "para"),
+            "auc": Quantity("Discriminator: AUC, replaced against original tokens"),
+            "accuracy_replaced": Quantity("Discriminator: accuracy on replaced tokens"),
+            "accuracy_original": Quantity("Discriminator: accuracy on original tokens"),
+            "generator_accuracy": Quantity("Generator: accuracy on masked tokens"),
+            "replaced_fraction": Quantity("Tokens that the generator replaced", "fraction"),
+        }
+    )
     encoders: Mapping[Which, str] = MappingProxyType({"discriminator": "replaced_head.", "generator": "masked_head."})
     statistics_shape: tuple[int, ...] = (len(TASKS), len(_SCALARS) + 2 * _BINS)
 
@@ -41,12 +57,17 @@ class ElectraObjective:
         self.weights = torch.tensor([1.0, 1.0, cfg.discriminator_weight, cfg.discriminator_weight], dtype=torch.float64)
 
     @staticmethod
+    def checks(run: RunConfig) -> list[Check]:
+        """A share of the tokens is masked; random and kept ones there are none."""
+        return [masks_some(run), adds_none(run)]
+
+    @staticmethod
     def build(cfg: ModelConfig, part: Part | None = None) -> Electra:
-        """See `Pretraining`."""
-        return Electra(cfg) if part is None else ElectraStage(cfg, part)
+        """The pre-training model, or its `part` that a pipeline's stage runs."""
+        return Electra(cfg) if part is None else ElectraStage(cfg, part=part)
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
-        """The generator with its softmax stands in the first part, the discriminator's head in the last."""
+        """The generator with its softmax is in the first part, the discriminator's head in the last."""
         return Work(
             layers=cfg.discriminator_layers,
             layer=encoder_forward(cfg, 1, row_tokens),
@@ -73,7 +94,7 @@ class ElectraObjective:
 
     @staticmethod
     def statistics(output: ElectraOutput, batch: Batch) -> Tensor:
-        """Counts behind the reported accuracies and the AUC, float64 [2, S], additive; special tokens are left out."""
+        """Counts that the accuracies and the AUC are made of, float64 [2, S], additive; special tokens are left out."""
         # Sums under masks and no selection: a selection has a size that the host would wait for.
         right_M = output.predicted_M == batch.tokens_BT.flatten()[batch.masked_M]
         replaced_BT, ordinary_BT = output.corrupted_BT != batch.tokens_BT, batch.tokens_BT > UNK

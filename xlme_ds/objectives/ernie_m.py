@@ -1,22 +1,100 @@
 """ERNIE-M's first stage: MMLM on text, TLM and CAMLM on translation pairs (Ouyang et al., 2021).
 
 L = L_MMLM + L_TLM + L_CAMLM, each a mean over its masked positions of the global batch. A pair is read once a pass, for
-one of the two. M masked positions.
+one of the two. B rows, T tokens, M masked positions.
+
+In cross-attention masking (CAMLM; section 3.1) a masked token of one side is predicted from the other side alone. Of a
+pair with sides e and f, u its positions that are read as they are and m its masked ones, every layer lets
+
+    e_u see e_u      f_u see f_u      e_m see f_u and e_m      f_m see e_u and f_m
+
+so that nothing of its own side reaches a masked position, through however many layers. (The paper's figure and text say
+so; its equation, which would let e_m see nothing of e_m, differs.)
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
 from torch import Tensor
 
 from ..config import ObjectiveConfig
 from ..data.batch import Batch
-from ..models.cross_masking import CrossMasking
-from .mlm import MaskedLanguageModelling
-from .tasks import task_of_masked
+from ..data.schema import TASKS
+from ..models.language_model import Masking
+from .mlm import MASKED, MaskedLanguageModelling
+from .protocol import Quantity, task_of_masked
+
+_ROLES = 8
+"""Of a position in its item: 0 where it sees the whole item; else 1 + 2 · side + whether it is masked."""
+
+
+@dataclass(frozen=True)
+class CrossMasking(Masking):
+    """Half of the translation pairs masked so, all their positions with `<mask>`; everything else as `Masking` has
+    it."""
+
+    def crossed(self, batch: Batch) -> Tensor:
+        """Which positions belong to a pair of that half, bool [B, T]: a fair bit of the pair's randomness decides."""
+        rows, tokens = batch.tokens_BT.shape
+        item_BT = torch.arange(rows, device=batch.tokens_BT.device)[:, None] * (tokens + 1) + batch.segments_BT
+        item_M = item_BT.flatten()[batch.masked_M]
+        first_M = torch.ones_like(item_M, dtype=torch.bool)
+        first_M[1:] = item_M[1:] != item_M[:-1]
+        # The lowest of a uniform's 24 bits; what a masked position shows follows from the highest.
+        bit_M = (batch.uniforms_M.double() * 2**24).long() & 1
+        drawn = torch.zeros(rows * (tokens + 1), dtype=torch.int64, device=item_M.device)
+        drawn = drawn.index_add(0, item_M, bit_M * first_M)
+        return (drawn[item_BT] > 0) & (batch.task_B == TASKS.index("para"))[:, None]
+
+    def apply(self, batch: Batch, vocabulary: int) -> Tensor:
+        """All of them with `<mask>`: one left to be seen would tell the other masked positions of its side of it."""
+        tokens_BT = super().apply(batch, vocabulary)
+        hidden_BT = self.crossed(batch) & _masked(batch)
+        return torch.where(hidden_BT, vocabulary - 1, tokens_BT)
+
+    def groups(self, batch: Batch) -> Tensor:
+        """The item's number and the position's role in it."""
+        role_BT = 1 + 2 * batch.sides_BT + _masked(batch).long()
+        return batch.segments_BT * _ROLES + torch.where(self.crossed(batch), role_BT, 0)
+
+    def allowed(self, groups_BT: Tensor) -> Tensor:
+        """Who sees whom inside a pair, by the roles."""
+        segment_BT, role_BT = groups_BT // _ROLES, groups_BT % _ROLES
+        side_BT, masked_BT = (role_BT - 1) // 2, (role_BT - 1) % 2 == 1
+        whole_BT = role_BT == 0
+
+        same_side_BTT = side_BT[:, :, None] == side_BT[:, None, :]
+        masked_key_B1T = masked_BT[:, None, :]
+        of_pair_BTT = torch.where(
+            masked_BT[:, :, None], same_side_BTT == masked_key_B1T, same_side_BTT & ~masked_key_B1T
+        )
+        same_item_BTT = segment_BT[:, :, None] == segment_BT[:, None, :]
+        return (same_item_BTT & (whole_BT[:, :, None] | of_pair_BTT))[:, None]
+
+
+def _masked(batch: Batch) -> Tensor:
+    """bool [B, T]."""
+    none = torch.zeros(batch.tokens_BT.numel(), dtype=torch.bool, device=batch.tokens_BT.device)
+    return none.index_fill(0, batch.masked_M, True).view_as(batch.tokens_BT)
 
 
 class ErnieM(MaskedLanguageModelling):
-    """See `Pretraining`."""
+    """Masked language modelling with a third term for the pairs whose sides are hidden from each other."""
 
+    description = (
+        "masked language modelling of one encoder, on text and on translation pairs, half of which are masked so that "
+        "each side is predicted from the other alone"
+    )
     terms: tuple[str, ...] = ("mlm", "tlm", "camlm")
+    quantities: Mapping[str, Quantity] = MappingProxyType(
+        {
+            **MASKED,
+            "camlm": Quantity("Masked-token loss from the other side alone", "nats a token", "para"),
+            "accuracy_crossed": Quantity("Accuracy on masked tokens from the other side alone"),
+        }
+    )
     accuracies = ("accuracy_mono", "accuracy_para", "accuracy_crossed")
     statistics_shape: tuple[int, ...] = (3,)
     masking: CrossMasking
@@ -26,5 +104,5 @@ class ErnieM(MaskedLanguageModelling):
         self.masking = CrossMasking(cfg.random_fraction, cfg.keep_fraction)
 
     def term_of_masked(self, batch: Batch) -> Tensor:
-        """See `MaskedLanguageModelling`."""
+        """The task of the position, and 1 more in a pair whose sides are hidden from each other."""
         return task_of_masked(batch) + self.masking.crossed(batch).flatten()[batch.masked_M].long()

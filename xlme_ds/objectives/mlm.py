@@ -1,7 +1,7 @@
 """Masked language modelling on monolingual rows (MLM) and on translation pairs (TLM): XLM-R, and XLM-R + TLM.
 
 L = L_MLM + L_TLM, each a mean over the masked positions of its task. M masked positions. Tasks are in the order of
-schema.TASKS.
+data.rows.TASKS.
 """
 
 from collections.abc import Mapping
@@ -10,20 +10,30 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from ..config import ModelConfig, ObjectiveConfig
+from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
-from ..models.encoder import Part
+from ..models.attention import item_mask
 from ..models.language_model import LanguageModel, LanguageModelOutput, Masking
-from ..models.pipeline import LanguageModelStage
+from ..models.operations import Work, encoder_forward, masked_head_forward
+from ..models.pipeline import LanguageModelStage, Part
 from ..models.text_encoder import Which
-from ..operations import Work, encoder_forward, masked_head_forward
-from .tasks import by_task, task_of_masked
+from .protocol import Quantity, adds_none, by_task, masks_some, task_of_masked
+
+MASKED = MappingProxyType(
+    {
+        "mlm": Quantity("Masked-token loss", "nats a token", "mono", unigram=True),
+        "tlm": Quantity("Masked-token loss", "nats a token", "para", unigram=True),
+        "accuracy": Quantity("Accuracy on masked tokens"),
+    }
+)
 
 
 class MaskedLanguageModelling:
-    """See `Pretraining`."""
+    """One encoder with a masked head (see `Pretraining`); objectives with another masking inherit the rest."""
 
+    description = "masked language modelling of one encoder, on text and on translation pairs"
     terms: tuple[str, ...] = ("mlm", "tlm")
+    quantities: Mapping[str, Quantity] = MASKED
     encoders: Mapping[Which, str] = MappingProxyType({"encoder": "masked_head."})
     accuracies: tuple[str, ...] = ("accuracy_mono", "accuracy_para")
     """Names of the share of masked positions whose most likely token is the original, by term."""
@@ -35,12 +45,24 @@ class MaskedLanguageModelling:
         self.masking = Masking(cfg.random_fraction, cfg.keep_fraction)
         self.weights = torch.ones(len(self.terms), dtype=torch.float64)
 
+    def checks(self, run: RunConfig) -> list[Check]:
+        """A share of the tokens is masked, and the attention kernel can do this masking."""
+        return [masks_some(run), adds_none(run), self.kernel_check(run)]
+
+    def kernel_check(self, run: RunConfig) -> Check:
+        """The Triton kernel lets every position see its whole item, which some maskings do not."""
+        return (
+            run.model.attention == "sdpa" or self.masking.allowed is item_mask,
+            f"model.attention triton lets a position see its whole item, which is not so under objective.name "
+            f"{run.objective.name}: set it to sdpa",
+        )
+
     def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:
-        """See `Pretraining`."""
-        return LanguageModel(cfg, self.masking) if part is None else LanguageModelStage(cfg, self.masking, part)
+        """The pre-training model, or its `part` that a pipeline's stage runs."""
+        return LanguageModel(cfg, self.masking) if part is None else LanguageModelStage(cfg, self.masking, part=part)
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
-        """The softmax stands in the last part."""
+        """The softmax is in the last part."""
         return Work(
             layers=cfg.discriminator_layers,
             layer=encoder_forward(cfg, 1, row_tokens),

@@ -1,22 +1,27 @@
-"""What the rest asks of an objective: engines and the training loop of any, the other parts of those of
-pre-training."""
+"""What the rest asks of an objective: engines and the training loop of any, the other parts of those of pre-training.
+
+M masked positions. Tasks are in the order of data.rows.TASKS: mono, para.
+"""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
-from ..config import ModelConfig, ObjectiveConfig
+from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
-from ..models.encoder import Part
+from ..data.schema import TASKS
+from ..models.operations import Work
+from ..models.pipeline import Part
 from ..models.text_encoder import Which
-from ..operations import Work
 
 
 class Objective(Protocol):
     """Tensors in, sums and counts out: a mean is a sum over the counts of the whole global batch."""
 
     terms: tuple[str, ...]
+    """Names of the summands of the loss."""
     statistics_shape: tuple[int, ...]
     weights: Tensor
     """float64, of each term in the loss."""
@@ -31,28 +36,46 @@ class Objective(Protocol):
         """The summed losses of each term, float32 [terms]; carries the gradient."""
 
     def statistics(self, output: Any, batch: Any) -> Tensor:
-        """Counts behind what is reported, float64, additive."""
+        """Counts that the reported numbers are made of, float64, additive."""
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
         """What is reported of a global batch, `loss` among it, from added-up sums, counts and statistics."""
 
 
-class Pretraining(Objective, Protocol):
-    """An objective of pre-training: a file of this folder, one line in `OBJECTIVES` and one in
-    `config.ObjectiveConfig.name`.
+class Quantity(NamedTuple):
+    """A reported number in words, as report page and model card show it."""
 
-    Checkpoints, plan, start, export, evaluation and report know of it only what stands here. The first of its terms is
-    the −log p (nats) of tokens of monolingual text that the model predicts.
+    title: str
+    """Of its figure; quantities of one title share a figure."""
+    unit: str = ""
+    task: str = ""
+    """Whose rows it is of, mono or para; empty where the name says so (`auc_mono` of `auc`)."""
+    unigram: bool = False
+    """Whether it is the −log p of a task's tokens, to which that of a unigram model is compared."""
+
+
+class Pretraining(Objective, Protocol):
+    """An objective of pre-training: a file of this folder and one line in `OBJECTIVES`.
+
+    Everything else knows of it only what is declared here. The first of its terms is the −log p (nats) of tokens of
+    monolingual text that the model predicts.
     """
 
+    description: str
+    """One sentence without its full stop, for report, model card and plan."""
+    quantities: Mapping[str, Quantity]
+    """What it reports, the terms among it, by name; without `_mono` or `_para` where there is one of each task."""
     mask_fraction: float
     """Of the ordinary tokens of an item, those that are predicted."""
     encoders: Mapping[Which, str]
-    """What its model holds, by the prefix of the parameters (a dot follows), with the prefix of the head that is
-    trained on it; the encoder that is cut into stages, evaluated, fine-tuned and exported stands first. A token
-    embedding is `embedding_n`."""
+    """The encoders of its model, by the prefix of the parameters (a dot follows), with the prefix of the head that is
+    trained on each; the first one is cut into stages, evaluated, fine-tuned and exported. A token embedding is
+    `embedding_n`."""
 
     def __init__(self, cfg: ObjectiveConfig): ...
+
+    def checks(self, run: RunConfig) -> list[Check]:
+        """What must hold of the settings that it reads, beyond their ranges, each with the sentence if it does not."""
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> nn.Module:
         """The model, or the form of one `part` of it that a pipeline runs (`models/pipeline.py`)."""
@@ -63,3 +86,26 @@ class Pretraining(Objective, Protocol):
     def shown(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """For the page: the tokens [B, T] with what the model put in the masked places, and the probability [B, T] that
         each was replaced; None from a model that judges none."""
+
+
+def masks_some(run: RunConfig) -> Check:
+    """A share of the tokens is masked, neither none nor all."""
+    fraction = run.objective.mask_fraction
+    return 0.0 < fraction < 1.0, f"objective.mask_fraction is {fraction}: it must be between 0 and 1"
+
+
+def adds_none(run: RunConfig) -> Check:
+    """No tokens are added to those of the data."""
+    name = run.objective.name
+    sentence = f"objective.pseudo_fractions are for objective.name btmlm, not {name}: leave them empty"
+    return not run.objective.pseudo_fractions, sentence
+
+
+def task_of_masked(batch: Batch) -> Tensor:
+    """Task of every masked position, [M]."""
+    return batch.task_B[batch.masked_M // batch.tokens_BT.shape[1]]
+
+
+def by_task(values: Tensor, tasks: Tensor, count: int = len(TASKS)) -> Tensor:
+    """Sums of `values` [N] by task (or any other number below `count`), [count]."""
+    return torch.stack([(values * (tasks == task)).sum() for task in range(count)])

@@ -49,6 +49,9 @@ def main(arguments: list[str] | None = None) -> None:
         print(json.dumps(result, indent=1))
         return
     console = Console()
+    objective = result["objective"]
+    terms = ", ".join(f"{name} ({objective['quantities'][name]['title']})" for name in objective["terms"])
+    console.print(f"{result['recipe']}: {objective['description']}; loss = {terms}\n", highlight=False)
     for part in (_parameters, _operations, _own_layout, _layouts):
         table, note = part(result)
         console.print(table)

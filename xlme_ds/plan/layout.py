@@ -4,16 +4,14 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..balance import pipeline_balance
 from ..config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
+from ..counting import parameter_sizes, work_of
 from ..data.order import plan_step
-from ..engine.build import check_engine, deepspeed_settings, resolve_gradient_precision
-from ..flops import work_of
-from ..models.encoder import Part
-from ..models.pipeline import parts
+from ..engine.build import resolve_gradient_precision
+from ..models.operations import Work
+from ..models.pipeline import Part, parts, pipeline_balance
 from ..objectives import objective_of
-from ..operations import Work
-from ..parameters import parameter_sizes
+from ..validate import deepspeed_settings, validate
 
 
 @dataclass(frozen=True)
@@ -92,9 +90,9 @@ class ParallelLayout:
 
     @staticmethod
     def of(run: RunConfig, gpus: int, precision: str, row_tokens: int, fused: bool = True) -> "ParallelLayout":
-        """The layout of `run` on `gpus` processes. Raises ValueError, as the run would, where it is not legal."""
-        run.validate()
-        check_engine(run.engine, run.model.compile)
+        """The layout of `run` on `gpus` processes. Raises ValueError, in the words of the run, where it is not
+        legal."""
+        validate(run)
         if run.engine.kind == "plain":
             raise ValueError("engine.kind plain is for comparisons on one process: plan for deepspeed or pipeline")
         if run.engine.pipeline_schedule != "1f1b":

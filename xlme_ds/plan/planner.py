@@ -6,9 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from ..config import EngineConfig, RunConfig
-from ..flops import flops_per_step, paper_forward_per_token, paper_training_flops, work_of
-from ..objectives import objective_of
-from ..parameters import count_parameters, parameter_sizes
+from ..counting import (
+    count_parameters,
+    flops_per_step,
+    paper_forward_per_token,
+    paper_training_flops,
+    parameter_sizes,
+    work_of,
+)
+from ..objectives import described, objective_of
 from .layout import ParallelLayout
 from .memory import GIB, peak
 from .speed import GPU, GPUS, HOST, LINK_EFFICIENCY, UTILISATION, communication, speed
@@ -47,6 +53,7 @@ def plan(
     return {
         "recipe": run.name,
         "accounting": ACCOUNTING_OF_ONE if len(objective_of(run.objective).encoders) == 1 else ACCOUNTING,
+        "objective": described(run.objective),
         "parameters": count_parameters(run) | {"components": _components(run)},
         "tokens": {"per_row": row_tokens, "mono": mono, "para": para},
         "flops": _operations(run, mono, para),

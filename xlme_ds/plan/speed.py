@@ -24,9 +24,9 @@ ahead sends hidden states forward once more, and under ZeRO-3 gathers weights th
 
 from dataclasses import dataclass
 
-from ..balance import stage_costs
 from ..config import RunConfig
-from ..flops import flops_per_step
+from ..counting import flops_per_step
+from ..models.pipeline import stage_costs
 from . import activations
 from .layout import ParallelLayout
 from .memory import FLOAT, OPTIMIZER, reused_weights, uses_bf16_optimizer

@@ -1,15 +1,21 @@
-"""Published runs: one function a run, each returning one frozen configuration. XLM-E's are named size_engine."""
+"""Published runs: one function a run, each returning one frozen configuration."""
 
 from collections.abc import Callable
 
 from ..config import RunConfig
-from .ablations import xlme, xlme_no_gate, xlme_no_trtd
-from .base import base_zero1
 from .ernie_m import ernie_m, ernie_m_large, ernie_m_large_stage2, ernie_m_stage2
-from .large import large_pipe, large_zero2
-from .quickstart import quickstart
-from .xl import xl_pipe, xl_zero3
 from .xlm import xlm, xlm_clm
+from .xlme import (
+    base_zero1,
+    large_pipe,
+    large_zero2,
+    quickstart,
+    xl_pipe,
+    xl_zero3,
+    xlme,
+    xlme_no_gate,
+    xlme_no_trtd,
+)
 from .xlmr import xlmr, xlmr_tlm
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {

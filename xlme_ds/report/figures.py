@@ -1,8 +1,8 @@
 """The figures of the report, as pure functions: records in, `<svg>` out. matplotlib draws; the page gives the SVG its
 colours and font, so that one picture serves the light and the dark page.
 
-Logged quantities are grouped by name: `auc_mono` and `auc_para` share one panel, and a name that is not known here gets
-a panel of its own, so a new metric shows up without a change.
+Logged quantities are grouped by title: `auc_mono` and `auc_para` share one panel. A name that neither the objective nor
+this file knows gets a panel of its own, so a new metric shows up without a change.
 """
 
 import io
@@ -18,31 +18,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 Records = Sequence[Mapping[str, Any]]
+Quantities = Mapping[str, Mapping[str, Any]]
+"""What the objective reports, in words, by name (`objectives.protocol.Quantity`)."""
 
-_LOSSES = {
-    "mlm": ("masked", "mono"), "tlm": ("masked", "para"), "mrtd": ("rtd", "mono"), "trtd": ("rtd", "para"),
-    "clm": ("causal", "mono"), "clm_pairs": ("causal", "para"),
-}  # fmt: skip
 _TITLES = {
     "loss": "Joint loss",
-    "masked": "Masked-token loss (nats a token)",
-    "rtd": "Discriminator: replaced-token loss (nats a token)",
-    "auc": "Discriminator: AUC, replaced against original tokens",
-    "causal": "Loss of every token from those before it (nats a token)",
-    "camlm": "Masked-token loss from the other side alone (nats a token)",
-    "accuracy_crossed": "Accuracy on masked tokens from the other side alone",
-    "accuracy": "Accuracy on masked tokens",
-    "accuracy_replaced": "Discriminator: accuracy on replaced tokens",
-    "accuracy_original": "Discriminator: accuracy on original tokens",
-    "generator_accuracy": "Generator: accuracy on masked tokens",
-    "replaced_fraction": "Tokens that the generator replaced (fraction)",
     "lr": "Learning rate",
     "grad_norm": "Gradient norm",
     "tokens_per_s": "Tokens per second",
     "flops_per_s": "Achieved FLOP/s",
 }
 _BASELINE = "unigram_nll"
-_CHANCE = {"auc": 0.5}
+_CHANCE = 0.5  # of an AUC
 _NOT_DRAWN = {"step", "tokens", "skipped_steps"}
 _MOST_POINTS = 500  # a curve of a long run is averaged down to this many points
 
@@ -75,33 +62,33 @@ _STYLE = {
 }
 
 
-def family(key: str) -> tuple[str, str]:
-    """The panel a logged key belongs to and its series there: `mono`, `para`, or `all` for a key of no single task."""
-    if key in _LOSSES:
-        return _LOSSES[key]
-    for task in ("mono", "para"):
-        if key.endswith("_" + task):
-            return key.removesuffix("_" + task), task
-    return key, "all"
+def family(key: str, known: Quantities) -> tuple[str, str]:
+    """The title of the panel of a logged key, and its series there: `mono`, `para`, or `all` for one of no task."""
+    of_task = key.rpartition("_")[2]
+    name = key.removesuffix("_" + of_task) if of_task in ("mono", "para") else key
+    quantity = known.get(key) or known.get(name)
+    series = of_task if name != key else "all"
+    if quantity is None:
+        return _TITLES.get(name, name.replace("_", " ")), series
+    unit = f" ({quantity['unit']})" if quantity["unit"] else ""
+    return quantity["title"] + unit, quantity["task"] or series
 
 
-def curves(metrics: Records, heldout: Records) -> dict[str, tuple[str, Markup]]:
-    """By family the title and the panel of every logged quantity: raw values thin, smoothed ones thick, held-out text
-    as points."""
-    families: dict[str, dict[str, str]] = {name: {} for name in _TITLES}
+def curves(metrics: Records, heldout: Records, known: Quantities) -> dict[str, Markup]:
+    """By title the panel of every logged quantity: raw values thin, smoothed ones thick, held-out text as points.
+
+    What is `known` of the objective's comes after the loss, then the rest in the order in which it was logged.
+    """
+    families: dict[str, dict[str, str]] = {family(key, known)[0]: {} for key in ("loss", *known, *_TITLES)}
     for record in [*metrics, *heldout]:
         for key, value in record.items():
-            name, series = family(key)
-            if key not in _NOT_DRAWN and name != _BASELINE and isinstance(value, int | float):
-                families.setdefault(name, {})[series] = key
-    return {
-        name: (_TITLES.get(name, name.replace("_", " ")), _panel(name, keys, metrics, heldout))
-        for name, keys in families.items()
-        if keys
-    }
+            title, series = family(key, known)
+            if key not in _NOT_DRAWN and not key.startswith(_BASELINE) and isinstance(value, int | float):
+                families.setdefault(title, {})[series] = key
+    return {title: _panel(title, keys, metrics, heldout, known) for title, keys in families.items() if keys}
 
 
-def _panel(name: str, keys: Mapping[str, str], metrics: Records, heldout: Records) -> Markup:
+def _panel(title: str, keys: Mapping[str, str], metrics: Records, heldout: Records, known: Quantities) -> Markup:
     axes = _new_axes(5.6, 2.9)
     shown: list[np.ndarray] = []  # what the vertical range must hold: everything but the noise of the raw values
     for series in sorted(keys):
@@ -117,13 +104,14 @@ def _panel(name: str, keys: Mapping[str, str], metrics: Records, heldout: Record
             axes.plot(steps, values, color=colour, linewidth=0.9, linestyle=":")
             axes.plot(steps, values, "o", color=colour, markersize=5, markeredgecolor=SURFACE, markeredgewidth=1)
             shown.append(values)
-        baseline = points(heldout, f"{_BASELINE}_{series}")[1][-1:] if name in ("masked", "causal") else np.empty(0)
+        compared = known.get(keys[series], {}).get("unigram", False)
+        baseline = points(heldout, f"{_BASELINE}_{series}")[1][-1:] if compared else np.empty(0)
         for value in baseline:
             axes.axhline(value, color=colour, linewidth=1.2, linestyle=(0, (5, 3)))
         shown.append(baseline)
-    if name in _CHANCE:
-        axes.axhline(_CHANCE[name], color=MUTED, linewidth=1, linestyle="--")
-        shown.append(np.array([_CHANCE[name]]))
+    if any(key.startswith("auc_") for key in keys.values()):
+        axes.axhline(_CHANCE, color=MUTED, linewidth=1, linestyle="--")
+        shown.append(np.array([_CHANCE]))
     values = np.concatenate(shown)
     values = values[np.isfinite(values)]
     if len(values):
@@ -134,7 +122,7 @@ def _panel(name: str, keys: Mapping[str, str], metrics: Records, heldout: Record
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-    return _svg(axes, _TITLES.get(name, name))
+    return _svg(axes, title)
 
 
 def points(records: Records, key: str) -> tuple[np.ndarray, np.ndarray]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jinja2
 
+from ..config import ObjectiveConfig
 from ..data.schema import read_json, replacing
 
 
@@ -21,6 +22,21 @@ class RunFiles:
     retrieval: dict[str, Any] | None
     samples: list[dict[str, Any]] | None
     languages: dict[str, Any] | None
+
+    @property
+    def objective(self) -> dict[str, Any]:
+        """What the run was trained for, in words (see `objectives.described`); of an unknown objective nothing.
+
+        A run of an older version recorded the objective's settings alone.
+        """
+        config = self.config or {}
+        nothing: dict[str, Any] = {"description": None, "quantities": {}}
+        if "objective" in config or "task" in config.get("config", {}):
+            return nothing | dict(config.get("objective", {}))
+        from ..objectives import OBJECTIVES, described  # which loads torch
+
+        name = config.get("config", {}).get("objective", {}).get("name", "electra")
+        return described(ObjectiveConfig(name)) if name in OBJECTIVES else nothing
 
 
 def read_run(run: Path) -> RunFiles:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ..config import OBJECTIVE_DESCRIPTIONS
 from ..train.folder import flatten, missing_steps
 from . import figures
 from .figures import number, percent, points
@@ -33,9 +32,12 @@ def page_of(run: RunFiles) -> str:
         "run_page.html",
         run=run,
         title=_checked("config.json", lambda: settings.get("name")) or run.name,
-        about=_checked("config.json", lambda: OBJECTIVE_DESCRIPTIONS.get(settings.get("objective", {}).get("name"))),
+        about=_checked("config.json", lambda: run.objective["description"]),
         cards=_checked("config.json, metrics.jsonl or heldout.jsonl", lambda: list(_cards(run))),
-        panels=_checked("metrics.jsonl or heldout.jsonl", lambda: figures.curves(run.metrics, run.heldout)),
+        panels=_checked(
+            "metrics.jsonl or heldout.jsonl",
+            lambda: figures.curves(run.metrics, run.heldout, run.objective["quantities"]),
+        ),
         gaps=_checked("config.json", lambda: _gaps(run, settings.get("train", {}))),
         shares=_checked("languages.json", lambda: _language_shares(run.languages or {})),
         retrieval=_checked("retrieval.json", lambda: _retrieval(run.retrieval) if run.retrieval else None),
@@ -77,9 +79,10 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         if len(values):
             note = f"held-out text; {values[0]:.3f} at the first evaluation, 0.5 is chance"
             yield f"AUC, {words}", f"{values[-1]:.3f}", note
-    for task, key, label in (("mono", "mlm", "Masked-token loss"), ("para", "tlm", "Masked-token loss, pairs")):
-        values, unigram = points(run.heldout, key)[1], points(run.heldout, f"unigram_nll_{task}")[1]
-        if len(values):
+    for key, quantity in run.objective["quantities"].items():
+        values, unigram = (points(run.heldout, name)[1] for name in (key, f"unigram_nll_{quantity['task']}"))
+        if quantity["unigram"] and len(values):
+            label = quantity["title"] + (", pairs" if quantity["task"] == "para" else "")
             baseline = f"unigram model {unigram[-1]:.2f}" if len(unigram) else "no unigram value logged"
             yield label, f"{values[-1]:.2f} nats", f"held-out text; {baseline}"
     tokens, skipped, rate, flops = (

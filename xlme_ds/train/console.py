@@ -1,6 +1,7 @@
 """What the terminal shows of a run: a rich progress bar, or plain lines when the output is no terminal."""
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -9,7 +10,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 class Console:
     """Shows logged steps and evaluations; only rank 0 has one."""
 
-    def __init__(self, steps: int, start: int, plain_every: int):
+    def __init__(self, steps: int, start: int, plain_every: int, objective: Mapping[str, Any]):
+        """`objective`: it in words (`objectives.described`), whose terms are explained once; empty in fine-tuning."""
+        self.terms = objective.get("terms", ())
+        for name in self.terms:
+            quantity = objective["quantities"][name]
+            print(f"{name}: {quantity['title']} ({quantity['unit']}), {quantity['task']}", flush=True)
         self.plain_every = plain_every
         self.shown = start
         self.progress = None
@@ -22,7 +28,7 @@ class Console:
 
     def step(self, values: dict[str, Any], steps: int) -> None:
         """A logged step."""
-        line = f"step {values['step']}/{steps}  loss {values['loss']:.3f}  {_terms(values)}  {values['tokens_per_s']:,.0f} tokens/s"
+        line = f"step {values['step']}/{steps}  loss {values['loss']:.3f}  {self._terms(values)}  {values['tokens_per_s']:,.0f} tokens/s"
         if self.progress is not None:
             self.progress.update(self.task, completed=values["step"], line=line)
         elif values["step"] - self.shown >= self.plain_every or values["step"] == steps:
@@ -34,7 +40,7 @@ class Console:
         aucs = "  ".join(
             f"AUC {key.removeprefix('auc_')} {values[key]:.3f}" for key in values if key.startswith("auc_")
         )
-        line = f"step {values['step']}/{steps}  held-out text: {_terms(values)}  {aucs}"
+        line = f"step {values['step']}/{steps}  held-out text: {self._terms(values)}  {aucs}"
         (self.progress.console.print if self.progress is not None else print)(line)
 
     def close(self) -> None:
@@ -42,6 +48,5 @@ class Console:
         if self.progress is not None:
             self.progress.stop()
 
-
-def _terms(values: dict[str, Any]) -> str:
-    return "  ".join(f"{name} {values[name]:.3f}" for name in ("mlm", "tlm", "camlm", "mrtd", "trtd") if name in values)
+    def _terms(self, values: dict[str, Any]) -> str:
+        return "  ".join(f"{name} {values[name]:.3f}" for name in self.terms if name in values)

@@ -102,10 +102,11 @@ class RunFolder:
         world: int,
         parameters: dict[str, int],
         identity: str | None = None,
+        objective: Mapping[str, Any] | None = None,
     ) -> None:
         """Write `config.json`, once nothing can refuse the run any more: the resolved settings, and what they run with.
 
-        `data`: what tells its data and vocabulary from others.
+        `data`: what tells its data and vocabulary from others; `objective`: it in words (`objectives.described`).
         """
         if not self.root:
             return
@@ -113,6 +114,8 @@ class RunFolder:
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES} | {"python": sys.version.split()[0]}
         content = {"config": asdict(config), "versions": versions, "world_size": world}
         content |= {"data": data, "parameters": parameters}
+        if objective:
+            content["objective"] = objective
         if identity is not None:
             content["run"] = identity
         write_json(self.path / "config.json", content)

@@ -7,15 +7,14 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..config import DataConfig, RunConfig, Training
+from ..counting import count_parameters, flops_per_step
 from ..data.loader import BatchSource, Loader
 from ..data.schema import TASKS
 from ..data.shards import RowStore, unigram_nll
 from ..engine.build import resolve_precision
 from ..engine.processes import SharedError, broadcast, together
 from ..engine.protocol import Engine
-from ..flops import flops_per_step
-from ..objectives import objective_of
-from ..parameters import count_parameters
+from ..objectives import described, objective_of
 from .audit import audit
 from .callbacks import Callback, Evaluate, Record, Save
 from .checkpoint import PROBE_TOLERANCE, Checkpoints, read_state
@@ -62,6 +61,8 @@ class Work(NamedTuple):
     """Means from the sums, counts and statistics of held-out rows."""
     constants: Mapping[str, float] = MappingProxyType({})
     """Written beside every evaluation."""
+    objective: Mapping[str, Any] = MappingProxyType({})
+    """What is trained for, in words (`objectives.described`); empty in fine-tuning."""
 
 
 def train(
@@ -107,7 +108,7 @@ def _train(
     start, saved = _resume(engine, config, folder, checkpoints, state)
     state |= {"run": saved.get("run"), "settings": settled(config)}
     data = {"fingerprints": loader.fingerprints, "vocabulary_sha256": work.vocabulary_sha256}
-    together(lambda: folder.begin(config, data, engine.world, work.parameters, saved.get("run")))
+    together(lambda: folder.begin(config, data, engine.world, work.parameters, saved.get("run"), work.objective))
     together(lambda: checkpoints.begin() if root else None)
     if start >= config.train.steps:
         if root:
@@ -122,7 +123,8 @@ def _train(
     audited = None
     if config.train.audit and isinstance(loader, Loader):  # other sources refuse the setting
         audited = audit(out, loader, start, engine.rank, engine.world)
-    console = Console(config.train.steps, start, max(config.train.steps // 20, 1)) if root else None
+    plain_every = max(config.train.steps // 20, 1)
+    console = Console(config.train.steps, start, plain_every, work.objective) if root else None
     faults = together(lambda: StepLines(out, "faults", start) if root else None)
     guard = Guard(config.train, saved.get("guard", {}), loader.rows_of, faults)
     callbacks = together(lambda: _records(engine, config, out, start, loader, work, console, guard))
@@ -205,11 +207,12 @@ def _resume(
 def pretraining(config: RunConfig, loader: Loader, heldout: Loader | None, root: bool) -> Work:
     """What is said of a pre-training run; `root` alone reads text for it."""
     known = flops_per_step(config, loader.row_tokens), count_parameters(config), loader.vocabulary_sha256
+    words = described(config.objective)
     if heldout is None:
-        return Work(*known)
+        return Work(*known, objective=words)
     constants = {
         f"unigram_nll_{TASKS[task]}": unigram_nll(loader.stores[task], store, heldout.plan.rows[task])
         for task, store in heldout.stores.items()
         if root
     }
-    return Work(*known, objective_of(config.objective).summarise, constants)
+    return Work(*known, objective_of(config.objective).summarise, constants, words)

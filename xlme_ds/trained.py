@@ -1,6 +1,6 @@
-"""Trained models from where they were left: the folder of a finished run, or one in Hugging Face's form.
+"""Trained encoders from the folders that hold them: of a finished run, or in Hugging Face's form.
 
-The latter is written by `xlme_ds.export`; what its names mean stands here, for both directions.
+The latter is written by `xlme_ds.export`; this file says what its names mean, for both directions.
 """
 
 import os
@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from .cli import note
-from .config import ModelConfig, ObjectiveConfig
+from .config import ModelConfig, ObjectiveConfig, refuse
 from .data.schema import read_json
 from .data.vocabulary import MODEL_FILE, Vocabulary
 from .models.text_encoder import TextEncoder, Which, take_encoder
@@ -71,7 +71,7 @@ class Saved(NamedTuple):
     vocabulary: Vocabulary
 
 
-class Settings(NamedTuple):
+class RunSettings(NamedTuple):
     """What of a run's settings says what its model is."""
 
     model: ModelConfig
@@ -93,18 +93,22 @@ class SavedRun(NamedTuple):
 
     @property
     def encoders(self) -> Mapping[Which, str]:
-        """See `Pretraining`; the one encoder of a fine-tuned run."""
+        """Its encoders and their heads (see `Pretraining`); the one encoder of a fine-tuned run."""
         return {"encoder": "head."} if self.task else objective_of(self.objective).encoders
 
     def encoder(self, which: Which | None = None) -> TextEncoder:
         """One of its encoders, by default the first, in evaluation mode. Raises ValueError when it is not there."""
         which = which or first_of(self.encoders)
-        if self.task and which == "generator":
-            raise ValueError(f"{self.folder} was fine-tuned and has no generator: name the run that it started from")
-        if not self.task and which not in self.encoders:
-            raise ValueError(
-                f"{self.folder} was trained for {self.objective.name} and has no {which}: name {' or '.join(self.encoders)}"
-            )
+        has_none = f"{self.folder} was trained for {self.objective.name} and has no {which}"
+        refuse(
+            [
+                (
+                    not self.task or which != "generator",
+                    f"{self.folder} was fine-tuned and has no generator: name the run that it started from",
+                ),
+                (bool(self.task) or which in self.encoders, f"{has_none}: name {' or '.join(self.encoders)}"),
+            ]
+        )
         try:
             if not self.task:
                 return take_encoder(self.state, self.model, which)
@@ -144,23 +148,25 @@ def load_run(folder: Path) -> SavedRun:
 def known_vocabulary(folder: Path, path: Path) -> Vocabulary:
     """The vocabulary at `path`, if it is that of the run or export in `folder`. Raises ValueError where it is another.
 
-    Where an older version wrote the folder without its fingerprint any is taken, and told.
+    Where an older version wrote the folder without its fingerprint any is taken, with a note.
     """
     config, vocabulary = read_config(folder), Vocabulary(path)
     data = config if config.get("model_type") == MODEL_TYPE else config.get("data")
     known = data.get("vocabulary_sha256") if isinstance(data, dict) else None
     if known is None:
         note(
-            f"{folder / CONFIG_FILE} is of an older version and does not tell the vocabulary: {vocabulary.path} is taken as it is"
+            f"{folder / CONFIG_FILE} is of an older version and does not tell the vocabulary: {vocabulary.path} is "
+            "taken as it is"
         )
     elif known != vocabulary.sha256:
         raise ValueError(
-            f"{vocabulary.path} is not the vocabulary that the model in {folder} was trained with: restore or name that one"
+            f"{vocabulary.path} is not the vocabulary that the model in {folder} was trained with: restore or name "
+            "that one"
         )
     return vocabulary
 
 
-def read_settings(folder: Path) -> Settings:
+def read_settings(folder: Path) -> RunSettings:
     """What a run, finished or not, is; ValueError when the folder holds none."""
     config = read_config(folder)
     if "config" not in config:
@@ -172,7 +178,7 @@ def read_settings(folder: Path) -> Settings:
         objective = replace(objective, pseudo_fractions=tuple(objective.pseudo_fractions))
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{folder / CONFIG_FILE} was written by another version of this package: {error!r}") from None
-    return Settings(model, settings.get("task", ""), objective)
+    return RunSettings(model, settings.get("task", ""), objective)
 
 
 def model_config(settings: Mapping[str, Any]) -> ModelConfig:
@@ -197,7 +203,7 @@ def write_model(folder: Path, state: Mapping[str, Tensor], vocabulary: Path) -> 
 
 
 def read_heads(folder: Path, which: Which | None = None) -> dict[str, Tensor]:
-    """What an export holds beside its encoder, under the names of the heads (`masked_head.bias`, …)."""
+    """What an export holds next to its encoder, under the names of the heads (`masked_head.bias`, …)."""
     folder = _exported(folder, which)
     return {name: value for name, value in read_weights(folder / WEIGHTS_FILE).items() if not name.startswith(PREFIX)}
 
@@ -232,9 +238,9 @@ def _exported(folder: Path, which: Which | None) -> Path:
 
 def _load_export(folder: Path) -> Saved:
     config = read_config(folder)
-    for name in (WEIGHTS_FILE, SENTENCEPIECE_FILE):
-        if not (folder / name).exists():
-            raise ValueError(f"{folder} has no {name}: copy it from the folder that `python -m xlme_ds.export` wrote")
+    from_export = "copy it from the folder that `python -m xlme_ds.export` wrote"
+    files = (WEIGHTS_FILE, SENTENCEPIECE_FILE)
+    refuse(((folder / name).exists(), f"{folder} has no {name}: {from_export}") for name in files)
     state = read_weights(folder / WEIGHTS_FILE)
     state = _without_prefix(state, PREFIX) if PREFIX + EMBEDDING in state else state
     try:

@@ -3,7 +3,7 @@ count."""
 
 from dataclasses import dataclass
 
-from .config import ModelConfig
+from ..config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Work:
 
     @property
     def softmax(self) -> float:
-        """Of the masked head, wherever it stands."""
+        """Of the masked head, wherever it is."""
         return self.softmax_first + self.softmax_last
 
     @property

@@ -1,0 +1,78 @@
+"""How the layers of a model are run, applied from outside of it: compiled, or computed again in the backward pass."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ..config import ModelConfig
+from .attention import AttentionBias, ItemBias
+from .layers import TransformerLayer
+
+Model = TypeVar("Model", bound=nn.Module)
+Compile = Literal["none", "layers", "graphs"]
+_ALIGNMENT = 16  # bytes, of inductor's loads
+
+
+def applied(model: Model, cfg: ModelConfig) -> Model:
+    """`model`, with layers that run as `model.compile` and `model.activation_checkpointing` say.
+
+    Parameters, names and hooks stay as they are.
+    """
+    if cfg.compile == "none" and not cfg.activation_checkpointing:
+        return model
+    for layer in [module for module in model.modules() if type(module) is TransformerLayer]:
+        layer.__class__ = AppliedLayer
+        assert isinstance(layer, AppliedLayer)
+        layer.compile_as, layer.checkpointing = cfg.compile, cfg.activation_checkpointing
+    if cfg.compile == "graphs":  # a micro-batch overwrites what the CUDA graphs left of the one before
+        model.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
+    return model
+
+
+class AppliedLayer(TransformerLayer):
+    """A layer as training runs it; it computes what `TransformerLayer` does."""
+
+    compile_as: Compile = "none"
+    checkpointing = False
+
+    def __call__(self, *inputs: Any) -> Tensor:
+        """The layer with its hooks; with checkpointing it saves nothing but its inputs for the backward pass."""
+        if self.checkpointing and torch.is_grad_enabled():
+            return checkpoint(super().__call__, *inputs, use_reentrant=False)
+        return super().__call__(*inputs)
+
+    def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
+        """The layer's output, by its compiled form in training; evaluations have rows of any number and length."""
+        if self.compile_as == "none" or not self.training:
+            return super().forward(x_BTD, bias, keys_B)
+        layer = compiled(TransformerLayer.forward, self.compile_as)
+        out_BTD: Tensor = layer(places(self), self, x_BTD, bias, keys_B)
+        return out_BTD
+
+
+@functools.cache
+def compiled(function: Callable[..., Any], how: Compile) -> Callable[..., Any]:
+    """`function(*inputs)` compiled as one graph for the shapes of its inputs, as a function of (places, *inputs).
+
+    Other shapes and other `places` are compiled for anew, and more than eight in a process are an error of torch's.
+    `graphs` replays it as a CUDA graph besides.
+    """
+
+    def run(places: tuple[int, ...], *inputs: Any) -> Any:
+        assert all(place < _ALIGNMENT for place in places)  # what is not read is not compiled for
+        return function(*inputs)
+
+    return torch.compile(run, fullgraph=True, dynamic=False, mode="reduce-overhead" if how == "graphs" else None)
+
+
+def places(module: nn.Module) -> tuple[int, ...]:
+    """Of each parameter on a GPU, by how many bytes it misses alignment.
+
+    DeepSpeed's are slices of one buffer, and not alike in all layers: a gate has one number a head. torch has code for
+    aligned ones read others without a look (pytorch#193054).
+    """
+    return tuple(parameter.data_ptr() % _ALIGNMENT for parameter in module.parameters() if parameter.is_cuda)

@@ -1,0 +1,323 @@
+"""Every check of a run's settings that needs neither its data nor its hardware, before anything is started.
+
+A check is a pair: whether the settings fit, and the sentence that names the setting if they do not.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .config import Check, EngineConfig, RunConfig, Training, refuse
+from .data.order import plan_step
+from .objectives import objective_of
+
+Config = TypeVar("Config", bound=Training)
+
+RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
+    (
+        "be at least 1",
+        lambda value: value >= 1,
+        "model.vocabulary model.width model.heads model.feed_forward model.generator_layers model.discriminator_layers "
+        "model.max_positions model.vocabulary_blocks model.head_chunk data.micro_batch train.steps train.log_every "
+        "train.save_every train.keep_last train.eval_rows train.max_bad_steps",
+    ),
+    (
+        "not be negative",
+        lambda value: value >= 0,
+        "objective.random_fraction objective.keep_fraction objective.discriminator_weight data.mono_rows "
+        "data.para_rows optimizer.warmup_steps optimizer.weight_decay train.eval_every train.keep_every "
+        "train.save_buffer_gib train.spike_sigma train.watchdog_minutes",
+    ),
+    (
+        "be positive",
+        lambda value: value > 0,
+        "model.init_std model.norm_epsilon optimizer.learning_rate optimizer.epsilon optimizer.clip",
+    ),
+    (
+        "be at least 0 and below 1",
+        lambda value: 0 <= value < 1,
+        "model.dropout model.attention_dropout optimizer.beta1 optimizer.beta2",
+    ),
+    ("be above 0, up to 1", lambda value: 0 < value <= 1, "optimizer.layer_decay"),
+)
+"""What numbers must be, whether one is that, and the settings that it is asked of."""
+
+CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "ds_configs"
+_OURS = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "optimizer",
+    "scheduler",
+    "bf16",
+    "fp16",
+    "data_types",
+)
+
+
+def validate(config: Config, world: int | None = None) -> Config:
+    """`config`, if all its settings fit each other, and `world` processes where their number is known already.
+
+    Raises ValueError, in one sentence that names the setting.
+    """
+    for checks in (_ranges, _model, _objective, _data, _engine, _engine_file, _pipeline):
+        refuse(checks(config))
+    if world is not None:
+        _fit_processes(config, world)
+    return config
+
+
+def _ranges(config: Training) -> list[Check]:
+    checks = []
+    for words, holds, names in RANGES:
+        for name in names.split():
+            section, setting = name.split(".")
+            if hasattr(config, section):  # fine-tuning has no objective
+                value = getattr(getattr(config, section), setting)
+                checks.append((holds(value), f"{name} is {value}: it must {words}"))
+    return checks
+
+
+def _model(config: Training) -> list[Check]:
+    model = config.model
+    block, head_size = -(-model.vocabulary // model.vocabulary_blocks), model.width // model.heads
+    return [
+        (
+            model.width % model.heads == 0,
+            f"model.width {model.width} is not a multiple of model.heads {model.heads}: choose another number of heads",
+        ),
+        (
+            model.relative_buckets >= 4 and model.relative_buckets % 2 == 0,
+            f"model.relative_buckets is {model.relative_buckets}: it must be even and at least 4 (half for each "
+            "direction)",
+        ),
+        (
+            model.relative_max_distance > model.relative_buckets // 4,
+            f"model.relative_max_distance {model.relative_max_distance} must exceed a quarter of "
+            "model.relative_buckets",
+        ),
+        (
+            block * (model.vocabulary_blocks - 1) < model.vocabulary,
+            f"model.vocabulary {model.vocabulary} does not split into model.vocabulary_blocks "
+            f"{model.vocabulary_blocks}: use {-(-model.vocabulary // block)}",
+        ),
+        (
+            model.attention == "sdpa" or head_size in (16, 32, 64, 128),
+            "model.attention triton takes heads of size 16, 32, 64 or 128, model.width / model.heads is "
+            f"{head_size}: set it to sdpa",
+        ),
+        (
+            model.compile != "graphs" or not model.activation_checkpointing,
+            "model.compile graphs keeps the activations in its graphs: set it to layers, or leave "
+            "model.activation_checkpointing off",
+        ),
+        (
+            model.attention == "sdpa" or not model.attention_dropout,
+            "model.attention triton never has attention weights whole, which model.attention_dropout drops from: set "
+            "it to sdpa",
+        ),
+        (
+            len(set(model.language_embeddings)) == len(model.language_embeddings),
+            "model.language_embeddings names a language twice: name each once",
+        ),
+    ]
+
+
+def _objective(config: Training) -> list[Check]:
+    if not isinstance(config, RunConfig):
+        return []
+    settings = config.objective
+    return [
+        (
+            settings.random_fraction + settings.keep_fraction <= 1,
+            f"objective.random_fraction {settings.random_fraction} and objective.keep_fraction "
+            f"{settings.keep_fraction} exceed 1 together: lower one",
+        ),
+        (
+            all(0 < fraction <= 1 for fraction in settings.pseudo_fractions),
+            f"objective.pseudo_fractions is {settings.pseudo_fractions}: each must be above 0, up to 1",
+        ),
+        *objective_of(settings).checks(config),
+    ]
+
+
+def _data(config: Training) -> list[Check]:
+    data, steps = config.data, config.train.steps
+    return [
+        (
+            data.mono_rows + data.para_rows > 0,
+            "data.mono_rows and data.para_rows are both 0: a step needs rows of a task",
+        ),
+        (
+            not data.alternate or data.mono_rows == data.para_rows,
+            f"data.alternate needs as many rows of both tasks, data.mono_rows is {data.mono_rows} and data.para_rows "
+            f"{data.para_rows}: set them to the same",
+        ),
+        (
+            not data.alternate or config.train.log_every % 2 == 1,
+            f"train.log_every {config.train.log_every} would show one task alone under data.alternate: set it to an "
+            "odd number",
+        ),
+        (
+            config.optimizer.warmup_steps <= steps,
+            f"optimizer.warmup_steps {config.optimizer.warmup_steps} exceeds train.steps {steps}: shorten the warm-up",
+        ),
+    ]
+
+
+def _engine(config: Training) -> list[Check]:
+    engine = config.engine
+    offloads = (engine.offload_optimizer, engine.offload_parameters)
+    return [
+        (
+            not (engine.kind == "plain" and engine.precision == "bf16"),
+            "engine.kind plain runs in fp32 only: set engine.precision to fp32, or engine.kind to deepspeed",
+        ),
+        (
+            engine.pipeline_stages >= 2,
+            f"engine.pipeline_stages is {engine.pipeline_stages}: it must be at least 2, or use engine.kind deepspeed",
+        ),
+        (
+            engine.gradient_precision != "bf16" or (engine.kind == "deepspeed" and engine.precision != "fp32"),
+            "engine.gradient_precision bf16 is for engine.kind deepspeed computing in bf16: set it to auto",
+        ),
+        (
+            engine.kind == "deepspeed" or offloads == ("none", "none"),
+            f"engine.kind {engine.kind} offloads nothing: set engine.offload_optimizer and engine.offload_parameters "
+            "to none",
+        ),
+        (
+            "nvme" not in offloads or bool(engine.nvme_folder),
+            "offloading to nvme needs engine.nvme_folder: name a folder on a local disk",
+        ),
+        (
+            config.model.compile != "graphs" or (engine.kind == "deepspeed" and engine.precision != "fp32"),
+            f"model.compile graphs is for engine.kind deepspeed computing in bf16, engine.kind is {engine.kind} and "
+            f"engine.precision {engine.precision}: set it to layers",
+        ),
+    ]
+
+
+def _engine_file(config: Training) -> list[Check]:
+    """What the file of DeepSpeed's settings, and the ZeRO stage in it, leave possible."""
+    engine = config.engine
+    if engine.kind == "plain":
+        return []
+    stage = zero_stage(engine)
+    file, bf16 = f"engine.deepspeed {engine.deepspeed} is ZeRO-{stage}", engine.gradient_precision == "bf16"
+    return [
+        (engine.kind != "pipeline" or stage == 1, f"{file}, a pipeline runs with ZeRO-1: set it to pipe_zero1"),
+        (
+            stage != 3 or config.model.compile != "graphs",
+            f"{file}, which gathers the weights somewhere else each time, and model.compile graphs reads them where "
+            "they were: set it to layers",
+        ),
+        (
+            stage != 2 or not bf16,
+            f"{file}, engine.gradient_precision bf16 needs ZeRO-1 or ZeRO-3: set it to zero1 or zero3",
+        ),
+        (
+            stage != 1 or not bf16 or engine.offload_optimizer == "none",
+            "engine.gradient_precision bf16 needs ZeRO-3 where engine.offload_optimizer is set: set engine.deepspeed "
+            "to zero3",
+        ),
+        (
+            stage == 3 or (engine.offload_parameters == "none" and engine.offload_optimizer != "nvme"),
+            f"{file}, which offloads the optimizer to cpu and nothing else: set it to zero3",
+        ),
+    ]
+
+
+def _pipeline(config: Training) -> list[Check]:
+    engine, layers = config.engine, config.model.discriminator_layers
+    if engine.kind != "pipeline":
+        return [(not engine.balance, f"engine.balance is not for engine.kind {engine.kind}: leave it empty")]
+    parts, balance = engine.pipeline_parts, engine.balance
+    return [
+        (
+            not balance or len(balance) == parts,
+            f"engine.balance {balance} must have {parts} numbers, one for each part of the pipeline",
+        ),
+        (
+            all(count >= min(part, 1) for part, count in enumerate(balance)),
+            f"engine.balance {balance} leaves a part empty: only the first may have 0 layers",
+        ),
+        (
+            parts <= layers + 1,
+            f"engine.pipeline_stages {engine.pipeline_stages} ({engine.pipeline_schedule}) cuts the model into "
+            f"{parts} parts, of which all but the first need one of model.discriminator_layers {layers}: "
+            "use fewer stages",
+        ),
+        (
+            not balance or sum(balance) == layers,
+            f"engine.balance {balance} adds up to {sum(balance)}, model.discriminator_layers is {layers}",
+        ),
+    ]
+
+
+def _fit_processes(config: Training, world: int) -> None:
+    engine = config.engine
+    refuse(processes_fit(engine, world))
+    accumulation = plan_step(config.data, world // engine.processes_per_replica).accumulation
+    needed = 2 * engine.pipeline_stages
+    refuse(
+        [
+            (
+                engine.kind != "pipeline" or engine.pipeline_schedule == "1f1b" or accumulation >= needed,
+                f"engine.pipeline_schedule dualpipev needs at least {needed} micro-batches a step, data.micro_batch "
+                f"{config.data.micro_batch} gives {accumulation}: lower it, or use 1f1b",
+            )
+        ]
+    )
+
+
+def processes_fit(engine: EngineConfig, world: int) -> list[Check]:
+    """Whether `engine` runs on `world` processes."""
+    return [
+        (
+            engine.kind != "plain" or world == 1,
+            f"engine.kind plain runs on one process, {world} were launched: use engine.kind deepspeed",
+        ),
+        (
+            world % engine.processes_per_replica == 0,
+            f"engine.pipeline_stages {engine.pipeline_stages} needs a multiple of as many processes, {world} were "
+            "launched",
+        ),
+    ]
+
+
+def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
+    """The engine keys of a file in ds_configs/ (by name) or at a path.
+
+    Raises ValueError for a file that is missing, is no JSON, or holds keys that the recipe decides.
+    """
+    path = Path(engine.deepspeed) if engine.deepspeed.endswith(".json") else CONFIG_FOLDER / f"{engine.deepspeed}.json"
+    if not path.exists():
+        known = ", ".join(sorted(file.stem for file in CONFIG_FOLDER.glob("*.json")))
+        raise ValueError(f"engine.deepspeed {engine.deepspeed} is neither a path to a .json file nor one of: {known}")
+    try:
+        settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(settings, dict) or not isinstance(settings.get("zero_optimization"), dict):
+        raise ValueError(f"{path} is no DeepSpeed configuration: it must be a JSON object with zero_optimization")
+    stage = settings["zero_optimization"].get("stage")
+    ours = next((key for key in _OURS if key in settings), None)
+    refuse(
+        [
+            (stage in (1, 2, 3), f"{path} must set zero_optimization.stage to 1, 2 or 3"),
+            (
+                ours is None,
+                f"{path} sets {ours}, which the recipe decides: remove it there and use the recipe's own setting",
+            ),
+        ]
+    )
+    return settings
+
+
+def zero_stage(engine: EngineConfig) -> int:
+    """The ZeRO stage of the engine's file."""
+    stage: int = deepspeed_settings(engine)["zero_optimization"]["stage"]
+    return stage
