@@ -16,15 +16,14 @@ import torch
 from bench.faults_ranks import Launched, Ranks, Result
 from xlme_ds import pretrain
 from xlme_ds.audit import examine
+from xlme_ds.checkpoint.checkpoints import Checkpoints
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.engine.data_parallel import DataParallelEngine
+from xlme_ds.engine.engine import Engine, StepStats
 from xlme_ds.engine.pipe import PipelineEngine
-from xlme_ds.engine.protocol import StepStats
 from xlme_ds.evaluate import showcase  # noqa: F401
 from xlme_ds.report import page
 from xlme_ds.train import run as _run  # noqa: F401
-from xlme_ds.train.checkpoint import Checkpoints
-from xlme_ds.train.folder import RunFolder
+from xlme_ds.train.run_folder import RunFolder
 
 STEPS, SAVE_EVERY = 24, 4
 LAYOUTS = {
@@ -59,7 +58,7 @@ def leaving_out(steps: tuple[int, ...]) -> Patch:
     """Steps that are not taken at all: what a run with bad ones must equal."""
 
     def apply(rank: int) -> None:
-        for kind in (DataParallelEngine, PipelineEngine):  # the two that say how a step is taken
+        for kind in (Engine, PipelineEngine):  # the two that say how a step is taken
             _without(kind, steps)
 
     return apply
@@ -82,7 +81,7 @@ def bad_steps(steps: tuple[int, ...], what: str, victim: int) -> Patch:
 
     def apply(rank: int) -> None:
         now = {"step": -1}
-        read = DataParallelEngine._read
+        read = Engine._read
 
         def watched_read(self, step):  # type: ignore[no-untyped-def]
             now["step"] = step
@@ -92,14 +91,14 @@ def bad_steps(steps: tuple[int, ...], what: str, victim: int) -> Patch:
                     parameter.register_hook(lambda g: g * math.nan if now["step"] in steps else g)
             return read(self, step)
 
-        watched = DataParallelEngine._watched
+        watched = Engine._watched
 
         def watched_loss(self, loss, batch):  # type: ignore[no-untyped-def]
             spoil = what == "loss" and now["step"] in steps and torch.is_grad_enabled()
             return watched(self, loss * math.inf if spoil else loss, batch)
 
-        patch.object(DataParallelEngine, "_read", watched_read).start()
-        patch.object(DataParallelEngine, "_watched", watched_loss).start()
+        patch.object(Engine, "_read", watched_read).start()
+        patch.object(Engine, "_watched", watched_loss).start()
 
     return apply
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from bench.faults_case import STEPS, Case, Verdict, bad_steps
 from bench.faults_disk import damage, delete, fill, mounted, truncate
 from bench.faults_ranks import Launched, Ranks, Result, obey_permissions
-from xlme_ds import checkpoint
-from xlme_ds.train.checkpoint import Checkpoints
-from xlme_ds.train.folder import LOCK, RunFolder
+from xlme_ds.checkpoint import __main__ as checkpoint
+from xlme_ds.checkpoint.checkpoints import Checkpoints
+from xlme_ds.folders import LOCK
+from xlme_ds.train.run_folder import RunFolder
 
 Fault = Callable[[Case], Verdict]
 KINDS: dict[str, Fault] = {}

@@ -76,7 +76,7 @@ def built(run: RunConfig, device: Device, engine: str) -> Iterator[Any]:
     source = SyntheticSource(run, run.model.max_positions)
     if engine == "deepspeed":
         from xlme_ds.engine.build import build_engine
-        from xlme_ds.engine.processes import start_process_group
+        from xlme_ds.engine.ranks import start_process_group
 
         start_process_group(run.engine)
         yield build_engine(run, source, None)  # type: ignore[arg-type]

@@ -83,7 +83,7 @@ def cases(settings: Settings) -> dict[str, RunConfig]:
 def measure(run: RunConfig) -> dict[str, float]:
     """Peak MiB, seconds of a step, and the last loss, in this process."""
     from xlme_ds.engine.build import build_engine
-    from xlme_ds.engine.processes import process_group
+    from xlme_ds.engine.ranks import process_group
 
     with process_group(run.engine):
         source = SyntheticSource(run, ROW_TOKENS)

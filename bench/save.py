@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 import tyro
 
+from xlme_ds.checkpoint.state_files import StateReader, StateWriter, state_file
 from xlme_ds.engine.state import Bucket, Piece, read_state, write_state
-from xlme_ds.engine.statefile import StateReader, StateWriter, state_file
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")  # what libraries print goes elsewhere
     os.dup2(2, 1)
     from xlme_ds.engine.build import build_engine
-    from xlme_ds.engine.processes import start_process_group
+    from xlme_ds.engine.ranks import start_process_group
 
     case = Case(**json.loads(sys.argv[1]))
     start_process_group(case.run.engine)

@@ -15,7 +15,7 @@ from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
 from xlme_ds.saved import SavedRun, load_run
 from xlme_ds.start import starting_weights
-from xlme_ds.train.folder import RunFolder
+from xlme_ds.train.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import tyro
 
+from .checkpoint.checkpoints import Checkpoints, read_state
 from .cli import fail
 from .config import DataConfig
 from .data.order import StepPlan
@@ -19,7 +20,6 @@ from .data.rows import TASKS
 from .data.shards import RowStore
 from .saved import CONFIG_FILE, read_config
 from .train.audit import ATTEMPTS, FOLDER, checksums, lines
-from .train.checkpoint import Checkpoints, read_state
 
 _SHOWN = 10
 

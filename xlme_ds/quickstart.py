@@ -12,9 +12,9 @@ from pathlib import Path
 import tyro
 
 from .cli import fail
-from .commands import environment, launch, run
+from .folders import LOCK, empty, lock
 from .recipes.quickstart import MODEL, quickstart
-from .train.folder import LOCK, empty, lock
+from .run_commands import environment, launch, run
 
 ROW_TOKENS = MODEL.max_positions
 # One pass for the whole run. The corpus is short: every language repeats in it, in new company and with new masks.

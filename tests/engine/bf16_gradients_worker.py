@@ -14,7 +14,7 @@ from tests.models.test_allocations import Allocations
 from xlme_ds.config import EngineConfig
 from xlme_ds.engine import half_gradients
 from xlme_ds.engine.bf16_gradients import spare_passes
-from xlme_ds.engine.processes import start_process_group
+from xlme_ds.engine.ranks import start_process_group
 
 STEPS = 6
 

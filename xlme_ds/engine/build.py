@@ -18,9 +18,9 @@ from ..models.init import Known, Whole, initialise
 from ..models.pipeline import parts
 from ..objectives import objective_of
 from ..objectives.protocol import Objective, Pretraining
+from .engine import Engine
 from .plain import PlainEngine
-from .processes import SharedError, on_gpu
-from .protocol import Engine
+from .ranks import SharedError, on_gpu
 
 CONFIG_FOLDER = Path(__file__).resolve().parents[2] / "ds_configs"
 _OURS = (

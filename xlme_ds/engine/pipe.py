@@ -23,10 +23,9 @@ from ..data.loader import Loader
 from ..models.encoder import Part
 from ..models.init import Known, initialise
 from ..objectives.protocol import Pretraining
+from .engine import StepStats
 from .optimizer import set_learning_rate
-from .pass_ahead import PassAhead
-from .protocol import StepStats
-from .tied import tied_table
+from .stage_exchange import PassAhead, tied_table
 from .zero import ZeroEngine
 
 

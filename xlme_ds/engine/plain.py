@@ -6,12 +6,12 @@ from torch import Tensor, nn
 from ..config import OptimizerConfig
 from ..data.source import BatchSource
 from ..objectives.protocol import Objective
-from .data_parallel import DataParallelEngine
+from .engine import Engine
 from .optimizer import applied_rate, build_optimizer, set_learning_rate
 from .state import Bucket, Piece
 
 
-class PlainEngine(DataParallelEngine):
+class PlainEngine(Engine):
     """See `Engine`."""
 
     def __init__(

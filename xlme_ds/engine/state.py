@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .statefile import CHUNK, KINDS, MOMENTS, StateReader, StateWriter
+from ..checkpoint.state_files import KINDS, MOMENTS, StateReader, StateWriter
 
 
 @dataclass(frozen=True)
@@ -70,19 +70,6 @@ def write_state(buckets: Sequence[Bucket], writer: StateWriter) -> None:
             for piece in bucket.pieces:
                 for kind in KINDS:
                     writer.put(buffers[kind][piece.offset : piece.offset + piece.numel])
-    writer.end()
-
-
-def merge_state(reader: StateReader, writer: StateWriter) -> None:
-    """Hand every parameter whole to `writer`, in pieces that need little memory."""
-    sizes = reader.sizes()
-    writer.begin({f"{name}/{kind}/0": size for name, size in sizes.items() for kind in KINDS}, reader.step)
-    for name, size in sizes.items():
-        for kind in KINDS:
-            for start in range(0, size, CHUNK):
-                values = torch.empty(min(CHUNK, size - start))
-                reader.read(name, kind, start, values)
-                writer.put(values)
     writer.end()
 
 

@@ -15,7 +15,7 @@ from ..data.source import BatchSource
 from ..models.layers import TransformerLayer
 from ..objectives.protocol import Objective
 from .bf16_gradients import spare_passes
-from .data_parallel import DataParallelEngine
+from .engine import Engine
 from .extensions import loading_extensions
 from .nvme import align_gradients
 from .optimizer import applied_rate, build_optimizer, set_learning_rate
@@ -23,7 +23,7 @@ from .partitions import buckets, publish
 from .state import Bucket
 
 
-class ZeroEngine(DataParallelEngine):
+class ZeroEngine(Engine):
     """See `Engine`."""
 
     def __init__(

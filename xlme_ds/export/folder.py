@@ -12,6 +12,7 @@ from torch import Tensor
 from ..data.rows import BOS, EOS, LAYOUTS, PAD
 from ..data.schema import write_json
 from ..data.vocabulary import Vocabulary
+from ..folders import made_whole
 from ..models.text_encoder import TextEncoder
 from ..saved import (
     CONFIG_FILE,
@@ -22,7 +23,6 @@ from ..saved import (
     WEIGHTS_FILE,
     export_state,
 )
-from ..train.folder import made_whole
 from .tokenizer import tokenizer_files
 
 REMOTE = Path(__file__).parent / "remote"

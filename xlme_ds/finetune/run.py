@@ -17,15 +17,14 @@ from ..config import EngineConfig, TrainConfig
 from ..data.schema import read_json, write_json
 from ..data.vocabulary import Vocabulary
 from ..engine.build import Fill, assemble, check_engine, resolve_precision
-from ..engine.processes import SharedError, broadcast, gather, together
+from ..engine.ranks import SharedError, broadcast, gather, together
 from ..models.init import Whole, initialise
 from ..models.text_encoder import TextEncoder, language_index
 from ..operations import encoder_forward
 from ..saved import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, Saved, load_encoder, mismatch, read_weights, write_model
-from ..train.folder import RunFolder
 from ..train.run import Work, train
-from ..train.stop import StopRequest
-from ..train.watchdog import Watchdog
+from ..train.run_folder import RunFolder
+from ..train.stop import StopRequest, Watchdog
 from .batches import TaskLoader
 from .examples import Example, find, labelled, read
 from .features import Feature, featurise

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 
 from ..config import OBJECTIVE_DESCRIPTIONS
-from ..train.folder import missing_steps
+from ..train.run_folder import missing_steps
 from . import figures
 from .figures import number
 from .folder import RunFolder, read_run

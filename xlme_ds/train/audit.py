@@ -17,7 +17,7 @@ from ..data.corrupt import Parts
 from ..data.loader import Loader
 from ..data.rows import TASKS
 from ..data.schema import naming
-from ..engine.processes import broadcast, together
+from ..engine.ranks import broadcast, together
 
 FOLDER = "audit"
 ATTEMPTS = "attempts.jsonl"

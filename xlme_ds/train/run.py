@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, read_state
 from ..config import DataConfig, RunConfig, Training
 from ..data.loader import Loader
 from ..data.schema import TASKS
@@ -13,21 +14,17 @@ from ..data.shards import RowStore
 from ..data.source import BatchSource
 from ..data.unigram import unigram_nll
 from ..engine.build import resolve_precision
-from ..engine.processes import SharedError, broadcast, together
-from ..engine.protocol import Engine
+from ..engine.engine import Engine
+from ..engine.ranks import SharedError, broadcast, together
 from ..flops import flops_per_step
+from ..folders import to_disk
 from ..objectives import objective_of
 from ..parameters import count_parameters
+from ..train.run_folder import RunFolder, missing_steps, settled
 from .audit import audit
-from .callbacks import Callback, Evaluate, Record, Save
-from .checkpoint import PROBE_TOLERANCE, Checkpoints, read_state
-from .console import Console
-from .folder import RunFolder, missing_steps, settled, to_disk
-from .guard import Guard
-from .loop import fit
-from .metrics import StepLines
-from .stop import StopRequest
-from .watchdog import Watchdog
+from .loop import Callback, Evaluate, Guard, Record, Save, fit
+from .records import Console, StepLines
+from .stop import StopRequest, Watchdog
 
 
 def heldout_data(config: RunConfig, folder: Path, world: int) -> DataConfig:

@@ -1,18 +1,21 @@
-"""The run's records: `metrics.jsonl`, `heldout.jsonl`, `faults.jsonl` and TensorBoard events, continued exactly on
-resume."""
+"""The run's records, `metrics.jsonl`, `heldout.jsonl`, `faults.jsonl` and TensorBoard events, continued exactly on
+resume; and what the terminal shows."""
 
 import json
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
 from ..data.schema import naming
-from .folder import step_of, to_disk
+from ..folders import to_disk
+from ..train.run_folder import step_of
 
 
 class StepLines:
@@ -125,3 +128,44 @@ class MetricsLog(StepLines):
                 self.board.close()
         except OSError as error:
             self.error = self.error or error
+
+
+class Console:
+    """Shows logged steps and evaluations; only rank 0 has one."""
+
+    def __init__(self, steps: int, start: int, plain_every: int):
+        self.plain_every = plain_every
+        self.shown = start
+        self.progress = None
+        if sys.stderr.isatty():
+            self.progress = Progress(
+                TextColumn("{task.fields[line]}"), BarColumn(), TimeRemainingColumn(), transient=True
+            )
+            self.task = self.progress.add_task("train", total=steps, completed=start, line="starting")
+            self.progress.start()
+
+    def step(self, values: dict[str, Any], steps: int) -> None:
+        """A logged step."""
+        line = f"step {values['step']}/{steps}  loss {values['loss']:.3f}  {_terms(values)}  {values['tokens_per_s']:,.0f} tokens/s"
+        if self.progress is not None:
+            self.progress.update(self.task, completed=values["step"], line=line)
+        elif values["step"] - self.shown >= self.plain_every or values["step"] == steps:
+            self.shown = values["step"]
+            print(line, flush=True)
+
+    def evaluation(self, values: dict[str, Any], steps: int) -> None:
+        """An evaluation on held-out text."""
+        aucs = "  ".join(
+            f"AUC {key.removeprefix('auc_')} {values[key]:.3f}" for key in values if key.startswith("auc_")
+        )
+        line = f"step {values['step']}/{steps}  held-out text: {_terms(values)}  {aucs}"
+        (self.progress.console.print if self.progress is not None else print)(line)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self.progress is not None:
+            self.progress.stop()
+
+
+def _terms(values: dict[str, Any]) -> str:
+    return "  ".join(f"{name} {values[name]:.3f}" for name in ("mlm", "tlm", "camlm", "mrtd", "trtd") if name in values)

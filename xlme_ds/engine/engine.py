@@ -1,23 +1,45 @@
-"""The step that all data-parallel engines share: exact global means, whatever the micro-batches and ranks."""
+"""What the training loop sees of an engine, and the step that all engines share: exact global means, whatever the
+micro-batches and ranks."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from ..checkpoint.state_files import StateReader, StateWriter
 from ..data.batch import Batch
 from ..data.source import BatchSource
 from ..objectives.protocol import Objective
-from .processes import gather, share, together
-from .protocol import StepStats
+from .ranks import gather, share, together
 from .state import Bucket, read_state, write_state
-from .statefile import StateReader, StateWriter
 
 
-class DataParallelEngine(ABC):
-    """Forward, loss and accumulation; a subclass says how to go backward, update and reduce."""
+@dataclass(frozen=True)
+class StepStats:
+    """Result of one optimizer step, the same on every rank.
+
+    `metrics`: the objective's means over the global batch, empty unless they were asked for; `gradient_norm`: global,
+    before clipping; `learning_rate`: the one that the optimizer had; `applied`: whether it changed anything - a step
+    whose loss or gradient is not finite, or whose norm exceeds the limit, leaves weights, moments and Adam's step as
+    they were; `suspects`: of a step that was left out, the rows whose own loss was not finite, a sentence part for each
+    such micro-batch of any rank.
+    """
+
+    metrics: dict[str, float]
+    gradient_norm: float
+    learning_rate: float
+    applied: bool = True
+    suspects: tuple[str, ...] = ()
+
+
+class Engine(ABC):
+    """A model with its optimizer under some parallelism. Every public method is collective: all ranks call it alike.
+
+    Forward, loss and accumulation are here; a subclass says how to go backward, update and reduce.
+    """
 
     rank = 0
     world = 1
@@ -69,8 +91,15 @@ class DataParallelEngine(ABC):
     def _publish(self) -> None:
         """Make what was written into the buckets the weights to compute with; collective."""
 
+    @abstractmethod
+    def full_state(self) -> dict[str, Tensor]:
+        """The whole model in float32 on the CPU of rank 0, by parameter name; empty on the other ranks."""
+
     def train_batch(self, step: int, learning_rate: float, detailed: bool, norm_limit: float = math.inf) -> StepStats:
-        """See `Engine`."""
+        """Take optimizer step `step` (from 0) on its rows, unless its gradient norm exceeds `norm_limit`.
+
+        `detailed` asks for the metrics. Raises SharedError when any rank cannot read its rows.
+        """
         self.module.train()
         batches, counts = self._read(step)
         self._begin(norm_limit)
@@ -146,23 +175,23 @@ class DataParallelEngine(ABC):
         return StepStats(metrics, norm, self._rate(), applied=False, suspects=tuple(suspects))
 
     def eval_batch(self, step: int) -> dict[str, Tensor]:
-        """See `Engine`."""
+        """Additive sums, counts and statistics (float64, on the CPU) of step `step` of the held-out rows."""
         heldout = self.heldout
         assert heldout is not None
         return self._evaluate(together(lambda: heldout.step(step)))
 
     def probe_loss(self) -> float:
-        """See `Engine`."""
+        """Loss of the probe batch with the weights as they are: the same under any engine and number of ranks."""
         totals = self._evaluate([together(self.loader.probe)])  # the same on all ranks: their number cancels out
         means = totals["sums"] / totals["counts"].clamp(min=1)
         return float((self.objective.weights * means).sum())
 
     def save(self, writer: StateWriter) -> None:
-        """See `Engine`."""
+        """Hand this rank's part of weights and optimizer state to `writer`; they may change once this returns."""
         write_state(self._buckets(), writer)
 
     def load(self, reader: StateReader) -> None:
-        """See `Engine`."""
+        """Take weights and optimizer state, from whatever engine. Raises SharedError when they are another model's."""
         together(lambda: read_state(self._buckets(), reader))
         self._publish()
 
@@ -183,5 +212,5 @@ class DataParallelEngine(ABC):
         return {name: self._reduce(value).cpu() for name, value in totals.items()}
 
     def any(self, flag: bool) -> bool:
-        """See `Engine`."""
+        """Whether `flag` is true on any rank."""
         return bool(self._reduce(torch.tensor(float(flag), device=self.device)) > 0)

@@ -18,10 +18,10 @@ from typing import Any
 
 from ..cli import in_words
 from ..data.schema import naming, read_json, write_json
-from ..engine.processes import SharedError, broadcast, gather, together
-from ..engine.protocol import Engine
-from ..engine.statefile import StateReader, StateWriter, state_file
-from .folder import to_disk
+from ..engine.engine import Engine
+from ..engine.ranks import SharedError, broadcast, gather, together
+from ..folders import to_disk
+from .state_files import StateReader, StateWriter, state_file
 
 _PREFIX = "step_"
 _NAME = re.compile(_PREFIX + r"(\d{8,})")

@@ -191,3 +191,16 @@ class StateReader:
                 raise ValueError(f"{key} is at {first} to {last}")
             self._parts.setdefault((name, kind), []).append((int(start), numel, path, 8 + length + first))
         return step
+
+
+def merge_state(reader: StateReader, writer: StateWriter) -> None:
+    """Hand every parameter whole to `writer`, in pieces that need little memory."""
+    sizes = reader.sizes()
+    writer.begin({f"{name}/{kind}/0": size for name, size in sizes.items() for kind in KINDS}, reader.step)
+    for name, size in sizes.items():
+        for kind in KINDS:
+            for start in range(0, size, CHUNK):
+                values = torch.empty(min(CHUNK, size - start))
+                reader.read(name, kind, start, values)
+                writer.put(values)
+    writer.end()
