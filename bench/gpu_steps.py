@@ -40,10 +40,8 @@ class MasterWeights(PlainEngine):
                 master.grad += weight.grad
                 weight.grad = None
 
-    def _update(self, learning_rate: float) -> float:
+    def _update(self) -> float:
         norm = torch.nn.utils.clip_grad_norm_(self.masters, self.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=False)
         for master, weight in zip(self.masters, self.module.parameters(), strict=True):

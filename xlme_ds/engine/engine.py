@@ -5,6 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from ..checkpoint.state_files import StateReader, StateWriter
 from ..data.batch import Batch
 from ..data.source import BatchSource
 from ..objectives.protocol import Objective
+from .optimizer import applied_rate, set_learning_rate
 from .ranks import gather, share, together
 from .state import Bucket, read_state, write_state
 
@@ -51,12 +53,15 @@ class Engine(ABC):
         loader: BatchSource,
         heldout: BatchSource | None,
         device: torch.device,
+        optimizer: Any,
     ):
+        """`optimizer`: torch's, or DeepSpeed's wrapper of it."""
         self.module = module
         self.objective = objective
         self.loader = loader
         self.heldout = heldout
         self.device = device
+        self.optimizer = optimizer
         self._reads = True
         self._counting = True
         self._norm_limit = math.inf
@@ -68,20 +73,12 @@ class Engine(ABC):
         """Add the gradient of `loss`, one term of a sum over all micro-batches and ranks."""
 
     @abstractmethod
-    def _update(self, learning_rate: float) -> float:
+    def _update(self) -> float:
         """Clip, take the optimizer step if `_accepts` the norm, clear the gradients; returns the global norm before
         clipping.
 
         Says in `_applied` whether the step was taken.
         """
-
-    @abstractmethod
-    def _rate(self) -> float:
-        """The learning rate that the optimizer has."""
-
-    @abstractmethod
-    def _reduce(self, values: Tensor) -> Tensor:
-        """Sum of `values` over the ranks, in place."""
 
     @abstractmethod
     def _buckets(self) -> Sequence[Bucket]:
@@ -90,6 +87,10 @@ class Engine(ABC):
     @abstractmethod
     def _publish(self) -> None:
         """Make what was written into the buckets the weights to compute with; collective."""
+
+    def _reduce(self, values: Tensor) -> Tensor:
+        """Sum of `values` over the ranks, in place."""
+        return values
 
     @abstractmethod
     def full_state(self) -> dict[str, Tensor]:
@@ -115,7 +116,8 @@ class Engine(ABC):
         if detailed:
             sums, statistics = (self._reduce(torch.stack(group).sum(0)) for group in zip(*gathered, strict=True))
             metrics = self.objective.summarise(sums.cpu(), counts.cpu(), statistics.cpu())
-        return self._stats(step, batches, metrics, self._update(learning_rate))
+        set_learning_rate(self.optimizer, learning_rate)
+        return self._stats(step, batches, metrics, self._update())
 
     def _read(self, step: int) -> tuple[list[Batch], Tensor]:
         """This rank's micro-batches, and the counts of the whole step. Raises SharedError when a rank cannot read its
@@ -163,7 +165,7 @@ class Engine(ABC):
 
     def _stats(self, step: int, batches: Sequence[Batch], metrics: dict[str, float], norm: float) -> StepStats:
         if self._applied:
-            return StepStats(metrics, norm, self._rate())
+            return StepStats(metrics, norm, applied_rate(self.optimizer))
         mine = [
             self.loader.rows_of(step, micro_batch)
             for micro_batch, batch in enumerate(batches)
@@ -172,7 +174,7 @@ class Engine(ABC):
         ]
         suspects = dict.fromkeys(rows for part in gather(mine) for rows in part)
         norm = norm if norm >= 0 else math.nan
-        return StepStats(metrics, norm, self._rate(), applied=False, suspects=tuple(suspects))
+        return StepStats(metrics, norm, applied_rate(self.optimizer), applied=False, suspects=tuple(suspects))
 
     def eval_batch(self, step: int) -> dict[str, Tensor]:
         """Additive sums, counts and statistics (float64, on the CPU) of step `step` of the held-out rows."""

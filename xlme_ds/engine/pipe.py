@@ -37,7 +37,7 @@ class _PartSpec(LayerSpec):
         self.objective, self.cfg, self.part = objective, cfg, part
 
     def build(self, log: bool = False) -> nn.Module:
-        """See `LayerSpec`."""
+        """The part as a module."""
         return self.objective.build(self.cfg, self.part)
 
 
@@ -66,7 +66,7 @@ def pipeline_module(
 
 
 class PipelineEngine(ZeroEngine):
-    """See `Engine`. The schedule drives forward, backward and update; everything around it is `ZeroEngine`'s."""
+    """The schedule drives forward, backward and update; everything around it is `ZeroEngine`'s."""
 
     def __init__(
         self,
@@ -117,13 +117,13 @@ class PipelineEngine(ZeroEngine):
         return self._reduce(sums), self._reduce(statistics)
 
     def train_batch(self, step: int, learning_rate: float, detailed: bool, norm_limit: float = math.inf) -> StepStats:
-        """See `Engine`."""
+        """Take optimizer step `step` by the schedule; arguments and result as of any engine."""
         batches, counts = self._read(step)
         batches = self._filled(batches, self.engine.gradient_accumulation_steps())
         self._begin(norm_limit)
         self._weights = (self.objective.weights.to(self.device) / counts.clamp(min=1)).float()
         self._detailed = detailed
-        set_learning_rate(self.engine.optimizer, learning_rate)
+        set_learning_rate(self.optimizer, learning_rate)
         self.engine.train_batch((batch, batch) for batch in batches)
         self._share()
         metrics = {}
@@ -171,7 +171,7 @@ class PipelineEngine(ZeroEngine):
         return {name: name.split(".", 1)[1] for name, _ in self.engine.module.named_parameters()}
 
     def full_state(self) -> dict[str, Tensor]:
-        """See `Engine`."""
+        """The whole model in float32 on the CPU of rank 0, by parameter name; empty on the other ranks."""
         names = self.canonical_names()
         leads = self.engine.grid.get_data_parallel_rank() == 0
         mine = [(names[name], tuple(p.shape)) for name, p in self.engine.module.named_parameters() if leads]

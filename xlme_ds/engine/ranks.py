@@ -19,7 +19,6 @@ from torch.distributed import distributed_c10d
 
 from ..cli import in_words
 from ..config import EngineConfig, TrainConfig
-from .extensions import loading_extensions
 
 TORCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
@@ -115,6 +114,8 @@ def start_process_group(
     if not dist.is_initialized():
         import deepspeed
 
+        from .deepspeed_compat import check_deepspeed, loading_extensions
+
         if on_gpu():
             torch.cuda.set_device(_device())
         timeout = _collective_timeout(watchdog_minutes)
@@ -122,6 +123,7 @@ def start_process_group(
         # 10.
         distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
         try:
+            check_deepspeed()
             with loading_extensions():
                 deepspeed.init_distributed("nccl" if on_gpu() else "gloo", verbose=False, timeout=timeout)
         except ValueError as error:
