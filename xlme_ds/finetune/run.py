@@ -22,7 +22,7 @@ from ..models.init import Whole, initialise
 from ..models.text_encoder import TextEncoder, language_index
 from ..operations import encoder_forward
 from ..saved import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, Saved, load_encoder, mismatch, read_weights, write_model
-from ..train.run import Work, train
+from ..train.run import RunFacts, train
 from ..train.run_folder import RunFolder
 from ..train.stop import StopRequest, Watchdog
 from .batches import TaskLoader
@@ -214,13 +214,13 @@ def _load(model: nn.Module, weights: Path) -> None:
         raise mismatch(weights, weights.parent.parent, error) from None
 
 
-def _work(config: FinetuneConfig, loader: TaskLoader, vocabulary: Vocabulary) -> Work:
+def _work(config: FinetuneConfig, loader: TaskLoader, vocabulary: Vocabulary) -> RunFacts:
     tokens = loader.row_tokens
     forward = tokens * encoder_forward(config.model, config.model.discriminator_layers, tokens)
     with torch.device("meta"):
         encoder = TextEncoder(config.model)
     parameters = {"encoder": sum(p.numel() for p in encoder.parameters())}
-    return Work(3 * config.tuning.batch * forward, parameters, vocabulary.sha256)
+    return RunFacts(3 * config.tuning.batch * forward, parameters, vocabulary.sha256)
 
 
 def _training_features(sets: Sets, task: Task, tuning: TuningConfig, saved: Saved) -> list[Feature]:

@@ -1,21 +1,27 @@
 """The run's records, `metrics.jsonl`, `heldout.jsonl`, `faults.jsonl` and TensorBoard events, continued exactly on
-resume; and what the terminal shows."""
+resume; which rows every step read; and what the terminal shows."""
 
 import json
 import math
 import os
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
+from ..data.corrupt import Parts
+from ..data.loader import Loader
+from ..data.rows import TASKS
 from ..data.schema import naming
+from ..engine.ranks import broadcast, together
 from ..folders import to_disk
-from ..train.run_folder import step_of
+from .run_folder import step_of
 
 
 class StepLines:
@@ -169,3 +175,64 @@ class Console:
 
 def _terms(values: dict[str, Any]) -> str:
     return "  ".join(f"{name} {values[name]:.3f}" for name in ("mlm", "tlm", "camlm", "mrtd", "trtd") if name in values)
+
+
+AUDIT_FOLDER = "audit"
+"""Which rows every step read, for `python -m xlme_ds.audit`.
+
+`attempts.jsonl` there has a line for every start of the run, {`start`: steps done by then, `world`}; its number is the
+attempt. `rank_RRRRR.jsonl` has a line a step, {`attempt`, `step`, `rows`: {task: [[first row, CRC-32 of each row's
+tokens, ...], ...]}}. Files only grow: what was done again after a resume is there twice, under two attempts.
+"""
+ATTEMPTS = "attempts.jsonl"
+
+
+def audit_reads(run: Path, loader: Loader, start: int, rank: int, world: int) -> Path | None:
+    """Have `loader` write down what it reads from now on, once for every share of the rows; collective.
+
+    Returns the file of this rank.
+    """
+    folder = run / AUDIT_FOLDER
+    attempt = broadcast(together(lambda: _begin_attempt(folder, start, world) if rank == 0 else 0))
+    if rank >= loader.plan.world:  # the other stages of a pipeline read the same
+        return None
+    path = folder / f"rank_{rank:05d}.jsonl"
+    loader.watch = lambda step, read: _record_rows(path, attempt, step, read)
+    return path
+
+
+def audit_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of one of the files."""
+    found = []
+    for text in path.read_bytes().split(b"\n"):
+        try:
+            found.append(json.loads(text))
+        except (ValueError, RecursionError):
+            continue  # empty, or half-written: then its step was not finished, and is done again
+    return found
+
+
+def row_checksums(tokens: np.ndarray) -> list[int]:
+    """CRC-32 of every row of int [B, T] ids."""
+    return [zlib.crc32(row.tobytes()) for row in np.ascontiguousarray(tokens, dtype=np.int32)]
+
+
+def _begin_attempt(folder: Path, start: int, world: int) -> int:
+    folder.mkdir(exist_ok=True)
+    path = folder / ATTEMPTS
+    attempt = len(audit_lines(path)) if path.exists() else 0
+    _append_line(path, {"start": start, "world": world})
+    return attempt
+
+
+def _record_rows(path: Path, attempt: int, step: int, read: list[Parts]) -> None:
+    rows: dict[str, list[list[int]]] = {}
+    for parts in read:
+        for task, part, numbers in parts:
+            rows.setdefault(TASKS[task], []).append([int(numbers[0]), *row_checksums(part.tokens)])
+    _append_line(path, {"attempt": attempt, "step": step, "rows": rows})
+
+
+def _append_line(path: Path, line: dict[str, Any]) -> None:
+    with naming(path), open(path, "a", encoding="utf-8") as file:
+        file.write("\n" + json.dumps(line))  # after what a killed process may have left half-written

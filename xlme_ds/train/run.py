@@ -20,10 +20,9 @@ from ..flops import flops_per_step
 from ..folders import to_disk
 from ..objectives import objective_of
 from ..parameters import count_parameters
-from ..train.run_folder import RunFolder, missing_steps, settled
-from .audit import audit
 from .loop import Callback, Evaluate, Guard, Record, Save, fit
-from .records import Console, StepLines
+from .records import Console, StepLines, audit_reads
+from .run_folder import RunFolder, missing_steps, settled
 from .stop import StopRequest, Watchdog
 
 
@@ -49,8 +48,8 @@ def heldout_data(config: RunConfig, folder: Path, world: int) -> DataConfig:
     return DataConfig(mono, para, micro_batch=max(mono, para) // pieces)
 
 
-class Work(NamedTuple):
-    """What is said of a run beside its settings."""
+class RunFacts(NamedTuple):
+    """What a run has besides its settings."""
 
     flops: float
     """Of a step, by the standard count."""
@@ -69,7 +68,7 @@ def train(
     folder: RunFolder,
     loader: BatchSource,
     heldout: BatchSource | None,
-    work: Work,
+    work: RunFacts,
     stop: StopRequest | None = None,
     watchdog: Watchdog | None = None,
 ) -> bool:
@@ -92,7 +91,7 @@ def _train(
     folder: RunFolder,
     loader: BatchSource,
     heldout: BatchSource | None,
-    work: Work,
+    work: RunFacts,
     stop: StopRequest,
     watchdog: Watchdog,
 ) -> bool:
@@ -120,7 +119,7 @@ def _train(
 
     audited = None
     if config.train.audit and isinstance(loader, Loader):  # other sources refuse the setting
-        audited = audit(out, loader, start, engine.rank, engine.world)
+        audited = audit_reads(out, loader, start, engine.rank, engine.world)
     console = Console(config.train.steps, start, max(config.train.steps // 20, 1)) if root else None
     faults = together(lambda: StepLines(out, "faults", start) if root else None)
     guard = Guard(config.train, saved.get("guard", {}), loader.rows_of, faults)
@@ -167,7 +166,7 @@ def _records(
     out: Path,
     start: int,
     loader: BatchSource,
-    work: Work,
+    work: RunFacts,
     console: Console | None,
     guard: Guard,
 ) -> list[Callback]:
@@ -201,14 +200,14 @@ def _resume(
     return 0, {"run": run}
 
 
-def pretraining(config: RunConfig, loader: Loader, heldout: Loader | None, root: bool) -> Work:
+def pretraining(config: RunConfig, loader: Loader, heldout: Loader | None, root: bool) -> RunFacts:
     """What is said of a pre-training run; `root` alone reads text for it."""
     known = flops_per_step(config, loader.row_tokens), count_parameters(config), loader.vocabulary_sha256
     if heldout is None:
-        return Work(*known)
+        return RunFacts(*known)
     constants = {
         f"unigram_nll_{TASKS[task]}": unigram_nll(loader.stores[task], store, heldout.plan.rows[task])
         for task, store in heldout.stores.items()
         if root
     }
-    return Work(*known, objective_of(config.objective).summarise, constants)
+    return RunFacts(*known, objective_of(config.objective).summarise, constants)
