@@ -19,7 +19,7 @@ from xlme_ds.audit import examine
 from xlme_ds.checkpoint.checkpoints import Checkpoints
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.engine.engine import Engine, StepStats
-from xlme_ds.engine.pipe import PipelineEngine
+from xlme_ds.engine.pipeline_engine import PipelineEngine
 from xlme_ds.evaluate import showcase  # noqa: F401
 from xlme_ds.report import page
 from xlme_ds.train import run as _run  # noqa: F401

@@ -1,10 +1,10 @@
-"""The gradients of DeepSpeed's BF16_Optimizer (0.19.8) in fewer passes over memory, and without buffers besides.
+"""The gradients of DeepSpeed's BF16_Optimizer (0.19.8) in fewer passes over memory, and without further buffers.
 
-They add up in one flat buffer a group, of float32 unless they are halved. As DeepSpeed comes, each is converted into a
-new buffer before it is added; the flat ones are then joined in another, converted to the type that is sent, back, and
-copied home, on one process too. Where a new buffer takes its pages one by one, a pass over the gradients of Base costs
-as much as several of its layers. The largest gradient, the vocabulary softmax's of its table, is written there tile by
-tile and never stands alone.
+They add up in one flat buffer a group, of float32, or of bf16 where a step has one micro-batch. DeepSpeed itself converts
+each into a new buffer before it is added; it then joins the flat ones in another, converts that to the type that is
+sent, and back, and copies it home, on one process too. Where a new buffer takes its pages one by one, a pass over the
+gradients of Base costs as much as several of its layers. The largest gradient, the vocabulary softmax's of its table, is
+written there tile by tile and is never a tensor of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,24 +16,53 @@ import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import Tensor, nn
 
-from .half_gradients import halve_gradients
-
 _AT_ONCE = 2**18
 
 
 def spare_passes(engine: Any, halved: bool = False) -> None:
-    """Have a DeepSpeed engine add and reduce gradients where they stand, if its optimizer is a BF16_Optimizer;
-    `halved`: in bf16."""
+    """Have a DeepSpeed engine add and reduce gradients in their buffers, if its optimizer is a BF16_Optimizer.
+
+    `halved`: the buffers are bf16, which is what the backward pass gives.
+    """
     optimizer = engine.optimizer
     if isinstance(optimizer, BF16_Optimizer):
         if halved:
-            halve_gradients(optimizer)
+            _halve(optimizer)
         optimizer._update_hp_grad = partial(_add, optimizer)
         optimizer.clear_hp_grads = partial(_forget, optimizer)
         engine.allreduce_and_copy = partial(_reduce, engine)
         for group, parameters in enumerate(optimizer.bf16_groups):
             for index, parameter in enumerate(parameters):
                 parameter.open_gradient = partial(_open, optimizer, parameter, group, index)
+
+
+def _halve(optimizer: BF16_Optimizer) -> None:
+    """Replace the gradients' buffers by bf16 ones, before the first backward pass."""
+    for group, weights in enumerate(optimizer.bf16_groups_flat):
+        # Nothing may hold the old buffer when the new one is made.
+        optimizer.fp32_groups_gradients_flat[group] = optimizer.non_expert_gradients[group] = None
+        optimizer.fp32_groups_actual_gradients_flat[group] = optimizer.fp32_groups_gradient_flat_partition[group] = None
+        optimizer.fp32_groups_gradients[group].clear()
+        flat = torch.zeros_like(weights)
+        sizes = [parameter.numel() for parameter in optimizer.bf16_groups[group]]
+        ours = optimizer.fp32_groups_flat_partition[group].numel()
+        start = dist.get_rank(optimizer.real_dp_process_group[group]) * ours
+        optimizer.fp32_groups_gradients_flat[group] = optimizer.non_expert_gradients[group] = flat
+        optimizer.fp32_groups_gradients[group][:] = optimizer._split_flat_tensor(flat, sizes)
+        optimizer.fp32_groups_actual_gradients_flat[group] = flat[: sum(sizes)]
+        optimizer.fp32_groups_gradient_flat_partition[group] = flat[start : start + ours]
+    optimizer.grad_acc_dtype = torch.bfloat16
+    # DeepSpeed would clip in bf16, before it converts this rank's part for the update.
+    optimizer.optimizer.step = partial(_clip_and_step, optimizer, optimizer.clip_grad, optimizer.optimizer.step)
+    optimizer.clip_grad = 0.0
+
+
+def _clip_and_step(optimizer: BF16_Optimizer, limit: float, take_step: Callable[[], object]) -> None:
+    """In place of the step of torch's optimizer."""
+    excess = ((optimizer._global_grad_norm + 1e-6) / limit).clamp(min=1)
+    for master in optimizer.fp32_groups_flat_partition:
+        master.grad.div_(excess)
+    take_step()
 
 
 def _open(
@@ -67,7 +96,7 @@ def _add(optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: 
 
 
 def _accumulate(total: Tensor, part: Tensor) -> None:
-    """Adds bf16 to float32; the CPU would convert all of it first."""
+    """Add a gradient of any type, sparse or dense; of bf16 to float32 the CPU would first convert all of it."""
     if part.is_sparse:  # the rows of a frequent token add up in float32, whatever `total` is
         rows = torch.sparse_coo_tensor(
             part._indices(), part._values().float(), part.shape, check_invariants=False

@@ -223,7 +223,9 @@ def _deepspeed_config(config: Training, loader: BatchSource) -> dict[str, Any]:
         "gradient_clipping": config.optimizer.clip,
         "bf16": {"enabled": resolve_precision(config.engine) == "bf16", "immediate_grad_update": True},
         "data_types": {"grad_accum_dtype": gradients},
-        "zero_force_ds_cpu_optimizer": False,  # the optimizer is torch's on every engine, so that their curves agree
+        # The optimizer is torch's on every engine, so that their curves agree.
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,
     }
 
@@ -263,7 +265,7 @@ def _check_nvme() -> None:
 def _build_pipeline(
     config: RunConfig, objective: Pretraining, loader: Loader, heldout: Loader | None, known: Known | None
 ) -> Engine:
-    from .pipe import PipelineEngine, pipeline_module
+    from .pipeline_engine import PipelineEngine
 
     needed = 2 * config.engine.pipeline_stages if config.engine.pipeline_schedule == "dualpipev" else 1
     if loader.plan.accumulation < needed:
@@ -276,5 +278,4 @@ def _build_pipeline(
     if torch.distributed.get_rank() == 0:
         print(describe_balance(*counted), flush=True)
     balance = parts(pipeline_balance(*counted))
-    module = pipeline_module(objective, config.model, balance, config.engine, config.seed, known)
-    return PipelineEngine(module, objective, loader, heldout, config.optimizer, _deepspeed_config(config, loader))
+    return PipelineEngine(config, objective, balance, loader, heldout, known, _deepspeed_config(config, loader))

@@ -40,18 +40,13 @@ class Bucket:
 
     @step.setter
     def step(self, value: int) -> None:
-        step = self._state()["step"]
-        if torch.is_tensor(step):
-            step.fill_(value)
-        else:
-            self.optimizer.state[self.master]["step"] = value
+        self._state()["step"].fill_(value)
 
     def _state(self) -> dict[str, Tensor]:
         """The optimizer's state of this buffer, made as its first step would make it where there was none yet."""
         state = self.optimizer.state[self.master]
         if not state:
-            of_torch = isinstance(self.optimizer, torch.optim.Adam)
-            state["step"] = torch.zeros((), device=self.master.device) if of_torch else 0
+            state["step"] = torch.zeros((), device=self.master.device)
             state |= {kind: torch.zeros_like(self.master, dtype=torch.float32) for kind in MOMENTS}
         return state
 

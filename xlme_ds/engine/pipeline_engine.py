@@ -1,4 +1,4 @@
-"""DeepSpeed's pipeline engines: parts of the model on different processes, data parallel besides, with ZeRO-1.
+"""DeepSpeed's pipeline engines: parts of the model on different processes, each part data parallel with ZeRO-1.
 
 The ranks of a stage are consecutive: rank = stage · replicas + replica. Only the first and the last stage read data.
 """
@@ -13,11 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from deepspeed.pipe import LayerSpec, PipelineModule
-from deepspeed.runtime.pipe.dualpipev import DualPipeVModule
 from deepspeed.utils import safe_get_full_fp32_param
 from torch import Tensor, nn
 
-from ..config import EngineConfig, ModelConfig, OptimizerConfig
+from ..config import ModelConfig, RunConfig
 from ..data.batch import Batch
 from ..data.loader import Loader
 from ..models.encoder import Part
@@ -46,22 +45,21 @@ def _held(module: PipelineModule) -> list[Any]:
     return [part for name, part in module.named_children() if name.isdigit()]
 
 
-def pipeline_module(
-    objective: Pretraining,
-    cfg: ModelConfig,
-    parts: Sequence[Part],
-    engine: EngineConfig,
-    seed: int,
-    known: Known | None,
+def _pipeline_module(
+    config: RunConfig, objective: Pretraining, parts: Sequence[Part], known: Known | None
 ) -> PipelineModule:
     """The parts of this rank, initialised as the same parameters of the whole model are."""
+    kind = PipelineModule
+    if config.engine.pipeline_schedule == "dualpipev":
+        from deepspeed.runtime.pipe.dualpipev import DualPipeVModule
+
+        kind = DualPipeVModule
     # One entry a part, not a layer: what its layers share (mask, relative bias) is then computed once for all of them.
-    specs = [_PartSpec(objective, cfg, part) for part in parts]
-    kind = DualPipeVModule if engine.pipeline_schedule == "dualpipev" else PipelineModule
+    specs = [_PartSpec(objective, config.model, part) for part in parts]
     with contextlib.redirect_stdout(None):
-        module = kind(specs, num_stages=engine.pipeline_stages, partition_method="uniform")
+        module = kind(specs, num_stages=config.engine.pipeline_stages, partition_method="uniform")
     for part in _held(module):
-        initialise(part, seed, cfg.init_std, known=known)
+        initialise(part, config.seed, config.model.init_std, known=known)
     return module
 
 
@@ -70,21 +68,23 @@ class PipelineEngine(ZeroEngine):
 
     def __init__(
         self,
-        module: PipelineModule,
+        config: RunConfig,
         objective: Pretraining,
+        parts: Sequence[Part],
         loader: Loader,
         heldout: Loader | None,
-        optimizer: OptimizerConfig,
+        known: Known | None,
         ds_config: dict[str, Any],
     ):
-        super().__init__(module, objective, loader, heldout, optimizer, ds_config)
+        module = _pipeline_module(config, objective, parts, known)
+        super().__init__(module, objective, loader, heldout, config.optimizer, ds_config)
         self._undo_averaging = self.engine.dp_world_size * self.engine.gradient_accumulation_steps()
         self._reads = self.engine.is_first_stage() or self.engine.is_last_stage()
         self._counting = self.engine.is_first_stage()
         self._weights = torch.zeros(len(objective.terms), device=self.device)
         self._gathered: list[tuple[Tensor, Tensor]] = []
         self._detailed = False
-        dual = isinstance(module, DualPipeVModule)
+        dual = config.engine.pipeline_schedule == "dualpipev"
         self._least_micro_batches = 2 * self.engine.num_stages if dual else 1
         # DualPipeV numbers its buffers by the micro-batches of training: with more of them two share one (0.19.8).
         self._most_micro_batches = self.engine.gradient_accumulation_steps() if dual else sys.maxsize
