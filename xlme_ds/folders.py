@@ -59,7 +59,8 @@ def lock(folder: Path) -> Any:
         file.close()
         if error.errno in _NO_FLOCK:
             raise ValueError(
-                f"{path} cannot be locked ({error.strerror}), and a second run could not be kept out: choose a folder on a file system "
+                f"{path} cannot be locked ({error.strerror}), and a second run could not be kept out: choose a "
+                "folder on a file system "
                 "with flock, or have this one mounted with it"
             ) from None
         raise OSError(error.errno, error.strerror, str(path)) from None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tests.models.test_allocations import Allocations
 from xlme_ds.config import EngineConfig
+from xlme_ds.engine import bf16_gradients
 from xlme_ds.engine.bf16_gradients import spare_passes
 from xlme_ds.engine.ranks import start_process_group
 
@@ -64,6 +65,7 @@ def train(spare: bool, immediate: bool, micro_batches: int = 2, halved: bool = F
 
 
 def main(out: Path) -> None:
+    bf16_gradients._PIECE["cpu"] = 1024  # less than the parameters
     start_process_group(EngineConfig(kind="deepspeed", deepspeed="zero1"))
     results = {
         "as it comes": train(spare=False, immediate=False),

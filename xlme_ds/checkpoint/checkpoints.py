@@ -1,6 +1,6 @@
 """Checkpoints of a run: written beside training under a temporary name, renamed when whole, the newest found again.
 
-A checkpoint folder holds one state file a rank (`engine/statefile.py`), `state.json` (position, data fingerprints, the
+A checkpoint folder holds one state file a rank (`checkpoint/state_files.py`), `state.json` (position, data fingerprints, the
 probe's loss) and `complete.json` (bytes and CRC-32 of every file), which is written last. All that is named without a
 marker does not exist; all is on the disk before the marker is. Other names in `checkpoints/` are nobody's business
 here.
@@ -60,7 +60,8 @@ class Checkpoints:
         probe = engine.probe_loss()
         if not math.isfinite(probe):
             raise SharedError(
-                f"{self.folder.parent}: after {step} steps the loss of the probe batch is {probe}: nothing is saved any more, "
+                f"{self.folder.parent}: after {step} steps the loss of the probe batch is {probe}: nothing is "
+                "saved any more, "
                 "start a run with a lower optimizer.learning_rate"
             )
         partial = self._partial(step)
@@ -104,8 +105,10 @@ class Checkpoints:
         probe = broadcast(engine.probe_loss())
         if not math.isclose(probe, state["probe"], rel_tol=tolerance):
             raise SharedError(
-                f"{folder} was saved with a loss of {state['probe']:.7g} on the probe batch, loaded it gives {probe:.7g}: "
-                "the state did not come back as it was, resume from another checkpoint, or with the engine and version that saved it"
+                f"{folder} was saved with a loss of {state['probe']:.7g} on the probe batch, loaded it gives "
+                f"{probe:.7g}: "
+                "the state did not come back as it was, resume from another checkpoint, or with the engine and "
+                "version that saved it"
             )
         return int(state["step"])
 

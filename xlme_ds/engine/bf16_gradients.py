@@ -1,12 +1,13 @@
 """The gradients of DeepSpeed's BF16_Optimizer (0.19.8) in fewer passes over memory, and without further buffers.
 
-They add up in one flat buffer a group, of float32, or of bf16 where a step has one micro-batch. DeepSpeed itself converts
-each into a new buffer before it is added; it then joins the flat ones in another, converts that to the type that is
-sent, and back, and copies it home, on one process too. Where a new buffer takes its pages one by one, a pass over the
-gradients of Base costs as much as several of its layers. The largest gradient, the vocabulary softmax's of its table, is
-written there tile by tile and is never a tensor of its own.
+They add up in one flat buffer a group, of float32, or of bf16 where a step has one micro-batch. DeepSpeed itself
+converts each into a new buffer before it is added; it then joins the flat ones in another, converts that to the type
+that is sent, and back, and copies it home, on one process too. Where a new buffer takes its pages one by one, a pass
+over the gradients of Base costs as much as several of its layers. The largest gradient, the vocabulary softmax's of its
+table, is written there tile by tile and is never a tensor of its own. What each part saves is in docs/lab_log.md.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,9 +15,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.utils import get_global_norm_of_tensors
 from torch import Tensor, nn
 
+from .state import first_state
+
 _AT_ONCE = 2**18
+_PIECE = {"cpu": 2**19, "cuda": 2**26}  # what caches hold; what keeps launches few
 
 
 def spare_passes(engine: Any, halved: bool = False) -> None:
@@ -52,17 +57,56 @@ def _halve(optimizer: BF16_Optimizer) -> None:
         optimizer.fp32_groups_actual_gradients_flat[group] = flat[: sum(sizes)]
         optimizer.fp32_groups_gradient_flat_partition[group] = flat[start : start + ours]
     optimizer.grad_acc_dtype = torch.bfloat16
-    # DeepSpeed would clip in bf16, before it converts this rank's part for the update.
-    optimizer.optimizer.step = partial(_clip_and_step, optimizer, optimizer.clip_grad, optimizer.optimizer.step)
-    optimizer.clip_grad = 0.0
+    optimizer.optimizer.step = partial(_update, optimizer, optimizer.optimizer.step)
+    optimizer.step = partial(_step, optimizer)
 
 
-def _clip_and_step(optimizer: BF16_Optimizer, limit: float, take_step: Callable[[], object]) -> None:
-    """In place of the step of torch's optimizer."""
-    excess = ((optimizer._global_grad_norm + 1e-6) / limit).clamp(min=1)
-    for master in optimizer.fp32_groups_flat_partition:
-        master.grad.div_(excess)
-    take_step()
+@torch.no_grad()
+def _step(optimizer: BF16_Optimizer) -> None:
+    """In place of `step`, which would clip in bf16 and convert all gradients at once."""
+    gradients, _ = optimizer.get_grads_for_norm()
+    pieces = [piece for gradient in gradients for piece in gradient.split(_PIECE[gradient.device.type])]
+    norm = get_global_norm_of_tensors(pieces, norm_type=optimizer.norm_type, mpu=optimizer.mpu)
+    optimizer.overflow = not 0 <= float(norm) < math.inf  # DeepSpeed turns what is not finite into -1
+    optimizer._global_grad_norm = math.inf if optimizer.overflow else norm
+    if optimizer.overflow:
+        optimizer.clear_lp_grads()
+    else:
+        optimizer.optimizer.step()
+        optimizer._lazy_init_hp_params_optimizer_state()
+    optimizer.clear_hp_grads()
+
+
+def _update(optimizer: BF16_Optimizer, take_step: Callable[[], object]) -> None:
+    """In place of the step of torch's optimizer, which it takes on one piece of this rank's part after the other;
+    collective."""
+    excess = ((optimizer._global_grad_norm + 1e-6) / optimizer.clip_grad).clamp(min=1)
+    groups, states = optimizer.optimizer.param_groups, optimizer.optimizer.state
+    whole = [group.pop("params") for group in groups]
+    for number, group in enumerate(groups):
+        master = optimizer.fp32_groups_flat_partition[number]
+        states[master] = states[master] or first_state(master)
+        flat = master.detach(), optimizer.fp32_groups_gradient_flat_partition[number], *states[master].values()
+        for each in groups:
+            each["params"] = []
+        for piece, gradient, *state in zip(*(_pieces(tensor, master) for tensor in flat), strict=True):
+            piece.grad = gradient.float().div_(excess)
+            group["params"] = [piece]
+            states[piece] = dict(zip(states[master], state, strict=True))
+            take_step()
+            del states[piece]
+        states[master]["step"].copy_(state[list(states[master]).index("step")])
+    for group, parameters in zip(groups, whole, strict=True):
+        group["params"] = parameters
+    optimizer.update_lp_params()
+
+
+def _pieces(tensor: Tensor, master: Tensor) -> list[Tensor]:
+    """Views of a flat tensor, as many as of `master`; of a number that many copies."""
+    size = _PIECE[master.device.type]
+    if tensor.dim():
+        return list(tensor.split(size))
+    return [tensor.clone() for _ in range(0, master.numel(), size)]
 
 
 def _open(

@@ -86,16 +86,19 @@ def check_engine(engine: EngineConfig, compile: Compile = "none") -> None:
         )
     if stage == 2 and engine.gradient_precision == "bf16":
         raise ValueError(
-            f"engine.deepspeed {engine.deepspeed} is ZeRO-2, engine.gradient_precision bf16 needs ZeRO-1 or ZeRO-3: set it to zero1 "
+            f"engine.deepspeed {engine.deepspeed} is ZeRO-2, engine.gradient_precision bf16 needs ZeRO-1 or "
+            "ZeRO-3: set it to zero1 "
             "or zero3"
         )
     if stage == 1 and engine.gradient_precision == "bf16" and engine.offload_optimizer != "none":
         raise ValueError(
-            "engine.gradient_precision bf16 needs ZeRO-3 where engine.offload_optimizer is set: set engine.deepspeed to zero3"
+            "engine.gradient_precision bf16 needs ZeRO-3 where engine.offload_optimizer is set: set "
+            "engine.deepspeed to zero3"
         )
     if stage != 3 and (engine.offload_parameters != "none" or engine.offload_optimizer == "nvme"):
         raise ValueError(
-            f"engine.deepspeed {engine.deepspeed} is ZeRO-{stage}, which offloads the optimizer to cpu and nothing else: "
+            f"engine.deepspeed {engine.deepspeed} is ZeRO-{stage}, which offloads the optimizer to cpu and nothing "
+            "else: "
             "set it to zero3"
         )
 
@@ -160,7 +163,8 @@ def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> L
         )
     if loader.layout != model.layout:
         raise ValueError(
-            f"{folder} was mixed with --layout {loader.layout}, model.layout is {model.layout}: set it to {loader.layout}"
+            f"{folder} was mixed with --layout {loader.layout}, model.layout is {model.layout}: set it to "
+            f"{loader.layout}"
         )
     if Vocabulary(folder / "vocab").sha256 != loader.vocabulary_sha256:
         raise ValueError(f"{folder / 'vocab'} is not the vocabulary of the rows next to it: mix {folder} again")
@@ -258,7 +262,8 @@ def _check_nvme() -> None:
 
     if not AsyncIOBuilder().is_compatible(verbose=False):
         raise SharedError(
-            "offloading to nvme compiles DeepSpeed's async_io, which needs libaio: apt-get install libaio-dev, or offload to cpu"
+            "offloading to nvme compiles DeepSpeed's async_io, which needs libaio: apt-get install libaio-dev, or "
+            "offload to cpu"
         )
 
 

@@ -2,9 +2,9 @@
 extensions, and its gradients on a disk.
 
 torch marks an extension that is being compiled or loaded with a file `lock` next to it, and waits as long as there is
-one: a killed process leaves it, and all later ones wait for ever. So extensions are compiled and loaded in a folder that
-only our processes use, one process at a time, under a lock that the system releases when its holder ends. A `lock` that
-is found there is a killed process's.
+one: a killed process leaves it, and all later ones wait for ever. So extensions are compiled and loaded in a folder
+that only our processes use, one process at a time, under a lock that the system releases when its holder ends. A `lock`
+that is found there is a killed process's.
 """
 
 import contextlib
@@ -98,7 +98,8 @@ def _locked(folder: Path) -> Iterator[None]:
             (folder / "lock").unlink(missing_ok=True)
         except OSError as error:
             raise ValueError(
-                f"{folder}, where DeepSpeed's extensions are compiled: {error.strerror}: set TORCH_EXTENSIONS_DIR to a folder that "
+                f"{folder}, where DeepSpeed's extensions are compiled: {error.strerror}: set TORCH_EXTENSIONS_DIR "
+                "to a folder that "
                 "this user can write and lock"
             ) from None
         yield

@@ -62,7 +62,8 @@ def _check_state(rule: Callable[..., Optimizer]) -> None:
     if set(kept) != {"step", *MOMENTS}:
         raise SharedError(
             f"{type(optimizer).__name__} keeps {', '.join(kept)} of every parameter, a checkpoint holds step, "
-            f"{' and '.join(MOMENTS)}: choose another rule in engine/optimizer.py, or extend checkpoint/state_files.py"
+            f"{' and '.join(MOMENTS)}: choose another rule in engine/optimizer.py, or extend "
+            "checkpoint/state_files.py"
         )
 
 

@@ -56,7 +56,8 @@ def _given(environment: Mapping[str, str], tasks: int) -> dict[str, str]:
         raise ValueError(f"RANK is set, {' and '.join(missing)} not: set all five as a launcher does, or unset RANK")
     if int(environment["WORLD_SIZE"]) < tasks:
         raise ValueError(
-            f"srun started {tasks} processes, but WORLD_SIZE is {environment['WORLD_SIZE']}: unset RANK and WORLD_SIZE, "
+            f"srun started {tasks} processes, but WORLD_SIZE is {environment['WORLD_SIZE']}: unset RANK and "
+            "WORLD_SIZE, "
             "which srun's own variables replace"
         )
     return {name: environment[name] for name in TORCH_VARIABLES}
@@ -109,7 +110,8 @@ def start_process_group(
         return rank, world
     if world % engine.processes_per_replica:
         raise SharedError(
-            f"engine.pipeline_stages {engine.pipeline_stages} needs a multiple of as many processes, {world} were launched"
+            f"engine.pipeline_stages {engine.pipeline_stages} needs a multiple of as many processes, {world} were "
+            "launched"
         )
     if not dist.is_initialized():
         import deepspeed
@@ -145,7 +147,8 @@ def _no_meeting(error: dist.DistNetworkError) -> Exception:
     if "EADDRINUSE" not in str(error):
         return error
     return SharedError(
-        f"port {os.environ['MASTER_PORT']} of {os.environ['MASTER_ADDR']}, where the processes meet, is in use by another program: "
+        f"port {os.environ['MASTER_PORT']} of {os.environ['MASTER_ADDR']}, where the processes meet, is in use by "
+        "another program: "
         "choose another (deepspeed --master_port, torchrun --master-port, else MASTER_PORT)"
     )
 
@@ -174,7 +177,8 @@ def _device() -> int:
         number = 0
     if number >= visible:
         raise SharedError(
-            f"a node has more processes than the {visible} GPUs that they see: start one process a GPU (--ntasks-per-node)"
+            f"a node has more processes than the {visible} GPUs that they see: start one process a GPU "
+            "(--ntasks-per-node)"
         )
     os.environ["LOCAL_RANK"] = str(number)
     return number

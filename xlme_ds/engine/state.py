@@ -20,6 +20,12 @@ class Piece:
     offset: int
 
 
+def first_state(master: Tensor) -> dict[str, Tensor]:
+    """The state of `master` that the optimizer's first step would make."""
+    moments = {kind: torch.zeros_like(master, dtype=torch.float32) for kind in MOMENTS}
+    return {"step": torch.zeros((), device=master.device)} | moments
+
+
 class Bucket:
     """Master weights in one buffer that an optimizer updates as one tensor, and this rank's pieces in it."""
 
@@ -43,11 +49,9 @@ class Bucket:
         self._state()["step"].fill_(value)
 
     def _state(self) -> dict[str, Tensor]:
-        """The optimizer's state of this buffer, made as its first step would make it where there was none yet."""
-        state = self.optimizer.state[self.master]
-        if not state:
-            state["step"] = torch.zeros((), device=self.master.device)
-            state |= {kind: torch.zeros_like(self.master, dtype=torch.float32) for kind in MOMENTS}
+        if not self.optimizer.state[self.master]:
+            self.optimizer.state[self.master] = first_state(self.master)
+        state: dict[str, Tensor] = self.optimizer.state[self.master]
         return state
 
     def _buffers(self) -> dict[str, Tensor]:

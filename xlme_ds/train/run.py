@@ -42,7 +42,8 @@ def heldout_data(config: RunConfig, folder: Path, world: int) -> DataConfig:
     for name, rows, kept in zip(TASKS, asked, (mono, para), strict=True):
         if rows and not kept:
             raise ValueError(
-                f"{folder / name} has too few rows for {pieces} micro-batches: mix more held-out rows, raise data.micro_batch, "
+                f"{folder / name} has too few rows for {pieces} micro-batches: mix more held-out rows, raise "
+                "data.micro_batch, "
                 "or use fewer processes"
             )
     return DataConfig(mono, para, micro_batch=max(mono, para) // pieces)
@@ -113,7 +114,8 @@ def _train(
         return True
     if root:
         print(
-            f"{out}: {'resuming after' if start else 'starting at'} step {start} of {config.train.steps}, {engine.world} processes",
+            f"{out}: {'resuming after' if start else 'starting at'} step {start} of {config.train.steps}, "
+            f"{engine.world} processes",
             flush=True,
         )
 

@@ -77,7 +77,8 @@ class RunFolder:
             return uuid.uuid4().hex if stored is None else stored.get("run")
         if stored is None and "settings" not in saved:
             raise ValueError(
-                f"{self.path} has no config.json, and {checkpoint} is of an older version, which kept no settings with it: "
+                f"{self.path} has no config.json, and {checkpoint} is of an older version, which kept no settings "
+                "with it: "
                 "restore config.json, or choose another --out"
             )
         if stored is not None and stored.get("run") != saved.get("run"):
