@@ -1,9 +1,8 @@
 """Checkpoints of a run: written beside training under a temporary name, renamed when whole, the newest found again.
 
-A checkpoint folder holds one state file a rank (`checkpoint/state_files.py`), `state.json` (position, data fingerprints, the
-probe's loss) and `complete.json` (bytes and CRC-32 of every file), which is written last. All that is named without a
-marker does not exist; all is on the disk before the marker is. Other names in `checkpoints/` are nobody's business
-here.
+A checkpoint folder holds one state file a rank (`state_files.py`), `state.json` (position, data fingerprints, the
+probe's loss) and `complete.json` (bytes and CRC-32 of every file), the marker, which is written last: a folder without
+it is no checkpoint, and all is on the disk before it is. Other names in `checkpoints/` are left alone.
 """
 
 import math

@@ -1,7 +1,8 @@
 """The processes of a run: what their launcher says, joining them, and failing together.
 
-DeepSpeed's launcher and torchrun set torch's five variables. Plain `srun` sets its own, which are translated. What would
-silently become several runs of one process each is refused."""
+DeepSpeed's launcher and torchrun set torch's five variables. Plain `srun` sets its own, which are translated. What
+would silently become several runs of one process each is refused.
+"""
 
 import datetime
 import os

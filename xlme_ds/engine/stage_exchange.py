@@ -1,11 +1,12 @@
-"""What the first and the last stage of a pipeline exchange besides activations: the tied token embedding and predictions.
+"""What the first and the last stage of a pipeline exchange besides activations: the tied embedding and predictions.
 
 The first stage owns the embedding: it alone has moments, enters the norm and is in a checkpoint. The last stage has a
 copy, filled after every step, whose gradient goes to the first before that reduces its own over the replicas.
 
 Objectives whose rows have open places take a pass over the micro-batches of a step before the one that trains
 (DeepSpeed's evaluation schedule). The places are filled where the tokens are read, in the first stage; every process
-that reads rows knows where they are, so only the predictions travel, from the last stage to the first."""
+that reads rows knows where they are, so only the predictions travel, from the last stage to the first.
+"""
 
 import itertools
 from collections.abc import Callable, Sequence

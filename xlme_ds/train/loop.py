@@ -1,8 +1,9 @@
 """The training loop, and what is called after every step on every rank, because some of it is collective: records,
 evaluation, checkpoints, and the guard that counts the steps that are left out.
 
-The loop knows neither the model nor the engine. The engine leaves a step out when its loss or gradient is not finite, or
-its gradient norm exceeds the guard's limit. Norm and limit are the same on all ranks, and so is all that follows."""
+The loop knows neither the model nor the engine. The engine leaves a step out when its loss or gradient is not finite,
+or its gradient norm exceeds the guard's limit. Norm and limit are the same on all ranks, and so is all that follows.
+"""
 
 import math
 import statistics

@@ -152,7 +152,8 @@ class Console:
 
     def step(self, values: dict[str, Any], steps: int) -> None:
         """A logged step."""
-        line = f"step {values['step']}/{steps}  loss {values['loss']:.3f}  {_terms(values)}  {values['tokens_per_s']:,.0f} tokens/s"
+        loss, speed = f"loss {values['loss']:.3f}", f"{values['tokens_per_s']:,.0f} tokens/s"
+        line = f"step {values['step']}/{steps}  {loss}  {_terms(values)}  {speed}"
         if self.progress is not None:
             self.progress.update(self.task, completed=values["step"], line=line)
         elif values["step"] - self.shown >= self.plain_every or values["step"] == steps:

@@ -1,6 +1,7 @@
 """What ends a run early: signals, the end of its launcher, and a watchdog where it hangs.
 
-Nothing here loads torch: a signal may come while it is still being loaded."""
+Nothing here loads torch: a signal may come while it is still being loaded.
+"""
 
 import faulthandler
 import os
