@@ -15,6 +15,7 @@ from ..data.source import BatchSource
 from ..data.vocabulary import Vocabulary
 from ..models.compiled import Compile
 from ..models.init import Known, Whole, initialise
+from ..models.layers import TransformerLayer
 from ..models.pipeline import parts
 from ..objectives import objective_of
 from ..objectives.protocol import Objective, Pretraining
@@ -214,12 +215,10 @@ def _gradient_precision(config: Training, loader: BatchSource) -> Literal["bf16"
 def _deepspeed_config(config: Training, loader: BatchSource) -> dict[str, Any]:
     settings = deepspeed_settings(config.engine)
     settings["zero_optimization"] |= _offload(config.engine, settings["zero_optimization"])
-    if config.engine.offload_parameters == "nvme":
-        settings["zero_optimization"]["stage3_prefetch_bucket_size"] = (
-            0  # DeepSpeed 0.19.8 reads a weight twice, and fails
-        )
-    # DeepSpeed has bf16 gradients under ZeRO-3 alone; under ZeRO-1 they are ours, in place of the float32 ones of its
-    # BF16_Optimizer.
+    if config.engine.offload_parameters == "nvme":  # DeepSpeed 0.19.8 reads a weight twice, and fails
+        settings["zero_optimization"]["stage3_prefetch_bucket_size"] = 0
+    # Under ZeRO-1 bf16 gradients are ours, in place of the float32 ones of its BF16_Optimizer: with bf16 asked for here
+    # DeepSpeed takes its optimizer of ZeRO-2, and a step takes a third more (docs/lab_log.md).
     gradients = _gradient_precision(config, loader) if _stage(config.engine) == 3 else "fp32"
     return settings | {
         "train_micro_batch_size_per_gpu": loader.plan.micro_rows,
@@ -239,17 +238,21 @@ def _build_zero(
 ) -> Engine:
     if config.model.compile == "graphs" and not (on_gpu() and resolve_precision(config.engine) == "bf16"):
         raise SharedError("model.compile graphs needs a GPU that computes in bf16: set it to layers or none")
-    from .zero import ZeroEngine, gather_layers_whole, partitioned_construction, whole_parameter
+    import deepspeed
+
+    from .zero import ZeroEngine
 
     if "nvme" in (config.engine.offload_optimizer, config.engine.offload_parameters):
         _check_nvme()
     ds_config = _deepspeed_config(config, loader)
     if ds_config["zero_optimization"]["stage"] == 3:
-        with partitioned_construction(ds_config):
+        # The data type comes from the configuration: given as an argument, DeepSpeed 0.19.8 ignores it on the CPU.
+        with deepspeed.zero.Init(config_dict_or_path=ds_config):
             model = objective.build(config.model)
         if config.model.compile != "none":
-            gather_layers_whole(model)
-        fill(model, whole_parameter)
+            # ZeRO-3 gathers and releases a layer's parameters together, outside of the code that is compiled for it.
+            deepspeed.utils.set_z3_leaf_modules(model, [TransformerLayer])
+        fill(model, lambda parameter: deepspeed.zero.GatheredParameters([parameter], modifier_rank=0))
     else:
         model = objective.build(config.model)
         fill(model, None)

@@ -1,6 +1,5 @@
 """DeepSpeed's engine with ZeRO 1, 2 or 3, and where its optimizers keep this rank's master weights and moments."""
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -10,12 +9,11 @@ import deepspeed
 import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
-from deepspeed.utils import safe_get_full_fp32_param, set_z3_leaf_modules
+from deepspeed.utils import safe_get_full_fp32_param
 from torch import Tensor, nn
 
 from ..config import OptimizerConfig
 from ..data.source import BatchSource
-from ..models.layers import TransformerLayer
 from ..objectives.protocol import Objective
 from .bf16_gradients import spare_passes
 from .deepspeed_compat import align_gradients, loading_extensions
@@ -168,21 +166,3 @@ def _sub_group_pieces(group: list[Any], names: Mapping[nn.Parameter, str]) -> li
             pieces.append(Piece(names[parameter], start, numel, offset))
         offset += size
     return pieces
-
-
-@contextlib.contextmanager
-def whole_parameter(parameter: nn.Parameter):  # type: ignore[no-untyped-def]
-    """Hold one parameter whole on every rank, and keep what was written into it."""
-    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-        yield
-
-
-def gather_layers_whole(model: nn.Module) -> None:
-    """Have ZeRO-3 gather and release a layer's parameters together, outside of the code that is compiled for it."""
-    set_z3_leaf_modules(model, [TransformerLayer])
-
-
-def partitioned_construction(ds_config: dict[str, Any]):  # type: ignore[no-untyped-def]
-    """Context in which modules are built in parts, so that no rank ever holds the whole model (ZeRO-3)."""
-    # The data type comes from the configuration: given as an argument, DeepSpeed 0.19.8 ignores it on the CPU.
-    return deepspeed.zero.Init(config_dict_or_path=ds_config)
