@@ -94,6 +94,7 @@ def _update(optimizer: BF16_Optimizer, take_step: Callable[[], object]) -> None:
             group["params"] = [piece]
             states[piece] = dict(zip(states[master], state, strict=True))
             take_step()
+            piece.grad = None
             del states[piece]
         states[master]["step"].copy_(state[list(states[master]).index("step")])
     for group, parameters in zip(groups, whole, strict=True):
