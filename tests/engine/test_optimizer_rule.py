@@ -14,7 +14,7 @@ ENGINES: dict[int, dict[str, dict[str, Any]]] = {
     1: {"plain": dict(kind="plain")},
     2: {
         "zero1": dict(deepspeed="zero1"),
-        "zero1 bf16": dict(deepspeed="zero1", **BF16),
+        "zero1 bf16": dict(deepspeed="zero1", gradient_precision="fp32", **BF16),
         "zero1 bf16, gradients too": dict(deepspeed="zero1", gradient_precision="bf16", **BF16),
         "zero2": dict(deepspeed="zero2"),
         "zero3": dict(deepspeed="zero3"),
@@ -50,7 +50,8 @@ def test_the_rules_differ(ranks: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("rule", RULES[:2])
 @pytest.mark.parametrize("engine", PARALLEL)
 def test_every_engine_takes_it(ranks: list[dict[str, Any]], engine: str, rule: str) -> None:
-    tolerance = 5e-3 if "bf16" in engine else 1e-5  # as in test_parity.py
+    # bf16 has 8 bits of fraction, and the first steps of Adam take the sign of the smallest gradients, too.
+    tolerance = 1e-2 if "bf16" in engine else 1e-5
     for rank in ranks:
         assert rank[f"{engine}, {rule}"] == pytest.approx(rank[f"plain, {rule}"], rel=tolerance)
 
