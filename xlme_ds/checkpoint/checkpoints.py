@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written beside training under a temporary name, renamed when whole, the newest found again.
+"""Checkpoints of a run: written while training goes on, under a temporary name, renamed when whole, the newest found again.
 
 A checkpoint folder holds one state file a rank (`state_files.py`), `state.json` (position, data fingerprints, the
 probe's loss) and `complete.json` (bytes and CRC-32 of every file), the marker, which is written last: a folder without
@@ -168,7 +168,7 @@ def _foreign(folder: Path, run: str | None) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Delete a checkpoint, of a link the link alone; one that cannot be deleted is told, and stays."""
+    """Delete a checkpoint, of a link the link alone; one that cannot be deleted is named on stderr, and stays."""
     try:
         path.unlink() if path.is_symlink() or not path.is_dir() else shutil.rmtree(path)
     except OSError as error:

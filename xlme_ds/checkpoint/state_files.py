@@ -49,7 +49,7 @@ class StateWriter:
     def begin(self, sizes: Mapping[str, int], step: int) -> None:
         """Announce the tensors that will be put, by name and in order, with their numbers of elements.
 
-        `step`: optimizer steps behind the moments.
+        `step`: optimizer steps that the moments come from.
         """
         header: dict[str, object] = {"__metadata__": {"step": str(step)}}
         offset = 0

@@ -22,7 +22,7 @@ from .stop import StopRequest, Watchdog
 
 
 class Callback:
-    """See the module."""
+    """Something that is called on every rank after every step and at the end; may keep a log."""
 
     log: StepLines | None = None
 
@@ -62,7 +62,7 @@ class Record(Callback):
         self.last = (start, time.perf_counter())
 
     def after_step(self, done: int, stats: StepStats) -> None:
-        """See `Callback`."""
+        """A line where the step has metrics."""
         if not stats.metrics:
             return
         now = time.perf_counter()
@@ -105,7 +105,7 @@ class Evaluate(Callback):
         self.log = MetricsLog(run, "heldout", start) if engine.rank == 0 else None
 
     def after_step(self, done: int, stats: StepStats) -> None:
-        """See `Callback`."""
+        """Evaluate at the cadence and after the last step."""
         if done == self.steps or (self.every and done % self.every == 0):
             totals = self.engine.eval_batch(0)
             values = {"step": done, **self.summarise(**totals), **self.constants}
@@ -127,13 +127,13 @@ class Save(Callback):
         self.saved = start
 
     def after_step(self, done: int, stats: StepStats) -> None:
-        """See `Callback`."""
+        """Complete the checkpoint that is being written; begin one at the cadence."""
         self.checkpoints.poll(self.engine)
         if done % self.every == 0:
             self._save(done)
 
     def close(self, done: int) -> None:
-        """See `Callback`."""
+        """Save what is not saved, and wait for it."""
         if done > self.saved:
             self._save(done)
         self.checkpoints.wait(self.engine)
@@ -175,7 +175,7 @@ class Guard(Callback):
         return statistics.fmean(self.norms) + self.config.spike_sigma * statistics.stdev(self.norms)
 
     def after_step(self, done: int, stats: StepStats) -> None:
-        """See `Callback`."""
+        """Count the step if it was left out; remember its norm."""
         if stats.applied:
             self.in_a_row = 0
         else:

@@ -100,8 +100,7 @@ class StepLines:
 def _without_tensorboards(
     told: Callable[[threading.ExceptHookArgs], object],
 ) -> Callable[[threading.ExceptHookArgs], object]:
-    """`told` for all threads but TensorBoard's, which raises its error again at the next write: no traceback beside the
-    sentence."""
+    """`told` for all threads but TensorBoard's, whose error is raised again at the next write: one sentence says it."""
 
     def hook(failure: threading.ExceptHookArgs) -> None:
         if not type(failure.thread).__module__.startswith("tensorboard."):

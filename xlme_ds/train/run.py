@@ -60,7 +60,7 @@ class RunFacts(NamedTuple):
     evaluation: Callable[..., dict[str, float]] | None = None
     """Means from the sums, counts and statistics of held-out rows."""
     constants: Mapping[str, float] = MappingProxyType({})
-    """Written beside every evaluation."""
+    """Written with every evaluation."""
 
 
 def train(
@@ -203,7 +203,7 @@ def _resume(
 
 
 def pretraining(config: RunConfig, loader: Loader, heldout: Loader | None, root: bool) -> RunFacts:
-    """What is said of a pre-training run; `root` alone reads text for it."""
+    """The facts of a pre-training run; `root` alone reads text for them."""
     known = flops_per_step(config, loader.row_tokens), count_parameters(config), loader.vocabulary_sha256
     if heldout is None:
         return RunFacts(*known)

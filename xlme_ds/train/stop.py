@@ -83,7 +83,7 @@ def _parent(process: int) -> int:
         return 0
 
 
-# Where even Python's threads stand still, faulthandler's own, which needs no interpreter, ends the process this much
+# Where even Python's threads hang, faulthandler's own, which needs no interpreter, ends the process this much
 # later.
 _GRACE = 30.0
 _STDERR = 2  # the descriptor: sys.stderr may be replaced
@@ -105,7 +105,7 @@ class Watchdog:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def beat(self, doing: str) -> None:
-        """Something was finished; `doing`: what comes next, in words that fit behind `while`."""
+        """Something was finished; `doing`: what comes next, in words that fit after `while`."""
         self._doing, self._last = doing, time.monotonic()
         if self.minutes and not self._ended.is_set():
             faulthandler.dump_traceback_later(60 * self.minutes + _GRACE, exit=True, file=_STDERR)
