@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written while training goes on, under a temporary name, renamed when whole, the newest found again.
+"""Checkpoints of a run: written from a thread under a temporary name, renamed when whole, the newest found again.
 
 A checkpoint folder holds one state file a rank (`state_files.py`), `state.json` (position, data fingerprints, the
 probe's loss) and `complete.json` (bytes and CRC-32 of every file), the marker, which is written last: a folder without
