@@ -118,10 +118,8 @@ class MasterWeights(PlainEngine):
                 master.grad += weight.grad
                 weight.grad = None
 
-    def _update(self, learning_rate: float) -> float:
+    def _update(self) -> float:
         norm = torch.nn.utils.clip_grad_norm_(self.masters, self.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=False)
         for master, weight in zip(self.masters, self.module.parameters(), strict=True):
@@ -153,7 +151,7 @@ def built(run: RunConfig, device: Device, engine: str) -> Any:
     source = SyntheticSource(run, run.model.max_positions)
     if engine == "deepspeed":
         from xlme_ds.engine.build import build_engine
-        from xlme_ds.engine.processes import start_process_group
+        from xlme_ds.engine.ranks import start_process_group
 
         start_process_group(run.engine)
         return build_engine(run, source, None)  # type: ignore[arg-type]

@@ -95,7 +95,7 @@ def rank_of(case: ScalingCase) -> Callable[[int | None], Figures]:
 
     from bench.synthetic import SyntheticSource
     from xlme_ds.engine.build import build_engine
-    from xlme_ds.engine.processes import start_process_group
+    from xlme_ds.engine.ranks import start_process_group
 
     seconds: list[float] = []
 

@@ -66,7 +66,7 @@ class OurStep:
 
     def __init__(self, run: RunConfig):
         from xlme_ds.engine.build import build_engine
-        from xlme_ds.engine.processes import start_process_group
+        from xlme_ds.engine.ranks import start_process_group
 
         start_process_group(run.engine)
         source: Any = SyntheticSource(run, run.model.max_positions)

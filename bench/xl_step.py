@@ -25,10 +25,10 @@ import tyro
 
 from bench.workers import memory
 from xlme_ds.cli import fail, parse
-from xlme_ds.commands import run as run_stage
 from xlme_ds.config import DataConfig, EngineConfig, RunConfig
 from xlme_ds.counting import count_parameters
 from xlme_ds.quickstart import preparation
+from xlme_ds.run_commands import run as run_stage
 from xlme_ds.validate import validate
 
 STEPS = 3
@@ -82,11 +82,11 @@ def sample_rows(folder: Path, row_tokens: int) -> Path:
 
 def work(config: RunConfig, data: Path, out: Path, first: bool) -> tuple[float, float]:
     """Loss and gradient norm of the last step, after the steps that this process takes."""
+    from xlme_ds.checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints
     from xlme_ds.data.loader import Loader
     from xlme_ds.engine.build import build_engine, resolve_precision
-    from xlme_ds.engine.processes import process_group
-    from xlme_ds.train.checkpoint import PROBE_TOLERANCE, Checkpoints
-    from xlme_ds.train.schedule import learning_rate
+    from xlme_ds.engine.ranks import process_group
+    from xlme_ds.train.loop import learning_rate
 
     begin = time.perf_counter()
 

@@ -18,7 +18,7 @@ from xlme_ds.finetune.downstream_tasks import TASKS
 from xlme_ds.finetune.settings import TuningConfig, grid, settings
 from xlme_ds.objectives import objective_of
 from xlme_ds.recipes import RECIPES, recipe
-from xlme_ds.train.schedule import learning_rate
+from xlme_ds.train.loop import learning_rate
 
 # XLM-E, Tables 8 (generator) and 9 (discriminator). "250K" is XLM-R's vocabulary, 250,002 with `<mask>`; "500K" is
 # 2^19.

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import tyro
 
+from .checkpoint.checkpoints import Checkpoints, read_state
 from .cli import fail
 from .config import DataConfig
 from .data.order import StepPlan
 from .data.schema import TASKS
 from .data.shards import RowStore
-from .train.audit import ATTEMPTS, FOLDER, checksums, lines
-from .train.checkpoint import Checkpoints, read_state
+from .train.records import ATTEMPTS, AUDIT_FOLDER, audit_lines, row_checksums
 from .trained import CONFIG_FILE, read_config
 
 _SHOWN = 10
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def examine(run: Path, data: Path) -> tuple[list[str], str]:
-    """A sentence for every row that was not read exactly once as it stands in the data, and what was looked at.
+    """A sentence for every row that was not read exactly once as it is in the data, and what was looked at.
 
     Args:
         run: Run folder.
@@ -46,8 +46,8 @@ def examine(run: Path, data: Path) -> tuple[list[str], str]:
     newest, _ = Checkpoints(run, 1, 0).newest()
     if newest is None:
         raise ValueError(f"{run} has no usable checkpoint: name a run folder")
-    if not (run / FOLDER / ATTEMPTS).exists():
-        raise ValueError(f"{run / FOLDER} does not exist: only a run with --train.audit can be examined")
+    if not (run / AUDIT_FOLDER / ATTEMPTS).exists():
+        raise ValueError(f"{run / AUDIT_FOLDER} does not exist: only a run with --train.audit can be examined")
     steps = int(read_state(newest)["step"])
     try:
         settings = DataConfig(**read_config(run)["config"]["data"])
@@ -55,7 +55,7 @@ def examine(run: Path, data: Path) -> tuple[list[str], str]:
         raise ValueError(f"{run / CONFIG_FILE} is not of a pre-training run ({error!r}): restore it") from None
     rows = settings.mono_rows, settings.para_rows
     plan = StepPlan(rows, rows, 1, 1, settings.alternate)
-    read = _read_rows(run / FOLDER, steps)
+    read = _read_rows(run / AUDIT_FOLDER, steps)
     faults, seen = [], []
     for number, task in enumerate(TASKS):
         if rows[number]:
@@ -67,13 +67,13 @@ def examine(run: Path, data: Path) -> tuple[list[str], str]:
 
 def _read_rows(folder: Path, steps: int) -> dict[str, dict[int, list[tuple[int, int]]]]:
     """By task and row: (step, checksum) of every reading that counts."""
-    starts = [line["start"] for line in lines(folder / ATTEMPTS)]
+    starts = [line["start"] for line in audit_lines(folder / ATTEMPTS)]
     counting = np.zeros(steps, dtype=np.int64)
     for attempt, start in enumerate(starts):
         counting[start:] = attempt
     read: dict[str, dict[int, list[tuple[int, int]]]] = {task: defaultdict(list) for task in TASKS}
     for path in sorted(folder.glob("rank_*.jsonl")):
-        for line in lines(path):
+        for line in audit_lines(path):
             step = line["step"]
             if step < steps and line["attempt"] == counting[step]:
                 for task, pieces in line["rows"].items():
@@ -88,7 +88,7 @@ def _compare(task: str, asked: dict[int, range], read: dict[int, list[tuple[int,
     rows = max((numbers.stop for numbers in asked.values()), default=0)
     faults = [f"{task} row {row} was read though no step asks for it" for row in read if not 0 <= row < rows]
     for step, numbers in asked.items():
-        expected = checksums(store.read(np.arange(numbers.start, numbers.stop) % store.rows).tokens)
+        expected = row_checksums(store.read(np.arange(numbers.start, numbers.stop) % store.rows).tokens)
         for row, checksum in zip(numbers, expected, strict=True):
             readings = read.get(row, [])
             if [each for each, _ in readings] != [step]:

@@ -14,9 +14,7 @@ import tyro
 
 from .cli import fail, parse
 from .config import RunConfig
-from .engine.launcher import rendezvous
-from .train.stop import StopRequest
-from .train.watchdog import Watchdog
+from .train.stop import StopRequest, Watchdog
 
 
 @dataclass(frozen=True)
@@ -37,12 +35,13 @@ def main(arguments: list[str] | None = None) -> None:
     stop = StopRequest()  # before torch is loaded, which takes a while: a job may be told to leave at any time
     try:
         command = parse(Pretrain, __doc__ or "", sys.argv[1:] if arguments is None else arguments)
+        from .engine.ranks import rendezvous
         from .validate import validate
 
         validate(command.run, int(rendezvous(os.environ).get("WORLD_SIZE", 1)))
     except ValueError as error:
         fail("xlme_ds.pretrain", error)
-    from .engine.processes import SharedError
+    from .engine.ranks import SharedError
 
     try:
         pretrain(command.run, command.data_folder, command.out, command.heldout, stop)
@@ -54,13 +53,13 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
     """Train `config` on `data` into `out`, from its newest checkpoint if it has one; collective over the launched
     ranks."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
+    from .checkpoint.checkpoints import Checkpoints
     from .data.loader import Loader
     from .engine.build import build_engine, open_data, resolve_precision
-    from .engine.processes import SharedError, data_parallel, gather, process_group, together
+    from .engine.ranks import SharedError, data_parallel, gather, process_group, together
     from .models.init import Known
-    from .train.checkpoint import Checkpoints
-    from .train.folder import RunFolder
     from .train.run import heldout_data, pretraining, train
+    from .train.run_folder import RunFolder
     from .warm_start import starting_weights
 
     watchdog = Watchdog(config.train.watchdog_minutes, int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))))
@@ -113,6 +112,6 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
 
 if __name__ == "__main__":
     main()
-    from .engine.processes import leave
+    from .engine.ranks import leave
 
     leave()

@@ -12,9 +12,9 @@ from pathlib import Path
 import tyro
 
 from .cli import fail
-from .commands import environment, launch, run
+from .folders import LOCK, empty, lock
 from .recipes.xlme import QUICKSTART, quickstart
-from .train.folder import LOCK, empty, lock
+from .run_commands import environment, launch, run
 
 ROW_TOKENS = QUICKSTART.max_positions
 # One pass for the whole run. The corpus is short: every language repeats in it, in new company and with new masks.
@@ -45,7 +45,8 @@ def preparation(folder: Path, processes: int) -> list[list[str]]:
     def prepare(split: str, mono_rows: int, para_rows: int, alpha: float) -> list[str]:
         text = f"{data}/corpus/{split}"
         return [
-            f"encode --mono {text}/mono --para {text}/para --vocab {vocab} --out {encoded}/{split} --processes {processes}",
+            f"encode --mono {text}/mono --para {text}/para --vocab {vocab} --out {encoded}/{split} --processes "
+            f"{processes}",
             f"mix --encoded {encoded}/{split} --vocab {vocab} --out {data}/{split} --row-tokens {ROW_TOKENS} "
             f"--mono-rows {mono_rows} --para-rows {para_rows} --alpha {alpha} --processes {processes}",
         ]
@@ -77,7 +78,8 @@ def begin(out: Path, fresh: bool) -> None:
     if fresh and content:
         if out / _MARK not in content:
             raise ValueError(
-                f"{out} was not made by the quickstart (it has no {_MARK}): --fresh would delete what is in it, name another --out"
+                f"{out} was not made by the quickstart (it has no {_MARK}): --fresh would delete what is in it, "
+                "name another --out"
             )
         empty(out, keep=[_MARK])
     if fresh or not content:

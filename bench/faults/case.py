@@ -21,15 +21,14 @@ import torch
 from bench.faults.forked import Ended, ForkedRanks, LaunchedRanks, NotSurvived
 from xlme_ds import pretrain
 from xlme_ds.audit import examine
+from xlme_ds.checkpoint.checkpoints import Checkpoints
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.engine.data_parallel import DataParallelEngine
-from xlme_ds.engine.pipe import PipelineEngine
-from xlme_ds.engine.protocol import StepStats
+from xlme_ds.engine.engine import Engine, StepStats
+from xlme_ds.engine.pipeline_engine import PipelineEngine
 from xlme_ds.evaluate import showcase  # noqa: F401
 from xlme_ds.report import run_page
 from xlme_ds.train import run as _run  # noqa: F401
-from xlme_ds.train.checkpoint import Checkpoints
-from xlme_ds.train.folder import RunFolder
+from xlme_ds.train.run_folder import RunFolder
 
 STEPS, SAVE_EVERY = 24, 4
 LAYOUTS = {
@@ -65,7 +64,7 @@ def leaving_out(steps: tuple[int, ...]) -> Patch:
         kind.train_batch = train_batch  # type: ignore[attr-defined]
 
     def apply(rank: int) -> None:
-        without(DataParallelEngine)
+        without(Engine)
         without(PipelineEngine)
 
     return apply
@@ -76,7 +75,7 @@ def bad_steps(steps: tuple[int, ...], what: str, victim: int) -> Patch:
 
     def apply(rank: int) -> None:
         now = {"step": -1}
-        read, watched = DataParallelEngine._read, DataParallelEngine._watched
+        read, watched = Engine._read, Engine._watched
 
         def watched_read(self, step):  # type: ignore[no-untyped-def]
             now["step"] = step
@@ -90,8 +89,8 @@ def bad_steps(steps: tuple[int, ...], what: str, victim: int) -> Patch:
             spoil = what == "loss" and now["step"] in steps and torch.is_grad_enabled()
             return watched(self, loss * math.inf if spoil else loss, batch)
 
-        patch.object(DataParallelEngine, "_read", watched_read).start()
-        patch.object(DataParallelEngine, "_watched", watched_loss).start()
+        patch.object(Engine, "_read", watched_read).start()
+        patch.object(Engine, "_watched", watched_loss).start()
 
     return apply
 

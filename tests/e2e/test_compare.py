@@ -16,7 +16,7 @@ from tests.rows import train_vocabulary, write_data
 from xlme_ds.compare.__main__ import CompareSettings, planned
 from xlme_ds.compare.results import Value, overtaken
 from xlme_ds.compare.systems import Budget, system
-from xlme_ds.train.folder import lock
+from xlme_ds.folders import lock
 
 BUDGET = 4e8
 SETTINGS = (

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from tests.launch import ROOT, environment, free_port
 from tests.rows import train_vocabulary, write_data
-from xlme_ds.train.folder import RunFolder
+from xlme_ds.train.run_folder import RunFolder
 
 STEPS = 40
 TIMED = ("tokens_per_s", "flops_per_s")

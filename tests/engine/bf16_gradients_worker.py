@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from tests.models.test_allocations import Allocations
 from xlme_ds.config import EngineConfig
-from xlme_ds.engine import half_gradients
+from xlme_ds.engine import bf16_gradients
 from xlme_ds.engine.bf16_gradients import spare_passes
-from xlme_ds.engine.processes import start_process_group
+from xlme_ds.engine.ranks import start_process_group
 
 STEPS = 6
 
@@ -65,7 +65,7 @@ def train(spare: bool, immediate: bool, micro_batches: int = 2, halved: bool = F
 
 
 def main(out: Path) -> None:
-    half_gradients._PIECE["cpu"] = 1024  # less than the parameters
+    bf16_gradients._PIECE["cpu"] = 1024  # less than the parameters
     start_process_group(EngineConfig(kind="deepspeed", deepspeed="zero1"))
     results = {
         "as it comes": train(spare=False, immediate=False),

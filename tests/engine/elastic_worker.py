@@ -7,11 +7,11 @@ from pathlib import Path
 import torch.distributed as dist
 
 from tests.engine.worker import tiny
+from xlme_ds.checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
-from xlme_ds.engine.processes import data_parallel, start_process_group
-from xlme_ds.engine.protocol import Engine
-from xlme_ds.train.checkpoint import PROBE_TOLERANCE, Checkpoints
+from xlme_ds.engine.engine import Engine
+from xlme_ds.engine.ranks import data_parallel, start_process_group
 
 STEPS = 4  # of a link
 

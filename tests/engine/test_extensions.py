@@ -14,7 +14,7 @@ from tests.launch import ROOT, environment
 # As DeepSpeed does it: torch's own `load`, looked up where it is called.
 LOAD = """
 import sys
-from xlme_ds.engine.extensions import loading_extensions
+from xlme_ds.engine.deepspeed_compat import loading_extensions
 print("started", file=sys.stderr, flush=True)
 with loading_extensions():
     print("news of building")

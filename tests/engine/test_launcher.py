@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch import ROOT, environment, free_port
-from xlme_ds.engine.launcher import first_host, rendezvous
+from xlme_ds.engine.ranks import first_host, rendezvous
 
 # Of Slurm 22.05: sbatch --nodes=2 --ntasks-per-node=2, the batch script itself and task 3 of srun in it.
 SCRIPT = {"SLURM_JOB_ID": "1234567", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}

@@ -80,7 +80,8 @@ def async_io() -> None:
     if not AsyncIOBuilder().is_compatible(verbose=False):
         pytest.skip("DeepSpeed's async_io needs libaio: apt-get install libaio-dev")
     load = (  # where runs look for it
-        "from deepspeed.ops.op_builder import AsyncIOBuilder; from xlme_ds.engine.extensions import loading_extensions\n"
+        "from deepspeed.ops.op_builder import AsyncIOBuilder\n"
+        "from xlme_ds.engine.deepspeed_compat import loading_extensions\n"
         "with loading_extensions(): AsyncIOBuilder().load(verbose=False)"
     )
     subprocess.run([sys.executable, "-c", load], env=environment(), check=True, capture_output=True)

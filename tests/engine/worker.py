@@ -22,13 +22,10 @@ from xlme_ds.config import (
 )
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
-from xlme_ds.engine.processes import data_parallel, start_process_group
-from xlme_ds.engine.protocol import Engine, StepStats
-from xlme_ds.train.callbacks import Callback, Record
-from xlme_ds.train.guard import Guard
-from xlme_ds.train.loop import fit
-from xlme_ds.train.stop import StopRequest
-from xlme_ds.train.watchdog import Watchdog
+from xlme_ds.engine.engine import Engine, StepStats
+from xlme_ds.engine.ranks import data_parallel, start_process_group
+from xlme_ds.train.loop import Callback, Guard, Record, fit
+from xlme_ds.train.stop import StopRequest, Watchdog
 from xlme_ds.validate import validate
 
 STEPS = 20

@@ -30,17 +30,17 @@ from transformers import (
 )
 
 from tests.launch import ROOT, environment
-from xlme_ds import checkpoint
+from xlme_ds.checkpoint import __main__ as checkpoint
 from xlme_ds.config import ModelConfig
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.evaluate.vectors import sentence_vectors
 from xlme_ds.export.__main__ import cut, main
 from xlme_ds.export.card import escape
 from xlme_ds.finetune.downstream_tasks import TASKS
+from xlme_ds.folders import lock
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import TextEncoder, one_item_a_row
-from xlme_ds.train.folder import lock
 from xlme_ds.trained import load_encoder, load_run
 
 SENTENCES = ["kalo mi ter un", "dorin", "ve sa pe  kalo inun mi", ""]

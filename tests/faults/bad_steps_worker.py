@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 
 from tests.engine.worker import tiny
+from xlme_ds.checkpoint.state_files import StateWriter
 from xlme_ds.config import RunConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
-from xlme_ds.engine.processes import data_parallel, start_process_group
-from xlme_ds.engine.protocol import Engine, StepStats
-from xlme_ds.engine.statefile import StateWriter
+from xlme_ds.engine.engine import Engine, StepStats
+from xlme_ds.engine.ranks import data_parallel, start_process_group
 
 # Step: what is wrong with it. The first of all is one, when Adam has no moments yet.
 BAD = {0: "gradient", 3: "loss", 5: "gradient", 6: "spike"}

@@ -10,9 +10,9 @@ from tests.launch import ROOT, environment, run_ranks
 
 PROGRAM = """
 import ctypes, sys, time
-from xlme_ds.train import watchdog
-watchdog._GRACE = 1.0
-dog = watchdog.Watchdog(1 / 60, rank=3)
+from xlme_ds.train import stop
+stop._GRACE = 1.0
+dog = stop.Watchdog(1 / 60, rank=3)
 def getting_on():
     for number in range(8):
         time.sleep(0.25)
@@ -61,7 +61,7 @@ warnings.filterwarnings("ignore")
 import torch
 import torch.distributed as dist
 from xlme_ds.config import EngineConfig
-from xlme_ds.engine.processes import leave, start_process_group
+from xlme_ds.engine.ranks import leave, start_process_group
 rank, world = start_process_group(EngineConfig(), float(sys.argv[1]))
 from deepspeed.pipe import PipelineModule
 before = len(dist.distributed_c10d._world.pg_map)

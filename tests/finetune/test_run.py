@@ -21,13 +21,13 @@ from seqeval.metrics import f1_score
 from tests.finetune.tasks import write_base, write_entities, write_pairs, write_questions
 from tests.launch import ROOT, environment, run_ranks
 from xlme_ds.config import EngineConfig
-from xlme_ds.engine.processes import SharedError
+from xlme_ds.engine.ranks import SharedError
 from xlme_ds.finetune.__main__ import _TRAIN, _run
 from xlme_ds.finetune.finetune_run import finetune as finetune_here
 from xlme_ds.finetune.settings import Job, TuningConfig
 from xlme_ds.report.xtreme import gather
 from xlme_ds.report.xtreme_tables import tables
-from xlme_ds.train.folder import RunFolder
+from xlme_ds.train.run_folder import RunFolder
 from xlme_ds.train.stop import StopRequest
 
 

@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from tests.small import language_model, model, usual_batch
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.engine.build import assemble
-from xlme_ds.engine.processes import SharedError, on_gpu
+from xlme_ds.engine.ranks import SharedError, on_gpu
 from xlme_ds.models.attention import AttentionBias, fused_attend, item_mask
 from xlme_ds.models.execution import compiled
 from xlme_ds.objectives.electra import ElectraObjective

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from tests.finetune.tasks import write_base, write_entities
 from tests.launch import ROOT, environment
 from tests.slurm.cluster import SLURM_CONF, SMALL, Cluster, Job, slurm, wait_until
-from xlme_ds.train.folder import RunFolder
+from xlme_ds.train.run_folder import RunFolder
 
 STEPS = 48
 SETTINGS = {

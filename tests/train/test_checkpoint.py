@@ -19,16 +19,16 @@ from bench.faults.forked import obey_permissions
 from tests.engine.worker import tiny
 from tests.launch import ROOT, environment, run_ranks
 from tests.rows import write_data
-from xlme_ds import checkpoint as commands
+from xlme_ds.checkpoint import __main__ as commands
+from xlme_ds.checkpoint.checkpoints import Checkpoints, complete
+from xlme_ds.checkpoint.state_files import StateWriter
 from xlme_ds.config import RunConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
-from xlme_ds.engine.processes import SharedError
-from xlme_ds.engine.protocol import Engine
-from xlme_ds.engine.statefile import StateWriter
-from xlme_ds.train.checkpoint import Checkpoints, complete
-from xlme_ds.train.folder import RunFolder
+from xlme_ds.engine.engine import Engine
+from xlme_ds.engine.ranks import SharedError
 from xlme_ds.train.run import pretraining, train
+from xlme_ds.train.run_folder import RunFolder
 
 PLAIN = dict(engine=dict(kind="plain"), micro_batch=8)
 XLM = dict(objective="mlm", language_embeddings=("de", "en", "fr"), dropout=0.1, alternate=True)
@@ -183,8 +183,11 @@ import os, sys
 from pathlib import Path
 import torch.distributed as dist
 from bench.faults.forked import obey_permissions
-from xlme_ds.engine.processes import leave
-from xlme_ds.train.checkpoint import Checkpoints
+from xlme_ds.engine.ranks import leave
+from xlme_ds.checkpoint.checkpoints import Checkpoints
+from bench.faults_ranks import obey_permissions
+from xlme_ds.engine.ranks import leave
+from xlme_ds.checkpoint.checkpoints import Checkpoints
 obey_permissions()
 dist.init_process_group("gloo")
 newest, complaints = Checkpoints(Path(sys.argv[1]), 1, 0).newest(dist.get_rank(), 2)

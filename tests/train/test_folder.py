@@ -20,9 +20,10 @@ from tests.train.test_guard import config as short
 from tests.train.test_guard import run
 from xlme_ds import quickstart
 from xlme_ds.config import EngineConfig, RunConfig
-from xlme_ds.engine.processes import SharedError
+from xlme_ds.engine.ranks import SharedError
+from xlme_ds.folders import lock, made_whole
 from xlme_ds.report.run_page import write_report
-from xlme_ds.train.folder import RunFolder, lock, made_whole, missing_steps
+from xlme_ds.train.run_folder import RunFolder, missing_steps
 from xlme_ds.trained import read_settings
 
 PLAIN = dict(engine=dict(kind="plain"), micro_batch=8)

@@ -14,12 +14,12 @@ from tests.rows import write_data
 from xlme_ds.config import RunConfig, TrainConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
-from xlme_ds.engine.processes import SharedError
-from xlme_ds.engine.protocol import StepStats
+from xlme_ds.engine.engine import StepStats
+from xlme_ds.engine.ranks import SharedError
 from xlme_ds.objectives.electra import ElectraObjective
-from xlme_ds.train.folder import RunFolder
-from xlme_ds.train.guard import Guard
+from xlme_ds.train.loop import Guard
 from xlme_ds.train.run import pretraining, train
+from xlme_ds.train.run_folder import RunFolder
 from xlme_ds.validate import validate
 
 torch.set_num_threads(1)  # as in tests/small.py

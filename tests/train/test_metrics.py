@@ -13,7 +13,7 @@ from tests.launch import ROOT, environment
 WRITE = """
 import sys, time
 from pathlib import Path
-from xlme_ds.train.metrics import MetricsLog
+from xlme_ds.train.records import MetricsLog
 run = Path(sys.argv[1])
 log = MetricsLog(run, "metrics", 0)
 log.write({"step": 1, "loss": 1.0})

@@ -3,7 +3,7 @@
 import pytest
 
 from xlme_ds.config import OptimizerConfig
-from xlme_ds.train.schedule import learning_rate
+from xlme_ds.train.loop import learning_rate
 
 
 def test_warm_up_and_decay() -> None:

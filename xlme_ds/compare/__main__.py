@@ -18,12 +18,12 @@ import tyro
 from rich.console import Console
 
 from ..cli import fail
-from ..commands import environment, launch, run
 from ..data.schema import TASKS, write_json
 from ..data.shards import RowStore
 from ..engine.build import open_data
 from ..evaluate.output import write_text
-from ..train.folder import lock
+from ..folders import lock
+from ..run_commands import environment, launch, run
 from .results import plot, results, tables
 from .scores import FILES, require_labels
 from .systems import Budget, System, system

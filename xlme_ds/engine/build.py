@@ -12,13 +12,14 @@ from ..data.loader import BatchSource, Loader
 from ..data.vocabulary import Vocabulary
 from ..models.execution import applied
 from ..models.init import Known, Whole, initialise
+from ..models.layers import TransformerLayer
 from ..models.pipeline import describe_balance, parts, pipeline_balance
 from ..objectives import objective_of
 from ..objectives.protocol import Objective, Pretraining
 from ..validate import deepspeed_settings, zero_stage
+from .engine import Engine
 from .plain import PlainEngine
-from .processes import SharedError, on_gpu
-from .protocol import Engine
+from .ranks import SharedError, on_gpu
 
 Fill = Callable[[nn.Module, Whole | None], None]
 """Gives every parameter of a model its first value; `Whole` is entered around each one."""
@@ -84,7 +85,8 @@ def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> L
         )
     if loader.layout != model.layout:
         raise ValueError(
-            f"{folder} was mixed with --layout {loader.layout}, model.layout is {model.layout}: set it to {loader.layout}"
+            f"{folder} was mixed with --layout {loader.layout}, model.layout is {model.layout}: set it to "
+            f"{loader.layout}"
         )
     if Vocabulary(folder / "vocab").sha256 != loader.vocabulary_sha256:
         raise ValueError(f"{folder / 'vocab'} is not the vocabulary of the rows next to it: mix {folder} again")
@@ -134,12 +136,10 @@ def _gradient_precision(config: Training, loader: BatchSource) -> Literal["bf16"
 def _deepspeed_config(config: Training, loader: BatchSource) -> dict[str, Any]:
     settings = deepspeed_settings(config.engine)
     settings["zero_optimization"] |= _offload(config.engine, settings["zero_optimization"])
-    if config.engine.offload_parameters == "nvme":
-        settings["zero_optimization"]["stage3_prefetch_bucket_size"] = (
-            0  # DeepSpeed 0.19.8 reads a weight twice, and fails
-        )
-    # DeepSpeed has bf16 gradients under ZeRO-3 alone; under ZeRO-1 they are ours, in place of the float32 ones of its
-    # BF16_Optimizer.
+    if config.engine.offload_parameters == "nvme":  # DeepSpeed 0.19.8 reads a weight twice, and fails
+        settings["zero_optimization"]["stage3_prefetch_bucket_size"] = 0
+    # Under ZeRO-1 bf16 gradients are ours, in place of the float32 ones of its BF16_Optimizer: with bf16 asked for here
+    # DeepSpeed takes its optimizer of ZeRO-2, and a step takes a third more (docs/lab_log.md).
     gradients = _gradient_precision(config, loader) if zero_stage(config.engine) == 3 else "fp32"
     return settings | {
         "train_micro_batch_size_per_gpu": loader.plan.micro_rows,
@@ -147,7 +147,9 @@ def _deepspeed_config(config: Training, loader: BatchSource) -> dict[str, Any]:
         "gradient_clipping": config.optimizer.clip,
         "bf16": {"enabled": resolve_precision(config.engine) == "bf16", "immediate_grad_update": True},
         "data_types": {"grad_accum_dtype": gradients},
-        "zero_force_ds_cpu_optimizer": False,  # the optimizer is torch's on every engine, so that their curves agree
+        # The optimizer is torch's on every engine, so that their curves agree.
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,
     }
 
@@ -157,18 +159,22 @@ def _build_zero(
 ) -> Engine:
     if config.model.compile == "graphs" and not (on_gpu() and resolve_precision(config.engine) == "bf16"):
         raise SharedError("model.compile graphs needs a GPU that computes in bf16: set it to layers or none")
-    from .zero import ZeroEngine, gather_layers_whole, partitioned_construction, whole_parameter
+    import deepspeed
+
+    from .zero import ZeroEngine
 
     if "nvme" in (config.engine.offload_optimizer, config.engine.offload_parameters):
         _check_nvme()
     ds_config = _deepspeed_config(config, loader)
     if ds_config["zero_optimization"]["stage"] == 3:
-        with partitioned_construction(ds_config):
+        # The data type comes from the configuration: given as an argument, DeepSpeed 0.19.8 ignores it on the CPU.
+        with deepspeed.zero.Init(config_dict_or_path=ds_config):
             model = objective.build(config.model)
         if config.model.compile != "none":
-            gather_layers_whole(model)
+            # ZeRO-3 gathers and releases a layer's parameters together, outside of the code that is compiled for it.
+            deepspeed.utils.set_z3_leaf_modules(model, [TransformerLayer])
         model = applied(model, config.model)
-        fill(model, whole_parameter)
+        fill(model, lambda parameter: deepspeed.zero.GatheredParameters([parameter], modifier_rank=0))
     else:
         model = applied(objective.build(config.model), config.model)
         fill(model, None)
@@ -181,19 +187,19 @@ def _check_nvme() -> None:
 
     if not AsyncIOBuilder().is_compatible(verbose=False):
         raise SharedError(
-            "offloading to nvme compiles DeepSpeed's async_io, which needs libaio: apt-get install libaio-dev, or offload to cpu"
+            "offloading to nvme compiles DeepSpeed's async_io, which needs libaio: apt-get install libaio-dev, or "
+            "offload to cpu"
         )
 
 
 def _build_pipeline(
     config: RunConfig, objective: Pretraining, loader: Loader, heldout: Loader | None, known: Known | None
 ) -> Engine:
-    from .pipe import PipelineEngine, pipeline_module
+    from .pipeline_engine import PipelineEngine
 
     work = objective.work(config.model, loader.row_tokens)
     counted = config.engine, work, config.model.activation_checkpointing
     if torch.distributed.get_rank() == 0:
         print(describe_balance(*counted), flush=True)
     balance = parts(pipeline_balance(*counted))
-    module = pipeline_module(objective, config.model, balance, config.engine, config.seed, known)
-    return PipelineEngine(module, objective, loader, heldout, config.optimizer, _deepspeed_config(config, loader))
+    return PipelineEngine(config, objective, balance, loader, heldout, known, _deepspeed_config(config, loader))

@@ -6,13 +6,13 @@ from torch import Tensor, nn
 from ..config import OptimizerConfig
 from ..data.loader import BatchSource
 from ..objectives.protocol import Objective
-from .data_parallel import DataParallelEngine
-from .optimizer import applied_rate, build_optimizer, set_learning_rate
+from .engine import Engine
+from .optimizer import build_optimizer
 from .state import Bucket, Piece
 
 
-class PlainEngine(DataParallelEngine):
-    """See `Engine`."""
+class PlainEngine(Engine):
+    """One process; torch's optimizer updates the model's own weights."""
 
     def __init__(
         self,
@@ -23,27 +23,20 @@ class PlainEngine(DataParallelEngine):
         device: torch.device,
         optimizer: OptimizerConfig,
     ):
-        super().__init__(module.to(device), objective, loader, heldout, device)
+        module = module.to(device)
+        super().__init__(module, objective, loader, heldout, device, build_optimizer(module, optimizer))
         self.clip = optimizer.clip
-        self.optimizer = build_optimizer(module, optimizer)
 
     def _backward(self, loss: Tensor) -> None:
         loss.backward()
 
-    def _update(self, learning_rate: float) -> float:
+    def _update(self) -> float:
         norm = float(torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.clip))
-        set_learning_rate(self.optimizer, learning_rate)
         self._applied = self._accepts(norm)
         if self._applied:
             self.optimizer.step()
         self.optimizer.zero_grad()
         return norm
-
-    def _rate(self) -> float:
-        return applied_rate(self.optimizer)
-
-    def _reduce(self, values: Tensor) -> Tensor:
-        return values
 
     def _buckets(self) -> list[Bucket]:
         return [
@@ -55,5 +48,5 @@ class PlainEngine(DataParallelEngine):
         """The master weights are the weights."""
 
     def full_state(self) -> dict[str, Tensor]:
-        """See `Engine`."""
+        """The whole model in float32 on the CPU, by parameter name."""
         return {name: value.detach().float().cpu().clone() for name, value in self.module.named_parameters()}

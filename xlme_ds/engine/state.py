@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .statefile import CHUNK, KINDS, MOMENTS, StateReader, StateWriter
+from ..checkpoint.state_files import KINDS, MOMENTS, StateReader, StateWriter
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,12 @@ class Piece:
     start: int
     numel: int
     offset: int
+
+
+def first_state(master: Tensor) -> dict[str, Tensor]:
+    """The state of `master` that the optimizer's first step would make."""
+    moments = {kind: torch.zeros_like(master, dtype=torch.float32) for kind in MOMENTS}
+    return {"step": torch.zeros((), device=master.device)} | moments
 
 
 class Bucket:
@@ -40,19 +46,12 @@ class Bucket:
 
     @step.setter
     def step(self, value: int) -> None:
-        step = self._state()["step"]
-        if torch.is_tensor(step):
-            step.fill_(value)
-        else:
-            self.optimizer.state[self.master]["step"] = value
+        self._state()["step"].fill_(value)
 
     def _state(self) -> dict[str, Tensor]:
-        """The optimizer's state of this buffer, made as its first step would make it where there was none yet."""
-        state = self.optimizer.state[self.master]
-        if not state:
-            of_torch = isinstance(self.optimizer, torch.optim.Adam)
-            state["step"] = torch.zeros((), device=self.master.device) if of_torch else 0
-            state |= {kind: torch.zeros_like(self.master, dtype=torch.float32) for kind in MOMENTS}
+        if not self.optimizer.state[self.master]:
+            self.optimizer.state[self.master] = first_state(self.master)
+        state: dict[str, Tensor] = self.optimizer.state[self.master]
         return state
 
     def _buffers(self) -> dict[str, Tensor]:
@@ -70,19 +69,6 @@ def write_state(buckets: Sequence[Bucket], writer: StateWriter) -> None:
             for piece in bucket.pieces:
                 for kind in KINDS:
                     writer.put(buffers[kind][piece.offset : piece.offset + piece.numel])
-    writer.end()
-
-
-def merge_state(reader: StateReader, writer: StateWriter) -> None:
-    """Hand every parameter whole to `writer`, in pieces that need little memory."""
-    sizes = reader.sizes()
-    writer.begin({f"{name}/{kind}/0": size for name, size in sizes.items() for kind in KINDS}, reader.step)
-    for name, size in sizes.items():
-        for kind in KINDS:
-            for start in range(0, size, CHUNK):
-                values = torch.empty(min(CHUNK, size - start))
-                reader.read(name, kind, start, values)
-                writer.put(values)
     writer.end()
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..data.schema import BOS, EOS, LAYOUTS, PAD, write_json
 from ..data.vocabulary import Vocabulary
+from ..folders import made_whole
 from ..models.text_encoder import TextEncoder
-from ..train.folder import made_whole
 from ..trained import (
     CONFIG_FILE,
     EXPORTED_SETTINGS,

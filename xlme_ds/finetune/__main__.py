@@ -77,7 +77,7 @@ def main() -> None:
             )
         todo = [todo[command.number]]
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
-    from ..engine.processes import SharedError, process_group
+    from ..engine.ranks import SharedError, process_group
 
     try:
         if command.engine.kind == "pipeline":
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def _run(job: Job, rank: int, world: int, stop: StopRequest) -> None:
-    from ..engine.processes import gather
+    from ..engine.ranks import gather
     from .finetune_run import finetune
 
     if any(gather(stop.received is not None)):
@@ -108,6 +108,6 @@ def _run(job: Job, rank: int, world: int, stop: StopRequest) -> None:
 
 if __name__ == "__main__":
     main()
-    from ..engine.processes import leave
+    from ..engine.ranks import leave
 
     leave()

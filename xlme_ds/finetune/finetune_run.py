@@ -17,14 +17,13 @@ from ..config import Training
 from ..data.schema import read_json, write_json
 from ..data.vocabulary import Vocabulary
 from ..engine.build import Fill, assemble, resolve_precision
-from ..engine.processes import SharedError, broadcast, gather, together
+from ..engine.ranks import SharedError, broadcast, gather, together
 from ..models.init import Whole, initialise
 from ..models.operations import encoder_forward
 from ..models.text_encoder import TextEncoder, language_index
-from ..train.folder import RunFolder
-from ..train.run import Work, train
-from ..train.stop import StopRequest
-from ..train.watchdog import Watchdog
+from ..train.run import RunFacts, train
+from ..train.run_folder import RunFolder
+from ..train.stop import StopRequest, Watchdog
 from ..trained import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, Saved, load_encoder, mismatch, read_weights, write_model
 from ..validate import validate
 from .downstream_tasks import TASKS, DownstreamTask
@@ -177,13 +176,13 @@ def _load_weights(model: nn.Module, weights: Path) -> None:
         raise mismatch(weights, weights.parent.parent, error) from None
 
 
-def _work(config: FinetuneConfig, loader: TaskLoader, vocabulary: Vocabulary) -> Work:
+def _work(config: FinetuneConfig, loader: TaskLoader, vocabulary: Vocabulary) -> RunFacts:
     tokens = loader.row_tokens
     forward = tokens * encoder_forward(config.model, config.model.discriminator_layers, tokens)
     with torch.device("meta"):
         encoder = TextEncoder(config.model)
     parameters = {"encoder": sum(p.numel() for p in encoder.parameters())}
-    return Work(3 * config.tuning.batch * forward, parameters, vocabulary.sha256)
+    return RunFacts(3 * config.tuning.batch * forward, parameters, vocabulary.sha256)
 
 
 def _features(

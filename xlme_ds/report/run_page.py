@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..train.folder import flatten, missing_steps
+from ..train.run_folder import flatten, missing_steps
 from . import figures
 from .figures import number, percent, points
 from .files import RunFiles, read_run, render, write_text

@@ -1,15 +1,214 @@
-"""The training loop. It knows neither the model nor the engine."""
+"""The training loop, and what is called after every step on every rank, because some of it is collective: records,
+evaluation, checkpoints, and the guard that counts the steps that are left out.
 
-from collections.abc import Sequence
+The loop knows neither the model nor the engine. The engine leaves a step out when its loss or gradient is not finite,
+or its gradient norm exceeds the guard's limit. Norm and limit are the same on all ranks, and so is all that follows.
+"""
 
-from ..config import Training
-from ..engine.processes import share
-from ..engine.protocol import Engine
-from .callbacks import Callback
-from .guard import Guard
-from .schedule import learning_rate
-from .stop import StopRequest
-from .watchdog import Watchdog
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint.checkpoints import Checkpoints
+from ..config import OptimizerConfig, TrainConfig, Training
+from ..engine.engine import Engine, StepStats
+from ..engine.ranks import share, together
+from .records import MetricsLog, StepLines
+from .stop import StopRequest, Watchdog
+
+
+class Callback:
+    """Something that is called on every rank after every step and at the end; may keep a log."""
+
+    log: StepLines | None = None
+
+    def after_step(self, done: int, stats: StepStats) -> None:
+        """`done` steps are finished; `stats` belongs to the last of them."""
+
+    def close(self, done: int) -> None:
+        """The loop ends after `done` steps, finished or stopped."""
+        if self.log is not None:
+            self.log.close()
+
+    @property
+    def trouble(self) -> OSError | None:
+        """Why the records cannot be written; the ranks do not know it of each other."""
+        return None if self.log is None else self.log.error
+
+
+class Record(Callback):
+    """Writes a line of metrics.jsonl at every logged step, and shows it."""
+
+    def __init__(
+        self,
+        run: Path,
+        config: Training,
+        start: int,
+        row_tokens: int,
+        flops_per_step: float,
+        show: Callable[[dict[str, Any], int], None],
+        skipped: Callable[[], int],
+    ):
+        self.log: MetricsLog = MetricsLog(run, "metrics", start)
+        self.skipped = skipped
+        self.config = config
+        self.tokens_per_step = int(sum(config.data.mean_rows)) * row_tokens
+        self.flops_per_step = flops_per_step
+        self.show = show
+        self.last = (start, time.perf_counter())
+
+    def after_step(self, done: int, stats: StepStats) -> None:
+        """A line where the step has metrics."""
+        if not stats.metrics:
+            return
+        now = time.perf_counter()
+        rate = (done - self.last[0]) / (now - self.last[1])
+        self.last = (done, now)
+        values = {
+            "step": done,
+            **stats.metrics,
+            "lr": stats.learning_rate,
+            "grad_norm": stats.gradient_norm,
+            "skipped_steps": self.skipped(),
+            "tokens": done * self.tokens_per_step,
+            "tokens_per_s": rate * self.tokens_per_step,
+            "flops_per_s": rate * self.flops_per_step,
+        }
+        self.log.write(values)
+        self.show(values, self.config.train.steps)
+
+
+class Evaluate(Callback):
+    """Runs the held-out rows and writes a line of heldout.jsonl; collective."""
+
+    def __init__(
+        self,
+        run: Path,
+        engine: Engine,
+        summarise: Callable[..., dict[str, float]],
+        every: int,
+        steps: int,
+        start: int,
+        constants: Mapping[str, float],
+        show: Callable[[dict[str, Any], int], None] | None,
+    ):
+        self.engine = engine
+        self.summarise = summarise
+        self.every = every
+        self.steps = steps
+        self.constants = constants
+        self.show = show
+        self.log = MetricsLog(run, "heldout", start) if engine.rank == 0 else None
+
+    def after_step(self, done: int, stats: StepStats) -> None:
+        """Evaluate at the cadence and after the last step."""
+        if done == self.steps or (self.every and done % self.every == 0):
+            totals = self.engine.eval_batch(0)
+            values = {"step": done, **self.summarise(**totals), **self.constants}
+            if self.log is not None and self.show is not None:
+                self.log.write(values)
+                self.show(values, self.steps)
+
+
+class Save(Callback):
+    """Saves a checkpoint at its cadence and at the end; collective."""
+
+    def __init__(
+        self, checkpoints: Checkpoints, engine: Engine, every: int, state: Callable[[], dict[str, Any]], start: int
+    ):
+        self.checkpoints = checkpoints
+        self.engine = engine
+        self.every = every
+        self.state = state
+        self.saved = start
+
+    def after_step(self, done: int, stats: StepStats) -> None:
+        """Complete the checkpoint that is being written; begin one at the cadence."""
+        self.checkpoints.poll(self.engine)
+        if done % self.every == 0:
+            self._save(done)
+
+    def close(self, done: int) -> None:
+        """Save what is not saved, and wait for it."""
+        if done > self.saved:
+            self._save(done)
+        self.checkpoints.wait(self.engine)
+
+    def _save(self, done: int) -> None:
+        self.checkpoints.save(self.engine, done, together(self.state))
+        self.saved = done
+
+
+_WINDOW = 128  # steps; the rule and both numbers are OLMo-core's (SkipStepOptimizer)
+_LEAST = 64
+
+
+class Guard(Callback):
+    """What it counts goes into checkpoints (`state`), so that a resumed run decides as if it had never stopped."""
+
+    def __init__(
+        self, config: TrainConfig, state: Mapping[str, Any], rows_of: Callable[[int], str], log: StepLines | None
+    ):
+        self.config = config
+        self.skipped = int(state.get("skipped", 0))
+        self.in_a_row = int(state.get("in_a_row", 0))
+        self.norms: deque[float] = deque(state.get("norms", ()), maxlen=_WINDOW)
+        self.rows_of = rows_of
+        self.log = log
+        self.fault: str | None = None
+        """Why the run cannot go on."""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What a resumed run needs; a run that was ended here starts counting in a row anew."""
+        in_a_row = 0 if self.fault is not None else self.in_a_row
+        return {"skipped": self.skipped, "in_a_row": in_a_row, "norms": list(self.norms)}
+
+    def norm_limit(self) -> float:
+        """The largest gradient norm that the next step may have."""
+        if not self.config.spike_sigma or len(self.norms) < _LEAST:
+            return math.inf
+        return statistics.fmean(self.norms) + self.config.spike_sigma * statistics.stdev(self.norms)
+
+    def after_step(self, done: int, stats: StepStats) -> None:
+        """Count the step if it was left out; remember its norm."""
+        if stats.applied:
+            self.in_a_row = 0
+        else:
+            self._left_out(done, stats)
+        if math.isfinite(stats.gradient_norm):
+            self.norms.append(stats.gradient_norm)
+
+    def _left_out(self, done: int, stats: StepStats) -> None:
+        self.skipped += 1
+        self.in_a_row += 1
+        rows = list(stats.suspects) or [self.rows_of(done - 1)]
+        norm = stats.gradient_norm
+        if math.isfinite(norm):
+            reason = f"gradient norm {norm:.4g}, {self.config.spike_sigma:g} sigma allow {self.norm_limit():.4g}"
+        else:
+            reason = "loss not finite" if stats.suspects else "gradient not finite"
+        if self.log is not None:
+            self.log.write({"step": done, "reason": reason, "rows": rows})
+        if self.in_a_row >= self.config.max_bad_steps:
+            self.fault = (
+                f"{self.in_a_row} steps in a row, up to step {done}, were left out, the last for its {reason}; its "
+                "rows are "
+                f"{'; '.join(rows)}, those of the others stand in faults.jsonl: look at them with `python -m "
+                "data_prep show`, "
+                "or start a run with a lower optimizer.learning_rate"
+            )
+
+
+def learning_rate(step: int, steps: int, cfg: OptimizerConfig) -> float:
+    """Rate of optimizer step `step` (from 0) of `steps`: linear warm-up to the peak, linear decay towards 0."""
+    if step < cfg.warmup_steps:
+        return cfg.learning_rate * (step + 1) / cfg.warmup_steps
+    return cfg.learning_rate * (steps - step) / max(steps - cfg.warmup_steps, 1)
 
 
 def fit(

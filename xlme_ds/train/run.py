@@ -6,25 +6,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, read_state
 from ..config import DataConfig, RunConfig, Training
 from ..counting import count_parameters, flops_per_step
 from ..data.loader import BatchSource, Loader
 from ..data.schema import TASKS
 from ..data.shards import RowStore, unigram_nll
 from ..engine.build import resolve_precision
-from ..engine.processes import SharedError, broadcast, together
-from ..engine.protocol import Engine
+from ..engine.engine import Engine
+from ..engine.ranks import SharedError, broadcast, together
+from ..folders import to_disk
 from ..objectives import described, objective_of
-from .audit import audit
-from .callbacks import Callback, Evaluate, Record, Save
-from .checkpoint import PROBE_TOLERANCE, Checkpoints, read_state
-from .console import Console
-from .folder import RunFolder, missing_steps, settled, to_disk
-from .guard import Guard
-from .loop import fit
-from .metrics import StepLines
-from .stop import StopRequest
-from .watchdog import Watchdog
+from .loop import Callback, Evaluate, Guard, Record, Save, fit
+from .records import Console, StepLines, audit_reads
+from .run_folder import RunFolder, missing_steps, settled
+from .stop import StopRequest, Watchdog
 
 
 def heldout_data(config: RunConfig, folder: Path, world: int) -> DataConfig:
@@ -43,14 +39,15 @@ def heldout_data(config: RunConfig, folder: Path, world: int) -> DataConfig:
     for name, rows, kept in zip(TASKS, asked, (mono, para), strict=True):
         if rows and not kept:
             raise ValueError(
-                f"{folder / name} has too few rows for {pieces} micro-batches: mix more held-out rows, raise data.micro_batch, "
+                f"{folder / name} has too few rows for {pieces} micro-batches: mix more held-out rows, raise "
+                "data.micro_batch, "
                 "or use fewer processes"
             )
     return DataConfig(mono, para, micro_batch=max(mono, para) // pieces)
 
 
-class Work(NamedTuple):
-    """What is said of a run beside its settings."""
+class RunFacts(NamedTuple):
+    """What a run has besides its settings."""
 
     flops: float
     """Of a step, by the standard count."""
@@ -71,7 +68,7 @@ def train(
     folder: RunFolder,
     loader: BatchSource,
     heldout: BatchSource | None,
-    work: Work,
+    work: RunFacts,
     stop: StopRequest | None = None,
     watchdog: Watchdog | None = None,
 ) -> bool:
@@ -94,7 +91,7 @@ def _train(
     folder: RunFolder,
     loader: BatchSource,
     heldout: BatchSource | None,
-    work: Work,
+    work: RunFacts,
     stop: StopRequest,
     watchdog: Watchdog,
 ) -> bool:
@@ -116,13 +113,14 @@ def _train(
         return True
     if root:
         print(
-            f"{out}: {'resuming after' if start else 'starting at'} step {start} of {config.train.steps}, {engine.world} processes",
+            f"{out}: {'resuming after' if start else 'starting at'} step {start} of {config.train.steps}, "
+            f"{engine.world} processes",
             flush=True,
         )
 
     audited = None
     if config.train.audit and isinstance(loader, Loader):  # other sources refuse the setting
-        audited = audit(out, loader, start, engine.rank, engine.world)
+        audited = audit_reads(out, loader, start, engine.rank, engine.world)
     plain_every = max(config.train.steps // 20, 1)
     console = Console(config.train.steps, start, plain_every, work.objective) if root else None
     faults = together(lambda: StepLines(out, "faults", start) if root else None)
@@ -170,7 +168,7 @@ def _records(
     out: Path,
     start: int,
     loader: BatchSource,
-    work: Work,
+    work: RunFacts,
     console: Console | None,
     guard: Guard,
 ) -> list[Callback]:
@@ -204,15 +202,15 @@ def _resume(
     return 0, {"run": run}
 
 
-def pretraining(config: RunConfig, loader: Loader, heldout: Loader | None, root: bool) -> Work:
-    """What is said of a pre-training run; `root` alone reads text for it."""
+def pretraining(config: RunConfig, loader: Loader, heldout: Loader | None, root: bool) -> RunFacts:
+    """The facts of a pre-training run; `root` alone reads text for them."""
     known = flops_per_step(config, loader.row_tokens), count_parameters(config), loader.vocabulary_sha256
     words = described(config.objective)
     if heldout is None:
-        return Work(*known, objective=words)
+        return RunFacts(*known, objective=words)
     constants = {
         f"unigram_nll_{TASKS[task]}": unigram_nll(loader.stores[task], store, heldout.plan.rows[task])
         for task, store in heldout.stores.items()
         if root
     }
-    return Work(*known, objective_of(config.objective).summarise, constants, words)
+    return RunFacts(*known, objective_of(config.objective).summarise, constants, words)

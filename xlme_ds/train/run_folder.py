@@ -1,23 +1,17 @@
 """The run folder: one process at a time, one run for good, and a record of what it ran with."""
 
-import errno
-import fcntl
 import importlib.metadata
 import json
-import os
-import shutil
-import socket
-import stat
 import sys
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from ..config import Training
 from ..data.schema import read_json, write_json
+from ..folders import LOCK, lock
 
 # Settings that do not shape the curve; a run may be resumed with others.
 _MAY_CHANGE = (
@@ -83,7 +77,8 @@ class RunFolder:
             return uuid.uuid4().hex if stored is None else stored.get("run")
         if stored is None and "settings" not in saved:
             raise ValueError(
-                f"{self.path} has no config.json, and {checkpoint} is of an older version, which kept no settings with it: "
+                f"{self.path} has no config.json, and {checkpoint} is of an older version, which kept no settings "
+                "with it: "
                 "restore config.json, or choose another --out"
             )
         if stored is not None and stored.get("run") != saved.get("run"):
@@ -167,105 +162,6 @@ def missing_steps(logged: Iterable[int], every: int, last: int) -> str:
                 runs.append([step, step])
     words = [f"{first}" if first == end else f"{first} to {end}" for first, end in runs]
     return ", ".join(words[:10]) + (f" and {len(words) - 10} more stretches" if len(words) > 10 else "")
-
-
-LOCK = ".lock"
-"""The file of a folder that a process holds while it works there."""
-_HOLDER = b"xlme_ds: "
-_NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-
-
-def lock(folder: Path) -> Any:
-    """Keep other processes out of `folder`, which is made where it is missing, until the returned file is closed.
-
-    The file lies in the folder itself, so that every path there leads to it, and says who holds it. Raises ValueError
-    when another process does, when something else has the file's name, and when its file system cannot lock.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / LOCK
-    foreign = f"{path} is no lock of this package, which needs the name: move it away"
-    try:
-        # Neither through a link nor waiting for the other end of a pipe; what is there is not touched before it is
-        # known.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise ValueError(foreign) from None
-        raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise ValueError(foreign)
-    file = os.fdopen(descriptor, "r+b", buffering=0)
-    holder = file.read(200)
-    try:
-        if holder and not holder.startswith(_HOLDER):
-            raise ValueError(foreign)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.exists(path) or not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-            file.close()  # its holder removed it meanwhile
-            return lock(folder)
-        file.seek(0)
-        file.write(_HOLDER + f"process {os.getpid()} of {socket.gethostname()}\n".encode())
-        file.truncate()
-    except BlockingIOError:
-        file.close()
-        who = holder.removeprefix(_HOLDER).decode("ascii", "backslashreplace").strip() or "it does not say which"
-        raise ValueError(
-            f"another process is still working in {folder} ({who}): wait for its end, or choose another folder"
-        ) from None
-    except OSError as error:
-        file.close()
-        if error.errno in _NO_FLOCK:
-            raise ValueError(
-                f"{path} cannot be locked ({error.strerror}), and a second run could not be kept out: choose a folder on a file system "
-                "with flock, or have this one mounted with it"
-            ) from None
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    except ValueError:
-        file.close()
-        raise
-    return file
-
-
-def to_disk(*paths: Path) -> None:
-    """Have what was written into files, or the names in folders, on the disk before going on."""
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-@contextmanager
-def made_whole(to: Path, option: str) -> Iterator[Path]:
-    """A folder to write into, which gets the name `to` when all is in it and on the disk; else nothing is left of it.
-
-    Raises ValueError naming `option` when something has that name, or the one that it is written under.
-    """
-    if os.path.lexists(to):
-        raise ValueError(f"{to} exists already: choose another {option}")
-    partial = to.with_name(to.name + ".partial")
-    if os.path.lexists(partial) and not (partial / LOCK).is_file():  # not left by one that was killed
-        raise ValueError(f"{partial} is in the way: move it, or choose another {option}")
-    with lock(partial):
-        try:
-            empty(partial)
-            yield partial
-            to_disk(*(path for path in partial.rglob("*") if path.name != LOCK), partial)
-            (partial / LOCK).unlink()
-            partial.rename(to)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-    to_disk(to.parent)
-
-
-def empty(folder: Path, keep: Sequence[str] = ()) -> None:
-    """Delete what is in a locked folder but the lock and what `keep` names; of a link to a folder the link alone."""
-    for path in folder.iterdir():
-        if path.name not in (LOCK, *keep):
-            path.unlink() if path.is_symlink() or not path.is_dir() else shutil.rmtree(path)
 
 
 def settled(config: Training) -> dict[str, Any]:

@@ -1,10 +1,15 @@
-"""The processes of a run: joining them, and failing together."""
+"""The processes of a run: what their launcher says, joining them, and failing together.
+
+DeepSpeed's launcher and torchrun set torch's five variables. Plain `srun` sets its own, which are translated. What
+would silently become several runs of one process each is refused.
+"""
 
 import datetime
 import os
+import re
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -16,8 +21,68 @@ from torch.distributed import distributed_c10d
 from ..cli import in_words
 from ..config import EngineConfig, TrainConfig, refuse
 from ..validate import processes_fit
-from .extensions import loading_extensions
-from .launcher import TORCH_VARIABLES, rendezvous
+
+TORCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+# Below the range from which systems give out ports by themselves; two jobs that share a node get different ones.
+_FIRST_PORT, _PORTS = 10_000, 20_000
+_TRY = 1_009  # a job that is requeued takes another: what was in the way of the last try may still be
+
+
+def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
+    """torch's five variables for this process; empty where no launcher started it, so that it runs alone.
+
+    Raises ValueError when a launcher started several processes that do not know of each other.
+    """
+    tasks = int(environment.get("SLURM_STEP_NUM_TASKS") or 1)
+    if "RANK" in environment:
+        return _given(environment, tasks)
+    if tasks > 1:
+        return _from_srun(environment)
+    if "SLURM_STEP_NUM_TASKS" not in environment and int(environment.get("SLURM_NTASKS") or 1) > 1:
+        raise ValueError(
+            f"this job has {environment['SLURM_NTASKS']} tasks, but srun did not start this process: put srun before "
+            "python, or srun --ntasks=1 to run on one"
+        )
+    launched = max(int(environment.get(name) or 1) for name in _MPI_SIZES)
+    if launched > 1:
+        raise ValueError(
+            f"mpiexec started {launched} processes, but not as one run: start them with srun, deepspeed or torchrun"
+        )
+    return {}
+
+
+def _given(environment: Mapping[str, str], tasks: int) -> dict[str, str]:
+    missing = [name for name in TORCH_VARIABLES if name not in environment]
+    if missing:
+        raise ValueError(f"RANK is set, {' and '.join(missing)} not: set all five as a launcher does, or unset RANK")
+    if int(environment["WORLD_SIZE"]) < tasks:
+        raise ValueError(
+            f"srun started {tasks} processes, but WORLD_SIZE is {environment['WORLD_SIZE']}: unset RANK and "
+            "WORLD_SIZE, "
+            "which srun's own variables replace"
+        )
+    return {name: environment[name] for name in TORCH_VARIABLES}
+
+
+def _from_srun(environment: Mapping[str, str]) -> dict[str, str]:
+    job, step, tries = (int(environment.get(f"SLURM_{name}") or 0) for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
+    port = _FIRST_PORT + (10 * job + step + _TRY * tries) % _PORTS
+    return {
+        "RANK": environment["SLURM_PROCID"],
+        "LOCAL_RANK": environment["SLURM_LOCALID"],
+        "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
+        "MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(environment["SLURM_STEP_NODELIST"]),
+        "MASTER_PORT": environment.get("MASTER_PORT") or str(port),
+    }
+
+
+def first_host(nodes: str) -> str:
+    """The first name of Slurm's list of nodes: gpu-001 of `gpu-[001-004,007],login1`. Rank 0 is there."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
+    assert first is not None
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0])
+
 
 Result = TypeVar("Result")
 
@@ -45,6 +110,8 @@ def start_process_group(
     if not dist.is_initialized():
         import deepspeed
 
+        from .deepspeed_compat import check_deepspeed, loading_extensions
+
         if on_gpu():
             torch.cuda.set_device(_device())
         timeout = _collective_timeout(watchdog_minutes)
@@ -52,6 +119,7 @@ def start_process_group(
         # 10.
         distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
         try:
+            check_deepspeed()
             with loading_extensions():
                 deepspeed.init_distributed("nccl" if on_gpu() else "gloo", verbose=False, timeout=timeout)
         except ValueError as error:
@@ -73,7 +141,8 @@ def _no_meeting(error: dist.DistNetworkError) -> Exception:
     if "EADDRINUSE" not in str(error):
         return error
     return SharedError(
-        f"port {os.environ['MASTER_PORT']} of {os.environ['MASTER_ADDR']}, where the processes meet, is in use by another program: "
+        f"port {os.environ['MASTER_PORT']} of {os.environ['MASTER_ADDR']}, where the processes meet, is in use by "
+        "another program: "
         "choose another (deepspeed --master_port, torchrun --master-port, else MASTER_PORT)"
     )
 
@@ -102,7 +171,8 @@ def _device() -> int:
         number = 0
     if number >= visible:
         raise SharedError(
-            f"a node has more processes than the {visible} GPUs that they see: start one process a GPU (--ntasks-per-node)"
+            f"a node has more processes than the {visible} GPUs that they see: start one process a GPU "
+            "(--ntasks-per-node)"
         )
     os.environ["LOCAL_RANK"] = str(number)
     return number

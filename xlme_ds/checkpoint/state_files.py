@@ -49,7 +49,7 @@ class StateWriter:
     def begin(self, sizes: Mapping[str, int], step: int) -> None:
         """Announce the tensors that will be put, by name and in order, with their numbers of elements.
 
-        `step`: optimizer steps behind the moments.
+        `step`: optimizer steps that the moments come from.
         """
         header: dict[str, object] = {"__metadata__": {"step": str(step)}}
         offset = 0
@@ -86,7 +86,8 @@ class StateWriter:
             raise OSError(self._error.errno, self._error.strerror, str(self.path))
         if not self._finite:
             raise ValueError(
-                f"{self.path} would hold weights or moments that are not finite and is left out: go on from the checkpoint "
+                f"{self.path} would hold weights or moments that are not finite and is left out: go on from the "
+                "checkpoint "
                 "before with train.spike_sigma 6, or start a run with a lower optimizer.learning_rate"
             )
         return {"bytes": self.path.stat().st_size, "crc32": self._crc}
@@ -191,3 +192,16 @@ class StateReader:
                 raise ValueError(f"{key} is at {first} to {last}")
             self._parts.setdefault((name, kind), []).append((int(start), numel, path, 8 + length + first))
         return step
+
+
+def merge_state(reader: StateReader, writer: StateWriter) -> None:
+    """Hand every parameter whole to `writer`, in pieces that need little memory."""
+    sizes = reader.sizes()
+    writer.begin({f"{name}/{kind}/0": size for name, size in sizes.items() for kind in KINDS}, reader.step)
+    for name, size in sizes.items():
+        for kind in KINDS:
+            for start in range(0, size, CHUNK):
+                values = torch.empty(min(CHUNK, size - start))
+                reader.read(name, kind, start, values)
+                writer.put(values)
+    writer.end()

@@ -1,23 +1,47 @@
-"""The step that all data-parallel engines share: exact global means, whatever the micro-batches and ranks."""
+"""What the training loop sees of an engine, and the step that all engines share: exact global means, whatever the
+micro-batches and ranks."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..checkpoint.state_files import StateReader, StateWriter
 from ..data.batch import Batch
 from ..data.loader import BatchSource
 from ..objectives.protocol import Objective
-from .processes import gather, share, together
-from .protocol import StepStats
+from .optimizer import applied_rate, set_learning_rate
+from .ranks import gather, share, together
 from .state import Bucket, read_state, write_state
-from .statefile import StateReader, StateWriter
 
 
-class DataParallelEngine(ABC):
-    """Forward, loss and accumulation; a subclass says how to go backward, update and reduce."""
+@dataclass(frozen=True)
+class StepStats:
+    """Result of one optimizer step, the same on every rank.
+
+    `metrics`: the objective's means over the global batch, empty unless they were asked for; `gradient_norm`: global,
+    before clipping; `learning_rate`: the one that the optimizer had; `applied`: whether it changed anything - a step
+    whose loss or gradient is not finite, or whose norm exceeds the limit, leaves weights, moments and Adam's step as
+    they were; `suspects`: of a step that was left out, the rows whose own loss was not finite, a sentence part for each
+    such micro-batch of any rank.
+    """
+
+    metrics: dict[str, float]
+    gradient_norm: float
+    learning_rate: float
+    applied: bool = True
+    suspects: tuple[str, ...] = ()
+
+
+class Engine(ABC):
+    """A model with its optimizer under some parallelism. Every public method is collective: all ranks call it alike.
+
+    Forward, loss and accumulation are here; a subclass says how to go backward, update and reduce.
+    """
 
     rank = 0
     world = 1
@@ -29,12 +53,15 @@ class DataParallelEngine(ABC):
         loader: BatchSource,
         heldout: BatchSource | None,
         device: torch.device,
+        optimizer: Any,
     ):
+        """`optimizer`: torch's, or DeepSpeed's wrapper of it."""
         self.module = module
         self.objective = objective
         self.loader = loader
         self.heldout = heldout
         self.device = device
+        self.optimizer = optimizer
         self._reads = True
         self._counting = True
         self._norm_limit = math.inf
@@ -46,20 +73,12 @@ class DataParallelEngine(ABC):
         """Add the gradient of `loss`, one term of a sum over all micro-batches and ranks."""
 
     @abstractmethod
-    def _update(self, learning_rate: float) -> float:
+    def _update(self) -> float:
         """Clip, take the optimizer step if `_accepts` the norm, clear the gradients; returns the global norm before
         clipping.
 
         Says in `_applied` whether the step was taken.
         """
-
-    @abstractmethod
-    def _rate(self) -> float:
-        """The learning rate that the optimizer has."""
-
-    @abstractmethod
-    def _reduce(self, values: Tensor) -> Tensor:
-        """Sum of `values` over the ranks, in place."""
 
     @abstractmethod
     def _buckets(self) -> Sequence[Bucket]:
@@ -69,8 +88,19 @@ class DataParallelEngine(ABC):
     def _publish(self) -> None:
         """Make what was written into the buckets the weights to compute with; collective."""
 
+    def _reduce(self, values: Tensor) -> Tensor:
+        """Sum of `values` over the ranks, in place."""
+        return values
+
+    @abstractmethod
+    def full_state(self) -> dict[str, Tensor]:
+        """The whole model in float32 on the CPU of rank 0, by parameter name; empty on the other ranks."""
+
     def train_batch(self, step: int, learning_rate: float, detailed: bool, norm_limit: float = math.inf) -> StepStats:
-        """See `Engine`."""
+        """Take optimizer step `step` (from 0) on its rows, unless its gradient norm exceeds `norm_limit`.
+
+        `detailed` asks for the metrics. Raises SharedError when any rank cannot read its rows.
+        """
         self.module.train()
         batches, counts = self._read(step)
         self._begin(norm_limit)
@@ -86,7 +116,8 @@ class DataParallelEngine(ABC):
         if detailed:
             sums, statistics = (self._reduce(torch.stack(group).sum(0)) for group in zip(*gathered, strict=True))
             metrics = self.objective.summarise(sums.cpu(), counts.cpu(), statistics.cpu())
-        return self._stats(step, batches, metrics, self._update(learning_rate))
+        set_learning_rate(self.optimizer, learning_rate)
+        return self._stats(step, batches, metrics, self._update())
 
     def _read(self, step: int) -> tuple[list[Batch], Tensor]:
         """This rank's micro-batches, and the counts of the whole step. Raises SharedError when a rank cannot read its
@@ -134,7 +165,7 @@ class DataParallelEngine(ABC):
 
     def _stats(self, step: int, batches: Sequence[Batch], metrics: dict[str, float], norm: float) -> StepStats:
         if self._applied:
-            return StepStats(metrics, norm, self._rate())
+            return StepStats(metrics, norm, applied_rate(self.optimizer))
         mine = [
             self.loader.rows_of(step, micro_batch)
             for micro_batch, batch in enumerate(batches)
@@ -143,26 +174,26 @@ class DataParallelEngine(ABC):
         ]
         suspects = dict.fromkeys(rows for part in gather(mine) for rows in part)
         norm = norm if norm >= 0 else math.nan
-        return StepStats(metrics, norm, self._rate(), applied=False, suspects=tuple(suspects))
+        return StepStats(metrics, norm, applied_rate(self.optimizer), applied=False, suspects=tuple(suspects))
 
     def eval_batch(self, step: int) -> dict[str, Tensor]:
-        """See `Engine`."""
+        """Additive sums, counts and statistics (float64, on the CPU) of step `step` of the held-out rows."""
         heldout = self.heldout
         assert heldout is not None
         return self._evaluate(together(lambda: heldout.step(step)))
 
     def probe_loss(self) -> float:
-        """See `Engine`."""
+        """Loss of the probe batch with the weights as they are: the same under any engine and number of ranks."""
         totals = self._evaluate([together(self.loader.probe)])  # the same on all ranks: their number cancels out
         means = totals["sums"] / totals["counts"].clamp(min=1)
         return float((self.objective.weights * means).sum())
 
     def save(self, writer: StateWriter) -> None:
-        """See `Engine`."""
+        """Hand this rank's part of weights and optimizer state to `writer`; they may change once this returns."""
         write_state(self._buckets(), writer)
 
     def load(self, reader: StateReader) -> None:
-        """See `Engine`."""
+        """Take weights and optimizer state, from whatever engine. Raises SharedError when they are another model's."""
         together(lambda: read_state(self._buckets(), reader))
         self._publish()
 
@@ -183,5 +214,5 @@ class DataParallelEngine(ABC):
         return {name: self._reduce(value).cpu() for name, value in totals.items()}
 
     def any(self, flag: bool) -> bool:
-        """See `Engine`."""
+        """Whether `flag` is true on any rank."""
         return bool(self._reduce(torch.tensor(float(flag), device=self.device)) > 0)

@@ -1,4 +1,4 @@
-"""DeepSpeed's pipeline engines: parts of the model on different processes, data parallel besides, with ZeRO-1.
+"""DeepSpeed's pipeline engines: parts of the model on different processes, each part data parallel with ZeRO-1.
 
 The ranks of a stage are consecutive: rank = stage · replicas + replica. Only the first and the last stage read data.
 """
@@ -13,21 +13,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from deepspeed.pipe import LayerSpec, PipelineModule
-from deepspeed.runtime.pipe.dualpipev import DualPipeVModule
 from deepspeed.utils import safe_get_full_fp32_param
 from torch import Tensor, nn
 
-from ..config import EngineConfig, ModelConfig, OptimizerConfig
+from ..config import ModelConfig, RunConfig
 from ..data.batch import Batch
 from ..data.loader import Loader
 from ..models.execution import applied
 from ..models.init import Known, initialise
 from ..models.pipeline import Part
 from ..objectives.protocol import Pretraining
+from .engine import StepStats
 from .optimizer import set_learning_rate
-from .pass_ahead import PassAhead
-from .protocol import StepStats
-from .tied import tied_table
+from .stage_exchange import PassAhead, tied_table
 from .zero import ZeroEngine
 
 
@@ -48,45 +46,46 @@ def _held(module: PipelineModule) -> list[Any]:
     return [part for name, part in module.named_children() if name.isdigit()]
 
 
-def pipeline_module(
-    objective: Pretraining,
-    cfg: ModelConfig,
-    parts: Sequence[Part],
-    engine: EngineConfig,
-    seed: int,
-    known: Known | None,
+def _pipeline_module(
+    config: RunConfig, objective: Pretraining, parts: Sequence[Part], known: Known | None
 ) -> PipelineModule:
     """The parts of this rank, initialised as the same parameters of the whole model are."""
+    kind = PipelineModule
+    if config.engine.pipeline_schedule == "dualpipev":
+        from deepspeed.runtime.pipe.dualpipev import DualPipeVModule
+
+        kind = DualPipeVModule
     # One entry a part, not a layer: what its layers share (mask, relative bias) is then computed once for all of them.
-    specs = [_PartSpec(objective, cfg, part) for part in parts]
-    kind = DualPipeVModule if engine.pipeline_schedule == "dualpipev" else PipelineModule
+    specs = [_PartSpec(objective, config.model, part) for part in parts]
     with contextlib.redirect_stdout(None):
-        module = kind(specs, num_stages=engine.pipeline_stages, partition_method="uniform")
+        module = kind(specs, num_stages=config.engine.pipeline_stages, partition_method="uniform")
     for part in _held(module):
-        initialise(part, seed, cfg.init_std, known=known)
+        initialise(part, config.seed, config.model.init_std, known=known)
     return module
 
 
 class PipelineEngine(ZeroEngine):
-    """See `Engine`. The schedule drives forward, backward and update; everything around it is `ZeroEngine`'s."""
+    """The schedule drives forward, backward and update; everything around it is `ZeroEngine`'s."""
 
     def __init__(
         self,
-        module: PipelineModule,
+        config: RunConfig,
         objective: Pretraining,
+        parts: Sequence[Part],
         loader: Loader,
         heldout: Loader | None,
-        optimizer: OptimizerConfig,
+        known: Known | None,
         ds_config: dict[str, Any],
     ):
-        super().__init__(module, objective, loader, heldout, optimizer, ds_config)
+        module = _pipeline_module(config, objective, parts, known)
+        super().__init__(module, objective, loader, heldout, config.optimizer, ds_config)
         self._undo_averaging = self.engine.dp_world_size * self.engine.gradient_accumulation_steps()
         self._reads = self.engine.is_first_stage() or self.engine.is_last_stage()
         self._counting = self.engine.is_first_stage()
         self._weights = torch.zeros(len(objective.terms), device=self.device)
         self._gathered: list[tuple[Tensor, Tensor]] = []
         self._detailed = False
-        dual = isinstance(module, DualPipeVModule)
+        dual = config.engine.pipeline_schedule == "dualpipev"
         self._least_micro_batches = 2 * self.engine.num_stages if dual else 1
         # DualPipeV numbers its buffers by the micro-batches of training: with more of them two share one (0.19.8).
         self._most_micro_batches = self.engine.gradient_accumulation_steps() if dual else sys.maxsize
@@ -119,13 +118,13 @@ class PipelineEngine(ZeroEngine):
         return self._reduce(sums), self._reduce(statistics)
 
     def train_batch(self, step: int, learning_rate: float, detailed: bool, norm_limit: float = math.inf) -> StepStats:
-        """See `Engine`."""
+        """Take optimizer step `step` by the schedule; arguments and result as of any engine."""
         batches, counts = self._read(step)
         batches = self._filled(batches, self.engine.gradient_accumulation_steps())
         self._begin(norm_limit)
         self._weights = (self.objective.weights.to(self.device) / counts.clamp(min=1)).float()
         self._detailed = detailed
-        set_learning_rate(self.engine.optimizer, learning_rate)
+        set_learning_rate(self.optimizer, learning_rate)
         self.engine.train_batch((batch, batch) for batch in batches)
         self._share()
         metrics = {}
@@ -173,7 +172,7 @@ class PipelineEngine(ZeroEngine):
         return {name: name.split(".", 1)[1] for name, _ in self.engine.module.named_parameters()}
 
     def full_state(self) -> dict[str, Tensor]:
-        """See `Engine`."""
+        """The whole model in float32 on the CPU of rank 0, by parameter name; empty on the other ranks."""
         names = self.canonical_names()
         leads = self.engine.grid.get_data_parallel_rank() == 0
         mine = [(names[name], tuple(p.shape)) for name, p in self.engine.module.named_parameters() if leads]

@@ -1,9 +1,8 @@
-"""Checkpoints of a run: written beside training under a temporary name, renamed when whole, the newest found again.
+"""Checkpoints of a run: written from a thread under a temporary name, renamed when whole, the newest found again.
 
-A checkpoint folder holds one state file a rank (`engine/statefile.py`), `state.json` (position, data fingerprints, the
-probe's loss) and `complete.json` (bytes and CRC-32 of every file), which is written last. All that is named without a
-marker does not exist; all is on the disk before the marker is. Other names in `checkpoints/` are nobody's business
-here.
+A checkpoint folder holds one state file a rank (`state_files.py`), `state.json` (position, data fingerprints, the
+probe's loss) and `complete.json` (bytes and CRC-32 of every file), the marker, which is written last: a folder without
+it is no checkpoint, and all is on the disk before it is. Other names in `checkpoints/` are left alone.
 """
 
 import math
@@ -18,10 +17,10 @@ from typing import Any
 
 from ..cli import in_words
 from ..data.schema import naming, read_json, write_json
-from ..engine.processes import SharedError, broadcast, gather, together
-from ..engine.protocol import Engine
-from ..engine.statefile import StateReader, StateWriter, state_file
-from .folder import to_disk
+from ..engine.engine import Engine
+from ..engine.ranks import SharedError, broadcast, gather, together
+from ..folders import to_disk
+from .state_files import StateReader, StateWriter, state_file
 
 _PREFIX = "step_"
 _NAME = re.compile(_PREFIX + r"(\d{8,})")
@@ -60,7 +59,8 @@ class Checkpoints:
         probe = engine.probe_loss()
         if not math.isfinite(probe):
             raise SharedError(
-                f"{self.folder.parent}: after {step} steps the loss of the probe batch is {probe}: nothing is saved any more, "
+                f"{self.folder.parent}: after {step} steps the loss of the probe batch is {probe}: nothing is "
+                "saved any more, "
                 "start a run with a lower optimizer.learning_rate"
             )
         partial = self._partial(step)
@@ -104,8 +104,10 @@ class Checkpoints:
         probe = broadcast(engine.probe_loss())
         if not math.isclose(probe, state["probe"], rel_tol=tolerance):
             raise SharedError(
-                f"{folder} was saved with a loss of {state['probe']:.7g} on the probe batch, loaded it gives {probe:.7g}: "
-                "the state did not come back as it was, resume from another checkpoint, or with the engine and version that saved it"
+                f"{folder} was saved with a loss of {state['probe']:.7g} on the probe batch, loaded it gives "
+                f"{probe:.7g}: "
+                "the state did not come back as it was, resume from another checkpoint, or with the engine and "
+                "version that saved it"
             )
         return int(state["step"])
 
@@ -166,7 +168,7 @@ def _foreign(folder: Path, run: str | None) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Delete a checkpoint, of a link the link alone; one that cannot be deleted is told, and stays."""
+    """Delete a checkpoint, of a link the link alone; one that cannot be deleted is named on stderr, and stays."""
     try:
         path.unlink() if path.is_symlink() or not path.is_dir() else shutil.rmtree(path)
     except OSError as error:

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 import tyro
 
-from .cli import fail
-from .engine.state import merge_state
-from .engine.statefile import KINDS, StateReader, StateWriter, state_file
-from .objectives import objective_of
-from .train.checkpoint import Checkpoints, find_fault, read_state, seal, state_files
-from .train.folder import made_whole
-from .trained import CONFIG_FILE, MODEL_FOLDER, known_vocabulary, read_settings, write_model
+from ..cli import fail
+from ..folders import made_whole
+from ..objectives import objective_of
+from ..trained import CONFIG_FILE, MODEL_FOLDER, known_vocabulary, read_settings, write_model
+from .checkpoints import Checkpoints, find_fault, read_state, seal, state_files
+from .state_files import KINDS, StateReader, StateWriter, merge_state, state_file
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,0 +1,146 @@
+"""What DeepSpeed needs around it: the one version that our replacements of its private parts fit, its compiled
+extensions, and its gradients on a disk.
+
+torch marks an extension that is being compiled or loaded with a file `lock` next to it, and waits as long as there is
+one: a killed process leaves it, and all later ones wait for ever. So extensions are compiled and loaded in a folder
+that only our processes use, one process at a time, under a lock that the system releases when its holder ends. A `lock`
+that is found there is a killed process's.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import inspect
+import io
+import os
+import pkgutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from torch import Tensor
+from torch.utils import cpp_extension
+
+PROVEN = "0.19.8"
+_BF16, _ZERO3 = "runtime.bf16_optimizer:BF16_Optimizer", "runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
+# What we replace or call though it is not documented.
+_SIGNATURES = {
+    f"{_BF16}._update_hp_grad": "self, lp, group_idx, param_idx, clear_lp_grads",
+    f"{_BF16}.clear_hp_grads": "self",
+    f"{_BF16}._split_flat_tensor": "self, flat_tensor, num_elem_list",
+    f"{_BF16}.step": "self, closure=None",
+    f"{_BF16}.update_lp_params": "self",
+    "runtime.engine:DeepSpeedEngine.allreduce_and_copy": "self, small_bucket, dp_group, dp_world_size=None",
+    "runtime.engine:DeepSpeedEngine.allreduce_bucket": "self, bucket, dp_group, dp_world_size=None",
+    "runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.update_lp_params": "self",
+    f"{_ZERO3}._swappable_optimizer_subgroup": "self, sub_group_id",
+    f"{_ZERO3}._optimizer_states_and_gradient_swap_in": "self, sub_group_id, timer_names=None",
+    f"{_ZERO3}._optimizer_states_and_gradient_swap_out": "self, sub_group_id, timer_names=None",
+    f"{_ZERO3}._reassign_or_swap_out_partitioned_parameters": "*args, **kwargs",
+    f"{_ZERO3}._release_swap_buffers": "self, sub_group_id",
+    "runtime.swap_tensor.optimizer_utils:OptimizerSwapper._adjust_for_misaligned_lengths": "self, tensors, offsets",
+    "runtime.pipe.engine:PipelineEngine.reset_activation_shape": "self",
+    "runtime.pipe.engine:PipelineEngine._exec_reduce_tied_grads": "self",
+}
+
+
+def check_deepspeed(signatures: Mapping[str, str] = _SIGNATURES) -> None:
+    """Raise ValueError for another DeepSpeed than the proven one, or one whose private parts have changed."""
+    needed = f"deepspeed {deepspeed.__version__} is installed, xlme_ds was proven with {PROVEN}"
+    advice = f"pip install deepspeed=={PROVEN}"
+    if deepspeed.__version__.split("+")[0] != PROVEN:
+        raise ValueError(f"{needed}, whose private parts it replaces: {advice}")
+    for name, expected in signatures.items():
+        try:
+            found = str(inspect.signature(pkgutil.resolve_name(f"deepspeed.{name}"))).strip("()")
+        except (ImportError, AttributeError):
+            found = "missing"
+        if found != expected:
+            raise ValueError(f"{needed}, in which {name} takes ({expected}), here it is ({found}): {advice}")
+
+
+_load = cpp_extension.load
+
+
+@contextlib.contextmanager
+def loading_extensions() -> Iterator[None]:
+    """Around what may load an extension; also keeps DeepSpeed's news of building and of memory off standard output."""
+    cpp_extension.load = _load_alone  # type: ignore[assignment]  # DeepSpeed looks it up there each time
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        cpp_extension.load = _load
+
+
+def _load_alone(name: str, **arguments: Any) -> Any:
+    """torch's `load` in our folder, by no other process of ours at the same time."""
+    folder = _root() / name
+    with _locked(folder):
+        if not (folder / f"{name}.so").exists():
+            print(f"compiling {name} in {folder}, once for all runs", file=sys.stderr, flush=True)
+        return _load(name=name, build_directory=str(folder), **arguments)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Alone in `folder`, and without the `lock` of a process that was killed. Raises ValueError where that cannot be
+    had."""
+    with contextlib.ExitStack() as held:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(held.enter_context(open(folder / ".xlme_ds.lock", "w")), fcntl.LOCK_EX)
+            (folder / "lock").unlink(missing_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"{folder}, where DeepSpeed's extensions are compiled: {error.strerror}: set TORCH_EXTENSIONS_DIR "
+                "to a folder that "
+                "this user can write and lock"
+            ) from None
+        yield
+
+
+def _root() -> Path:
+    """A folder of this environment in the one that TORCH_EXTENSIONS_DIR names, or in torch's in the user's cache.
+
+    The commands of the build have torch's path: of two environments that took turns each would compile anew.
+    """
+    parent = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+    place = hashlib.sha256(torch.__file__.encode()).hexdigest()[:8]
+    return Path(parent) / f"xlme_ds-py{sys.version_info.major}{sys.version_info.minor}-torch{torch.__version__}-{place}"
+
+
+def align_gradients(optimizer: Any) -> None:
+    """Have a ZeRO-3 optimizer whose state is on a disk read gradients into aligned memory only; others are as they are.
+
+    DeepSpeed 0.19.8 reads by direct input, which fails where the address in memory is no multiple of 512 bytes, and
+    nobody looks at what became of a read: the buffer keeps what it held. A gradient is read to its place in its group,
+    which may be any.
+    """
+    swapper = getattr(optimizer, "optimizer_swapper", None)
+    if swapper is not None:
+        swapper._adjust_for_misaligned_lengths = partial(_aligned, swapper)
+
+
+def _aligned(swapper: Any, tensors: Sequence[Tensor], offsets: Sequence[int]) -> tuple[list[Tensor], list[int]]:
+    """In place of `_adjust_for_misaligned_lengths`: flat gradients in parts, of which the short ends stay in memory.
+
+    DeepSpeed cuts off what exceeds a multiple at the end alone.
+    """
+    parts, starts, multiple = [], [], swapper.numel_alignment
+    for tensor, offset in zip(tensors, offsets, strict=True):
+        cuts = [0, tensor.numel()]
+        if swapper.is_swappable_tensor(tensor=tensor):
+            first = -offset % multiple
+            cuts[1:1] = [first, first + (tensor.numel() - first) // multiple * multiple]
+        for begin, end in pairwise(cuts):
+            if begin < end:
+                part = tensor[begin:end]
+                parts.append(part.clone() if len(part) < multiple else part)  # a view would keep all of the gradient
+                starts.append(offset + begin)
+    return parts, starts

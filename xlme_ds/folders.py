@@ -1,0 +1,111 @@
+"""Folders that one process at a time works in, and that a killed process leaves whole or not at all."""
+
+import errno
+import fcntl
+import os
+import shutil
+import socket
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+LOCK = ".lock"
+"""The file of a folder that a process holds while it works there."""
+_HOLDER = b"xlme_ds: "
+_NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+def lock(folder: Path) -> Any:
+    """Keep other processes out of `folder`, which is made where it is missing, until the returned file is closed.
+
+    The file lies in the folder itself, so that every path there leads to it, and says who holds it. Raises ValueError
+    when another process does, when something else has the file's name, and when its file system cannot lock.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / LOCK
+    foreign = f"{path} is no lock of this package, which needs the name: move it away"
+    try:
+        # Neither through a link nor waiting for the other end of a pipe; what is there is not touched before it is
+        # known.
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise ValueError(foreign) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(foreign)
+    file = os.fdopen(descriptor, "r+b", buffering=0)
+    holder = file.read(200)
+    try:
+        if holder and not holder.startswith(_HOLDER):
+            raise ValueError(foreign)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.exists(path) or not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            file.close()  # its holder removed it meanwhile
+            return lock(folder)
+        file.seek(0)
+        file.write(_HOLDER + f"process {os.getpid()} of {socket.gethostname()}\n".encode())
+        file.truncate()
+    except BlockingIOError:
+        file.close()
+        who = holder.removeprefix(_HOLDER).decode("ascii", "backslashreplace").strip() or "it does not say which"
+        raise ValueError(
+            f"another process is still working in {folder} ({who}): wait for its end, or choose another folder"
+        ) from None
+    except OSError as error:
+        file.close()
+        if error.errno in _NO_FLOCK:
+            raise ValueError(
+                f"{path} cannot be locked ({error.strerror}), and a second run could not be kept out: choose a "
+                "folder on a file system "
+                "with flock, or have this one mounted with it"
+            ) from None
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    except ValueError:
+        file.close()
+        raise
+    return file
+
+
+def to_disk(*paths: Path) -> None:
+    """Have what was written into files, or the names in folders, on the disk before going on."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def made_whole(to: Path, option: str) -> Iterator[Path]:
+    """A folder to write into, which gets the name `to` when all is in it and on the disk; else nothing is left of it.
+
+    Raises ValueError naming `option` when something has that name, or the one that it is written under.
+    """
+    if os.path.lexists(to):
+        raise ValueError(f"{to} exists already: choose another {option}")
+    partial = to.with_name(to.name + ".partial")
+    if os.path.lexists(partial) and not (partial / LOCK).is_file():  # not left by one that was killed
+        raise ValueError(f"{partial} is in the way: move it, or choose another {option}")
+    with lock(partial):
+        try:
+            empty(partial)
+            yield partial
+            to_disk(*(path for path in partial.rglob("*") if path.name != LOCK), partial)
+            (partial / LOCK).unlink()
+            partial.rename(to)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    to_disk(to.parent)
+
+
+def empty(folder: Path, keep: Sequence[str] = ()) -> None:
+    """Delete what is in a locked folder but the lock and what `keep` names; of a link to a folder the link alone."""
+    for path in folder.iterdir():
+        if path.name not in (LOCK, *keep):
+            path.unlink() if path.is_symlink() or not path.is_dir() else shutil.rmtree(path)

@@ -1,0 +1,241 @@
+"""The run's records, `metrics.jsonl`, `heldout.jsonl`, `faults.jsonl` and TensorBoard events, continued exactly on
+resume; which rows every step read; and what the terminal shows."""
+
+import json
+import math
+import os
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch.utils.tensorboard import SummaryWriter
+
+from ..data.corrupt import Parts
+from ..data.loader import Loader
+from ..data.schema import TASKS, naming
+from ..engine.ranks import broadcast, together
+from ..folders import to_disk
+from .run_folder import step_of
+
+
+class StepLines:
+    """Appends lines to a JSON-lines file. Only rank 0 has one.
+
+    An error of writing is kept in `error`, for the ranks to end together, and nothing is written after it.
+    """
+
+    def __init__(self, run: Path, name: str, steps_done: int):
+        """Continue `run/name.jsonl` after `steps_done` steps: later lines, of a run that was killed, are dropped.
+
+        Lines that are no records are put aside and told, but those after the last that is kept: killed while it was
+        written.
+        """
+        self.path = run / f"{name}.jsonl"
+        self.error: OSError | None = None
+        self.steps: list[int] = []
+        """Of the lines that were there."""
+        kept: list[bytes] = []
+        damaged: dict[int, bytes] = {}
+        since: dict[int, bytes] = {}
+        with naming(self.path):
+            lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
+        for number, line in enumerate(lines, start=1):
+            step = step_of(line)
+            if step is None:
+                since |= {number: line} if line.strip() else {}
+            elif step <= steps_done:
+                kept.append(line)
+                self.steps.append(step)
+                damaged, since = damaged | since, {}
+        if damaged:
+            self._put_aside(damaged)
+        self.lines = len(kept)
+        temporary = self.path.with_suffix(".tmp")
+        with naming(temporary):
+            temporary.write_bytes(b"".join(line + b"\n" for line in kept))
+            to_disk(temporary)
+            os.replace(temporary, self.path)
+
+    def _put_aside(self, damaged: Mapping[int, bytes]) -> None:
+        aside = self.path.with_suffix(".damaged")
+        with naming(aside), open(aside, "ab") as file:
+            file.write(b"".join(line + b"\n" for line in damaged.values()))
+        numbers = ", ".join(map(str, damaged))
+        print(
+            f"{self.path} is damaged in line {numbers}, which is put aside in {aside}; the other lines are kept",
+            flush=True,
+        )
+
+    def sync(self) -> int:
+        """Have all lines on the disk; their number."""
+        with naming(self.path):
+            if self.path.exists():
+                to_disk(self.path)
+        return self.lines
+
+    def write(self, values: dict[str, Any]) -> None:
+        """One line; `values` holds `step`."""
+        if self.error is None:
+            try:
+                with naming(self.path):
+                    self._write(values)
+            except OSError as error:
+                self.error = error
+
+    def _write(self, values: dict[str, Any]) -> None:
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+        self.lines += 1
+
+    def close(self) -> None:
+        """Flush what is held back."""
+
+
+def _without_tensorboards(
+    told: Callable[[threading.ExceptHookArgs], object],
+) -> Callable[[threading.ExceptHookArgs], object]:
+    """`told` for all threads but TensorBoard's, whose error is raised again at the next write: one sentence says it."""
+
+    def hook(failure: threading.ExceptHookArgs) -> None:
+        if not type(failure.thread).__module__.startswith("tensorboard."):
+            told(failure)
+
+    return hook
+
+
+threading.excepthook = _without_tensorboards(threading.excepthook)
+
+
+class MetricsLog(StepLines):
+    """Numbers, which go to TensorBoard too; what is not finite is left out, as JSON has no word for it."""
+
+    def __init__(self, run: Path, name: str, steps_done: int):
+        super().__init__(run, name, steps_done)
+        self.board = SummaryWriter(str(run / "tensorboard" / name), purge_step=steps_done + 1)
+
+    def _write(self, values: dict[str, Any]) -> None:
+        finite = {key: value for key, value in values.items() if math.isfinite(value)}
+        super()._write(finite)
+        for key, value in finite.items():
+            if key != "step":
+                self.board.add_scalar(key, value, finite["step"])
+
+    def close(self) -> None:
+        """Flush what TensorBoard holds back."""
+        try:
+            with naming(self.path.parent / "tensorboard"):
+                self.board.close()
+        except OSError as error:
+            self.error = self.error or error
+
+
+class Console:
+    """Shows logged steps and evaluations; only rank 0 has one."""
+
+    def __init__(self, steps: int, start: int, plain_every: int, objective: Mapping[str, Any]):
+        """`objective`: it in words (`objectives.described`), whose terms are explained once; empty in fine-tuning."""
+        self.terms = objective.get("terms", ())
+        for name in self.terms:
+            quantity = objective["quantities"][name]
+            print(f"{name}: {quantity['title']} ({quantity['unit']}), {quantity['task']}", flush=True)
+        self.plain_every = plain_every
+        self.shown = start
+        self.progress = None
+        if sys.stderr.isatty():
+            self.progress = Progress(
+                TextColumn("{task.fields[line]}"), BarColumn(), TimeRemainingColumn(), transient=True
+            )
+            self.task = self.progress.add_task("train", total=steps, completed=start, line="starting")
+            self.progress.start()
+
+    def step(self, values: dict[str, Any], steps: int) -> None:
+        """A logged step."""
+        loss, speed = f"loss {values['loss']:.3f}", f"{values['tokens_per_s']:,.0f} tokens/s"
+        line = f"step {values['step']}/{steps}  {loss}  {self._terms(values)}  {speed}"
+        if self.progress is not None:
+            self.progress.update(self.task, completed=values["step"], line=line)
+        elif values["step"] - self.shown >= self.plain_every or values["step"] == steps:
+            self.shown = values["step"]
+            print(line, flush=True)
+
+    def evaluation(self, values: dict[str, Any], steps: int) -> None:
+        """An evaluation on held-out text."""
+        aucs = "  ".join(
+            f"AUC {key.removeprefix('auc_')} {values[key]:.3f}" for key in values if key.startswith("auc_")
+        )
+        line = f"step {values['step']}/{steps}  held-out text: {self._terms(values)}  {aucs}"
+        (self.progress.console.print if self.progress is not None else print)(line)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self.progress is not None:
+            self.progress.stop()
+
+    def _terms(self, values: dict[str, Any]) -> str:
+        return "  ".join(f"{name} {values[name]:.3f}" for name in self.terms if name in values)
+
+
+AUDIT_FOLDER = "audit"
+"""Which rows every step read, for `python -m xlme_ds.audit`.
+
+`attempts.jsonl` there has a line for every start of the run, {`start`: steps done by then, `world`}; its number is the
+attempt. `rank_RRRRR.jsonl` has a line a step, {`attempt`, `step`, `rows`: {task: [[first row, CRC-32 of each row's
+tokens, ...], ...]}}. Files only grow: what was done again after a resume is there twice, under two attempts.
+"""
+ATTEMPTS = "attempts.jsonl"
+
+
+def audit_reads(run: Path, loader: Loader, start: int, rank: int, world: int) -> Path | None:
+    """Have `loader` write down what it reads from now on, once for every share of the rows; collective.
+
+    Returns the file of this rank.
+    """
+    folder = run / AUDIT_FOLDER
+    attempt = broadcast(together(lambda: _begin_attempt(folder, start, world) if rank == 0 else 0))
+    if rank >= loader.plan.world:  # the other stages of a pipeline read the same
+        return None
+    path = folder / f"rank_{rank:05d}.jsonl"
+    loader.watch = lambda step, read: _record_rows(path, attempt, step, read)
+    return path
+
+
+def audit_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of one of the files."""
+    found = []
+    for text in path.read_bytes().split(b"\n"):
+        try:
+            found.append(json.loads(text))
+        except (ValueError, RecursionError):
+            continue  # empty, or half-written: then its step was not finished, and is done again
+    return found
+
+
+def row_checksums(tokens: np.ndarray) -> list[int]:
+    """CRC-32 of every row of int [B, T] ids."""
+    return [zlib.crc32(row.tobytes()) for row in np.ascontiguousarray(tokens, dtype=np.int32)]
+
+
+def _begin_attempt(folder: Path, start: int, world: int) -> int:
+    folder.mkdir(exist_ok=True)
+    path = folder / ATTEMPTS
+    attempt = len(audit_lines(path)) if path.exists() else 0
+    _append_line(path, {"start": start, "world": world})
+    return attempt
+
+
+def _record_rows(path: Path, attempt: int, step: int, read: list[Parts]) -> None:
+    rows: dict[str, list[list[int]]] = {}
+    for parts in read:
+        for task, part, numbers in parts:
+            rows.setdefault(TASKS[task], []).append([int(numbers[0]), *row_checksums(part.tokens)])
+    _append_line(path, {"attempt": attempt, "step": step, "rows": rows})
+
+
+def _append_line(path: Path, line: dict[str, Any]) -> None:
+    with naming(path), open(path, "a", encoding="utf-8") as file:
+        file.write("\n" + json.dumps(line))  # after what a killed process may have left half-written
