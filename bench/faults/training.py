@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.faults.case import DAMAGES, STEPS, FaultCase, bad_steps, delete, fill, truncate
 from bench.faults.forked import ForkedRanks, LaunchedRanks, obey_permissions
-from xlme_ds import checkpoint
+from xlme_ds.checkpoint import __main__ as checkpoint
 from xlme_ds.checkpoint.checkpoints import Checkpoints
 from xlme_ds.train.run_folder import LOCK
 

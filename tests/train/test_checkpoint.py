@@ -185,9 +185,6 @@ import torch.distributed as dist
 from bench.faults.forked import obey_permissions
 from xlme_ds.engine.ranks import leave
 from xlme_ds.checkpoint.checkpoints import Checkpoints
-from bench.faults_ranks import obey_permissions
-from xlme_ds.engine.ranks import leave
-from xlme_ds.checkpoint.checkpoints import Checkpoints
 obey_permissions()
 dist.init_process_group("gloo")
 newest, complaints = Checkpoints(Path(sys.argv[1]), 1, 0).newest(dist.get_rank(), 2)
