@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from bench.gpu_steps import DTYPES, Device
 from bench.synthetic import synthetic_batch
 from xlme_ds.config import ModelConfig, ObjectiveConfig
-from xlme_ds.models.attention import shared_bias
-from xlme_ds.models.embedding import lookup
+from xlme_ds.models.attention import RelativePositionTable, shared_bias, spread
+from xlme_ds.models.encoder import lookup
 from xlme_ds.models.heads import masked_softmax
 from xlme_ds.models.init import initialise
 from xlme_ds.models.layers import Attention
-from xlme_ds.models.relative_position import RelativePositionTable, spread
 from xlme_ds.objectives.electra import ElectraObjective
 
 Tensors = dict[str, Tensor]

@@ -23,8 +23,8 @@ from typing import Any
 
 from tyro.conf import UseAppendAction
 
+from data_prep.clean import make_filters
 from data_prep.corpus_files import Place, files_in
-from data_prep.filters import make_filters
 from data_prep.languages import canonical
 from data_prep.progress import warn
 from data_prep.readers import READERS, Input, find_documents, find_pairs, split_pair

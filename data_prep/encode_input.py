@@ -21,11 +21,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from data_prep.clean import Counts, add_counts
+from data_prep.clean import Counts, Filters, add_counts, make_filters
 from data_prep.dedup import Run
-from data_prep.filters import Filters, make_filters
 from data_prep.progress import Status
-from data_prep.readers import Input, TextBlock, block_pairs, block_paragraphs, text_blocks
+from data_prep.readers import DOCUMENT_READERS, PAIR_READERS, READERS, Input, TextBlock
 from data_prep.store import Stage, make_folder, write_arrow
 from data_prep.token_ids import IdEncoder
 from xlme_ds.data.schema import DOCUMENTS, PAIRS, naming
@@ -226,7 +225,7 @@ class EncodeInputs:
         begin_input(self.stage, task)
         blocks = 0
         try:
-            for number, block in enumerate(text_blocks(task.source, self.block_bytes)):
+            for number, block in enumerate(READERS[task.source.format].blocks(task.source, self.block_bytes)):
                 blocks = number + 1
                 done = self.stage.task_result(task.block_name(number)) is not None
                 if not done and not shared.offer(task.name, number, block):
@@ -251,9 +250,10 @@ class EncodeInputs:
         encoder = IdEncoder(_vocabulary(self.vocab), task.source.languages, filters, run)
         counts = Counts("documents" if task.mono else "pairs")
         if task.mono:
-            schema, batches = DOCUMENTS, encoder.documents(block_paragraphs(task.source, block, counts), counts)
+            paragraphs = DOCUMENT_READERS[task.source.format].paragraphs(task.source, block, counts)
+            schema, batches = DOCUMENTS, encoder.documents(paragraphs, counts)
         else:
-            units = block_pairs(task.source, block, counts)
+            units = PAIR_READERS[task.source.format].pairs(task.source, block, counts)
             schema, batches = PAIRS, encoder.pairs(units, counts, self.max_pair_tokens)
         path = (self.stage.folder / STAGED if run else self.stage.folder) / task.shard_name(number)
         first = next(batches, None)

@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.clean import Counts, doubts
+from data_prep.clean import Counts, Sides, doubts, make_filters
 from data_prep.corpus import TextConfig, find_sources
-from data_prep.filters import Sides, make_filters
 from data_prep.parallel import run_tasks
 from data_prep.progress import warn
-from data_prep.readers import Input, block_pairs, block_paragraphs, text_blocks
+from data_prep.readers import DOCUMENT_READERS, PAIR_READERS, READERS, Input
 from data_prep.sampling import apportion, key_of, permute, temperature_shares
 from data_prep.store import Stage, new_file
 
@@ -108,14 +107,14 @@ def _sides(source: Input, read: Counts) -> Iterator[tuple[list[str], ...]]:
     """Cleaned lines that the filters leave, by side, from some text at once; `read` counts what there was."""
     task = "mono" if len(source.languages) == 1 else "para"
     filters = make_filters(source.filters, task, source.corpus).text
-    for block in text_blocks(source, _BLOCK):
+    for block in READERS[source.format].blocks(source, _BLOCK):
         sides: tuple[list[str], ...]
         scores = None
         if task == "mono":
-            paragraphs = block_paragraphs(source, block, read)
+            paragraphs = DOCUMENT_READERS[source.format].paragraphs(source, block, read)
             sides = ([line for lines, _ in paragraphs for line in lines],)
         else:
-            pairs = list(block_pairs(source, block, read))
+            pairs = list(PAIR_READERS[source.format].pairs(source, block, read))
             sides = ([a for a, _, _ in pairs], [b for _, b, _ in pairs])
             scores = np.array([np.nan if score is None else score for _, _, score in pairs])
         kept = np.ones(len(sides[0]), bool)

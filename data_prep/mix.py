@@ -5,7 +5,7 @@ is computed, never stored (see `sampling.Order`).
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -20,17 +20,15 @@ from data_prep.mixed_rows import (
     STRETCH,
     WINDOW,
     MixPlan,
-    Tally,
     count_rows,
-    mono_rows,
-    para_rows,
     plan_rows,
     with_total,
+    write_shard,
 )
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import say
-from data_prep.store import Stage, write_arrow, write_file
-from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, file_sha256, read_manifest, row_schema, write_manifest
+from data_prep.store import Stage, write_file
+from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, file_sha256, read_manifest, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
 _WINDOWS_A_TASK = 64
@@ -143,7 +141,7 @@ def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, langua
         plan, first_rows = _sampled_pairs(stage, plan, rows, config.processes)
     count = -(-rows // config.rows_per_shard)
     sizes = [min(config.rows_per_shard, rows - i * config.rows_per_shard) for i in range(count)]
-    write = partial(_write_shard, stage, plan, first_rows, config.rows_per_shard, rows)
+    write = partial(write_shard, stage, plan, first_rows, config.rows_per_shard, rows)
     results = run_tasks(write, range(count), sizes, config.processes, f"mix {task}")
     shards = tuple(Shard(**result["shard"]) for result in results)
     counts = _counts(plan, task, rows, results)
@@ -199,27 +197,6 @@ def _count_windows(stage: Stage, plan: MixPlan, windows: int, start: int) -> dic
     if result is None:
         result = {"rows": count_rows(plan, start, min(start + _WINDOWS_A_TASK, windows))}
         stage.finish_task(name, result)
-    return result
-
-
-def _write_shard(
-    stage: Stage, plan: MixPlan, first_rows: np.ndarray | None, rows_per_shard: int, rows: int, number: int
-) -> dict[str, Any]:
-    name = f"{number:05d}"
-    path = stage.folder / f"{name}.arrow"
-    result = stage.task_result(f"shard-{name}")
-    if result is None:
-        start, stop = number * rows_per_shard, min((number + 1) * rows_per_shard, rows)
-        tally = Tally(np.zeros(len(plan.order.names), dtype=np.int64))
-        batches = (
-            mono_rows(plan, start, stop, tally)
-            if first_rows is None
-            else para_rows(plan, first_rows, start, stop, tally)
-        )
-        shard = write_arrow(path, row_schema(plan.row_tokens), batches, stage.folder)
-        assert shard.rows == stop - start
-        result = {"shard": asdict(shard), "used": tally.used.tolist(), "tokens": tally.tokens}
-        stage.finish_task(f"shard-{name}", result)
     return result
 
 

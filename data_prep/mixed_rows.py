@@ -1,16 +1,17 @@
 """Training rows from encoded shards: the sampled order of their examples, and any stretch of it as record batches."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from data_prep.encoded import EncodedShard, copy_words, group_languages
 from data_prep.sampling import Integers, Order, apportion, hashed, key_of, permute, temperature_shares
+from data_prep.store import Stage, write_arrow
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
 
 BLOCK = {"mono": 1 << 16, "para": 1 << 18}  # slots that are shuffled together: some 30,000 rows or more
@@ -99,7 +100,29 @@ class SampledPairs(NamedTuple):
     """Ids of each pair as an item."""
 
 
-def mono_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
+def write_shard(
+    stage: Stage, plan: MixPlan, first_rows: np.ndarray | None, rows_per_shard: int, rows: int, number: int
+) -> dict[str, Any]:
+    """Write shard `number` of `rows_per_shard` rows, the last one shorter, unless it is there; its result."""
+    name = f"{number:05d}"
+    path = stage.folder / f"{name}.arrow"
+    result = stage.task_result(f"shard-{name}")
+    if result is None:
+        start, stop = number * rows_per_shard, min((number + 1) * rows_per_shard, rows)
+        tally = Tally(np.zeros(len(plan.order.names), dtype=np.int64))
+        batches = (
+            _mono_rows(plan, start, stop, tally)
+            if first_rows is None
+            else _para_rows(plan, first_rows, start, stop, tally)
+        )
+        shard = write_arrow(path, row_schema(plan.row_tokens), batches, stage.folder)
+        assert shard.rows == stop - start
+        result = {"shard": asdict(shard), "used": tally.used.tolist(), "tokens": tally.tokens}
+        stage.finish_task(f"shard-{name}", result)
+    return result
+
+
+def _mono_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
     """Rows [start, stop) of the order: the token that opens an item, a slice of a shard's token stream without `</s>`
     at its ends, and `</s>`."""
     held = min(BLOCK["mono"], max(_HELD // plan.row_tokens // BATCH_ROWS, 1) * BATCH_ROWS)
@@ -142,7 +165,7 @@ def count_rows(plan: MixPlan, first: int, last: int) -> list[int]:
     return [len(rows) for _, _, windows in _packed_windows(plan, first, last) for rows in windows]
 
 
-def para_rows(plan: MixPlan, first_rows: np.ndarray, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
+def _para_rows(plan: MixPlan, first_rows: np.ndarray, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
     """Rows [start, stop) of the packed windows; `first_rows` [windows + 1] are the rows before each window."""
     return _rechunked(_para_batches(plan, first_rows, start, stop, tally), BATCH_ROWS, row_schema(plan.row_tokens))
 

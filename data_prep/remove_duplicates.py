@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from data_prep.clean import EXACT_DUPLICATES
 from data_prep.dedup import duplicates_of, find_duplicates, load_notes, slices
 from data_prep.encode_input import STAGED, EncodeTask, finish
-from data_prep.filters import EXACT_DUPLICATES
 from data_prep.parallel import on_root, run_tasks
 from data_prep.store import Stage, make_folder, write_arrow
 from data_prep.token_ids import list_array

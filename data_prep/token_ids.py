@@ -8,9 +8,8 @@ from itertools import compress
 import numpy as np
 import pyarrow as pa
 
-from data_prep.clean import Counts
+from data_prep.clean import EXACT_DUPLICATES, Counts, Filters, Sides
 from data_prep.dedup import Run
-from data_prep.filters import EXACT_DUPLICATES, Filters, Sides
 from data_prep.readers import Paragraphs
 from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, UNK
 from xlme_ds.data.vocabulary import Vocabulary

@@ -34,14 +34,11 @@ __all__ = [
     "Input",
     "Paragraphs",
     "TextBlock",
-    "block_pairs",
-    "block_paragraphs",
     "documents",
     "find_documents",
     "find_pairs",
     "pairs",
     "split_pair",
-    "text_blocks",
 ]
 
 # Compression goes by the file's ending and is no part of the format.
@@ -85,34 +82,16 @@ def find_documents(folder: Path | str) -> list[Input]:
     return sorted(inputs, key=lambda source: (source.name, source.files))
 
 
-def text_blocks(source: Input, size: int) -> Iterator[TextBlock]:
-    """Blocks of about `size` bytes, cut between documents or pairs; they depend on the input's bytes alone.
-
-    Raises ValueError on a damaged file, or sides with different numbers of lines.
-    """
-    return READERS[source.format].blocks(source, size)
-
-
-def block_paragraphs(source: Input, block: TextBlock, counts: Counts) -> Iterator[Paragraphs]:
-    """The documents of one block, many at a time; at least one each time."""
-    return DOCUMENT_READERS[source.format].paragraphs(source, block, counts)
-
-
-def block_pairs(source: Input, block: TextBlock, counts: Counts) -> Iterator[tuple[str, str, float | None]]:
-    """The pairs of one block with text on both sides, and the score that came with each, where there is one."""
-    return PAIR_READERS[source.format].pairs(source, block, counts)
-
-
 def documents(source: Input, counts: Counts) -> Iterator[list[str]]:
     """Documents as lists of non-empty paragraphs; at least one each. Raises ValueError on a damaged file."""
-    for block in text_blocks(source, _READ):
-        for lines, of_document in block_paragraphs(source, block, counts):
+    for block in DOCUMENT_READERS[source.format].blocks(source, _READ):
+        for lines, of_document in DOCUMENT_READERS[source.format].paragraphs(source, block, counts):
             ends = np.cumsum(of_document).tolist()
             yield from (lines[start:end] for start, end in pairwise([0, *ends]))
 
 
 def pairs(source: Input, counts: Counts) -> Iterator[tuple[str, str]]:
     """Pairs with text on both sides. Raises ValueError on a damaged file or sides with different numbers of lines."""
-    for block in text_blocks(source, _READ):
-        for a, b, _ in block_pairs(source, block, counts):
+    for block in PAIR_READERS[source.format].blocks(source, _READ):
+        for a, b, _ in PAIR_READERS[source.format].pairs(source, block, counts):
             yield a, b

@@ -16,7 +16,7 @@ from data_prep.clean import Counts
 from data_prep.corpus import TextConfig, corpus_inputs, find_sources, read_corpora, ready_descriptions
 from data_prep.corpus_files import Place, files_in, filesystem
 from data_prep.languages import LANGUAGES
-from data_prep.readers import PAIR_READERS, Input, documents, pairs, text_blocks
+from data_prep.readers import PAIR_READERS, READERS, Input, documents, pairs
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
 PAIRS = [("one & two", "ein & zwei"), ("three", "drei")]
@@ -119,7 +119,7 @@ def test_tmx_in_any_encoding_is_that_in_utf8(tmp_path: Path, encoding: str, monk
     assert found == [(f"{i} {words} ™", f"<{words} {i}") for i in range(3000)]
     assert not counts.repaired and not counts.dropped
     source = Input("en-de", ("en", "de"), (Place(str(tmp_path), "en-de.tmx"),), (), "tmx")
-    sizes = [sum(map(len, block.sides)) for block in text_blocks(source, 10_000)]
+    sizes = [sum(map(len, block.sides)) for block in READERS[source.format].blocks(source, 10_000)]
     assert len(sizes) > 10 and max(sizes) < 10_100
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from data_prep.encode import EncodeConfig, _plans, run
 from data_prep.encode_input import EncodeInputs, EncodeTask, SharedWork, begin_input
-from data_prep.readers import find_documents, text_blocks
+from data_prep.readers import READERS, find_documents
 from data_prep.vocab import VocabConfig
 from data_prep.vocab import run as train
 from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, file_sha256, read_manifest
@@ -350,7 +350,7 @@ def test_an_input_that_changed_behind_a_kill_is_read_anew(vocab: Path, tmp_path:
     (config.out / "mono" / "tasks").mkdir(parents=True)
     begin_input(stage, task)
     work = EncodeInputs(stage, (task,), vocab, 500, 509, tmp_path / "work")
-    work.encode_block(task, 0, next(iter(text_blocks(task.source, 500))))
+    work.encode_block(task, 0, next(iter(READERS[task.source.format].blocks(task.source, 500))))
     assert stage.task_result(task.block_name(0))
     begin_input(stage, task)
     assert stage.task_result(task.block_name(0))  # the same input

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.clean import Counts
-from data_prep.filters import Sides, make_filters
+from data_prep.clean import Counts, Sides, make_filters
 from data_prep.languages import LANGUAGES, SCRIPTS, letters, scripts_of
 from data_prep.readers import documents, find_documents
 

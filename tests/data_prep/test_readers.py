@@ -17,7 +17,7 @@ import pytest
 from data_prep.clean import Counts
 from data_prep.corpus_files import MAX_LINE, Place, chunks, cut_blocks, files_in, open_stream
 from data_prep.languages import canonical
-from data_prep.readers import block_paragraphs, documents, find_documents, find_pairs, pairs, text_blocks
+from data_prep.readers import DOCUMENT_READERS, READERS, documents, find_documents, find_pairs, pairs
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
 
@@ -120,8 +120,12 @@ def test_memory_is_little_more_than_a_block_whatever_the_line(tmp_path: Path) ->
     counts = Counts("documents")
     tracemalloc.start()
     size = 0
-    for block in text_blocks(source, 15_000_000):
-        size += sum(len(line) + 1 for lines, _ in block_paragraphs(source, block, counts) for line in lines)
+    for block in READERS[source.format].blocks(source, 15_000_000):
+        size += sum(
+            len(line) + 1
+            for lines, _ in DOCUMENT_READERS[source.format].paragraphs(source, block, counts)
+            for line in lines
+        )
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert size == 25_000_005
@@ -146,8 +150,8 @@ def test_a_line_is_cut_at_the_same_places_whatever_is_read_at_once(tmp_path: Pat
         (tmp_path / "de.txt").write_text("\n".join(lines), encoding="utf-8")
         (source,) = find_documents(tmp_path)
         counts = Counts("documents")
-        (block,) = text_blocks(source, 64_000_000)
-        found = [line for part, _ in block_paragraphs(source, block, counts) for line in part]
+        (block,) = READERS[source.format].blocks(source, 64_000_000)
+        found = [line for part, _ in DOCUMENT_READERS[source.format].paragraphs(source, block, counts) for line in part]
         assert found == [line.strip() for line in expected if line.strip()]
         assert counts.repaired["long_line"] == sum(len(line.encode()) > MAX_LINE for line in lines)
 

@@ -21,7 +21,7 @@ from pyarrow import parquet
 from data_prep.clean import Counts
 from data_prep.corpus import TextConfig, corpus_inputs, find_sources, read_corpora
 from data_prep.corpus_files import Place
-from data_prep.readers import Input, block_paragraphs, documents, find_documents, text_blocks
+from data_prep.readers import DOCUMENT_READERS, READERS, Input, documents, find_documents
 from xlme_ds.data.schema import read_manifest
 
 FORMATS = ["jsonl", "parquet"]
@@ -96,10 +96,10 @@ def test_documents_round_trip_whatever_the_block_size(texts: list[str], size: in
         for ending in FORMATS:
             counts = Counts("documents")
             source = source_of(write(Path(name, f"de.{ending}"), texts))
-            blocks = list(text_blocks(source, size))
+            blocks = list(READERS[source.format].blocks(source, size))
             read = []
             for block in blocks:
-                for paragraphs, lengths in block_paragraphs(source, block, counts):
+                for paragraphs, lengths in DOCUMENT_READERS[source.format].paragraphs(source, block, counts):
                     ends = lengths.cumsum()
                     read += [paragraphs[end - n : end] for end, n in zip(ends, lengths, strict=True)]
             assert read == [document for document in expected if document]
@@ -112,7 +112,7 @@ def test_a_long_record_is_never_cut_and_the_others_take_no_more_memory(tmp_path:
     long = "Würde und Recht. " * 300_000  # 5.4 MB of UTF-8
     path = write(tmp_path / f"de.{ending}", ["davor", f"{long}\n\nTeil zwei", "danach"])
     source = source_of(path)
-    blocks = [block.sides[0].decode() for block in text_blocks(source, 1000)]
+    blocks = [block.sides[0].decode() for block in READERS[source.format].blocks(source, 1000)]
     assert [len(block) for block in blocks] == [len(long) + len("davor\n\n" + "\nTeil zwei"), len("danach")]
     counts = Counts("documents")
     found = list(documents(source, counts))

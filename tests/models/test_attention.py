@@ -11,9 +11,18 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from tests.small import SMALL, lively
 from xlme_ds.models import attention_cpu
-from xlme_ds.models.attention import AttentionBias, fused_attend, item_mask, plain_attend, shared_bias
+from xlme_ds.models.attention import (
+    AttentionBias,
+    Gate,
+    RelativePositionTable,
+    bucket,
+    fused_attend,
+    item_mask,
+    plain_attend,
+    shared_bias,
+    spread,
+)
 from xlme_ds.models.layers import Attention
-from xlme_ds.models.relative_position import Gate, RelativePositionTable, bucket, spread
 
 
 def t5_bucket(distance: int, buckets: int, max_distance: int) -> int:

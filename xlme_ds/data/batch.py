@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .schema import TASKS
+
 
 class Batch(NamedTuple):
     """A micro-batch. All integers are int64; the model adds no randomness of its own."""
@@ -31,6 +33,15 @@ class Batch(NamedTuple):
     uniforms_M: Tensor
     """float32 in [0, 1): the generator's sample at each masked position is the inverse CDF at this value."""
 
+    def task_of_masked(self) -> Tensor:
+        """Task of every masked position, [M]."""
+        return self.task_B[self.masked_M // self.tokens_BT.shape[1]]
+
     def to(self, device: torch.device) -> "Batch":
         """The same batch on `device`."""
         return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))
+
+
+def sum_by_task(values: Tensor, tasks: Tensor, count: int = len(TASKS)) -> Tensor:
+    """Sums of `values` [N] by task (or any other number below `count`), [count]."""
+    return torch.stack([(values * (tasks == task)).sum() for task in range(count)])

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..data.batch import Batch
-from .embedding import lookup, read_whole
-from .encoder import Encoder
+from .encoder import Encoder, lookup, read_whole
 from .heads import MaskedLanguageModelHead, ReplacedTokenHead
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..data.schema import UNK
-from .embedding import lookup
+from .encoder import lookup
 
 GROUP = 128
 _NEVER = -1e30

@@ -14,7 +14,7 @@ from ..config import ModelConfig
 from ..data.batch import Batch
 from ..data.schema import UNK
 from .attention import item_mask
-from .embedding import lookup, read_whole
+from .encoder import lookup, read_whole
 from .heads import MaskedLanguageModelHead
 from .text_encoder import TextEncoder
 

@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from .attention import AttentionBias, ItemBias, dropping_attend, fused_attend, plain_attend, triton_attend
+from .attention import AttentionBias, Gate, ItemBias, dropping_attend, fused_attend, plain_attend, triton_attend
 from .dropout import derive, drop
-from .relative_position import Gate
 
 _TOKENS, _PIECES = 512, 8  # of a piece at least; pieces at most, since their sum is rounded to bf16 with each
 

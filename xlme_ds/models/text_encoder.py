@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from ..data.schema import EOS, LAYOUTS, PAD
 from .electra import block_sizes
-from .embedding import lookup
-from .encoder import Encoder
+from .encoder import Encoder, lookup
 
 Which = Literal["encoder", "discriminator", "generator"]
 """An encoder of a pre-training model, by the prefix of its parameters."""

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
-from ..data.batch import Batch
+from ..data.batch import Batch, sum_by_task
 from ..data.schema import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
 from ..models.operations import Work, encoder_forward, masked_head_forward, replaced_head_forward
 from ..models.pipeline import ElectraStage, Part
 from ..models.text_encoder import Which
-from .protocol import Quantity, adds_none, by_task, masks_some, task_of_masked
+from .protocol import Quantity, adds_none, masks_some
 
 TERMS = ("mlm", "tlm", "mrtd", "trtd")
 _BINS = 512  # of the discriminator's logits, from −_RANGE to _RANGE, for the area under the ROC curve
@@ -79,8 +79,8 @@ class ElectraObjective:
     @staticmethod
     def counts(batch: Batch) -> Tensor:
         """What each term is a mean over, float64 [4]: masked positions, and all non-padding tokens, of each task."""
-        masked = by_task(torch.ones_like(batch.masked_M), task_of_masked(batch))
-        tokens = by_task((batch.segments_BT > 0).sum(1), batch.task_B)
+        masked = sum_by_task(torch.ones_like(batch.masked_M), batch.task_of_masked())
+        tokens = sum_by_task((batch.segments_BT > 0).sum(1), batch.task_B)
         return torch.cat([masked, tokens]).double()
 
     @staticmethod
@@ -88,8 +88,8 @@ class ElectraObjective:
         """The four summed losses, float32 [4], in the order of `terms`; carries the gradient."""
         replaced_BT = (output.corrupted_BT != batch.tokens_BT).float()
         cost_BT = F.binary_cross_entropy_with_logits(output.replaced_logits_BT.float(), replaced_BT, reduction="none")
-        generator = by_task(output.nll_M, task_of_masked(batch))
-        discriminator = by_task((cost_BT * (batch.segments_BT > 0)).sum(1), batch.task_B)
+        generator = sum_by_task(output.nll_M, batch.task_of_masked())
+        discriminator = sum_by_task((cost_BT * (batch.segments_BT > 0)).sum(1), batch.task_B)
         return torch.cat([generator, discriminator])
 
     @staticmethod
@@ -101,11 +101,11 @@ class ElectraObjective:
         logits_BT = output.replaced_logits_BT.float()
         found_BT = (logits_BT > 0) == replaced_BT
         bins_BT = ((logits_BT.clamp(-_RANGE, _RANGE) + _RANGE) / (2 * _RANGE) * _BINS).long().clamp(0, _BINS - 1)
-        task_M = task_of_masked(batch)
-        columns = [by_task(right_M, task_M), by_task(torch.ones_like(task_M), task_M)]
+        task_M = batch.task_of_masked()
+        columns = [sum_by_task(right_M, task_M), sum_by_task(torch.ones_like(task_M), task_M)]
         place_BT, histograms = batch.task_B[:, None] * _BINS + bins_BT, []
         for group_BT in (ordinary_BT & replaced_BT, ordinary_BT & ~replaced_BT):
-            columns += [by_task(each.sum(1), batch.task_B) for each in (group_BT, group_BT & found_BT)]
+            columns += [sum_by_task(each.sum(1), batch.task_B) for each in (group_BT, group_BT & found_BT)]
             histogram = torch.zeros(len(TASKS) * _BINS, dtype=torch.int64, device=place_BT.device)
             histogram.scatter_add_(0, place_BT.flatten(), group_BT.flatten().long())
             histograms.append(histogram.view(len(TASKS), _BINS))

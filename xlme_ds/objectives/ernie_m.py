@@ -24,7 +24,7 @@ from ..data.batch import Batch
 from ..data.schema import TASKS
 from ..models.language_model import Masking
 from .mlm import MASKED, MaskedLanguageModelling
-from .protocol import Quantity, task_of_masked
+from .protocol import Quantity
 
 _ROLES = 8
 """Of a position in its item: 0 where it sees the whole item; else 1 + 2 · side + whether it is masked."""
@@ -105,4 +105,4 @@ class ErnieM(MaskedLanguageModelling):
 
     def term_of_masked(self, batch: Batch) -> Tensor:
         """The task of the position, and 1 more in a pair whose sides are hidden from each other."""
-        return task_of_masked(batch) + self.masking.crossed(batch).flatten()[batch.masked_M].long()
+        return batch.task_of_masked() + self.masking.crossed(batch).flatten()[batch.masked_M].long()

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
-from ..data.batch import Batch
+from ..data.batch import Batch, sum_by_task
 from ..models.attention import item_mask
 from ..models.language_model import LanguageModel, LanguageModelOutput, Masking
 from ..models.operations import Work, encoder_forward, masked_head_forward
 from ..models.pipeline import LanguageModelStage, Part
 from ..models.text_encoder import Which
-from .protocol import Quantity, adds_none, by_task, masks_some, task_of_masked
+from .protocol import Quantity, adds_none, masks_some
 
 MASKED = MappingProxyType(
     {
@@ -71,10 +71,10 @@ class MaskedLanguageModelling:
 
     def term_of_masked(self, batch: Batch) -> Tensor:
         """Number of the term that every masked position counts for, [M]."""
-        return task_of_masked(batch)
+        return batch.task_of_masked()
 
     def _by_term(self, values_M: Tensor, batch: Batch) -> Tensor:
-        return by_task(values_M, self.term_of_masked(batch), len(self.terms))
+        return sum_by_task(values_M, self.term_of_masked(batch), len(self.terms))
 
     def counts(self, batch: Batch) -> Tensor:
         """Masked positions of each term, float64 [terms]."""

@@ -6,12 +6,10 @@ M masked positions. Tasks are in the order of data.rows.TASKS: mono, para.
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
-from ..data.schema import TASKS
 from ..models.operations import Work
 from ..models.pipeline import Part
 from ..models.text_encoder import Which
@@ -99,13 +97,3 @@ def adds_none(run: RunConfig) -> Check:
     name = run.objective.name
     sentence = f"objective.pseudo_fractions are for objective.name btmlm, not {name}: leave them empty"
     return not run.objective.pseudo_fractions, sentence
-
-
-def task_of_masked(batch: Batch) -> Tensor:
-    """Task of every masked position, [M]."""
-    return batch.task_B[batch.masked_M // batch.tokens_BT.shape[1]]
-
-
-def by_task(values: Tensor, tasks: Tensor, count: int = len(TASKS)) -> Tensor:
-    """Sums of `values` [N] by task (or any other number below `count`), [count]."""
-    return torch.stack([(values * (tasks == task)).sum() for task in range(count)])
