@@ -50,7 +50,7 @@ class _EncodePlan:
 
 
 def run(config: EncodeConfig) -> None:
-    """Encode the inputs that are not encoded yet. Raises ValueError on bad input, or if the folder has other settings."""
+    """Encode the inputs that are not encoded yet. Raises ValueError on bad input, or for a folder of other settings."""
     if config.max_pair_tokens < 2 or config.block_bytes < 1:
         raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
     plans = on_root(lambda: _plans(config))  # all of them first: a bad file name shows before hours of work

@@ -132,7 +132,7 @@ def _without(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.
 
 
 def _kept_documents(batches: Sequence[pa.RecordBatch], notes: np.ndarray, keep: np.ndarray) -> list[pa.RecordBatch]:
-    """Documents of the paragraphs to `keep`; without any token they are dropped, with all their paragraphs in `keep`."""
+    """Documents of the paragraphs to `keep`; without any token they are dropped, with their paragraphs in `keep`."""
     records = sum(batch.num_rows for batch in batches)
     tokens = np.bincount(notes["document"], weights=notes["tokens"] * keep, minlength=records).astype(np.int64)
     keep &= (tokens > 0)[notes["document"]]

@@ -42,8 +42,10 @@ SETTLED = {
 # Of every model of XLM-E: section 3.3's bias next to absolute positions, no dropout, tied embeddings, a head as
 # XLM-R's.
 ALL = dict(
-    max_positions=512, absolute_positions=True, layout="xlme", language_embeddings=(), dropout=0.0, attention_dropout=0.0,
-    embedding_norm=False, norm_epsilon=1e-5, relative_bias="gated", embedding_sharing="tied", masked_head="dense", init_std=0.02,
+    max_positions=512, absolute_positions=True, layout="xlme", language_embeddings=(), dropout=0.0,
+    attention_dropout=0.0,
+    embedding_norm=False, norm_epsilon=1e-5, relative_bias="gated", embedding_sharing="tied", masked_head="dense",
+    init_std=0.02,
 )  # fmt: skip
 # XLM-E, Table 10.
 TABLE_10 = dict(
@@ -230,7 +232,8 @@ DECAY = {
         f"{encoder}.{name}"
         for encoder in ("generator", "discriminator")
         for name in (
-            "positions", "languages", "relative.weight", "layers.0.attention.qkv.weight", "layers.0.attention.output.weight",
+            "positions", "languages", "relative.weight", "layers.0.attention.qkv.weight",
+            "layers.0.attention.output.weight",
             "layers.0.up.weight", "layers.0.down.weight",
         )
     ),

@@ -66,7 +66,7 @@ def run(command: Callable[[list[str]], Any], words: str) -> None:
 
 def test_the_tour_lists_the_files_that_a_row_meets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mono").mkdir()
-    words = "alpha beta gamma delta epsilon zeta eta theta".split()
+    words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
     lines = [" ".join(words[i * k % 8] for k in (1, 3, 5)) for i in range(400)]
     (tmp_path / "mono/en.txt").write_text("\n\n".join("\n".join(lines[i : i + 4]) for i in range(0, 400, 4)))
     monkeypatch.chdir(tmp_path)
@@ -76,7 +76,8 @@ def test_the_tour_lists_the_files_that_a_row_meets(tmp_path: Path, monkeypatch: 
         run(data_prep, "mix --encoded encoded --vocab vocab --out mixed --row-tokens 64 --mono-rows 8 --processes 1")
         run(
             pretrain,
-            "--recipe quickstart --data mixed --out run --engine.kind plain --engine.precision fp32 --model.vocabulary 29 "
+            "--recipe quickstart --data mixed --out run --engine.kind plain --engine.precision fp32 "
+            "--model.vocabulary 29 "
             "--data.mono-rows 4 --data.para-rows 0 --data.micro-batch 4 --train.steps 1 --optimizer.warmup-steps 1 "
             "--model.width 16 --model.heads 2 --model.feed-forward 32 --model.discriminator-layers 2 "
             "--model.generator-layers 1 --model.max-positions 64",

@@ -53,8 +53,8 @@ def preparation(folder: Path, processes: int) -> list[list[str]]:
 
     stages = [
         f"sample --out {data}/corpus",
-        f"vocab --mono {train}/mono --para {train}/para --out {vocab} --size {QUICKSTART.vocabulary} --sentences 100000 "
-        f"--processes {processes}",
+        f"vocab --mono {train}/mono --para {train}/para --out {vocab} --size {QUICKSTART.vocabulary} "
+        f"--sentences 100000 --processes {processes}",
         *prepare("train", MONO_ROWS, PARA_ROWS, alpha=0.7),
         *prepare("heldout", HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS, alpha=1.0),
         f"verify --data {data}/train",

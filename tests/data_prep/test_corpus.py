@@ -128,7 +128,8 @@ def test_a_real_tmx_reads_as_a_tree_of_it_says(tmp_path: Path) -> None:
     body = "".join(
         f"""<tu tuid="{i}" srclang="*all*"><note>a &lt;seg> in a note</note><prop type="x">p</prop>
         <tuv xml:lang="fr-CA"><seg>oui {i}</seg></tuv><!-- {unit("no", "nein")} -->
-        <tuv xml:lang="{("de-DE", "de", "DE_at", "deu")[i % 4]}"><prop>x</prop><seg>Ja <hi type="b">fett {i}</hi>.</seg></tuv>
+        <tuv xml:lang="{("de-DE", "de", "DE_at", "deu")[i % 4]}"><prop>x</prop><seg>Ja <hi
+        type="b">fett {i}</hi>.</seg></tuv>
         <tuv lang="{("en-US", "EN", "en", "en-GB")[i % 4]}"><seg><![CDATA[a <b> & {i} ]]>&amp;amp; d
         <hi><hi>e</hi></hi>f</seg></tuv></tu>"""
         for i in range(50)

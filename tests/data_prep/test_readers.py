@@ -242,7 +242,8 @@ def test_an_unknown_language_names_file_and_nearest_code(tmp_path: Path) -> None
 def test_codes_of_three_letters_are_known() -> None:
     """ISO 639-3's, and the other ones of ISO 639-2; nobody's are corrected to another language's."""
     codes = (
-        "deu ger de, spa es, ita it, jpn ja, hin hi, por pt, kor ko, tur tr, ukr uk, fra fre fr, nld dut nl, ces cze cs, "
+        "deu ger de, spa es, ita it, jpn ja, hin hi, por pt, kor ko, tur tr, ukr uk, fra fre fr, nld dut nl, "
+        "ces cze cs, "
         "ell gre el, eus baq eu, fas per fa, hye arm hy, isl ice is, kat geo ka, mkd mac mk, msa may ms, mya bur my, "
         "ron rum ro, slk slo sk, sqi alb sq, cym wel cy, zho chi cmn zh-Hans, eng en, rus ru, ara arb ar, swa swh sw, "
         "est ekk et, lav lvs lv, nob no, ori ory or, deu_DE DEU de, hi_Latn hi-latn hi_rom"

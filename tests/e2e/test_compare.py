@@ -20,7 +20,8 @@ from xlme_ds.folders import lock
 
 BUDGET = 4e8
 SETTINGS = (
-    "--engine.kind plain --engine.precision fp32 --optimizer.warmup-steps 1 --optimizer.learning-rate 1e-3 --data.micro-batch 2 "
+    "--engine.kind plain --engine.precision fp32 --optimizer.warmup-steps 1 --optimizer.learning-rate 1e-3 "
+    "--data.micro-batch 2 "
     "--train.log-every 5 --model.width 16 --model.heads 2 --model.feed-forward 32 --model.discriminator-layers 2 "
     "--model.generator-layers 1 --model.max-positions 64 --model.init-std 0.1"
 )

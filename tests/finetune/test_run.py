@@ -273,8 +273,10 @@ import subprocess, sys, time
 from pathlib import Path
 from tests.launch import ROOT, environment, free_port
 out, port = Path(sys.argv[1]), free_port()
-ranks = [subprocess.Popen([sys.executable, *sys.argv[2:]], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-         env=environment(RANK=r, LOCAL_RANK=r, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)) for r in range(2)]
+ranks = [subprocess.Popen([sys.executable, *sys.argv[2:]], cwd=ROOT,
+         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+         env=environment(RANK=r, LOCAL_RANK=r, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1",
+                         MASTER_PORT=port)) for r in range(2)]
 while not list(out.glob("checkpoints/step_????????/complete.json")):
     assert all(rank.poll() is None for rank in ranks)
     time.sleep(0.02)

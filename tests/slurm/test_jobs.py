@@ -238,7 +238,8 @@ def test_a_users_mistake_is_not_tried_again(cluster: Cluster, folder: Path, dist
     waiting.wait("CANCELLED")  # it does not stay in the queue for what cannot come
 
 
-LISTEN = "import socket, sys; s = socket.create_server(('', int(sys.argv[1]))); print('listening', flush=True); sys.stdin.read()"
+LISTEN = "import socket, sys; s = socket.create_server(('', int(sys.argv[1]))); "
+LISTEN += "print('listening', flush=True); sys.stdin.read()"
 
 
 def test_a_port_in_use_and_a_try_without_a_step(cluster: Cluster, folder: Path, mixed: Path) -> None:

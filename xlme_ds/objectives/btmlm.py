@@ -3,8 +3,9 @@
 
 L = L_BTMLM, a mean over the masked positions of the global batch: a token is predicted from the rest of its sentence
 and from tokens of another language that the same weights wrote after it. Of an item `<s> x </s> y </s>` whose y is open
-(`data/pseudo_parallel.py`), the first pass, without gradient, fills every place of y from x: p(y_j | x, M_j), the place's own
-`<mask>` with its position. The second masks x and predicts it from what is left of x and y: p(x_m | x \\ M, y).
+(`data/pseudo_parallel.py`), the first pass, without gradient, fills every place of y from x: p(y_j | x, M_j), the
+place's own `<mask>` with its position. The second masks x and predicts it from what is left of x and y: p(x_m | x \\ M,
+y).
 
 B rows, T tokens, M masked positions, P open places.
 """
