@@ -9,7 +9,7 @@ languages = ["af", "zh|zh_CN"]  as the files spell them (of a|b the first that h
 pairs = ["en-hi"]               the same; "any": those that the file names show
 columns = ["score", "source", "target"]     of a .tsv format, from left to right; other names are not used;
                                 of jsonl and parquet the one that has the text
-[filters.length]                filters.py has all
+[filters.length]                clean.py has all
 min_characters = 10
 """
 
