@@ -55,7 +55,7 @@ _ALIASES: dict[str, str] = {
     "ur_latn": "ur_rom",
 }
 # ISO 639-3 and 639-2 by CC-100's code: the language's own, the older one of libraries (ger), and where a code of a
-# group stands for one member (ara, arb). No code of a member that the group is not used for: prs is not fa, nno not no.
+# group means one member (ara, arb). No code of a member that the group is not used for: prs is not fa, nno not no.
 _THREE_LETTERS = """
 af afr, am amh, ar ara arb, as asm, az aze azj, be bel, bg bul, bn ben, br bre, bs bos, ca cat, cs ces cze, cy cym wel,
 da dan, de deu ger, el ell gre, en eng, eo epo, es spa, et est ekk, eu eus baq, fa fas per pes, fi fin, fr fra fre,

@@ -60,8 +60,7 @@ def lock(folder: Path) -> Any:
         if error.errno in _NO_FLOCK:
             raise ValueError(
                 f"{path} cannot be locked ({error.strerror}), and a second run could not be kept out: choose a "
-                "folder on a file system "
-                "with flock, or have this one mounted with it"
+                "folder on a file system with flock, or have this one mounted with it"
             ) from None
         raise OSError(error.errno, error.strerror, str(path)) from None
     except ValueError:

@@ -59,9 +59,8 @@ class Checkpoints:
         probe = engine.probe_loss()
         if not math.isfinite(probe):
             raise SharedError(
-                f"{self.folder.parent}: after {step} steps the loss of the probe batch is {probe}: nothing is "
-                "saved any more, "
-                "start a run with a lower optimizer.learning_rate"
+                f"{self.folder.parent}: after {step} steps the loss of the probe batch is {probe}: nothing is saved "
+                "any more, start a run with a lower optimizer.learning_rate"
             )
         partial = self._partial(step)
         together(lambda: self._renew(partial) if engine.rank == 0 else None)
@@ -105,9 +104,8 @@ class Checkpoints:
         if not math.isclose(probe, state["probe"], rel_tol=tolerance):
             raise SharedError(
                 f"{folder} was saved with a loss of {state['probe']:.7g} on the probe batch, loaded it gives "
-                f"{probe:.7g}: "
-                "the state did not come back as it was, resume from another checkpoint, or with the engine and "
-                "version that saved it"
+                f"{probe:.7g}: the state did not come back as it was, resume from another checkpoint, or with the "
+                "engine and version that saved it"
             )
         return int(state["step"])
 

@@ -98,9 +98,8 @@ def _locked(folder: Path) -> Iterator[None]:
             (folder / "lock").unlink(missing_ok=True)
         except OSError as error:
             raise ValueError(
-                f"{folder}, where DeepSpeed's extensions are compiled: {error.strerror}: set TORCH_EXTENSIONS_DIR "
-                "to a folder that "
-                "this user can write and lock"
+                f"{folder}, where DeepSpeed's extensions are compiled: {error.strerror}: set TORCH_EXTENSIONS_DIR to "
+                "a folder that this user can write and lock"
             ) from None
         yield
 

@@ -37,7 +37,7 @@ class _PartSpec(LayerSpec):
         self.objective, self.cfg, self.part = objective, cfg, part
 
     def build(self, log: bool = False) -> nn.Module:
-        """See `LayerSpec`."""
+        """The part, built."""
         return applied(self.objective.build(self.cfg, self.part), self.cfg)
 
 

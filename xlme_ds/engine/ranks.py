@@ -59,8 +59,7 @@ def _given(environment: Mapping[str, str], tasks: int) -> dict[str, str]:
     if int(environment["WORLD_SIZE"]) < tasks:
         raise ValueError(
             f"srun started {tasks} processes, but WORLD_SIZE is {environment['WORLD_SIZE']}: unset RANK and "
-            "WORLD_SIZE, "
-            "which srun's own variables replace"
+            "WORLD_SIZE, which srun's own variables replace"
         )
     return {name: environment[name] for name in TORCH_VARIABLES}
 
@@ -142,8 +141,7 @@ def _no_meeting(error: dist.DistNetworkError) -> Exception:
         return error
     return SharedError(
         f"port {os.environ['MASTER_PORT']} of {os.environ['MASTER_ADDR']}, where the processes meet, is in use by "
-        "another program: "
-        "choose another (deepspeed --master_port, torchrun --master-port, else MASTER_PORT)"
+        "another program: choose another (deepspeed --master_port, torchrun --master-port, else MASTER_PORT)"
     )
 
 

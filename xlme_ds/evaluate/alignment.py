@@ -94,8 +94,8 @@ def _read_links(path: Path, pairs: list[GoldPair]) -> None:
                 raise ValueError
         except ValueError:
             raise ValueError(
-                f"{path} line {number} is {line.strip()!r}: "
-                "it must be sentence, source word, target word, and S or P or nothing"
+                f"{path} line {number} is {line.strip()!r}: it must be sentence, source word, target word, and S or "
+                "P or nothing"
             ) from None
         lines.append((number, sentence, source, target, kind))
     first = 0 if any(sentence == 0 for _, sentence, *_ in lines) else 1  # the published files do both
@@ -109,9 +109,8 @@ def _read_links(path: Path, pairs: list[GoldPair]) -> None:
         for word, words, side in ((source, pair.source, "source"), (target, pair.target, "target")):
             if word == 0 or word > len(words):
                 raise ValueError(
-                    f"{path} line {number} has {side} word {word}, "
-                    f"and sentence {sentence} has {len(words)} {side} words, "
-                    "counted from 1: the folder's name must have the source language first"
+                    f"{path} line {number} has {side} word {word}, and sentence {sentence} has {len(words)} {side} "
+                    "words, counted from 1: the folder's name must have the source language first"
                 )
         if source > 0 and target > 0:  # a negative number means no word
             pair.possible.add((source - 1, target - 1))
@@ -269,7 +268,7 @@ def alignment_tables(results: Mapping[str, Any]) -> list[ResultTable]:
             table.rows.append([name, pairs, *(percent(scores[measure][model["layer"]]) for measure in _MEASURES)])
         table.notes.append(f"{OURS_ALONE}: cosines in place of dot products; {results['reading']}")
         if model["cut"]:
-            table.notes.append(f"{model['cut']} pairs were cut: words behind the model's longest item have no link")
+            table.notes.append(f"{model['cut']} pairs were cut: words after the model's longest item have no link")
         tables.append(table)
     names = ", ".join(results["models"][0]["tests"])
     tables.append(table_by_layer(results, "mean AER (%)", error_rates_by_layer, f"mean over {names}"))

@@ -71,8 +71,8 @@ def read_word_tests(folder: Path) -> WordTests:
         raise ValueError(f"{keys[name]} is the key of no words: put {name}{_DATA} next to it, or take it away")
     if not similarity and not dictionaries:
         raise ValueError(
-            f"{folder} holds no word pairs: "
-            "put SemEval's en-de.test.data.txt and en-de.test.gold.txt or a dictionary en-de.txt there"
+            f"{folder} holds no word pairs: put SemEval's en-de.test.data.txt and en-de.test.gold.txt or a "
+            "dictionary en-de.txt there"
         )
     return tests
 

@@ -105,8 +105,8 @@ def _read_model(vocabulary: Vocabulary) -> Any:
             found = getattr(getattr(model, spec), name)
             if found != wanted:
                 raise ValueError(
-                    f"{vocabulary.path} was trained with {name} {found}: "
-                    f"only models with {wanted}, as XLM-R's, can be exported"
+                    f"{vocabulary.path} was trained with {name} {found}: only models with {wanted}, as XLM-R's, can "
+                    "be exported"
                 )
     ordinary = proto.ModelProto.SentencePiece.NORMAL
     other = [piece.piece for piece in model.pieces[3:] if piece.type != ordinary]

@@ -90,22 +90,20 @@ def _operations(result: dict[str, Any]) -> tuple[Table, str]:
 
 def _own_layout(result: dict[str, Any]) -> tuple[Table, str]:
     hardware, memory = result["hardware"], result["memory_per_gpu_gib"]
-    table = _table(f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: as the recipe stands", *memory)
+    table = _table(f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: as the recipe is", *memory)
     table.columns[0].justify = "right"
     table.add_row(*(f"{size:.2f}" for size in memory.values()))
     assumed, seconds = result["assumptions"], result["seconds_per_step"]
     parts = ", ".join(f"{name} {seconds[name]:.3g}" for name in ("compute", "bubble", "transfer", "offload"))
     return table, (
-        f"GiB a GPU at the fullest moment ({result['fullest_at']}): "
-        f"{'fits' if result['fits'] else 'does not fit'} into {hardware['memory_gib']:g} GiB with "
-        f"{assumed['memory_reserved']:.0%} of it set aside\n"
-        f"{result['rows_per_micro_batch']} rows a micro-batch, {result['accumulation']} micro-batches a step; "
-        f"a GPU sends {result['communication_bytes_per_step']['total'] / 1e9:.3g} GB a step\n"
-        f"estimated {result['tokens_per_s']:,} tokens/s ({result['tokens_per_s_per_gpu']:,} a GPU), "
-        f"{result['days']:g} days; a step {seconds['step']:.3g} s ({parts})\n"
-        f"assumed, not measured: {assumed['utilisation']:.0%} of {hardware['peak_tflops']:g} TFLOP/s "
-        f"({hardware['precision']}) while computing, {assumed['link_efficiency']:.0%} of the links; "
-        f"over the whole step {result['of_peak']:.1%} of peak\n"
+        f"GiB a GPU at the fullest moment ({result['fullest_at']}): {'fits' if result['fits'] else 'does not fit'} "
+        f"into {hardware['memory_gib']:g} GiB with {assumed['memory_reserved']:.0%} of it set aside\n"
+        f"{result['rows_per_micro_batch']} rows a micro-batch, {result['accumulation']} micro-batches a step; a GPU "
+        f"sends {result['communication_bytes_per_step']['total'] / 1e9:.3g} GB a step\nestimated "
+        f"{result['tokens_per_s']:,} tokens/s ({result['tokens_per_s_per_gpu']:,} a GPU), {result['days']:g} days; a "
+        f"step {seconds['step']:.3g} s ({parts})\nassumed, not measured: {assumed['utilisation']:.0%} of "
+        f"{hardware['peak_tflops']:g} TFLOP/s ({hardware['precision']}) while computing, "
+        f"{assumed['link_efficiency']:.0%} of the links; over the whole step {result['of_peak']:.1%} of peak\n"
         f"{hardware['source']}"
     )
 

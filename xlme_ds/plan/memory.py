@@ -131,7 +131,7 @@ def _reductions(layout: ParallelLayout, stage: int, idle: Memory, turn: Memory, 
     largest = layout.element * sizes.largest if layout.element == 2 or layout.zero["stage"] == 3 else 0
     return {
         "first reduction": _plus(reduced, buffers=_reducing(layout, stage, bucket)),
-        "behind the first reduction": _plus(reduced, activations=activations.working(layout)),
+        "after the first reduction": _plus(reduced, activations=activations.working(layout)),
         "reduction of the largest parameter": _plus(
             idle,
             weights=_gathered(layout, stage, 0),

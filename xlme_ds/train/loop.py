@@ -197,10 +197,8 @@ class Guard(Callback):
         if self.in_a_row >= self.config.max_bad_steps:
             self.fault = (
                 f"{self.in_a_row} steps in a row, up to step {done}, were left out, the last for its {reason}; its "
-                "rows are "
-                f"{'; '.join(rows)}, those of the others stand in faults.jsonl: look at them with `python -m "
-                "data_prep show`, "
-                "or start a run with a lower optimizer.learning_rate"
+                f"rows are {'; '.join(rows)}, those of the others are in faults.jsonl: look at them with "
+                "`python -m data_prep show`, or start a run with a lower optimizer.learning_rate"
             )
 
 

@@ -40,8 +40,7 @@ def heldout_data(config: RunConfig, folder: Path, world: int) -> DataConfig:
         if rows and not kept:
             raise ValueError(
                 f"{folder / name} has too few rows for {pieces} micro-batches: mix more held-out rows, raise "
-                "data.micro_batch, "
-                "or use fewer processes"
+                "data.micro_batch, or use fewer processes"
             )
     return DataConfig(mono, para, micro_batch=max(mono, para) // pieces)
 
@@ -57,7 +56,7 @@ class RunFacts(NamedTuple):
     evaluation: Callable[..., dict[str, float]] | None = None
     """Means from the sums, counts and statistics of held-out rows."""
     constants: Mapping[str, float] = MappingProxyType({})
-    """Written beside every evaluation."""
+    """Written with every evaluation."""
     objective: Mapping[str, Any] = MappingProxyType({})
     """What is trained for, in words (`objectives.described`); empty in fine-tuning."""
 

@@ -56,8 +56,7 @@ class RunFolder:
             _require_same(f"{self.path} was started", stored["config"], config)
 
     def close(self) -> None:
-        """Let other processes into the folder; the end of the process does the same. One that was refused leaves none
-        behind."""
+        """Let other processes into the folder; the end of the process does the same."""
         if self._lock is None:
             return
         if self._made and [path.name for path in self.path.iterdir()] == [LOCK]:
@@ -78,8 +77,7 @@ class RunFolder:
         if stored is None and "settings" not in saved:
             raise ValueError(
                 f"{self.path} has no config.json, and {checkpoint} is of an older version, which kept no settings "
-                "with it: "
-                "restore config.json, or choose another --out"
+                "with it: restore config.json, or choose another --out"
             )
         if stored is not None and stored.get("run") != saved.get("run"):
             raise ValueError(

@@ -124,8 +124,8 @@ class Watchdog:
     def _end(self) -> None:
         print(
             f"rank {self.rank} stood still for {self.minutes:g} minutes (train.watchdog_minutes) while "
-            f"{self._doing}: it ends "
-            "here, and its launcher ends the others; the same command goes on from the last checkpoint. Its stacks:",
+            f"{self._doing}: it ends here, and its launcher ends the others; the same command goes on from the last "
+            "checkpoint. Its stacks:",
             file=sys.stderr,
             flush=True,
         )

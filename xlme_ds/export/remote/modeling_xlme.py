@@ -251,7 +251,7 @@ class XLMEModel(XLMEPreTrainedModel):
             position_ids = (inside_BT.cumsum(1) - 1) * inside_BT
             if self.config.layout == "xlm":
                 if input_ids is None:
-                    raise ValueError("positions start anew behind the first text: give input_ids or position_ids")
+                    raise ValueError("positions restart after the first text: give input_ids or position_ids")
                 # At position 0 it opens the text.
                 ends_BT = ((input_ids == self.config.eos_token_id) & (position_ids > 0)).long()
                 second_BT = (ends_BT.cumsum(1) - ends_BT).clamp(max=1) * inside_BT
