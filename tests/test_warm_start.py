@@ -14,12 +14,12 @@ from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
 from xlme_ds.train.run_folder import RunFolder
-from xlme_ds.trained import SavedRun, load_run
+from xlme_ds.trained import TrainedRun, load_run
 from xlme_ds.warm_start import starting_weights
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> SavedRun:
+def source(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
     """Two layers in each encoder, a difference of the discriminator's embedding, two blocks."""
     folder = tmp_path_factory.mktemp("source")
     settings = {"generator_layers": 2, "embedding_sharing": "gdes", "vocabulary_blocks": 2}
@@ -27,7 +27,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> SavedRun:
 
 
 def started(
-    take: str, source: SavedRun, folder: Path | None = None, name: str = "electra", **changes: object
+    take: str, source: TrainedRun, folder: Path | None = None, name: str = "electra", **changes: object
 ) -> dict[str, Tensor]:
     """The parameters of a model that starts from `source`."""
     cfg: ModelConfig = replace(source.model, **changes)  # type: ignore[arg-type]
@@ -40,13 +40,13 @@ def started(
     return dict(model.state_dict())
 
 
-def fresh(source: SavedRun, **changes: object) -> dict[str, Tensor]:
+def fresh(source: TrainedRun, **changes: object) -> dict[str, Tensor]:
     model = Electra(replace(source.model, **changes))  # type: ignore[arg-type]
     initialise(model, 5, model.cfg.init_std)
     return dict(model.state_dict())
 
 
-def export(source: SavedRun, to: Path) -> None:
+def export(source: TrainedRun, to: Path) -> None:
     generator = Exported(source.encoder("generator"), "XLMEForMaskedLM", source.state)
     write_folder(to, Exported(source.encoder(), "XLMEModel"), source.vocabulary, "", generator)
 
@@ -55,14 +55,14 @@ def test_nothing_named() -> None:
     assert starting_weights(RunConfig("none"), "") is None
 
 
-def test_everything(source: SavedRun) -> None:
+def test_everything(source: TrainedRun) -> None:
     ours = started("all", source)
     assert ours.keys() == source.state.keys()
     assert all(torch.equal(ours[name], value) for name, value in source.state.items())
 
 
 @pytest.mark.parametrize("take", ["generator", "discriminator"])
-def test_one_encoder_for_both(take: str, source: SavedRun) -> None:
+def test_one_encoder_for_both(take: str, source: TrainedRun) -> None:
     """The generator keeps the lower of its source's layers; the discriminator's embedding was a sum."""
     ours, plain = started(take, source, generator_layers=1), fresh(source, generator_layers=1)
     embedding = source.encoder(take).state_dict()  # type: ignore[arg-type]
@@ -78,7 +78,7 @@ def test_one_encoder_for_both(take: str, source: SavedRun) -> None:
             assert torch.equal(value, (source.state if kept else plain)[name]), name
 
 
-def test_from_an_export(source: SavedRun, tmp_path: Path) -> None:
+def test_from_an_export(source: TrainedRun, tmp_path: Path) -> None:
     """Another number of blocks, and no heads."""
     export(source, tmp_path / "export")
     for take in ("generator", "discriminator"):
@@ -98,18 +98,18 @@ def test_from_an_export(source: SavedRun, tmp_path: Path) -> None:
         ("all", {"embedding_sharing": "tied"}, "has model.embedding_sharing gdes, this run has tied"),
     ],
 )
-def test_what_does_not_fit(take: str, changes: dict[str, object], message: str, source: SavedRun) -> None:
+def test_what_does_not_fit(take: str, changes: dict[str, object], message: str, source: TrainedRun) -> None:
     with pytest.raises(ValueError, match=message):
         started(take, source, **changes)
 
 
-def test_layout_and_new_languages_are_no_obstacle(source: SavedRun) -> None:
+def test_layout_and_new_languages_are_no_obstacle(source: TrainedRun) -> None:
     ours = started("generator", source, name="mlm", layout="xlm", language_embeddings=("de", "en"))
     assert torch.equal(ours["embedding_1"], source.state["embedding_1"])
     assert ours["encoder.languages"].shape == (2, source.model.width)
 
 
-def test_other_vocabularies_and_kinds_are_refused(source: SavedRun, tmp_path: Path) -> None:
+def test_other_vocabularies_and_kinds_are_refused(source: TrainedRun, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="another vocabulary than the data"):
         starting_weights(RunConfig("small", model=source.model, start=StartConfig(str(source.folder))), "0" * 64)
     export(source, tmp_path / "export")
@@ -117,7 +117,7 @@ def test_other_vocabularies_and_kinds_are_refused(source: SavedRun, tmp_path: Pa
         started("all", source, tmp_path / "export")
 
 
-def test_a_run_goes_on_with_the_start_it_had(source: SavedRun, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_the_start_it_had(source: TrainedRun, tmp_path: Path) -> None:
     first = RunConfig("small", start=StartConfig(str(source.folder), "generator"))
     folder = RunFolder(tmp_path / "run")
     folder.begin(first, data={}, world=1, parameters={})

@@ -56,7 +56,7 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
     from .checkpoint.checkpoints import Checkpoints
     from .data.loader import Loader
     from .engine.build import build_engine, open_data, resolve_precision
-    from .engine.ranks import SharedError, data_parallel, gather, process_group, together
+    from .engine.ranks import SharedError, data_parallel, gather, on_all_ranks, process_group
     from .models.init import Known
     from .train.run import heldout_data, pretraining, train
     from .train.run_folder import RunFolder
@@ -83,7 +83,7 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
             return loader, open_data(config, heldout, share, shares, rows, like=loader), known
 
         try:
-            loader, unseen, known = together(load)
+            loader, unseen, known = on_all_ranks(load)
         except SharedError:
             folder.close()
             raise
@@ -92,7 +92,7 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
                 print(f"{out}: told to stop before the first step; the same command starts again", flush=True)
             return
         engine = build_engine(config, loader, unseen, known)
-        work = together(lambda: pretraining(config, loader, unseen, root=rank == 0))
+        work = on_all_ranks(lambda: pretraining(config, loader, unseen, root=rank == 0))
         finished = train(engine, config, folder, loader, unseen, work, stop, watchdog)
         stop.release()  # the report may be interrupted
         state = engine.full_state() if finished else {}
@@ -106,7 +106,7 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
             folder.finish(config.train.steps)
             return page
 
-        page = together(show)  # this process alone by now
+        page = on_all_ranks(show)  # this process alone by now
         print(f"{out}: finished; open {page}", flush=True)
 
 

@@ -64,7 +64,7 @@ def first_of(encoders: Mapping[Which, str]) -> Which:
     return next(iter(encoders))
 
 
-class Saved(NamedTuple):
+class TrainedEncoder(NamedTuple):
     """A trained encoder and the vocabulary that it reads."""
 
     encoder: TextEncoder
@@ -79,7 +79,7 @@ class RunSettings(NamedTuple):
     objective: ObjectiveConfig
 
 
-class SavedRun(NamedTuple):
+class TrainedRun(NamedTuple):
     """The whole model of a finished run."""
 
     folder: Path
@@ -124,7 +124,7 @@ class SavedRun(NamedTuple):
             raise mismatch(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder, error) from None
 
 
-def load_encoder(folder: Path, which: Which | None = None) -> Saved:
+def load_encoder(folder: Path, which: Which | None = None) -> TrainedEncoder:
     """The encoder in `folder`, by default the first that it has, float32 on the CPU in evaluation mode.
 
     Raises ValueError in one sentence when the folder holds none.
@@ -132,17 +132,17 @@ def load_encoder(folder: Path, which: Which | None = None) -> Saved:
     if read_config(folder).get("model_type") == MODEL_TYPE:
         return _load_export(_exported(folder, which))
     run = load_run(folder)
-    return Saved(run.encoder(which), run.vocabulary)
+    return TrainedEncoder(run.encoder(which), run.vocabulary)
 
 
-def load_run(folder: Path) -> SavedRun:
+def load_run(folder: Path) -> TrainedRun:
     """Weights (float32, on the CPU), settings and vocabulary of a finished run; ValueError when it is none."""
     settings = read_settings(folder)
     weights = folder / MODEL_FOLDER / WEIGHTS_FILE
     if not weights.exists():
         raise ValueError(f"{weights} does not exist: the run is not finished, start its command again first")
     vocabulary = known_vocabulary(folder, weights.parent)
-    return SavedRun(folder, read_weights(weights), vocabulary=vocabulary, **settings._asdict())
+    return TrainedRun(folder, read_weights(weights), vocabulary=vocabulary, **settings._asdict())
 
 
 def known_vocabulary(folder: Path, path: Path) -> Vocabulary:
@@ -236,7 +236,7 @@ def _exported(folder: Path, which: Which | None) -> Path:
     return folder / GENERATOR_FOLDER if which == "generator" else folder
 
 
-def _load_export(folder: Path) -> Saved:
+def _load_export(folder: Path) -> TrainedEncoder:
     config = read_config(folder)
     from_export = "copy it from the folder that `python -m xlme_ds.export` wrote"
     files = (WEIGHTS_FILE, SENTENCEPIECE_FILE)
@@ -249,7 +249,7 @@ def _load_export(folder: Path) -> Saved:
         encoder = _encoder_with(state, cfg)
     except (KeyError, RuntimeError) as error:
         raise mismatch(folder / WEIGHTS_FILE, folder, error) from None
-    return Saved(encoder, known_vocabulary(folder, folder / SENTENCEPIECE_FILE))
+    return TrainedEncoder(encoder, known_vocabulary(folder, folder / SENTENCEPIECE_FILE))
 
 
 def _without_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from .models.electra import block_sizes
 from .models.init import Known
 from .models.text_encoder import TextEncoder, Which
 from .objectives import objective_of
-from .trained import EXPORTED_SETTINGS, SavedRun, load_encoder, load_run, read_config, read_heads
+from .trained import EXPORTED_SETTINGS, TrainedRun, load_encoder, load_run, read_config, read_heads
 
 _MAY_DIFFER = ("discriminator_layers", "init_std", "layout", "language_embeddings")
 SHAPE = [name for name in EXPORTED_SETTINGS if name not in _MAY_DIFFER]
@@ -45,7 +45,7 @@ def starting_weights(config: RunConfig, vocabulary_sha256: str) -> Known | None:
     return (_encoder(folder, encoder, config.model, list(encoders)) | ours).get
 
 
-def _everything(folder: Path, run: SavedRun | None, config: RunConfig, vocabulary_sha256: str) -> Known:
+def _everything(folder: Path, run: TrainedRun | None, config: RunConfig, vocabulary_sha256: str) -> Known:
     encoders = objective_of(config.objective).encoders
     alone = " or ".join(encoders)
     if run is None:

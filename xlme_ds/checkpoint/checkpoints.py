@@ -18,7 +18,7 @@ from typing import Any
 from ..cli import in_words
 from ..data.schema import naming, read_json, write_json
 from ..engine.engine import Engine
-from ..engine.ranks import SharedError, broadcast, gather, together
+from ..engine.ranks import SharedError, broadcast, gather, on_all_ranks
 from ..folders import to_disk
 from .state_files import StateReader, StateWriter, state_file
 
@@ -63,7 +63,7 @@ class Checkpoints:
                 "any more, start a run with a lower optimizer.learning_rate"
             )
         partial = self._partial(step)
-        together(lambda: self._renew(partial) if engine.rank == 0 else None)
+        on_all_ranks(lambda: self._renew(partial) if engine.rank == 0 else None)
         writer = StateWriter(partial / state_file(engine.rank, engine.world), self.buffer_bytes)
         engine.save(writer)
         self._saving = _Saving(step, {"step": step, "world": engine.world, "probe": probe, **state}, writer)
@@ -78,14 +78,14 @@ class Checkpoints:
         saving, self._saving = self._saving, None
         if saving is None:
             return
-        written = {saving.writer.path.name: together(saving.writer.result)}
+        written = {saving.writer.path.name: on_all_ranks(saving.writer.result)}
         files = {name: entry for part in gather(written) for name, entry in part.items()}
-        together(lambda: self._complete(saving, files) if engine.rank == 0 else None)
+        on_all_ranks(lambda: self._complete(saving, files) if engine.rank == 0 else None)
 
     def newest(self, rank: int = 0, world: int = 1) -> tuple[Path | None, list[str]]:
         """The newest sound checkpoint or None, and a sentence for each newer one that cannot be used; collective."""
         complaints: list[str] = []
-        for folder in reversed(broadcast(together(self.all))):
+        for folder in reversed(broadcast(on_all_ranks(self.all))):
             fault = find_fault(folder, rank, world)
             if fault is None:
                 return folder, complaints
@@ -98,8 +98,8 @@ class Checkpoints:
         Raises SharedError when it belongs to other data (`expected` against the stored state), or when the loaded
         model's probe loss is further than `tolerance` (relative) from the stored one.
         """
-        state = together(lambda: _matching(read_state(folder), folder, expected))
-        engine.load(together(lambda: StateReader(state_files(folder))))
+        state = on_all_ranks(lambda: _matching(read_state(folder), folder, expected))
+        engine.load(on_all_ranks(lambda: StateReader(state_files(folder))))
         probe = broadcast(engine.probe_loss())
         if not math.isclose(probe, state["probe"], rel_tol=tolerance):
             raise SharedError(

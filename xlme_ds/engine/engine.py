@@ -15,7 +15,7 @@ from ..data.batch import Batch
 from ..data.loader import BatchSource
 from ..objectives.protocol import Objective
 from .optimizer import applied_rate, set_learning_rate
-from .ranks import gather, share, together
+from .ranks import gather, on_all_ranks, raise_on_all_ranks
 from .state import Bucket, read_state, write_state
 
 
@@ -132,7 +132,7 @@ class Engine(ABC):
         failed = torch.tensor([float(error is not None)], dtype=torch.float64, device=self.device)
         reduced = self._reduce(torch.cat([self._own_counts(batches), failed]))
         if reduced[-1] > 0:
-            share(error)
+            raise_on_all_ranks(error)
         return batches, reduced[:-1]
 
     def _own_counts(self, batches: Sequence[Batch]) -> Tensor:
@@ -180,11 +180,11 @@ class Engine(ABC):
         """Additive sums, counts and statistics (float64, on the CPU) of step `step` of the held-out rows."""
         heldout = self.heldout
         assert heldout is not None
-        return self._evaluate(together(lambda: heldout.step(step)))
+        return self._evaluate(on_all_ranks(lambda: heldout.step(step)))
 
     def probe_loss(self) -> float:
         """Loss of the probe batch with the weights as they are: the same under any engine and number of ranks."""
-        totals = self._evaluate([together(self.loader.probe)])  # the same on all ranks: their number cancels out
+        totals = self._evaluate([on_all_ranks(self.loader.probe)])  # the same on all ranks: their number cancels out
         means = totals["sums"] / totals["counts"].clamp(min=1)
         return float((self.objective.weights * means).sum())
 
@@ -194,7 +194,7 @@ class Engine(ABC):
 
     def load(self, reader: StateReader) -> None:
         """Take weights and optimizer state, from whatever engine. Raises SharedError when they are another model's."""
-        together(lambda: read_state(self._buckets(), reader))
+        on_all_ranks(lambda: read_state(self._buckets(), reader))
         self._publish()
 
     @torch.no_grad()

@@ -228,18 +228,18 @@ def gather(value: Result) -> list[Result]:
     return values
 
 
-def together(function: Callable[[], Result]) -> Result:
+def on_all_ranks(function: Callable[[], Result]) -> Result:
     """Run `function` on every rank; a ValueError or OSError on any of them is raised on all, as a SharedError."""
     result, error = None, None
     try:
         result = function()
     except (ValueError, OSError) as failure:
         error = failure
-    share(error)
+    raise_on_all_ranks(error)
     return result  # type: ignore[return-value]
 
 
-def share(error: Exception | None) -> None:
+def raise_on_all_ranks(error: Exception | None) -> None:
     """Raise the first rank's `error` on every rank, as a SharedError; nothing where no rank has one. Collective."""
     for message in gather(None if error is None else in_words(error)):
         if message is not None:

@@ -17,14 +17,23 @@ from ..config import Training
 from ..data.schema import read_json, write_json
 from ..data.vocabulary import Vocabulary
 from ..engine.build import Fill, assemble, resolve_precision
-from ..engine.ranks import SharedError, broadcast, gather, together
+from ..engine.ranks import SharedError, broadcast, gather, on_all_ranks
 from ..models.init import Whole, initialise
 from ..models.operations import encoder_forward
 from ..models.text_encoder import TextEncoder, language_index
 from ..train.run import RunFacts, train
 from ..train.run_folder import RunFolder
 from ..train.stop import StopRequest, Watchdog
-from ..trained import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, Saved, load_encoder, mismatch, read_weights, write_model
+from ..trained import (
+    CONFIG_FILE,
+    MODEL_FOLDER,
+    WEIGHTS_FILE,
+    TrainedEncoder,
+    load_encoder,
+    mismatch,
+    read_weights,
+    write_model,
+)
 from ..validate import validate
 from .downstream_tasks import TASKS, DownstreamTask
 from .features import Feature, TaskLoader, featurise
@@ -40,7 +49,7 @@ class Prepared(NamedTuple):
     """All that is read before the model is built; `bare`: of this rank's share of the tests, the languages without
     labels."""
 
-    saved: Saved
+    saved: TrainedEncoder
     sets: TaskSets
     config: FinetuneConfig
     loader: TaskLoader
@@ -58,14 +67,14 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
 def _finetune(job: Job, rank: int, world: int, stop: StopRequest, watchdog: Watchdog) -> dict[str, Any] | None:
     task, folder = TASKS[job.task], RunFolder(job.out, root=rank == 0)
     try:
-        prepared = together(lambda: _prepare(job, folder, rank, world))
+        prepared = on_all_ranks(lambda: _prepare(job, folder, rank, world))
     except SharedError:
         folder.close()
         raise
     saved, sets, config, loader, _ = prepared
     bare = {language for part in gather(prepared.bare) for language in part}
     if broadcast(job.done.exists()):
-        found = together(lambda: _finished(job, sets) if rank == 0 else None)
+        found = on_all_ranks(lambda: _finished(job, sets) if rank == 0 else None)
         folder.close()
         return found
     if rank == 0:
@@ -79,12 +88,12 @@ def _finetune(job: Job, rank: int, world: int, stop: StopRequest, watchdog: Watc
         if not train(engine, config, folder, loader, None, _work(config, loader, saved.vocabulary), stop, watchdog):
             return None
         state = engine.full_state()
-        together(lambda: write_model(weights.parent, state, saved.vocabulary.path) if rank == 0 else None)
+        on_all_ranks(lambda: write_model(weights.parent, state, saved.vocabulary.path) if rank == 0 else None)
     # No predictions of other tests may stay from before: the folder is ready to submit.
-    together(lambda: shutil.rmtree(job.predictions) if rank == 0 and job.predictions.exists() else None)
+    on_all_ranks(lambda: shutil.rmtree(job.predictions) if rank == 0 and job.predictions.exists() else None)
     model = objective.build(config.model)
-    together(lambda: _load_weights(model, weights))
-    mine = together(lambda: _scores(model, prepared, job, (rank, world), stop))
+    on_all_ranks(lambda: _load_weights(model, weights))
+    mine = on_all_ranks(lambda: _scores(model, prepared, job, (rank, world), stop))
     scores = {asked: one for part in gather(mine) for asked, one in part.items()}
     if rank != 0 or len(scores) < len(sets.test) + len(sets.dev):  # a request to stop came on the way
         return None
@@ -186,7 +195,12 @@ def _work(config: FinetuneConfig, loader: TaskLoader, vocabulary: Vocabulary) ->
 
 
 def _features(
-    examples: Sequence[Example], task: DownstreamTask, tuning: TuningConfig, saved: Saved, language: str, first: int = 0
+    examples: Sequence[Example],
+    task: DownstreamTask,
+    tuning: TuningConfig,
+    saved: TrainedEncoder,
+    language: str,
+    first: int = 0,
 ) -> list[Feature]:
     cfg = saved.encoder.cfg
     return featurise(examples, task, saved.vocabulary, tuning.windows(cfg), language_index(cfg, language), first)

@@ -60,10 +60,10 @@ class Attention(nn.Module):
         rows, tokens, width = x_BTD.shape
         dropping = keys_B is not None and self.dropout > 0
         attend = triton_attend if isinstance(bias, ItemBias) else fused_attend if x_BTD.is_cuda else plain_attend
-        together = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        q_BHTK, k_BHTK, v_BHTK = (
-            together.contiguous() if dropping or attend is plain_attend else together
-        )  # which read them often
+        qkv = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        if dropping or attend is plain_attend:
+            qkv = qkv.contiguous()  # they read it often
+        q_BHTK, k_BHTK, v_BHTK = qkv
         gate_BHT1 = None if self.gate is None else self.gate(q_BHTK)
         if dropping:
             assert keys_B is not None and isinstance(bias, AttentionBias)  # validate sees to the latter

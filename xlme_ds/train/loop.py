@@ -16,7 +16,7 @@ from typing import Any
 from ..checkpoint.checkpoints import Checkpoints
 from ..config import OptimizerConfig, TrainConfig, Training
 from ..engine.engine import Engine, StepStats
-from ..engine.ranks import share, together
+from ..engine.ranks import on_all_ranks, raise_on_all_ranks
 from .records import MetricsLog, StepLines
 from .stop import StopRequest, Watchdog
 
@@ -139,7 +139,7 @@ class Save(Callback):
         self.checkpoints.wait(self.engine)
 
     def _save(self, done: int) -> None:
-        self.checkpoints.save(self.engine, done, together(self.state))
+        self.checkpoints.save(self.engine, done, on_all_ranks(self.state))
         self.saved = done
 
 
@@ -235,11 +235,11 @@ def fit(
         watchdog.beat(f"evaluating or saving after step {done}")
         for callback in callbacks:
             callback.after_step(done, stats)
-    share(_trouble(callbacks))
+    raise_on_all_ranks(_trouble(callbacks))
     watchdog.beat(f"saving after step {done}")
     for callback in callbacks:
         callback.close(done)
-    share(_trouble(callbacks))
+    raise_on_all_ranks(_trouble(callbacks))
     return done
 
 

@@ -18,7 +18,7 @@ from torch.utils.tensorboard import SummaryWriter
 from ..data.corrupt import Parts
 from ..data.loader import Loader
 from ..data.schema import TASKS, naming
-from ..engine.ranks import broadcast, together
+from ..engine.ranks import broadcast, on_all_ranks
 from ..folders import to_disk
 from .run_folder import step_of
 
@@ -196,7 +196,7 @@ def audit_reads(run: Path, loader: Loader, start: int, rank: int, world: int) ->
     Returns the file of this rank.
     """
     folder = run / AUDIT_FOLDER
-    attempt = broadcast(together(lambda: _begin_attempt(folder, start, world) if rank == 0 else 0))
+    attempt = broadcast(on_all_ranks(lambda: _begin_attempt(folder, start, world) if rank == 0 else 0))
     if rank >= loader.plan.world:  # the other stages of a pipeline read the same
         return None
     path = folder / f"rank_{rank:05d}.jsonl"

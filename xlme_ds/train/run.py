@@ -14,7 +14,7 @@ from ..data.schema import TASKS
 from ..data.shards import RowStore, unigram_nll
 from ..engine.build import resolve_precision
 from ..engine.engine import Engine
-from ..engine.ranks import SharedError, broadcast, together
+from ..engine.ranks import SharedError, broadcast, on_all_ranks
 from ..folders import to_disk
 from ..objectives import described, objective_of
 from .loop import Callback, Evaluate, Guard, Record, Save, fit
@@ -104,8 +104,8 @@ def _train(
     start, saved = _resume(engine, config, folder, checkpoints, state)
     state |= {"run": saved.get("run"), "settings": settled(config)}
     data = {"fingerprints": loader.fingerprints, "vocabulary_sha256": work.vocabulary_sha256}
-    together(lambda: folder.begin(config, data, engine.world, work.parameters, saved.get("run"), work.objective))
-    together(lambda: checkpoints.begin() if root else None)
+    on_all_ranks(lambda: folder.begin(config, data, engine.world, work.parameters, saved.get("run"), work.objective))
+    on_all_ranks(lambda: checkpoints.begin() if root else None)
     if start >= config.train.steps:
         if root:
             print(f"{out}: all {start} steps are done")
@@ -122,9 +122,9 @@ def _train(
         audited = audit_reads(out, loader, start, engine.rank, engine.world)
     plain_every = max(config.train.steps // 20, 1)
     console = Console(config.train.steps, start, plain_every, work.objective) if root else None
-    faults = together(lambda: StepLines(out, "faults", start) if root else None)
+    faults = on_all_ranks(lambda: StepLines(out, "faults", start) if root else None)
     guard = Guard(config.train, saved.get("guard", {}), loader.rows_of, faults)
-    callbacks = together(lambda: _records(engine, config, out, start, loader, work, console, guard))
+    callbacks = on_all_ranks(lambda: _records(engine, config, out, start, loader, work, console, guard))
     logs = [each.log for each in (guard, *callbacks) if each.log is not None]
     if root:
         _tell_missing(logs, config, start, saved)
@@ -191,11 +191,11 @@ def _resume(
     newest, complaints = checkpoints.newest(engine.rank, engine.world)
     if engine.rank == 0 and complaints:
         print("\n".join(complaints))
-    saved = together(lambda: {} if newest is None else read_state(newest))
-    run = broadcast(together(lambda: folder.identity(config, newest, saved)))
+    saved = on_all_ranks(lambda: {} if newest is None else read_state(newest))
+    run = broadcast(on_all_ranks(lambda: folder.identity(config, newest, saved)))
     if newest is not None:
         return checkpoints.load(engine, newest, state, PROBE_TOLERANCE[resolve_precision(config.engine)]), saved
-    lost = broadcast(together(lambda: checkpoints.lost(folder.steps_logged(), config.train.save_every)))
+    lost = broadcast(on_all_ranks(lambda: checkpoints.lost(folder.steps_logged(), config.train.save_every)))
     if lost or complaints:
         raise SharedError(f"{folder.path} has records but no usable checkpoint: restore one, or choose another --out")
     return 0, {"run": run}
