@@ -192,7 +192,8 @@ def test_of_a_grid_the_setting_that_is_best_on_the_dev_set_is_reported(
         assert steps == 3 * trained_on // 8
     assert found[3e-3]["dev"]["mean"]["f1"] > found[1e-12]["dev"]["mean"]["f1"]
     (model,) = gather([tmp_path / "out"])
-    assert model.results["ner"].languages["de"] == (found[3e-3]["languages"]["de"]["f1"],)
+    (best,) = model.results["ner"].runs
+    assert best.languages["de"] == (found[3e-3]["languages"]["de"]["f1"],)
     (row,) = [row for row in tables([model])[0].rows if not row.source]
     assert row.cells["ner"].marks[-1] == f"best of 2 settings on {chosen_on}"
 
