@@ -6,7 +6,7 @@ from xlme_ds.config import RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.collate import collate
 from xlme_ds.data.order import plan_step
-from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Rows
+from xlme_ds.data.rows import BOS, EOS, PAD, UNK, Rows
 
 
 def synthetic_rows(rng: np.random.Generator, count: int, row_tokens: int, vocabulary: int, pairs: bool) -> Rows:

@@ -16,6 +16,7 @@ FLOORS = {
     "xlme_ds.config": 0,
     "xlme_ds.folders": 0,
     "xlme_ds.data.batch": 0,
+    "xlme_ds.data.rows": 0,
     "xlme_ds.data.schema": 0,
     "xlme_ds.data.vocabulary": 0,
     "xlme_ds.recipes": 1,

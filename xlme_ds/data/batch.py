@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .schema import TASKS
+from .rows import TASKS
 
 
 class Batch(NamedTuple):

@@ -10,7 +10,7 @@ from numba.types import boolean, int32, int64, void
 from .batch import Batch
 from .compiled import compiled, reads, writes
 from .corrupt import TOO_LONG, Array, Parts, corrupt, row_bits
-from .schema import EOS, TASKS
+from .rows import EOS, TASKS
 
 _NO_COLUMN = 0xFFFFFFFF  # of the counter of a row's key
 _NO_SIDE = "a row has a pair without two sides, or a side without a language: mix the data again"

@@ -10,7 +10,7 @@ from numba import njit
 from numba.types import float32, float64, int32, int64, uint64, void
 
 from .compiled import compiled, reads, writes
-from .schema import EOS, TASKS, UNK, Rows
+from .rows import EOS, TASKS, UNK, Rows
 
 Array = np.ndarray
 Word = np.uint64

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,29 +12,8 @@ from .collate import collate
 from .corrupt import Parts
 from .order import StepPlan, plan_step
 from .pseudo_parallel import PseudoSides
-from .schema import TASKS
+from .rows import TASKS
 from .shards import RowStore
-
-
-class BatchSource(Protocol):
-    """What an engine needs of its data: the batches of a step. `Loader` implements it for data folders."""
-
-    plan: StepPlan
-    row_tokens: int
-    """Tokens of a row; the mean, where they differ."""
-
-    @property
-    def fingerprints(self) -> dict[str, str]:
-        """A checksum of the data, by part: a resumed run must have the same."""
-
-    def step(self, step: int) -> Sequence[Any]:
-        """All micro-batches of this rank in step `step`."""
-
-    def rows_of(self, step: int, micro_batch: int | None = None) -> str:
-        """The rows of that micro-batch of this rank, or of the whole step, in words: `mono 328-335, para 164-167`."""
-
-    def probe(self) -> Any:
-        """The same small batch on all ranks, whatever their number."""
 
 
 class Loader:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..config import DataConfig
-from .schema import TASKS
+from .rows import TASKS
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from .batch import Batch
 from .collate import collate
 from .corrupt import Parts, row_bits
-from .schema import EOS, PAD, TASKS, Rows
+from .rows import EOS, PAD, TASKS, Rows
 
 _BITS = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)

@@ -16,22 +16,18 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
-import numpy as np
 import pyarrow as pa
+
+from .rows import BOS, EOS, LAYOUTS, PAD, TASKS, UNK, Layout, Rows  # noqa: F401  they are part of the contract
 
 FORMAT_VERSION = 1
 _SIGNATURE = "sha256"  # key of an object's checksum of itself
-
-# XLM-R's id layout: four specials, the SentencePiece pieces, and `<mask>` as the last id of the vocabulary.
-BOS, PAD, EOS, UNK = 0, 1, 2, 3
-
-TASKS = ("mono", "para")
 
 DOCUMENTS = pa.schema([pa.field("tokens", pa.list_(pa.int32()), nullable=False)])
 PAIRS = pa.schema(
@@ -58,49 +54,6 @@ def row_schema(row_tokens: int) -> pa.Schema:
             pa.field("languages", pa.list_(pa.int16()), nullable=False),
         ]
     )
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The special tokens of an item, `opening text </s>` or `opening e between f </s>`."""
-
-    opening: int
-    between: tuple[int, ...]
-    """Between the two sides of a pair."""
-
-    @property
-    def pair_specials(self) -> int:
-        """Special tokens of a pair."""
-        return 2 + len(self.between)
-
-    def item(self, first: np.ndarray, second: np.ndarray | None = None) -> np.ndarray:
-        """The ids of an item of one side or two, given without special tokens."""
-        sides = [first] if second is None else [first, self.between, second]
-        return np.concatenate([[self.opening], *sides, [EOS]]).astype(np.int32)
-
-
-LAYOUTS = {"xlme": Layout(BOS, (EOS,)), "xlm": Layout(EOS, (EOS, EOS))}
-"""By their names in `data_prep mix --layout` and `model.layout`; under xlm positions restart on the second side."""
-
-
-class Rows(NamedTuple):
-    """Training rows as arrays, in reading order.
-
-    `tokens` int32 [B, T]; `items` int64 [B]: items of each row; `lengths` int64: tokens of all items, row after row;
-    `languages` int64: language indices of all sides, row after row.
-    """
-
-    tokens: np.ndarray
-    items: np.ndarray
-    lengths: np.ndarray
-    languages: np.ndarray
-
-
-def joined(pieces: Sequence[Rows]) -> Rows:
-    """The rows of all pieces, one after the other."""
-    if len(pieces) == 1:
-        return pieces[0]
-    return Rows(*map(np.concatenate, zip(*pieces, strict=True)))
 
 
 @dataclass(frozen=True)

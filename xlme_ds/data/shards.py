@@ -19,7 +19,8 @@ import pyarrow as pa
 from numba.types import boolean, int32, int64
 
 from .compiled import compiled, reads
-from .schema import PAD, UNK, Manifest, Rows, joined, read_manifest, record_batches, row_schema
+from .rows import PAD, UNK, Rows
+from .schema import Manifest, read_manifest, record_batches, row_schema
 
 _OPEN = 2  # shards that are held
 
@@ -190,3 +191,10 @@ def unigram_nll(train: RowStore, heldout: RowStore, heldout_rows: int) -> float:
     """Baseline of the masked-token loss: mean −log p (nats) of the first `heldout_rows` rows by `unigram_costs`."""
     tokens = heldout.read(np.arange(min(heldout_rows, heldout.rows))).tokens
     return float(unigram_costs(train)[tokens[tokens > UNK]].mean())
+
+
+def joined(pieces: Sequence[Rows]) -> Rows:
+    """The rows of all pieces, one after the other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return Rows(*map(np.concatenate, zip(*pieces, strict=True)))

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from ..config import DataConfig, EngineConfig, ModelConfig, RunConfig, Training
-from ..data.loader import BatchSource, Loader
+from ..data.loader import Loader
+from ..data.source import BatchSource
 from ..data.vocabulary import Vocabulary
 from ..models.execution import applied
 from ..models.init import Known, Whole, initialise

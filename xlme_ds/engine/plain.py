@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import OptimizerConfig
-from ..data.loader import BatchSource
+from ..data.source import BatchSource
 from ..objectives.protocol import Objective
 from .engine import Engine
 from .optimizer import build_optimizer

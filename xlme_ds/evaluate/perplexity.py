@@ -16,8 +16,8 @@ import torch
 
 from ..config import ObjectiveConfig
 from ..data.collate import collate
-from ..data.schema import TASKS, UNK, Rows, joined
-from ..data.shards import RowStore, unigram_costs
+from ..data.rows import TASKS, UNK, Rows
+from ..data.shards import RowStore, joined, unigram_costs
 from ..data.vocabulary import Vocabulary
 from .compared_models import Predictor
 from .output import ResultTable

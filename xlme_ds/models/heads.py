@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from ..data.schema import UNK
+from ..data.rows import UNK
 from .encoder import lookup
 
 GROUP = 128

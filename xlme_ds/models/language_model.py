@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..config import ModelConfig
 from ..data.batch import Batch
-from ..data.schema import UNK
+from ..data.rows import UNK
 from .attention import item_mask
 from .encoder import lookup, read_whole
 from .heads import MaskedLanguageModelHead

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from ..data.schema import EOS, LAYOUTS, PAD
+from ..data.rows import EOS, LAYOUTS, PAD
 from .electra import block_sizes
 from .encoder import Encoder, lookup
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
-from ..data.schema import PAD
+from ..data.rows import PAD
 from ..models.language_model import LanguageModel, LanguageModelOutput, Masking
 from ..models.operations import Work, masked_head_forward
 from ..models.pipeline import LanguageModelStage, Part

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch, sum_by_task
-from ..data.schema import TASKS, UNK
+from ..data.rows import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
 from ..models.operations import Work, encoder_forward, masked_head_forward, replaced_head_forward
 from ..models.pipeline import ElectraStage, Part

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..config import ObjectiveConfig
 from ..data.batch import Batch
-from ..data.schema import TASKS
+from ..data.rows import TASKS
 from ..models.language_model import Masking
 from .mlm import MASKED, MaskedLanguageModelling
 from .protocol import Quantity

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, read_state
 from ..config import DataConfig, RunConfig, Training
 from ..counting import count_parameters, flops_per_step
-from ..data.loader import BatchSource, Loader
+from ..data.loader import Loader
 from ..data.schema import TASKS
 from ..data.shards import RowStore, unigram_nll
+from ..data.source import BatchSource
 from ..engine.build import resolve_precision
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, broadcast, on_all_ranks
