@@ -160,7 +160,7 @@ def checkpoint_damaged(case: FaultCase) -> None:
 def another_rate_without_a_configuration(case: FaultCase) -> None:
     """`config.json` is gone, and the command that follows has another rate: refused, the right one goes on."""
     (case.out / "config.json").unlink()
-    others = [("optimizer.learning-rate", "1e-5"), ("engine.precision", "bf16"), ("train.seed", "77")]
+    others = [("optimizer.learning-rate", "1e-5"), ("engine.precision", "bf16"), ("seed", "77")]
     name, value = case.rng.choice(others)
     ended = case.run(f"--{name}", value)
     ended.need(not ended.finished, f"{name} {value} was accepted", silent_change=True)
