@@ -1,0 +1,62 @@
+"""Pages of the reference that are made from the code, as a hook of mkdocs: commands, recipes, and links into the tree."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).resolve().parents[1]
+# Links to files of the tree, which is not part of the site.
+TREE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:xlme_ds|data_prep|slurm|bench|tests|ds_configs|README|CHANGELOG|CITATION)[^)]*\)")
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the generated pages."""
+    for name, content in (("commands", commands()), ("recipes", recipes())):
+        files.append(File.generated(config, f"reference/{name}.md", content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links to files of the tree become plain text."""
+    return TREE.sub(r"\1", markdown)
+
+
+def commands() -> str:
+    """Every command with what its `--help` prints."""
+    from data_prep.__main__ import STAGES
+    from xlme_ds.__main__ import COMMANDS
+
+    pages = ["# Commands\n\nEvery command, as `--help` prints it. `python -m xlme_ds` is the same as `xlme`.\n"]
+    calls = [("xlme", ["xlme_ds"])]
+    calls += [(f"xlme {name}", ["xlme_ds", name]) for name in COMMANDS if name != "prep"]
+    calls += [(f"data_prep {name}", ["data_prep", name]) for name in STAGES]
+    variables = os.environ | {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "110", "PYTHONPATH": str(ROOT)}
+    for title, words in calls:
+        command = [sys.executable, "-W", "ignore", "-m", *words, "--help"]
+        shown = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
+        pages.append(f"## {title}\n\n```text\n{shown}```\n")
+    return "\n".join(pages)
+
+
+def recipes() -> str:
+    """Every recipe with its sizes."""
+    from xlme_ds.counting import count_parameters
+    from xlme_ds.recipes import RECIPES
+
+    lines = ["# Recipes\n\nA recipe is a function of `xlme_ds/recipes/` that returns every setting of a run.\n"]
+    lines += ["| recipe | parameters in training, M | layers | width | steps | |", "|---|---|---|---|---|---|"]
+    for name, function in RECIPES.items():
+        run = function()
+        millions = count_parameters(run)["trained_total"] / 1e6
+        model = run.model
+        first = (function.__doc__ or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+        lines.append(
+            f"| `{name}` | {millions:,.0f} | {model.generator_layers} + {model.discriminator_layers} | {model.width} | "
+            f"{run.train.steps:,} | {' '.join(first.split())} |"
+        )
+    return "\n".join(lines) + "\n"

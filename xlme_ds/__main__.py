@@ -1,0 +1,45 @@
+"""`xlme COMMAND --flags`, or `python -m xlme_ds COMMAND --flags`: all commands of the package."""
+
+import difflib
+import importlib
+import sys
+
+from . import __version__
+from .cli import fail
+
+# Command -> module whose `main` takes the arguments, and a line about it; in the order of use.
+COMMANDS = {
+    "quickstart": ("xlme_ds.quickstart", "fetch sample text, prepare it, train a small model and draw its report"),
+    "prep": ("data_prep.__main__", "prepare text for training, stage by stage: encode, mix, verify, ..."),
+    "plan": ("xlme_ds.plan.__main__", "count memory, operations and days of a recipe on given GPUs"),
+    "pretrain": ("xlme_ds.pretrain", "pre-train a recipe, or go on with a run"),
+    "checkpoint": ("xlme_ds.checkpoint.__main__", "list, check and convert the checkpoints of a run"),
+    "audit": ("xlme_ds.audit", "prove that a run read every row exactly once"),
+    "evaluate": ("xlme_ds.evaluate.__main__", "retrieval, word alignment, perplexity and word similarity"),
+    "finetune": ("xlme_ds.finetune.__main__", "fine-tune on XTREME's tasks and score every language"),
+    "compare": ("xlme_ds.compare.__main__", "train several recipes with equal compute and score them"),
+    "report": ("xlme_ds.report.__main__", "draw the page of a run, or the XTREME tables"),
+    "export": ("xlme_ds.export.__main__", "write a model for transformers and sentence-transformers"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; without one, list them all."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words or words[0] in ("-h", "--help"):
+        lines = [f"  {name:<12}{about}" for name, (_, about) in COMMANDS.items()]
+        print("\n".join(["usage: xlme COMMAND --flags    (xlme COMMAND --help lists them)\n", *lines]))
+        return 0
+    if words[0] == "--version":
+        print(f"xlme_ds {__version__}")
+        return 0
+    name, *rest = words
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1) or ["--help"]
+        fail("xlme", ValueError(f"there is no command {name!r}: did you mean `xlme {near[0]}`?"))
+    module = importlib.import_module(COMMANDS[name][0])
+    return int(module.main(rest) or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

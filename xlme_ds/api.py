@@ -1,0 +1,128 @@
+"""A trained model in Python: `xlme_ds.load(folder)` gives a `Model`, which reads plain text.
+
+N sentences, T tokens, D width, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .data.schema import LAYOUTS
+from .evaluate.vectors import hidden_states, sentence_vectors
+from .models.heads import MaskedLanguageModelHead, ReplacedTokenHead
+from .models.text_encoder import TextEncoder
+from .trained import GENERATOR_FOLDER, MODEL_TYPE, TrainedEncoder, load_encoder, load_run, read_config, read_heads
+
+MASK = "<mask>"
+Head = TypeVar("Head", MaskedLanguageModelHead, ReplacedTokenHead)
+
+
+class Piece(NamedTuple):
+    """A piece of text (`▁` marks a space before it) and a probability."""
+
+    text: str
+    probability: float
+
+
+class Model:
+    """A trained model, from the folder of a finished run or of an export; float32 on the CPU.
+
+    Models with language embeddings need `language`, the code of the text's language, in every call.
+    """
+
+    def __init__(self, folder: Path | str):
+        self.folder = Path(folder)
+        read_config(self.folder)  # names a folder that holds no model now
+
+    @cached_property
+    def _encoder(self) -> TrainedEncoder:
+        return load_encoder(self.folder)
+
+    @cached_property
+    def _masked(self) -> tuple[TrainedEncoder, MaskedLanguageModelHead]:
+        return self._with_head("masked_head.", MaskedLanguageModelHead)
+
+    @cached_property
+    def _replaced(self) -> tuple[TrainedEncoder, ReplacedTokenHead]:
+        return self._with_head("replaced_head.", ReplacedTokenHead)
+
+    def encode(self, sentences: Sequence[str], layer: int = -1, language: str = "") -> np.ndarray:
+        """Sentence vectors, float32 [N, D]: the mean hidden state of `layer` over the tokens (XLM-E section 4.6).
+
+        `layer`: 0 is the embedding, -1 the last; the paper's retrieval reads layer 9 of 12. Sentences longer than the
+        model's longest item are cut.
+        """
+        encoder, vocabulary = self._encoder
+        if not -1 <= layer <= encoder.cfg.discriminator_layers:
+            raise ValueError(f"there is no layer {layer}: the model has layers 0 to {encoder.cfg.discriminator_layers}")
+        ids = [vocabulary.encode(sentence) for sentence in sentences]
+        return sentence_vectors(encoder, ids, languages=[language] * len(ids) if language else ())[layer]
+
+    @torch.no_grad()
+    def fill(self, text: str, top: int = 5, language: str = "") -> list[list[Piece]]:
+        """For every `<mask>` in `text`, the generator's `top` most likely pieces, the likeliest first.
+
+        Raises ValueError when there is no `<mask>`, or the model has no masked language model.
+        """
+        (encoder, vocabulary), head = self._masked
+        parts = [vocabulary.encode(part) for part in text.split(MASK)]
+        if len(parts) == 1:
+            raise ValueError(f"the text has no {MASK}: write it where the model is to predict")
+        ids = np.concatenate([parts[0], *(np.append(np.int32(vocabulary.mask), part) for part in parts[1:])])
+        states_TD = self._states(encoder, ids, language)
+        hidden_MD = states_TD[torch.from_numpy(self._item(encoder, ids) == vocabulary.mask)]
+        if head.dense is not None and head.norm is not None:
+            hidden_MD = head.norm(F.gelu(head.dense(hidden_MD)))
+        found = (hidden_MD @ torch.cat(encoder.table).t() + head.bias).softmax(-1).topk(top)
+        return [
+            [Piece(vocabulary.piece(token), share) for token, share in zip(tokens, shares, strict=True)]
+            for tokens, shares in zip(found.indices.tolist(), found.values.tolist(), strict=True)
+        ]
+
+    @torch.no_grad()
+    def judge(self, text: str, language: str = "") -> list[Piece]:
+        """Every token of `text` with the probability that it was replaced, as the discriminator sees it.
+
+        Raises ValueError when the model has no discriminator.
+        """
+        (encoder, vocabulary), head = self._replaced
+        ids = vocabulary.encode(text)
+        scores = head(self._states(encoder, ids, language)[None])[0].sigmoid().tolist()
+        return [Piece(vocabulary.piece(token), score) for token, score in zip(ids, scores[1:-1], strict=True)]
+
+    def _with_head(self, prefix: str, kind: type[Head]) -> tuple[TrainedEncoder, Head]:
+        """The encoder on which the head `prefix` was trained, and the head."""
+        if read_config(self.folder).get("model_type") == MODEL_TYPE:
+            folders = [self.folder / name for name in (".", GENERATOR_FOLDER)]
+            found = [(load_encoder(folder), read_heads(folder)) for folder in folders if folder.is_dir()]
+        else:
+            run = load_run(self.folder)
+            trained = [which for which, name in run.encoders.items() if name == prefix]
+            found = [(TrainedEncoder(run.encoder(which), run.vocabulary), run.state) for which in trained]
+        for model, state in found:
+            weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+            if weights:
+                head = kind(model.encoder.cfg)
+                head.load_state_dict(weights)
+                return model, head
+        what = "a discriminator" if kind is ReplacedTokenHead else "masked language modelling"
+        raise ValueError(f"{self.folder} was not trained with {what}: name a run or an export that was")
+
+    def _item(self, encoder: TextEncoder, ids: np.ndarray) -> np.ndarray:
+        item = LAYOUTS[encoder.cfg.layout].item(ids)
+        if len(item) > encoder.cfg.max_positions:
+            raise ValueError(f"the text has {len(item)} tokens, the model reads {encoder.cfg.max_positions}: cut it")
+        return item
+
+    def _states(self, encoder: TextEncoder, ids: np.ndarray, language: str) -> Tensor:
+        """Last hidden states [T, D] of a text with its special tokens."""
+        ((_, _, layers),) = hidden_states(
+            encoder, [self._item(encoder, ids)], languages=[(language,)] if language else ()
+        )
+        return layers[-1][0]
