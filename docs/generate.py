@@ -11,7 +11,9 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
 # Links to files of the tree, which is not part of the site.
-TREE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:xlme_ds|data_prep|slurm|bench|tests|ds_configs|README|CHANGELOG|CITATION)[^)]*\)")
+TREE = re.compile(
+    r"\[([^\]]+)\]\((?:\.\./)+(?:xlme_ds|data_prep|slurm|bench|tests|ds_configs|README|CHANGELOG|CITATION)[^)]*\)"
+)
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -1,9 +1,9 @@
 """XLM-E pre-training with DeepSpeed. Importing the package loads no torch.
 
-    import xlme_ds as xlme
+import xlme_ds as xlme
 
-    xlme.pretrain(xlme.recipe("quickstart"), data="mixed", out="runs/mine")
-    model = xlme.load("runs/mine")
+xlme.pretrain(xlme.recipe("quickstart"), data="mixed", out="runs/mine")
+model = xlme.load("runs/mine")
 """
 
 from pathlib import Path

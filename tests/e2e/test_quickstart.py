@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.launch import ROOT, environment
@@ -72,3 +73,17 @@ def test_other_settings_in_the_same_folder_are_refused(out: Path) -> None:
     assert result.returncode != 0
     assert "was started with seed 1, this call has 2" in result.stderr
     assert sorted(p.name for p in copy.iterdir()) == [".lock", "config.json"]
+
+
+def test_the_notebook(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every cell of docs/model.ipynb, with this run as the quickstart's."""
+    folder = out.with_name("notebook")
+    (folder / "runs").mkdir(parents=True)
+    (folder / "runs/quickstart").symlink_to(out)
+    monkeypatch.chdir(folder)
+    cells = json.loads((ROOT / "docs/model.ipynb").read_text(encoding="utf-8"))["cells"]
+    names: dict[str, object] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    assert np.shape(names["vectors"]) == (3, quickstart.QUICKSTART.width)

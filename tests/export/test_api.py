@@ -1,0 +1,78 @@
+"""`xlme_ds.load`: what the model says in Python is what the export says in transformers."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
+
+import xlme_ds as xlme
+from tests.launch import ROOT
+from xlme_ds.api import Model
+from xlme_ds.export.__main__ import main as export
+
+TEXT = "kalo mi ter un dorin"
+
+
+@pytest.fixture(scope="module")
+def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    to = tmp_path_factory.mktemp("api") / "export"
+    export(["--run", str(run), "--to", str(to)])
+    return to
+
+
+@pytest.fixture(scope="module", params=["run", "export"])
+def model(request: pytest.FixtureRequest, run: Path, exported: Path) -> Model:
+    return xlme.load(run if request.param == "run" else str(exported))
+
+
+def test_importing_the_package_loads_no_torch() -> None:
+    code = "import sys, xlme_ds; xlme_ds.recipe('base_zero1'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_verdicts_are_those_of_transformers(model: Model, exported: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(exported, trust_remote_code=True)
+    theirs = AutoModelForPreTraining.from_pretrained(exported, trust_remote_code=True)
+    inputs = tokenizer(TEXT, return_tensors="pt")
+    expected = torch.sigmoid(theirs(**inputs).logits[0, 1:-1])
+    found = model.judge(TEXT)
+    assert [piece.text for piece in found] == tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])[1:-1]
+    assert [piece.probability for piece in found] == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_fillings_are_those_of_transformers(model: Model, exported: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(exported, trust_remote_code=True)
+    theirs = AutoModelForMaskedLM.from_pretrained(exported, subfolder="generator", trust_remote_code=True)
+    inputs = tokenizer("kalo<mask> ter<mask>", return_tensors="pt")
+    masked = inputs["input_ids"][0] == tokenizer.mask_token_id
+    best = theirs(**inputs).logits[0, masked].softmax(-1).topk(3)
+    found = model.fill("kalo<mask> ter<mask>", top=3)
+    assert len(found) == 2
+    for pieces, ids, shares in zip(found, best.indices, best.values, strict=True):
+        assert [piece.text for piece in pieces] == tokenizer.convert_ids_to_tokens(ids)
+        assert [piece.probability for piece in pieces] == pytest.approx(shares.tolist(), rel=1e-4)
+
+
+def test_vectors_are_those_of_sentence_transformers(model: Model, exported: Path) -> None:
+    sentences = [TEXT, "ve sa pe", "kalo"]
+    expected = SentenceTransformer(str(exported), trust_remote_code=True, device="cpu").encode(sentences)
+    assert np.abs(model.encode(sentences) - expected).max() < 1e-5
+    assert not np.allclose(model.encode(sentences, layer=1), expected, atol=1e-3)
+
+
+def test_refusals(model: Model, run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the text has no <mask>: write it where"):
+        model.fill(TEXT)
+    with pytest.raises(ValueError, match="there is no layer 99: the model has layers 0 to"):
+        model.encode([TEXT], layer=99)
+    with pytest.raises(ValueError, match=r"the text has \d+ tokens, the model reads"):
+        model.judge(TEXT * 100)
+    with pytest.raises(ValueError, match=r"none has no config\.json: name the folder"):
+        xlme.load(tmp_path / "none")
+    with pytest.raises(ValueError, match=r"config\.json"):
+        xlme.load("xlm-roberta-base")
