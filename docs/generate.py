@@ -1,4 +1,4 @@
-"""Pages of the reference that are made from the code, as a hook of mkdocs: commands, recipes, and links into the tree."""
+"""Pages of the reference that are made from the code, as a hook of mkdocs."""
 
 import os
 import re

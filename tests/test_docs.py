@@ -1,0 +1,64 @@
+"""The documents: the site builds with every link and anchor, and every option of a command in them exists."""
+
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.launch import ROOT, environment
+
+PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.name != "lab_log.md")]
+WITH_COMMANDS = ("evaluate", "checkpoint", "report")
+MODULE = re.compile(r"(?:python -m |deepspeed .*--module |xlme )")
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The commands of this package in a page's code blocks, from the module on, without the launcher before it."""
+    found = []
+    for block in re.findall(r"^```(?:bash|sh)?\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+        for line in re.sub(r"\\\n\s*", " ", block).split("\n"):
+            started = MODULE.search(line)
+            words = shlex.split(line[started.end() :] if started else "", comments=True)
+            if not words:
+                continue
+            module = f"xlme_ds {words[0]}" if started and started[0] == "xlme " else words[0]
+            if re.match(r"xlme_ds|data_prep|bench|tests\.", module):
+                found.append([*module.split(), *words[1:]])
+    return found
+
+
+@cache
+def help_of(*words: str) -> str:
+    command = [sys.executable, "-W", "ignore", "-m", *words, "--help"]
+    shown = subprocess.run(command, cwd=ROOT, env=environment(COLUMNS=200), capture_output=True, text=True)
+    assert shown.returncode == 0, f"{' '.join(words)} --help: {shown.stderr[-500:]}"
+    return shown.stdout
+
+
+def named(words: list[str]) -> tuple[str, ...]:
+    """The module, and the command in it."""
+    take = 1
+    if words[0] == "xlme_ds":
+        take = 3 if words[1] in WITH_COMMANDS else 2
+    elif words[0] == "data_prep" or words[0].removeprefix("xlme_ds.") in WITH_COMMANDS:
+        take = 2
+    return tuple(word for word in words[:take] if not word.startswith("-"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_option_of_a_command_exists(page: Path) -> None:
+    for words in commands(page):
+        if "--" in words:
+            words = words[: words.index("--")]
+        for option in (word.split("=")[0] for word in words if word.startswith("--") and "$" not in word):
+            if option not in ("--recipe", "--version", "--help"):
+                shown = help_of(*named(words))
+                assert re.search(rf"{re.escape(option)}\b", shown), f"{' '.join(words)}: no {option}"
+
+
+def test_there_are_commands() -> None:
+    assert sum(len(commands(page)) for page in PAGES) > 50
