@@ -58,6 +58,7 @@ EXTRAS = {
         "scikit-learn>=1.6",  # AUC and retrieval metrics against a second opinion
         "nltk>=3.9",  # alignment error rate against a second opinion
         "POT>=0.9.5",  # optimal transport against a second opinion
+        "mkdocs-material>=9.6",  # the site of docs/
         "setuptools>=77",  # the packaging test builds a wheel
         "wheel",
     ],
@@ -72,8 +73,25 @@ setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    packages=[*find_packages(include=["xlme_ds", "xlme_ds.*", "data_prep", "data_prep.*"]), "ds_configs"],
+    packages=[
+        *find_packages(include=["xlme_ds", "xlme_ds.*", "data_prep", "data_prep.*"]),
+        "ds_configs",
+        "xlme_ds.slurm",
+    ],  # fmt: skip
+    package_dir={"xlme_ds.slurm": "slurm"},
+    entry_points={"console_scripts": ["xlme = xlme_ds.__main__:main"]},
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+    project_urls={"Paper": "https://aclanthology.org/2022.acl-long.427/"},
     package_data={
+        "xlme_ds": ["py.typed"],
+        "xlme_ds.slurm": ["*.sh"],
         "xlme_ds.export": ["*.jinja"],
         "xlme_ds.report": ["*.html", "*.jinja", "*.toml"],
         "data_prep": ["*.jinja", "corpora/*.toml"],

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("xlme_ds", "data_prep", "ds_configs", "setup.py", "pyproject.toml", "LICENSE", "README.md")
+SOURCES = ("xlme_ds", "data_prep", "ds_configs", "slurm", "setup.py", "pyproject.toml", "LICENSE", "README.md")
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,7 @@ def test_wheel_carries_every_file(wheel: Path) -> None:
     data = [path for paths in found for path in paths]
     missing = {str(path.relative_to(ROOT)) for path in modules + data} - inside
     assert not missing
+    assert {f"xlme_ds/slurm/{path.name}" for path in (ROOT / "slurm").glob("*.sh")} | {"xlme_ds/py.typed"} <= inside
     assert any(name.endswith("/LICENSE") for name in inside)
 
 
@@ -67,6 +68,26 @@ def test_configs_are_found_beside_the_installed_package(wheel: Path, tmp_path: P
     found = [Path(name) for name in result.stdout.split()]
     assert [path.name for path in found] == sorted(path.name for path in (ROOT / "ds_configs").glob("*.json"))
     assert all(path.is_relative_to(tmp_path) for path in found)
+
+
+def test_commands_of_a_wheel(wheel: Path, tmp_path: Path) -> None:
+    """Outside of the checkout: the list of commands, the job scripts, and a plan with one of ds_configs."""
+    environment = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", environment], check=True)
+    there = Path(sys.prefix) / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    (site,) = environment.glob("lib/*/site-packages")
+    (site / "packages.pth").write_text(f"{there}\n")
+    subprocess.run([environment / "bin/python", "-m", "pip", "install", "-q", "--no-deps", wheel], check=True)
+
+    def xlme(*words: str) -> str:
+        command = [environment / "bin/xlme", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert all(f"\n  {name}" in xlme() for name in ("quickstart", "pretrain", "export"))
+    assert "env.sh" in xlme("slurm", "--to", ".") and (tmp_path / "slurm/pretrain_xl.sh").stat().st_size
+    assert "2,398,715,713" in xlme("plan", "--recipe", "xl_zero3")
 
 
 def test_pinned_set_fits_the_ranges(wheel: Path) -> None:

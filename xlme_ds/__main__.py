@@ -13,6 +13,7 @@ COMMANDS = {
     "prep": ("data_prep.__main__", "prepare text for training, stage by stage: encode, mix, verify, ..."),
     "plan": ("xlme_ds.plan.__main__", "count memory, operations and days of a recipe on given GPUs"),
     "pretrain": ("xlme_ds.pretrain", "pre-train a recipe, or go on with a run"),
+    "slurm": ("xlme_ds.job_scripts", "write the job scripts for Slurm, to change them for your site"),
     "checkpoint": ("xlme_ds.checkpoint.__main__", "list, check and convert the checkpoints of a run"),
     "audit": ("xlme_ds.audit", "prove that a run read every row exactly once"),
     "evaluate": ("xlme_ds.evaluate.__main__", "retrieval, word alignment, perplexity and word similarity"),

@@ -1,0 +1,37 @@
+"""`xlme slurm --to DIR`: the job scripts of the package, to be changed for a site."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from .cli import fail
+
+# A wheel has them in the package, a checkout next to it.
+_FOLDERS = (Path(__file__).parent / "slurm", Path(__file__).parents[1] / "slurm")
+
+
+@dataclass(frozen=True)
+class SlurmSettings:
+    """Write the job scripts to DIR/slurm; submit them from DIR. What differs between sites is in slurm/env.sh."""
+
+    to: Path = Path(".")
+    """Folder from which jobs will be submitted."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Copy the scripts, and name them; a user's mistake ends in one line on stderr and exit code 2."""
+    to = tyro.cli(SlurmSettings, prog="xlme slurm", args=arguments).to / "slurm"
+    source = next(folder for folder in _FOLDERS if folder.is_dir())
+    try:
+        if to.exists():
+            raise ValueError(f"{to} exists already: remove it, or choose another --to")
+        shutil.copytree(source, to, ignore=shutil.ignore_patterns("__pycache__"))
+    except (ValueError, OSError) as error:
+        fail("xlme slurm", error)
+    print(f"{to}: {', '.join(sorted(path.name for path in to.iterdir()))}")
+
+
+if __name__ == "__main__":
+    main()
