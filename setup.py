@@ -77,7 +77,7 @@ setup(
         *find_packages(include=["xlme_ds", "xlme_ds.*", "data_prep", "data_prep.*"]),
         "ds_configs",
         "xlme_ds.slurm",
-    ],  # fmt: skip
+    ],
     package_dir={"xlme_ds.slurm": "slurm"},
     entry_points={"console_scripts": ["xlme = xlme_ds.__main__:main"]},
     classifiers=[
