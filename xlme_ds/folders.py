@@ -88,15 +88,17 @@ def made_whole(to: Path, option: str) -> Iterator[Path]:
     if os.path.lexists(to):
         raise ValueError(f"{to} exists already: choose another {option}")
     partial = to.with_name(to.name + ".partial")
-    if os.path.lexists(partial) and not (partial / LOCK).is_file():  # not left by one that was killed
+    # One that was killed left its lock file, or an empty folder.
+    left = partial.is_dir() and ((partial / LOCK).is_file() or not any(partial.iterdir()))
+    if os.path.lexists(partial) and not left:
         raise ValueError(f"{partial} is in the way: move it, or choose another {option}")
     with lock(partial):
         try:
             empty(partial)
             yield partial
             to_disk(*(path for path in partial.rglob("*") if path.name != LOCK), partial)
-            (partial / LOCK).unlink()
             partial.rename(to)
+            (to / LOCK).unlink()
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise

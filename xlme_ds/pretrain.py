@@ -94,7 +94,6 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
         engine = build_engine(config, loader, unseen, known)
         work = on_all_ranks(lambda: pretraining(config, loader, unseen, root=rank == 0))
         finished = train(engine, config, folder, loader, unseen, work, stop, watchdog)
-        stop.release()  # the report may be interrupted
         state = engine.full_state() if finished else {}
     if finished and rank == 0:
         from .evaluate.showcase import showcase
@@ -106,7 +105,12 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
             folder.finish(config.train.steps)
             return page
 
-        page = on_all_ranks(show)  # this process alone by now
+        stop.at_once = True
+        try:
+            page = on_all_ranks(show)  # this process alone by now
+        except SystemExit:
+            print(f"{out}: told to stop while the report was written; the same command writes it", flush=True)
+            raise
         print(f"{out}: finished; open {page}", flush=True)
 
 

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import sys
 import zlib
 from collections.abc import Iterator
@@ -170,12 +171,51 @@ def test_two_do_not_write_one_folder(tmp_path: Path) -> None:
         (partial / "half").write_text("x")
         raise KeyError
     (tmp_path / "theirs.partial").mkdir()
+    (tmp_path / "theirs.partial/notes").write_text("theirs")
     with (
         pytest.raises(ValueError, match=r"theirs\.partial is in the way: move it"),
         made_whole(tmp_path / "theirs", "--to"),
     ):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "theirs.partial"]
+
+
+@pytest.mark.parametrize("call", ["open", "unlink", "rename", "fsync"])
+def test_a_folder_can_be_made_again_after_a_kill_at_any_call(tmp_path: Path, call: str) -> None:
+    """Killed before each of its calls of one kind, in turn: the same command makes it whole, or it is whole."""
+    kills = 0
+    for number in range(1, 20):
+        to = tmp_path / f"{call}.{number}"
+        child = os.fork()
+        if not child:
+            _die_before(call, number)
+            _write_a_folder(to)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if os.WIFEXITED(status):
+            break
+        kills += 1
+        if not to.exists():
+            _write_a_folder(to)
+        assert (to / "half").read_text() == "x" and not to.with_name(to.name + ".partial").exists()
+    assert kills
+
+
+def _write_a_folder(to: Path) -> None:
+    with made_whole(to, "--to") as partial:
+        (partial / "half").write_text("x")
+
+
+def _die_before(call: str, number: int) -> None:
+    """Have SIGKILL end this process before it calls `os.<call>` for the `number`th time."""
+    real, left = getattr(os, call), iter(range(number - 1, -1, -1))
+
+    def counted(*arguments, **options):  # type: ignore[no-untyped-def]
+        if not next(left):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments, **options)
+
+    setattr(os, call, counted)
 
 
 def test_fresh_deletes_what_the_quickstart_made_and_nothing_else(

@@ -23,17 +23,21 @@ _RUNNERS = ("deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner")
 class StopRequest:
     """Remembers a signal to stop until the step is finished; a second SIGINT ends the process at once.
 
-    The end of DeepSpeed's launcher is such a signal too.
+    The end of DeepSpeed's launcher is such a signal too. With `at_once` a signal raises SystemExit with code 0: what is
+    still to be done can be done again.
     """
 
     def __init__(self) -> None:
         self.received: str | None = None
+        self.at_once = False
         self.interrupts = 0
         for number in _STOP_SIGNALS:
             signal.signal(number, self._receive)
         _follow_launcher()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.at_once:
+            sys.exit(0)
         if number == signal.SIGINT:
             self.interrupts += 1
             if self.interrupts > 1:
