@@ -33,7 +33,6 @@ from tests.faults import preparation, training
 from tests.faults.case import LAYOUTS, STEPS, FaultCase, leaving_out
 from tests.faults.forked import NotSurvived
 
-
 _KINDS = [*training.KINDS, *preparation.KINDS]
 _ROOT_ONLY = ("disk full", "disk full in preparation", "checkpoints read only", "no permission")
 

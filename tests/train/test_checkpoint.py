@@ -15,8 +15,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.faults.forked import obey_permissions
 from tests.engine.worker import tiny
+from tests.faults.forked import obey_permissions
 from tests.launch import ROOT, environment, run_ranks
 from tests.rows import write_data
 from xlme_ds.checkpoint import __main__ as commands
