@@ -128,23 +128,6 @@ def _open_megatron(folder: Path) -> Any:
     return IndexedDataset(str(folder / "rows"), mmap=True)
 
 
-def _write_streaming(folder: Path, tokens: np.ndarray) -> None:
-    from streaming import MDSWriter
-
-    with MDSWriter(out=str(folder), columns={"tokens": f"ndarray:int32:{tokens.shape[1]}"}) as writer:
-        for row in tokens:
-            writer.write({"tokens": row})
-
-
-def _open_streaming(folder: Path) -> Any:
-    from streaming import StreamingDataset
-    from streaming.base.util import clean_stale_shared_memory
-
-    clean_stale_shared_memory()
-    # One canonical node: else it would jump between 64 places.
-    return StreamingDataset(local=str(folder), shuffle=False, batch_size=SIZE, num_canonical_nodes=1)
-
-
 def _write_datasets(folder: Path, tokens: np.ndarray) -> None:
     from datasets import Dataset, Features, List, Value
 
@@ -185,9 +168,7 @@ class LoaderPeer(NamedTuple):
             yield from DataLoader(data, SIZE, collate_fn=together)
 
 
-_OLD_NUMPY = "mosaicml-streaming (in an environment of its own: it wants an older numpy)"
 PEERS = {
-    "mosaicml-streaming": LoaderPeer("streaming", _OLD_NUMPY, _write_streaming, _open_streaming),
     "datasets": LoaderPeer("datasets", "datasets transformers tokenizers", _write_datasets, _open_datasets),
     "megatron indexed dataset": LoaderPeer("megatron", "--no-deps megatron-core", _write_megatron, _open_megatron),
 }

@@ -1,13 +1,12 @@
 """What a training step costs against layers, width, row length, vocabulary and number of processes, measured and
 counted.
 
-    python -m bench.scaling [--out runs/scaling] [--rounds 5] [--quick] [--json] [--gpu-tflops 150] [--bandwidth 25]
+    python -m bench.scaling [--out runs/scaling] [--rounds 5] [--quick] [--json]
 
 One axis at a time around a small model; all values of an axis take their steps by turns. Next to the measured time is
 what the count of operations predicts from the middle value. With several processes (gloo, one thread each) the time of
 a collective is that of the rank that came last to it, so that waiting is not in it; the prediction is the planner's
-bytes over the rate of an all-reduce of 64 MiB on as many processes. For up to 512 GPUs the same is computed for Base
-from a given rate of operations and of the network.
+bytes over the rate of an all-reduce of 64 MiB on as many processes.
 """
 
 import json
@@ -25,7 +24,6 @@ from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, OptimizerConfi
 from xlme_ds.counting import count_parameters, flops_per_step
 from xlme_ds.plan.layout import ParallelLayout
 from xlme_ds.plan.speed import communication
-from xlme_ds.recipes import recipe
 from xlme_ds.validate import validate
 
 COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "barrier")
@@ -38,8 +36,6 @@ AXES = {
 QUICK_AXES = {"layers": (2, 4), "width": (64, 128), "tokens": (32, 64), "vocabulary": (600, 1200)}
 WORLDS = (1, 2, 4)
 LARGE = 64 * 2**20  # bytes of the all-reduce that the network's rate is taken from
-ZEROS = ("zero1", "zero2", "zero3")
-GPUS = (8, 16, 32, 64, 128, 256, 512)
 _LABELS = {"layers": "layers of the discriminator", "tokens": "tokens of a row"}
 
 
@@ -51,8 +47,6 @@ class ScalingSettings:
     rounds: int = 5  # of which the medians are taken
     quick: bool = False  # a tiny model, two values an axis, one round
     json: bool = False  # print JSON
-    gpu_tflops: float = 150.0  # rate that a GPU reaches, for the computed curve
-    bandwidth: float = 25.0  # GB/s that a GPU sends
     case: str = ""  # used by the command itself
 
 
@@ -172,21 +166,6 @@ def worlds(values: tuple[int, ...], middle: ScalingCase, rounds: int) -> list[Fi
     return figures
 
 
-def computed(settings: ScalingSettings) -> list[Figures]:
-    """Base at 32 + 32 rows a GPU: share of a step that is not spent sending, from the given rates; nothing is
-    overlapped."""
-    figures = []
-    for zero in ZEROS:
-        for gpus in GPUS:
-            base = recipe("base_zero1")
-            run = replace(base, data=DataConfig(32 * gpus, 32 * gpus, 32), engine=replace(base.engine, deepspeed=zero))
-            compute = flops_per_step(run, 512) / gpus / (settings.gpu_tflops * 1e12)
-            transfer = communication(ParallelLayout.of(run, gpus, "bf16", 512))["total"] / (settings.bandwidth * 1e9)
-            one = {"zero": zero, "gpus": gpus, "compute_s": compute, "transfer_s": transfer}
-            figures.append(one | {"efficiency": compute / (compute + transfer)})
-    return figures
-
-
 def table(name: str, rows: list[Figures]) -> str:
     """One axis as Markdown."""
     if name == "world":
@@ -204,21 +183,13 @@ def table(name: str, rows: list[Figures]) -> str:
 
 
 def draw(found: Figures, out: Path) -> None:
-    """Write cost.svg, one panel an axis, and gpus.svg, the computed curve."""
+    """Write cost.svg, one panel an axis."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    def finish(axes: Any, values: list[int], x: str, y: str) -> None:
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(values, [f"{value:,}" for value in values])
-        axes.minorticks_off()
-        axes.set(xlabel=x, ylabel=y)
-        axes.grid(axis="y", alpha=0.3)
-        axes.legend(frameon=False, fontsize=8)
-
     with matplotlib.rc_context({"svg.hashsalt": "xlme_ds", "axes.spines.top": False, "axes.spines.right": False}):
-        cost, gpus = Figure(figsize=(9.6, 6.4), layout="constrained"), Figure(figsize=(6.4, 3.6), layout="constrained")
-        for axes, name in zip(cost.subplots(2, 2).flatten(), AXES, strict=True):
+        figure = Figure(figsize=(9.6, 6.4), layout="constrained")
+        for axes, name in zip(figure.subplots(2, 2).flatten(), AXES, strict=True):
             values = [one[name] for one in found[name]]
             for kind, label in (("step_s", "measured"), ("predicted_s", "in proportion to operations")):
                 # Per token: rows of other lengths do not fill the step's positions alike.
@@ -226,15 +197,13 @@ def draw(found: Figures, out: Path) -> None:
                 style = {"marker": "o"} if kind == "step_s" else {"linestyle": "--", "linewidth": 0.9, "color": "0.4"}
                 axes.plot(values, times, markersize=4, label=label, **style)
             axes.set_ylim(bottom=0)
-            finish(axes, values, _LABELS.get(name, name), "µs a token")
-        axes = gpus.subplots()
-        for zero in ZEROS:
-            shares = [100 * one["efficiency"] for one in found["computed"] if one["zero"] == zero]
-            axes.plot(GPUS, shares, "o-", markersize=4, label=zero)
-        axes.set_ylim(0, 100)
-        finish(axes, list(GPUS), "GPUs (computed)", "% of a step not spent sending")
-        for figure, name in ((cost, "cost.svg"), (gpus, "gpus.svg")):
-            figure.savefig(out / name, metadata={"Date": None, "Creator": None})
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(values, [f"{value:,}" for value in values])
+            axes.minorticks_off()
+            axes.set(xlabel=_LABELS.get(name, name), ylabel="µs a token")
+            axes.grid(axis="y", alpha=0.3)
+            axes.legend(frameon=False, fontsize=8)
+        figure.savefig(out / "cost.svg", metadata={"Date": None, "Creator": None})
 
 
 def main() -> None:
@@ -250,7 +219,6 @@ def main() -> None:
         name: axis(name, values, middle, rounds) for name, values in (QUICK_AXES if quick else AXES).items()
     }
     found["world"] = worlds((1, 2) if quick else WORLDS, middle, rounds)
-    found["computed"] = computed(settings)
     if settings.out is not None:
         settings.out.mkdir(parents=True, exist_ok=True)
         (settings.out / "scaling.json").write_text(json.dumps(found, indent=1))

@@ -15,6 +15,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def distributed(rank: int, world: int, port: int) -> dict[str, str]:
+    """The variables by which torch's process group finds its other ranks on this machine."""
+    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+    return ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
 def environment(**variables: object) -> dict[str, str]:
     """This environment with one thread a process and the tools of this interpreter on the PATH."""
     base = dict(
@@ -38,7 +44,7 @@ def run_ranks(world: int, arguments: list[str], timeout: float = 600) -> list[su
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=environment(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, MASTER_ADDR="127.0.0.1", MASTER_PORT=port),
+            env=environment(**distributed(rank, world, port)),
         )
         for rank in range(world)
     ]

@@ -1,10 +1,8 @@
 """The step bench: its contenders learn, its processes answer; the scaling bench counts what it says it counts."""
 
-from dataclasses import replace
-
 import pytest
 
-from bench.scaling import ScalingCase, ScalingSettings, axis, computed, sending, worlds
+from bench.scaling import ScalingCase, axis, sending, worlds
 from bench.step import HuggingFaceStep, PeerStep, PlainTorchStep, sized
 from bench.workers import Workers
 from xlme_ds.counting import flops_per_step
@@ -51,11 +49,3 @@ def test_scaling_counts() -> None:
 
 def test_waiting_is_not_sending() -> None:
     assert sending([{"collectives": [3.0, 0.5]}, {"collectives": [1.0, 2.0]}]) == 1.5
-
-
-def test_computed_curve() -> None:
-    rows = computed(ScalingSettings())
-    for zero in ("zero1", "zero2", "zero3"):
-        values = [row["efficiency"] for row in rows if row["zero"] == zero]
-        assert values == sorted(values, reverse=True) and values[-1] > 0.5
-    assert computed(replace(ScalingSettings(), bandwidth=1.0))[0]["efficiency"] < rows[0]["efficiency"]

@@ -44,7 +44,6 @@ def test_every_side_runs(corpus: Path) -> None:
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert (figures["mismatches"], figures["languages"], figures["lines"]) == (0, 2, 340)
-    assert figures["fraction_by_language"].keys() == {"en", "zh-Hant"}
     for name in ("encode_stage_fraction_of_sentencepiece", "two_rank_scaling", "ratio_vs_datasets_map"):
         assert figures[name] > 0, name
     assert all(speed > 0 for speed in figures["megabytes_per_second"].values())

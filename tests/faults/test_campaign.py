@@ -1,4 +1,4 @@
-"""A few faults of the campaign (`python -m bench.faults`) against real training on two ranks."""
+"""A few faults of the campaign (`python -m tests.faults`) against real training on two ranks."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from tests.launch import ROOT, environment
 
 
 def campaign(folder: Path, layout: str, *kinds: str) -> dict:
-    command = [sys.executable, "-m", "bench.faults", "--json", "--quick", "--folder", str(folder), "--seed", "3"]
+    command = [sys.executable, "-m", "tests.faults", "--json", "--quick", "--folder", str(folder), "--seed", "3"]
     done = subprocess.run(
         [*command, "--layouts", layout, "--kinds", *kinds], cwd=ROOT, env=environment(), capture_output=True, text=True
     )

@@ -15,8 +15,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from bench.faults.forked import obey_permissions
 from tests.engine.worker import tiny
+from tests.faults.forked import obey_permissions
 from tests.launch import ROOT, environment, run_ranks
 from tests.rows import write_data
 from xlme_ds.checkpoint import __main__ as commands
@@ -182,7 +182,7 @@ TWO = """
 import os, sys
 from pathlib import Path
 import torch.distributed as dist
-from bench.faults.forked import obey_permissions
+from tests.faults.forked import obey_permissions
 from xlme_ds.engine.ranks import leave
 from xlme_ds.checkpoint.checkpoints import Checkpoints
 obey_permissions()

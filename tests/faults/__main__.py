@@ -1,7 +1,7 @@
 """A campaign of faults against real training, small: does each end as the run that was not disturbed, or in one clear
 error?
 
-    python -m bench.faults [--quick] [--json] [--count 200] [--minutes M] [--seed 0] [--kinds NAME ...]
+    python -m tests.faults [--quick] [--json] [--count 200] [--minutes M] [--seed 0] [--kinds NAME ...]
 
 Two ranks on the CPU in float32 (ZeRO-1, ZeRO-3 and a pipeline of two), 24 steps, a checkpoint every four. A fault is
 survived when, with whatever it damaged repaired and the same command given again, final weights, moments and records
@@ -22,16 +22,16 @@ import traceback
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
 # Before torch and DeepSpeed are loaded, which read them once; their processes are forked from this one.
 os.environ |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}
 
-from bench.faults import preparation, training
-from bench.faults.case import LAYOUTS, STEPS, FaultCase, leaving_out
-from bench.faults.forked import NotSurvived
-from bench.workers import Figures
+from tests.faults import preparation, training
+from tests.faults.case import LAYOUTS, STEPS, FaultCase, leaving_out
+from tests.faults.forked import NotSurvived
 
 _KINDS = [*training.KINDS, *preparation.KINDS]
 _ROOT_ONLY = ("disk full", "disk full in preparation", "checkpoints read only", "no permission")
@@ -106,11 +106,11 @@ def chosen_kinds(names: tuple[str, ...]) -> list[str]:
     return chosen
 
 
-def run(settings: FaultsSettings, folder: Path) -> Figures:
+def run(settings: FaultsSettings, folder: Path) -> dict[str, Any]:
     """Do the campaign; the figures."""
     campaign, kinds, layouts = Campaign(settings.seed, folder), chosen_kinds(settings.kinds), settings.layouts
     done: Counter[str] = Counter()
-    failures: list[tuple[Figures, NotSurvived]] = []
+    failures: list[tuple[dict[str, Any], NotSurvived]] = []
     start = time.monotonic()
     for number in range(len(kinds) if settings.quick else settings.count):
         kind = kinds[number % len(kinds)]

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from bench.faults.case import DAMAGES, FaultCase, fill, flip
-from bench.faults.forked import Ended, ForkedRanks
+from tests.faults.case import DAMAGES, FaultCase, fill, flip
+from tests.faults.forked import Ended, ForkedRanks
 
 _LETTERS = {"en": ["ka", "lo", "mi", "ter", "un"], "de": ["ve", "sa", "dor", "in", "pe"]}
 Stage = Callable[[Path], list[str]]  # the arguments of a stage that writes to this folder

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from bench.faults.case import DAMAGES, STEPS, FaultCase, bad_steps, delete, fill, truncate
-from bench.faults.forked import ForkedRanks, LaunchedRanks, obey_permissions
+from tests.faults.case import DAMAGES, STEPS, FaultCase, bad_steps, delete, fill, truncate
+from tests.faults.forked import ForkedRanks, LaunchedRanks, obey_permissions
 from xlme_ds.checkpoint import __main__ as checkpoint
 from xlme_ds.checkpoint.checkpoints import Checkpoints
 from xlme_ds.train.run_folder import LOCK

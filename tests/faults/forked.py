@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.workers import distributed, free_port
+from tests.launch import distributed, free_port
 
 _PATIENCE = 240.0  # seconds; a run that takes longer hangs
 _PARTING = 20.0  # seconds that a rank has to end by itself after another ended with an error

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
 import torch
 
-from bench.faults.forked import Ended, ForkedRanks, LaunchedRanks, NotSurvived
+from tests.faults.forked import Ended, ForkedRanks, LaunchedRanks, NotSurvived
 from xlme_ds import pretrain
 from xlme_ds.audit import examine
 from xlme_ds.checkpoint.checkpoints import Checkpoints
