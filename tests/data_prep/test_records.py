@@ -308,10 +308,10 @@ def test_the_same_shards_for_any_number_of_processes_and_after_a_kill(
 def test_the_commands_of_the_guide(
     tmp_path: Path, sentences: list[str], data_prep: Callable[..., "subprocess.CompletedProcess[str]"]
 ) -> None:
-    """docs/data.md: a vocabulary and ids from FineWeb-2's files; an error is one line with exit code 2."""
+    """docs/howto/corpus.md: a vocabulary and ids from FineWeb-2's files; an error is one line with exit code 2."""
     texts = [f"{sentence} {i}" for i in range(300) for sentence in sentences]
     path = write(tmp_path / "fineweb2" / "data" / "deu_Latn" / "train" / "000_00000.parquet", texts)
-    guide = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs" / "howto" / "corpus.md").read_text()
     for flags in (
         "vocab --corpus fineweb2 --where fineweb2=FOLDER",
         "encode --corpus fineweb2 --where fineweb2=FOLDER",

@@ -274,8 +274,8 @@ def test_pre_ln_models_are_not_cut(vocabulary: Vocabulary) -> None:
 def test_the_guides_commands(
     run: Path, tmp_path: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every command and every piece of Python in docs/export.md."""
-    text = (ROOT / "docs/export.md").read_text(encoding="utf-8")
+    """Every command and every piece of Python in docs/howto/export.md."""
+    text = (ROOT / "docs/howto/export.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M)
     (export, imported) = (body.strip() for kind, body in blocks if not kind)
     code = "\n".join(body for kind, body in blocks if kind == "python")

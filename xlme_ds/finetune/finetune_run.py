@@ -58,7 +58,8 @@ class Prepared(NamedTuple):
 
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
     """Do the whole job; collective over the ranks, which have joined. Returns its scores on rank 0 (see
-    docs/finetuning.md), None elsewhere and after a request to stop. Nothing is done twice. Raises SharedError."""
+    docs/reference/data-formats.md), None elsewhere and after a request to stop. Nothing is done twice. Raises
+    SharedError."""
     with closing(Watchdog(job.train.watchdog_minutes, rank)) as watchdog:
         watchdog.beat("reading the examples and building the model")
         return _finetune(job, rank, world, stop, watchdog)
@@ -262,7 +263,7 @@ def _scores(
 def _summary(
     job: Job, tuning: TuningConfig, sets: TaskSets, scores: Mapping[tuple[str, str], dict[str, float] | None]
 ) -> dict[str, Any]:
-    """The content of `scores.json`, see docs/finetuning.md."""
+    """The content of `scores.json`, see docs/reference/data-formats.md."""
     task, split = TASKS[job.task], sets.test[0].split
     languages = {code: one for (purpose, code), one in sorted(scores.items()) if purpose == "test" and one is not None}
     bare = sorted(code for (_, code), one in scores.items() if one is None)
