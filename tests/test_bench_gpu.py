@@ -73,7 +73,7 @@ def test_steps_under_deepspeed_lose_as_the_plain_ones(tmp_path: Path) -> None:
     runs = [measured(tmp_path / engine, engine, ("steps",))["steps"] for engine in ("deepspeed", "plain")]
     for ours, plain in zip(*runs, strict=True):
         assert ours["planned_memory_gib"] > 0
-        assert ours["loss"] == pytest.approx(plain["loss"], rel=5e-3)  # both bf16: docs/design.md
+        assert ours["loss"] == pytest.approx(plain["loss"], rel=5e-3)  # both bf16: docs/engines.md
 
 
 def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

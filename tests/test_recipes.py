@@ -1,7 +1,7 @@
 """Every published recipe against the tables of its paper, which stand here as numbers: nothing is read from a recipe or
 a default.
 
-A setting that no table has is stated with the reason why it is so (docs/design.md). A new recipe, or a new setting of
+A setting that no table has is stated with the reason why it is so (docs/papers.md). A new recipe, or a new setting of
 the sections that shape a curve, fails until it is stated here.
 """
 

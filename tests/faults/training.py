@@ -95,7 +95,7 @@ def launcher_killed(case: FaultCase) -> None:
     """SIGKILL of `deepspeed` or of the process between it and the ranks, which must not live on by themselves."""
     ranks, who = case.launch(), case.rng.choice(["runner", "launch"])
     case.moment(ranks)
-    # deepspeed does not report a child that a signal killed: its exit code is 0 (docs/reliability.md).
+    # deepspeed does not report a child that a signal killed: its exit code is 0 (docs/howto/resume.md).
     _launched(case, ranks, failed=_send(ranks, who, signal.SIGKILL) and who == "runner")
 
 

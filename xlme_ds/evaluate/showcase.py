@@ -78,7 +78,8 @@ def sample_rows(
 ) -> list[dict[str, Any]]:
     """The first row of each of up to `a_task` languages (or pairs) of every task in `data`, corrupted and judged.
 
-    Only the first item of a row is shown. See docs/design.md for the format. `languages`: those that have embeddings.
+    Only the first item of a row is shown. See docs/reference/run-folder.md for the format. `languages`: those that have
+    embeddings.
     """
     model.eval()
     shown = []
