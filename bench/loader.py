@@ -1,13 +1,9 @@
-"""The loader next to its peers, and on a resume into the middle of 100 GB.
+"""The loader next to its peers: rows a second, and the time to the first batch.
 
     python -m bench.loader --data DIR [--quick] [--json]     # DIR: what `data_prep mix` wrote
 
-* Rows a second and the first batch, over a pass from opening the data to its last row, in one process without workers,
-  one thread of torch and cached files. The contenders run in turns. A peer that is not installed is left out, and
-  named.
-* resume: a new process (imports not counted) from the manifest to the first batch at a row in the middle, with the
-  check of the shards, whose cached pages are first dropped (`resume_s`) or kept (`resume_cached_s`). The data
-  are 1, 10 and 100 GB: the first shard of each task under so many names.
+A pass goes from opening the data to its last row, in one process without workers, with one thread of torch and cached
+files. The contenders run in turns. A peer that is not installed is left out, and named.
 
 Lean, a peer makes the batch that the model takes by the least work that we could think of: masks drawn with 15% for
 each token from torch's generator, positions and segments computed from the ids of a whole batch at once. Customary, it
@@ -25,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,10 +33,10 @@ import tyro
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from bench.workers import Figures, Workers, answer, listing, memory
+from bench.workers import Figures, listing
 from xlme_ds.config import DataConfig
 from xlme_ds.data.loader import Loader
-from xlme_ds.data.schema import BOS, EOS, PAD, TASKS, UNK, read_manifest, write_manifest
+from xlme_ds.data.schema import BOS, EOS, PAD, TASKS, UNK
 from xlme_ds.data.shards import RowStore
 
 A_TASK = 16  # rows of each task a micro-batch, as Base has them
@@ -56,14 +52,11 @@ Made = tuple[Tensor, ...]
 class LoaderSettings:
     """What is measured."""
 
-    data: Path  # a mixed folder: its first rows are read, and its first shards resumed
+    data: Path  # a mixed folder, whose first rows are read
     rows: int = 16_384  # of each task
     rounds: int = 5  # of which the medians are taken
-    gigabytes: tuple[float, ...] = (1, 10, 100)  # sizes that are resumed; the last one gives the figure
-    resumes: int = 5  # of each size, cached and not
     quick: bool = False  # 2,048 rows of each task, fewer rounds
     json: bool = False  # print JSON
-    resume: bool = False  # used by the command itself
 
 
 def our_batches(data: Path, rows: int, kind: str) -> Iterator[Made]:
@@ -237,94 +230,15 @@ def one_pass(batches: Callable[[str], Iterator[Made]], kind: str) -> Figures:
     return speed | {"masked_per_row": masked / rows, "sum": total}
 
 
-def linked(source: Path, folder: Path, gigabytes: float) -> Path:
-    """A mixed folder of that size whose shards are all the first one of `source` under further names."""
-    for task in TASKS:
-        manifest = read_manifest(source / task)
-        shard = manifest.shards[0]
-        count = max(1, round(gigabytes * 1e9 / len(TASKS) / shard.bytes))
-        shards = tuple(replace(shard, name=f"{number:05d}.arrow") for number in range(count))
-        (folder / task).mkdir(parents=True)
-        for link in shards:
-            os.link(source / task / shard.name, folder / task / link.name)
-        settings = manifest.settings | {"rows": count * shard.rows}
-        write_manifest(folder / task, replace(manifest, settings=settings, shards=shards))
-    return folder
-
-
-def resumes(settings: LoaderSettings, scratch: Path) -> Figures:
-    """Medians for every size, from the disk and from the system's cache."""
-    source = linked(settings.data, scratch / "source", 0)  # one shard of each task
-    stores = [RowStore(source / task) for task in TASKS]
-    table: Figures = {}
-    for size in settings.gigabytes:
-        folder = linked(source, scratch / f"resume.{size:g}", size)
-        kinds = table[f"{size:g} GB"] = {}
-        for kind in ("from the disk", "cached"):
-            found = []
-            for _ in range(settings.resumes):
-                if kind != "cached":
-                    forget_pages(source)
-                worker = Workers("bench.loader", "--resume", "--data", str(folder))
-                found.append(worker.ask()[0])
-                worker.close()
-                records = [np.arange(A_TASK) + found[-1]["step"] * A_TASK for _ in stores]
-                read = [
-                    int(store.read(at % store.rows).tokens.sum()) for store, at in zip(stores, records, strict=True)
-                ]
-                if found[-1].pop("tokens") != sum(read):
-                    raise ValueError(f"the resume in {folder} read other rows")
-            kinds[kind] = {name: statistics.median(one[name] for one in found) for name in found[0]}
-    disk, cached = (kinds[kind]["first_batch_s"] for kind in ("from the disk", "cached"))
-    return {"resume_s": disk, "resume_cached_s": cached, "resumes": table}
-
-
-def forget_pages(folder: Path) -> None:
-    """Have the system drop what it caches of the shards: the next read comes from the disk."""
-    for path in folder.glob("*/*.arrow"):
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def resume(data: Path) -> Figures:
-    """Start at a row in the middle, in this process: seconds until the loader is there and until its first batch is,
-    and MiB that both added to the process."""
-    before = memory("VmRSS")
-    begin = time.perf_counter()
-    loader = Loader(data, DataConfig(A_TASK, A_TASK, A_TASK), 1, MASK_FRACTION)
-    constructed, held = time.perf_counter(), memory("VmRSS")
-    step = min(store.rows for store in loader.stores.values()) // 2 // A_TASK
-    (batch,) = loader.step(step)
-    end = time.perf_counter()
-    shards = [shard for store in loader.stores.values() for shard in store.manifest.shards]
-    return {
-        "construct_s": constructed - begin,
-        "first_batch_s": end - begin,
-        "construct_mib": (held - before) / 2**20,
-        "peak_mib": (memory("VmHWM") - before) / 2**20,
-        "shards": len(shards),
-        "gigabytes": sum(shard.bytes for shard in shards) / 1e9,
-        "step": step,
-        "tokens": int(batch.tokens_BT.sum()),
-    }
-
-
 def main() -> None:
     """Measure and print the figures, or JSON."""
     settings = tyro.cli(LoaderSettings, description=__doc__)
-    if settings.resume:
-        answer(lambda: lambda _: resume(settings.data))
-        return
     rows, rounds = (min(settings.rows, 2048), 3) if settings.quick else (settings.rows, settings.rounds)
     torch.set_num_threads(1)
     load = round(os.getloadavg()[0], 2)
     try:
-        # Hard links of the data's shards need its own file system.
-        scratch_folder = tempfile.TemporaryDirectory(prefix=".bench_loader.", dir=settings.data)
-        with scratch_folder as scratch, redirect_stdout(sys.stderr):
-            figures = race(settings.data, rows, rounds, Path(scratch)) | resumes(settings, Path(scratch))
-            figures["load_before"] = load
+        with tempfile.TemporaryDirectory() as scratch, redirect_stdout(sys.stderr):
+            figures = race(settings.data, rows, rounds, Path(scratch)) | {"load_before": load}
     except (ValueError, OSError) as error:
         sys.exit(f"bench.loader: error: {error}")
     print(json.dumps(figures, indent=1) if settings.json else listing(figures))
