@@ -65,7 +65,15 @@ def validate(config: Config, world: int | None = None) -> Config:
     for checks in (_ranges, _model, _objective, _data, _engine, _engine_file, _pipeline):
         refuse(checks(config))
     if world is not None:
-        _fit_processes(config, world)
+        engine = config.engine
+        refuse(processes_fit(engine, world))
+        accumulation = plan_step(config.data, world // engine.processes_per_replica).accumulation
+        needed = 2 * engine.pipeline_stages
+        if engine.kind == "pipeline" and engine.pipeline_schedule == "dualpipev" and accumulation < needed:
+            raise ValueError(
+                f"engine.pipeline_schedule dualpipev needs at least {needed} micro-batches a step, data.micro_batch "
+                f"{config.data.micro_batch} gives {accumulation}: lower it, or use 1f1b"
+            )
     return config
 
 
@@ -255,22 +263,6 @@ def _pipeline(config: Training) -> list[Check]:
             f"engine.balance {balance} adds up to {sum(balance)}, model.discriminator_layers is {layers}",
         ),
     ]
-
-
-def _fit_processes(config: Training, world: int) -> None:
-    engine = config.engine
-    refuse(processes_fit(engine, world))
-    accumulation = plan_step(config.data, world // engine.processes_per_replica).accumulation
-    needed = 2 * engine.pipeline_stages
-    refuse(
-        [
-            (
-                engine.kind != "pipeline" or engine.pipeline_schedule == "1f1b" or accumulation >= needed,
-                f"engine.pipeline_schedule dualpipev needs at least {needed} micro-batches a step, data.micro_batch "
-                f"{config.data.micro_batch} gives {accumulation}: lower it, or use 1f1b",
-            )
-        ]
-    )
 
 
 def processes_fit(engine: EngineConfig, world: int) -> list[Check]:

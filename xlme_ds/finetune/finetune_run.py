@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..config import Training
+from ..config import Training, refuse
 from ..data.schema import read_json, write_json
 from ..data.vocabulary import Vocabulary
 from ..engine.build import Fill, assemble, resolve_precision
@@ -34,7 +34,7 @@ from ..trained import (
     read_weights,
     write_model,
 )
-from ..validate import validate
+from ..validate import processes_fit, validate
 from .downstream_tasks import TASKS, DownstreamTask
 from .features import Feature, TaskLoader, featurise
 from .objective import TaskModel, TaskObjective
@@ -112,6 +112,7 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
         raise ValueError("train.audit is for pre-training, whose rows have numbers: leave it off")
     check_scorer(job.task)
     validate(Training(job.task, engine=engine))
+    refuse(processes_fit(engine, world))
     saved, sources = load_encoder(job.model), find(task, list(job.data))
     sets = choose(sources, job.task, job.tuning, job.settings > 1)
     tuning = replace(job.tuning, held_out=sets.held_out).completed(task, saved.encoder.cfg)
