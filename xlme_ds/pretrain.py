@@ -6,6 +6,7 @@ The same with `python -m xlme_ds.pretrain` runs on one process. A second call wi
 import os
 import sys
 import warnings
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -35,14 +36,12 @@ def main(arguments: list[str] | None = None) -> None:
     stop = StopRequest()  # before torch is loaded, which takes a while: a job may be told to leave at any time
     try:
         command = parse(Pretrain, __doc__ or "", sys.argv[1:] if arguments is None else arguments)
-        from .engine.ranks import rendezvous
+        from .engine.ranks import SharedError, rendezvous
         from .validate import validate
 
         validate(command.run, int(rendezvous(os.environ).get("WORLD_SIZE", 1)))
     except ValueError as error:
         fail("xlme_ds.pretrain", error)
-    from .engine.ranks import SharedError
-
     try:
         pretrain(command.run, command.data_folder, command.out, command.heldout, stop)
     except SharedError as error:
@@ -62,9 +61,11 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
     from .train.run_folder import RunFolder
     from .warm_start import starting_weights
 
-    watchdog = Watchdog(config.train.watchdog_minutes, int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))))
-    watchdog.beat("waiting for the other processes")
-    with process_group(config.engine, config.train.watchdog_minutes) as (rank, world):
+    minutes, rank = config.train.watchdog_minutes, int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
+    with (
+        closing(Watchdog(minutes, rank, "waiting for the other processes")) as watchdog,
+        process_group(config.engine, minutes) as (rank, world),
+    ):
         watchdog.beat("reading the data and building the model")
         # A resumed run must not change its precision because the processor differs.
         config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))

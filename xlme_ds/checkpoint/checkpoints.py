@@ -109,10 +109,6 @@ class Checkpoints:
             )
         return int(state["step"])
 
-    def begin(self) -> None:
-        """Make the folder: where it is missing later, somebody removed it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-
     def lost(self, steps_logged: int, save_every: int) -> bool:
         """Where no usable one is found: whether there was one. A run that ended before its first was whole starts
         anew."""

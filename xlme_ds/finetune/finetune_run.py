@@ -59,8 +59,8 @@ class Prepared(NamedTuple):
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
     """Do the whole job; collective over the ranks, which have joined. Returns its scores on rank 0 (see
     docs/finetuning.md), None elsewhere and after a request to stop. Nothing is done twice. Raises SharedError."""
-    with closing(Watchdog(job.train.watchdog_minutes, rank)) as watchdog:
-        watchdog.beat("reading the examples and building the model")
+    doing = "reading the examples and building the model"
+    with closing(Watchdog(job.train.watchdog_minutes, rank, doing)) as watchdog:
         return _finetune(job, rank, world, stop, watchdog)
 
 

@@ -6,6 +6,7 @@ import sys
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -103,15 +104,12 @@ class RunFolder:
         """
         if not self.root:
             return
-        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)  # where it is missing later, somebody removed it
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES} | {"python": sys.version.split()[0]}
         content = {"config": asdict(config), "versions": versions, "world_size": world}
         content |= {"data": data, "parameters": parameters}
-        if objective:
-            content["objective"] = objective
-        if identity is not None:
-            content["run"] = identity
-        write_json(self.path / "config.json", content)
+        known = {"objective": objective, "run": identity}
+        write_json(self.path / "config.json", content | {key: value for key, value in known.items() if value})
 
     def steps_logged(self) -> int:
         """The last step of `metrics.jsonl`; 0 without one."""
@@ -150,15 +148,11 @@ def step_of(line: bytes) -> int | None:
 def missing_steps(logged: Iterable[int], every: int, last: int) -> str:
     """The steps up to `last` that should have a record, one every `every`, and have none, in words; empty where there
     is none."""
-    logged = set(logged)
-    runs: list[list[int]] = []
-    for step in range(every, last + 1, every):
-        if step not in logged:
-            if runs and runs[-1][1] == step - every:
-                runs[-1][1] = step
-            else:
-                runs.append([step, step])
-    words = [f"{first}" if first == end else f"{first} to {end}" for first, end in runs]
+    missing = sorted(set(range(every, last + 1, every)).difference(logged))
+    words = []
+    for _, stretch in groupby(enumerate(missing), key=lambda place: place[1] - every * place[0]):
+        steps = [step for _, step in stretch]
+        words.append(f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}")
     return ", ".join(words[:10]) + (f" and {len(words) - 10} more stretches" if len(words) > 10 else "")
 
 
