@@ -9,9 +9,9 @@ import json
 import os
 import threading
 import zlib
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import torch
@@ -37,8 +37,8 @@ class StateWriter:
     def __init__(self, path: Path, buffer_bytes: int):
         self.path = path
         self.buffer_bytes = buffer_bytes
-        self._blocks: deque[np.ndarray | None] = deque()
-        self._waiting = 0
+        self._blocks: SimpleQueue[np.ndarray | None] = SimpleQueue()
+        self._waiting = 0  # bytes
         self._changed = threading.Condition()
         self._error: OSError | None = None
         self._crc = 0
@@ -69,7 +69,7 @@ class StateWriter:
 
     def end(self) -> None:
         """All tensors are put."""
-        self._queue(None)
+        self._blocks.put(None)
 
     @property
     def running(self) -> bool:
@@ -91,37 +91,32 @@ class StateWriter:
             )
         return {"bytes": self.path.stat().st_size, "crc32": self._crc}
 
-    def _queue(self, block: np.ndarray | None) -> None:
+    def _queue(self, block: np.ndarray) -> None:
         with self._changed:
-            self._blocks.append(block)
-            self._waiting += 0 if block is None else block.nbytes
-            self._changed.notify_all()
+            self._waiting += block.nbytes
+        self._blocks.put(block)
 
-    def _next(self) -> np.ndarray | None:
+    def _let_go(self, block: np.ndarray) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._blocks)
-            return self._blocks[0]
-
-    def _done(self) -> None:
-        with self._changed:
-            block = self._blocks.popleft()
-            self._waiting -= 0 if block is None else block.nbytes
+            self._waiting -= block.nbytes
             self._changed.notify_all()
 
     def _run(self) -> None:
         try:
             with open(self.path, "wb") as file:
-                while (block := self._next()) is not None:
-                    self._crc = zlib.crc32(block.data, self._crc)
-                    self._finite &= bool(np.isfinite(block).all())
-                    file.write(block.data)
-                    self._done()
+                while (block := self._blocks.get()) is not None:
+                    try:
+                        self._crc = zlib.crc32(block.data, self._crc)
+                        self._finite &= bool(np.isfinite(block).all())
+                        file.write(block.data)
+                    finally:
+                        self._let_go(block)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             self._error = error
-            while self._next() is not None:  # what still comes is let go, so that `put` does not wait for ever
-                self._done()
+            while (block := self._blocks.get()) is not None:  # what still comes, so that `put` does not wait for ever
+                self._let_go(block)
 
 
 class StateReader:
