@@ -295,11 +295,13 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(settings, dict) or not isinstance(settings.get("zero_optimization"), dict):
         raise ValueError(f"{path} is no DeepSpeed configuration: it must be a JSON object with zero_optimization")
-    stage = settings["zero_optimization"].get("stage")
     ours = next((key for key in _OURS if key in settings), None)
     refuse(
         [
-            (stage in (1, 2, 3), f"{path} must set zero_optimization.stage to 1, 2 or 3"),
+            (
+                settings["zero_optimization"].get("stage") in (1, 2, 3),
+                f"{path} must set zero_optimization.stage to 1, 2 or 3",
+            ),
             (
                 ours is None,
                 f"{path} sets {ours}, which the recipe decides: remove it there and use the recipe's own setting",
@@ -311,5 +313,4 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
 
 def zero_stage(engine: EngineConfig) -> int:
     """The ZeRO stage of the engine's file."""
-    stage: int = deepspeed_settings(engine)["zero_optimization"]["stage"]
-    return stage
+    return deepspeed_settings(engine)["zero_optimization"]["stage"]

@@ -179,11 +179,10 @@ def find_fault(folder: Path, rank: int = 0, world: int = 1, checksums: bool = Tr
     """What is wrong with a checkpoint, or None: sizes and checksums of all files, shared out among the ranks;
     collective."""
     try:
-        expected = list(_listed(folder).items())
+        mine = list(_listed(folder).items())[rank::world]
     except (OSError, ValueError):
         fault: str | None = f"{_COMPLETE} is missing or damaged"
     else:
-        mine = expected[rank::world]
         fault = next((found for name, what in mine if (found := _file_fault(folder / name, *what, checksums))), None)
     return next((found for found in gather(fault) if found), None)
 

@@ -115,8 +115,9 @@ def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None, know
         counted = config.engine, objective.work(config.model, loader.row_tokens), config.model.activation_checkpointing
         if torch.distributed.get_rank() == 0:
             print(describe_balance(*counted), flush=True)
-        balance = parts(pipeline_balance(*counted))
-        return PipelineEngine(config, objective, balance, loader, heldout, known, _deepspeed_config(config, loader))
+        held = parts(pipeline_balance(*counted))
+        settings = _deepspeed_config(config, loader, "fp32")
+        return PipelineEngine(config, objective, held, loader, heldout, known, settings)
 
     def fill(model: nn.Module, whole: Whole | None) -> None:
         initialise(model, config.seed, config.model.init_std, whole, known)
@@ -147,7 +148,9 @@ def assemble(
             "offloading to nvme compiles DeepSpeed's async_io, which needs libaio: apt-get install libaio-dev, or "
             "offload to cpu"
         )
-    ds_config = _deepspeed_config(config, loader)
+    precision = resolve_precision(config.engine)
+    gradients = resolve_gradient_precision(config.engine, precision, loader.plan.accumulation)
+    ds_config = _deepspeed_config(config, loader, gradients)
     if zero_stage(config.engine) == 3:
         # The data type comes from the configuration: given as an argument, DeepSpeed 0.19.8 ignores it on the CPU.
         with deepspeed.zero.Init(config_dict_or_path=ds_config):
@@ -160,15 +163,10 @@ def assemble(
         model, whole = objective.build(config.model), None
     model = applied(model, config.model)
     fill(model, whole)
-    halved = _gradient_precision(config, loader) == "bf16"
-    return ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config, halved)
+    return ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config, gradients == "bf16")
 
 
-def _gradient_precision(config: Training, loader: BatchSource) -> Literal["bf16", "fp32"]:
-    return resolve_gradient_precision(config.engine, resolve_precision(config.engine), loader.plan.accumulation)
-
-
-def _deepspeed_config(config: Training, loader: BatchSource) -> dict[str, Any]:
+def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> dict[str, Any]:
     engine, settings = config.engine, deepspeed_settings(config.engine)
     zero = settings["zero_optimization"]
     folder = {"nvme_path": str(Path(engine.nvme_folder).absolute())} if engine.nvme_folder else {}
@@ -179,13 +177,13 @@ def _deepspeed_config(config: Training, loader: BatchSource) -> dict[str, Any]:
         zero["stage3_prefetch_bucket_size"] = 0
     # Under ZeRO-1 bf16 gradients are ours, in place of the float32 ones of its BF16_Optimizer: with bf16 asked for here
     # DeepSpeed takes its optimizer of ZeRO-2, and a step takes a third more (docs/lab_log.md).
-    gradients = _gradient_precision(config, loader) if zero["stage"] == 3 else "fp32"
+    asked = gradients if zero["stage"] == 3 else "fp32"
     return settings | {
         "train_micro_batch_size_per_gpu": loader.plan.micro_rows,
         "gradient_accumulation_steps": loader.plan.accumulation,
         "gradient_clipping": config.optimizer.clip,
         "bf16": {"enabled": resolve_precision(engine) == "bf16", "immediate_grad_update": True},
-        "data_types": {"grad_accum_dtype": gradients},
+        "data_types": {"grad_accum_dtype": asked},
         # The optimizer is torch's on every engine, so that their curves agree.
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.pipe import LayerSpec, PipelineModule
 from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.dualpipev import DualPipeVModule
 from torch import Tensor, nn
 
 from ..config import ModelConfig, RunConfig
@@ -37,38 +38,17 @@ from .zero import ZeroEngine
 
 
 class _PartSpec(LayerSpec):
-    """Builds a part on the process that holds it."""
+    """Builds a part on the process that holds it.
+
+    One entry a part, not a layer: what its layers share (mask, relative bias) is then computed once for all of them.
+    """
 
     def __init__(self, objective: Pretraining, cfg: ModelConfig, part: Part):
         super().__init__(nn.Module)
         self.objective, self.cfg, self.part = objective, cfg, part
 
     def build(self, log: bool = False) -> nn.Module:
-        """The part, built."""
         return applied(self.objective.build(self.cfg, self.part), self.cfg)
-
-
-def _held(module: PipelineModule) -> list[Any]:
-    """The parts that this process holds, in the order of the model."""
-    return [part for name, part in module.named_children() if name.isdigit()]
-
-
-def _pipeline_module(
-    config: RunConfig, objective: Pretraining, parts: Sequence[Part], known: Known | None
-) -> PipelineModule:
-    """The parts of this rank, initialised as the same parameters of the whole model are."""
-    kind = PipelineModule
-    if config.engine.pipeline_schedule == "dualpipev":
-        from deepspeed.runtime.pipe.dualpipev import DualPipeVModule
-
-        kind = DualPipeVModule
-    # One entry a part, not a layer: what its layers share (mask, relative bias) is then computed once for all of them.
-    specs = [_PartSpec(objective, config.model, part) for part in parts]
-    with contextlib.redirect_stdout(None):
-        module = kind(specs, num_stages=config.engine.pipeline_stages, partition_method="uniform")
-    for part in _held(module):
-        initialise(part, config.seed, config.model.init_std, known=known)
-    return module
 
 
 class PipelineEngine(ZeroEngine):
@@ -84,19 +64,25 @@ class PipelineEngine(ZeroEngine):
         known: Known | None,
         ds_config: dict[str, Any],
     ):
-        module = _pipeline_module(config, objective, parts, known)
+        dual = config.engine.pipeline_schedule == "dualpipev"
+        specs = [_PartSpec(objective, config.model, part) for part in parts]
+        with contextlib.redirect_stdout(None):
+            kind = DualPipeVModule if dual else PipelineModule
+            module = kind(specs, num_stages=config.engine.pipeline_stages, partition_method="uniform")
+        held: list[Any] = [part for name, part in module.named_children() if name.isdigit()]  # in the model's order
+        for part in held:  # as the same parameters of the whole model
+            initialise(part, config.seed, config.model.init_std, known=known)
         super().__init__(module, objective, loader, heldout, config.optimizer, ds_config)
         self._counting = self.engine.is_first_stage()
         self._reads = self._counting or self.engine.is_last_stage()
-        dual = config.engine.pipeline_schedule == "dualpipev"
         self._least_micro_batches = 2 * self.engine.num_stages if dual else 1
         # DualPipeV numbers its buffers by the micro-batches of training: with more of them two share one (0.19.8).
         self._most_micro_batches = self.engine.gradient_accumulation_steps() if dual else sys.maxsize
         module.loss_fn = self._scheduled_loss
-        self._last = _held(module)[-1]
+        self._last = held[-1]
         self._predicted: list[Tensor] = []
-        self._tied = _tied_table(self.engine, _held(module))
-        self._share()
+        self._tied = _TiedTable(self.engine, held)
+        self._tied.share()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of this rank's stage, which DeepSpeed numbers the parts of, by their names in the model."""
@@ -113,7 +99,7 @@ class PipelineEngine(ZeroEngine):
 
     def _take_step(self, batches: list[Batch]) -> float:
         self.engine.train_batch((batch, batch) for batch in batches)
-        self._share()
+        self._tied.share()
         return float(self.engine.get_global_grad_norm())
 
     def _forward(self, batches: list[Batch]) -> None:
@@ -164,13 +150,9 @@ class PipelineEngine(ZeroEngine):
         self._predicted.append(self._last.output(outputs, Batch(*labels)).predicted_M)
         return torch.zeros((), device=outputs[0].device)
 
-    def _share(self) -> None:
-        if self._tied is not None:
-            self._tied.share()
-
     def _publish(self) -> None:
         super()._publish()
-        self._share()
+        self._tied.share()
 
     def full_state(self) -> dict[str, Tensor]:
         """As of any engine: the first process of every stage sends its parameters to rank 0."""
@@ -187,15 +169,26 @@ class PipelineEngine(ZeroEngine):
 
 
 class _TiedTable:
-    """One side of the tied embedding, the owner's or the borrower's; the blocks of the table go one by one."""
+    """What the process that holds `parts` has to do for the tied embedding, as its owner, its borrower or neither; the
+    blocks of the table go one by one."""
 
-    def __init__(self, engine: Any, table: Sequence[Tensor], owner: bool):
-        self.table = table
-        self.owner = owner
-        self.other = engine.grid.stage_to_global(stage_id=engine.num_stages - 1 if owner else 0)
-        self.gradients = [] if owner else [torch.zeros_like(block, dtype=torch.float32) for block in table]
-        for block, gradient in zip(table, self.gradients, strict=False):
-            block.register_post_accumulate_grad_hook(partial(_move_gradient, gradient))
+    def __init__(self, engine: Any, parts: Sequence[Any]):
+        first, last = parts[0], parts[-1]
+        self.table: Sequence[Any] = ()
+        self.gradients: Sequence[Tensor] = ()
+        self.owner = first.part.first
+        self.other = engine.grid.stage_to_global(stage_id=engine.num_stages - 1 if self.owner else 0)
+        if first.ties and self.owner and last.part.last:  # DualPipeV: the last part reads the very parameters
+            last.borrowed = first.table
+        elif first.ties and self.owner:
+            self.table = first.table
+        elif first.ties and last.part.last:
+            like = next(last.parameters())
+            sizes = [(size, last.cfg.width) for size in block_sizes(last.cfg)]
+            self.table = last.borrowed = [torch.empty(size, dtype=like.dtype, device=like.device) for size in sizes]
+            self.gradients = [torch.zeros_like(block, dtype=torch.float32) for block in self.table]
+            for block, gradient in zip(self.table, self.gradients, strict=True):
+                block.requires_grad_().register_post_accumulate_grad_hook(partial(_move_gradient, gradient))
         # Between the last backward pass and the reduction over the replicas; DeepSpeed binds it to its engine.
         engine._INSTRUCTION_MAP = engine._INSTRUCTION_MAP | {schedule.ReduceTiedGrads: self._add_gradients}
 
@@ -212,8 +205,7 @@ class _TiedTable:
         for gradient in self.gradients:
             dist.send(gradient, dst=self.other)
             gradient.zero_()
-        parameters: Sequence[Any] = self.table if self.owner else ()
-        for block in parameters:
+        for block in self.table if self.owner else ():
             gradient = torch.empty_like(block, dtype=torch.float32)
             dist.recv(gradient, src=self.other)
             total = block._hp_grad if engine.using_bf16_optimizer else block.grad
@@ -225,22 +217,3 @@ def _move_gradient(total: Tensor, block: Tensor) -> None:
     assert block.grad is not None
     total.add_(block.grad)
     block.grad = None
-
-
-def _tied_table(engine: Any, parts: Sequence[Any]) -> _TiedTable | None:
-    """What the process that holds `parts` has to do for the tied embedding; None where that is nothing."""
-    first, last = parts[0], parts[-1]
-    if not first.ties:
-        return None
-    if first.part.first and last.part.last:  # DualPipeV: the last part reads the very parameters
-        last.borrowed = first.table
-    elif first.part.first:
-        return _TiedTable(engine, first.table, owner=True)
-    elif last.part.last:
-        like = next(last.parameters())
-        last.borrowed = [
-            torch.empty(size, last.cfg.width, dtype=like.dtype, device=like.device, requires_grad=True)
-            for size in block_sizes(last.cfg)
-        ]
-        return _TiedTable(engine, last.borrowed, owner=False)
-    return None

@@ -1,9 +1,14 @@
-"""A whole training run on a ready engine: resume, loop, records."""
+"""A whole training run: data, engine, resume, loop, records."""
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, read_state
 from ..config import DataConfig, RunConfig, Training
@@ -12,11 +17,13 @@ from ..data.loader import Loader
 from ..data.schema import TASKS
 from ..data.shards import RowStore, unigram_nll
 from ..data.source import BatchSource
-from ..engine.build import resolve_precision
+from ..engine.build import build_engine, open_data, resolve_precision
 from ..engine.engine import Engine
-from ..engine.ranks import SharedError, broadcast, on_all_ranks
+from ..engine.ranks import SharedError, broadcast, data_parallel, gather, on_all_ranks, process_group
 from ..folders import to_disk
+from ..models.init import Known
 from ..objectives import described, objective_of
+from ..warm_start import starting_weights
 from .loop import Callback, Evaluate, Guard, Record, Save, fit
 from .records import Console, StepLines, audit_reads
 from .run_folder import RunFolder, missing_steps, settled
@@ -183,3 +190,55 @@ def pretraining(config: RunConfig, loader: Loader, heldout: Loader | None, root:
     }
     summarise = objective_of(config.objective).summarise
     return RunFacts(*known, lambda **totals: summarise(**totals) | constants, words)
+
+
+def pretrain(
+    config: RunConfig,
+    data: Path,
+    out: Path,
+    heldout: Path | None,
+    stop: StopRequest,
+    report: Callable[[dict[str, Tensor]], Path],
+) -> None:
+    """Train `config` on `data` into `out`, from its newest checkpoint if it has one; collective over the launched
+    ranks. `report` writes what is shown of a finished run from its weights, and returns the page."""
+    minutes, rank = config.train.watchdog_minutes, int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
+    with (
+        closing(Watchdog(minutes, rank, "waiting for the other processes")) as watchdog,
+        process_group(config.engine, minutes) as (rank, world),
+    ):
+        watchdog.beat("reading the data and building the model")
+        # A resumed run must not change its precision because the processor differs.
+        config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
+        folder = RunFolder(out, root=rank == 0)
+
+        def load() -> tuple[Loader, Loader | None, Known | None]:
+            folder.claim(config)
+            share, shares = data_parallel(config.engine, rank, world)
+            loader = open_data(config, data, share, shares)
+            # A run that resumes needs the folder that it started from no more.
+            started = Checkpoints(out, config.train.keep_last, config.train.keep_every).all()
+            known = None if started else starting_weights(config, loader.vocabulary_sha256)
+            if heldout is None:
+                return loader, None, known
+            rows = heldout_data(config, heldout, shares)
+            return loader, open_data(config, heldout, share, shares, rows, like=loader), known
+
+        try:
+            loader, unseen, known = on_all_ranks(load)
+        except SharedError:
+            folder.close()
+            raise
+        if any(gather(stop.received is not None)):
+            if rank == 0:
+                print(f"{out}: told to stop before the first step; the same command starts again", flush=True)
+            return
+        engine = build_engine(config, loader, unseen, known)
+        work = on_all_ranks(lambda: pretraining(config, loader, unseen, root=rank == 0))
+        finished = train(engine, config, folder, loader, unseen, work, stop, watchdog)
+        stop.release()  # the report may be interrupted
+        state = engine.full_state() if finished else {}
+    if finished and rank == 0:
+        page = on_all_ranks(lambda: report(state))  # this process alone by now
+        on_all_ranks(lambda: folder.finish(config.train.steps))
+        print(f"{out}: finished; open {page}", flush=True)

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ..config import Training
+from ..config import Training, refuse
 from ..data.schema import read_json, write_json
 from ..folders import LOCK, lock
 
@@ -75,19 +75,22 @@ class RunFolder:
         stored = self._stored()
         if checkpoint is None:
             return uuid.uuid4().hex if stored is None else stored.get("run")
-        if stored is None and "settings" not in saved:
-            raise ValueError(
-                f"{self.path} has no config.json, and {checkpoint} is of an older version, which kept no settings "
-                "with it: restore config.json, or choose another --out"
-            )
-        if stored is not None and stored.get("run") != saved.get("run"):
-            raise ValueError(
-                f"{checkpoint} was saved by another run: move it out of this folder, or choose another --out"
-            )
+        refuse(
+            [
+                (
+                    stored is not None or "settings" in saved,
+                    f"{self.path} has no config.json, and {checkpoint} is of an older version, which kept no settings "
+                    "with it: restore config.json, or choose another --out",
+                ),
+                (
+                    stored is None or stored.get("run") == saved.get("run"),
+                    f"{checkpoint} was saved by another run: move it out of this folder, or choose another --out",
+                ),
+            ]
+        )
         if "settings" in saved:
             _require_same(f"{checkpoint} was saved", saved["settings"], config)
-        identity: str | None = saved.get("run")
-        return identity
+        return saved.get("run")
 
     def begin(
         self,
