@@ -11,8 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-LOCK = ".lock"
-"""The file of a folder that a process holds while it works there."""
+LOCK = ".lock"  # the file of a folder that a process holds while it works there
 _HOLDER = b"xlme_ds: "
 _NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 

@@ -14,6 +14,7 @@ from .objectives import objective_of
 
 Config = TypeVar("Config", bound=Training)
 
+# What numbers must be, whether one is that, and the settings that it is asked of.
 RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     (
         "be at least 1",
@@ -41,7 +42,6 @@ RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ),
     ("be above 0, up to 1", lambda value: 0 < value <= 1, "optimizer.layer_decay"),
 )
-"""What numbers must be, whether one is that, and the settings that it is asked of."""
 
 CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "ds_configs"
 _OURS = (

@@ -165,26 +165,23 @@ class StateReader:
             )
 
     def _index(self, path: Path) -> int:
+        """Believes nothing: whatever a header says of places must lie inside the file."""
         try:
-            return self._read_header(path)
+            end = path.stat().st_size
+            with open(path, "rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                if 8 + length > end:
+                    raise ValueError(f"a header of {length} bytes in a file of {end}")
+                header = json.loads(file.read(length))
+            step = int(header.pop("__metadata__")["step"])
+            for key, entry in header.items():
+                name, kind, start = key.rsplit("/", 2)
+                (numel,), (first, last) = entry["shape"], entry["data_offsets"]
+                if entry["dtype"] != "F32" or not 0 <= first <= last <= end - 8 - length or last - first != 4 * numel:
+                    raise ValueError(f"{key} is at {first} to {last}")
+                self._parts.setdefault((name, kind), []).append((int(start), numel, path, 8 + length + first))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path} is no state file ({error!r}): resume from another checkpoint") from None
-
-    def _read_header(self, path: Path) -> int:
-        """Believes nothing: whatever it says of places must lie inside the file."""
-        end = path.stat().st_size
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if 8 + length > end:
-                raise ValueError(f"a header of {length} bytes in a file of {end}")
-            header = json.loads(file.read(length))
-        step = int(header.pop("__metadata__")["step"])
-        for key, entry in header.items():
-            name, kind, start = key.rsplit("/", 2)
-            (numel,), (first, last) = entry["shape"], entry["data_offsets"]
-            if entry["dtype"] != "F32" or not 0 <= first <= last <= end - 8 - length or last - first != 4 * numel:
-                raise ValueError(f"{key} is at {first} to {last}")
-            self._parts.setdefault((name, kind), []).append((int(start), numel, path, 8 + length + first))
         return step
 
 

@@ -23,8 +23,8 @@ from .engine import Engine
 from .optimizer import build_optimizer
 from .ranks import SharedError, on_gpu
 
+# Gives every parameter of a model its first value; `Whole` is entered around each one.
 Fill = Callable[[nn.Module, Whole | None], None]
-"""Gives every parameter of a model its first value; `Whole` is entered around each one."""
 
 
 def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:

@@ -34,9 +34,28 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
     """
     tasks = int(environment.get("SLURM_STEP_NUM_TASKS") or 1)
     if "RANK" in environment:
-        return _given(environment, tasks)
+        missing = [name for name in TORCH_VARIABLES if name not in environment]
+        if missing:
+            raise ValueError(
+                f"RANK is set, {' and '.join(missing)} not: set all five as a launcher does, or unset RANK"
+            )
+        if int(environment["WORLD_SIZE"]) < tasks:
+            raise ValueError(
+                f"srun started {tasks} processes, but WORLD_SIZE is {environment['WORLD_SIZE']}: unset RANK and "
+                "WORLD_SIZE, which srun's own variables replace"
+            )
+        return {name: environment[name] for name in TORCH_VARIABLES}
     if tasks > 1:
-        return _from_srun(environment)
+        names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+        job, step, tries = (int(environment.get(name) or 0) for name in names)
+        port = _FIRST_PORT + (10 * job + step + _TRY * tries) % _PORTS
+        return {
+            "RANK": environment["SLURM_PROCID"],
+            "LOCAL_RANK": environment["SLURM_LOCALID"],
+            "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
+            "MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(environment["SLURM_STEP_NODELIST"]),
+            "MASTER_PORT": environment.get("MASTER_PORT") or str(port),
+        }
     if "SLURM_STEP_NUM_TASKS" not in environment and int(environment.get("SLURM_NTASKS") or 1) > 1:
         raise ValueError(
             f"this job has {environment['SLURM_NTASKS']} tasks, but srun did not start this process: put srun before "
@@ -48,30 +67,6 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
             f"mpiexec started {launched} processes, but not as one run: start them with srun, deepspeed or torchrun"
         )
     return {}
-
-
-def _given(environment: Mapping[str, str], tasks: int) -> dict[str, str]:
-    missing = [name for name in TORCH_VARIABLES if name not in environment]
-    if missing:
-        raise ValueError(f"RANK is set, {' and '.join(missing)} not: set all five as a launcher does, or unset RANK")
-    if int(environment["WORLD_SIZE"]) < tasks:
-        raise ValueError(
-            f"srun started {tasks} processes, but WORLD_SIZE is {environment['WORLD_SIZE']}: unset RANK and "
-            "WORLD_SIZE, which srun's own variables replace"
-        )
-    return {name: environment[name] for name in TORCH_VARIABLES}
-
-
-def _from_srun(environment: Mapping[str, str]) -> dict[str, str]:
-    job, step, tries = (int(environment.get(f"SLURM_{name}") or 0) for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
-    port = _FIRST_PORT + (10 * job + step + _TRY * tries) % _PORTS
-    return {
-        "RANK": environment["SLURM_PROCID"],
-        "LOCAL_RANK": environment["SLURM_LOCALID"],
-        "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
-        "MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(environment["SLURM_STEP_NODELIST"]),
-        "MASTER_PORT": environment.get("MASTER_PORT") or str(port),
-    }
 
 
 def first_host(nodes: str) -> str:
@@ -93,10 +88,7 @@ def start_process_group(
 
     Collectives wait for one another until after the watchdog and its last resort have spoken, or a day without one.
     """
-    try:
-        os.environ.update(rendezvous(os.environ) or _alone())
-    except ValueError as error:
-        raise SharedError(str(error)) from None
+    os.environ.update(on_all_ranks(lambda: rendezvous(os.environ) or _alone()))
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if engine.kind == "plain" or dist.is_initialized():
         return rank, world

@@ -89,7 +89,8 @@ def train(
     start, saved = _resume(engine, config, folder, checkpoints, state)
     state |= {"run": saved.get("run"), "settings": settled(config)}
     data = {"fingerprints": loader.fingerprints, "vocabulary_sha256": work.vocabulary_sha256}
-    on_all_ranks(lambda: folder.begin(config, data, engine.world, work.parameters, saved.get("run"), work.objective))
+    known = data, engine.world, work.parameters, saved.get("run"), work.objective
+    on_all_ranks(lambda: folder.begin(config, *known) if root else None)
     if start >= settings.steps:
         if root:
             print(f"{out}: all {start} steps are done")

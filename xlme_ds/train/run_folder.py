@@ -102,17 +102,15 @@ class RunFolder:
         objective: Mapping[str, Any] | None = None,
     ) -> None:
         """Write `config.json`, once nothing can refuse the run any more: the resolved settings, and what they run with.
+        The root's.
 
         `data`: what tells its data and vocabulary from others; `objective`: it in words (`objectives.described`).
         """
-        if not self.root:
-            return
         (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)  # where it is missing later, somebody removed it
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES} | {"python": sys.version.split()[0]}
-        content = {"config": asdict(config), "versions": versions, "world_size": world}
-        content |= {"data": data, "parameters": parameters}
-        known = {"objective": objective, "run": identity}
-        write_json(self.path / "config.json", content | {key: value for key, value in known.items() if value})
+        content = {"config": asdict(config), "versions": versions, "world_size": world, "data": data}
+        content |= {"parameters": parameters, "objective": objective, "run": identity}
+        write_json(self.path / "config.json", {key: value for key, value in content.items() if value is not None})
 
     def steps_logged(self) -> int:
         """The last step of `metrics.jsonl`; 0 without one."""
