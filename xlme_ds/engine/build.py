@@ -140,6 +140,7 @@ def assemble(
     import deepspeed
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
+    from .deepspeed_compat import loading_extensions
     from .zero import ZeroEngine
 
     to_disk = "nvme" in (config.engine.offload_optimizer, config.engine.offload_parameters)
@@ -153,7 +154,7 @@ def assemble(
     ds_config = _deepspeed_config(config, loader, gradients)
     if zero_stage(config.engine) == 3:
         # The data type comes from the configuration: given as an argument, DeepSpeed 0.19.8 ignores it on the CPU.
-        with deepspeed.zero.Init(config_dict_or_path=ds_config):
+        with loading_extensions(), deepspeed.zero.Init(config_dict_or_path=ds_config):
             model = objective.build(config.model)
         if config.model.compile != "none":
             # ZeRO-3 gathers and releases a layer's parameters together, outside of the code that is compiled for it.

@@ -171,8 +171,9 @@ class Console:
 # Which rows every step read, for `python -m xlme_ds.audit`.
 #
 # `attempts.jsonl` there has a line for every start of the run, {`start`: steps done by then, `world`}; its number is
-# the attempt. `rank_RRRRR.jsonl` has a line a step, {`attempt`, `step`, `rows`: {task: [[first row, CRC-32 of each row's
-# tokens, ...], ...]}}. Files only grow: what was done again after a resume is there twice, under two attempts.
+# the attempt. `rank_RRRRR.jsonl` has a line a step, {`attempt`, `step`, `rows`: {task: [[first row, CRC-32 of the
+# tokens of each row, ...], ...]}}. Files only grow: what was done again after a resume is there twice, under two
+# attempts.
 AUDIT_FOLDER = "audit"
 ATTEMPTS = "attempts.jsonl"
 
