@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from ..checkpoint.state_files import KINDS, MOMENTS, StateReader, StateWriter
 from ..data.batch import Batch
 from ..data.source import BatchSource
 from ..objectives.protocol import Objective
-from .optimizer import applied_rate, set_learning_rate
+from .optimizer import set_learning_rate
 from .ranks import gather, on_all_ranks, raise_on_all_ranks
 
 
@@ -224,8 +225,10 @@ class Engine:
         return math.isinf(self._norm_limit) or not self.any(norm > self._norm_limit)
 
     def _stats(self, step: int, batches: Sequence[Batch], metrics: dict[str, float], norm: float) -> StepStats:
+        group = self.optimizer.param_groups[0]
+        rate = float(group["lr"] / group["scale"])
         if self._applied:
-            return StepStats(metrics, norm, applied_rate(self.optimizer))
+            return StepStats(metrics, norm, rate)
         mine = [
             self.loader.rows_of(step, micro_batch)
             for micro_batch, batch in enumerate(batches)
@@ -234,7 +237,7 @@ class Engine:
         ]
         suspects = dict.fromkeys(rows for part in gather(mine) for rows in part)
         norm = norm if norm >= 0 else math.nan
-        return StepStats(metrics, norm, applied_rate(self.optimizer), applied=False, suspects=tuple(suspects))
+        return StepStats(metrics, norm, rate, applied=False, suspects=tuple(suspects))
 
     def eval_batch(self, step: int) -> dict[str, Tensor]:
         """Additive sums, counts and statistics (float64, on the CPU) of step `step` of the held-out rows."""
@@ -269,9 +272,8 @@ class Engine:
         writer.begin(sizes, max(bucket.step for bucket in buckets))
         for bucket in buckets:
             with bucket.opened(to_write=False) as buffers:
-                for piece in bucket.pieces:
-                    for kind in KINDS:
-                        writer.put(buffers[kind][piece.offset : piece.offset + piece.numel])
+                for piece, kind in product(bucket.pieces, KINDS):
+                    writer.put(buffers[kind][piece.offset : piece.offset + piece.numel])
         writer.end()
 
     def load(self, reader: StateReader) -> None:
@@ -283,10 +285,9 @@ class Engine:
     def _read_state(self, reader: StateReader) -> None:
         for bucket in self._buckets():
             with bucket.opened(to_write=True) as buffers:
-                for piece in bucket.pieces:
-                    for kind in KINDS:
-                        part = buffers[kind][piece.offset : piece.offset + piece.numel]
-                        reader.read(piece.name, kind, piece.start, part)
+                for piece, kind in product(bucket.pieces, KINDS):
+                    part = buffers[kind][piece.offset : piece.offset + piece.numel]
+                    reader.read(piece.name, kind, piece.start, part)
                 buffers["step"].fill_(reader.step)
 
     def any(self, flag: bool) -> bool:
