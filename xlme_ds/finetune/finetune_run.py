@@ -89,6 +89,7 @@ def _finetune(job: Job, rank: int, world: int, stop: StopRequest, watchdog: Watc
             return None
         state = engine.full_state()
         on_all_ranks(lambda: write_model(weights.parent, state, saved.vocabulary.path) if rank == 0 else None)
+    watchdog.close()  # scoring takes as long as it takes
     # No predictions of other tests may stay from before: the folder is ready to submit.
     on_all_ranks(lambda: shutil.rmtree(job.predictions) if rank == 0 and job.predictions.exists() else None)
     model = objective.build(config.model)

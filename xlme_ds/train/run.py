@@ -237,6 +237,7 @@ def pretrain(
         engine = build_engine(config, loader, unseen, known)
         work = on_all_ranks(lambda: pretraining(config, loader, unseen, root=rank == 0))
         finished = train(engine, config, folder, loader, unseen, work, stop, watchdog)
+        watchdog.close()
         stop.release()  # the report may be interrupted
         state = engine.full_state() if finished else {}
     if finished and rank == 0:
