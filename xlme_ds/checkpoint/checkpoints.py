@@ -124,7 +124,7 @@ class Checkpoints:
             write_json(self.folder / _LATEST, {"checkpoint": final.name})
             to_disk(self.folder)
         ours = [folder for folder in self.all() if not _foreign(folder, state.get("run"))]
-        older = ours[: ours.index(final) + 1]
+        older = [folder for folder in ours if _step(folder) <= state["step"]]
         for folder in ours[len(older) :]:  # unusable: the run went on from one before it
             _remove(folder)
         for folder in older[: -self.keep_last]:
