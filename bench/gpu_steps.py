@@ -19,7 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 from bench.synthetic import SyntheticSource
 from xlme_ds.config import DataConfig, RunConfig
 from xlme_ds.counting import flops_per_step
-from xlme_ds.engine.plain import PlainEngine
+from xlme_ds.engine.engine import Engine
+from xlme_ds.engine.optimizer import build_optimizer
 from xlme_ds.models.execution import applied
 from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
@@ -101,7 +102,7 @@ def matmul(device: Device, dtype: str, shape: tuple[int, int, int], rounds: int)
     return {"tflops": 2 * m * k * n / seconds / 1e12}
 
 
-class MasterWeights(PlainEngine):
+class MasterWeights(Engine):
     """The plain engine's loop in bf16 as DeepSpeed runs it: gradients add up and AdamW updates in float32."""
 
     def __init__(self, *arguments: Any):
@@ -158,7 +159,8 @@ def built(run: RunConfig, device: Device, engine: str) -> Any:
     objective = objective_of(run.objective)
     model = applied(objective.build(run.model), run.model)
     initialise(model, run.seed, run.model.init_std)
-    return MasterWeights(model, objective, source, None, device.torch, run.optimizer)
+    optimizer = build_optimizer(model.to(device.torch), run.optimizer)
+    return MasterWeights(model, objective, source, None, device.torch, optimizer, run.optimizer.clip)
 
 
 def step(run: RunConfig, device: Device, engine: str, rounds: int, matmul_tflops: float) -> Figures:

@@ -29,8 +29,8 @@ GIVEN = {
 }
 AFTER = {
     ("data_prep/encode_input.py", "report"),
-    ("xlme_ds/engine/plain.py", "_backward"),
-    ("xlme_ds/engine/plain.py", "_update"),
+    ("xlme_ds/engine/engine.py", "_backward"),
+    ("xlme_ds/engine/engine.py", "_update"),
     ("xlme_ds/engine/optimizer.py", "set_learning_rate"),
     ("xlme_ds/engine/engine.py", "_stats"),
 }

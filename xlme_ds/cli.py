@@ -21,20 +21,17 @@ def parse(command: type[Command], description: str, arguments: list[str]) -> Com
     import tyro  # here: engines have the words of errors from this file, and run where there is no tyro
 
     name, rest = _take_recipe(without_launcher(arguments))
-    required = [field.name for field in fields(command) if field.default is MISSING]  # type: ignore[arg-type]
-    defaults = dict.fromkeys(required, tyro.MISSING)
+    defaults = {field.name: tyro.MISSING for field in fields(command) if field.default is MISSING}  # type: ignore[arg-type]
     defaults["run"] = recipe(name) if name is not None else RunConfig(name="custom")
-    asks_for_help = "-h" in rest or "--help" in rest
-    if name is None and not asks_for_help:
+    if name is None and not {"-h", "--help"}.intersection(rest):
         raise ValueError("--recipe is missing: name one, for example --recipe quickstart")
-    parsed: Command = tyro.cli(
+    return tyro.cli(
         command,
         default=command(**defaults),
         args=rest,
         description=description,
         config=(tyro.conf.OmitSubcommandPrefixes,),
     )
-    return parsed
 
 
 def without_launcher(arguments: list[str]) -> list[str]:

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-Check = tuple[bool, str]
-"""Whether something fits, and the sentence for the user if it does not."""
+Check = tuple[bool, str]  # whether something fits, and the sentence for the user if it does not
 
 
 def refuse(checks: Iterable[Check]) -> None:

@@ -7,12 +7,11 @@ import shutil
 import socket
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-LOCK = ".lock"
-"""The file of a folder that a process holds while it works there."""
+LOCK = ".lock"  # the file of a folder that a process holds while it works there
 _HOLDER = b"xlme_ds: "
 _NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
@@ -34,38 +33,33 @@ def lock(folder: Path) -> Any:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
             raise ValueError(foreign) from None
         raise
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise ValueError(foreign)
-    file = os.fdopen(descriptor, "r+b", buffering=0)
-    holder = file.read(200)
-    try:
+    with ExitStack() as held:
+        file = held.enter_context(os.fdopen(descriptor, "r+b", buffering=0))
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError(foreign)
+        holder = file.read(200)
         if holder and not holder.startswith(_HOLDER):
             raise ValueError(foreign)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if not os.path.exists(path) or not os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-            file.close()  # its holder removed it meanwhile
-            return lock(folder)
-        file.seek(0)
-        file.write(_HOLDER + f"process {os.getpid()} of {socket.gethostname()}\n".encode())
-        file.truncate()
-    except BlockingIOError:
-        file.close()
-        who = holder.removeprefix(_HOLDER).decode("ascii", "backslashreplace").strip() or "it does not say which"
-        raise ValueError(
-            f"another process is still working in {folder} ({who}): wait for its end, or choose another folder"
-        ) from None
-    except OSError as error:
-        file.close()
-        if error.errno in _NO_FLOCK:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.exists(path) or not os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return lock(folder)  # its holder removed it meanwhile
+            file.seek(0)
+            file.write(_HOLDER + f"process {os.getpid()} of {socket.gethostname()}\n".encode())
+            file.truncate()
+        except BlockingIOError:
+            who = holder.removeprefix(_HOLDER).decode("ascii", "backslashreplace").strip() or "it does not say which"
             raise ValueError(
-                f"{path} cannot be locked ({error.strerror}), and a second run could not be kept out: choose a "
-                "folder on a file system with flock, or have this one mounted with it"
+                f"another process is still working in {folder} ({who}): wait for its end, or choose another folder"
             ) from None
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    except ValueError:
-        file.close()
-        raise
+        except OSError as error:
+            if error.errno in _NO_FLOCK:
+                raise ValueError(
+                    f"{path} cannot be locked ({error.strerror}), and a second run could not be kept out: choose a "
+                    "folder on a file system with flock, or have this one mounted with it"
+                ) from None
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        held.pop_all()  # it stays open, and locked
     return file
 
 

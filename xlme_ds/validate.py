@@ -14,6 +14,7 @@ from .objectives import objective_of
 
 Config = TypeVar("Config", bound=Training)
 
+# What numbers must be, whether one is that, and the settings that it is asked of.
 RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     (
         "be at least 1",
@@ -41,7 +42,6 @@ RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     ),
     ("be above 0, up to 1", lambda value: 0 < value <= 1, "optimizer.layer_decay"),
 )
-"""What numbers must be, whether one is that, and the settings that it is asked of."""
 
 CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "ds_configs"
 _OURS = (
@@ -65,7 +65,15 @@ def validate(config: Config, world: int | None = None) -> Config:
     for checks in (_ranges, _model, _objective, _data, _engine, _engine_file, _pipeline):
         refuse(checks(config))
     if world is not None:
-        _fit_processes(config, world)
+        engine = config.engine
+        refuse(processes_fit(engine, world))
+        accumulation = plan_step(config.data, world // engine.processes_per_replica).accumulation
+        needed = 2 * engine.pipeline_stages
+        if engine.kind == "pipeline" and engine.pipeline_schedule == "dualpipev" and accumulation < needed:
+            raise ValueError(
+                f"engine.pipeline_schedule dualpipev needs at least {needed} micro-batches a step, data.micro_batch "
+                f"{config.data.micro_batch} gives {accumulation}: lower it, or use 1f1b"
+            )
     return config
 
 
@@ -257,22 +265,6 @@ def _pipeline(config: Training) -> list[Check]:
     ]
 
 
-def _fit_processes(config: Training, world: int) -> None:
-    engine = config.engine
-    refuse(processes_fit(engine, world))
-    accumulation = plan_step(config.data, world // engine.processes_per_replica).accumulation
-    needed = 2 * engine.pipeline_stages
-    refuse(
-        [
-            (
-                engine.kind != "pipeline" or engine.pipeline_schedule == "1f1b" or accumulation >= needed,
-                f"engine.pipeline_schedule dualpipev needs at least {needed} micro-batches a step, data.micro_batch "
-                f"{config.data.micro_batch} gives {accumulation}: lower it, or use 1f1b",
-            )
-        ]
-    )
-
-
 def processes_fit(engine: EngineConfig, world: int) -> list[Check]:
     """Whether `engine` runs on `world` processes."""
     return [
@@ -303,11 +295,13 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(settings, dict) or not isinstance(settings.get("zero_optimization"), dict):
         raise ValueError(f"{path} is no DeepSpeed configuration: it must be a JSON object with zero_optimization")
-    stage = settings["zero_optimization"].get("stage")
     ours = next((key for key in _OURS if key in settings), None)
     refuse(
         [
-            (stage in (1, 2, 3), f"{path} must set zero_optimization.stage to 1, 2 or 3"),
+            (
+                settings["zero_optimization"].get("stage") in (1, 2, 3),
+                f"{path} must set zero_optimization.stage to 1, 2 or 3",
+            ),
             (
                 ours is None,
                 f"{path} sets {ours}, which the recipe decides: remove it there and use the recipe's own setting",
@@ -319,5 +313,4 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
 
 def zero_stage(engine: EngineConfig) -> int:
     """The ZeRO stage of the engine's file."""
-    stage: int = deepspeed_settings(engine)["zero_optimization"]["stage"]
-    return stage
+    return deepspeed_settings(engine)["zero_optimization"]["stage"]

@@ -81,10 +81,8 @@ def gradients(engine: Engine, beta1: float) -> dict[str, torch.Tensor]:
         # ZeRO 1 and 2 link the states after the first group's step, when those of the second do not exist yet (0.19.8).
         optimizer._hp_optimizer_states_linked = False
         optimizer._lazy_init_hp_params_optimizer_state()
-    names = engine.canonical_names() if hasattr(engine, "canonical_names") else {}
     return {
-        names.get(name, name): safe_get_full_optimizer_state(p, "exp_avg").float() / (1 - beta1)
-        for name, p in engine.engine.module.named_parameters()
+        name: safe_get_full_optimizer_state(p, "exp_avg").float() / (1 - beta1) for name, p in engine.named_parameters()
     }
 
 

@@ -29,6 +29,7 @@ from xlme_ds.engine.engine import Engine
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.train.run import pretraining, train
 from xlme_ds.train.run_folder import RunFolder
+from xlme_ds.train.stop import StopRequest, Watchdog
 
 PLAIN = dict(engine=dict(kind="plain"), micro_batch=8)
 XLM = dict(objective="mlm", language_embeddings=("de", "en", "fr"), dropout=0.1, alternate=True)
@@ -318,16 +319,21 @@ def test_a_damaged_newer_checkpoint_does_not_cost_the_good_ones(data: Path, tmp_
     assert sorted(p.name for p in checkpoints.folder.iterdir()) == ["latest.json", "step_00000006"]
 
 
+def train_here(data: Path, config: RunConfig, folder: RunFolder, loader: Loader) -> bool:
+    work = pretraining(config, loader, None, root=True)
+    return train(engine(data, config), config, folder, loader, None, work, StopRequest(), Watchdog(0, rank=0))
+
+
 def test_records_without_a_usable_checkpoint_are_not_overwritten(data: Path, tmp_path: Path) -> None:
     config = dataclasses.replace(
         tiny(**PLAIN), train=dataclasses.replace(tiny(**PLAIN).train, save_every=5, log_every=1)
     )
     loader = Loader(data, config.data, config.seed, 0.15)
     folder = RunFolder(tmp_path / "run")
-    assert train(engine(data, config), config, folder, loader, None, pretraining(config, loader, None, root=True))
+    assert train_here(data, config, folder, loader)
     shutil.rmtree(folder.path / "checkpoints")
     with pytest.raises(ValueError, match="has records but no usable checkpoint"):
-        train(engine(data, config), config, folder, loader, None, pretraining(config, loader, None, root=True))
+        train_here(data, config, folder, loader)
     assert folder.steps_logged() == config.train.steps
 
 
@@ -338,16 +344,15 @@ def test_a_run_that_ended_before_its_first_checkpoint_was_whole_starts_anew(data
         tiny(**PLAIN), train=dataclasses.replace(tiny(**PLAIN).train, save_every=2, log_every=1)
     )
     loader = Loader(data, config.data, config.seed, 0.15)
-    work = pretraining(config, loader, None, root=True)
-    assert train(engine(data, config), config, RunFolder(tmp_path / "alone"), loader, None, work)
+    assert train_here(data, config, RunFolder(tmp_path / "alone"), loader)
     folder = RunFolder(tmp_path / "run")
     (folder.path / "checkpoints" / "step_00000002.partial").mkdir(parents=True)
     (folder.path / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 6)))
-    assert train(engine(data, config), config, folder, loader, None, work)
+    assert train_here(data, config, folder, loader)
     (folder.path / "checkpoints" / "latest.json").stat()
     ours, theirs = ((path / "metrics.jsonl").read_text().splitlines() for path in (folder.path, tmp_path / "alone"))
     assert [json.loads(line)["loss"] for line in ours] == [json.loads(line)["loss"] for line in theirs]
     for whole in (folder.path / "checkpoints").glob("step_*"):
         shutil.rmtree(whole)
     with pytest.raises(ValueError, match="has records but no usable checkpoint"):
-        train(engine(data, config), config, folder, loader, None, work)
+        train_here(data, config, folder, loader)

@@ -20,6 +20,7 @@ from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.train.loop import Guard
 from xlme_ds.train.run import pretraining, train
 from xlme_ds.train.run_folder import RunFolder
+from xlme_ds.train.stop import StopRequest, Watchdog
 from xlme_ds.validate import validate
 
 torch.set_num_threads(1)  # as in tests/small.py
@@ -53,7 +54,8 @@ def run(data: Path, out: Path, config: RunConfig, bad: set[int], watch: bool = T
         loader.watch, engine.objective.sums = follow, spoilt
     folder = RunFolder(out)
     try:
-        return train(engine, config, folder, loader, None, pretraining(config, loader, None, root=True))
+        work = pretraining(config, loader, None, root=True)
+        return train(engine, config, folder, loader, None, work, StopRequest(), Watchdog(0, rank=0))
     finally:
         engine.objective.sums = sums
 
@@ -117,6 +119,4 @@ def test_limit_is_six_sigma_over_the_last_128_steps_and_comes_back_on_resume() -
 def signals() -> Iterator[None]:
     """Training takes the signals over, and gives back their usual meaning."""
     yield
-    from xlme_ds.train.stop import StopRequest
-
     StopRequest().release()

@@ -11,7 +11,6 @@ import shutil
 import sys
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +33,6 @@ _LATEST = "latest.json"
 PROBE_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
 
 
-@dataclass(frozen=True)
-class _Saving:
-    """A checkpoint that is being written."""
-
-    step: int
-    state: dict[str, Any]
-    writer: StateWriter
-
-
 class Checkpoints:
     """The folder `checkpoints/` of a run. Methods that take the engine are collective."""
 
@@ -51,7 +41,7 @@ class Checkpoints:
         self.keep_last = keep_last
         self.keep_every = keep_every
         self.buffer_bytes = buffer_bytes
-        self._saving: _Saving | None = None
+        self._saving: tuple[dict[str, Any], StateWriter] | None = None  # the checkpoint that is being written
 
     def save(self, engine: Engine, step: int, state: Mapping[str, Any]) -> None:
         """Copy the state after `step` steps and write it from a thread; `poll` or `wait` complete the checkpoint."""
@@ -62,15 +52,15 @@ class Checkpoints:
                 f"{self.folder.parent}: after {step} steps the loss of the probe batch is {probe}: nothing is saved "
                 "any more, start a run with a lower optimizer.learning_rate"
             )
-        partial = self._partial(step)
+        partial = self.folder / f"{_PREFIX}{step:08d}{_PARTIAL}"
         on_all_ranks(lambda: self._renew(partial) if engine.rank == 0 else None)
         writer = StateWriter(partial / state_file(engine.rank, engine.world), self.buffer_bytes)
         engine.save(writer)
-        self._saving = _Saving(step, {"step": step, "world": engine.world, "probe": probe, **state}, writer)
+        self._saving = {"step": step, "world": engine.world, "probe": probe, **state}, writer
 
     def poll(self, engine: Engine) -> None:
         """Complete the checkpoint that is being written, if every rank has written its part."""
-        if self._saving is not None and not engine.any(self._saving.writer.running):
+        if self._saving is not None and not engine.any(self._saving[1].running):
             self.wait(engine)
 
     def wait(self, engine: Engine) -> None:
@@ -78,9 +68,9 @@ class Checkpoints:
         saving, self._saving = self._saving, None
         if saving is None:
             return
-        written = {saving.writer.path.name: on_all_ranks(saving.writer.result)}
-        files = {name: entry for part in gather(written) for name, entry in part.items()}
-        on_all_ranks(lambda: self._complete(saving, files) if engine.rank == 0 else None)
+        state, writer = saving
+        files = dict(gather((writer.path.name, on_all_ranks(writer.result))))
+        on_all_ranks(lambda: self._complete(writer.path.parent, state, files) if engine.rank == 0 else None)
 
     def newest(self, rank: int = 0, world: int = 1) -> tuple[Path | None, list[str]]:
         """The newest sound checkpoint or None, and a sentence for each newer one that cannot be used; collective."""
@@ -109,10 +99,6 @@ class Checkpoints:
             )
         return int(state["step"])
 
-    def begin(self) -> None:
-        """Make the folder: where it is missing later, somebody removed it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-
     def lost(self, steps_logged: int, save_every: int) -> bool:
         """Where no usable one is found: whether there was one. A run that ended before its first was whole starts
         anew."""
@@ -126,29 +112,22 @@ class Checkpoints:
             return []
         return sorted(found, key=_step)
 
-    def _partial(self, step: int) -> Path:
-        return self.folder / f"{_PREFIX}{step:08d}{_PARTIAL}"
-
     def _renew(self, partial: Path) -> None:
         for rest in self.folder.glob(f"*{_PARTIAL}"):  # of saves that failed, and may hold the room that this one needs
             if _NAME.fullmatch(rest.stem):
                 _remove(rest)
         partial.mkdir(parents=True)
 
-    def _complete(self, saving: _Saving, files: dict[str, dict[str, int]]) -> None:
-        final = complete(self._partial(saving.step), saving.state, files)
-        with naming(self.folder / "latest.json"):
+    def _complete(self, partial: Path, state: Mapping[str, Any], files: dict[str, dict[str, int]]) -> None:
+        final = complete(partial, state, files)
+        with naming(self.folder / _LATEST):
             write_json(self.folder / _LATEST, {"checkpoint": final.name})
-            to_disk(self.folder / _LATEST, self.folder)
-        self._prune(saving.step, saving.state.get("run"))
-
-    def _prune(self, newest: int, run: str | None) -> None:
-        ours = [folder for folder in self.all() if not _foreign(folder, run)]
-        for folder in [
-            folder for folder in ours if _step(folder) > newest
-        ]:  # unusable: the run went on from one before it
+            to_disk(self.folder)
+        ours = [folder for folder in self.all() if not _foreign(folder, state.get("run"))]
+        older = [folder for folder in ours if _step(folder) <= state["step"]]
+        for folder in ours[len(older) :]:  # unusable: the run went on from one before it
             _remove(folder)
-        for folder in [folder for folder in ours if _step(folder) <= newest][: -self.keep_last]:
+        for folder in older[: -self.keep_last]:
             if not (self.keep_every and _step(folder) % self.keep_every == 0):
                 _remove(folder)
 
@@ -200,11 +179,10 @@ def find_fault(folder: Path, rank: int = 0, world: int = 1, checksums: bool = Tr
     """What is wrong with a checkpoint, or None: sizes and checksums of all files, shared out among the ranks;
     collective."""
     try:
-        expected = list(_listed(folder).items())
+        mine = list(_listed(folder).items())[rank::world]
     except (OSError, ValueError):
         fault: str | None = f"{_COMPLETE} is missing or damaged"
     else:
-        mine = expected[rank::world]
         fault = next((found for name, what in mine if (found := _file_fault(folder / name, *what, checksums))), None)
     return next((found for found in gather(fault) if found), None)
 

@@ -9,9 +9,9 @@ import json
 import os
 import threading
 import zlib
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import torch
@@ -37,8 +37,8 @@ class StateWriter:
     def __init__(self, path: Path, buffer_bytes: int):
         self.path = path
         self.buffer_bytes = buffer_bytes
-        self._blocks: deque[np.ndarray | None] = deque()
-        self._waiting = 0
+        self._blocks: SimpleQueue[np.ndarray | None] = SimpleQueue()
+        self._waiting = 0  # bytes
         self._changed = threading.Condition()
         self._error: OSError | None = None
         self._crc = 0
@@ -69,7 +69,7 @@ class StateWriter:
 
     def end(self) -> None:
         """All tensors are put."""
-        self._queue(None)
+        self._blocks.put(None)
 
     @property
     def running(self) -> bool:
@@ -91,37 +91,32 @@ class StateWriter:
             )
         return {"bytes": self.path.stat().st_size, "crc32": self._crc}
 
-    def _queue(self, block: np.ndarray | None) -> None:
+    def _queue(self, block: np.ndarray) -> None:
         with self._changed:
-            self._blocks.append(block)
-            self._waiting += 0 if block is None else block.nbytes
-            self._changed.notify_all()
+            self._waiting += block.nbytes
+        self._blocks.put(block)
 
-    def _next(self) -> np.ndarray | None:
+    def _let_go(self, block: np.ndarray) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._blocks)
-            return self._blocks[0]
-
-    def _done(self) -> None:
-        with self._changed:
-            block = self._blocks.popleft()
-            self._waiting -= 0 if block is None else block.nbytes
+            self._waiting -= block.nbytes
             self._changed.notify_all()
 
     def _run(self) -> None:
         try:
             with open(self.path, "wb") as file:
-                while (block := self._next()) is not None:
-                    self._crc = zlib.crc32(block.data, self._crc)
-                    self._finite &= bool(np.isfinite(block).all())
-                    file.write(block.data)
-                    self._done()
+                while (block := self._blocks.get()) is not None:
+                    try:
+                        self._crc = zlib.crc32(block.data, self._crc)
+                        self._finite &= bool(np.isfinite(block).all())
+                        file.write(block.data)
+                    finally:
+                        self._let_go(block)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
             self._error = error
-            while self._next() is not None:  # what still comes is let go, so that `put` does not wait for ever
-                self._done()
+            while (block := self._blocks.get()) is not None:  # what still comes, so that `put` does not wait for ever
+                self._let_go(block)
 
 
 class StateReader:
@@ -170,26 +165,23 @@ class StateReader:
             )
 
     def _index(self, path: Path) -> int:
+        """Believes nothing: whatever a header says of places must lie inside the file."""
         try:
-            return self._read_header(path)
+            end = path.stat().st_size
+            with open(path, "rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                if 8 + length > end:
+                    raise ValueError(f"a header of {length} bytes in a file of {end}")
+                header = json.loads(file.read(length))
+            step = int(header.pop("__metadata__")["step"])
+            for key, entry in header.items():
+                name, kind, start = key.rsplit("/", 2)
+                (numel,), (first, last) = entry["shape"], entry["data_offsets"]
+                if entry["dtype"] != "F32" or not 0 <= first <= last <= end - 8 - length or last - first != 4 * numel:
+                    raise ValueError(f"{key} is at {first} to {last}")
+                self._parts.setdefault((name, kind), []).append((int(start), numel, path, 8 + length + first))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"{path} is no state file ({error!r}): resume from another checkpoint") from None
-
-    def _read_header(self, path: Path) -> int:
-        """Believes nothing: whatever it says of places must lie inside the file."""
-        end = path.stat().st_size
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if 8 + length > end:
-                raise ValueError(f"a header of {length} bytes in a file of {end}")
-            header = json.loads(file.read(length))
-        step = int(header.pop("__metadata__")["step"])
-        for key, entry in header.items():
-            name, kind, start = key.rsplit("/", 2)
-            (numel,), (first, last) = entry["shape"], entry["data_offsets"]
-            if entry["dtype"] != "F32" or not 0 <= first <= last <= end - 8 - length or last - first != 4 * numel:
-                raise ValueError(f"{key} is at {first} to {last}")
-            self._parts.setdefault((name, kind), []).append((int(start), numel, path, 8 + length + first))
         return step
 
 

@@ -18,7 +18,7 @@ from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.utils import get_global_norm_of_tensors
 from torch import Tensor, nn
 
-from .state import first_state
+from .engine import first_state
 
 _AT_ONCE = 2**18
 _PIECE = {"cpu": 2**19, "cuda": 2**26}  # what caches hold; what keeps launches few

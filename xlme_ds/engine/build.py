@@ -1,13 +1,14 @@
 """From settings to a ready engine: the one place where parallelism, precision and DeepSpeed's configuration meet."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from ..config import DataConfig, EngineConfig, ModelConfig, RunConfig, Training
+from ..config import DataConfig, EngineConfig, ModelConfig, RunConfig, Training, refuse
 from ..data.loader import Loader
 from ..data.source import BatchSource
 from ..data.vocabulary import Vocabulary
@@ -16,14 +17,14 @@ from ..models.init import Known, Whole, initialise
 from ..models.layers import TransformerLayer
 from ..models.pipeline import describe_balance, parts, pipeline_balance
 from ..objectives import objective_of
-from ..objectives.protocol import Objective, Pretraining
+from ..objectives.protocol import Objective
 from ..validate import deepspeed_settings, zero_stage
 from .engine import Engine
-from .plain import PlainEngine
+from .optimizer import build_optimizer
 from .ranks import SharedError, on_gpu
 
+# Gives every parameter of a model its first value; `Whole` is entered around each one.
 Fill = Callable[[nn.Module, Whole | None], None]
-"""Gives every parameter of a model its first value; `Whole` is entered around each one."""
 
 
 def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:
@@ -74,23 +75,29 @@ def open_data(
 def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> Loader:
     """`loader`, if its data fit `model`, and have the vocabulary of `like`. Raises ValueError naming the setting."""
     folder = loader.folder
-    if loader.vocabulary_size != model.vocabulary:
-        raise ValueError(
-            f"{folder} was encoded with a vocabulary of {loader.vocabulary_size}, the model has {model.vocabulary}: "
-            f"set model.vocabulary to {loader.vocabulary_size}"
-        )
-    if loader.row_tokens > model.max_positions:
-        raise ValueError(
-            f"{folder} has rows of {loader.row_tokens} tokens, model.max_positions is {model.max_positions}: "
-            f"raise it to {loader.row_tokens}"
-        )
-    if loader.layout != model.layout:
-        raise ValueError(
-            f"{folder} was mixed with --layout {loader.layout}, model.layout is {model.layout}: set it to "
-            f"{loader.layout}"
-        )
-    if Vocabulary(folder / "vocab").sha256 != loader.vocabulary_sha256:
-        raise ValueError(f"{folder / 'vocab'} is not the vocabulary of the rows next to it: mix {folder} again")
+    refuse(
+        [
+            (
+                loader.vocabulary_size == model.vocabulary,
+                f"{folder} was encoded with a vocabulary of {loader.vocabulary_size}, the model has "
+                f"{model.vocabulary}: set model.vocabulary to {loader.vocabulary_size}",
+            ),
+            (
+                loader.row_tokens <= model.max_positions,
+                f"{folder} has rows of {loader.row_tokens} tokens, model.max_positions is {model.max_positions}: "
+                f"raise it to {loader.row_tokens}",
+            ),
+            (
+                loader.layout == model.layout,
+                f"{folder} was mixed with --layout {loader.layout}, model.layout is {model.layout}: set it to "
+                f"{loader.layout}",
+            ),
+            (
+                Vocabulary(folder / "vocab").sha256 == loader.vocabulary_sha256,
+                f"{folder / 'vocab'} is not the vocabulary of the rows next to it: mix {folder} again",
+            ),
+        ]
+    )
     if like is not None and loader.vocabulary_sha256 != like.vocabulary_sha256:
         raise ValueError(f"{folder} and {like.folder} were encoded with different vocabularies: encode both with one")
     return loader
@@ -103,7 +110,14 @@ def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None, know
     """
     objective = objective_of(config.objective)
     if config.engine.kind == "pipeline":
-        return _build_pipeline(config, objective, loader, heldout, known)
+        from .pipeline_engine import PipelineEngine
+
+        counted = config.engine, objective.work(config.model, loader.row_tokens), config.model.activation_checkpointing
+        if torch.distributed.get_rank() == 0:
+            print(describe_balance(*counted), flush=True)
+        held = parts(pipeline_balance(*counted))
+        settings = _deepspeed_config(config, loader, "fp32")
+        return PipelineEngine(config, objective, held, loader, heldout, known, settings)
 
     def fill(model: nn.Module, whole: Whole | None) -> None:
         initialise(model, config.seed, config.model.init_std, whole, known)
@@ -116,91 +130,63 @@ def assemble(
 ) -> Engine:
     """A data-parallel engine around the objective's model, whose parameters `fill` gives their first values."""
     if config.engine.kind == "plain":
+        device = torch.device("cuda" if on_gpu() else "cpu")
         model = applied(objective.build(config.model), config.model)
         fill(model, None)
-        device = torch.device("cuda" if on_gpu() else "cpu")
-        return PlainEngine(model, objective, loader, heldout, device, config.optimizer)
-    return _build_zero(config, objective, fill, loader, heldout)
+        optimizer = build_optimizer(model.to(device), config.optimizer)
+        return Engine(model, objective, loader, heldout, device, optimizer, config.optimizer.clip)
+    if config.model.compile == "graphs" and not (on_gpu() and resolve_precision(config.engine) == "bf16"):
+        raise SharedError("model.compile graphs needs a GPU that computes in bf16: set it to layers or none")
+    import deepspeed
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    from .deepspeed_compat import loading_extensions
+    from .zero import ZeroEngine
+
+    to_disk = "nvme" in (config.engine.offload_optimizer, config.engine.offload_parameters)
+    if to_disk and not AsyncIOBuilder().is_compatible(verbose=False):
+        raise SharedError(
+            "offloading to nvme compiles DeepSpeed's async_io, which needs libaio: apt-get install libaio-dev, or "
+            "offload to cpu"
+        )
+    precision = resolve_precision(config.engine)
+    gradients = resolve_gradient_precision(config.engine, precision, loader.plan.accumulation)
+    ds_config = _deepspeed_config(config, loader, gradients)
+    if zero_stage(config.engine) == 3:
+        # The data type comes from the configuration: given as an argument, DeepSpeed 0.19.8 ignores it on the CPU.
+        with loading_extensions(), deepspeed.zero.Init(config_dict_or_path=ds_config):
+            model = objective.build(config.model)
+        if config.model.compile != "none":
+            # ZeRO-3 gathers and releases a layer's parameters together, outside of the code that is compiled for it.
+            deepspeed.utils.set_z3_leaf_modules(model, [TransformerLayer])
+        whole = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)
+    else:
+        model, whole = objective.build(config.model), None
+    model = applied(model, config.model)
+    fill(model, whole)
+    return ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config, gradients == "bf16")
 
 
-def _offload(engine: EngineConfig, zero: dict[str, Any]) -> dict[str, Any]:
-    """DeepSpeed's keys for what `engine` keeps off the accelerator, with the buffer sizes that `zero` has for it."""
-    wanted = {"offload_optimizer": engine.offload_optimizer, "offload_param": engine.offload_parameters}
+def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> dict[str, Any]:
+    engine, settings = config.engine, deepspeed_settings(config.engine)
+    zero = settings["zero_optimization"]
     folder = {"nvme_path": str(Path(engine.nvme_folder).absolute())} if engine.nvme_folder else {}
-    return {key: zero.get(key, {}) | {"device": device, **folder} for key, device in wanted.items() if device != "none"}
-
-
-def _gradient_precision(config: Training, loader: BatchSource) -> Literal["bf16", "fp32"]:
-    return resolve_gradient_precision(config.engine, resolve_precision(config.engine), loader.plan.accumulation)
-
-
-def _deepspeed_config(config: Training, loader: BatchSource) -> dict[str, Any]:
-    settings = deepspeed_settings(config.engine)
-    settings["zero_optimization"] |= _offload(config.engine, settings["zero_optimization"])
-    if config.engine.offload_parameters == "nvme":  # DeepSpeed 0.19.8 reads a weight twice, and fails
-        settings["zero_optimization"]["stage3_prefetch_bucket_size"] = 0
+    for key, device in ("offload_optimizer", engine.offload_optimizer), ("offload_param", engine.offload_parameters):
+        if device != "none":
+            zero[key] = zero.get(key, {}) | {"device": device, **folder}
+    if engine.offload_parameters == "nvme":  # DeepSpeed 0.19.8 reads a weight twice, and fails
+        zero["stage3_prefetch_bucket_size"] = 0
     # Under ZeRO-1 bf16 gradients are ours, in place of the float32 ones of its BF16_Optimizer: with bf16 asked for here
     # DeepSpeed takes its optimizer of ZeRO-2, and a step takes a third more (docs/lab_log.md).
-    gradients = _gradient_precision(config, loader) if zero_stage(config.engine) == 3 else "fp32"
+    asked = gradients if zero["stage"] == 3 else "fp32"
     return settings | {
         "train_micro_batch_size_per_gpu": loader.plan.micro_rows,
         "gradient_accumulation_steps": loader.plan.accumulation,
         "gradient_clipping": config.optimizer.clip,
-        "bf16": {"enabled": resolve_precision(config.engine) == "bf16", "immediate_grad_update": True},
-        "data_types": {"grad_accum_dtype": gradients},
+        "bf16": {"enabled": resolve_precision(engine) == "bf16", "immediate_grad_update": True},
+        "data_types": {"grad_accum_dtype": asked},
         # The optimizer is torch's on every engine, so that their curves agree.
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,
     }
-
-
-def _build_zero(
-    config: Training, objective: Objective, fill: Fill, loader: BatchSource, heldout: BatchSource | None
-) -> Engine:
-    if config.model.compile == "graphs" and not (on_gpu() and resolve_precision(config.engine) == "bf16"):
-        raise SharedError("model.compile graphs needs a GPU that computes in bf16: set it to layers or none")
-    import deepspeed
-
-    from .zero import ZeroEngine
-
-    if "nvme" in (config.engine.offload_optimizer, config.engine.offload_parameters):
-        _check_nvme()
-    ds_config = _deepspeed_config(config, loader)
-    if ds_config["zero_optimization"]["stage"] == 3:
-        # The data type comes from the configuration: given as an argument, DeepSpeed 0.19.8 ignores it on the CPU.
-        with deepspeed.zero.Init(config_dict_or_path=ds_config):
-            model = objective.build(config.model)
-        if config.model.compile != "none":
-            # ZeRO-3 gathers and releases a layer's parameters together, outside of the code that is compiled for it.
-            deepspeed.utils.set_z3_leaf_modules(model, [TransformerLayer])
-        model = applied(model, config.model)
-        fill(model, lambda parameter: deepspeed.zero.GatheredParameters([parameter], modifier_rank=0))
-    else:
-        model = applied(objective.build(config.model), config.model)
-        fill(model, None)
-    halved = _gradient_precision(config, loader) == "bf16"
-    return ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config, halved)
-
-
-def _check_nvme() -> None:
-    from deepspeed.ops.op_builder import AsyncIOBuilder
-
-    if not AsyncIOBuilder().is_compatible(verbose=False):
-        raise SharedError(
-            "offloading to nvme compiles DeepSpeed's async_io, which needs libaio: apt-get install libaio-dev, or "
-            "offload to cpu"
-        )
-
-
-def _build_pipeline(
-    config: RunConfig, objective: Pretraining, loader: Loader, heldout: Loader | None, known: Known | None
-) -> Engine:
-    from .pipeline_engine import PipelineEngine
-
-    work = objective.work(config.model, loader.row_tokens)
-    counted = config.engine, work, config.model.activation_checkpointing
-    if torch.distributed.get_rank() == 0:
-        print(describe_balance(*counted), flush=True)
-    balance = parts(pipeline_balance(*counted))
-    return PipelineEngine(config, objective, balance, loader, heldout, known, _deepspeed_config(config, loader))

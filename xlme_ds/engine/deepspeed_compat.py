@@ -79,18 +79,17 @@ def loading_extensions() -> Iterator[None]:
 
 
 def _load_alone(name: str, **arguments: Any) -> Any:
-    """torch's `load` in our folder, by no other process of ours at the same time."""
-    folder = _root() / name
-    with _locked(folder):
-        if not (folder / f"{name}.so").exists():
-            print(f"compiling {name} in {folder}, once for all runs", file=sys.stderr, flush=True)
-        return _load(name=name, build_directory=str(folder), **arguments)
+    """torch's `load` in a folder of this environment, by no other process of ours at the same time, and without the
+    `lock` of one that was killed.
 
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Alone in `folder`, and without the `lock` of a process that was killed. Raises ValueError where that cannot be
-    had."""
+    The folder is in the one that TORCH_EXTENSIONS_DIR names, or in torch's in the user's cache. The commands of the
+    build have torch's path: of two environments that took turns each would compile anew. Raises ValueError where that
+    cannot be had.
+    """
+    parent = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root())
+    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    place = hashlib.sha256(torch.__file__.encode()).hexdigest()[:8]
+    folder = parent / f"xlme_ds-{python}-torch{torch.__version__}-{place}" / name
     with contextlib.ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -101,17 +100,9 @@ def _locked(folder: Path) -> Iterator[None]:
                 f"{folder}, where DeepSpeed's extensions are compiled: {error.strerror}: set TORCH_EXTENSIONS_DIR to "
                 "a folder that this user can write and lock"
             ) from None
-        yield
-
-
-def _root() -> Path:
-    """A folder of this environment in the one that TORCH_EXTENSIONS_DIR names, or in torch's in the user's cache.
-
-    The commands of the build have torch's path: of two environments that took turns each would compile anew.
-    """
-    parent = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
-    place = hashlib.sha256(torch.__file__.encode()).hexdigest()[:8]
-    return Path(parent) / f"xlme_ds-py{sys.version_info.major}{sys.version_info.minor}-torch{torch.__version__}-{place}"
+        if not (folder / f"{name}.so").exists():
+            print(f"compiling {name} in {folder}, once for all runs", file=sys.stderr, flush=True)
+        return _load(name=name, build_directory=str(folder), **arguments)
 
 
 def align_gradients(optimizer: Any) -> None:

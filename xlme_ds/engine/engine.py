@@ -1,22 +1,25 @@
 """What the training loop sees of an engine, and the step that all engines share: exact global means, whatever the
-micro-batches and ranks."""
+micro-batches and ranks. With plain torch on one process it is the reference that every other engine is compared with.
+
+Its state is flat buffers and the parts of parameters that lie in them, to write and to read.
+"""
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..checkpoint.state_files import StateReader, StateWriter
+from ..checkpoint.state_files import KINDS, MOMENTS, StateReader, StateWriter
 from ..data.batch import Batch
 from ..data.source import BatchSource
 from ..objectives.protocol import Objective
-from .optimizer import applied_rate, set_learning_rate
+from .optimizer import set_learning_rate
 from .ranks import gather, on_all_ranks, raise_on_all_ranks
-from .state import Bucket, read_state, write_state
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,48 @@ class StepStats:
     suspects: tuple[str, ...] = ()
 
 
-class Engine(ABC):
-    """A model with its optimizer under some parallelism. Every public method is collective: all ranks call it alike.
+@dataclass(frozen=True)
+class Piece:
+    """Elements [start, start + numel) of the flattened parameter `name`, at `offset` of a buffer."""
 
-    Forward, loss and accumulation are here; a subclass says how to go backward, update and reduce.
+    name: str
+    start: int
+    numel: int
+    offset: int
+
+
+def first_state(master: Tensor) -> dict[str, Tensor]:
+    """The state of `master` that the optimizer's first step would make."""
+    moments = {kind: torch.zeros_like(master, dtype=torch.float32) for kind in MOMENTS}
+    return {"step": torch.zeros((), device=master.device)} | moments
+
+
+class Bucket:
+    """Master weights in one buffer that an optimizer updates as one tensor, and this rank's pieces in it."""
+
+    def __init__(self, pieces: Sequence[Piece], optimizer: torch.optim.Optimizer, master: Tensor):
+        self.pieces = pieces
+        self.optimizer = optimizer
+        self.master = master
+
+    @contextmanager
+    def opened(self, to_write: bool) -> Iterator[dict[str, Tensor]]:
+        """The buffers by kind, flat, and `step`; `to_write`: what is written into them stays."""
+        state = self.optimizer.state[self.master] = self.optimizer.state[self.master] or first_state(self.master)
+        moments = {kind: state[kind].view(-1) for kind in MOMENTS}
+        yield {"step": state["step"], KINDS[0]: self.master.detach().view(-1)} | moments
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken."""
+        return int(self.optimizer.state.get(self.master, {}).get("step", 0))
+
+
+class Engine:
+    """A model with its optimizer, by plain torch on one process. Every public method is collective: all ranks call it
+    alike.
+
+    DeepSpeed's engines go backward, update and reduce in their own way, and override what says how.
     """
 
     rank = 0
@@ -54,37 +95,50 @@ class Engine(ABC):
         heldout: BatchSource | None,
         device: torch.device,
         optimizer: Any,
+        clip: float = math.inf,
     ):
-        """`optimizer`: torch's, or DeepSpeed's wrapper of it."""
+        """`optimizer`: torch's, or DeepSpeed's wrapper of it; `clip`: the largest norm that plain torch leaves."""
         self.module = module
         self.objective = objective
         self.loader = loader
         self.heldout = heldout
         self.device = device
         self.optimizer = optimizer
+        self.clip = clip
         self._reads = True
         self._counting = True
         self._norm_limit = math.inf
-        self._applied = False
+        self._applied: bool | None = None  # None: not decided yet, or left out by DeepSpeed itself
+        self._weights = objective.weights.to(device).float()  # of the terms, in a step over their counts
+        self._detailed = False
+        self._gathered: list[tuple[Tensor, Tensor]] = []  # sums and statistics, by micro-batch
         self._losses: list[tuple[Tensor, Batch]] = []  # of the step, by micro-batch
 
-    @abstractmethod
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters that this rank holds, by their names in the whole model."""
+        return self.module.named_parameters()
+
     def _backward(self, loss: Tensor) -> None:
         """Add the gradient of `loss`, one term of a sum over all micro-batches and ranks."""
+        loss.backward()
 
-    @abstractmethod
     def _update(self) -> float:
         """Clip, take the optimizer step if `_accepts` the norm, clear the gradients; returns the global norm before
         clipping.
 
         Says in `_applied` whether the step was taken.
         """
+        norm = float(nn.utils.clip_grad_norm_(self.module.parameters(), self.clip))
+        self._applied = self._accepts(norm)
+        if self._applied:
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        return norm
 
-    @abstractmethod
-    def _buckets(self) -> Sequence[Bucket]:
+    def _buckets(self) -> list[Bucket]:
         """The parts of weights and optimizer state that this rank owns."""
+        return [Bucket([Piece(name, 0, p.numel(), 0)], self.optimizer, p) for name, p in self.named_parameters()]
 
-    @abstractmethod
     def _publish(self) -> None:
         """Make what was written into the buckets the weights to compute with; collective."""
 
@@ -92,32 +146,23 @@ class Engine(ABC):
         """Sum of `values` over the ranks, in place."""
         return values
 
-    @abstractmethod
     def full_state(self) -> dict[str, Tensor]:
         """The whole model in float32 on the CPU of rank 0, by parameter name; empty on the other ranks."""
+        return {name: value.detach().float().cpu().clone() for name, value in self.named_parameters()}
 
     def train_batch(self, step: int, learning_rate: float, detailed: bool, norm_limit: float = math.inf) -> StepStats:
         """Take optimizer step `step` (from 0) on its rows, unless its gradient norm exceeds `norm_limit`.
 
         `detailed` asks for the metrics. Raises SharedError when any rank cannot read its rows.
         """
-        self.module.train()
+        self._norm_limit, self._applied, self._detailed = norm_limit, None, detailed
+        self._losses.clear()
         batches, counts = self._read(step)
-        self._begin(norm_limit)
-        weights = self.objective.weights.to(self.device) / counts.clamp(min=1)
-        gathered = []
-        for batch in batches:
-            output = self.module(batch)
-            sums = self.objective.sums(output, batch)
-            self._backward(self._watched((weights.float() * sums).sum(), batch))
-            if detailed:
-                gathered.append((sums.detach().double(), self.objective.statistics(output, batch)))
-        metrics = {}
-        if detailed:
-            sums, statistics = (self._reduce(torch.stack(group).sum(0)) for group in zip(*gathered, strict=True))
-            metrics = self.objective.summarise(sums.cpu(), counts.cpu(), statistics.cpu())
+        self._weights = (self.objective.weights.to(self.device) / counts.clamp(min=1)).float()
         set_learning_rate(self.optimizer, learning_rate)
-        return self._stats(step, batches, metrics, self._update())
+        norm = self._take_step(batches)
+        metrics = self.objective.summarise(**self._totals(counts)) if detailed else {}
+        return self._stats(step, batches, metrics, norm)
 
     def _read(self, step: int) -> tuple[list[Batch], Tensor]:
         """This rank's micro-batches, and the counts of the whole step. Raises SharedError when a rank cannot read its
@@ -142,19 +187,35 @@ class Engine(ABC):
             counts += self.objective.counts(batch)
         return counts
 
-    def _begin(self, norm_limit: float) -> None:
-        self._norm_limit, self._applied = norm_limit, False
-        self._losses.clear()
+    def _take_step(self, batches: list[Batch]) -> float:
+        """Forward and backward pass of every micro-batch, and the update; returns the norm as `_update` does."""
+        self.module.train()
+        for batch in batches:
+            self._backward(self._loss(self.module(batch), batch))
+        return self._update()
+
+    def _loss(self, output: Any, batch: Batch) -> Tensor:
+        """What the micro-batch adds to the loss of the step; where it is not finite its gradient is made so too: then
+        the norm tells all ranks."""
+        sums = self.objective.sums(output, batch)
+        if self._detailed:
+            self._gathered.append((sums.detach().double(), self.objective.statistics(output, batch)))
+        return self._watched((self._weights * sums).sum(), batch)
 
     def _watched(self, loss: Tensor, batch: Batch) -> Tensor:
-        """`loss`, remembered; where it is not finite its gradient is made so too: then the norm tells all ranks."""
-        if loss.requires_grad:  # a pipeline evaluates by the same function
+        if loss.requires_grad:  # not in an evaluation
             self._losses.append((loss.detach(), batch))
         return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)
 
-    def _same(self, seen: Batch, batch: Batch) -> bool:
-        """Whether the loss of `seen` is of `batch`."""
-        return seen is batch
+    def _totals(self, counts: Tensor) -> dict[str, Tensor]:
+        """`counts`, and what was gathered since the last call added up over the ranks; float64, on the CPU."""
+        sums = torch.zeros(len(self.objective.terms), dtype=torch.float64, device=self.device)
+        statistics = torch.zeros(self.objective.statistics_shape, dtype=torch.float64, device=self.device)
+        for one, others in self._gathered:
+            sums += one
+            statistics += others
+        self._gathered.clear()
+        return {"sums": self._reduce(sums).cpu(), "counts": counts.cpu(), "statistics": self._reduce(statistics).cpu()}
 
     def _accepts(self, norm: float) -> bool:
         """Whether a step with this global gradient norm (DeepSpeed says −1 for one that is not finite) is to be
@@ -164,17 +225,19 @@ class Engine(ABC):
         return math.isinf(self._norm_limit) or not self.any(norm > self._norm_limit)
 
     def _stats(self, step: int, batches: Sequence[Batch], metrics: dict[str, float], norm: float) -> StepStats:
+        group = self.optimizer.param_groups[0]
+        rate = float(group["lr"] / group["scale"])
         if self._applied:
-            return StepStats(metrics, norm, applied_rate(self.optimizer))
+            return StepStats(metrics, norm, rate)
         mine = [
             self.loader.rows_of(step, micro_batch)
             for micro_batch, batch in enumerate(batches)
             for loss, seen in self._losses
-            if self._same(seen, batch) and not torch.isfinite(loss)
+            if not torch.isfinite(loss) and all(map(torch.equal, seen, batch))  # a pipeline hands on copies
         ]
         suspects = dict.fromkeys(rows for part in gather(mine) for rows in part)
         norm = norm if norm >= 0 else math.nan
-        return StepStats(metrics, norm, applied_rate(self.optimizer), applied=False, suspects=tuple(suspects))
+        return StepStats(metrics, norm, rate, applied=False, suspects=tuple(suspects))
 
     def eval_batch(self, step: int) -> dict[str, Tensor]:
         """Additive sums, counts and statistics (float64, on the CPU) of step `step` of the held-out rows."""
@@ -188,30 +251,44 @@ class Engine(ABC):
         means = totals["sums"] / totals["counts"].clamp(min=1)
         return float((self.objective.weights * means).sum())
 
+    @torch.no_grad()
+    def _evaluate(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
+        batches = [batch.to(self.device) for batch in batches]
+        self._detailed = True
+        self._forward(batches)
+        return self._totals(self._reduce(self._own_counts(batches)))
+
+    def _forward(self, batches: list[Batch]) -> None:
+        """Evaluate `batches`, and gather their sums and statistics."""
+        self.module.eval()
+        for batch in batches:
+            self._loss(self.module(batch), batch)
+
     def save(self, writer: StateWriter) -> None:
         """Hand this rank's part of weights and optimizer state to `writer`; they may change once this returns."""
-        write_state(self._buckets(), writer)
+        buckets = self._buckets()
+        sizes = {f"{piece.name}/{kind}/{piece.start}": piece.numel
+                 for bucket in buckets for piece in bucket.pieces for kind in KINDS}  # fmt: skip
+        writer.begin(sizes, max(bucket.step for bucket in buckets))
+        for bucket in buckets:
+            with bucket.opened(to_write=False) as buffers:
+                for piece, kind in product(bucket.pieces, KINDS):
+                    writer.put(buffers[kind][piece.offset : piece.offset + piece.numel])
+        writer.end()
 
     def load(self, reader: StateReader) -> None:
         """Take weights and optimizer state, from whatever engine. Raises SharedError when they are another model's."""
-        on_all_ranks(lambda: read_state(self._buckets(), reader))
+        on_all_ranks(lambda: self._read_state(reader))
         self._publish()
 
     @torch.no_grad()
-    def _evaluate(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
-        """Sums, counts and statistics of `batches`, added up over them and over the ranks."""
-        self.module.eval()
-        totals: dict[str, Tensor] = {}
-        for batch in batches:
-            batch = batch.to(self.device)
-            output = self.module(batch)
-            for name, value in (
-                ("sums", self.objective.sums(output, batch).double()),
-                ("counts", self.objective.counts(batch)),
-                ("statistics", self.objective.statistics(output, batch)),
-            ):
-                totals[name] = totals[name] + value if name in totals else value
-        return {name: self._reduce(value).cpu() for name, value in totals.items()}
+    def _read_state(self, reader: StateReader) -> None:
+        for bucket in self._buckets():
+            with bucket.opened(to_write=True) as buffers:
+                for piece, kind in product(bucket.pieces, KINDS):
+                    part = buffers[kind][piece.offset : piece.offset + piece.numel]
+                    reader.read(piece.name, kind, piece.start, part)
+                buffers["step"].fill_(reader.step)
 
     def any(self, flag: bool) -> bool:
         """Whether `flag` is true on any rank."""

@@ -71,9 +71,3 @@ def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
     """For the next step of `optimizer`, or of DeepSpeed's wrapper of it."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group["scale"]
-
-
-def applied_rate(optimizer: Any) -> float:
-    """The learning rate of the step that `optimizer`, or DeepSpeed's wrapper of it, took last."""
-    group = optimizer.param_groups[0]
-    return float(group["lr"] / group["scale"])

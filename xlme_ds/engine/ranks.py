@@ -19,11 +19,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from ..cli import in_words
-from ..config import EngineConfig, TrainConfig, refuse
-from ..validate import processes_fit
+from ..config import EngineConfig, TrainConfig
 
 TORCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_MPI_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 # Below the range from which systems give out ports by themselves; two jobs that share a node get different ones.
 _FIRST_PORT, _PORTS = 10_000, 20_000
 _TRY = 1_009  # a job that is requeued takes another: what was in the way of the last try may still be
@@ -36,15 +34,34 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
     """
     tasks = int(environment.get("SLURM_STEP_NUM_TASKS") or 1)
     if "RANK" in environment:
-        return _given(environment, tasks)
+        missing = [name for name in TORCH_VARIABLES if name not in environment]
+        if missing:
+            raise ValueError(
+                f"RANK is set, {' and '.join(missing)} not: set all five as a launcher does, or unset RANK"
+            )
+        if int(environment["WORLD_SIZE"]) < tasks:
+            raise ValueError(
+                f"srun started {tasks} processes, but WORLD_SIZE is {environment['WORLD_SIZE']}: unset RANK and "
+                "WORLD_SIZE, which srun's own variables replace"
+            )
+        return {name: environment[name] for name in TORCH_VARIABLES}
     if tasks > 1:
-        return _from_srun(environment)
+        names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+        job, step, tries = (int(environment.get(name) or 0) for name in names)
+        port = _FIRST_PORT + (10 * job + step + _TRY * tries) % _PORTS
+        return {
+            "RANK": environment["SLURM_PROCID"],
+            "LOCAL_RANK": environment["SLURM_LOCALID"],
+            "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
+            "MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(environment["SLURM_STEP_NODELIST"]),
+            "MASTER_PORT": environment.get("MASTER_PORT") or str(port),
+        }
     if "SLURM_STEP_NUM_TASKS" not in environment and int(environment.get("SLURM_NTASKS") or 1) > 1:
         raise ValueError(
             f"this job has {environment['SLURM_NTASKS']} tasks, but srun did not start this process: put srun before "
             "python, or srun --ntasks=1 to run on one"
         )
-    launched = max(int(environment.get(name) or 1) for name in _MPI_SIZES)
+    launched = max(int(environment.get(name) or 1) for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE"))
     if launched > 1:
         raise ValueError(
             f"mpiexec started {launched} processes, but not as one run: start them with srun, deepspeed or torchrun"
@@ -52,35 +69,9 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
     return {}
 
 
-def _given(environment: Mapping[str, str], tasks: int) -> dict[str, str]:
-    missing = [name for name in TORCH_VARIABLES if name not in environment]
-    if missing:
-        raise ValueError(f"RANK is set, {' and '.join(missing)} not: set all five as a launcher does, or unset RANK")
-    if int(environment["WORLD_SIZE"]) < tasks:
-        raise ValueError(
-            f"srun started {tasks} processes, but WORLD_SIZE is {environment['WORLD_SIZE']}: unset RANK and "
-            "WORLD_SIZE, which srun's own variables replace"
-        )
-    return {name: environment[name] for name in TORCH_VARIABLES}
-
-
-def _from_srun(environment: Mapping[str, str]) -> dict[str, str]:
-    job, step, tries = (int(environment.get(f"SLURM_{name}") or 0) for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
-    port = _FIRST_PORT + (10 * job + step + _TRY * tries) % _PORTS
-    return {
-        "RANK": environment["SLURM_PROCID"],
-        "LOCAL_RANK": environment["SLURM_LOCALID"],
-        "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
-        "MASTER_ADDR": environment.get("MASTER_ADDR") or first_host(environment["SLURM_STEP_NODELIST"]),
-        "MASTER_PORT": environment.get("MASTER_PORT") or str(port),
-    }
-
-
 def first_host(nodes: str) -> str:
     """The first name of Slurm's list of nodes: gpu-001 of `gpu-[001-004,007],login1`. Rank 0 is there."""
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
-    assert first is not None
-    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0])
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", nodes).split(",")[0]
 
 
 Result = TypeVar("Result")
@@ -95,64 +86,40 @@ def start_process_group(
 ) -> tuple[int, int]:
     """Join the processes that the launcher started, and return (rank, world); a process that none started is alone.
 
-    Collectives wait for one another a little longer than the watchdog. Raises ValueError when `engine` cannot run on
-    that many.
+    Collectives wait for one another until after the watchdog and its last resort have spoken, or a day without one.
     """
+    os.environ.update(on_all_ranks(lambda: rendezvous(os.environ) or _alone()))
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if engine.kind == "plain" or dist.is_initialized():
+        return rank, world
+    import deepspeed
+
+    from .deepspeed_compat import check_deepspeed, loading_extensions
+
+    if on_gpu():
+        torch.cuda.set_device(_device())
+    timeout = datetime.timedelta(minutes=watchdog_minutes + 1) if watchdog_minutes else datetime.timedelta(days=1)
+    # DeepSpeed makes the groups of its engines without naming a time: torch then takes these, 30 minutes and NCCL's 10.
+    distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
+    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
-        os.environ.update(rendezvous(os.environ) or _alone())
-        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        refuse(processes_fit(engine, world))
+        check_deepspeed()
+        with loading_extensions():
+            deepspeed.init_distributed("nccl" if on_gpu() else "gloo", verbose=False, timeout=timeout)
     except ValueError as error:
         raise SharedError(str(error)) from None
-    if engine.kind == "plain":
-        return rank, world
-    if not dist.is_initialized():
-        import deepspeed
-
-        from .deepspeed_compat import check_deepspeed, loading_extensions
-
-        if on_gpu():
-            torch.cuda.set_device(_device())
-        timeout = _collective_timeout(watchdog_minutes)
-        # DeepSpeed makes the groups of its engines without naming a time: torch then takes these, 30 minutes and NCCL's
-        # 10.
-        distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
-        try:
-            check_deepspeed()
-            with loading_extensions():
-                deepspeed.init_distributed("nccl" if on_gpu() else "gloo", verbose=False, timeout=timeout)
-        except ValueError as error:
-            raise SharedError(str(error)) from None
-        except dist.DistNetworkError as error:
-            raise _no_meeting(error) from None
-        _unlink_shared_memory(rank)
-    return rank, world
-
-
-def _collective_timeout(watchdog_minutes: float) -> datetime.timedelta:
-    """How long a collective waits for the other ranks: until after the watchdog and its last resort have spoken, or a
-    day without one."""
-    return datetime.timedelta(minutes=watchdog_minutes + 1) if watchdog_minutes else datetime.timedelta(days=1)
-
-
-def _no_meeting(error: dist.DistNetworkError) -> Exception:
-    """A port that is taken, in words; any other trouble with the network as it is: it may be over at the next try."""
-    if "EADDRINUSE" not in str(error):
-        return error
-    return SharedError(
-        f"port {os.environ['MASTER_PORT']} of {os.environ['MASTER_ADDR']}, where the processes meet, is in use by "
-        "another program: choose another (deepspeed --master_port, torchrun --master-port, else MASTER_PORT)"
-    )
-
-
-def _unlink_shared_memory(rank: int) -> None:
-    """Remove the name of DeepSpeed's buffer for reductions between processors, which all ranks have opened by now.
-
-    DeepSpeed 0.19.8 leaves the 69 MB of every killed process in memory, where a run on the same port would find it.
-    """
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):  # other trouble with the network may be over at the next try
+            raise
+        raise SharedError(
+            f"port {port} of {address}, where the processes meet, is in use by another program: choose another "
+            "(deepspeed --master_port, torchrun --master-port, else MASTER_PORT)"
+        ) from None
+    # DeepSpeed 0.19.8 leaves the 69 MB of its buffer for reductions between processors in memory when a process is
+    # killed, where a run on the same port would find them. Once all ranks have opened it, its name can go.
     dist.barrier()
-    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     Path(f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_{address}_{port}_{rank}").unlink(missing_ok=True)
+    return rank, world
 
 
 def _alone() -> dict[str, str]:

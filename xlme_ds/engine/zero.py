@@ -1,6 +1,6 @@
 """DeepSpeed's engine with ZeRO 1, 2 or 3, and where its optimizers keep this rank's master weights and moments."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,9 +17,8 @@ from ..data.source import BatchSource
 from ..objectives.protocol import Objective
 from .bf16_gradients import spare_passes
 from .deepspeed_compat import align_gradients, loading_extensions
-from .engine import Engine
+from .engine import Bucket, Engine, Piece
 from .optimizer import build_optimizer
-from .state import Bucket, Piece
 
 
 class ZeroEngine(Engine):
@@ -44,23 +43,21 @@ class ZeroEngine(Engine):
         self.engine = engine
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         # DeepSpeed divides by the accumulation steps and averages over the ranks; our losses are terms of one sum.
-        self._undo_averaging = self.world * engine.gradient_accumulation_steps()
+        self._undo_averaging = engine.dp_world_size * engine.gradient_accumulation_steps()
         # Every kind of DeepSpeed's optimizers calls torch's, some of them for one buffer after the other.
         for inner in (engine.optimizer.optimizer, getattr(engine.optimizer, "backup_optimizer", None)):
             if inner is not None:
                 inner.step = partial(self._guarded, inner.step)
-        self._decided = False
 
-    def _begin(self, norm_limit: float) -> None:
-        super()._begin(norm_limit)
-        self._decided = False
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters that this rank knows, by their names in the whole model."""
+        return self.engine.module.named_parameters()
 
     def _guarded(self, take_step: Callable[[], None]) -> None:
         """In place of the step of torch's optimizer; DeepSpeed knows the norm by then, and skips most infinite ones
         itself."""
-        if not self._decided:
+        if self._applied is None:
             self._applied = self._accepts(float(self.optimizer._global_grad_norm))
-            self._decided = True
         if self._applied:
             take_step()
 
@@ -77,23 +74,30 @@ class ZeroEngine(Engine):
         dist.all_reduce(values)
         return values
 
-    def canonical_names(self) -> dict[str, str]:
-        """The model's name of every parameter that this rank knows, by DeepSpeed's name for it."""
-        return {name: name for name, _ in self.engine.module.named_parameters()}
-
     def _buckets(self) -> list[Bucket]:
-        names = self.canonical_names()
-        return buckets(self.optimizer, {p: names[name] for name, p in self.engine.module.named_parameters()})
+        names, zero = {p: name for name, p in self.named_parameters()}, self.optimizer
+        if isinstance(zero, DeepSpeedZeroOptimizer_Stage3):
+            groups = enumerate(zero.fp16_groups)
+            return [_SubGroup(zero, index, _sub_group_pieces(group, names)) for index, group in groups]
+        if isinstance(zero, BF16_Optimizer):
+            flat = zip(zero.bf16_groups, zero.fp32_groups_flat_partition, strict=True)
+        else:
+            flat = zip(zero.bit16_groups, zero.single_partition_of_fp32_groups, strict=True)
+        return [Bucket(_partition_pieces(group, names), zero.optimizer, master) for group, master in flat]
 
     def _publish(self) -> None:
-        publish(self.optimizer)
+        if isinstance(self.optimizer, DeepSpeedZeroOptimizer_Stage3):
+            self.optimizer.checkpoint_event_prologue()
+            self.optimizer.checkpoint_event_epilogue()  # gathers the small parameters that every rank keeps whole
+        else:
+            self.optimizer.update_lp_params()
 
     def full_state(self) -> dict[str, Tensor]:
-        """The whole model in float32 on the CPU of rank 0, by parameter name; empty on the other ranks."""
+        """As of any engine; in a pipeline the parameters of a stage, in the first of its processes."""
         state = {}
-        for name, parameter in self.engine.module.named_parameters():
+        for name, parameter in self.named_parameters():
             whole = safe_get_full_fp32_param(parameter)  # collective
-            if self.rank == 0:
+            if self.rank % self.engine.dp_world_size == 0:
                 state[name] = whole.detach().float().cpu().clone()
         return state
 
@@ -114,7 +118,8 @@ class _SubGroup(Bucket):
         swapped = self.zero._swappable_optimizer_subgroup(self.index)
         if swapped:
             self.zero._optimizer_states_and_gradient_swap_in(self.index)
-        yield self._buffers()
+        with super().opened(to_write) as buffers:
+            yield buffers
         if to_write:
             self.zero._reassign_or_swap_out_partitioned_parameters(self.index)
         if swapped and to_write:
@@ -123,29 +128,7 @@ class _SubGroup(Bucket):
             self.zero._release_swap_buffers(self.index)
 
 
-def buckets(optimizer: Any, names: Mapping[nn.Parameter, str]) -> list[Bucket]:
-    """The parts of the state that this rank owns under ZeRO 1, 2 or 3; `names`: the model's name of every parameter."""
-    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
-        return [_SubGroup(optimizer, index, _sub_group_pieces(group, names))
-                for index, group in enumerate(optimizer.fp16_groups)]  # fmt: skip
-    if isinstance(optimizer, BF16_Optimizer):
-        groups, masters = optimizer.bf16_groups, optimizer.fp32_groups_flat_partition
-    else:
-        groups, masters = optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups
-    return [Bucket(_partition_pieces(group, names), optimizer.optimizer, master)
-            for group, master in zip(groups, masters, strict=True)]  # fmt: skip
-
-
-def publish(optimizer: Any) -> None:
-    """After the master weights were written: every rank's weights to compute with; collective."""
-    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
-        optimizer.checkpoint_event_prologue()
-        optimizer.checkpoint_event_epilogue()  # gathers the small parameters that every rank keeps whole
-    else:
-        optimizer.update_lp_params()
-
-
-def _partition_pieces(group: list[Any], names: Mapping[nn.Parameter, str]) -> list[Piece]:
+def _partition_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> list[Piece]:
     """ZeRO 1 and 2: a rank owns a stretch of all parameters laid end to end."""
     pieces = []
     for parameter in group:
@@ -155,7 +138,7 @@ def _partition_pieces(group: list[Any], names: Mapping[nn.Parameter, str]) -> li
     return pieces
 
 
-def _sub_group_pieces(group: list[Any], names: Mapping[nn.Parameter, str]) -> list[Piece]:
+def _sub_group_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> list[Piece]:
     """ZeRO-3: a rank owns an equal part of every parameter, the last ranks' padded at the end."""
     pieces, offset = [], 0
     for parameter in group:

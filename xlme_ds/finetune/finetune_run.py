@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..config import Training
+from ..config import Training, refuse
 from ..data.schema import read_json, write_json
 from ..data.vocabulary import Vocabulary
 from ..engine.build import Fill, assemble, resolve_precision
@@ -34,7 +34,7 @@ from ..trained import (
     read_weights,
     write_model,
 )
-from ..validate import validate
+from ..validate import processes_fit, validate
 from .downstream_tasks import TASKS, DownstreamTask
 from .features import Feature, TaskLoader, featurise
 from .objective import TaskModel, TaskObjective
@@ -58,10 +58,9 @@ class Prepared(NamedTuple):
 
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
     """Do the whole job; collective over the ranks, which have joined. Returns its scores on rank 0 (see
-    docs/reference/data-formats.md), None elsewhere and after a request to stop. Nothing is done twice. Raises
-    SharedError."""
-    with closing(Watchdog(job.train.watchdog_minutes, rank)) as watchdog:
-        watchdog.beat("reading the examples and building the model")
+    docs/reference/data-formats.md), None elsewhere and after a request to stop. Nothing is done twice. Raises SharedError."""
+    doing = "reading the examples and building the model"
+    with closing(Watchdog(job.train.watchdog_minutes, rank, doing)) as watchdog:
         return _finetune(job, rank, world, stop, watchdog)
 
 
@@ -90,6 +89,7 @@ def _finetune(job: Job, rank: int, world: int, stop: StopRequest, watchdog: Watc
             return None
         state = engine.full_state()
         on_all_ranks(lambda: write_model(weights.parent, state, saved.vocabulary.path) if rank == 0 else None)
+    watchdog.close()  # scoring takes as long as it takes
     # No predictions of other tests may stay from before: the folder is ready to submit.
     on_all_ranks(lambda: shutil.rmtree(job.predictions) if rank == 0 and job.predictions.exists() else None)
     model = objective.build(config.model)
@@ -113,6 +113,7 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
         raise ValueError("train.audit is for pre-training, whose rows have numbers: leave it off")
     check_scorer(job.task)
     validate(Training(job.task, engine=engine))
+    refuse(processes_fit(engine, world))
     saved, sources = load_encoder(job.model), find(task, list(job.data))
     sets = choose(sources, job.task, job.tuning, job.settings > 1)
     tuning = replace(job.tuning, held_out=sets.held_out).completed(task, saved.encoder.cfg)

@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from ..checkpoint.checkpoints import Checkpoints
 from ..config import OptimizerConfig, TrainConfig, Training
 from ..engine.engine import Engine, StepStats
 from ..engine.ranks import on_all_ranks, raise_on_all_ranks
-from .records import MetricsLog, StepLines
+from .records import Console, MetricsLog, StepLines
 from .stop import StopRequest, Watchdog
 
 
@@ -33,11 +35,6 @@ class Callback:
         """The loop ends after `done` steps, finished or stopped."""
         if self.log is not None:
             self.log.close()
-
-    @property
-    def trouble(self) -> OSError | None:
-        """Why the records cannot be written; the ranks do not know it of each other."""
-        return None if self.log is None else self.log.error
 
 
 class Record(Callback):
@@ -61,8 +58,8 @@ class Record(Callback):
         self.show = show
         self.last = (start, time.perf_counter())
 
+    @override
     def after_step(self, done: int, stats: StepStats) -> None:
-        """A line where the step has metrics."""
         if not stats.metrics:
             return
         now = time.perf_counter()
@@ -83,39 +80,35 @@ class Record(Callback):
 
 
 class Evaluate(Callback):
-    """Runs the held-out rows and writes a line of heldout.jsonl; collective."""
+    """Runs the held-out rows at the cadence and after the last step, and writes a line of heldout.jsonl; collective."""
 
     def __init__(
         self,
         run: Path,
         engine: Engine,
-        summarise: Callable[..., dict[str, float]],
-        every: int,
-        steps: int,
+        config: TrainConfig,
         start: int,
-        constants: Mapping[str, float],
-        show: Callable[[dict[str, Any], int], None] | None,
+        summarise: Callable[..., dict[str, float]],
+        console: Console | None,
     ):
         self.engine = engine
+        self.config = config
         self.summarise = summarise
-        self.every = every
-        self.steps = steps
-        self.constants = constants
-        self.show = show
-        self.log = MetricsLog(run, "heldout", start) if engine.rank == 0 else None
+        self.console = console
+        self.log = MetricsLog(run, "heldout", start) if console is not None else None
 
+    @override
     def after_step(self, done: int, stats: StepStats) -> None:
-        """Evaluate at the cadence and after the last step."""
-        if done == self.steps or (self.every and done % self.every == 0):
-            totals = self.engine.eval_batch(0)
-            values = {"step": done, **self.summarise(**totals), **self.constants}
-            if self.log is not None and self.show is not None:
+        every, steps = self.config.eval_every, self.config.steps
+        if done == steps or (every and done % every == 0):
+            values = {"step": done, **self.summarise(**self.engine.eval_batch(0))}
+            if self.log is not None and self.console is not None:
                 self.log.write(values)
-                self.show(values, self.steps)
+                self.console.evaluation(values, steps)
 
 
 class Save(Callback):
-    """Saves a checkpoint at its cadence and at the end; collective."""
+    """Completes the checkpoint that is being written; saves one at the cadence, and at the end; collective."""
 
     def __init__(
         self, checkpoints: Checkpoints, engine: Engine, every: int, state: Callable[[], dict[str, Any]], start: int
@@ -126,14 +119,14 @@ class Save(Callback):
         self.state = state
         self.saved = start
 
+    @override
     def after_step(self, done: int, stats: StepStats) -> None:
-        """Complete the checkpoint that is being written; begin one at the cadence."""
         self.checkpoints.poll(self.engine)
         if done % self.every == 0:
             self._save(done)
 
+    @override
     def close(self, done: int) -> None:
-        """Save what is not saved, and wait for it."""
         if done > self.saved:
             self._save(done)
         self.checkpoints.wait(self.engine)
@@ -159,8 +152,7 @@ class Guard(Callback):
         self.norms: deque[float] = deque(state.get("norms", ()), maxlen=_WINDOW)
         self.rows_of = rows_of
         self.log = log
-        self.fault: str | None = None
-        """Why the run cannot go on."""
+        self.fault: str | None = None  # why the run cannot go on
 
     @property
     def state(self) -> dict[str, Any]:
@@ -174,8 +166,8 @@ class Guard(Callback):
             return math.inf
         return statistics.fmean(self.norms) + self.config.spike_sigma * statistics.stdev(self.norms)
 
+    @override
     def after_step(self, done: int, stats: StepStats) -> None:
-        """Count the step if it was left out; remember its norm."""
         if stats.applied:
             self.in_a_row = 0
         else:
@@ -244,4 +236,6 @@ def fit(
 
 
 def _trouble(callbacks: Sequence[Callback]) -> OSError | None:
-    return next((callback.trouble for callback in callbacks if callback.trouble is not None), None)
+    """Why the records cannot be written; the ranks do not know it of each other."""
+    errors = (callback.log.error for callback in callbacks if callback.log is not None)
+    return next((error for error in errors if error is not None), None)

@@ -3,11 +3,10 @@ resume; which rows every step read; and what the terminal shows."""
 
 import json
 import math
-import os
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from ..data.corrupt import Parts
 from ..data.loader import Loader
-from ..data.schema import TASKS, naming
+from ..data.schema import TASKS, naming, replacing
 from ..engine.ranks import broadcast, on_all_ranks
 from ..folders import to_disk
 from .run_folder import step_of
@@ -37,8 +36,7 @@ class StepLines:
         """
         self.path = run / f"{name}.jsonl"
         self.error: OSError | None = None
-        self.steps: list[int] = []
-        """Of the lines that were there."""
+        self.steps: list[int] = []  # of the lines that were there
         kept: list[bytes] = []
         damaged: dict[int, bytes] = {}
         since: dict[int, bytes] = {}
@@ -53,23 +51,16 @@ class StepLines:
                 self.steps.append(step)
                 damaged, since = damaged | since, {}
         if damaged:
-            self._put_aside(damaged)
+            aside, numbers = self.path.with_suffix(".damaged"), ", ".join(map(str, damaged))
+            with naming(aside), open(aside, "ab") as file:
+                file.write(b"".join(line + b"\n" for line in damaged.values()))
+            print(
+                f"{self.path} is damaged in line {numbers}, which is put aside in {aside}; the other lines are kept",
+                flush=True,
+            )
         self.lines = len(kept)
-        temporary = self.path.with_suffix(".tmp")
-        with naming(temporary):
-            temporary.write_bytes(b"".join(line + b"\n" for line in kept))
-            to_disk(temporary)
-            os.replace(temporary, self.path)
-
-    def _put_aside(self, damaged: Mapping[int, bytes]) -> None:
-        aside = self.path.with_suffix(".damaged")
-        with naming(aside), open(aside, "ab") as file:
-            file.write(b"".join(line + b"\n" for line in damaged.values()))
-        numbers = ", ".join(map(str, damaged))
-        print(
-            f"{self.path} is damaged in line {numbers}, which is put aside in {aside}; the other lines are kept",
-            flush=True,
-        )
+        with replacing(self.path) as file:
+            file.write(b"".join(line + b"\n" for line in kept))
 
     def sync(self) -> int:
         """Have all lines on the disk; their number."""
@@ -96,19 +87,16 @@ class StepLines:
         """Flush what is held back."""
 
 
-def _without_tensorboards(
-    told: Callable[[threading.ExceptHookArgs], object],
-) -> Callable[[threading.ExceptHookArgs], object]:
-    """`told` for all threads but TensorBoard's, whose error is raised again at the next write: one sentence says it."""
-
-    def hook(failure: threading.ExceptHookArgs) -> None:
-        if not type(failure.thread).__module__.startswith("tensorboard."):
-            told(failure)
-
-    return hook
+_tell = threading.excepthook
 
 
-threading.excepthook = _without_tensorboards(threading.excepthook)
+def _tell_unless_tensorboards(failure: threading.ExceptHookArgs) -> None:
+    """An error of TensorBoard's thread is raised again at the next write: one sentence says it."""
+    if not type(failure.thread).__module__.startswith("tensorboard."):
+        _tell(failure)
+
+
+threading.excepthook = _tell_unless_tensorboards
 
 
 class MetricsLog(StepLines):
@@ -137,13 +125,13 @@ class MetricsLog(StepLines):
 class Console:
     """Shows logged steps and evaluations; only rank 0 has one."""
 
-    def __init__(self, steps: int, start: int, plain_every: int, objective: Mapping[str, Any]):
+    def __init__(self, steps: int, start: int, objective: Mapping[str, Any]):
         """`objective`: it in words (`objectives.described`), whose terms are explained once; empty in fine-tuning."""
         self.terms = objective.get("terms", ())
         for name in self.terms:
             quantity = objective["quantities"][name]
             print(f"{name}: {quantity['title']} ({quantity['unit']}), {quantity['task']}", flush=True)
-        self.plain_every = plain_every
+        self.plain_every = max(steps // 20, 1)
         self.shown = start
         self.progress = None
         if sys.stderr.isatty():
@@ -180,13 +168,13 @@ class Console:
         return "  ".join(f"{name} {values[name]:.3f}" for name in self.terms if name in values)
 
 
+# Which rows every step read, for `python -m xlme_ds.audit`.
+#
+# `attempts.jsonl` there has a line for every start of the run, {`start`: steps done by then, `world`}; its number is
+# the attempt. `rank_RRRRR.jsonl` has a line a step, {`attempt`, `step`, `rows`: {task: [[first row, CRC-32 of the
+# tokens of each row, ...], ...]}}. Files only grow: what was done again after a resume is there twice, under two
+# attempts.
 AUDIT_FOLDER = "audit"
-"""Which rows every step read, for `python -m xlme_ds.audit`.
-
-`attempts.jsonl` there has a line for every start of the run, {`start`: steps done by then, `world`}; its number is the
-attempt. `rank_RRRRR.jsonl` has a line a step, {`attempt`, `step`, `rows`: {task: [[first row, CRC-32 of each row's
-tokens, ...], ...]}}. Files only grow: what was done again after a resume is there twice, under two attempts.
-"""
 ATTEMPTS = "attempts.jsonl"
 
 

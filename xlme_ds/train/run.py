@@ -1,10 +1,14 @@
-"""A whole training run on a ready engine: resume, loop, records."""
+"""A whole training run: data, engine, resume, loop, records."""
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, read_state
 from ..config import DataConfig, RunConfig, Training
@@ -13,11 +17,13 @@ from ..data.loader import Loader
 from ..data.schema import TASKS
 from ..data.shards import RowStore, unigram_nll
 from ..data.source import BatchSource
-from ..engine.build import resolve_precision
+from ..engine.build import build_engine, open_data, resolve_precision
 from ..engine.engine import Engine
-from ..engine.ranks import SharedError, broadcast, on_all_ranks
+from ..engine.ranks import SharedError, broadcast, data_parallel, gather, on_all_ranks, process_group
 from ..folders import to_disk
+from ..models.init import Known
 from ..objectives import described, objective_of
+from ..warm_start import starting_weights
 from .loop import Callback, Evaluate, Guard, Record, Save, fit
 from .records import Console, StepLines, audit_reads
 from .run_folder import RunFolder, missing_steps, settled
@@ -47,19 +53,18 @@ def heldout_data(config: RunConfig, folder: Path, world: int) -> DataConfig:
 
 
 class RunFacts(NamedTuple):
-    """What a run has besides its settings."""
+    """What a run has besides its settings.
+
+    `flops`: of a step, by the standard count; `vocabulary_sha256`: of what the ids were made with; `evaluation`: means,
+    and what is constant, from the sums, counts and statistics of held-out rows; `objective`: what is trained for, in
+    words (`objectives.described`), None in fine-tuning.
+    """
 
     flops: float
-    """Of a step, by the standard count."""
     parameters: dict[str, int]
     vocabulary_sha256: str
-    """Of what the ids were made with."""
     evaluation: Callable[..., dict[str, float]] | None = None
-    """Means from the sums, counts and statistics of held-out rows."""
-    constants: Mapping[str, float] = MappingProxyType({})
-    """Written with every evaluation."""
-    objective: Mapping[str, Any] = MappingProxyType({})
-    """What is trained for, in words (`objectives.described`); empty in fine-tuning."""
+    objective: Mapping[str, Any] | None = None
 
 
 def train(
@@ -69,83 +74,53 @@ def train(
     loader: BatchSource,
     heldout: BatchSource | None,
     work: RunFacts,
-    stop: StopRequest | None = None,
-    watchdog: Watchdog | None = None,
-) -> bool:
-    """Train to the end or until stopped; True when the run is finished. Resumes from the newest whole checkpoint.
-
-    `stop` and `watchdog` are given where they were made earlier. Raises SharedError when the run cannot go on.
-    """
-    stop = stop or StopRequest()
-    watchdog = watchdog or Watchdog(config.train.watchdog_minutes, engine.rank)
-    watchdog.beat("resuming from a checkpoint")
-    try:
-        return _train(engine, config, folder, loader, heldout, work, stop, watchdog)
-    finally:
-        watchdog.close()
-
-
-def _train(
-    engine: Engine,
-    config: Training,
-    folder: RunFolder,
-    loader: BatchSource,
-    heldout: BatchSource | None,
-    work: RunFacts,
     stop: StopRequest,
     watchdog: Watchdog,
 ) -> bool:
-    root, out = engine.rank == 0, folder.path
-    buffer_bytes = int(config.train.save_buffer_gib * 2**30)
-    checkpoints = Checkpoints(out, config.train.keep_last, config.train.keep_every, buffer_bytes)
-    state = {
-        "fingerprints": loader.fingerprints,
-        "heldout": None if heldout is None else heldout.fingerprints,
-    }
+    """Train to the end or until stopped; True when the run is finished. Resumes from the newest whole checkpoint.
+
+    Raises SharedError when the run cannot go on.
+    """
+    watchdog.beat("resuming from a checkpoint")
+    settings, root, out = config.train, engine.rank == 0, folder.path
+    buffer_bytes = int(settings.save_buffer_gib * 2**30)
+    checkpoints = Checkpoints(out, settings.keep_last, settings.keep_every, buffer_bytes)
+    state = {"fingerprints": loader.fingerprints, "heldout": None if heldout is None else heldout.fingerprints}
     start, saved = _resume(engine, config, folder, checkpoints, state)
     state |= {"run": saved.get("run"), "settings": settled(config)}
     data = {"fingerprints": loader.fingerprints, "vocabulary_sha256": work.vocabulary_sha256}
-    on_all_ranks(lambda: folder.begin(config, data, engine.world, work.parameters, saved.get("run"), work.objective))
-    on_all_ranks(lambda: checkpoints.begin() if root else None)
-    if start >= config.train.steps:
+    known = data, engine.world, work.parameters, saved.get("run"), work.objective
+    on_all_ranks(lambda: folder.begin(config, *known) if root else None)
+    if start >= settings.steps:
         if root:
             print(f"{out}: all {start} steps are done")
         return True
     if root:
-        print(
-            f"{out}: {'resuming after' if start else 'starting at'} step {start} of {config.train.steps}, "
-            f"{engine.world} processes",
-            flush=True,
-        )
+        begins = "resuming after" if start else "starting at"
+        print(f"{out}: {begins} step {start} of {settings.steps}, {engine.world} processes", flush=True)
 
     audited = None
-    if config.train.audit and isinstance(loader, Loader):  # other sources refuse the setting
+    if settings.audit and isinstance(loader, Loader):  # other sources refuse the setting
         audited = audit_reads(out, loader, start, engine.rank, engine.world)
-    plain_every = max(config.train.steps // 20, 1)
-    console = Console(config.train.steps, start, plain_every, work.objective) if root else None
-    faults = on_all_ranks(lambda: StepLines(out, "faults", start) if root else None)
-    guard = Guard(config.train, saved.get("guard", {}), loader.rows_of, faults)
-    callbacks = on_all_ranks(lambda: _records(engine, config, out, start, loader, work, console, guard))
+    console = Console(settings.steps, start, work.objective or {}) if root else None
+    guard, callbacks = on_all_ranks(lambda: _callbacks(engine, config, out, start, saved, loader, work, console))
     logs = [each.log for each in (guard, *callbacks) if each.log is not None]
-    if root:
-        _tell_missing(logs, config, start, saved)
+    _tell_missing(logs, config, start, saved)
 
     def to_save() -> dict[str, Any]:
         if audited is not None and audited.exists():
             to_disk(audited)
         return {**state, "guard": guard.state, "records": {log.path.stem: log.sync() for log in logs}}
 
-    callbacks.append(Save(checkpoints, engine, config.train.save_every, to_save, start))
+    callbacks.append(Save(checkpoints, engine, settings.save_every, to_save, start))
     done = fit(engine, config, guard, callbacks, start, stop, watchdog)
     if console is not None:
         console.close()
     if guard.fault is not None:
         raise SharedError(f"{out}: {guard.fault}")
-    if root and done < config.train.steps:
-        print(
-            f"{out}: stopped after step {done} of {config.train.steps} and saved; the same command goes on from there"
-        )
-    return done >= config.train.steps
+    if root and done < settings.steps:
+        print(f"{out}: stopped after step {done} of {settings.steps} and saved; the same command goes on from there")
+    return done >= settings.steps
 
 
 def _tell_missing(logs: Sequence[StepLines], config: Training, start: int, saved: Mapping[str, Any]) -> None:
@@ -162,26 +137,27 @@ def _tell_missing(logs: Sequence[StepLines], config: Training, start: int, saved
             )
 
 
-def _records(
+def _callbacks(
     engine: Engine,
     config: Training,
     out: Path,
     start: int,
+    saved: Mapping[str, Any],
     loader: BatchSource,
     work: RunFacts,
     console: Console | None,
-    guard: Guard,
-) -> list[Callback]:
-    """What writes down how the run goes; `console` is the root's. Raises OSError when that cannot be."""
+) -> tuple[Guard, list[Callback]]:
+    """The guard, and what writes down how the run goes; the root has the `console` and the files. Raises OSError when
+    these cannot be written."""
+    faults = StepLines(out, "faults", start) if console is not None else None
+    guard = Guard(config.train, saved.get("guard", {}), loader.rows_of, faults)
     callbacks: list[Callback] = []
     if console is not None:
         shown = console.step, lambda: guard.skipped
         callbacks.append(Record(out, config, start, loader.row_tokens, work.flops, *shown))
     if work.evaluation is not None:
-        every, steps = config.train.eval_every, config.train.steps
-        show = console.evaluation if console is not None else None
-        callbacks.append(Evaluate(out, engine, work.evaluation, every, steps, start, work.constants, show))
-    return callbacks
+        callbacks.append(Evaluate(out, engine, config.train, start, work.evaluation, console))
+    return guard, callbacks
 
 
 def _resume(
@@ -213,4 +189,62 @@ def pretraining(config: RunConfig, loader: Loader, heldout: Loader | None, root:
         for task, store in heldout.stores.items()
         if root
     }
-    return RunFacts(*known, objective_of(config.objective).summarise, constants, words)
+    summarise = objective_of(config.objective).summarise
+    return RunFacts(*known, lambda **totals: summarise(**totals) | constants, words)
+
+
+def pretrain(
+    config: RunConfig,
+    data: Path,
+    out: Path,
+    heldout: Path | None,
+    stop: StopRequest,
+    report: Callable[[dict[str, Tensor]], Path],
+) -> None:
+    """Train `config` on `data` into `out`, from its newest checkpoint if it has one; collective over the launched
+    ranks. `report` writes what is shown of a finished run from its weights, and returns the page."""
+    minutes, rank = config.train.watchdog_minutes, int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
+    with (
+        closing(Watchdog(minutes, rank, "waiting for the other processes")) as watchdog,
+        process_group(config.engine, minutes) as (rank, world),
+    ):
+        watchdog.beat("reading the data and building the model")
+        # A resumed run must not change its precision because the processor differs.
+        config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
+        folder = RunFolder(out, root=rank == 0)
+
+        def load() -> tuple[Loader, Loader | None, Known | None]:
+            folder.claim(config)
+            share, shares = data_parallel(config.engine, rank, world)
+            loader = open_data(config, data, share, shares)
+            # A run that resumes needs the folder that it started from no more.
+            started = Checkpoints(out, config.train.keep_last, config.train.keep_every).all()
+            known = None if started else starting_weights(config, loader.vocabulary_sha256)
+            if heldout is None:
+                return loader, None, known
+            rows = heldout_data(config, heldout, shares)
+            return loader, open_data(config, heldout, share, shares, rows, like=loader), known
+
+        try:
+            loader, unseen, known = on_all_ranks(load)
+        except SharedError:
+            folder.close()
+            raise
+        if any(gather(stop.received is not None)):
+            if rank == 0:
+                print(f"{out}: told to stop before the first step; the same command starts again", flush=True)
+            return
+        engine = build_engine(config, loader, unseen, known)
+        work = on_all_ranks(lambda: pretraining(config, loader, unseen, root=rank == 0))
+        finished = train(engine, config, folder, loader, unseen, work, stop, watchdog)
+        watchdog.close()
+        state = engine.full_state() if finished else {}
+    if finished and rank == 0:
+        stop.at_once = True
+        try:
+            page = on_all_ranks(lambda: report(state))  # this process alone by now
+        except SystemExit:
+            print(f"{out}: told to stop while the report was written; the same command writes it", flush=True)
+            raise
+        on_all_ranks(lambda: folder.finish(config.train.steps))
+        print(f"{out}: finished; open {page}", flush=True)

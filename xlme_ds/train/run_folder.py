@@ -6,10 +6,11 @@ import sys
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ..config import Training
+from ..config import Training, refuse
 from ..data.schema import read_json, write_json
 from ..folders import LOCK, lock
 
@@ -74,19 +75,22 @@ class RunFolder:
         stored = self._stored()
         if checkpoint is None:
             return uuid.uuid4().hex if stored is None else stored.get("run")
-        if stored is None and "settings" not in saved:
-            raise ValueError(
-                f"{self.path} has no config.json, and {checkpoint} is of an older version, which kept no settings "
-                "with it: restore config.json, or choose another --out"
-            )
-        if stored is not None and stored.get("run") != saved.get("run"):
-            raise ValueError(
-                f"{checkpoint} was saved by another run: move it out of this folder, or choose another --out"
-            )
+        refuse(
+            [
+                (
+                    stored is not None or "settings" in saved,
+                    f"{self.path} has no config.json, and {checkpoint} is of an older version, which kept no settings "
+                    "with it: restore config.json, or choose another --out",
+                ),
+                (
+                    stored is None or stored.get("run") == saved.get("run"),
+                    f"{checkpoint} was saved by another run: move it out of this folder, or choose another --out",
+                ),
+            ]
+        )
         if "settings" in saved:
             _require_same(f"{checkpoint} was saved", saved["settings"], config)
-        identity: str | None = saved.get("run")
-        return identity
+        return saved.get("run")
 
     def begin(
         self,
@@ -98,20 +102,15 @@ class RunFolder:
         objective: Mapping[str, Any] | None = None,
     ) -> None:
         """Write `config.json`, once nothing can refuse the run any more: the resolved settings, and what they run with.
+        The root's.
 
         `data`: what tells its data and vocabulary from others; `objective`: it in words (`objectives.described`).
         """
-        if not self.root:
-            return
-        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)  # where it is missing later, somebody removed it
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES} | {"python": sys.version.split()[0]}
-        content = {"config": asdict(config), "versions": versions, "world_size": world}
-        content |= {"data": data, "parameters": parameters}
-        if objective:
-            content["objective"] = objective
-        if identity is not None:
-            content["run"] = identity
-        write_json(self.path / "config.json", content)
+        content = {"config": asdict(config), "versions": versions, "world_size": world, "data": data}
+        content |= {"parameters": parameters, "objective": objective, "run": identity}
+        write_json(self.path / "config.json", {key: value for key, value in content.items() if value is not None})
 
     def steps_logged(self) -> int:
         """The last step of `metrics.jsonl`; 0 without one."""
@@ -150,15 +149,11 @@ def step_of(line: bytes) -> int | None:
 def missing_steps(logged: Iterable[int], every: int, last: int) -> str:
     """The steps up to `last` that should have a record, one every `every`, and have none, in words; empty where there
     is none."""
-    logged = set(logged)
-    runs: list[list[int]] = []
-    for step in range(every, last + 1, every):
-        if step not in logged:
-            if runs and runs[-1][1] == step - every:
-                runs[-1][1] = step
-            else:
-                runs.append([step, step])
-    words = [f"{first}" if first == end else f"{first} to {end}" for first, end in runs]
+    missing = sorted(set(range(every, last + 1, every)).difference(logged))
+    words = []
+    for _, stretch in groupby(enumerate(missing), key=lambda place: place[1] - every * place[0]):
+        steps = [step for _, step in stretch]
+        words.append(f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}")
     return ", ".join(words[:10]) + (f" and {len(words) - 10} more stretches" if len(words) > 10 else "")
 
 

@@ -100,11 +100,11 @@ class Watchdog:
     The launcher (`srun --kill-on-bad-exit`, DeepSpeed's, torchrun) then ends the other ranks.
     """
 
-    def __init__(self, minutes: float, rank: int):
+    def __init__(self, minutes: float, rank: int, doing: str = "starting"):
         self.minutes = minutes
         self.rank = rank
         self._ended = threading.Event()
-        self.beat("starting")
+        self.beat(doing)
         if minutes:
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
@@ -123,15 +123,12 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._ended.wait(min(1.0, 10 * self.minutes)):
             if time.monotonic() - self._last > 60 * self.minutes:
-                self._end()
-
-    def _end(self) -> None:
-        print(
-            f"rank {self.rank} stood still for {self.minutes:g} minutes (train.watchdog_minutes) while "
-            f"{self._doing}: it ends here, and its launcher ends the others; the same command goes on from the last "
-            "checkpoint. Its stacks:",
-            file=sys.stderr,
-            flush=True,
-        )
-        faulthandler.dump_traceback(file=_STDERR, all_threads=True)
-        os._exit(1)
+                print(
+                    f"rank {self.rank} stood still for {self.minutes:g} minutes (train.watchdog_minutes) while "
+                    f"{self._doing}: it ends here, and its launcher ends the others; the same command goes on from "
+                    "the last checkpoint. Its stacks:",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                faulthandler.dump_traceback(file=_STDERR, all_threads=True)
+                os._exit(1)
