@@ -24,17 +24,14 @@ from .objectives import objective_of
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
-MODEL_FOLDER = "model"
-"""Of a run: float32 weights and vocabulary, written when the last step is done."""
+MODEL_FOLDER = "model"  # of a run: float32 weights and vocabulary, written when the last step is done
 
-MODEL_TYPE = "xlme"
-"""`model_type` in the `config.json` of an export."""
-GENERATOR_FOLDER = "generator"
-"""Of an export: the generator, an export of its own."""
+MODEL_TYPE = "xlme"  # `model_type` in the `config.json` of an export
+GENERATOR_FOLDER = "generator"  # of an export: the generator, an export of its own
 SENTENCEPIECE_FILE = "sentencepiece.bpe.model"
-PREFIX = f"{MODEL_TYPE}."
-"""Of the encoder's parameters in an export; a bare AutoModel saves them without it."""
+PREFIX = f"{MODEL_TYPE}."  # of the encoder's parameters in an export; a bare AutoModel saves them without it
 EMBEDDING = "embedding.weight"
+# What of ModelConfig shapes one encoder, under its name in an export.
 EXPORTED_SETTINGS = {
     "vocabulary": "vocab_size",
     "width": "hidden_size",
@@ -54,9 +51,8 @@ EXPORTED_SETTINGS = {
     "layout": "layout",
     "language_embeddings": "languages",
 }
-"""What of ModelConfig shapes one encoder, under its name in an export."""
+# Of exports that were written before they could have these.
 _YOUNGER = {"layout": "xlme", "languages": (), "masked_head": "dense"}
-"""Of exports that were written before they could have these."""
 
 
 def first_of(encoders: Mapping[Which, str]) -> Which:
@@ -86,10 +82,8 @@ class TrainedRun(NamedTuple):
     state: dict[str, Tensor]
     model: ModelConfig
     vocabulary: Vocabulary
-    task: str
-    """What it was fine-tuned on; empty after pre-training."""
-    objective: ObjectiveConfig
-    """What it was pre-trained for."""
+    task: str  # what it was fine-tuned on; empty after pre-training
+    objective: ObjectiveConfig  # what it was pre-trained for
 
     @property
     def encoders(self) -> Mapping[Which, str]:

@@ -15,8 +15,8 @@ from .objectives import objective_of
 from .trained import EXPORTED_SETTINGS, TrainedRun, load_encoder, load_run, read_config, read_heads
 
 _MAY_DIFFER = ("discriminator_layers", "init_std", "layout", "language_embeddings")
+# Settings of a model that must be those of the one that it starts from.
 SHAPE = [name for name in EXPORTED_SETTINGS if name not in _MAY_DIFFER]
-"""Settings of a model that must be those of the one that it starts from."""
 
 
 def starting_weights(config: RunConfig, vocabulary_sha256: str) -> Known | None:

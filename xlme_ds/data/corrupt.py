@@ -14,8 +14,8 @@ from .rows import EOS, TASKS, UNK, Rows
 
 Array = np.ndarray
 Word = np.uint64
+# Of every task its index, rows, and their row numbers (int64 [B]) in the run's endless order.
 Parts = list[tuple[int, Rows, np.ndarray]]
-"""Of every task its index, rows, and their row numbers (int64 [B]) in the run's endless order."""
 TOO_LONG = "the items of a row are empty or longer than the row: mix the data again"
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)

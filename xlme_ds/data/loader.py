@@ -54,8 +54,8 @@ class Loader:
                 )
         self.folder = Path(folder)
         self._collate = PseudoSides(pseudo_fractions, len(first.languages)).collate if pseudo_fractions else collate
+        # Called after every step is read, with its number and its rows by micro-batch.
         self.watch: Callable[[int, list[Parts]], None] | None = None
-        """Called after every step is read, with its number and its rows by micro-batch."""
         self.row_tokens = first.row_tokens
         self.vocabulary_sha256 = first.manifest.vocabulary_sha256
         self.vocabulary_size = first.manifest.vocabulary_size

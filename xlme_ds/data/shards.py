@@ -28,13 +28,10 @@ _OPEN = 2  # shards that are held
 class _Block(NamedTuple):
     """The columns of one record batch, as arrays without a copy."""
 
-    tokens: np.ndarray
-    """int32 [N, T]."""
-    items: np.ndarray
-    """Where each row's items begin in `lengths`, and the end, [N + 1]."""
+    tokens: np.ndarray  # int32 [N, T]
+    items: np.ndarray  # where each row's items begin in `lengths`, and the end, [N + 1]
     lengths: np.ndarray
-    sides: np.ndarray
-    """The same for `languages`."""
+    sides: np.ndarray  # the same for `languages`
     languages: np.ndarray
 
     @classmethod

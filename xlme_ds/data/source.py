@@ -10,8 +10,7 @@ class BatchSource(Protocol):
     """What an engine needs of its data: the batches of a step. `loader.Loader` implements it for data folders."""
 
     plan: StepPlan
-    row_tokens: int
-    """Tokens of a row; the mean, where they differ."""
+    row_tokens: int  # tokens of a row; the mean, where they differ
 
     @property
     def fingerprints(self) -> dict[str, str]:

@@ -19,11 +19,10 @@ _TILE = 2**21  # bytes of scores a thread
 _TILE_COST = 60_000  # scores that a thread could compute while the operations of one more tile are called
 _MASK_COST = 0.1  # of computing a score
 
-Items = Sequence[tuple[int, int, int]]
-"""Of every item its row, its first token, and one after its last."""
+Items = Sequence[tuple[int, int, int]]  # of every item its row, its first token, and one after its last
 _WHOLE = slice(None)
+# Rows, heads, tokens: an item, or all heads and tokens of several rows, or some heads of either.
 Tile = tuple[slice, slice, slice]
-"""Rows, heads, tokens: an item, or all heads and tokens of several rows, or some heads of either."""
 
 
 def items_of(segments_BT: Tensor) -> Items:

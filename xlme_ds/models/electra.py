@@ -19,14 +19,10 @@ from .heads import MaskedLanguageModelHead, ReplacedTokenHead
 class ElectraOutput(NamedTuple):
     """What one forward pass gives; the objective makes the losses of it."""
 
-    nll_M: Tensor
-    """float32, the generator's −log p of the original token."""
-    predicted_M: Tensor
-    """int64, the generator's most likely token."""
-    corrupted_BT: Tensor
-    """int64, the rows with the generator's samples in place."""
-    replaced_logits_BT: Tensor
-    """The discriminator's logits; positive says replaced."""
+    nll_M: Tensor  # float32, the generator's −log p of the original token
+    predicted_M: Tensor  # int64, the generator's most likely token
+    corrupted_BT: Tensor  # int64, the rows with the generator's samples in place
+    replaced_logits_BT: Tensor  # the discriminator's logits; positive says replaced
 
 
 class Electra(nn.Module):

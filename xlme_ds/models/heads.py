@@ -21,29 +21,23 @@ from ..data.rows import UNK
 from .encoder import lookup
 
 GROUP = 128
-_NEVER = -1e30
-"""Logit of what is not to be predicted: its weight is an exact 0, where an infinity could give a NaN."""
+_NEVER = -1e30  # logit of what is not to be predicted: its weight is an exact 0, where an infinity could give a NaN
 
 
 class MaskedTokens(NamedTuple):
     """What the generator says at the masked positions."""
 
-    nll_M: Tensor
-    """float32, −log p(target); carries the gradient."""
-    sample_M: Tensor
-    """int64, drawn from the softmax by the given uniforms; no gradient."""
-    predicted_M: Tensor
-    """int64, the most likely token."""
+    nll_M: Tensor  # float32, −log p(target); carries the gradient
+    sample_M: Tensor  # int64, drawn from the softmax by the given uniforms; no gradient
+    predicted_M: Tensor  # int64, the most likely token
 
 
 class _Tile(NamedTuple):
     """Consecutive ids of one block."""
 
     block: int
-    rows: slice
-    """Inside the block."""
-    start: int
-    """First id."""
+    rows: slice  # inside the block
+    start: int  # first id
     size: int
 
     def local(self, ids_M: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,10 +17,9 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-Known = Callable[[str], torch.Tensor | None]
-"""The first value of a parameter by its name, float32; None: it is drawn."""
+Known = Callable[[str], torch.Tensor | None]  # the first value of a parameter by its name, float32; None: it is drawn
+# Holds a parameter whole on every rank, and saves what was written into it.
 Whole = Callable[[nn.Parameter], AbstractContextManager[object]]
-"""Holds a parameter whole on every rank, and saves what was written into it."""
 
 
 def _kind(name: str, parameter_dim: int) -> str:

@@ -22,10 +22,8 @@ from .text_encoder import TextEncoder
 class LanguageModelOutput(NamedTuple):
     """What one forward pass gives; the objective makes the losses of it."""
 
-    nll_M: Tensor
-    """float32, −log p of the original token."""
-    predicted_M: Tensor
-    """int64, the most likely token."""
+    nll_M: Tensor  # float32, −log p of the original token
+    predicted_M: Tensor  # int64, the most likely token
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,7 @@ class Masking:
     """What a position that is to be predicted shows: a random token, the original, or else `<mask>`; and who sees
     whom."""
 
-    random: float
-    """Share of the positions."""
+    random: float  # share of the positions
     keep: float
 
     def apply(self, batch: Batch, vocabulary: int) -> Tensor:
@@ -57,15 +54,14 @@ class Masking:
         """What `allowed` needs to know of every position, int64 [B, T]: here the number of its item."""
         return batch.segments_BT
 
+    # Which key a query may see, bool [B, 1, T, T], by the groups: here those of its item.
     allowed = staticmethod(item_mask)
-    """Which key a query may see, bool [B, 1, T, T], by the groups: here those of its item."""
 
 
 class LanguageModel(TextEncoder):
     """`TextEncoder` with a head that predicts masked tokens, tied to the embedding."""
 
-    writing = False
-    """Whether what is predicted is written into the text, and so no special token (BTMLM)."""
+    writing = False  # whether what is predicted is written into the text, and so no special token (BTMLM)
 
     def __init__(self, cfg: ModelConfig, masking: Masking):
         super().__init__(cfg)

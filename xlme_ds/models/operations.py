@@ -10,22 +10,14 @@ from ..config import ModelConfig
 class Work:
     """Operations of an objective's forward pass, a token, by where a pipeline does them."""
 
-    layers: int
-    """Of the encoder that a pipeline cuts."""
-    layer: float
-    """Of each of them."""
-    before: float = 0.0
-    """Layers of another encoder, in the first part."""
-    softmax_first: float = 0.0
-    """A masked head with its vocabulary softmax, in the first part."""
-    softmax_last: float = 0.0
-    """The same in the last part."""
-    head: float = 0.0
-    """Any other head, in the last part."""
-    layer_ahead: float = 0.0
-    """Of each of those layers in a pass that goes ahead without gradient."""
-    softmax_ahead: float = 0.0
-    """Of the last part's masked head in that pass."""
+    layers: int  # of the encoder that a pipeline cuts
+    layer: float  # of each of them
+    before: float = 0.0  # layers of another encoder, in the first part
+    softmax_first: float = 0.0  # a masked head with its vocabulary softmax, in the first part
+    softmax_last: float = 0.0  # the same in the last part
+    head: float = 0.0  # any other head, in the last part
+    layer_ahead: float = 0.0  # of each of those layers in a pass that goes ahead without gradient
+    softmax_ahead: float = 0.0  # of the last part's masked head in that pass
 
     @property
     def softmax(self) -> float:

@@ -25,24 +25,20 @@ class Part:
     """Consecutive layers of an encoder: what a stage of a pipeline holds of it. The first part may hold none."""
 
     layers: range
-    first: bool = True
-    """Holds all that comes before the layers."""
-    last: bool = True
-    """Holds all that comes after them."""
+    first: bool = True  # holds all that comes before the layers
+    last: bool = True  # holds all that comes after them
 
 
 class PipelineStage(nn.Module):
     """A part of the model that a subclass inherits from as well: a function of plain tensors."""
 
-    cut_encoder: str
-    """The encoder whose layers are cut."""
+    cut_encoder: str  # the encoder whose layers are cut
+    # How the names of what comes before the layers begin, in the encoder and next to it.
     before: tuple[str, ...] = ("embedding_", "difference_", "positions", "languages", "relative", "input_norm")
-    """How the names of what comes before the layers begin, in the encoder and next to it."""
     after: tuple[str, ...] = ("output_norm",)
-    ties = False
-    """Whether the last part reads the embedding of the first."""
+    ties = False  # whether the last part reads the embedding of the first
+    # Whether what the parts predict for the stage's `first_pass` of a batch is filled in by its `second_pass`.
     passes_ahead = False
-    """Whether what the parts predict for the stage's `first_pass` of a batch is filled in by its `second_pass`."""
 
     def __init__(self, *whole: Any, part: Part):
         """Build the model of the arguments `whole` without memory, and keep what `part` holds of it."""
@@ -68,17 +64,15 @@ class Flow(NamedTuple):
     the same index, and does not look at their type.
     """
 
+    # Float32, the generator's −log p of the original token, 0 where nothing is masked; on its way to the loss.
     nll_BT: Tensor
-    """float32, the generator's −log p of the original token, 0 where nothing is masked; on its way to the loss."""
-    hidden_BTD: Tensor
-    """Of the last layer so far; after the last stage the discriminator's logits [B, T]."""
+    hidden_BTD: Tensor  # of the last layer so far; after the last stage the discriminator's logits [B, T]
     segments_BT: Tensor
     corrupted_BT: Tensor
-    predicted_BT: Tensor
-    """int64, the generator's most likely token, 0 where nothing is masked."""
+    predicted_BT: Tensor  # int64, the generator's most likely token, 0 where nothing is masked
     keys_B: Tensor
+    # Float32, the shared relative bias d: sent along, it needs no copy of its table in every stage.
     distance_HW: Tensor | None
-    """float32, the shared relative bias d: sent along, it needs no copy of its table in every stage."""
 
     def pack(self) -> tuple[Tensor, ...]:
         """As plain tensors, floating-point ones first."""
@@ -141,9 +135,9 @@ class LanguageModelStage(PipelineStage, LanguageModel):
     cut_encoder = "encoder"
     after = (*PipelineStage.after, "masked_head")
     ties = True
+    # The blocks of the embedding in a last stage, which does not own them: the engine sees to their values and
+    # gradients.
     borrowed: Sequence[Tensor] = ()
-    """The blocks of the embedding in a last stage, which does not own them: the engine sees to their values and
-    gradients."""
 
     @property
     def table(self) -> list[Tensor]:

@@ -15,8 +15,8 @@ from ..data.rows import EOS, LAYOUTS, PAD
 from .electra import block_sizes
 from .encoder import Encoder, lookup
 
+# An encoder of a pre-training model, by the prefix of its parameters.
 Which = Literal["encoder", "discriminator", "generator"]
-"""An encoder of a pre-training model, by the prefix of its parameters."""
 
 
 class TextEncoder(nn.Module):

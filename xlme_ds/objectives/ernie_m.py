@@ -26,8 +26,7 @@ from ..models.language_model import Masking
 from .mlm import MASKED, MaskedLanguageModelling
 from .protocol import Quantity
 
-_ROLES = 8
-"""Of a position in its item: 0 where it sees the whole item; else 1 + 2 · side + whether it is masked."""
+_ROLES = 8  # of a position in its item: 0 where it sees the whole item; else 1 + 2 · side + whether it is masked
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ class MaskedLanguageModelling:
     terms: tuple[str, ...] = ("mlm", "tlm")
     quantities: Mapping[str, Quantity] = MASKED
     encoders: Mapping[Which, str] = MappingProxyType({"encoder": "masked_head."})
+    # Names of the share of masked positions whose most likely token is the original, by term.
     accuracies: tuple[str, ...] = ("accuracy_mono", "accuracy_para")
-    """Names of the share of masked positions whose most likely token is the original, by term."""
     statistics_shape: tuple[int, ...] = (2,)
     masking: Masking
 

@@ -18,11 +18,9 @@ from ..models.text_encoder import Which
 class Objective(Protocol):
     """Tensors in, sums and counts out: a mean is a sum over the counts of the whole global batch."""
 
-    terms: tuple[str, ...]
-    """Names of the summands of the loss."""
+    terms: tuple[str, ...]  # names of the summands of the loss
     statistics_shape: tuple[int, ...]
-    weights: Tensor
-    """float64, of each term in the loss."""
+    weights: Tensor  # float64, of each term in the loss
 
     def build(self, cfg: ModelConfig) -> nn.Module:
         """The model that this objective trains, uninitialised; it takes a batch."""
@@ -43,13 +41,10 @@ class Objective(Protocol):
 class Quantity(NamedTuple):
     """A reported number in words, as report page and model card show it."""
 
-    title: str
-    """Of its figure; quantities of one title share a figure."""
+    title: str  # of its figure; quantities of one title share a figure
     unit: str = ""
-    task: str = ""
-    """Whose rows it is of, mono or para; empty where the name says so (`auc_mono` of `auc`)."""
-    unigram: bool = False
-    """Whether it is the −log p of a task's tokens, to which that of a unigram model is compared."""
+    task: str = ""  # whose rows it is of, mono or para; empty where the name says so (`auc_mono` of `auc`)
+    unigram: bool = False  # whether it is the −log p of a task's tokens, to which that of a unigram model is compared
 
 
 class Pretraining(Objective, Protocol):
@@ -59,16 +54,14 @@ class Pretraining(Objective, Protocol):
     monolingual text that the model predicts.
     """
 
-    description: str
-    """One sentence without its full stop, for report, model card and plan."""
+    description: str  # one sentence without its full stop, for report, model card and plan
+    # What it reports, the terms among it, by name; without `_mono` or `_para` where there is one of each task.
     quantities: Mapping[str, Quantity]
-    """What it reports, the terms among it, by name; without `_mono` or `_para` where there is one of each task."""
-    mask_fraction: float
-    """Of the ordinary tokens of an item, those that are predicted."""
+    mask_fraction: float  # of the ordinary tokens of an item, those that are predicted
+    # The encoders of its model, by the prefix of the parameters (a dot follows), with the prefix of the head that is
+    # trained on each; the first one is cut into stages, evaluated, fine-tuned and exported. A token embedding is
+    # `embedding_n`.
     encoders: Mapping[Which, str]
-    """The encoders of its model, by the prefix of the parameters (a dot follows), with the prefix of the head that is
-    trained on each; the first one is cut into stages, evaluated, fine-tuned and exported. A token embedding is
-    `embedding_n`."""
 
     def __init__(self, cfg: ObjectiveConfig): ...
 
