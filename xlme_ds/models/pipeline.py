@@ -8,7 +8,7 @@ B rows, T tokens, H heads, D width, W = 2T−1 distances.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,13 @@ class Part:
 
 
 class PipelineStage(nn.Module):
-    """A part of the model that a subclass inherits from as well: a function of plain tensors."""
+    """A part of the model that a subclass inherits from as well: a function of plain tensors.
+
+    The shapes of what crosses from stage to stage are those of the rows, whatever number of tokens is masked. The
+    floating-point tensors come first: DeepSpeed 0.19.8 receives gradients in the buffers of the activations with the
+    same index, and does not look at their type. The shared relative bias d, float32 [H, W], is sent along: so it needs
+    no copy of its table in every stage.
+    """
 
     cut_encoder: str  # the encoder whose layers are cut
     # How the names of what comes before the layers begin, in the encoder and next to it.
@@ -57,79 +63,55 @@ class PipelineStage(nn.Module):
         self.to_empty(device=device)
 
 
-class Flow(NamedTuple):
-    """What crosses from stage to stage. Its shapes are those of the rows, whatever number of tokens is masked.
-
-    The floating-point tensors come first: DeepSpeed 0.19.8 receives gradients in the buffers of the activations with
-    the same index, and does not look at their type.
-    """
-
-    # Float32, the generator's −log p of the original token, 0 where nothing is masked; on its way to the loss.
-    nll_BT: Tensor
-    hidden_BTD: Tensor  # of the last layer so far; after the last stage the discriminator's logits [B, T]
-    segments_BT: Tensor
-    corrupted_BT: Tensor
-    predicted_BT: Tensor  # int64, the generator's most likely token, 0 where nothing is masked
-    keys_B: Tensor
-    # Float32, the shared relative bias d: sent along, it needs no copy of its table in every stage.
-    distance_HW: Tensor | None
-
-    def pack(self) -> tuple[Tensor, ...]:
-        """As plain tensors, floating-point ones first."""
-        # The hidden states come last among these: only the last backward pass frees its graph, and theirs is the big
-        # one.
-        relative = () if self.distance_HW is None else (self.distance_HW,)
-        integers = self.segments_BT, self.corrupted_BT, self.predicted_BT, self.keys_B
-        return tuple(tensor.contiguous() for tensor in (self.nll_BT, *relative, self.hidden_BTD, *integers))
-
-    @staticmethod
-    def unpack(tensors: Sequence[Tensor]) -> "Flow":
-        """What `pack` gave."""
-        nll_BT, *relative, hidden_BTD, segments_BT, corrupted_BT, predicted_BT, keys_B = tensors
-        d = relative[0] if relative else None
-        return Flow(nll_BT, hidden_BTD, segments_BT, corrupted_BT, predicted_BT, keys_B, d)
-
-
 class ElectraStage(PipelineStage, Electra):
-    """The part of `Electra` that one stage runs."""
+    """The part of `Electra` that one stage runs.
+
+    From stage to stage go the generator's −log p [B, T] of the original tokens in float32, on their way to the loss; d
+    where there is a relative bias; the last hidden states [B, T, D], at the end the discriminator's logits [B, T]; and
+    in int64 the segments, the rows with samples and the generator's most likely tokens, each [B, T], and keys [B].
+    Where nothing is masked, −log p and the most likely token are 0.
+    """
 
     cut_encoder = "discriminator"
     before = (*PipelineStage.before, "generator", "masked_head")
     after = (*PipelineStage.after, "replaced_head")
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """The first stage takes a `Batch`, the others a packed `Flow`, which all of them return."""
-        flow = self._start(Batch(*tensors)) if self.part.first else Flow.unpack(tensors)
-        hidden_BTD = self.discriminator.body(flow.hidden_BTD, flow.segments_BT, flow.distance_HW, keys_B=flow.keys_B)
+        """The first stage takes a `Batch`, the others what the one before returned; `output` takes what the last
+        returns."""
+        if self.part.first:
+            tensors = self._start(Batch(*tensors))
+        nll_BT, *relative, hidden_BTD, segments_BT, corrupted_BT, predicted_BT, keys_B = tensors
+        distance_HW = relative[0] if relative else None
+        hidden_BTD = self.discriminator.body(hidden_BTD, segments_BT, distance_HW, keys_B=keys_B)
         if self.part.last:
             hidden_BTD = self.replaced_head(hidden_BTD)
-        return flow._replace(hidden_BTD=hidden_BTD).pack()
+        # The hidden states come last among the floating-point ones: only the last backward pass frees its graph, and
+        # theirs is the big one.
+        crossing = nll_BT, *relative, hidden_BTD, segments_BT, corrupted_BT, predicted_BT, keys_B
+        return tuple(tensor.contiguous() for tensor in crossing)
 
-    def _start(self, batch: Batch) -> Flow:
+    def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         nll_M, predicted_M, corrupted_BT = self.generate(batch)
         embedded_BTD = self.embed_for_discriminator(corrupted_BT)
-        return Flow(
-            nll_BT=_scatter(nll_M, batch.masked_M, batch.tokens_BT),
-            hidden_BTD=self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B),
-            segments_BT=batch.segments_BT,
-            corrupted_BT=corrupted_BT,
-            predicted_BT=_scatter(predicted_M, batch.masked_M, batch.tokens_BT),
-            keys_B=batch.keys_B,
-            distance_HW=self.discriminator.distances(batch.tokens_BT.shape[1]),
-        )
+        hidden_BTD = self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
+        nll_BT, predicted_BT = (_scatter(each_M, batch.masked_M, batch.tokens_BT) for each_M in (nll_M, predicted_M))
+        distance_HW = self.discriminator.distances(batch.tokens_BT.shape[1])
+        relative = () if distance_HW is None else (distance_HW,)
+        return nll_BT, *relative, hidden_BTD, batch.segments_BT, corrupted_BT, predicted_BT, batch.keys_B
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> ElectraOutput:
         """What `Electra` gives for `batch`, on the last stage, from what it returned."""
-        flow = Flow.unpack(tensors)
-        nll_M, predicted_M = (dense.flatten()[batch.masked_M] for dense in (flow.nll_BT, flow.predicted_BT))
-        return ElectraOutput(nll_M, predicted_M, flow.corrupted_BT, flow.hidden_BTD)
+        nll_BT, *_, logits_BT, _segments_BT, corrupted_BT, predicted_BT, _keys_B = tensors
+        nll_M, predicted_M = (dense.flatten()[batch.masked_M] for dense in (nll_BT, predicted_BT))
+        return ElectraOutput(nll_M, predicted_M, corrupted_BT, logits_BT)
 
 
 class LanguageModelStage(PipelineStage, LanguageModel):
     """The part of `LanguageModel` that one stage runs.
 
-    Its tensors are packed as a `Flow` is: d where there is a relative bias, hidden [B, T, D], groups [B, T] (see
-    `Masking`), targets [B, T], int64, the original token where one is masked and 0 elsewhere, and keys [B].
+    From stage to stage go d where there is a relative bias, hidden states [B, T, D], groups [B, T] (see `Masking`),
+    targets [B, T], int64, the original token where one is masked and 0 elsewhere, and keys [B].
     """
 
     cut_encoder = "encoder"
@@ -231,14 +213,11 @@ def describe_balance(engine: EngineConfig, work: Work, checkpointing: bool) -> s
     balance = pipeline_balance(engine, work, checkpointing)
     held: list[list[str]] = [[] for _ in range(engine.pipeline_stages)]
     held[0].append("embedding, generator" if work.before else "embedding")
-    start = 0
-    for part, count in enumerate(balance):
-        if count:
-            last = start + count - 1
-            held[_process(part, engine.pipeline_stages)].append(
-                f"layers {start}-{last}" if count > 1 else f"layer {last}"
-            )
-        start += count
+    for number, part in enumerate(parts(balance)):
+        if part.layers:
+            first, last = part.layers[0], part.layers[-1]
+            words = f"layers {first}-{last}" if first < last else f"layer {last}"
+            held[_process(number, engine.pipeline_stages)].append(words)
     costs = process_costs(stage_costs(work, balance, checkpointing), engine.pipeline_stages)
     shares = [f"{', '.join(names)} ({cost / sum(costs):.0%})" for names, cost in zip(held, costs, strict=True)]
     return f"pipeline ({engine.pipeline_schedule}), share of the operations: " + " | ".join(shares)
