@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .attention_cpu import attend
+from .attention_cpu import attend, item_mask
 from .dropout import drop
 
 
@@ -104,11 +104,6 @@ class ItemBias(NamedTuple):
     first_BT: Tensor  # int32: where the item of each position begins
     end_BT: Tensor  # int32: one after where it ends
     distance_HW: Tensor | None  # float32: d by distance j − i, from 1−T to T−1
-
-
-def item_mask(segments_BT: Tensor) -> Tensor:
-    """Block-diagonal mask [B, 1, T, T]: true within one item. Padding (segment 0) sees padding, so no row is empty."""
-    return (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
 
 
 def item_bounds(segments_BT: Tensor) -> tuple[Tensor, Tensor]:

@@ -179,8 +179,7 @@ def attend(
         distance_HW = torch.zeros(heads, 2 * tokens - 1, device=q_BHTK.device)
     # A tile may reach as far past the row's end as it is wide.
     padded_HW = F.pad(distance_HW, [TILES[q_BHTK.element_size()]] * 2)
-    out: Tensor = _Attend.apply(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, padded_HW, first_BT, end_BT)
-    return out
+    return _Attend.apply(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, padded_HW, first_BT, end_BT)
 
 
 class _Attend(torch.autograd.Function):

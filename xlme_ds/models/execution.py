@@ -49,9 +49,11 @@ class AppliedLayer(TransformerLayer):
         """The layer's output, by its compiled form in training; evaluations have rows of any number and length."""
         if self.compile_as == "none" or not self.training:
             return super().forward(x_BTD, bias, keys_B)
-        layer = compiled(TransformerLayer.forward, self.compile_as)
-        out_BTD: Tensor = layer(places(self), self, x_BTD, bias, keys_B)
-        return out_BTD
+        # Of each parameter on a GPU, by how many bytes it misses alignment. DeepSpeed's are slices of one buffer, and
+        # not alike in all layers: a gate has one number a head. torch has code for aligned ones read others without a
+        # look (pytorch#193054).
+        places = tuple(parameter.data_ptr() % _ALIGNMENT for parameter in self.parameters() if parameter.is_cuda)
+        return compiled(TransformerLayer.forward, self.compile_as)(places, self, x_BTD, bias, keys_B)
 
 
 @functools.cache
@@ -67,12 +69,3 @@ def compiled(function: Callable[..., Any], how: Compile) -> Callable[..., Any]:
         return function(*inputs)
 
     return torch.compile(run, fullgraph=True, dynamic=False, mode="reduce-overhead" if how == "graphs" else None)
-
-
-def places(module: nn.Module) -> tuple[int, ...]:
-    """Of each parameter on a GPU, by how many bytes it misses alignment.
-
-    DeepSpeed's are slices of one buffer, and not alike in all layers: a gate has one number a head. torch has code for
-    aligned ones read others without a look (pytorch#193054).
-    """
-    return tuple(parameter.data_ptr() % _ALIGNMENT for parameter in module.parameters() if parameter.is_cuda)

@@ -72,11 +72,6 @@ def choose(weights_MN: Tensor, thresholds_M1: Tensor) -> tuple[Tensor, Tensor]:
     return place_M1, (cumulated_MN - weights_MN).gather(1, place_M1)
 
 
-def sampled_at_once(positions: int, width: int, chunk: int) -> int:
-    """Positions, each with the embeddings of two groups, that take no more numbers than a tile."""
-    return max(positions * chunk // (2 * GROUP * width), 1)
-
-
 def _sample(
     hidden_MD: Tensor,
     highest_MG: Tensor,
@@ -113,8 +108,7 @@ class _MaskedSoftmax(torch.autograd.Function):
     ):
         highest: list[Tensor] = []
         sums: list[Tensor] = []
-        starts: list[int] = []
-        ends: list[int] = []
+        borders: list[tuple[int, int]] = []  # of every group: first id, and one after the last
         at_target_M1 = torch.zeros(len(hidden_MD), 1, dtype=torch.float32, device=hidden_MD.device)
         for tile in _tiles(blocks, chunk):
             logits_MC = _logits(hidden_MD, blocks, bias_V, tile)
@@ -126,15 +120,15 @@ class _MaskedSoftmax(torch.autograd.Function):
             logits_MGK = logits_MC.unflatten(1, (-1, GROUP))
             highest.append(logits_MGK.amax(-1))
             sums.append(logits_MGK.sub_(highest[-1].unsqueeze(-1)).exp_().sum(-1))
-            starts += range(tile.start, tile.start + tile.size, GROUP)
-            ends += [tile.start + tile.size] * (len(starts) - len(ends))
+            end = tile.start + tile.size
+            borders += [(start, min(start + GROUP, end)) for start in range(tile.start, end, GROUP)]
             del logits_MC, logits_MGK  # or they would still be there while the next tile is made
         highest_MG, sums_MG = torch.cat(highest, dim=1), torch.cat(sums, dim=1)
         maximum_M1 = highest_MG.amax(1, keepdim=True)
         lse_M1 = (sums_MG * (highest_MG - maximum_M1).exp_()).sum(1, keepdim=True).log() + maximum_M1
-        borders = (torch.tensor(each).to(hidden_MD.device, non_blocking=True) for each in (starts, ends))
-        table = blocks, bias_V, *borders
-        at_once = sampled_at_once(len(hidden_MD), hidden_MD.shape[1], chunk)
+        table = blocks, bias_V, *torch.tensor(borders).to(hidden_MD.device, non_blocking=True).unbind(1)
+        # Positions, each with the embeddings of two groups, that take no more numbers than a tile.
+        at_once = max(len(hidden_MD) * chunk // (2 * GROUP * hidden_MD.shape[1]), 1)
         arrays = hidden_MD, highest_MG, sums_MG, uniforms_M
         parts = [_sample(*group, *table) for group in zip(*(array.split(at_once) for array in arrays), strict=True)]
         ctx.save_for_backward(hidden_MD, bias_V, targets_M, lse_M1, *blocks)

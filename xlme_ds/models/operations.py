@@ -45,8 +45,3 @@ def masked_head_forward(cfg: ModelConfig, mask_fraction: float) -> float:
     """The masked head with its vocabulary softmax at the masked fraction, a token."""
     dense = cfg.width**2 if cfg.masked_head == "dense" else 0
     return 2.0 * mask_fraction * (dense + cfg.width * cfg.vocabulary)
-
-
-def replaced_head_forward(cfg: ModelConfig) -> float:
-    """The discriminator's head, a token."""
-    return 2.0 * (cfg.width**2 + cfg.width)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..data.rows import EOS, LAYOUTS, PAD
+from .attention import shared_bias
 from .electra import block_sizes
 from .encoder import Encoder, lookup
 
@@ -57,8 +58,16 @@ class TextEncoder(nn.Module):
     def hidden_states(
         self, tokens_BT: Tensor, positions_BT: Tensor, segments_BT: Tensor, languages_BT: Tensor | None = None
     ) -> list[Tensor]:
-        """Hidden states [B, T, D] of the embedding layer (index 0) and of every layer."""
-        return self.encoder.hidden_states(self.embed(tokens_BT), positions_BT, segments_BT, languages_BT)
+        """Hidden states [B, T, D] of the embedding layer (index 0) and of every layer; the last one is what
+        `forward` gives in evaluation mode."""
+        states = [self.encoder.embed(self.embed(tokens_BT), positions_BT, languages_BT)]
+        distance_HW = self.encoder.distances(segments_BT.shape[1])
+        bias = shared_bias(self.cfg.attention, segments_BT, distance_HW, states[0].dtype)
+        for layer in self.encoder.layers.values():
+            states.append(layer(states[-1], bias))
+        if self.encoder.output_norm is not None:
+            states[-1] = self.encoder.output_norm(states[-1])
+        return states
 
 
 def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,17 +112,13 @@ def languages_of(cfg: ModelConfig, codes: Sequence[tuple[str, ...]], tokens_BT: 
     return languages_BT * (tokens_BT != PAD)
 
 
-def encoder_config(cfg: ModelConfig, which: Which) -> ModelConfig:
-    """The settings of one encoder of a pre-training model."""
-    return replace(cfg, discriminator_layers=cfg.generator_layers) if which == "generator" else cfg
-
-
 def take_encoder(state: Mapping[str, Tensor], cfg: ModelConfig, which: Which) -> TextEncoder:
     """One encoder out of the whole state of a pre-training model, in evaluation mode.
 
     The discriminator's embedding under gradient-disentangled sharing is the sum of the generator's and its difference.
     """
-    encoder = TextEncoder(encoder_config(cfg, which))
+    layers = cfg.generator_layers if which == "generator" else cfg.discriminator_layers
+    encoder = TextEncoder(replace(cfg, discriminator_layers=layers))
     prefix = f"{which}."
     taken = {"encoder." + name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     for n in range(cfg.vocabulary_blocks):

@@ -17,7 +17,7 @@ from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch, sum_by_task
 from ..data.rows import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
-from ..models.operations import Work, encoder_forward, masked_head_forward, replaced_head_forward
+from ..models.operations import Work, encoder_forward, masked_head_forward
 from ..models.pipeline import ElectraStage, Part
 from ..models.text_encoder import Which
 from .protocol import Quantity, adds_none, masks_some
@@ -73,7 +73,7 @@ class ElectraObjective:
             layer=encoder_forward(cfg, 1, row_tokens),
             before=encoder_forward(cfg, cfg.generator_layers, row_tokens),
             softmax_first=masked_head_forward(cfg, self.mask_fraction),
-            head=replaced_head_forward(cfg),
+            head=2.0 * (cfg.width**2 + cfg.width),
         )
 
     @staticmethod
