@@ -17,8 +17,6 @@ FLOORS = {
     "xlme_ds.folders": 0,
     "xlme_ds.data.batch": 0,
     "xlme_ds.data.rows": 0,
-    "xlme_ds.data.schema": 0,
-    "xlme_ds.data.vocabulary": 0,
     "xlme_ds.recipes": 1,
     "xlme_ds.data": 1,
     "xlme_ds.checkpoint.state_files": 1,

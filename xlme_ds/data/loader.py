@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..config import DataConfig
+from ..config import DataConfig, refuse
 from .batch import Batch
 from .collate import collate
 from .corrupt import Parts
@@ -41,25 +41,29 @@ class Loader:
             if self.plan.rows[task] > 0
         }
         first = next(iter(self.stores.values()))
-        for store in self.stores.values():
-            for field in ("vocabulary_sha256", "vocabulary_size"):
-                if getattr(store.manifest, field) != getattr(first.manifest, field):
-                    raise ValueError(
-                        f"{store.folder} and {first.folder} were encoded with different vocabularies: "
-                        "prepare them together"
-                    )
-            if store.row_tokens != first.row_tokens or store.manifest.layout != first.manifest.layout:
-                raise ValueError(
-                    f"{store.folder} and {first.folder} have rows of different lengths or layouts: mix them together"
-                )
-        self.folder = Path(folder)
-        self._collate = PseudoSides(pseudo_fractions, len(first.languages)).collate if pseudo_fractions else collate
-        # Called after every step is read, with its number and its rows by micro-batch.
-        self.watch: Callable[[int, list[Parts]], None] | None = None
         self.row_tokens = first.row_tokens
         self.vocabulary_sha256 = first.manifest.vocabulary_sha256
         self.vocabulary_size = first.manifest.vocabulary_size
         self.layout = first.manifest.layout
+        for store in self.stores.values():
+            both, of = f"{store.folder} and {first.folder}", store.manifest
+            vocabulary = of.vocabulary_sha256, of.vocabulary_size
+            refuse(
+                [
+                    (
+                        vocabulary == (self.vocabulary_sha256, self.vocabulary_size),
+                        f"{both} were encoded with different vocabularies: prepare them together",
+                    ),
+                    (
+                        (store.row_tokens, of.layout) == (self.row_tokens, self.layout),
+                        f"{both} have rows of different lengths or layouts: mix them together",
+                    ),
+                ]
+            )
+        self.folder = Path(folder)
+        self._collate = PseudoSides(pseudo_fractions, len(first.languages)).collate if pseudo_fractions else collate
+        # Called after every step is read, with its number and its rows by micro-batch.
+        self.watch: Callable[[int, list[Parts]], None] | None = None
 
     @property
     def fingerprints(self) -> dict[str, str]:

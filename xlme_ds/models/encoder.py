@@ -178,3 +178,16 @@ class Encoder(nn.Module):
         """Last hidden states, [B, T, D]; see `embed`."""
         read_BTD = self.embed(embedded_BTD, positions_BT, languages_BT, keys_B)
         return self.body(read_BTD, segments_BT, self.distances(segments_BT.shape[1]), keys_B=keys_B)
+
+    def hidden_states(
+        self, embedded_BTD: Tensor, positions_BT: Tensor, segments_BT: Tensor, languages_BT: Tensor | None = None
+    ) -> list[Tensor]:
+        """Hidden states [B, T, D] of the embeddings (index 0) and of every layer; in evaluation mode the last one is
+        `forward`'s."""
+        bias = shared_bias(self.kernel, segments_BT, self.distances(segments_BT.shape[1]), embedded_BTD.dtype)
+        states = [self.embed(embedded_BTD, positions_BT, languages_BT)]
+        for layer in self.layers.values():
+            states.append(layer(states[-1], bias))
+        if self.output_norm is not None:
+            states[-1] = self.output_norm(states[-1])
+        return states

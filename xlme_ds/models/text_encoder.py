@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..data.rows import EOS, LAYOUTS, PAD
-from .attention import shared_bias
 from .electra import block_sizes
 from .encoder import Encoder, lookup
 
@@ -58,16 +57,8 @@ class TextEncoder(nn.Module):
     def hidden_states(
         self, tokens_BT: Tensor, positions_BT: Tensor, segments_BT: Tensor, languages_BT: Tensor | None = None
     ) -> list[Tensor]:
-        """Hidden states [B, T, D] of the embedding layer (index 0) and of every layer; the last one is what
-        `forward` gives in evaluation mode."""
-        states = [self.encoder.embed(self.embed(tokens_BT), positions_BT, languages_BT)]
-        distance_HW = self.encoder.distances(segments_BT.shape[1])
-        bias = shared_bias(self.cfg.attention, segments_BT, distance_HW, states[0].dtype)
-        for layer in self.encoder.layers.values():
-            states.append(layer(states[-1], bias))
-        if self.encoder.output_norm is not None:
-            states[-1] = self.encoder.output_norm(states[-1])
-        return states
+        """Hidden states [B, T, D] of the embedding layer (index 0) and of every layer."""
+        return self.encoder.hidden_states(self.embed(tokens_BT), positions_BT, segments_BT, languages_BT)
 
 
 def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
