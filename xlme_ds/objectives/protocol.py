@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
-from ..models.operations import Work
-from ..models.pipeline import Part
+from ..models.pipeline import Part, Work
 from ..models.text_encoder import Which
 
 
@@ -87,6 +86,8 @@ def masks_some(run: RunConfig) -> Check:
 
 def adds_none(run: RunConfig) -> Check:
     """No tokens are added to those of the data."""
-    name = run.objective.name
-    sentence = f"objective.pseudo_fractions are for objective.name btmlm, not {name}: leave them empty"
-    return not run.objective.pseudo_fractions, sentence
+    settings = run.objective
+    return (
+        not settings.pseudo_fractions,
+        f"objective.pseudo_fractions are for objective.name btmlm, not {settings.name}: leave them empty",
+    )
