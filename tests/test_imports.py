@@ -27,7 +27,6 @@ FLOORS = {
     "xlme_ds.counting": 3,
     "xlme_ds.trained": 3,
     "xlme_ds.validate": 3,
-    "xlme_ds.warm_start": 4,
     "xlme_ds.engine": 4,
     "xlme_ds.checkpoint": 5,
     "xlme_ds.plan": 5,

@@ -60,7 +60,7 @@ def pretrain(config: RunConfig, data: Path, out: Path, heldout: Path | None, sto
     from .models.init import Known
     from .train.run import heldout_data, pretraining, train
     from .train.run_folder import RunFolder
-    from .warm_start import starting_weights
+    from .trained import starting_weights
 
     watchdog = Watchdog(config.train.watchdog_minutes, int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))))
     watchdog.beat("waiting for the other processes")

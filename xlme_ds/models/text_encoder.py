@@ -109,12 +109,17 @@ def take_encoder(state: Mapping[str, Tensor], cfg: ModelConfig, which: Which) ->
     The discriminator's embedding under gradient-disentangled sharing is the sum of the generator's and its difference.
     """
     layers = cfg.generator_layers if which == "generator" else cfg.discriminator_layers
-    encoder = TextEncoder(replace(cfg, discriminator_layers=layers))
     prefix = f"{which}."
     taken = {"encoder." + name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     for n in range(cfg.vocabulary_blocks):
         taken[f"embedding_{n}"] = state[f"embedding_{n}"]
         if which == "discriminator" and cfg.embedding_sharing == "gdes":
             taken[f"embedding_{n}"] = taken[f"embedding_{n}"] + state[f"difference_{n}"]
-    encoder.load_state_dict(taken)
+    return encoder_of(taken, replace(cfg, discriminator_layers=layers))
+
+
+def encoder_of(state: Mapping[str, Tensor], cfg: ModelConfig) -> TextEncoder:
+    """The encoder with these parameters, in evaluation mode."""
+    encoder = TextEncoder(cfg)
+    encoder.load_state_dict(state)
     return encoder.eval()
