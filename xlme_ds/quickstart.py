@@ -108,11 +108,9 @@ def main() -> None:
     if finished.exists():
         print(f"{out} is complete; open {out / 'report.html'} (make pretrain FRESH=1 starts over)")
         return
-    threads = str(max((os.cpu_count() or 1) // arguments.processes, 1))
-    run(
-        training(data, out, arguments.processes),
-        settings | {"OMP_NUM_THREADS": threads, "PYTHONWARNINGS": "ignore"},
-    )
+    threads = max((os.cpu_count() or 1) // arguments.processes, 1)
+    settings |= {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}
+    run(training(data, out, arguments.processes), settings)
     if not finished.exists():  # stopped, or the launcher was killed, which it does not tell
         sys.exit(1)
 

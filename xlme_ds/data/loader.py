@@ -103,8 +103,8 @@ class Loader:
     @cached_property
     def _probe(self) -> Batch:
         first = np.zeros(1, dtype=np.int64)
-        parts = [(task, store.read(first), first) for task, store in self.stores.items()]
-        return self._collate(parts, self.seed, self.mask_fraction)
+        read = [(task, store.read(first), first) for task, store in self.stores.items()]
+        return self._collate(read, self.seed, self.mask_fraction)
 
     def step(self, step: int) -> list[Batch]:
         """All micro-batches of this rank in step `step`."""

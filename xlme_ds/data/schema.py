@@ -204,7 +204,7 @@ def _manifest_checks(fields: Any) -> Iterator[Check]:
 def _kind_checks(what: str, values: Any, kinds: Mapping[str, type]) -> Iterator[Check]:
     yield type(values) is dict, f"{what} is no object"
     for name, kind in kinds.items():
-        value = values.get(name)
+        value: Any = values.get(name)
         fits = isinstance(value, kind) and not isinstance(value, bool) and (kind is not int or value >= 0)
         yield fits, f"{what} has {name} {value!r:.80}, not {_KIND_WORDS[kind]}"
 
@@ -289,8 +289,9 @@ def read_json(path: Path, kind: type) -> Any:
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply: restore the file or remove it") from None
     if not isinstance(value, kind):
-        found = type(value).__name__
-        raise ValueError(f"{path} holds a JSON {found}, not a {kind.__name__}: restore the file or remove it")
+        raise ValueError(
+            f"{path} holds a JSON {type(value).__name__}, not a {kind.__name__}: restore the file or remove it"
+        )
     return value
 
 

@@ -113,8 +113,7 @@ class RowStore:
         number, first = divmod(start - self._starts[shard], len(blocks[0].tokens))
         block = blocks[number]
         rows = block.rows(first, min(first + stop - start, len(block.tokens)))
-        limits = self.manifest.vocabulary_size, len(self.manifest.languages)
-        if not _possible(*rows, *limits):
+        if not _possible(*rows, self.manifest.vocabulary_size, len(self.manifest.languages)):
             raise ValueError(
                 f"{self._path(shard)} has ids or lengths that no row can have, near row {start - self._starts[shard]}: "
                 f"mix {self.folder} again"

@@ -10,6 +10,7 @@ B rows, H heads, T tokens, K head size; of a tile N heads, over one row or sever
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, pairwise
 from operator import itemgetter
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -91,8 +92,7 @@ def _gradients(
     tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, segments_BT)
     grad_q, grad_k, grad_v = (torch.empty_like(q_BHTK) for _ in range(3))
     grad_gate = None if gate_BHT1 is None else torch.empty_like(gate_BHT1)
-    # Where all items add up, in float32 or better.
-    wide = torch.promote_types(q_BHTK.dtype, torch.float32)
+    wide = torch.promote_types(q_BHTK.dtype, torch.float32)  # for what all items add to
     grad_distance = None if distance_HTT is None else torch.zeros_like(distance_HTT, dtype=wide)
     scale = q_BHTK.shape[-1] ** -0.5
     for tile in tiles.all:
@@ -139,18 +139,18 @@ class _Tiles:
         allowed: Tensor | None,
         segments: Tensor | None,
     ):
-        self.q, self.k, self.gate, self.distance, self.allowed, self.segments = q, k, gate, distance, allowed, segments
+        self.q, self.k, self.gate, self.distance, self.allowed = q, k, gate, distance, allowed
+        self.segments: Any = segments  # a tensor where `allowed` is None
         rows, heads, tokens, size = q.shape
         self.scale = size**-0.5
         room = _TILE * torch.get_num_threads() // q.element_size()
-        items = [] if segments is None else items_of(segments)
-        apart, together = _divide(items, rows, heads, tokens, room)
-        of_items = [
+        apart, together = _divide([] if segments is None else items_of(segments), rows, heads, tokens, room)
+        self.all: list[Tile] = [
             (slice(row, row + 1), part, slice(first, end))
             for row, first, end in apart
             for part in _heads(heads, end - first, room)
         ]
-        self.all: list[Tile] = [*of_items, *_rows(together, heads, tokens, room)]
+        self.all += _rows(together, heads, tokens, room)
         self._scratch = q.new_empty(max(self._numel(tile) for tile in self.all))
 
     def _numel(self, tile: Tile) -> int:

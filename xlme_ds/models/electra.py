@@ -76,9 +76,12 @@ class Electra(nn.Module):
     def forward(self, batch: Batch) -> ElectraOutput:
         """Generate, then discriminate (XLM-E equations (1) to (5))."""
         nll_M, predicted_M, corrupted_BT = self.generate(batch)
-        embedded_BTD = self.embed_for_discriminator(corrupted_BT)
         hidden_BTD = self.discriminator(
-            embedded_BTD, batch.positions_BT, batch.segments_BT, batch.languages_BT, batch.keys_B
+            self.embed_for_discriminator(corrupted_BT),
+            batch.positions_BT,
+            batch.segments_BT,
+            batch.languages_BT,
+            batch.keys_B,
         )
         return ElectraOutput(nll_M, predicted_M, corrupted_BT, self.replaced_head(hidden_BTD))
 

@@ -163,8 +163,7 @@ class Encoder(nn.Module):
         bias = shared_bias(self.kernel, groups_BT, distance_HW, x_BTD.dtype, allowed)
         keys_B = self._dropping(keys_B)
         for number, layer in self.layers.items():
-            of_layer = None if keys_B is None else derive(keys_B, 1 + int(number))
-            x_BTD = layer(x_BTD, bias, of_layer)
+            x_BTD = layer(x_BTD, bias, None if keys_B is None else derive(keys_B, 1 + int(number)))
         return x_BTD if self.output_norm is None else self.output_norm(x_BTD)
 
     def forward(

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from .attention import AttentionBias, ItemBias
 from .layers import TransformerLayer
 
 Model = TypeVar("Model", bound=nn.Module)
-Compile = Literal["none", "layers", "graphs"]
 _ALIGNMENT = 16  # bytes, of inductor's loads
 
 
@@ -36,7 +35,7 @@ def applied(model: Model, cfg: ModelConfig) -> Model:
 class AppliedLayer(TransformerLayer):
     """A layer as training runs it; it computes what `TransformerLayer` does."""
 
-    compile_as: Compile = "none"
+    compile_as: str = "none"
     checkpointing = False
 
     def __call__(self, *inputs: Any) -> Tensor:
@@ -57,7 +56,7 @@ class AppliedLayer(TransformerLayer):
 
 
 @functools.cache
-def compiled(function: Callable[..., Any], how: Compile) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], how: str) -> Callable[..., Any]:
     """`function(*inputs)` compiled as one graph for the shapes of its inputs, as a function of (places, *inputs).
 
     Other shapes and other `places` are compiled for anew, and more than eight in a process are an error of torch's.

@@ -56,7 +56,6 @@ def _tiles(blocks: Sequence[Tensor], chunk: int) -> Iterator[_Tile]:
 
 
 def _logits(hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, tile: _Tile) -> Tensor:
-    """float32 [M, C]."""
     products_MC = hidden_MD @ blocks[tile.block][tile.rows].t()
     return products_MC.float().add_(bias_V[tile.start : tile.start + tile.size].float())
 

@@ -46,8 +46,7 @@ class CrossMasking(Masking):
     def apply(self, batch: Batch, vocabulary: int) -> Tensor:
         """All of them with `<mask>`: one left to be seen would tell the other masked positions of its side of it."""
         tokens_BT = super().apply(batch, vocabulary)
-        hidden_BT = self.crossed(batch) & _masked(batch)
-        return torch.where(hidden_BT, vocabulary - 1, tokens_BT)
+        return torch.where(self.crossed(batch) & _masked(batch), vocabulary - 1, tokens_BT)
 
     def groups(self, batch: Batch) -> Tensor:
         """The item's number and the position's role in it."""
@@ -70,7 +69,6 @@ class CrossMasking(Masking):
 
 
 def _masked(batch: Batch) -> Tensor:
-    """bool [B, T]."""
     none = torch.zeros(batch.tokens_BT.numel(), dtype=torch.bool, device=batch.tokens_BT.device)
     return none.index_fill(0, batch.masked_M, True).view_as(batch.tokens_BT)
 
