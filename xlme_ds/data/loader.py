@@ -17,7 +17,10 @@ from .shards import RowStore
 
 
 class Loader:
-    """Reads `folder` (one subfolder a task) for one of `world` ranks."""
+    """Reads `folder` (one subfolder a task) for one of `world` ranks.
+
+    `languages` as in `RowStore`; `pseudo_fractions` as in `PseudoSides`: without them no places are opened.
+    """
 
     def __init__(
         self,
@@ -30,11 +33,8 @@ class Loader:
         languages: Sequence[str] = (),
         pseudo_fractions: tuple[float, ...] = (),
     ):
-        """`languages` as in `RowStore`; `pseudo_fractions` as in `PseudoSides`: without them no places are opened."""
         self.plan: StepPlan = plan_step(data, world)
-        self.rank = rank
-        self.seed = seed
-        self.mask_fraction = mask_fraction
+        self.rank, self.seed, self.mask_fraction = rank, seed, mask_fraction
         self.stores = {
             task: RowStore(Path(folder) / name, languages)
             for task, name in enumerate(TASKS)

@@ -50,13 +50,13 @@ class _Block(NamedTuple):
 
 
 class RowStore:
-    """One task of a mixed data folder, addressed by record number 0 … rows−1."""
+    """One task of a mixed data folder, addressed by record number 0 … rows−1.
+
+    `languages`: codes that the languages of its rows are numbered by; by default the data's own list. Raises ValueError
+    for a folder that holds no rows, or text in another language.
+    """
 
     def __init__(self, folder: Path, languages: Sequence[str] = ()):
-        """`languages`: codes that the languages of its rows are numbered by; by default the data's own list.
-
-        Raises ValueError for a folder that holds no rows, or text in another language.
-        """
         self.folder = Path(folder)
         self.manifest: Manifest = read_manifest(self.folder)
         stage = f"{folder} was written by the stage {self.manifest.stage}: name the folder that `data_prep mix` wrote"

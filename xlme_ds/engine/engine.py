@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from ..checkpoint.state_files import StateReader, StateWriter
 from ..data.batch import Batch
-from ..data.source import BatchSource
-from ..objectives.protocol import Objective
+from ..objectives.protocol import BatchSource, Objective
 from .optimizer import applied_rate, set_learning_rate
 from .ranks import gather, on_all_ranks, raise_on_all_ranks
 from .state import Bucket, read_state, write_state

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import OptimizerConfig
-from ..data.source import BatchSource
-from ..objectives.protocol import Objective
+from ..objectives.protocol import BatchSource, Objective
 from .engine import Engine
 from .optimizer import build_optimizer
 from .state import Bucket, Piece

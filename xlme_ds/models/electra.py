@@ -3,7 +3,6 @@
 B rows, T tokens, M masked positions of the batch, D width.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -45,7 +44,7 @@ class Electra(nn.Module):
         self.discriminator = Encoder(cfg, cfg.discriminator_layers)
         self.replaced_head = ReplacedTokenHead(cfg)
 
-    def _blocks(self, name: str) -> Sequence[Tensor]:
+    def _blocks(self, name: str) -> list[Tensor]:
         return [getattr(self, f"{name}_{n}") for n in range(self.cfg.vocabulary_blocks)]
 
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:

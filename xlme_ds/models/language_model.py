@@ -3,7 +3,6 @@
 B rows, T tokens, M masked positions of the batch, D width.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -78,7 +77,7 @@ class LanguageModel(TextEncoder):
         return self.predict(hidden_BTD, batch.masked_M, batch.tokens_BT.flatten()[batch.masked_M], table)
 
     def predict(
-        self, hidden_BTD: Tensor, masked_M: Tensor, targets_M: Tensor, table: Sequence[Tensor]
+        self, hidden_BTD: Tensor, masked_M: Tensor, targets_M: Tensor, table: list[Tensor]
     ) -> LanguageModelOutput:
         """The masked tokens from the last hidden states; `table`: the blocks of the tied embedding."""
         unused_M = torch.zeros(len(masked_M), device=masked_M.device)  # nothing is sampled

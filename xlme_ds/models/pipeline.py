@@ -35,6 +35,8 @@ class PipelineStage(nn.Module):
     floating-point tensors come first: DeepSpeed 0.19.8 receives gradients in the buffers of the activations with the
     same index, and does not look at their type. The shared relative bias d, float32 [H, W], is sent along: so it needs
     no copy of its table in every stage.
+
+    The model of the arguments `whole` is built without memory, and what `part` holds of it is kept.
     """
 
     cut_encoder: str  # the encoder whose layers are cut
@@ -46,7 +48,6 @@ class PipelineStage(nn.Module):
     passes_ahead = False
 
     def __init__(self, *whole: Any, part: Part):
-        """Build the model of the arguments `whole` without memory, and keep what `part` holds of it."""
         device = torch.get_default_device()
         with torch.device("meta"):
             super().__init__(*whole)

@@ -1,15 +1,17 @@
-"""What the rest asks of an objective: engines and the training loop of any, the other parts of those of pre-training.
+"""What engines and the training loop ask of an objective and of its data; and what the rest of the program asks of an
+objective of pre-training.
 
 M masked positions. Tasks are in the order of data.rows.TASKS: mono, para.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
 from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
+from ..data.order import StepPlan
 from ..models.pipeline import Part, Work
 from ..models.text_encoder import Which
 
@@ -35,6 +37,26 @@ class Objective(Protocol):
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
         """What is reported of a global batch, `loss` among it, from added-up sums, counts and statistics."""
+
+
+class BatchSource(Protocol):
+    """What an engine needs of its data: the batches of a step. `loader.Loader` implements it for data folders."""
+
+    plan: StepPlan
+    row_tokens: int  # tokens of a row; the mean, where they differ
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """A checksum of the data, by part: a resumed run must have the same."""
+
+    def step(self, step: int) -> Sequence[Any]:
+        """All micro-batches of this rank in step `step`."""
+
+    def rows_of(self, step: int, micro_batch: int | None = None) -> str:
+        """The rows of that micro-batch of this rank, or of the whole step, in words: `mono 328-335, para 164-167`."""
+
+    def probe(self) -> Any:
+        """The same small batch on all ranks, whatever their number."""
 
 
 class Quantity(NamedTuple):

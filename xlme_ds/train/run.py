@@ -12,12 +12,12 @@ from ..counting import count_parameters, flops_per_step
 from ..data.loader import Loader
 from ..data.schema import TASKS
 from ..data.shards import RowStore, unigram_nll
-from ..data.source import BatchSource
 from ..engine.build import resolve_precision
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, broadcast, on_all_ranks
 from ..folders import to_disk
 from ..objectives import described, objective_of
+from ..objectives.protocol import BatchSource
 from .loop import Callback, Evaluate, Guard, Record, Save, fit
 from .records import Console, StepLines, audit_reads
 from .run_folder import RunFolder, missing_steps, settled
