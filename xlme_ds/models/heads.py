@@ -209,10 +209,9 @@ class MaskedLanguageModelHead(nn.Module):
         if ordinary:
             bias_V = bias_V.detach().clone()
             bias_V[: UNK + 1] = bias_V[-1] = _NEVER
-        features_MD = hidden_MD
         if self.dense is not None and self.norm is not None:
-            features_MD = self.norm(F.gelu(self.dense(hidden_MD)))
-        return masked_softmax(features_MD, table(), bias_V, targets_M, uniforms_M, self.chunk)
+            hidden_MD = self.norm(F.gelu(self.dense(hidden_MD)))
+        return masked_softmax(hidden_MD, table(), bias_V, targets_M, uniforms_M, self.chunk)
 
 
 class ReplacedTokenHead(nn.Module):
