@@ -56,8 +56,8 @@ class _ReadWhole(torch.autograd.Function):
 def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tensor:
     """Embeddings of `ids` (int64, any shape) as [..., D]; block n holds the ids that follow block n−1's.
 
-    `sparse`: the table gets a dense gradient besides, by `read_whole`, which this one is added to; it never exists
-    whole (CPU).
+    `sparse`: the table also gets a dense gradient, by `read_whole`, which this one is added to; it never exists whole
+    (CPU).
     """
 
     def one(ids: Tensor, block: Tensor) -> Tensor:

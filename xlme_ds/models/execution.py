@@ -60,7 +60,7 @@ def compiled(function: Callable[..., Any], how: str) -> Callable[..., Any]:
     """`function(*inputs)` compiled as one graph for the shapes of its inputs, as a function of (places, *inputs).
 
     Other shapes and other `places` are compiled for anew, and more than eight in a process are an error of torch's.
-    `graphs` replays it as a CUDA graph besides.
+    `graphs` also replays it as a CUDA graph.
     """
 
     def run(places: tuple[int, ...], *inputs: Any) -> Any:

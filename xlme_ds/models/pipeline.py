@@ -202,13 +202,13 @@ class Work:
 
 
 def encoder_forward(cfg: ModelConfig, layers: int, row_tokens: int) -> float:
-    """Matrix products of one encoder's layers, a token: projections, feed-forward, scores and weighted sums."""
+    """Operations of one encoder's layers, forward, a token: projections, feed-forward, scores and weighted sums."""
     products = 4 * cfg.width**2 + 2 * cfg.width * cfg.feed_forward + 2 * row_tokens * cfg.width
     return 2.0 * layers * products
 
 
 def masked_head_forward(cfg: ModelConfig, mask_fraction: float) -> float:
-    """The masked head with its vocabulary softmax at the masked fraction, a token."""
+    """Operations of the masked head with its vocabulary softmax at the masked fraction, forward, a token."""
     dense = cfg.width**2 if cfg.masked_head == "dense" else 0
     return 2.0 * mask_fraction * (dense + cfg.width * cfg.vocabulary)
 
