@@ -205,8 +205,8 @@ def _kind_checks(what: str, values: Any, kinds: Mapping[str, type]) -> Iterator[
     yield type(values) is dict, f"{what} is no object"
     for name, kind in kinds.items():
         value: Any = values.get(name)
-        fits = isinstance(value, kind) and not isinstance(value, bool) and (kind is not int or value >= 0)
-        yield fits, f"{what} has {name} {value!r:.80}, not {_KIND_WORDS[kind]}"
+        fits = isinstance(value, kind) and not isinstance(value, bool)
+        yield fits and (kind is not int or value >= 0), f"{what} has {name} {value!r:.80}, not {_KIND_WORDS[kind]}"
 
 
 def record_batches(content: bytes, schema: pa.Schema) -> list[pa.RecordBatch]:
