@@ -20,8 +20,7 @@ ROW_TOKENS = QUICKSTART.max_positions
 # One pass for the whole run. The corpus is short: every language repeats in it, in new company and with new masks.
 MONO_ROWS = quickstart().train.steps * quickstart().data.mono_rows
 PARA_ROWS = quickstart().train.steps * quickstart().data.para_rows
-_MARK = ".quickstart"
-"""A file in every folder that the quickstart made."""
+_MARK = ".quickstart"  # a file in every folder that the quickstart made
 HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS = 192, 280  # every held-out document and pair, about once
 
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from tests.small import SMALL, language_model, lively, model, usual_batch
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.models import attention_cpu
-from xlme_ds.models.language_model import LanguageModel
+from xlme_ds.models.text_encoder import LanguageModel
 from xlme_ds.objectives.clm import Causal
 from xlme_ds.objectives.electra import ElectraObjective
 

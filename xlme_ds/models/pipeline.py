@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..config import EngineConfig, ModelConfig
 from ..data.batch import Batch
 from .electra import Electra, ElectraOutput
-from .language_model import LanguageModel, LanguageModelOutput
+from .text_encoder import LanguageModel, LanguageModelOutput
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from torch import Tensor
 from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
 from ..data.rows import PAD
-from ..models.language_model import LanguageModel, LanguageModelOutput, Masking
 from ..models.pipeline import LanguageModelStage, Part, Work, masked_head_forward
+from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking
 from .mlm import MaskedLanguageModelling
 from .protocol import Quantity, masks_some
 

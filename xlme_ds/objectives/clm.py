@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..config import Check, RunConfig
 from ..data.batch import Batch
-from ..models.language_model import Masking
+from ..models.text_encoder import Masking
 from .mlm import MaskedLanguageModelling
 from .protocol import Quantity, adds_none
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..data.batch import Batch
 from ..data.rows import TASKS
-from ..models.language_model import Masking
+from ..models.text_encoder import Masking
 from .mlm import MaskedLanguageModelling
 from .protocol import Quantity
 

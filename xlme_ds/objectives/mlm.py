@@ -12,9 +12,8 @@ from torch import Tensor
 from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch, sum_by_task
 from ..models.attention import item_mask
-from ..models.language_model import LanguageModel, LanguageModelOutput, Masking
 from ..models.pipeline import LanguageModelStage, Part, Work, encoder_forward, masked_head_forward
-from ..models.text_encoder import Which
+from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking, Which
 from .protocol import Quantity, adds_none, masks_some
 
 
