@@ -214,18 +214,20 @@ def record_batches(content: bytes, schema: pa.Schema) -> list[pa.RecordBatch]:
 
     Raises ValueError, or an error of Arrow's, for any other file; one that is compressed is refused before it can grow.
     """
-    refuse([(content.startswith(b"ARROW1") and content.endswith(b"ARROW1"), "it is no Arrow file")])
+    if not (content.startswith(b"ARROW1") and content.endswith(b"ARROW1")):
+        raise ValueError("it is no Arrow file")
     messages = iter(pa.ipc.MessageReader.open_stream(pa.py_buffer(content).slice(8)))
     found = pa.ipc.read_schema(next(messages))
-    refuse([(found == schema, f"its schema is {found}")])
+    if found != schema:
+        raise ValueError(f"its schema is {found}")
     batches = []
     for message in messages:
-        plain = message.type == "record batch" and not _is_compressed(bytes(message.metadata))
-        refuse([(plain, "it is compressed, or has something else than records")])
+        if message.type != "record batch" or _is_compressed(bytes(message.metadata)):
+            raise ValueError("it is compressed, or has something else than records")
         batch = pa.ipc.read_record_batch(message, schema)
         batch.validate(full=True)
-        nulls = any(array.null_count or array.values.null_count for array in batch.columns)
-        refuse([(not nulls, "it has nulls")])
+        if any(array.null_count or array.values.null_count for array in batch.columns):
+            raise ValueError("it has nulls")
         batches.append(batch)
     return batches
 

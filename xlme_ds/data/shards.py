@@ -143,13 +143,10 @@ class RowStore:
             if len(content) != listed.bytes or hashlib.sha256(content).hexdigest() != listed.sha256:
                 raise ValueError("it is not the file that the manifest lists, its bytes changed")
             batches = record_batches(content, row_schema(self.row_tokens))
-            sizes = [batch.num_rows for batch in batches]
-            refuse(
-                [
-                    (sum(sizes) == listed.rows, "its row count is not the manifest's"),
-                    (len(set(sizes[:-1])) < 2 and sizes[-1:] <= sizes[:1], "its record batches have different sizes"),
-                ]
-            )
+            if sum(batch.num_rows for batch in batches) != listed.rows:
+                raise ValueError("its row count is not the manifest's")
+            if len({batch.num_rows for batch in batches[:-1]}) > 1 or batches[-1].num_rows > batches[0].num_rows:
+                raise ValueError("its record batches have different sizes")
             return [_Block.of(batch) for batch in batches]
         except (OSError, ValueError, StopIteration, struct.error, pa.ArrowException) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
