@@ -160,7 +160,8 @@ def read_signed(path: Path, context: str = "", unsigned: bool = False) -> dict[s
     `unsigned`: take one without a checksum as it is, for earlier versions wrote none.
     """
     value = json.loads(path.read_bytes())
-    refuse([(isinstance(value, dict), "it holds no object")])
+    if not isinstance(value, dict):
+        raise ValueError("it holds no object")
     signature = value.pop(_SIGNATURE, None)
     if signature != _signature(value, context) and not (unsigned and signature is None):
         raise ValueError("it does not have its own checksum, its bytes changed")
