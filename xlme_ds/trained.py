@@ -4,6 +4,7 @@ that a run takes from such a folder (`start.folder`).
 Hugging Face's form is written by `xlme_ds.export`; this file says what its names mean, for both directions.
 """
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from .cli import note
 from .config import Check, ModelConfig, ObjectiveConfig, RunConfig, refuse
-from .data.schema import read_json, replacing
+from .data.schema import read_json
 from .data.vocabulary import MODEL_FILE, Vocabulary
 from .models.electra import block_sizes
 from .models.init import Known
@@ -193,10 +194,15 @@ def write_model(folder: Path, state: Mapping[str, Tensor], vocabulary: Path) -> 
     """Write the folder `model` of a run: float32 parameters of the whole model, and a copy of the SentencePiece
     file."""
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / MODEL_FILE) as file:
-        shutil.copyfile(vocabulary, file.name)
-    with replacing(folder / WEIGHTS_FILE) as file:  # last: they say that the folder is whole
-        save_file(dict(state), file.name)
+    for name, write in (
+        (MODEL_FILE, lambda partial: shutil.copyfile(vocabulary, partial)),
+        (WEIGHTS_FILE, lambda partial: save_file(dict(state), partial)),  # last: they say that the folder is whole
+    ):
+        partial = folder / f"{name}.tmp"
+        write(partial)  # safetensors replaces what it is given by another file: so this is opened after it
+        with open(partial, "rb+") as file:
+            os.fsync(file.fileno())
+        partial.rename(folder / name)
 
 
 def read_heads(folder: Path, which: Which | None = None) -> dict[str, Tensor]:
