@@ -199,7 +199,7 @@ def write_model(folder: Path, state: Mapping[str, Tensor], vocabulary: Path) -> 
         (WEIGHTS_FILE, lambda partial: save_file(dict(state), partial)),  # last: they say that the folder is whole
     ):
         partial = folder / f"{name}.tmp"
-        write(partial)  # safetensors replaces what it is given by another file: so this is opened after it
+        write(partial)  # safetensors renames a file of its own to it: so it is opened only then
         with open(partial, "rb+") as file:
             os.fsync(file.fileno())
         partial.rename(folder / name)
