@@ -17,8 +17,7 @@ from xlme_ds.data.schema import BOS, EOS, PAD
 from xlme_ds.data.shards import Rows
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.execution import applied
-from xlme_ds.models.language_model import LanguageModel, Masking
-from xlme_ds.models.text_encoder import TextEncoder, Which, take_encoder
+from xlme_ds.models.text_encoder import LanguageModel, Masking, TextEncoder, Which, take_encoder
 from xlme_ds.validate import validate
 
 # On tensors this small a second thread costs more than it does.

@@ -6,8 +6,7 @@ import pytest
 
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig
 from xlme_ds.counting import work_of
-from xlme_ds.models.operations import Work
-from xlme_ds.models.pipeline import describe_balance, pipeline_balance, process_costs, stage_costs
+from xlme_ds.models.pipeline import Work, describe_balance, pipeline_balance, process_costs, stage_costs
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.recipes import RECIPES
 from xlme_ds.validate import validate

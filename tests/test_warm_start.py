@@ -14,8 +14,7 @@ from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
 from xlme_ds.train.run_folder import RunFolder
-from xlme_ds.trained import TrainedRun, load_run
-from xlme_ds.warm_start import starting_weights
+from xlme_ds.trained import TrainedRun, load_run, starting_weights
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,7 @@ is taken, whatever the size.
 import torch
 
 from .config import ModelConfig, ObjectiveConfig, RunConfig
-from .models.operations import Work
-from .models.pipeline import Part
+from .models.pipeline import Part, Work
 from .objectives import objective_of
 
 

@@ -20,8 +20,7 @@ ROW_TOKENS = QUICKSTART.max_positions
 # One pass for the whole run. The corpus is short: every language repeats in it, in new company and with new masks.
 MONO_ROWS = quickstart().train.steps * quickstart().data.mono_rows
 PARA_ROWS = quickstart().train.steps * quickstart().data.para_rows
-_MARK = ".quickstart"
-"""A file in every folder that the quickstart made."""
+_MARK = ".quickstart"  # a file in every folder that the quickstart made
 HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS = 192, 280  # every held-out document and pair, about once
 
 
@@ -108,11 +107,9 @@ def main() -> None:
     if finished.exists():
         print(f"{out} is complete; open {out / 'report.html'} (make pretrain FRESH=1 starts over)")
         return
-    threads = str(max((os.cpu_count() or 1) // arguments.processes, 1))
-    run(
-        training(data, out, arguments.processes),
-        settings | {"OMP_NUM_THREADS": threads, "PYTHONWARNINGS": "ignore"},
-    )
+    threads = max((os.cpu_count() or 1) // arguments.processes, 1)
+    settings |= {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}
+    run(training(data, out, arguments.processes), settings)
     if not finished.exists():  # stopped, or the launcher was killed, which it does not tell
         sys.exit(1)
 

@@ -1,11 +1,12 @@
-"""Trained encoders from the folders that hold them: of a finished run, or in Hugging Face's form.
+"""Trained models from the folders that hold them: of a finished run, or in Hugging Face's form; and the first weights
+that a run takes from such a folder (`start.folder`).
 
-The latter is written by `xlme_ds.export`; this file says what its names mean, for both directions.
+Hugging Face's form is written by `xlme_ds.export`; this file says what its names mean, for both directions.
 """
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,25 +17,24 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from .cli import note
-from .config import ModelConfig, ObjectiveConfig, refuse
+from .config import Check, ModelConfig, ObjectiveConfig, RunConfig, refuse
 from .data.schema import read_json
 from .data.vocabulary import MODEL_FILE, Vocabulary
-from .models.text_encoder import TextEncoder, Which, take_encoder
+from .models.electra import block_sizes
+from .models.init import Known
+from .models.text_encoder import TextEncoder, Which, encoder_of, take_encoder
 from .objectives import objective_of
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
-MODEL_FOLDER = "model"
-"""Of a run: float32 weights and vocabulary, written when the last step is done."""
+MODEL_FOLDER = "model"  # of a run: float32 weights and vocabulary, written when the last step is done
 
-MODEL_TYPE = "xlme"
-"""`model_type` in the `config.json` of an export."""
-GENERATOR_FOLDER = "generator"
-"""Of an export: the generator, an export of its own."""
+MODEL_TYPE = "xlme"  # `model_type` in the `config.json` of an export
+GENERATOR_FOLDER = "generator"  # of an export: the generator, an export of its own
 SENTENCEPIECE_FILE = "sentencepiece.bpe.model"
-PREFIX = f"{MODEL_TYPE}."
-"""Of the encoder's parameters in an export; a bare AutoModel saves them without it."""
+PREFIX = f"{MODEL_TYPE}."  # of the encoder's parameters in an export; a bare AutoModel saves them without it
 EMBEDDING = "embedding.weight"
+# What of ModelConfig shapes one encoder, under its name in an export.
 EXPORTED_SETTINGS = {
     "vocabulary": "vocab_size",
     "width": "hidden_size",
@@ -54,9 +54,11 @@ EXPORTED_SETTINGS = {
     "layout": "layout",
     "language_embeddings": "languages",
 }
-"""What of ModelConfig shapes one encoder, under its name in an export."""
+# Of exports that were written before they could have these.
 _YOUNGER = {"layout": "xlme", "languages": (), "masked_head": "dense"}
-"""Of exports that were written before they could have these."""
+_MAY_DIFFER = ("discriminator_layers", "init_std", "layout", "language_embeddings")
+# Settings of a model that must be those of the one that it starts from.
+SHAPE = [name for name in EXPORTED_SETTINGS if name not in _MAY_DIFFER]
 
 
 def first_of(encoders: Mapping[Which, str]) -> Which:
@@ -86,10 +88,8 @@ class TrainedRun(NamedTuple):
     state: dict[str, Tensor]
     model: ModelConfig
     vocabulary: Vocabulary
-    task: str
-    """What it was fine-tuned on; empty after pre-training."""
-    objective: ObjectiveConfig
-    """What it was pre-trained for."""
+    task: str  # what it was fine-tuned on; empty after pre-training
+    objective: ObjectiveConfig  # what it was pre-trained for
 
     @property
     def encoders(self) -> Mapping[Which, str]:
@@ -99,20 +99,23 @@ class TrainedRun(NamedTuple):
     def encoder(self, which: Which | None = None) -> TextEncoder:
         """One of its encoders, by default the first, in evaluation mode. Raises ValueError when it is not there."""
         which = which or first_of(self.encoders)
-        has_none = f"{self.folder} was trained for {self.objective.name} and has no {which}"
         refuse(
             [
                 (
                     not self.task or which != "generator",
                     f"{self.folder} was fine-tuned and has no generator: name the run that it started from",
                 ),
-                (bool(self.task) or which in self.encoders, f"{has_none}: name {' or '.join(self.encoders)}"),
+                (
+                    bool(self.task) or which in self.encoders,
+                    f"{self.folder} was trained for {self.objective.name} and has no {which}: name "
+                    f"{' or '.join(self.encoders)}",
+                ),
             ]
         )
         try:
             if not self.task:
                 return take_encoder(self.state, self.model, which)
-            return _encoder_with(_without_prefix(self.state, "encoder."), self.model)
+            return encoder_of(_without_prefix(self.state, "encoder."), self.model)
         except (KeyError, RuntimeError) as error:
             raise mismatch(self.folder / MODEL_FOLDER / WEIGHTS_FILE, self.folder, error) from None
 
@@ -196,7 +199,7 @@ def write_model(folder: Path, state: Mapping[str, Tensor], vocabulary: Path) -> 
         (WEIGHTS_FILE, lambda partial: save_file(dict(state), partial)),  # last: they say that the folder is whole
     ):
         partial = folder / f"{name}.tmp"
-        write(partial)
+        write(partial)  # safetensors renames a file of its own to it: so it is opened only then
         with open(partial, "rb+") as file:
             os.fsync(file.fileno())
         partial.rename(folder / name)
@@ -211,10 +214,9 @@ def read_heads(folder: Path, which: Which | None = None) -> dict[str, Tensor]:
 def read_config(folder: Path) -> dict[str, Any]:
     """`config.json` of a run or an export; ValueError when there is none."""
     try:
-        config: dict[str, Any] = read_json(folder / CONFIG_FILE, dict)
+        return read_json(folder / CONFIG_FILE, dict)
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"{folder} has no {CONFIG_FILE}: name the folder of a finished run or of an export") from None
-    return config
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -227,9 +229,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 def export_state(encoder: TextEncoder) -> dict[str, Tensor]:
     """The parameters of an encoder under their names in an export."""
-    state = encoder.state_dict()
-    blocks = [state.pop(f"embedding_{n}") for n in range(encoder.cfg.vocabulary_blocks)]
-    return {PREFIX + EMBEDDING: torch.cat(blocks)} | {PREFIX + name: value for name, value in state.items()}
+    layers = {f"{PREFIX}encoder.{name}": value for name, value in encoder.encoder.state_dict().items()}
+    return {PREFIX + EMBEDDING: torch.cat(encoder.table).detach()} | layers
 
 
 def _exported(folder: Path, which: Which | None) -> Path:
@@ -238,15 +239,15 @@ def _exported(folder: Path, which: Which | None) -> Path:
 
 def _load_export(folder: Path) -> TrainedEncoder:
     config = read_config(folder)
-    from_export = "copy it from the folder that `python -m xlme_ds.export` wrote"
-    files = (WEIGHTS_FILE, SENTENCEPIECE_FILE)
-    refuse(((folder / name).exists(), f"{folder} has no {name}: {from_export}") for name in files)
+    for name in (WEIGHTS_FILE, SENTENCEPIECE_FILE):
+        advice = "copy it from the folder that `python -m xlme_ds.export` wrote"
+        refuse([((folder / name).exists(), f"{folder} has no {name}: {advice}")])
     state = read_weights(folder / WEIGHTS_FILE)
     state = _without_prefix(state, PREFIX) if PREFIX + EMBEDDING in state else state
     try:
         state["embedding_0"] = state.pop(EMBEDDING)
         cfg = model_config({ours: (_YOUNGER | config)[theirs] for ours, theirs in EXPORTED_SETTINGS.items()})
-        encoder = _encoder_with(state, cfg)
+        encoder = encoder_of(state, cfg)
     except (KeyError, RuntimeError) as error:
         raise mismatch(folder / WEIGHTS_FILE, folder, error) from None
     return TrainedEncoder(encoder, known_vocabulary(folder, folder / SENTENCEPIECE_FILE))
@@ -257,14 +258,88 @@ def _without_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tenso
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
-def _encoder_with(state: Mapping[str, Tensor], cfg: ModelConfig) -> TextEncoder:
-    encoder = TextEncoder(cfg)
-    encoder.load_state_dict(state)
-    return encoder.float().eval()
-
-
 def mismatch(weights: Path, folder: Path, error: Exception) -> ValueError:
     """What to raise when parameters lack (KeyError) or do not fit (torch's RuntimeError)."""
     lines = str(error).splitlines()  # of load_state_dict the second is the first that says something
     why = f"no {error}" if isinstance(error, KeyError) else lines[1 % len(lines)].strip()[:200]
     return ValueError(f"{weights} does not hold the model of {folder / CONFIG_FILE}: {why}")
+
+
+def starting_weights(config: RunConfig, vocabulary_sha256: str) -> Known | None:
+    """The first value of every parameter that `config.start` names; None when it names no folder.
+
+    Raises ValueError for a folder whose model has another vocabulary or shape.
+    """
+    if not config.start.folder:
+        return None
+    folder, take = Path(config.start.folder), config.start.take
+    is_run = "config" in read_config(folder)
+    run = load_run(folder) if is_run else None
+    if run is not None and run.task:
+        run = None  # fine-tuned: an encoder and no more
+    if take == "all":
+        return _everything(folder, run, config, vocabulary_sha256)
+    if run is None:
+        encoder, vocabulary = load_encoder(folder, take)
+        heads = {} if is_run else read_heads(folder, take)
+    else:
+        encoder, vocabulary = run.encoder(take), run.vocabulary
+        heads = {name: value for name, value in run.state.items() if name.startswith(run.encoders[take])}
+    refuse(_start_checks(folder, encoder.cfg, config.model, vocabulary, vocabulary_sha256))
+    encoders = objective_of(config.objective).encoders
+    ours = {name: value for name, value in heads.items() if name.startswith(tuple(encoders.values()))}
+    return (_as_first_weights(folder, encoder, config.model, list(encoders)) | ours).get
+
+
+def _everything(folder: Path, run: TrainedRun | None, config: RunConfig, vocabulary_sha256: str) -> Known:
+    encoders = objective_of(config.objective).encoders
+    alone = " or ".join(encoders)
+    if run is None:
+        raise ValueError(
+            f"{folder} is not a pre-training run, of which start.take all takes every parameter: set start.take to "
+            f"{alone}"
+        )
+    if run.encoders != encoders:
+        raise ValueError(
+            f"{folder} was trained for {run.objective.name}, whose model has other parts than that of "
+            f"{config.objective.name}: set start.take to {' or '.join(run.encoders)}"
+        )
+    refuse(_start_checks(folder, run.model, config.model, run.vocabulary, vocabulary_sha256))
+    of_two = ("generator_layers", "embedding_sharing") if len(encoders) > 1 else ()
+    for name in (*of_two, "discriminator_layers", "vocabulary_blocks"):
+        there, here = getattr(run.model, name), getattr(config.model, name)
+        setting = f"{folder} has model.{name} {there}, this run has {here}"
+        refuse([(there == here, f"{setting}: set it to that, or start.take to {alone}")])
+    return run.state.get
+
+
+def _start_checks(
+    folder: Path, there: ModelConfig, here: ModelConfig, vocabulary: Vocabulary, vocabulary_sha256: str
+) -> Iterator[Check]:
+    """That a model of `here` can start from the one of `there`."""
+    model, languages = f"the model in {folder}", there.language_embeddings
+    same = vocabulary.sha256 == vocabulary_sha256
+    yield same, f"{model} has another vocabulary than the data: encode the data with its own"
+    yield (
+        not languages or languages == here.language_embeddings,
+        f"{model} has embeddings of the languages {' '.join(languages)}: set model.language_embeddings to those",
+    )
+    for name in SHAPE:
+        its, ours = getattr(there, name), getattr(here, name)
+        yield its == ours, f"{model} has {name} {its}, model.{name} is {ours}: set it to the same"
+
+
+def _as_first_weights(
+    folder: Path, encoder: TextEncoder, model: ModelConfig, names: Sequence[Which]
+) -> dict[str, Tensor]:
+    """The embedding, and the encoder under `names`."""
+    layers = encoder.cfg.discriminator_layers
+    for name in reversed(names):
+        setting = "generator_layers" if name == "generator" else "discriminator_layers"
+        asked = getattr(model, setting)
+        refuse([(asked <= layers, f"the model in {folder} has {layers} layers, model.{setting} is {asked}: lower it")])
+    blocks = torch.cat(encoder.table).detach().split(block_sizes(model))
+    values = {f"embedding_{n}": block for n, block in enumerate(blocks)}
+    for which in names:
+        values |= {f"{which}.{name}": value for name, value in encoder.encoder.state_dict().items()}
+    return values

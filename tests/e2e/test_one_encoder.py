@@ -15,8 +15,7 @@ from tests.launch import ROOT, environment, run_ranks
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.audit import examine
 from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig
-from xlme_ds.trained import load_encoder, load_run
-from xlme_ds.warm_start import starting_weights
+from xlme_ds.trained import load_encoder, load_run, starting_weights
 
 STEPS = 8
 TIMED = {"tokens_per_s", "flops_per_s"}

@@ -11,8 +11,8 @@ from torch import Tensor
 from tests.small import SMALL, lively, open_batch
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.schema import EOS, PAD, UNK
-from xlme_ds.models.language_model import LanguageModel
 from xlme_ds.models.pipeline import parts
+from xlme_ds.models.text_encoder import LanguageModel
 from xlme_ds.objectives.btmlm import BackTranslationModel, BackTranslationStage, OpenSide, first_pass, second_pass
 
 MASK = SMALL.vocabulary - 1

@@ -8,8 +8,8 @@ from torch import Tensor
 from tests.small import SMALL, batch_of, item, lively
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.schema import EOS, UNK
-from xlme_ds.models.language_model import LanguageModel, Masking
 from xlme_ds.models.pipeline import LanguageModelStage, Part
+from xlme_ds.models.text_encoder import LanguageModel, Masking
 from xlme_ds.objectives.ernie_m import CrossMasking
 
 MASK = SMALL.vocabulary - 1

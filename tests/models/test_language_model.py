@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.small import SMALL, batch_of, encoder_of, item, language_model, usual_batch
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.schema import UNK
-from xlme_ds.models.language_model import LanguageModel, Masking
+from xlme_ds.models.text_encoder import LanguageModel, Masking
 
 MASK = SMALL.vocabulary - 1
 

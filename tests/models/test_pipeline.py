@@ -6,7 +6,7 @@ import torch
 from tests.small import SMALL, language_model, model, usual_batch
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.data.batch import Batch
-from xlme_ds.models.pipeline import ElectraStage, Flow, parts
+from xlme_ds.models.pipeline import ElectraStage, parts
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.objectives.mlm import MaskedLanguageModelling
 
@@ -67,14 +67,6 @@ def test_only_the_rows_set_the_shapes() -> None:
     few = few._replace(masked_M=few.masked_M[:1], uniforms_M=few.uniforms_M[:1])
     assert len(few.masked_M) != len(many.masked_M)
     assert [t.shape for t in stage(tuple(few))] == [t.shape for t in stage(tuple(many))]
-
-
-def test_flow_survives_packing() -> None:
-    tensors = [torch.full((2, 3), float(n)) for n in range(2)] + [torch.full((2, 3), n) for n in range(4)]
-    for relative in (None, torch.ones(1, 5)):
-        flow = Flow(*tensors, relative)
-        again = Flow.unpack(flow.pack())
-        assert all(ours is theirs or torch.equal(ours, theirs) for ours, theirs in zip(again, flow, strict=True))
 
 
 @pytest.mark.parametrize("changes", VARIANTS)

@@ -14,7 +14,7 @@ from xlme_ds.data.batch import Batch
 from xlme_ds.data.schema import PAD, UNK
 from xlme_ds.models.electra import ElectraOutput
 from xlme_ds.objectives import OBJECTIVES
-from xlme_ds.objectives.electra import TERMS, ElectraObjective, area_under_curve
+from xlme_ds.objectives.electra import ElectraObjective, area_under_curve
 
 OBJECTIVE = ElectraObjective(ObjectiveConfig())
 
@@ -37,7 +37,7 @@ def random_output(batch: Batch, seed: int = 0) -> ElectraOutput:
 
 
 def naive_sums(output: ElectraOutput, batch: Batch) -> tuple[list[float], list[int]]:
-    """Sums and counts in the order of TERMS, one token at a time."""
+    """Sums and counts in the order of ElectraObjective.terms, one token at a time."""
     width = batch.tokens_BT.shape[1]
     sums, counts = [0.0] * 4, [0] * 4
     for nll, flat in zip(output.nll_M.tolist(), batch.masked_M.tolist(), strict=True):
@@ -74,7 +74,7 @@ def test_the_loss_is_lambda_weighted_means() -> None:
         OBJECTIVE.sums(output, batch), OBJECTIVE.counts(batch), OBJECTIVE.statistics(output, batch)
     )
     assert metrics["loss"] == pytest.approx(means[0] + means[1] + 50 * means[2] + 50 * means[3], rel=1e-5)
-    assert [metrics[term] for term in TERMS] == pytest.approx(means, rel=1e-5)
+    assert [metrics[term] for term in ElectraObjective.terms] == pytest.approx(means, rel=1e-5)
     halved = ElectraObjective(ObjectiveConfig(discriminator_weight=25.0))
     assert halved.weights.tolist() == [1, 1, 25, 25]
 

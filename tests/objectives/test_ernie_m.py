@@ -6,7 +6,7 @@ import torch
 
 from tests.small import batch_of, item
 from xlme_ds.config import ObjectiveConfig
-from xlme_ds.models.language_model import LanguageModelOutput
+from xlme_ds.models.text_encoder import LanguageModelOutput
 from xlme_ds.objectives.ernie_m import ErnieM
 
 

@@ -8,7 +8,7 @@ from tests.objectives.test_electra import slices
 from tests.small import batch_of, item, language_model, usual_batch
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.data.batch import Batch
-from xlme_ds.models.language_model import LanguageModelOutput
+from xlme_ds.models.text_encoder import LanguageModelOutput
 from xlme_ds.objectives import objective_of
 
 OBJECTIVE = objective_of(ObjectiveConfig("mlm"))

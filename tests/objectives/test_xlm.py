@@ -14,7 +14,7 @@ from tests.small import LANGUAGES, SMALL, batch_of, item, language_model, lively
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.schema import EOS, LAYOUTS, UNK
-from xlme_ds.models.language_model import LanguageModel
+from xlme_ds.models.text_encoder import LanguageModel
 from xlme_ds.objectives import objective_of
 
 # Of its published code: the epsilon of its norms, and a prediction layer that is the tied embedding with a bias.

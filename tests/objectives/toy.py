@@ -8,7 +8,7 @@ from torch import Tensor
 
 from xlme_ds.config import Check, ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
-from xlme_ds.models.language_model import Masking
+from xlme_ds.models.text_encoder import Masking
 from xlme_ds.objectives import OBJECTIVES
 from xlme_ds.objectives.mlm import MaskedLanguageModelling
 from xlme_ds.objectives.protocol import Quantity

@@ -15,9 +15,8 @@ from ..config import RunConfig
 from ..counting import flops_per_step
 from ..objectives import objective_of
 from ..recipes import recipe
-from ..trained import first_of
+from ..trained import SHAPE, first_of
 from ..validate import validate
-from ..warm_start import SHAPE
 
 _SEEDS_APART = 1000  # the runs of a chain read their rows from the start again, with other masks
 

@@ -14,24 +14,16 @@ from .rows import TASKS
 class Batch(NamedTuple):
     """A micro-batch. All integers are int64; the model adds no randomness of its own."""
 
-    tokens_BT: Tensor
-    """Original ids, padded with PAD."""
-    positions_BT: Tensor
-    """Position inside the item, from 0 (in XLM's layout anew on the second side); 0 at padding."""
-    segments_BT: Tensor
-    """Number of the item inside its row, from 1; 0 at padding."""
-    sides_BT: Tensor
-    """0 on the first side of a pair and in monolingual rows, 1 on the second side; 0 at padding."""
-    languages_BT: Tensor
-    """Index of the side's language in the data's list; 0 at padding."""
-    task_B: Tensor
-    """Index into schema.TASKS."""
-    keys_B: Tensor
-    """64 bits of randomness of the row and its number, as int64: what dropout draws from."""
-    masked_M: Tensor
-    """Masked positions, as indices into the flattened tokens, ascending."""
+    tokens_BT: Tensor  # original ids, padded with PAD
+    positions_BT: Tensor  # position inside the item, from 0 (in XLM's layout anew on the second side); 0 at padding
+    segments_BT: Tensor  # number of the item inside its row, from 1; 0 at padding
+    sides_BT: Tensor  # 0 on the first side of a pair and in monolingual rows, 1 on the second side; 0 at padding
+    languages_BT: Tensor  # index of the side's language in the data's list; 0 at padding
+    task_B: Tensor  # index into schema.TASKS
+    keys_B: Tensor  # 64 bits of randomness of the row and its number, as int64: what dropout draws from
+    masked_M: Tensor  # masked positions, as indices into the flattened tokens, ascending
+    # Float32 in [0, 1): the generator's sample at each masked position is the inverse CDF at this value.
     uniforms_M: Tensor
-    """float32 in [0, 1): the generator's sample at each masked position is the inverse CDF at this value."""
 
     def task_of_masked(self) -> Tensor:
         """Task of every masked position, [M]."""

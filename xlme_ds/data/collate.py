@@ -8,7 +8,7 @@ import torch
 from numba.types import boolean, int32, int64, void
 
 from .batch import Batch
-from .compiled import compiled, reads, writes
+from .compiled import compiled, reads
 from .corrupt import TOO_LONG, Array, Parts, corrupt, row_bits
 from .rows import EOS, TASKS
 
@@ -33,11 +33,10 @@ def collate(parts: Parts, seed: int, mask_fraction: float) -> Batch:
         tasks_B[first:last] = task
         keys_B[first:last] = row_bits(numbers, seed, task, _NO_COLUMN).view(np.int64)
         first = last
-    drawn = corrupt(parts, seed, mask_fraction)
-    return Batch(*map(torch.from_numpy, (*text_BT, tasks_B, keys_B, *drawn)))
+    return Batch(*map(torch.from_numpy, (*text_BT, tasks_B, keys_B, *corrupt(parts, seed, mask_fraction))))
 
 
-@compiled(void(reads(int32, 2), reads(int64), reads(int64), reads(int64), boolean, writes(int64, 3), int64))
+@compiled(void(reads(int32, 2), reads(int64), reads(int64), reads(int64), boolean, int64[:, :, ::1], int64))
 def _lay_out(
     tokens_BT: Array, items_B: Array, lengths: Array, languages: Array, pairs: bool, text_BT: Array, first: int
 ) -> None:

@@ -10,13 +10,8 @@ Kernel = Callable[..., Any]
 
 
 def reads(dtype: Type, dimensions: int = 1) -> Type:
-    """A contiguous array that is only read: numba has another type for those that may be written to."""
+    """A contiguous array that is only read: numba has another type for those that may be written to, `dtype[::1]`."""
     return types.Array(dtype, dimensions, "C", readonly=True)
-
-
-def writes(dtype: Type, dimensions: int = 1) -> Type:
-    """A contiguous array that is written."""
-    return types.Array(dtype, dimensions, "C")
 
 
 def compiled(signature: Any) -> Callable[[Kernel], Kernel]:

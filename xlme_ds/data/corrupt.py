@@ -7,15 +7,15 @@ positions.
 
 import numpy as np
 from numba import njit
-from numba.types import float32, float64, int32, int64, uint64, void
+from numba.types import float32, float64, int32, int64, uint64
 
-from .compiled import compiled, reads, writes
+from .compiled import compiled, reads
 from .rows import EOS, TASKS, UNK, Rows
 
 Array = np.ndarray
 Word = np.uint64
+# Of every task its index, rows, and their row numbers (int64 [B]) in the run's endless order.
 Parts = list[tuple[int, Rows, np.ndarray]]
-"""Of every task its index, rows, and their row numbers (int64 [B]) in the run's endless order."""
 TOO_LONG = "the items of a row are empty or longer than the row: mix the data again"
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -78,7 +78,7 @@ def _choose(
 @compiled(
     int64(
         *(reads(int32, 2), reads(int64), reads(int64), reads(int64), uint64, uint64, float64),
-        *(int64, writes(int64), writes(float32), int64),
+        *(int64, int64[::1], float32[::1], int64),
     )
 )
 def _corrupt(
@@ -124,12 +124,14 @@ def _corrupt(
     return done
 
 
-@compiled(void(reads(int64), uint64, uint64, uint64, writes(uint64)))
-def _row_bits(numbers_B: Array, seed: Word, task: Word, column: Word, bits_B: Array) -> None:
+@compiled(uint64[::1](reads(int64), uint64, uint64, uint64))
+def _row_bits(numbers_B: Array, seed: Word, task: Word, column: Word) -> Array:
+    bits_B = np.empty(len(numbers_B), dtype=np.uint64)
     for row in range(len(numbers_B)):
         number = np.uint64(numbers_B[row])
         low, high, _, _ = philox(column, task, number & _LOW, number >> _HALF, seed)
         bits_B[row] = high << _HALF | low
+    return bits_B
 
 
 def corrupt(parts: Parts, seed: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
@@ -152,9 +154,7 @@ def corrupt(parts: Parts, seed: int, fraction: float) -> tuple[np.ndarray, np.nd
 
 def row_bits(numbers: np.ndarray, seed: int, task: int, column: int) -> np.ndarray:
     """Words 0 (low) and 1 (high) of the counter of one column of every row, uint64 [B]."""
-    bits_B = np.empty(len(numbers), dtype=np.uint64)
-    _row_bits(numbers, _unsigned(seed), np.uint64(task), np.uint64(column), bits_B)
-    return bits_B
+    return _row_bits(numbers, _unsigned(seed), np.uint64(task), np.uint64(column))
 
 
 def _unsigned(seed: int) -> np.uint64:

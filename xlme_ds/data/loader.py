@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..config import DataConfig
+from ..config import DataConfig, refuse
 from .batch import Batch
 from .collate import collate
 from .corrupt import Parts
@@ -17,7 +17,10 @@ from .shards import RowStore
 
 
 class Loader:
-    """Reads `folder` (one subfolder a task) for one of `world` ranks."""
+    """Reads `folder` (one subfolder a task) for one of `world` ranks.
+
+    `languages` as in `RowStore`; `pseudo_fractions` as in `PseudoSides`: without them no places are opened.
+    """
 
     def __init__(
         self,
@@ -30,36 +33,37 @@ class Loader:
         languages: Sequence[str] = (),
         pseudo_fractions: tuple[float, ...] = (),
     ):
-        """`languages` as in `RowStore`; `pseudo_fractions` as in `PseudoSides`: without them no places are opened."""
         self.plan: StepPlan = plan_step(data, world)
-        self.rank = rank
-        self.seed = seed
-        self.mask_fraction = mask_fraction
+        self.rank, self.seed, self.mask_fraction = rank, seed, mask_fraction
         self.stores = {
             task: RowStore(Path(folder) / name, languages)
             for task, name in enumerate(TASKS)
             if self.plan.rows[task] > 0
         }
         first = next(iter(self.stores.values()))
-        for store in self.stores.values():
-            for field in ("vocabulary_sha256", "vocabulary_size"):
-                if getattr(store.manifest, field) != getattr(first.manifest, field):
-                    raise ValueError(
-                        f"{store.folder} and {first.folder} were encoded with different vocabularies: "
-                        "prepare them together"
-                    )
-            if store.row_tokens != first.row_tokens or store.manifest.layout != first.manifest.layout:
-                raise ValueError(
-                    f"{store.folder} and {first.folder} have rows of different lengths or layouts: mix them together"
-                )
-        self.folder = Path(folder)
-        self._collate = PseudoSides(pseudo_fractions, len(first.languages)).collate if pseudo_fractions else collate
-        self.watch: Callable[[int, list[Parts]], None] | None = None
-        """Called after every step is read, with its number and its rows by micro-batch."""
         self.row_tokens = first.row_tokens
         self.vocabulary_sha256 = first.manifest.vocabulary_sha256
         self.vocabulary_size = first.manifest.vocabulary_size
         self.layout = first.manifest.layout
+        for store in self.stores.values():
+            both, of = f"{store.folder} and {first.folder}", store.manifest
+            vocabulary = of.vocabulary_sha256, of.vocabulary_size
+            refuse(
+                [
+                    (
+                        vocabulary == (self.vocabulary_sha256, self.vocabulary_size),
+                        f"{both} were encoded with different vocabularies: prepare them together",
+                    ),
+                    (
+                        (store.row_tokens, of.layout) == (self.row_tokens, self.layout),
+                        f"{both} have rows of different lengths or layouts: mix them together",
+                    ),
+                ]
+            )
+        self.folder = Path(folder)
+        self._collate = PseudoSides(pseudo_fractions, len(first.languages)).collate if pseudo_fractions else collate
+        # Called after every step is read, with its number and its rows by micro-batch.
+        self.watch: Callable[[int, list[Parts]], None] | None = None
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -99,8 +103,8 @@ class Loader:
     @cached_property
     def _probe(self) -> Batch:
         first = np.zeros(1, dtype=np.int64)
-        parts = [(task, store.read(first), first) for task, store in self.stores.items()]
-        return self._collate(parts, self.seed, self.mask_fraction)
+        read = [(task, store.read(first), first) for task, store in self.stores.items()]
+        return self._collate(read, self.seed, self.mask_fraction)
 
     def step(self, step: int) -> list[Batch]:
         """All micro-batches of this rank in step `step`."""

@@ -52,8 +52,7 @@ def plan_step(data: DataConfig, world: int) -> StepPlan:
     Raises ValueError when the rows do not divide among the ranks.
     """
     rows = (data.mono_rows, data.para_rows)
-    largest = max(rows)
-    accumulation = -(-largest // (data.micro_batch * world))
+    accumulation = -(-max(rows) // (data.micro_batch * world))
     pieces = accumulation * world
     for task, count in zip(TASKS, rows, strict=True):
         if count % pieces:

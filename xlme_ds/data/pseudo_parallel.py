@@ -22,10 +22,8 @@ _LOW = np.uint64(0xFFFFFFFF)
 class PseudoSides:
     """How many places follow a sentence, and in which language the model fills them."""
 
-    fractions: tuple[float, ...]
-    """Places for a token of x; every item draws one of these."""
-    languages: int
-    """Of the data; every item draws one that is not its own, all alike."""
+    fractions: tuple[float, ...]  # places for a token of x; every item draws one of these
+    languages: int  # of the data; every item draws one that is not its own, all alike
 
     def collate(self, parts: Parts, seed: int, mask_fraction: float) -> Batch:
         """`collate` for monolingual rows: masked positions are chosen in the x that remain, and y are second sides."""

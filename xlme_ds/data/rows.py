@@ -16,8 +16,7 @@ class Layout:
     """The special tokens of an item, `opening text </s>` or `opening e between f </s>`."""
 
     opening: int
-    between: tuple[int, ...]
-    """Between the two sides of a pair."""
+    between: tuple[int, ...]  # between the two sides of a pair
 
     @property
     def pair_specials(self) -> int:
@@ -30,8 +29,8 @@ class Layout:
         return np.concatenate([[self.opening], *sides, [EOS]]).astype(np.int32)
 
 
+# By their names in `data_prep mix --layout` and `model.layout`; under xlm positions restart on the second side.
 LAYOUTS = {"xlme": Layout(BOS, (EOS,)), "xlm": Layout(EOS, (EOS, EOS))}
-"""By their names in `data_prep mix --layout` and `model.layout`; under xlm positions restart on the second side."""
 
 
 class Rows(NamedTuple):

@@ -1,7 +1,7 @@
 """The contract between data preparation and training: Arrow schemas, special token ids, rows, and manifests.
 
-This module, `vocabulary` and `corrupt` are all of `xlme_ds` that `data_prep` imports; this one needs pyarrow and
-nothing else.
+This module, `vocabulary` and `corrupt` are all of `xlme_ds` that `data_prep` imports; this one needs no library but
+pyarrow.
 
 Three kinds of shard exist, all uncompressed Arrow IPC files, so that reading is a memory map:
 
@@ -24,6 +24,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
+from ..config import Check, refuse
 from .rows import BOS, EOS, LAYOUTS, PAD, TASKS, UNK, Layout, Rows  # noqa: F401  they are part of the contract
 
 FORMAT_VERSION = 1
@@ -175,44 +176,38 @@ _MANIFEST = {"stage": str, "settings": dict, "vocabulary_size": int, "vocabulary
              "shards": list, "counts": dict, "format": int}  # fmt: skip
 _SHARD = {"name": str, "rows": int, "bytes": int, "sha256": str}
 _SHARES = ("share_before", "share_after", "repeat")
+_KIND_WORDS = {str: "a text", dict: "an object", list: "a list", int: "a whole number"}
 
 
-def _require_kinds(fields: Any) -> None:
-    """Raise ValueError where a manifest's JSON has other kinds of values than its readers need."""
-    _require("it", fields, _MANIFEST)
+def _manifest_checks(fields: Any) -> Iterator[Check]:
+    """That a manifest's JSON has the kinds of values that its readers need; each check relies on those before it."""
+    yield from _kind_checks("it", fields, _MANIFEST)
     for number, shard in enumerate(fields["shards"]):
-        _require(f"shard {number}", shard, _SHARD)
+        yield from _kind_checks(f"shard {number}", shard, _SHARD)
         name = PurePosixPath(shard["name"])
-        if name.is_absolute() or ".." in name.parts:
-            raise ValueError(f"shard {number} is {shard['name']!r}, outside of the folder")
-    languages = fields["languages"]
-    if not all(type(code) is str for code in languages) or len(set(languages)) < len(languages):
-        raise ValueError("its languages are not different codes")
-    if fields["stage"] == "mix":
-        _require("settings", fields["settings"], {"row_tokens": int})
-        _require("counts", fields["counts"], {"by_language": dict})
-        if fields["settings"]["row_tokens"] >= 2**31:
-            raise ValueError("settings has rows of 2³¹ tokens or more")
+        inside = not name.is_absolute() and ".." not in name.parts
+        yield inside, f"shard {number} is {shard['name']!r}, outside of the folder"
+    codes = fields["languages"]
+    different = all(type(code) is str for code in codes) and len(set(codes)) == len(codes)
+    yield different, "its languages are not different codes"
+    is_mix = fields["stage"] == "mix"
+    if is_mix:
+        yield from _kind_checks("settings", fields["settings"], {"row_tokens": int})
+        yield from _kind_checks("counts", fields["counts"], {"by_language": dict})
+        yield fields["settings"]["row_tokens"] < 2**31, "settings has rows of 2³¹ tokens or more"
     by_language = fields["counts"].get("by_language", {})
-    if type(by_language) is not dict or any(type(counts) is not dict for counts in by_language.values()):
-        raise ValueError("its counts by language are no objects")
-    if fields["stage"] == "mix" and any(
-        type(counts.get(name)) not in (int, float) for counts in by_language.values() for name in _SHARES
-    ):
-        raise ValueError(f"its counts by language lack {', '.join(_SHARES)}")
+    objects = type(by_language) is dict and all(type(counts) is dict for counts in by_language.values())
+    yield objects, "its counts by language are no objects"
+    shares = [counts.get(name) for counts in by_language.values() for name in _SHARES if is_mix]
+    yield all(type(share) in (int, float) for share in shares), f"its counts by language lack {', '.join(_SHARES)}"
 
 
-def _require(what: str, values: Any, kinds: Mapping[str, type]) -> None:
-    if type(values) is not dict:
-        raise ValueError(f"{what} is no object")
+def _kind_checks(what: str, values: Any, kinds: Mapping[str, type]) -> Iterator[Check]:
+    yield type(values) is dict, f"{what} is no object"
     for name, kind in kinds.items():
         value: Any = values.get(name)
         fits = isinstance(value, kind) and not isinstance(value, bool)
-        if not fits or (kind is int and value < 0):
-            raise ValueError(f"{what} has {name} {value!r:.80}, not {_KIND_WORDS[kind]}")
-
-
-_KIND_WORDS = {str: "a text", dict: "an object", list: "a list", int: "a whole number"}
+        yield fits and (kind is not int or value >= 0), f"{what} has {name} {value!r:.80}, not {_KIND_WORDS[kind]}"
 
 
 def record_batches(content: bytes, schema: pa.Schema) -> list[pa.RecordBatch]:
@@ -220,7 +215,7 @@ def record_batches(content: bytes, schema: pa.Schema) -> list[pa.RecordBatch]:
 
     Raises ValueError, or an error of Arrow's, for any other file; one that is compressed is refused before it can grow.
     """
-    if not (content.startswith(_MAGIC) and content.endswith(_MAGIC)):
+    if not (content.startswith(b"ARROW1") and content.endswith(b"ARROW1")):
         raise ValueError("it is no Arrow file")
     messages = iter(pa.ipc.MessageReader.open_stream(pa.py_buffer(content).slice(8)))
     found = pa.ipc.read_schema(next(messages))
@@ -238,9 +233,6 @@ def record_batches(content: bytes, schema: pa.Schema) -> list[pa.RecordBatch]:
     return batches
 
 
-_MAGIC = b"ARROW1"
-
-
 def _is_compressed(metadata: bytes) -> bool:
     """Whether the record batch of an Arrow message has its field `compression`, which pyarrow does not show.
 
@@ -248,8 +240,7 @@ def _is_compressed(metadata: bytes) -> bool:
     compression.
     """
 
-    def field(table: int, number: int) -> int:
-        """Where a field of a table is; 0 where it is absent."""
+    def field(table: int, number: int) -> int:  # where a field of a table is; 0 where it is absent
         vtable = table - int(struct.unpack_from("<i", metadata, table)[0])
         (size,) = struct.unpack_from("<H", metadata, vtable)
         (offset,) = struct.unpack_from("<H", metadata, vtable + 4 + 2 * number) if 4 + 2 * number < size else (0,)
@@ -274,12 +265,11 @@ def read_manifest(folder: Path) -> Manifest:
         raise ValueError(f"{path} does not exist: run the data_prep stage that writes {folder} to its end first")
     try:
         fields = read_signed(path, unsigned=True)
-        _require_kinds(fields)
+        refuse(_manifest_checks(fields))
         fields["languages"] = tuple(fields["languages"])
         fields["shards"] = tuple(Shard(**shard) for shard in fields["shards"])
         manifest = Manifest(**fields)
-        if manifest.layout not in LAYOUTS:
-            raise ValueError(f"no layout is called {manifest.layout}")
+        refuse([(manifest.layout in LAYOUTS, f"no layout is called {manifest.layout}")])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(
             f"{path} is not a readable manifest ({error}): delete it and give the command that wrote {folder} again"
@@ -302,8 +292,9 @@ def read_json(path: Path, kind: type) -> Any:
     except RecursionError:
         raise ValueError(f"{path} is nested too deeply: restore the file or remove it") from None
     if not isinstance(value, kind):
-        found = type(value).__name__
-        raise ValueError(f"{path} holds a JSON {found}, not a {kind.__name__}: restore the file or remove it")
+        raise ValueError(
+            f"{path} holds a JSON {type(value).__name__}, not a {kind.__name__}: restore the file or remove it"
+        )
     return value
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numba.types import boolean, int32, int64
 
+from ..config import refuse
 from .compiled import compiled, reads
 from .rows import PAD, UNK, Rows
 from .schema import Manifest, read_manifest, record_batches, row_schema
@@ -28,13 +29,10 @@ _OPEN = 2  # shards that are held
 class _Block(NamedTuple):
     """The columns of one record batch, as arrays without a copy."""
 
-    tokens: np.ndarray
-    """int32 [N, T]."""
-    items: np.ndarray
-    """Where each row's items begin in `lengths`, and the end, [N + 1]."""
+    tokens: np.ndarray  # int32 [N, T]
+    items: np.ndarray  # where each row's items begin in `lengths`, and the end, [N + 1]
     lengths: np.ndarray
-    sides: np.ndarray
-    """The same for `languages`."""
+    sides: np.ndarray  # the same for `languages`
     languages: np.ndarray
 
     @classmethod
@@ -52,30 +50,34 @@ class _Block(NamedTuple):
 
 
 class RowStore:
-    """One task of a mixed data folder, addressed by record number 0 … rows−1."""
+    """One task of a mixed data folder, addressed by record number 0 … rows−1.
+
+    `languages`: codes that the languages of its rows are numbered by; by default the data's own list. Raises ValueError
+    for a folder that holds no rows, or text in another language.
+    """
 
     def __init__(self, folder: Path, languages: Sequence[str] = ()):
-        """`languages`: codes that the languages of its rows are numbered by; by default the data's own list.
-
-        Raises ValueError for a folder that holds no rows, or text in another language.
-        """
         self.folder = Path(folder)
         self.manifest: Manifest = read_manifest(self.folder)
-        if self.manifest.stage != "mix":
-            raise ValueError(
-                f"{folder} was written by the stage {self.manifest.stage}: name the folder that `data_prep mix` wrote"
-            )
+        stage = f"{folder} was written by the stage {self.manifest.stage}: name the folder that `data_prep mix` wrote"
+        refuse([(self.manifest.stage == "mix", stage)])
         self.row_tokens: int = self.manifest.settings["row_tokens"]
         self.rows = self.manifest.rows
-        if self.rows < 1 or self.row_tokens < 1 or min(shard.rows for shard in self.manifest.shards) < 1:
-            raise ValueError(f"{self.folder / 'manifest.json'} lists a shard without rows: mix the folder again")
         self.languages = tuple(languages) or self.manifest.languages
         missing = [code for code in self.manifest.languages if code not in self.languages]
-        if missing:
-            raise ValueError(
-                f"{self.folder} has text in {', '.join(missing)}, which model.language_embeddings does not name: "
-                f"set it to {' '.join(self.manifest.languages)}"
-            )
+        refuse(
+            [
+                (
+                    self.rows > 0 and self.row_tokens > 0 and min(shard.rows for shard in self.manifest.shards) > 0,
+                    f"{self.folder / 'manifest.json'} lists a shard without rows: mix the folder again",
+                ),
+                (
+                    not missing,
+                    f"{self.folder} has text in {', '.join(missing)}, which model.language_embeddings does not name: "
+                    f"set it to {' '.join(self.manifest.languages)}",
+                ),
+            ]
+        )
         self._numbers = np.array([self.languages.index(code) for code in self.manifest.languages])
         self._starts = [0, *accumulate(shard.rows for shard in self.manifest.shards)]
         self._open: dict[int, list[_Block]] = {}
@@ -107,12 +109,11 @@ class RowStore:
         """Records `start` … `stop` − 1, or as many of them as are in the block of the first."""
         shard = self._shard_of(start)
         blocks = self._blocks(shard)
-        size = len(blocks[0].tokens)  # all but the last of a shard are of one size
-        number, first = divmod(start - self._starts[shard], size)
+        # All blocks but the last of a shard are of one size.
+        number, first = divmod(start - self._starts[shard], len(blocks[0].tokens))
         block = blocks[number]
         rows = block.rows(first, min(first + stop - start, len(block.tokens)))
-        limits = self.manifest.vocabulary_size, len(self.manifest.languages)
-        if not _possible(rows.tokens, rows.items, rows.lengths, rows.languages, *limits):
+        if not _possible(*rows, self.manifest.vocabulary_size, len(self.manifest.languages)):
             raise ValueError(
                 f"{self._path(shard)} has ids or lengths that no row can have, near row {start - self._starts[shard]}: "
                 f"mix {self.folder} again"

@@ -22,14 +22,11 @@ class Vocabulary:
     """
 
     def __init__(self, model: Path):
-        path = Path(model)
-        if path.is_dir():
-            path = path / MODEL_FILE
+        self.path = path = Path(model) / MODEL_FILE if Path(model).is_dir() else Path(model)
         if not path.exists():
             raise ValueError(
                 f"{path} does not exist: make it with `python -m data_prep vocab`, or name a SentencePiece model file"
             )
-        self.path = path
         try:
             self.processor = spm.SentencePieceProcessor(model_file=str(path))
         except (RuntimeError, OSError) as error:

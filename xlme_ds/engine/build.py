@@ -10,14 +10,13 @@ from torch import nn
 
 from ..config import DataConfig, EngineConfig, ModelConfig, RunConfig, Training, refuse
 from ..data.loader import Loader
-from ..data.source import BatchSource
 from ..data.vocabulary import Vocabulary
 from ..models.execution import applied
 from ..models.init import Known, Whole, initialise
 from ..models.layers import TransformerLayer
 from ..models.pipeline import describe_balance, parts, pipeline_balance
 from ..objectives import objective_of
-from ..objectives.protocol import Objective
+from ..objectives.protocol import BatchSource, Objective
 from ..validate import deepspeed_settings, zero_stage
 from .engine import Engine
 from .optimizer import build_optimizer

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from ..checkpoint.state_files import KINDS, MOMENTS, StateReader, StateWriter
 from ..data.batch import Batch
-from ..data.source import BatchSource
-from ..objectives.protocol import Objective
+from ..objectives.protocol import BatchSource, Objective
 from .optimizer import set_learning_rate
 from .ranks import gather, on_all_ranks, raise_on_all_ranks
 

@@ -13,8 +13,7 @@ from deepspeed.utils import safe_get_full_fp32_param
 from torch import Tensor, nn
 
 from ..config import OptimizerConfig
-from ..data.source import BatchSource
-from ..objectives.protocol import Objective
+from ..objectives.protocol import BatchSource, Objective
 from .bf16_gradients import spare_passes
 from .deepspeed_compat import align_gradients, loading_extensions
 from .engine import Bucket, Engine, Piece

@@ -19,7 +19,7 @@ from ..data.vocabulary import Vocabulary
 from ..engine.build import Fill, assemble, resolve_precision
 from ..engine.ranks import SharedError, broadcast, gather, on_all_ranks
 from ..models.init import Whole, initialise
-from ..models.operations import encoder_forward
+from ..models.pipeline import encoder_forward
 from ..models.text_encoder import TextEncoder, language_index
 from ..train.run import RunFacts, train
 from ..train.run_folder import RunFolder

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .attention_cpu import attend
+from .attention_cpu import attend, item_mask
 from .dropout import drop
 
 
@@ -92,28 +92,18 @@ class Gate(nn.Module):
 class AttentionBias(NamedTuple):
     """What all layers of an encoder share for one batch: computed once, read by each."""
 
+    # Bool: query i may see key j, because both are in one item; None where `segments_BT` says so.
     allowed_B1TT: Tensor | None
-    """bool: query i may see key j, because both are in one item; None where `segments_BT` says so."""
-    distance_HTT: Tensor | None
-    """d_{i-j}, or None without a relative bias."""
-    segments_BT: Tensor | None = None
-    """On the CPU, where every position sees its whole item: the item's number."""
+    distance_HTT: Tensor | None  # d_{i-j}, or None without a relative bias
+    segments_BT: Tensor | None = None  # on the CPU, where every position sees its whole item: the item's number
 
 
 class ItemBias(NamedTuple):
     """The same as the Triton kernels read it, which make mask and bias a tile at a time."""
 
-    first_BT: Tensor
-    """int32: where the item of each position begins."""
-    end_BT: Tensor
-    """int32: one after where it ends."""
-    distance_HW: Tensor | None
-    """float32: d by distance j − i, from 1−T to T−1."""
-
-
-def item_mask(segments_BT: Tensor) -> Tensor:
-    """Block-diagonal mask [B, 1, T, T]: true within one item. Padding (segment 0) sees padding, so no row is empty."""
-    return (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
+    first_BT: Tensor  # int32: where the item of each position begins
+    end_BT: Tensor  # int32: one after where it ends
+    distance_HW: Tensor | None  # float32: d by distance j − i, from 1−T to T−1
 
 
 def item_bounds(segments_BT: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ B rows, H heads, T tokens, K head size; of a tile N heads, over one row or sever
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, pairwise
 from operator import itemgetter
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +20,10 @@ _TILE = 2**21  # bytes of scores a thread
 _TILE_COST = 60_000  # scores that a thread could compute while the operations of one more tile are called
 _MASK_COST = 0.1  # of computing a score
 
-Items = Sequence[tuple[int, int, int]]
-"""Of every item its row, its first token, and one after its last."""
+Items = Sequence[tuple[int, int, int]]  # of every item its row, its first token, and one after its last
 _WHOLE = slice(None)
+# Rows, heads, tokens: an item, or all heads and tokens of several rows, or some heads of either.
 Tile = tuple[slice, slice, slice]
-"""Rows, heads, tokens: an item, or all heads and tokens of several rows, or some heads of either."""
 
 
 def items_of(segments_BT: Tensor) -> Items:
@@ -34,24 +34,17 @@ def items_of(segments_BT: Tensor) -> Items:
     return [(first // tokens, first % tokens, first % tokens + end - first) for first, end in pairwise(starts)]
 
 
-def attend(
-    q_BHTK: Tensor,
-    k_BHTK: Tensor,
-    v_BHTK: Tensor,
-    gate_BHT1: Tensor | None,
-    distance_HTT: Tensor | None,
-    allowed_B1TT: Tensor | None,
-    segments_BT: Tensor | None,
-) -> Tensor:
+def item_mask(segments_BT: Tensor) -> Tensor:
+    """Block-diagonal mask [B, 1, T, T]: true within one item. Padding (segment 0) sees padding, so no row is empty."""
+    return (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
+
+
+class _Attend(torch.autograd.Function):
     """softmax(q kᵀ / sqrt(K) + gate · d, where allowed, or inside the items that `segments_BT` tells) v, [B, H, T, K].
 
     q, k, v and gate are contiguous.
     """
-    out: Tensor = _Attend.apply(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, segments_BT)
-    return out
 
-
-class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *tensors):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(*tensors)
@@ -65,6 +58,9 @@ class _Attend(torch.autograd.Function):
         return *(None if given is None else next(found) for given in tensors[:-2]), None, None
 
 
+attend = _Attend.apply
+
+
 def _output(
     q_BHTK: Tensor,
     k_BHTK: Tensor,
@@ -76,7 +72,7 @@ def _output(
 ) -> Tensor:
     tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, segments_BT)
     out_BHTK = torch.empty_like(q_BHTK)
-    for tile in tiles:
+    for tile in tiles.all:
         torch.bmm(tiles.weights(tile), _flat(v_BHTK[tile]), out=_flat(out_BHTK[tile]))
     return out_BHTK
 
@@ -96,11 +92,10 @@ def _gradients(
     tiles = _Tiles(q_BHTK, k_BHTK, gate_BHT1, distance_HTT, allowed_B1TT, segments_BT)
     grad_q, grad_k, grad_v = (torch.empty_like(q_BHTK) for _ in range(3))
     grad_gate = None if gate_BHT1 is None else torch.empty_like(gate_BHT1)
-    # Where all items add up, in float32 or better.
-    wide = torch.promote_types(q_BHTK.dtype, torch.float32)
+    wide = torch.promote_types(q_BHTK.dtype, torch.float32)  # for what all items add to
     grad_distance = None if distance_HTT is None else torch.zeros_like(distance_HTT, dtype=wide)
     scale = q_BHTK.shape[-1] ** -0.5
-    for tile in tiles:
+    for tile in tiles.all:
         weights, q, k, v, grad = (tiles.weights(tile), *(_flat(x[tile]) for x in (q_BHTK, k_BHTK, v_BHTK, grad_BHTK)))
         torch.bmm(weights.mT, grad, out=_flat(grad_v[tile]))
         product = torch.bmm(grad, v.mT, out=tiles.scratch(tile))
@@ -144,17 +139,19 @@ class _Tiles:
         allowed: Tensor | None,
         segments: Tensor | None,
     ):
-        self.q, self.k, self.gate, self.distance, self.allowed, self.segments = q, k, gate, distance, allowed, segments
+        self.q, self.k, self.gate, self.distance, self.allowed = q, k, gate, distance, allowed
+        self.segments: Any = segments  # a tensor where `allowed` is None
         rows, heads, tokens, size = q.shape
         self.scale = size**-0.5
         room = _TILE * torch.get_num_threads() // q.element_size()
-        items = [] if segments is None else items_of(segments)
-        apart, together = _divide(items, rows, heads, tokens, room)
-        self.tiles = [*_items(apart, heads, room), *_rows(together, heads, tokens, room)]
-        self._scratch = q.new_empty(max(self._numel(tile) for tile in self.tiles))
-
-    def __iter__(self) -> Iterator[Tile]:
-        return iter(self.tiles)
+        apart, together = _divide([] if segments is None else items_of(segments), rows, heads, tokens, room)
+        self.all: list[Tile] = [
+            (slice(row, row + 1), part, slice(first, end))
+            for row, first, end in apart
+            for part in _heads(heads, end - first, room)
+        ]
+        self.all += _rows(together, heads, tokens, room)
+        self._scratch = q.new_empty(max(self._numel(tile) for tile in self.all))
 
     def _numel(self, tile: Tile) -> int:
         rows, heads, tokens, _ = self.q[tile].shape
@@ -164,16 +161,6 @@ class _Tiles:
         """[N, S, S] to be written into, until the next call of `weights`."""
         tokens = self.q[tile].shape[2]
         return self._scratch[: self._numel(tile)].view(-1, tokens, tokens)
-
-    def _mask(self, rows: slice) -> Tensor:
-        """0 where a query may see a key, else -inf, [R, 1, T, T]."""
-        if self.allowed is not None:
-            allowed_R1TT = self.allowed[rows]
-        else:
-            assert self.segments is not None
-            segments_RT = self.segments[rows]
-            allowed_R1TT = (segments_RT[:, :, None] == segments_RT[:, None, :])[:, None]
-        return self.q.new_zeros(()).where(allowed_R1TT, float("-inf"))
 
     def weights(self, tile: Tile) -> Tensor:
         """What every query takes of every key, [N, S, S]."""
@@ -186,7 +173,8 @@ class _Tiles:
         else:
             torch.mul(self.gate[tile], _of_pairs(self.distance, tile), out=by_head)
         if tile[2] == _WHOLE:
-            by_head.add_(self._mask(tile[0]))
+            allowed_R1TT = item_mask(self.segments[tile[0]]) if self.allowed is None else self.allowed[tile[0]]
+            by_head.add_(self.q.new_zeros(()).where(allowed_R1TT, float("-inf")))
         return _scaled_product(scores, _flat(self.q[tile]), _flat(self.k[tile]).mT, self.scale).softmax(-1)
 
 
@@ -211,13 +199,6 @@ def _rows(numbers: Sequence[int], heads: int, tokens: int, room: int) -> Iterato
             run = [row for _, row in group]
             for first in range(run[0], run[-1] + 1, at_once):
                 yield slice(first, min(first + at_once, run[-1] + 1)), part, _WHOLE
-
-
-def _items(items: Items, heads: int, room: int) -> Iterator[Tile]:
-    """One item, or some heads of it."""
-    for row, first, end in items:
-        for part in _heads(heads, end - first, room):
-            yield slice(row, row + 1), part, slice(first, end)
 
 
 def _heads(heads: int, tokens: int, room: int) -> Iterator[slice]:

@@ -19,11 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+# Queries and keys of a tile, by the bytes of a number; as many of both, so that a tile's positive distances are the
+# next one's negative ones. fp32 is multiplied without tensor cores: larger tiles overflow the registers.
 TILES = {2: 64, 4: 32}
-"""Queries and keys of a tile, by the bytes of a number; as many of both, so that a tile's positive distances are the
-next one's negative ones. fp32 is multiplied without tensor cores: larger tiles overflow the registers."""
-WARPS, STAGES = 4, 2
-"""So that two tiles are at work on a multiprocessor (tests/models/test_attention_kernels.py)."""
+WARPS, STAGES = 4, 2  # so that two tiles are at work on a multiprocessor (tests/models/test_attention_kernels.py)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)  # finite, so that a query that has seen no key yet makes no NaN
 
@@ -180,8 +179,7 @@ def attend(
         distance_HW = torch.zeros(heads, 2 * tokens - 1, device=q_BHTK.device)
     # A tile may reach as far past the row's end as it is wide.
     padded_HW = F.pad(distance_HW, [TILES[q_BHTK.element_size()]] * 2)
-    out: Tensor = _Attend.apply(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, padded_HW, first_BT, end_BT)
-    return out
+    return _Attend.apply(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, padded_HW, first_BT, end_BT)
 
 
 class _Attend(torch.autograd.Function):

@@ -14,8 +14,7 @@ from torch import Tensor
 _STEP, _FIRST, _SECOND = (
     word - (1 << 64) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )  # as int64, which multiplies alike
-APART = -1
-"""A place for what is not of the encoder whose layers count from it."""
+APART = -1  # a place for what is not of the encoder whose layers count from it
 _BITS = 16
 _A_WORD = 64 // _BITS
 

@@ -3,7 +3,6 @@
 B rows, T tokens, M masked positions of the batch, D width.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,14 +18,10 @@ from .heads import MaskedLanguageModelHead, ReplacedTokenHead
 class ElectraOutput(NamedTuple):
     """What one forward pass gives; the objective makes the losses of it."""
 
-    nll_M: Tensor
-    """float32, the generator's −log p of the original token."""
-    predicted_M: Tensor
-    """int64, the generator's most likely token."""
-    corrupted_BT: Tensor
-    """int64, the rows with the generator's samples in place."""
-    replaced_logits_BT: Tensor
-    """The discriminator's logits; positive says replaced."""
+    nll_M: Tensor  # float32, the generator's −log p of the original token
+    predicted_M: Tensor  # int64, the generator's most likely token
+    corrupted_BT: Tensor  # int64, the rows with the generator's samples in place
+    replaced_logits_BT: Tensor  # the discriminator's logits; positive says replaced
 
 
 class Electra(nn.Module):
@@ -49,7 +44,7 @@ class Electra(nn.Module):
         self.discriminator = Encoder(cfg, cfg.discriminator_layers)
         self.replaced_head = ReplacedTokenHead(cfg)
 
-    def _blocks(self, name: str) -> Sequence[Tensor]:
+    def _blocks(self, name: str) -> list[Tensor]:
         return [getattr(self, f"{name}_{n}") for n in range(self.cfg.vocabulary_blocks)]
 
     def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
@@ -80,9 +75,12 @@ class Electra(nn.Module):
     def forward(self, batch: Batch) -> ElectraOutput:
         """Generate, then discriminate (XLM-E equations (1) to (5))."""
         nll_M, predicted_M, corrupted_BT = self.generate(batch)
-        embedded_BTD = self.embed_for_discriminator(corrupted_BT)
         hidden_BTD = self.discriminator(
-            embedded_BTD, batch.positions_BT, batch.segments_BT, batch.languages_BT, batch.keys_B
+            self.embed_for_discriminator(corrupted_BT),
+            batch.positions_BT,
+            batch.segments_BT,
+            batch.languages_BT,
+            batch.keys_B,
         )
         return ElectraOutput(nll_M, predicted_M, corrupted_BT, self.replaced_head(hidden_BTD))
 

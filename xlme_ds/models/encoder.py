@@ -56,15 +56,14 @@ class _ReadWhole(torch.autograd.Function):
 def lookup(ids: Tensor, blocks: Sequence[Tensor], sparse: bool = False) -> Tensor:
     """Embeddings of `ids` (int64, any shape) as [..., D]; block n holds the ids that follow block n−1's.
 
-    `sparse`: the table gets a dense gradient besides, by `read_whole`, which this one is added to; it never exists
-    whole (CPU).
+    `sparse`: the table also gets a dense gradient, by `read_whole`, which this one is added to; it never exists whole
+    (CPU).
     """
 
     def one(ids: Tensor, block: Tensor) -> Tensor:
         if ids.is_cuda:  # whose own backward sorts, and accumulates in float32
             return F.embedding(ids, block)
-        out: Tensor = _Lookup.apply(ids, block, sparse)
-        return out
+        return _Lookup.apply(ids, block, sparse)
 
     if len(blocks) == 1:
         return one(ids, blocks[0])
@@ -99,9 +98,7 @@ class Encoder(nn.Module):
 
     def __init__(self, cfg: ModelConfig, layers: int):
         super().__init__()
-        self.dropout = cfg.dropout
-        self.drops = cfg.dropout > 0 or cfg.attention_dropout > 0
-        self.kernel = cfg.attention
+        self.cfg = cfg
         self.positions = nn.Parameter(torch.empty(cfg.max_positions, cfg.width)) if cfg.absolute_positions else None
         languages = len(cfg.language_embeddings)
         self.languages = nn.Parameter(torch.empty(languages, cfg.width)) if languages else None
@@ -138,11 +135,11 @@ class Encoder(nn.Module):
         if self.input_norm is not None:
             embedded_BTD = self.input_norm(embedded_BTD)
         keys_B = self._dropping(keys_B)
-        return embedded_BTD if keys_B is None else drop(embedded_BTD, self.dropout, derive(keys_B, 0))
+        return embedded_BTD if keys_B is None else drop(embedded_BTD, self.cfg.dropout, derive(keys_B, 0))
 
     def _dropping(self, keys_B: Tensor | None) -> Tensor | None:
         """`keys_B` where something is dropped."""
-        if not (self.training and self.drops):
+        if not self.training or self.cfg.dropout == self.cfg.attention_dropout == 0:
             return None
         assert keys_B is not None
         return keys_B
@@ -161,11 +158,10 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """The layers, and the norm after the last: [B, T, D] to [B, T, D]; `allowed` says of the groups who sees
         whom."""
-        bias = shared_bias(self.kernel, groups_BT, distance_HW, x_BTD.dtype, allowed)
+        bias = shared_bias(self.cfg.attention, groups_BT, distance_HW, x_BTD.dtype, allowed)
         keys_B = self._dropping(keys_B)
         for number, layer in self.layers.items():
-            of_layer = None if keys_B is None else derive(keys_B, 1 + int(number))
-            x_BTD = layer(x_BTD, bias, of_layer)
+            x_BTD = layer(x_BTD, bias, None if keys_B is None else derive(keys_B, 1 + int(number)))
         return x_BTD if self.output_norm is None else self.output_norm(x_BTD)
 
     def forward(
@@ -186,7 +182,7 @@ class Encoder(nn.Module):
         """Hidden states [B, T, D] of the embeddings (index 0) and of every layer; in evaluation mode the last one is
         `forward`'s."""
         distance_HW = self.distances(segments_BT.shape[1])
-        bias = shared_bias(self.kernel, segments_BT, distance_HW, embedded_BTD.dtype)
+        bias = shared_bias(self.cfg.attention, segments_BT, distance_HW, embedded_BTD.dtype)
         states = [self.embed(embedded_BTD, positions_BT, languages_BT)]
         for layer in self.layers.values():
             states.append(layer(states[-1], bias))

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from .attention import AttentionBias, ItemBias
 from .layers import TransformerLayer
 
 Model = TypeVar("Model", bound=nn.Module)
-Compile = Literal["none", "layers", "graphs"]
 _ALIGNMENT = 16  # bytes, of inductor's loads
 
 
@@ -36,7 +35,7 @@ def applied(model: Model, cfg: ModelConfig) -> Model:
 class AppliedLayer(TransformerLayer):
     """A layer as training runs it; it computes what `TransformerLayer` does."""
 
-    compile_as: Compile = "none"
+    compile_as: str = "none"
     checkpointing = False
 
     def __call__(self, *inputs: Any) -> Tensor:
@@ -49,17 +48,19 @@ class AppliedLayer(TransformerLayer):
         """The layer's output, by its compiled form in training; evaluations have rows of any number and length."""
         if self.compile_as == "none" or not self.training:
             return super().forward(x_BTD, bias, keys_B)
-        layer = compiled(TransformerLayer.forward, self.compile_as)
-        out_BTD: Tensor = layer(places(self), self, x_BTD, bias, keys_B)
-        return out_BTD
+        # Of each parameter on a GPU, by how many bytes it misses alignment. DeepSpeed's are slices of one buffer, and
+        # not alike in all layers: a gate has one number a head. torch has code for aligned ones read others without a
+        # look (pytorch#193054).
+        places = tuple(parameter.data_ptr() % _ALIGNMENT for parameter in self.parameters() if parameter.is_cuda)
+        return compiled(TransformerLayer.forward, self.compile_as)(places, self, x_BTD, bias, keys_B)
 
 
 @functools.cache
-def compiled(function: Callable[..., Any], how: Compile) -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], how: str) -> Callable[..., Any]:
     """`function(*inputs)` compiled as one graph for the shapes of its inputs, as a function of (places, *inputs).
 
     Other shapes and other `places` are compiled for anew, and more than eight in a process are an error of torch's.
-    `graphs` replays it as a CUDA graph besides.
+    `graphs` also replays it as a CUDA graph.
     """
 
     def run(places: tuple[int, ...], *inputs: Any) -> Any:
@@ -67,12 +68,3 @@ def compiled(function: Callable[..., Any], how: Compile) -> Callable[..., Any]:
         return function(*inputs)
 
     return torch.compile(run, fullgraph=True, dynamic=False, mode="reduce-overhead" if how == "graphs" else None)
-
-
-def places(module: nn.Module) -> tuple[int, ...]:
-    """Of each parameter on a GPU, by how many bytes it misses alignment.
-
-    DeepSpeed's are slices of one buffer, and not alike in all layers: a gate has one number a head. torch has code for
-    aligned ones read others without a look (pytorch#193054).
-    """
-    return tuple(parameter.data_ptr() % _ALIGNMENT for parameter in module.parameters() if parameter.is_cuda)

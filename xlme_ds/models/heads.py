@@ -21,29 +21,23 @@ from ..data.rows import UNK
 from .encoder import lookup
 
 GROUP = 128
-_NEVER = -1e30
-"""Logit of what is not to be predicted: its weight is an exact 0, where an infinity could give a NaN."""
+_NEVER = -1e30  # logit of what is not to be predicted: its weight is an exact 0, where an infinity could give a NaN
 
 
 class MaskedTokens(NamedTuple):
     """What the generator says at the masked positions."""
 
-    nll_M: Tensor
-    """float32, −log p(target); carries the gradient."""
-    sample_M: Tensor
-    """int64, drawn from the softmax by the given uniforms; no gradient."""
-    predicted_M: Tensor
-    """int64, the most likely token."""
+    nll_M: Tensor  # float32, −log p(target); carries the gradient
+    sample_M: Tensor  # int64, drawn from the softmax by the given uniforms; no gradient
+    predicted_M: Tensor  # int64, the most likely token
 
 
 class _Tile(NamedTuple):
     """Consecutive ids of one block."""
 
     block: int
-    rows: slice
-    """Inside the block."""
-    start: int
-    """First id."""
+    rows: slice  # inside the block
+    start: int  # first id
     size: int
 
     def local(self, ids_M: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,7 +56,6 @@ def _tiles(blocks: Sequence[Tensor], chunk: int) -> Iterator[_Tile]:
 
 
 def _logits(hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, tile: _Tile) -> Tensor:
-    """float32 [M, C]."""
     products_MC = hidden_MD @ blocks[tile.block][tile.rows].t()
     return products_MC.float().add_(bias_V[tile.start : tile.start + tile.size].float())
 
@@ -76,11 +69,6 @@ def choose(weights_MN: Tensor, thresholds_M1: Tensor) -> tuple[Tensor, Tensor]:
     last_M1 = weights_MN.shape[1] - 1 - (weights_MN > 0).flip(1).int().argmax(1, keepdim=True)
     place_M1 = torch.minimum(torch.searchsorted(cumulated_MN, thresholds_M1, right=True), last_M1)
     return place_M1, (cumulated_MN - weights_MN).gather(1, place_M1)
-
-
-def sampled_at_once(positions: int, width: int, chunk: int) -> int:
-    """Positions, each with the embeddings of two groups, that take no more numbers than a tile."""
-    return max(positions * chunk // (2 * GROUP * width), 1)
 
 
 def _sample(
@@ -119,8 +107,7 @@ class _MaskedSoftmax(torch.autograd.Function):
     ):
         highest: list[Tensor] = []
         sums: list[Tensor] = []
-        starts: list[int] = []
-        ends: list[int] = []
+        borders: list[tuple[int, int]] = []  # of every group: first id, and one after the last
         at_target_M1 = torch.zeros(len(hidden_MD), 1, dtype=torch.float32, device=hidden_MD.device)
         for tile in _tiles(blocks, chunk):
             logits_MC = _logits(hidden_MD, blocks, bias_V, tile)
@@ -132,15 +119,15 @@ class _MaskedSoftmax(torch.autograd.Function):
             logits_MGK = logits_MC.unflatten(1, (-1, GROUP))
             highest.append(logits_MGK.amax(-1))
             sums.append(logits_MGK.sub_(highest[-1].unsqueeze(-1)).exp_().sum(-1))
-            starts += range(tile.start, tile.start + tile.size, GROUP)
-            ends += [tile.start + tile.size] * (len(starts) - len(ends))
+            end = tile.start + tile.size
+            borders += [(start, min(start + GROUP, end)) for start in range(tile.start, end, GROUP)]
             del logits_MC, logits_MGK  # or they would still be there while the next tile is made
         highest_MG, sums_MG = torch.cat(highest, dim=1), torch.cat(sums, dim=1)
         maximum_M1 = highest_MG.amax(1, keepdim=True)
         lse_M1 = (sums_MG * (highest_MG - maximum_M1).exp_()).sum(1, keepdim=True).log() + maximum_M1
-        borders = (torch.tensor(each).to(hidden_MD.device, non_blocking=True) for each in (starts, ends))
-        table = blocks, bias_V, *borders
-        at_once = sampled_at_once(len(hidden_MD), hidden_MD.shape[1], chunk)
+        table = blocks, bias_V, *torch.tensor(borders).to(hidden_MD.device, non_blocking=True).unbind(1)
+        # Positions, each with the embeddings of two groups, that take no more numbers than a tile.
+        at_once = max(len(hidden_MD) * chunk // (2 * GROUP * hidden_MD.shape[1]), 1)
         arrays = hidden_MD, highest_MG, sums_MG, uniforms_M
         parts = [_sample(*group, *table) for group in zip(*(array.split(at_once) for array in arrays), strict=True)]
         ctx.save_for_backward(hidden_MD, bias_V, targets_M, lse_M1, *blocks)
@@ -222,10 +209,9 @@ class MaskedLanguageModelHead(nn.Module):
         if ordinary:
             bias_V = bias_V.detach().clone()
             bias_V[: UNK + 1] = bias_V[-1] = _NEVER
-        features_MD = hidden_MD
         if self.dense is not None and self.norm is not None:
-            features_MD = self.norm(F.gelu(self.dense(hidden_MD)))
-        return masked_softmax(features_MD, table(), bias_V, targets_M, uniforms_M, self.chunk)
+            hidden_MD = self.norm(F.gelu(self.dense(hidden_MD)))
+        return masked_softmax(hidden_MD, table(), bias_V, targets_M, uniforms_M, self.chunk)
 
 
 class ReplacedTokenHead(nn.Module):

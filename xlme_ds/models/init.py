@@ -17,19 +17,9 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-Known = Callable[[str], torch.Tensor | None]
-"""The first value of a parameter by its name, float32; None: it is drawn."""
+Known = Callable[[str], torch.Tensor | None]  # the first value of a parameter by its name, float32; None: it is drawn
+# Holds a parameter whole on every rank, and saves what was written into it.
 Whole = Callable[[nn.Parameter], AbstractContextManager[object]]
-"""Holds a parameter whole on every rank, and saves what was written into it."""
-
-
-def _kind(name: str, parameter_dim: int) -> str:
-    leaf = name.rsplit(".", 1)[-1]
-    if leaf == "bias" or leaf.startswith("difference_"):
-        return "zeros"
-    if leaf == "scale" or (leaf == "weight" and parameter_dim == 1):
-        return "ones"
-    return "normal"
 
 
 def has_weight_decay(name: str, parameter_dim: int) -> bool:
@@ -52,14 +42,16 @@ def initialise(
         with nullcontext() if whole is None else whole(parameter), torch.no_grad():
             if parameter.numel() == 0:  # the other ranks of a partitioned parameter
                 continue
-            kind = _kind(name, parameter.dim())
+            leaf = name.rsplit(".", 1)[-1]
             value = None if known is None else known(name)
             if value is not None:
                 parameter.copy_(value)
-            elif kind == "normal":
+            elif leaf == "bias" or leaf.startswith("difference_"):
+                parameter.zero_()
+            elif leaf == "scale" or (leaf == "weight" and parameter.dim() == 1):
+                parameter.fill_(1.0)
+            else:
                 digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
                 generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
                 values = torch.empty(parameter.shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
                 parameter.copy_(values)
-            else:
-                parameter.fill_(0.0 if kind == "zeros" else 1.0)

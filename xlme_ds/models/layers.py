@@ -21,8 +21,7 @@ class Linear(nn.Linear):
         """x Wᵀ + b."""
         if x.is_cuda or x.dtype != torch.bfloat16 or not torch.is_grad_enabled():
             return super().forward(x)
-        out: Tensor = _Linear.apply(x, self.weight, self.bias)
-        return out
+        return _Linear.apply(x, self.weight, self.bias)
 
 
 class _Linear(torch.autograd.Function):

@@ -1,5 +1,5 @@
 """The models as stages of a pipeline: the same modules and parameter names, cut along the layers of one encoder; and
-how many layers each part holds.
+how many layers each part holds, by the operations that they take.
 
 Of `Electra`, generator, masked head, sampling and every embedding are in the first stage, the replaced token head in
 the last one; of `LanguageModel`, the embedding in the first, the masked head in the last.
@@ -8,16 +8,15 @@ B rows, T tokens, H heads, D width, W = 2T−1 distances.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..config import EngineConfig
+from ..config import EngineConfig, ModelConfig
 from ..data.batch import Batch
 from .electra import Electra, ElectraOutput
-from .language_model import LanguageModel, LanguageModelOutput
-from .operations import Work
+from .text_encoder import LanguageModel, LanguageModelOutput
 
 
 @dataclass(frozen=True)
@@ -25,27 +24,30 @@ class Part:
     """Consecutive layers of an encoder: what a stage of a pipeline holds of it. The first part may hold none."""
 
     layers: range
-    first: bool = True
-    """Holds all that comes before the layers."""
-    last: bool = True
-    """Holds all that comes after them."""
+    first: bool = True  # holds all that comes before the layers
+    last: bool = True  # holds all that comes after them
 
 
 class PipelineStage(nn.Module):
-    """A part of the model that a subclass inherits from as well: a function of plain tensors."""
+    """A part of the model that a subclass inherits from as well: a function of plain tensors.
 
-    cut_encoder: str
-    """The encoder whose layers are cut."""
+    The shapes of what crosses from stage to stage are those of the rows, whatever number of tokens is masked. The
+    floating-point tensors come first: DeepSpeed 0.19.8 receives gradients in the buffers of the activations with the
+    same index, and does not look at their type. The shared relative bias d, float32 [H, W], is sent along: so it needs
+    no copy of its table in every stage.
+
+    The model of the arguments `whole` is built without memory, and what `part` holds of it is kept.
+    """
+
+    cut_encoder: str  # the encoder whose layers are cut
+    # How the names of what comes before the layers begin, in the encoder and next to it.
     before: tuple[str, ...] = ("embedding_", "difference_", "positions", "languages", "relative", "input_norm")
-    """How the names of what comes before the layers begin, in the encoder and next to it."""
     after: tuple[str, ...] = ("output_norm",)
-    ties = False
-    """Whether the last part reads the embedding of the first."""
+    ties = False  # whether the last part reads the embedding of the first
+    # Whether what the parts predict for the stage's `first_pass` of a batch is filled in by its `second_pass`.
     passes_ahead = False
-    """Whether what the parts predict for the stage's `first_pass` of a batch is filled in by its `second_pass`."""
 
     def __init__(self, *whole: Any, part: Part):
-        """Build the model of the arguments `whole` without memory, and keep what `part` holds of it."""
         device = torch.get_default_device()
         with torch.device("meta"):
             super().__init__(*whole)
@@ -61,89 +63,63 @@ class PipelineStage(nn.Module):
         self.to_empty(device=device)
 
 
-class Flow(NamedTuple):
-    """What crosses from stage to stage. Its shapes are those of the rows, whatever number of tokens is masked.
-
-    The floating-point tensors come first: DeepSpeed 0.19.8 receives gradients in the buffers of the activations with
-    the same index, and does not look at their type.
-    """
-
-    nll_BT: Tensor
-    """float32, the generator's −log p of the original token, 0 where nothing is masked; on its way to the loss."""
-    hidden_BTD: Tensor
-    """Of the last layer so far; after the last stage the discriminator's logits [B, T]."""
-    segments_BT: Tensor
-    corrupted_BT: Tensor
-    predicted_BT: Tensor
-    """int64, the generator's most likely token, 0 where nothing is masked."""
-    keys_B: Tensor
-    distance_HW: Tensor | None
-    """float32, the shared relative bias d: sent along, it needs no copy of its table in every stage."""
-
-    def pack(self) -> tuple[Tensor, ...]:
-        """As plain tensors, floating-point ones first."""
-        # The hidden states come last among these: only the last backward pass frees its graph, and theirs is the big
-        # one.
-        relative = () if self.distance_HW is None else (self.distance_HW,)
-        integers = self.segments_BT, self.corrupted_BT, self.predicted_BT, self.keys_B
-        return tuple(tensor.contiguous() for tensor in (self.nll_BT, *relative, self.hidden_BTD, *integers))
-
-    @staticmethod
-    def unpack(tensors: Sequence[Tensor]) -> "Flow":
-        """What `pack` gave."""
-        nll_BT, *relative, hidden_BTD, segments_BT, corrupted_BT, predicted_BT, keys_B = tensors
-        d = relative[0] if relative else None
-        return Flow(nll_BT, hidden_BTD, segments_BT, corrupted_BT, predicted_BT, keys_B, d)
-
-
 class ElectraStage(PipelineStage, Electra):
-    """The part of `Electra` that one stage runs."""
+    """The part of `Electra` that one stage runs.
+
+    From stage to stage go the generator's −log p [B, T] of the original tokens in float32, on their way to the loss; d
+    where there is a relative bias; the last hidden states [B, T, D], at the end the discriminator's logits [B, T]; and
+    in int64 the segments, the rows with samples and the generator's most likely tokens, each [B, T], and keys [B].
+    Where nothing is masked, −log p and the most likely token are 0.
+    """
 
     cut_encoder = "discriminator"
     before = (*PipelineStage.before, "generator", "masked_head")
     after = (*PipelineStage.after, "replaced_head")
 
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """The first stage takes a `Batch`, the others a packed `Flow`, which all of them return."""
-        flow = self._start(Batch(*tensors)) if self.part.first else Flow.unpack(tensors)
-        hidden_BTD = self.discriminator.body(flow.hidden_BTD, flow.segments_BT, flow.distance_HW, keys_B=flow.keys_B)
+        """The first stage takes a `Batch`, the others what the one before returned; `output` takes what the last
+        returns."""
+        if self.part.first:
+            tensors = self._start(Batch(*tensors))
+        nll_BT, *relative, hidden_BTD, segments_BT, corrupted_BT, predicted_BT, keys_B = tensors
+        distance_HW = relative[0] if relative else None
+        hidden_BTD = self.discriminator.body(hidden_BTD, segments_BT, distance_HW, keys_B=keys_B)
         if self.part.last:
             hidden_BTD = self.replaced_head(hidden_BTD)
-        return flow._replace(hidden_BTD=hidden_BTD).pack()
+        # The hidden states come last among the floating-point ones: only the last backward pass frees its graph, and
+        # theirs is the big one.
+        crossing = nll_BT, *relative, hidden_BTD, segments_BT, corrupted_BT, predicted_BT, keys_B
+        return tuple(tensor.contiguous() for tensor in crossing)
 
-    def _start(self, batch: Batch) -> Flow:
+    def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         nll_M, predicted_M, corrupted_BT = self.generate(batch)
         embedded_BTD = self.embed_for_discriminator(corrupted_BT)
-        return Flow(
-            nll_BT=_scatter(nll_M, batch.masked_M, batch.tokens_BT),
-            hidden_BTD=self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B),
-            segments_BT=batch.segments_BT,
-            corrupted_BT=corrupted_BT,
-            predicted_BT=_scatter(predicted_M, batch.masked_M, batch.tokens_BT),
-            keys_B=batch.keys_B,
-            distance_HW=self.discriminator.distances(batch.tokens_BT.shape[1]),
-        )
+        hidden_BTD = self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
+        nll_BT, predicted_BT = (_scatter(each_M, batch.masked_M, batch.tokens_BT) for each_M in (nll_M, predicted_M))
+        distance_HW = self.discriminator.distances(batch.tokens_BT.shape[1])
+        relative = () if distance_HW is None else (distance_HW,)
+        return nll_BT, *relative, hidden_BTD, batch.segments_BT, corrupted_BT, predicted_BT, batch.keys_B
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> ElectraOutput:
         """What `Electra` gives for `batch`, on the last stage, from what it returned."""
-        flow = Flow.unpack(tensors)
-        nll_M, predicted_M = (dense.flatten()[batch.masked_M] for dense in (flow.nll_BT, flow.predicted_BT))
-        return ElectraOutput(nll_M, predicted_M, flow.corrupted_BT, flow.hidden_BTD)
+        nll_BT, *_, logits_BT, _segments_BT, corrupted_BT, predicted_BT, _keys_B = tensors
+        nll_M, predicted_M = (dense.flatten()[batch.masked_M] for dense in (nll_BT, predicted_BT))
+        return ElectraOutput(nll_M, predicted_M, corrupted_BT, logits_BT)
 
 
 class LanguageModelStage(PipelineStage, LanguageModel):
     """The part of `LanguageModel` that one stage runs.
 
-    Its tensors are packed as a `Flow` is: d where there is a relative bias, hidden [B, T, D], groups [B, T] (see
-    `Masking`), targets [B, T], int64, the original token where one is masked and 0 elsewhere, and keys [B].
+    From stage to stage go d where there is a relative bias, hidden states [B, T, D], groups [B, T] (see `Masking`),
+    targets [B, T], int64, the original token where one is masked and 0 elsewhere, and keys [B].
     """
 
     cut_encoder = "encoder"
     after = (*PipelineStage.after, "masked_head")
     ties = True
+    # The blocks of the embedding in a last stage, which does not own them: the engine sees to their values and
+    # gradients.
     borrowed: Sequence[Tensor] = ()
-    """The blocks of the embedding in a last stage, which does not own them: the engine sees to their values and
-    gradients."""
 
     @property
     def table(self) -> list[Tensor]:
@@ -193,6 +169,50 @@ def parts(balance: Sequence[int]) -> list[Part]:
     ]
 
 
+@dataclass(frozen=True)
+class Work:
+    """Floating-point operations of an objective's forward pass, a token, by where a pipeline does them.
+
+    A multiply-add is two, and only matrix products count.
+    """
+
+    layers: int  # of the encoder that a pipeline cuts
+    layer: float  # of each of them
+    before: float = 0.0  # layers of another encoder, in the first part
+    softmax_first: float = 0.0  # a masked head with its vocabulary softmax, in the first part
+    softmax_last: float = 0.0  # the same in the last part
+    head: float = 0.0  # any other head, in the last part
+    layer_ahead: float = 0.0  # of each of those layers in a pass that goes ahead without gradient
+    softmax_ahead: float = 0.0  # of the last part's masked head in that pass
+
+    @property
+    def softmax(self) -> float:
+        """Of the masked head, wherever it is."""
+        return self.softmax_first + self.softmax_last
+
+    @property
+    def forward(self) -> float:
+        """Of everything that a gradient goes through."""
+        return self.layers * self.layer + self.before + self.softmax + self.head
+
+    @property
+    def training(self) -> float:
+        """Of forward and backward, the latter as twice the former."""
+        return 3.0 * self.forward + self.layers * self.layer_ahead + self.softmax_ahead
+
+
+def encoder_forward(cfg: ModelConfig, layers: int, row_tokens: int) -> float:
+    """Operations of one encoder's layers, forward, a token: projections, feed-forward, scores and weighted sums."""
+    products = 4 * cfg.width**2 + 2 * cfg.width * cfg.feed_forward + 2 * row_tokens * cfg.width
+    return 2.0 * layers * products
+
+
+def masked_head_forward(cfg: ModelConfig, mask_fraction: float) -> float:
+    """Operations of the masked head with its vocabulary softmax at the masked fraction, forward, a token."""
+    dense = cfg.width**2 if cfg.masked_head == "dense" else 0
+    return 2.0 * mask_fraction * (dense + cfg.width * cfg.vocabulary)
+
+
 def stage_costs(work: Work, balance: Sequence[int], checkpointing: bool) -> list[float]:
     """Operations that each part executes a token, forward and backward, with what is computed again in the latter."""
     # Backward is twice forward; the softmax computes its logits again, and so do checkpointed layers.
@@ -237,14 +257,11 @@ def describe_balance(engine: EngineConfig, work: Work, checkpointing: bool) -> s
     balance = pipeline_balance(engine, work, checkpointing)
     held: list[list[str]] = [[] for _ in range(engine.pipeline_stages)]
     held[0].append("embedding, generator" if work.before else "embedding")
-    start = 0
-    for part, count in enumerate(balance):
-        if count:
-            last = start + count - 1
-            held[_process(part, engine.pipeline_stages)].append(
-                f"layers {start}-{last}" if count > 1 else f"layer {last}"
-            )
-        start += count
+    for number, part in enumerate(parts(balance)):
+        if part.layers:
+            first, last = part.layers[0], part.layers[-1]
+            words = f"layers {first}-{last}" if first < last else f"layer {last}"
+            held[_process(number, engine.pipeline_stages)].append(words)
     costs = process_costs(stage_costs(work, balance, checkpointing), engine.pipeline_stages)
     shares = [f"{', '.join(names)} ({cost / sum(costs):.0%})" for names, cost in zip(held, costs, strict=True)]
     return f"pipeline ({engine.pipeline_schedule}), share of the operations: " + " | ".join(shares)

@@ -1,22 +1,26 @@
-"""One trained encoder with an embedding of its own: what is evaluated, fine-tuned and exported.
+"""One encoder with an embedding of its own: with a masked head what XLM, XLM-R and ERNIE-M train; alone what is
+evaluated, fine-tuned and exported.
 
-B rows, T tokens, D width.
+B rows, T tokens, M masked positions of the batch, D width.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from ..data.rows import EOS, LAYOUTS, PAD
+from ..data.batch import Batch
+from ..data.rows import EOS, LAYOUTS, PAD, UNK
+from .attention import item_mask
 from .electra import block_sizes
-from .encoder import Encoder, lookup
+from .encoder import Encoder, lookup, read_whole
+from .heads import MaskedLanguageModelHead
 
+# An encoder of a pre-training model, by the prefix of its parameters.
 Which = Literal["encoder", "discriminator", "generator"]
-"""An encoder of a pre-training model, by the prefix of its parameters."""
 
 
 class TextEncoder(nn.Module):
@@ -61,6 +65,74 @@ class TextEncoder(nn.Module):
         return self.encoder.hidden_states(self.embed(tokens_BT), positions_BT, segments_BT, languages_BT)
 
 
+class LanguageModelOutput(NamedTuple):
+    """What one forward pass gives; the objective makes the losses of it."""
+
+    nll_M: Tensor  # float32, −log p of the original token
+    predicted_M: Tensor  # int64, the most likely token
+
+
+@dataclass(frozen=True)
+class Masking:
+    """What a position that is to be predicted shows: a random token, the original, or else `<mask>`; and who sees
+    whom."""
+
+    random: float  # share of the positions
+    keep: float
+
+    def apply(self, batch: Batch, vocabulary: int) -> Tensor:
+        """The tokens that the model reads, [B, T]. The batch's uniforms decide: below `keep`, the `random` above it,
+        the rest."""
+        targets_M = batch.tokens_BT.flatten()[batch.masked_M]
+        uniforms_M, first, count = batch.uniforms_M.double(), UNK + 1, vocabulary - UNK - 2
+        # A uniform is one of 2^24, those of random tokens are spread over all ordinary ids once more.
+        within_M = (uniforms_M - self.keep) * (count / self.random if self.random else 0.0)
+        random_M = first + within_M.long().clamp(0, count - 1)
+        masked_M = torch.where(uniforms_M < self.keep + self.random, random_M, vocabulary - 1)
+        read_M = torch.where(uniforms_M < self.keep, targets_M, masked_M)
+        return batch.tokens_BT.flatten().index_copy(0, batch.masked_M, read_M).view_as(batch.tokens_BT)
+
+    def predicted_from(self, masked_M: Tensor) -> Tensor:
+        """Position of the last hidden state that each masked position is predicted from, [M]: here that position."""
+        return masked_M
+
+    def groups(self, batch: Batch) -> Tensor:
+        """What `allowed` needs to know of every position, int64 [B, T]: here the number of its item."""
+        return batch.segments_BT
+
+    # Which key a query may see, bool [B, 1, T, T], by the groups: here those of its item.
+    allowed = staticmethod(item_mask)
+
+
+class LanguageModel(TextEncoder):
+    """`TextEncoder` with a head that predicts masked tokens, tied to the embedding."""
+
+    writing = False  # whether what is predicted is written into the text, and so no special token (BTMLM)
+
+    def __init__(self, cfg: ModelConfig, masking: Masking):
+        super().__init__(cfg)
+        self.masking = masking
+        self.masked_head = MaskedLanguageModelHead(cfg)
+
+    def forward(self, batch: Batch) -> LanguageModelOutput:  # type: ignore[override]
+        """Mask and predict."""
+        table = read_whole(self.table)
+        embedded_BTD = lookup(self.masking.apply(batch, self.cfg.vocabulary), self.table, sparse=True)
+        distance_HW, groups_BT = self.encoder.distances(batch.tokens_BT.shape[1]), self.masking.groups(batch)
+        read_BTD = self.encoder.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
+        hidden_BTD = self.encoder.body(read_BTD, groups_BT, distance_HW, self.masking.allowed, batch.keys_B)
+        return self.predict(hidden_BTD, batch.masked_M, batch.tokens_BT.flatten()[batch.masked_M], table)
+
+    def predict(
+        self, hidden_BTD: Tensor, masked_M: Tensor, targets_M: Tensor, table: list[Tensor]
+    ) -> LanguageModelOutput:
+        """The masked tokens from the last hidden states; `table`: the blocks of the tied embedding."""
+        unused_M = torch.zeros(len(masked_M), device=masked_M.device)  # nothing is sampled
+        hidden_MD = hidden_BTD.flatten(0, 1)[self.masking.predicted_from(masked_M)]
+        found = self.masked_head(hidden_MD, lambda: table, targets_M, unused_M, self.writing)
+        return LanguageModelOutput(found.nll_M, found.predicted_M)
+
+
 def one_item_a_row(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
     """(positions, segments) of rows that hold one item each, padded after it; of a pair in XLM's layout, positions
     restart."""
@@ -103,22 +175,23 @@ def languages_of(cfg: ModelConfig, codes: Sequence[tuple[str, ...]], tokens_BT: 
     return languages_BT * (tokens_BT != PAD)
 
 
-def encoder_config(cfg: ModelConfig, which: Which) -> ModelConfig:
-    """The settings of one encoder of a pre-training model."""
-    return replace(cfg, discriminator_layers=cfg.generator_layers) if which == "generator" else cfg
-
-
 def take_encoder(state: Mapping[str, Tensor], cfg: ModelConfig, which: Which) -> TextEncoder:
     """One encoder out of the whole state of a pre-training model, in evaluation mode.
 
     The discriminator's embedding under gradient-disentangled sharing is the sum of the generator's and its difference.
     """
-    encoder = TextEncoder(encoder_config(cfg, which))
+    layers = cfg.generator_layers if which == "generator" else cfg.discriminator_layers
     prefix = f"{which}."
     taken = {"encoder." + name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
     for n in range(cfg.vocabulary_blocks):
         taken[f"embedding_{n}"] = state[f"embedding_{n}"]
         if which == "discriminator" and cfg.embedding_sharing == "gdes":
             taken[f"embedding_{n}"] = taken[f"embedding_{n}"] + state[f"difference_{n}"]
-    encoder.load_state_dict(taken)
+    return encoder_of(taken, replace(cfg, discriminator_layers=layers))
+
+
+def encoder_of(state: Mapping[str, Tensor], cfg: ModelConfig) -> TextEncoder:
+    """The encoder with these parameters, in evaluation mode."""
+    encoder = TextEncoder(cfg)
+    encoder.load_state_dict(state)
     return encoder.eval()

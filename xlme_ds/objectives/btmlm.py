@@ -13,7 +13,6 @@ B rows, T tokens, M masked positions, P open places.
 from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -21,9 +20,8 @@ from torch import Tensor
 from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
 from ..data.rows import PAD
-from ..models.language_model import LanguageModel, LanguageModelOutput, Masking
-from ..models.operations import Work, masked_head_forward
-from ..models.pipeline import LanguageModelStage, Part
+from ..models.pipeline import LanguageModelStage, Part, Work, masked_head_forward
+from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking
 from .mlm import MaskedLanguageModelling
 from .protocol import Quantity, masks_some
 
@@ -99,18 +97,15 @@ class BackTranslation(MaskedLanguageModelling):
         "masked language modelling of one encoder on text, next to tokens of another language that it writes itself"
     )
     terms: tuple[str, ...] = ("btmlm",)
-    quantities: Mapping[str, Quantity] = MappingProxyType(
-        {
-            "btmlm": Quantity("Masked-token loss next to tokens that it wrote", "nats a token", "mono", unigram=True),
-            "accuracy": Quantity("Accuracy on masked tokens"),
-        }
-    )
+    quantities: Mapping[str, Quantity] = {
+        "btmlm": Quantity("Masked-token loss next to tokens that it wrote", "nats a token", "mono", unigram=True),
+        "accuracy": Quantity("Accuracy on masked tokens"),
+    }
     accuracies = ("accuracy_mono",)
-    statistics_shape: tuple[int, ...] = (1,)
+    masking_kind = OpenSide
 
     def __init__(self, cfg: ObjectiveConfig):
         super().__init__(cfg)
-        self.masking = OpenSide(cfg.random_fraction, cfg.keep_fraction)
         self.fractions = cfg.pseudo_fractions
 
     def checks(self, run: RunConfig) -> list[Check]:

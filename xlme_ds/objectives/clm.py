@@ -6,26 +6,20 @@ first token but the last of monolingual text, where the row was cut. B rows, T t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from ..config import Check, ObjectiveConfig, RunConfig
+from ..config import Check, RunConfig
 from ..data.batch import Batch
-from ..models.language_model import Masking
+from ..models.text_encoder import Masking
 from .mlm import MaskedLanguageModelling
 from .protocol import Quantity, adds_none
 
 
-@dataclass(frozen=True)
 class Causal(Masking):
     """Nothing is masked: the batch's masked positions, all ordinary tokens and ends of sentences, are what is
     predicted, each from the state before it."""
-
-    random: float = 0.0
-    keep: float = 1.0
 
     def apply(self, batch: Batch, vocabulary: int) -> Tensor:
         """The tokens as they are."""
@@ -47,24 +41,21 @@ class CausalLanguageModelling(MaskedLanguageModelling):
 
     description = "causal language modelling of one encoder: every token from those before it"
     terms: tuple[str, ...] = ("clm", "clm_pairs")
-    quantities: Mapping[str, Quantity] = MappingProxyType(
-        {
-            "clm": Quantity("Loss of every token from those before it", "nats a token", "mono", unigram=True),
-            "clm_pairs": Quantity("Loss of every token from those before it", "nats a token", "para", unigram=True),
-            "accuracy": Quantity("Accuracy on every token from those before it"),
-        }
-    )
-
-    def __init__(self, cfg: ObjectiveConfig):
-        super().__init__(cfg)
-        self.masking = Causal()
+    quantities: Mapping[str, Quantity] = {
+        "clm": Quantity("Loss of every token from those before it", "nats a token", "mono", unigram=True),
+        "clm_pairs": Quantity("Loss of every token from those before it", "nats a token", "para", unigram=True),
+        "accuracy": Quantity("Accuracy on every token from those before it"),
+    }
+    masking_kind = Causal
 
     def checks(self, run: RunConfig) -> list[Check]:
         """The settings must say that every token is predicted."""
-        settings = run.objective
-        predicts_all = (
-            settings.mask_fraction == 1.0,
-            f"objective.mask_fraction is {settings.mask_fraction}, and objective.name {settings.name} predicts every "
-            "token: set it to 1",
-        )
-        return [predicts_all, adds_none(run), self.kernel_check(run)]
+        fraction, name = run.objective.mask_fraction, run.objective.name
+        return [
+            (
+                fraction == 1.0,
+                f"objective.mask_fraction is {fraction}, and objective.name {name} predicts every token: set it to 1",
+            ),
+            adds_none(run),
+            self.kernel_check(run),
+        ]

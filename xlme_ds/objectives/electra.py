@@ -7,7 +7,6 @@ B rows, T tokens, M masked positions. Tasks are in the order of data.rows.TASKS:
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +16,10 @@ from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch, sum_by_task
 from ..data.rows import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
-from ..models.operations import Work, encoder_forward, masked_head_forward, replaced_head_forward
-from ..models.pipeline import ElectraStage, Part
+from ..models.pipeline import ElectraStage, Part, Work, encoder_forward, masked_head_forward
 from ..models.text_encoder import Which
 from .protocol import Quantity, adds_none, masks_some
 
-TERMS = ("mlm", "tlm", "mrtd", "trtd")
 _BINS = 512  # of the discriminator's logits, from −_RANGE to _RANGE, for the area under the ROC curve
 _RANGE = 16.0
 _SCALARS = ("generator_correct", "masked", "replaced", "replaced_found", "original", "original_kept")
@@ -35,21 +32,19 @@ class ElectraObjective:
         "multilingual and translation replaced token detection: a generator fills masked tokens, a discriminator finds "
         "the replaced ones"
     )
-    terms: tuple[str, ...] = TERMS
-    quantities: Mapping[str, Quantity] = MappingProxyType(
-        {
-            "mlm": Quantity("Masked-token loss", "nats a token", "mono", unigram=True),
-            "tlm": Quantity("Masked-token loss", "nats a token", "para", unigram=True),
-            "mrtd": Quantity("Discriminator: replaced-token loss", "nats a token", "mono"),
-            "trtd": Quantity("Discriminator: replaced-token loss", "nats a token", "para"),
-            "auc": Quantity("Discriminator: AUC, replaced against original tokens"),
-            "accuracy_replaced": Quantity("Discriminator: accuracy on replaced tokens"),
-            "accuracy_original": Quantity("Discriminator: accuracy on original tokens"),
-            "generator_accuracy": Quantity("Generator: accuracy on masked tokens"),
-            "replaced_fraction": Quantity("Tokens that the generator replaced", "fraction"),
-        }
-    )
-    encoders: Mapping[Which, str] = MappingProxyType({"discriminator": "replaced_head.", "generator": "masked_head."})
+    terms: tuple[str, ...] = ("mlm", "tlm", "mrtd", "trtd")
+    quantities: Mapping[str, Quantity] = {
+        "mlm": Quantity("Masked-token loss", "nats a token", "mono", unigram=True),
+        "tlm": Quantity("Masked-token loss", "nats a token", "para", unigram=True),
+        "mrtd": Quantity("Discriminator: replaced-token loss", "nats a token", "mono"),
+        "trtd": Quantity("Discriminator: replaced-token loss", "nats a token", "para"),
+        "auc": Quantity("Discriminator: AUC, replaced against original tokens"),
+        "accuracy_replaced": Quantity("Discriminator: accuracy on replaced tokens"),
+        "accuracy_original": Quantity("Discriminator: accuracy on original tokens"),
+        "generator_accuracy": Quantity("Generator: accuracy on masked tokens"),
+        "replaced_fraction": Quantity("Tokens that the generator replaced", "fraction"),
+    }
+    encoders: Mapping[Which, str] = {"discriminator": "replaced_head.", "generator": "masked_head."}
     statistics_shape: tuple[int, ...] = (len(TASKS), len(_SCALARS) + 2 * _BINS)
 
     def __init__(self, cfg: ObjectiveConfig):
@@ -73,7 +68,7 @@ class ElectraObjective:
             layer=encoder_forward(cfg, 1, row_tokens),
             before=encoder_forward(cfg, cfg.generator_layers, row_tokens),
             softmax_first=masked_head_forward(cfg, self.mask_fraction),
-            head=replaced_head_forward(cfg),
+            head=2.0 * (cfg.width**2 + cfg.width),
         )
 
     @staticmethod
@@ -119,7 +114,7 @@ class ElectraObjective:
         for task, name in enumerate(TASKS):
             if counts[task] == 0:
                 continue
-            generator, discriminator = TERMS[task], TERMS[task + 2]
+            generator, discriminator = self.terms[task], self.terms[task + 2]
             metrics |= {generator: float(means[task]), discriminator: float(means[task + 2])}
             value = dict(zip(_SCALARS, statistics[task, : len(_SCALARS)].tolist(), strict=True))
             replaced, original = statistics[task, len(_SCALARS) :].split(_BINS)

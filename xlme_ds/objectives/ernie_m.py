@@ -13,24 +13,19 @@ so; its equation, which would let e_m see nothing of e_m, differs.)
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from ..config import ObjectiveConfig
 from ..data.batch import Batch
 from ..data.rows import TASKS
-from ..models.language_model import Masking
-from .mlm import MASKED, MaskedLanguageModelling
+from ..models.text_encoder import Masking
+from .mlm import MaskedLanguageModelling
 from .protocol import Quantity
 
-_ROLES = 8
-"""Of a position in its item: 0 where it sees the whole item; else 1 + 2 · side + whether it is masked."""
+_ROLES = 8  # of a position in its item: 0 where it sees the whole item; else 1 + 2 · side + whether it is masked
 
 
-@dataclass(frozen=True)
 class CrossMasking(Masking):
     """Half of the translation pairs masked so, all their positions with `<mask>`; everything else as `Masking` has
     it."""
@@ -51,8 +46,7 @@ class CrossMasking(Masking):
     def apply(self, batch: Batch, vocabulary: int) -> Tensor:
         """All of them with `<mask>`: one left to be seen would tell the other masked positions of its side of it."""
         tokens_BT = super().apply(batch, vocabulary)
-        hidden_BT = self.crossed(batch) & _masked(batch)
-        return torch.where(hidden_BT, vocabulary - 1, tokens_BT)
+        return torch.where(self.crossed(batch) & _masked(batch), vocabulary - 1, tokens_BT)
 
     def groups(self, batch: Batch) -> Tensor:
         """The item's number and the position's role in it."""
@@ -75,7 +69,6 @@ class CrossMasking(Masking):
 
 
 def _masked(batch: Batch) -> Tensor:
-    """bool [B, T]."""
     none = torch.zeros(batch.tokens_BT.numel(), dtype=torch.bool, device=batch.tokens_BT.device)
     return none.index_fill(0, batch.masked_M, True).view_as(batch.tokens_BT)
 
@@ -88,20 +81,14 @@ class ErnieM(MaskedLanguageModelling):
         "each side is predicted from the other alone"
     )
     terms: tuple[str, ...] = ("mlm", "tlm", "camlm")
-    quantities: Mapping[str, Quantity] = MappingProxyType(
-        {
-            **MASKED,
-            "camlm": Quantity("Masked-token loss from the other side alone", "nats a token", "para"),
-            "accuracy_crossed": Quantity("Accuracy on masked tokens from the other side alone"),
-        }
-    )
+    quantities: Mapping[str, Quantity] = {
+        **MaskedLanguageModelling.quantities,
+        "camlm": Quantity("Masked-token loss from the other side alone", "nats a token", "para"),
+        "accuracy_crossed": Quantity("Accuracy on masked tokens from the other side alone"),
+    }
     accuracies = ("accuracy_mono", "accuracy_para", "accuracy_crossed")
-    statistics_shape: tuple[int, ...] = (3,)
+    masking_kind = CrossMasking
     masking: CrossMasking
-
-    def __init__(self, cfg: ObjectiveConfig):
-        super().__init__(cfg)
-        self.masking = CrossMasking(cfg.random_fraction, cfg.keep_fraction)
 
     def term_of_masked(self, batch: Batch) -> Tensor:
         """The task of the position, and 1 more in a pair whose sides are hidden from each other."""

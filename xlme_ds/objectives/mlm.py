@@ -5,7 +5,6 @@ data.rows.TASKS.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -13,19 +12,9 @@ from torch import Tensor
 from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch, sum_by_task
 from ..models.attention import item_mask
-from ..models.language_model import LanguageModel, LanguageModelOutput, Masking
-from ..models.operations import Work, encoder_forward, masked_head_forward
-from ..models.pipeline import LanguageModelStage, Part
-from ..models.text_encoder import Which
+from ..models.pipeline import LanguageModelStage, Part, Work, encoder_forward, masked_head_forward
+from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking, Which
 from .protocol import Quantity, adds_none, masks_some
-
-MASKED = MappingProxyType(
-    {
-        "mlm": Quantity("Masked-token loss", "nats a token", "mono", unigram=True),
-        "tlm": Quantity("Masked-token loss", "nats a token", "para", unigram=True),
-        "accuracy": Quantity("Accuracy on masked tokens"),
-    }
-)
 
 
 class MaskedLanguageModelling:
@@ -33,17 +22,21 @@ class MaskedLanguageModelling:
 
     description = "masked language modelling of one encoder, on text and on translation pairs"
     terms: tuple[str, ...] = ("mlm", "tlm")
-    quantities: Mapping[str, Quantity] = MASKED
-    encoders: Mapping[Which, str] = MappingProxyType({"encoder": "masked_head."})
+    quantities: Mapping[str, Quantity] = {
+        "mlm": Quantity("Masked-token loss", "nats a token", "mono", unigram=True),
+        "tlm": Quantity("Masked-token loss", "nats a token", "para", unigram=True),
+        "accuracy": Quantity("Accuracy on masked tokens"),
+    }
+    encoders: Mapping[Which, str] = {"encoder": "masked_head."}
+    # Names of the share of masked positions whose most likely token is the original, by term.
     accuracies: tuple[str, ...] = ("accuracy_mono", "accuracy_para")
-    """Names of the share of masked positions whose most likely token is the original, by term."""
-    statistics_shape: tuple[int, ...] = (2,)
-    masking: Masking
+    masking_kind: type[Masking] = Masking
 
     def __init__(self, cfg: ObjectiveConfig):
         self.mask_fraction = cfg.mask_fraction
-        self.masking = Masking(cfg.random_fraction, cfg.keep_fraction)
+        self.masking = self.masking_kind(cfg.random_fraction, cfg.keep_fraction)
         self.weights = torch.ones(len(self.terms), dtype=torch.float64)
+        self.statistics_shape: tuple[int, ...] = (len(self.terms),)
 
     def checks(self, run: RunConfig) -> list[Check]:
         """A share of the tokens is masked, and the attention kernel can do this masking."""

@@ -1,28 +1,27 @@
-"""What the rest asks of an objective: engines and the training loop of any, the other parts of those of pre-training.
+"""What engines and the training loop ask of an objective and of its data; and what the rest of the program asks of an
+objective of pre-training.
 
 M masked positions. Tasks are in the order of data.rows.TASKS: mono, para.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
 from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
-from ..models.operations import Work
-from ..models.pipeline import Part
+from ..data.order import StepPlan
+from ..models.pipeline import Part, Work
 from ..models.text_encoder import Which
 
 
 class Objective(Protocol):
     """Tensors in, sums and counts out: a mean is a sum over the counts of the whole global batch."""
 
-    terms: tuple[str, ...]
-    """Names of the summands of the loss."""
+    terms: tuple[str, ...]  # names of the summands of the loss
     statistics_shape: tuple[int, ...]
-    weights: Tensor
-    """float64, of each term in the loss."""
+    weights: Tensor  # float64, of each term in the loss
 
     def build(self, cfg: ModelConfig) -> nn.Module:
         """The model that this objective trains, uninitialised; it takes a batch."""
@@ -40,16 +39,33 @@ class Objective(Protocol):
         """What is reported of a global batch, `loss` among it, from added-up sums, counts and statistics."""
 
 
+class BatchSource(Protocol):
+    """What an engine needs of its data: the batches of a step. `loader.Loader` implements it for data folders."""
+
+    plan: StepPlan
+    row_tokens: int  # tokens of a row; the mean, where they differ
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """A checksum of the data, by part: a resumed run must have the same."""
+
+    def step(self, step: int) -> Sequence[Any]:
+        """All micro-batches of this rank in step `step`."""
+
+    def rows_of(self, step: int, micro_batch: int | None = None) -> str:
+        """The rows of that micro-batch of this rank, or of the whole step, in words: `mono 328-335, para 164-167`."""
+
+    def probe(self) -> Any:
+        """The same small batch on all ranks, whatever their number."""
+
+
 class Quantity(NamedTuple):
     """A reported number in words, as report page and model card show it."""
 
-    title: str
-    """Of its figure; quantities of one title share a figure."""
+    title: str  # of its figure; quantities of one title share a figure
     unit: str = ""
-    task: str = ""
-    """Whose rows it is of, mono or para; empty where the name says so (`auc_mono` of `auc`)."""
-    unigram: bool = False
-    """Whether it is the −log p of a task's tokens, to which that of a unigram model is compared."""
+    task: str = ""  # whose rows it is of, mono or para; empty where the name says so (`auc_mono` of `auc`)
+    unigram: bool = False  # whether it is the −log p of a task's tokens, to which that of a unigram model is compared
 
 
 class Pretraining(Objective, Protocol):
@@ -59,16 +75,14 @@ class Pretraining(Objective, Protocol):
     monolingual text that the model predicts.
     """
 
-    description: str
-    """One sentence without its full stop, for report, model card and plan."""
+    description: str  # one sentence without its full stop, for report, model card and plan
+    # What it reports, the terms among it, by name; without `_mono` or `_para` where there is one of each task.
     quantities: Mapping[str, Quantity]
-    """What it reports, the terms among it, by name; without `_mono` or `_para` where there is one of each task."""
-    mask_fraction: float
-    """Of the ordinary tokens of an item, those that are predicted."""
+    mask_fraction: float  # of the ordinary tokens of an item, those that are predicted
+    # The encoders of its model, by the prefix of the parameters (a dot follows), with the prefix of the head that is
+    # trained on each; the first one is cut into stages, evaluated, fine-tuned and exported. A token embedding is
+    # `embedding_n`.
     encoders: Mapping[Which, str]
-    """The encoders of its model, by the prefix of the parameters (a dot follows), with the prefix of the head that is
-    trained on each; the first one is cut into stages, evaluated, fine-tuned and exported. A token embedding is
-    `embedding_n`."""
 
     def __init__(self, cfg: ObjectiveConfig): ...
 
@@ -94,6 +108,8 @@ def masks_some(run: RunConfig) -> Check:
 
 def adds_none(run: RunConfig) -> Check:
     """No tokens are added to those of the data."""
-    name = run.objective.name
-    sentence = f"objective.pseudo_fractions are for objective.name btmlm, not {name}: leave them empty"
-    return not run.objective.pseudo_fractions, sentence
+    settings = run.objective
+    return (
+        not settings.pseudo_fractions,
+        f"objective.pseudo_fractions are for objective.name btmlm, not {settings.name}: leave them empty",
+    )

@@ -8,8 +8,7 @@ from ..config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from ..counting import parameter_sizes, work_of
 from ..data.order import plan_step
 from ..engine.build import resolve_gradient_precision
-from ..models.operations import Work
-from ..models.pipeline import Part, parts, pipeline_balance
+from ..models.pipeline import Part, Work, parts, pipeline_balance
 from ..objectives import objective_of
 from ..validate import deepspeed_settings, validate
 

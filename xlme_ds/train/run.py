@@ -16,14 +16,14 @@ from ..counting import count_parameters, flops_per_step
 from ..data.loader import Loader
 from ..data.schema import TASKS
 from ..data.shards import RowStore, unigram_nll
-from ..data.source import BatchSource
 from ..engine.build import build_engine, open_data, resolve_precision
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, broadcast, data_parallel, gather, on_all_ranks, process_group
 from ..folders import to_disk
 from ..models.init import Known
 from ..objectives import described, objective_of
-from ..warm_start import starting_weights
+from ..objectives.protocol import BatchSource
+from ..trained import starting_weights
 from .loop import Callback, Evaluate, Guard, Record, Save, fit
 from .records import Console, StepLines, audit_reads
 from .run_folder import RunFolder, missing_steps, settled
