@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import tyro
 
 from ..cli import fail
-from .alignment import alignment_tables, error_rates_by_layer, read_gold, score_tests
+from ..trained import TrainedEncoder
+from .alignment import alignment_tables, read_gold, score_tests
 from .compared_models import ComparedEncoder, load_encoders, load_predictors
 from .output import CommonOptions, EncoderOptions, LayerOptions
 from .perplexity import (
@@ -26,13 +27,14 @@ from .perplexity import (
 from .retrieval import (
     SMALLEST,
     both_ways,
+    complete_sets,
     group_by_language,
     heldout_pairs,
     read_tatoeba,
     retrieval_scores,
     retrieval_tables,
 )
-from .words import Lookup, read_word_tests, word_scores, word_tables
+from .words import read_word_tests, similarity, translations, word_tables
 
 OfAll = Annotated[CommonOptions, tyro.conf.arg(name="")]
 OfEncoder = Annotated[EncoderOptions, tyro.conf.arg(name="")]
@@ -111,8 +113,9 @@ def align(options: OfLayers, apart: bool = False) -> None:
         "reading": "each sentence read alone" if apart else "a pair read as one item",
         "models": scored,
     }
-    curves = [(model["model"], error_rates_by_layer(model), False) for model in scored]
-    options.deliver(results, alignment_tables(results), curves, "mean alignment error rate (%)")
+    curves = [(model["model"], model["overall"]["aer"], False) for model in scored]
+    note = f"mean over {', '.join(gold)}"
+    options.deliver(results, alignment_tables(results), curves, "mean alignment error rate (%)", note)
 
 
 def perplexity(
@@ -134,18 +137,16 @@ def perplexity(
     predictors, store = load_predictors(options.models, options.random), open_text(options.data)
     for model in predictors:
         require_readable(model, store)
-    known = text_facts(store, predictors[0].vocabulary, limit)
+    rows, tokens_per_character = text_facts(store, predictors[0].vocabulary, limit)
     counted = None if unigram is None else unigram_costs_by_language(open_text(unigram), store, limit)
-    scored = [
-        {"model": model.name, "folder": str(model.folder), "term": model.objective.terms[0]}
-        | perplexities(
-            mean_costs(model, open_text(options.data, model.cfg.language_embeddings), seed, passes, limit), known
-        )
-        for model in predictors
-    ]
+    scored = []
+    for model in predictors:
+        costs = mean_costs(model, open_text(options.data, model.cfg.language_embeddings), seed, passes, limit)
+        facts = {"model": model.name, "folder": str(model.folder), "term": model.objective.terms[0]}
+        scored.append(facts | perplexities(costs, tokens_per_character))
     if counted is not None:
-        scored.append({"model": "unigram", "folder": str(unigram), "term": "counted"} | perplexities(counted, known))
-    rows = {language: of.rows for language, of in known.items()}
+        facts = {"model": "unigram", "folder": str(unigram), "term": "counted"}
+        scored.append(facts | perplexities(counted, tokens_per_character))
     results = {"test": "perplexity", "seed": seed, "passes": passes, "rows": rows, "models": scored}
     options.deliver(results, perplexity_tables(results))
 
@@ -157,11 +158,18 @@ def words(options: OfEncoder) -> None:
     also below it.
     """
     compared = load_encoders(options.models, None, options.random, options.which)
-    tests = read_word_tests(options.data)
-    scored = [
-        {"model": model.name, "folder": str(model.folder)} | word_scores(Lookup(model.encoder, model.vocabulary), tests)
-        for model in compared
-    ]
+    judged, dictionaries = read_word_tests(options.data)
+    scored = []
+    for model in compared:
+        saved = TrainedEncoder(model.encoder, model.vocabulary)
+        scored.append(
+            {
+                "model": model.name,
+                "folder": str(model.folder),
+                "similarity": {name: similarity(saved, test) for name, test in judged.items()},
+                "dictionaries": {name: translations(saved, test) for name, test in dictionaries.items()},
+            }
+        )
     results = {"test": "words", "models": scored}
     options.deliver(results, word_tables(results))
 
@@ -178,7 +186,9 @@ def _facts(model: ComparedEncoder) -> dict[str, Any]:
 def _deliver_retrieval(test: str, scored: list[dict[str, Any]], options: LayerOptions) -> None:
     results = {"test": test, "models": scored}
     curves = [(model["model"], both_ways(model, centred), centred) for model in scored for centred in (False, True)]
-    options.deliver(results, retrieval_tables(results), curves, "accuracy@1, mean of both directions (%)")
+    over = "the papers' 36" if "36" in complete_sets(scored[0]) else str(len(scored[0]["languages"]))
+    label, note = "accuracy@1, mean of both directions (%)", f"mean over {over} languages"
+    options.deliver(results, retrieval_tables(results), curves, label, note)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,8 +72,14 @@ class CommonOptions:
         tables: Sequence[ResultTable],
         curves: Sequence[Curve] = (),
         label: str = "",
+        note: str = "",
     ) -> None:
-        """Print the results, and write them into `out`: the JSON, which `report xtreme` reads, last."""
+        """Print the results, and write them into `out`: the JSON, which `report xtreme` reads, last.
+
+        `curves`, of what `label` says, are one more table, with a `note`, and the plot.
+        """
+        if curves:
+            tables = [*tables, _by_layer(curves, label, note)]
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
             if curves:
@@ -110,15 +117,30 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.1f}"
 
 
-def table_by_layer(
-    results: Mapping[str, Any], title: str, values: Callable[[Mapping[str, Any]], Sequence[float]], note: str
+def table_at_layer(
+    model: Mapping[str, Any], of: str, title: str, measures: Mapping[str, str], means: Mapping[str, Any] | None = None
 ) -> ResultTable:
-    """A row for each layer, a column for each model; `values` gives the fractions of a model."""
-    columns = {model["model"]: [percent(value) for value in values(model)] for model in results["models"]}
-    table = ResultTable(f"By layer: {title}", ["layer (0 = embeddings)", *columns], notes=[note])
-    for layer in range(max(map(len, columns.values()))):
-        table.rows.append([str(layer), *(column[layer] if layer < len(column) else "" for column in columns.values())])
-    return table
+    """A model's scores at its layer: a row for each `of` (language or test), their mean, and the further `means`.
+
+    `measures`: what of the scores is shown, with its column's title.
+    """
+    each, layer = model[f"{of}s"], model["layer"]
+    rows = each | {f"mean of {len(each)}": model["overall"]} | (means or {})
+    return ResultTable(
+        f"{model['model']}, layer {layer} of {model['depth']}: {title}",
+        [of, "pairs", *measures.values()],
+        [
+            [name, str(model["pairs"].get(name, "")), *(percent(scores[measure][layer]) for measure in measures)]
+            for name, scores in rows.items()
+        ],
+    )
+
+
+def _by_layer(curves: Sequence[Curve], title: str, note: str) -> ResultTable:
+    """A row for each layer, a column for each model, of vectors that are not centred."""
+    columns = {name: [percent(value) for value in values] for name, values, centred in curves if not centred}
+    rows = [[str(layer), *cells] for layer, cells in enumerate(zip_longest(*columns.values(), fillvalue=""))]
+    return ResultTable(f"By layer: {title}", ["layer (0 = embeddings)", *columns], rows, [note])
 
 
 def _plot(curves: Sequence[Curve], label: str, stem: Path) -> None:
