@@ -19,30 +19,19 @@ from .features import IGNORED, TaskBatch
 OUTSIDE = -1e4  # logit of a position where no answer can be
 
 
-class TaskHead(nn.Module):
-    """Tokens and spans: one linear layer on every token. Pairs: dense, tanh and linear on `<s>`."""
-
-    def __init__(self, cfg: ModelConfig, kind: Kind, labels: int):
-        super().__init__()
-        self.dense = nn.Linear(cfg.width, cfg.width) if kind == "pair" else None
-        self.output = nn.Linear(cfg.width, labels)
-
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        """Logits: [B, T, labels], or [B, labels] of pairs."""
-        if self.dense is None:
-            return self.output(hidden_BTD)
-        return self.output(torch.tanh(self.dense(hidden_BTD[:, 0])))
-
-
 class TaskModel(nn.Module):
-    """The encoder goes on being trained, with this dropout in place of pre-training's; attention weights are not
-    dropped."""
+    """An encoder, and a head: for tokens and spans one linear layer on every token, for pairs dense, tanh and linear on
+    `<s>`.
+
+    The encoder goes on being trained, with this dropout in place of pre-training's; attention weights are not dropped.
+    """
 
     def __init__(self, cfg: ModelConfig, kind: Kind, labels: int, dropout: float = 0.0):
         super().__init__()
         self.kind = kind
         self.encoder = TextEncoder(replace(cfg, dropout=dropout, attention_dropout=0.0))
-        self.head = TaskHead(cfg, kind, labels)
+        dense = {"dense": nn.Linear(cfg.width, cfg.width)} if kind == "pair" else {}
+        self.head = nn.ModuleDict(dense | {"output": nn.Linear(cfg.width, labels)})
         self.dropout = dropout
 
     def forward(self, batch: TaskBatch) -> Tensor:
@@ -52,7 +41,9 @@ class TaskModel(nn.Module):
         )
         if self.training:
             hidden_BTD = drop(hidden_BTD, self.dropout, derive(batch.keys_B, APART))
-        logits = self.head(hidden_BTD).float()
+        if self.kind == "pair":
+            return self.head["output"](torch.tanh(self.head["dense"](hidden_BTD[:, 0]))).float()
+        logits = self.head["output"](hidden_BTD).float()
         return logits.masked_fill((batch.segments_BT == 0)[..., None], OUTSIDE) if self.kind == "span" else logits
 
 

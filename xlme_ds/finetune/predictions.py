@@ -152,10 +152,11 @@ def score(
     return found | ({"accuracy": 100 * float(accuracy_score(tags, predictions))} if "accuracy" in task.metrics else {})
 
 
-def predictions_file(folder: Path, task: DownstreamTask, split: str, language: str) -> Path:
-    """Where the predictions of a file go, in the form that XTREME's evaluation takes: `xnli/test-de.tsv`,
-    `mlqa/test-de.json`."""
-    return folder / task.folders[0] / f"{split}-{language}.{'json' if task.kind == 'span' else 'tsv'}"
+def predictions_file(task: DownstreamTask, split: str, language: str) -> Path:
+    """Where in a run's folder the predictions of a file go, below `predictions/` in the form that XTREME's evaluation
+    takes: `xnli/test-de.tsv`, `mlqa/test-de.json`."""
+    ending = "json" if task.kind == "span" else "tsv"
+    return Path("predictions", task.folders[0], f"{split}-{language}.{ending}")
 
 
 def write_predictions(path: Path, examples: Sequence[Example], predictions: Predictions) -> None:

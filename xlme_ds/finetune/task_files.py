@@ -127,12 +127,13 @@ def choose(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_seve
     test = [source for source in own if source.split == "test"] or [source for source in own if source.split == "dev"]
     if not test:
         raise ValueError(f"no test or dev set of {name} in --data: add the folder that has one")
-    dev: dict[str, TaskFile] = {}
-    for source in sorted(sources, key=lambda source: not source.own):
-        if source.split == "dev" and source not in test and source.language in {one.language for one in train}:
-            dev.setdefault(source.language, source)
-    scored = {source.language for source in test}
-    unused = sorted({source.language for source in own if source.split == "dev"} - scored)
+    trained = {source.language for source in train}
+    dev = {
+        source.language: source
+        for source in sorted(sources, key=lambda source: source.own)  # the task's own after those that they replace
+        if source.split == "dev" and source not in test and source.language in trained
+    }
+    unused = sorted({source.language for source in own if source.split == "dev"} - {source.language for source in test})
     held_out = tuning.held_out or (of_several and not dev)
     return TaskSets(train, test, train if held_out else [dev[code] for code in sorted(dev)], held_out, unused)
 
@@ -190,7 +191,7 @@ def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
     )
     words: list[str] = []
     tags: list[str] = []
-    for number, line in lines:
+    for number, line in [*lines, (0, "")]:  # the last sentence ends like the others
         # Among bare words there are spaces of other kinds.
         if not (line.strip(" \t") if bare else line.strip()) or line.startswith("-DOCSTART-"):
             if words:
@@ -204,8 +205,6 @@ def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
             raise ValueError(f"{path}, line {number}: tag {columns[-1]!r} is none of {', '.join(task.labels)}")
         words.append(columns[0])
         tags.append(columns[-1])
-    if words:
-        yield Sentence(words, tags)
 
 
 def _pairs(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
@@ -261,21 +260,16 @@ def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
     return question
 
 
-def training_examples(source: TaskFile, task: DownstreamTask, tuning: TuningConfig) -> list[Example]:
-    """The examples of a training file that a run trains on."""
+def training_examples(
+    source: TaskFile, task: DownstreamTask, tuning: TuningConfig, held_out: bool = False
+) -> list[Example]:
+    """The examples of a training file that a run trains on, or the tenth of them that it holds out.
+
+    Questions on one context stay together.
+    """
     examples = read(source, task)[: tuning.train_examples or None]
-    return _apart(examples, source)[0] if tuning.held_out else examples
-
-
-def dev_examples(source: TaskFile, task: DownstreamTask, tuning: TuningConfig) -> list[Example]:
-    """The examples of a dev file, or of a training file, that a choice among settings goes by."""
-    if source.split == "dev":
-        return read(source, task)
-    return _apart(read(source, task)[: tuning.train_examples or None], source)[1]
-
-
-def _apart(examples: list[Example], source: TaskFile) -> tuple[list[Example], list[Example]]:
-    """(nine tenths, every tenth); questions on one context stay together."""
+    if not tuning.held_out:
+        return examples
     groups: dict[object, int] = {}
     numbers = [
         groups.setdefault(example.context if isinstance(example, Question) else place, len(groups))
@@ -285,8 +279,10 @@ def _apart(examples: list[Example], source: TaskFile) -> tuple[list[Example], li
         raise ValueError(
             f"{source.path} has {len(groups)} examples, too few to hold out every tenth: add a dev set to --data"
         )
-    held = [number % TENTH == TENTH - 1 for number in numbers]
-    return (
-        [example for example, out in zip(examples, held, strict=True) if not out],
-        [example for example, out in zip(examples, held, strict=True) if out],
-    )
+    every = zip(examples, numbers, strict=True)
+    return [example for example, number in every if (number % TENTH == TENTH - 1) == held_out]
+
+
+def dev_examples(source: TaskFile, task: DownstreamTask, tuning: TuningConfig) -> list[Example]:
+    """The examples of a dev file, or of a training file, that a choice among settings goes by."""
+    return read(source, task) if source.split == "dev" else training_examples(source, task, tuning, held_out=True)
