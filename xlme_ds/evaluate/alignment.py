@@ -14,13 +14,12 @@ import numpy as np
 from ..data.schema import LAYOUTS
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import TextEncoder
-from .output import OURS_ALONE, ResultTable, table_at_layer
+from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, split_lines
 from .vectors import hidden_states, unit_length
 
 Links = set[tuple[int, int]]  # (source word, target word), both from 0
 
-ITERATIONS = 2
 _LEAST = 1e-6  # in place of a dot product that is not positive
 _FILES = ("alignv2.txt", "align.txt")  # the first one tells sure links from possible ones
 _LINK = re.compile(r"(-?\d+)\s+(-?\d+)\s+(-?\d+)(?:\s+([SP]))?")
@@ -121,7 +120,7 @@ def error_rates(predicted: list[Links], gold: list[GoldPair]) -> dict[str, float
     }
 
 
-def sinkhorn(similarity_ST: np.ndarray, iterations: int = ITERATIONS) -> tuple[np.ndarray, np.ndarray]:
+def sinkhorn(similarity_ST: np.ndarray, iterations: int = 2) -> tuple[np.ndarray, np.ndarray]:
     """The transport plan after the last division by row sums, and after the last one by column sums; float64 [S, T].
 
     The kernel is the similarity itself, as in XLM-Align's code, with a small number where it is not positive.
@@ -234,10 +233,10 @@ def score_tests(
 
 def alignment_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     """A table of tests for every model at its layer."""
-    tables = []
+    tables, title = [], "word alignment (%), AER: less is better"
     for model in results["models"]:
-        table = table_at_layer(model, "test", "word alignment (%), AER: less is better", _MEASURES)
-        table.notes.append(f"{OURS_ALONE}: cosines in place of dot products; {results['reading']}")
+        note = f"cosines in place of dot products; {results['reading']}"
+        table = table_at_layer(model, title, "test", _MEASURES, {}, note)
         if model["cut"]:
             table.notes.append(f"{model['cut']} pairs were cut: words after the model's longest item have no link")
         tables.append(table)

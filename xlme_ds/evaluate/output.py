@@ -12,15 +12,13 @@ import matplotlib
 import tyro
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from rich.console import Console
-from rich.table import Table as RichTable
+from rich.console import Console, JustifyMethod
+from rich.table import Column, Table
 
 from ..data.schema import replacing, write_json
 from ..models.text_encoder import Which
 
 Curve = tuple[str, Sequence[float], bool]  # name, fractions by layer, whether the vectors were centred
-
-OURS_ALONE = "* not the paper's"  # the note of columns that the papers do not have
 
 
 @dataclass
@@ -34,15 +32,13 @@ class ResultTable:
 
     def show(self, console: Console) -> None:
         """Print the table."""
-        table = RichTable(title=self.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-        for number, column in enumerate(self.columns):
-            table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+        sides: list[JustifyMethod] = ["left", *["right"] * (len(self.columns) - 1)]
+        columns = [Column(name, justify=side, overflow="fold") for name, side in zip(self.columns, sides, strict=True)]
+        table = Table(*columns, title=self.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
         for row in self.rows:
             table.add_row(*row)
         console.print(table)
-        for note in self.notes:
-            console.print(note, style="dim", soft_wrap=True)
-        console.print()
+        console.print("\n".join([*self.notes, ""]), style="dim", soft_wrap=True)
 
     def markdown(self) -> str:
         """The table as Markdown."""
@@ -118,14 +114,14 @@ def percent(fraction: float) -> str:
 
 
 def table_at_layer(
-    model: Mapping[str, Any], of: str, title: str, measures: Mapping[str, str], means: Mapping[str, Any] | None = None
+    model: Mapping[str, Any], title: str, of: str, measures: Mapping[str, str], means: Mapping[str, Any], note: str
 ) -> ResultTable:
     """A model's scores at its layer: a row for each `of` (language or test), their mean, and the further `means`.
 
-    `measures`: what of the scores is shown, with its column's title.
+    `measures`: what of the scores is shown, with its column's title; `note`: of those that are not the papers'.
     """
     each, layer = model[f"{of}s"], model["layer"]
-    rows = each | {f"mean of {len(each)}": model["overall"]} | (means or {})
+    rows = each | {f"mean of {len(each)}": model["overall"]} | means
     return ResultTable(
         f"{model['model']}, layer {layer} of {model['depth']}: {title}",
         [of, "pairs", *measures.values()],
@@ -133,6 +129,7 @@ def table_at_layer(
             [name, str(model["pairs"].get(name, "")), *(percent(scores[measure][layer]) for measure in measures)]
             for name, scores in rows.items()
         ],
+        [f"* not the paper's: {note}"],
     )
 
 

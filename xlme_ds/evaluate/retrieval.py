@@ -17,7 +17,7 @@ from ..data.schema import EOS, LAYOUTS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import TextEncoder
-from .output import OURS_ALONE, ResultTable, table_at_layer
+from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, require_same_length, split_lines
 from .vectors import sentence_vectors, unit_length
 
@@ -91,14 +91,12 @@ def heldout_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationP
         yield from _text_pairs(folder, vocabulary)
 
 
-def packed_pairs(store: RowStore, limit: int | None = None) -> Iterator[TranslationPair]:
-    """The pairs of the first `limit` rows of a store of the task para (all rows by default)."""
+def packed_pairs(store: RowStore) -> Iterator[TranslationPair]:
+    """The pairs of a store of the task para."""
     codes, between = store.languages, len(LAYOUTS[store.manifest.layout].between)
-    end = min(store.rows, limit or store.rows)
-    for start in range(0, end, 256):
-        rows = store.read(np.arange(start, min(start + 256, end)))
-        languages = iter(rows.languages)
-        lengths = iter(rows.lengths)
+    for start in range(0, store.rows, 256):
+        rows = store.read(np.arange(start, min(start + 256, store.rows)))
+        languages, lengths = iter(rows.languages), iter(rows.lengths)
         for tokens, items in zip(rows.tokens, rows.items, strict=True):
             at = 0
             for _ in range(items):
@@ -253,8 +251,8 @@ def retrieval_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     ways = WAYS | {way + CENTRED: f"{title} centred*" for way, title in WAYS.items()}
     for model in results["models"]:
         means = {f"mean of the papers' {name}": scores for name, scores in complete_sets(model).items()}
-        table = table_at_layer(model, "language", "accuracy@1 (%)", ways, means)
-        table.notes.append(f"{OURS_ALONE}: the mean vector of each side of a language taken off")
+        note = "the mean vector of each side of a language taken off"
+        table = table_at_layer(model, "accuracy@1 (%)", "language", ways, means, note)
         if few := model.get("too_few"):
             counts = ", ".join(f"{code} ({count})" for code, count in few.items())
             table.notes.append(f"left out, with fewer than {SMALLEST} pairs without repetitions: {counts}")

@@ -2,9 +2,10 @@
 language."""
 
 import hashlib
+import importlib.util
 import shutil
 from collections.abc import Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
 from statistics import fmean
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..config import Training
+from ..config import Training, refuse
 from ..data.schema import LAYOUTS, read_json, write_json
 from ..engine.build import assemble, resolve_precision
 from ..engine.ranks import broadcast, gather, on_all_ranks
@@ -28,7 +29,7 @@ from ..validate import validate
 from .downstream_tasks import TASKS, DownstreamTask
 from .features import Feature, TaskLoader, featurise
 from .objective import TaskModel, TaskObjective
-from .predictions import check_scorer, predict, predictions_file, score, write_predictions
+from .predictions import predict, predictions_file, score, write_predictions
 from .settings import FinetuneConfig, Job, TuningConfig, settings
 from .task_files import TaskSets, choose, dev_examples, find, labelled, read, training_examples
 
@@ -95,9 +96,15 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
     """Read everything and check it, also the files that are read after training. Raises ValueError."""
     command, task = job.command, TASKS[job.command.task]
     engine = replace(command.engine, precision=resolve_precision(command.engine))
-    if command.train.audit:
-        raise ValueError("train.audit is for pre-training, whose rows have numbers: leave it off")
-    check_scorer(command.task)
+    refuse(
+        [
+            (not command.train.audit, "train.audit is for pre-training, whose rows have numbers: leave it off"),
+            (
+                task.kind != "tokens" or importlib.util.find_spec("seqeval") is not None,
+                "tags are scored by seqeval, which is missing: pip install --use-pep517 seqeval",
+            ),
+        ]
+    )
     validate(Training(command.task, engine=engine))
     saved, sources = load_encoder(command.model), find(task, list(command.data))
     cfg = saved.encoder.cfg
@@ -179,11 +186,7 @@ def _fill(saved: nn.Module, config: FinetuneConfig, model: nn.Module, whole: Who
     """Give the encoder the saved weights, and the head those that are drawn from the seed."""
     assert isinstance(model, TaskModel)
     initialise(model.head, config.seed, config.model.init_std, whole)
-    state = saved.state_dict()
-    for name, parameter in model.encoder.named_parameters():
-        with nullcontext() if whole is None else whole(parameter), torch.no_grad():
-            if parameter.numel():  # not the other ranks of a partitioned parameter
-                parameter.copy_(state[name])
+    initialise(model.encoder, config.seed, config.model.init_std, whole, known=saved.state_dict().get)
 
 
 def _scores(model: TaskModel, prepared: Prepared, job: Job, place: tuple[int, int], stop: StopRequest) -> Scores:

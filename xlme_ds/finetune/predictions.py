@@ -6,7 +6,6 @@ articles and ASCII punctuation. MLQA's (Lewis et al., 2020) drops Unicode's punc
 articles, and cuts Chinese into characters.
 """
 
-import importlib.util
 import re
 import string
 import unicodedata
@@ -36,12 +35,6 @@ _ARTICLES = {
     "de": r"\b(ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b",
     "ar": r"\sال^|ال",
 }
-
-
-def check_scorer(name: str) -> None:
-    """Raise ValueError when the package that scores the task is not installed; before training, not after."""
-    if name in ("pos", "ner", "conll") and importlib.util.find_spec("seqeval") is None:
-        raise ValueError("tags are scored by seqeval, which is missing: pip install --use-pep517 seqeval")
 
 
 @torch.no_grad()
@@ -139,17 +132,15 @@ def score(
         f1, em = np.mean(pairs, axis=0) * 100
         return {"f1": float(f1), "em": float(em)}
     if task.kind == "pair":
-        right = [
-            pair.label == given for pair, given in zip(examples, predictions, strict=True) if isinstance(pair, TextPair)
-        ]
+        pairs = zip(examples, predictions, strict=True)
+        right = [pair.label == given for pair, given in pairs if isinstance(pair, TextPair)]
         return {"accuracy": 100 * float(np.mean(right))}
-    tags = [sentence.tags for sentence in examples if isinstance(sentence, Sentence)]
     from seqeval.metrics import accuracy_score, f1_score
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # seqeval warns that parts of speech have no B- and I-
-        found = {"f1": 100 * float(f1_score(tags, predictions))}
-    return found | ({"accuracy": 100 * float(accuracy_score(tags, predictions))} if "accuracy" in task.metrics else {})
+    tags = [sentence.tags for sentence in examples if isinstance(sentence, Sentence)]
+    measures = {"f1": f1_score, "accuracy": accuracy_score}
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # seqeval: parts of speech have no B- and I-
+        return {metric: 100 * float(measures[metric](tags, predictions)) for metric in task.metrics}
 
 
 def predictions_file(task: DownstreamTask, split: str, language: str) -> Path:
