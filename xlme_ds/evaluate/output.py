@@ -12,7 +12,7 @@ import matplotlib
 import tyro
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from rich.console import Console, JustifyMethod
+from rich.console import Console
 from rich.table import Column, Table
 
 from ..data.schema import replacing, write_json
@@ -32,8 +32,10 @@ class ResultTable:
 
     def show(self, console: Console) -> None:
         """Print the table."""
-        sides: list[JustifyMethod] = ["left", *["right"] * (len(self.columns) - 1)]
-        columns = [Column(name, justify=side, overflow="fold") for name, side in zip(self.columns, sides, strict=True)]
+        columns = [
+            Column(name, justify="right" if number else "left", overflow="fold")
+            for number, name in enumerate(self.columns)
+        ]
         table = Table(*columns, title=self.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
         for row in self.rows:
             table.add_row(*row)

@@ -122,17 +122,17 @@ def score(
 ) -> dict[str, float]:
     """Per cent by metric. Entities are whole and typed (CoNLL, by seqeval); of parts of speech runs of equal tags are,
     as in XTREME."""
+    pairs = zip(examples, predictions, strict=True)
     if task.kind == "span":
         words = mlqa_words if name == "mlqa" else squad_words
-        pairs = [
+        scores = [
             compare(str(given), [text for text, _ in question.answers], language, words)
-            for question, given in zip(examples, predictions, strict=True)
+            for question, given in pairs
             if isinstance(question, Question)
         ]
-        f1, em = np.mean(pairs, axis=0) * 100
+        f1, em = np.mean(scores, axis=0) * 100
         return {"f1": float(f1), "em": float(em)}
     if task.kind == "pair":
-        pairs = zip(examples, predictions, strict=True)
         right = [pair.label == given for pair, given in pairs if isinstance(pair, TextPair)]
         return {"accuracy": 100 * float(np.mean(right))}
     from seqeval.metrics import accuracy_score, f1_score
