@@ -8,7 +8,7 @@ XTREME's download has its tests without labels: words or two texts alone, and th
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,33 +122,28 @@ def choose(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_seve
     has none, those of the set that is trained on. No choice goes by a file that is scored: without a dev set apart from
     the tests every tenth training example is held out. Raises ValueError.
     """
-    train = _train(sources, tuning)
+    wanted, there = tuning.train_languages, {source.language: source for source in sources if source.split == "train"}
+    train = [there[code] for code in sorted(there) if wanted == ("all",) or code in wanted]
+    missing = [code for code in wanted if code != "all" and code not in there]
+    if missing or not train:
+        raise ValueError(
+            f"no training set of {', '.join(missing) or 'any language'} in --data, only of "
+            f"{', '.join(sorted(there)) or 'none'}: add its folder, or set tuning.train_languages"
+        )
     own = [source for source in sources if source.own]
-    test = [source for source in own if source.split == "test"] or [source for source in own if source.split == "dev"]
+    own_dev = [source for source in own if source.split == "dev"]
+    test = [source for source in own if source.split == "test"] or own_dev
     if not test:
         raise ValueError(f"no test or dev set of {name} in --data: add the folder that has one")
-    trained = {source.language for source in train}
+    trained, tested = ({source.language for source in chosen} for chosen in (train, test))
     dev = {
         source.language: source
         for source in sorted(sources, key=lambda source: source.own)  # the task's own after those that they replace
         if source.split == "dev" and source not in test and source.language in trained
     }
-    unused = sorted({source.language for source in own if source.split == "dev"} - {source.language for source in test})
+    unused = sorted({source.language for source in own_dev} - tested)
     held_out = tuning.held_out or (of_several and not dev)
     return TaskSets(train, test, train if held_out else [dev[code] for code in sorted(dev)], held_out, unused)
-
-
-def _train(sources: Sequence[TaskFile], tuning: TuningConfig) -> list[TaskFile]:
-    wanted, there = tuning.train_languages, [source for source in sources if source.split == "train"]
-    chosen = {source.language: source for source in there if wanted == ("all",) or source.language in wanted}
-    missing = [language for language in wanted if language != "all" and language not in chosen]
-    if missing or not chosen:
-        raise ValueError(
-            f"no training set of {', '.join(missing) or 'any language'} in --data, only of "
-            f"{', '.join(sorted({source.language for source in there})) or 'none'}: "
-            "add its folder, or set tuning.train_languages"
-        )
-    return [chosen[language] for language in sorted(chosen)]
 
 
 def read(source: TaskFile, task: DownstreamTask) -> list[Example]:
@@ -171,21 +166,20 @@ def labelled(examples: Sequence[Example]) -> bool:
     return bool(first.answers) if isinstance(first, Question) else first.label != NO_LABEL
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _lines(path: Path) -> list[tuple[int, str]]:
     content = path.read_bytes()
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         if path.suffix == ".tsv":
-            bad = content.count(b"\n", 0, error.start) + 1
-            raise ValueError(f"{path}, line {bad}: not UTF-8, convert the file") from None
+            number = content.count(b"\n", 0, error.start) + 1
+            raise ValueError(f"{path}, line {number}: not UTF-8, convert the file") from None
         text = content.decode("latin-1")  # the original files of CoNLL-2002 and 2003
-    for number, line in enumerate(text.split("\n"), 1):
-        yield number, line.rstrip("\r")
+    return [(number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), 1)]
 
 
 def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
-    path, lines = source.path, list(_lines(source.path))
+    path, lines = source.path, _lines(source.path)
     bare = source.may_lack_labels and not any(
         "\t" in line or (" " in line and line.rpartition(" ")[2] in task.labels) for _, line in lines
     )
@@ -222,28 +216,25 @@ def _pairs(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
         yield TextPair(*(columns if expected == 3 else [*columns, NO_LABEL]))
 
 
-def _questions(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
+def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
     path = source.path
     try:
         articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
         paragraphs = [(p["context"], p["qas"]) for article in articles for p in article["paragraphs"]]
+        entries = [(context, entry) for context, asked in paragraphs for entry in asked]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not in SQuAD's JSON format: {error!r}") from None
-    answered: bool | None = None if source.may_lack_labels else True
+    questions = [_question(path, context, entry) for context, entry in entries]
+    answered = not source.may_lack_labels or any(question.answers for question in questions[:1])
     seen: set[str] = set()
-    for context, questions in paragraphs:
-        for entry in questions:
-            question = _question(path, context, entry)
-            answered = bool(question.answers) if answered is None else answered
-            if bool(question.answers) != answered:
-                only = "has no answer" if answered else "has an answer, and those before it have none"
-                raise ValueError(f"{path}, question {question.id}: {only}: fetch the file again")
-            if question.id in seen and source.may_lack_labels:
-                raise ValueError(
-                    f"{path} has two questions {question.id}: predictions go by it, so fetch the file again"
-                )
-            seen.add(question.id)
-            yield question
+    for question in questions:
+        if bool(question.answers) != answered:
+            only = "has no answer" if answered else "has an answer, and those before it have none"
+            raise ValueError(f"{path}, question {question.id}: {only}: fetch the file again")
+        if question.id in seen and source.may_lack_labels:
+            raise ValueError(f"{path} has two questions {question.id}: predictions go by it, so fetch the file again")
+        seen.add(question.id)
+    return questions
 
 
 def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
