@@ -4,13 +4,13 @@ Sentence retrieval and word alignment with the vectors of every layer, perplexit
 lookup table, for one model or several side by side.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from ..cli import fail
+from ..config import refuse
 from ..trained import TrainedEncoder
 from .alignment import alignment_tables, read_gold, score_tests
 from .compared_models import ComparedEncoder, load_encoders, load_predictors
@@ -43,11 +43,9 @@ OfLayers = Annotated[LayerOptions, tyro.conf.arg(name="")]
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
-    tests = (tatoeba, pairs, align, perplexity, words)
-    commands: dict[str, Callable[..., Any]] = {test.__name__: test for test in tests}
     try:
         tyro.extras.subcommand_cli_from_dict(
-            commands,
+            {test.__name__: test for test in (tatoeba, pairs, align, perplexity, words)},
             prog="python -m xlme_ds.evaluate",
             description=__doc__,
             args=arguments,
@@ -108,14 +106,12 @@ def align(options: OfLayers, apart: bool = False) -> None:
     """
     compared, gold = _encoders(options), read_gold(options.data)
     scored = [_facts(model) | score_tests(model.encoder, model.vocabulary, gold, apart) for model in compared]
-    results = {
-        "test": "align",
-        "reading": "each sentence read alone" if apart else "a pair read as one item",
-        "models": scored,
-    }
+    reading = "each sentence read alone" if apart else "a pair read as one item"
+    results = {"test": "align", "reading": reading, "models": scored}
     curves = [(model["model"], model["overall"]["aer"], False) for model in scored]
-    note = f"mean over {', '.join(gold)}"
-    options.deliver(results, alignment_tables(results), curves, "mean alignment error rate (%)", note)
+    options.deliver(
+        results, alignment_tables(results), curves, "mean alignment error rate (%)", f"mean over {', '.join(gold)}"
+    )
 
 
 def perplexity(
@@ -131,9 +127,10 @@ def perplexity(
         limit: The first so many rows of a language; by default all.
         unigram: Data folder that holds mono/, of training: a unigram model counted there has a column, too.
     """
-    for name, value in (("passes", passes), ("limit", limit)):
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} {value} leaves nothing to read: it must be at least 1")
+    refuse(
+        (value is None or value >= 1, f"--{name} {value} leaves nothing to read: it must be at least 1")
+        for name, value in (("passes", passes), ("limit", limit))
+    )
     predictors, store = load_predictors(options.models, options.random), open_text(options.data)
     for model in predictors:
         require_readable(model, store)
@@ -179,8 +176,12 @@ def _encoders(options: LayerOptions) -> list[ComparedEncoder]:
 
 
 def _facts(model: ComparedEncoder) -> dict[str, Any]:
-    depth = model.cfg.discriminator_layers
-    return {"model": model.name, "folder": str(model.folder), "depth": depth, "layer": model.layer}
+    return {
+        "model": model.name,
+        "folder": str(model.folder),
+        "depth": model.cfg.discriminator_layers,
+        "layer": model.layer,
+    }
 
 
 def _deliver_retrieval(test: str, scored: list[dict[str, Any]], options: LayerOptions) -> None:

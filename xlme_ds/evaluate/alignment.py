@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..config import refuse
 from ..data.schema import LAYOUTS
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import TextEncoder
@@ -91,12 +92,14 @@ def _read_test(path: Path, ours: list[str], theirs: list[str]) -> list[GoldPair]
                 "the links belong to other files"
             )
         pair = pairs[sentence - first]
-        for word, words, side in ((source, pair.source, "source"), (target, pair.target, "target")):
-            if word == 0 or word > len(words):
-                raise ValueError(
-                    f"{path} line {number} has {side} word {word}, and sentence {sentence} has {len(words)} {side} "
-                    "words, counted from 1: the folder's name must have the source language first"
-                )
+        refuse(
+            (
+                word != 0 and word <= len(words),
+                f"{path} line {number} has {side} word {word}, and sentence {sentence} has {len(words)} {side} words, "
+                "counted from 1: the folder's name must have the source language first",
+            )
+            for word, words, side in ((source, pair.source, "source"), (target, pair.target, "target"))
+        )
         if source > 0 and target > 0:  # a negative number means no word
             pair.possible.add((source - 1, target - 1))
             if kind != "P":
@@ -227,17 +230,17 @@ def score_tests(
     """The scores of one model on every test and their means, and how many pairs had to be cut."""
     tests = {name: align_test(model, vocabulary, test, apart, tuple(name.split("-", 1))) for name, test in gold.items()}
     cut = sum(test.pop("cut") for test in tests.values())
-    overall = {measure: np.mean([test[measure] for test in tests.values()], axis=0).tolist() for measure in _MEASURES}
-    return {"overall": overall, "tests": tests, "cut": cut, "pairs": {name: len(test) for name, test in gold.items()}}
+    return {
+        "overall": {name: np.mean([test[name] for test in tests.values()], axis=0).tolist() for name in _MEASURES},
+        "tests": tests,
+        "cut": cut,
+        "pairs": {name: len(test) for name, test in gold.items()},
+    }
 
 
 def alignment_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     """A table of tests for every model at its layer."""
-    tables, title = [], "word alignment (%), AER: less is better"
-    for model in results["models"]:
-        note = f"cosines in place of dot products; {results['reading']}"
-        table = table_at_layer(model, title, "test", _MEASURES, {}, note)
-        if model["cut"]:
-            table.notes.append(f"{model['cut']} pairs were cut: words after the model's longest item have no link")
-        tables.append(table)
-    return tables
+    title = "word alignment (%), AER: less is better"
+    note = f"cosines in place of dot products; {results['reading']}"
+    cut = "pairs were cut: words after the model's longest item have no link"
+    return [table_at_layer(model, title, "test", _MEASURES, {}, note, cut) for model in results["models"]]

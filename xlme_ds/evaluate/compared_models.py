@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from ..config import ModelConfig, ObjectiveConfig, RunConfig
+from ..config import ModelConfig, ObjectiveConfig, RunConfig, refuse
 from ..data.vocabulary import Vocabulary
 from ..models.init import initialise
 from ..models.text_encoder import TextEncoder, Which, take_encoder
@@ -123,23 +123,27 @@ def _exported_run(folder: Path) -> TrainedRun:
 
 def _named(folders: list[Path]) -> list[tuple[Path, str]]:
     """Every folder with the name of its model: its last part, or all of it where two are alike."""
-    if not folders:
-        raise ValueError("--model is missing: name the folder of a finished run, several times to compare")
     names = [folder.resolve().name for folder in folders]
     names = [name if names.count(name) == 1 else str(folder) for folder, name in zip(folders, names, strict=True)]
-    if len(set(names)) < len(names):
-        raise ValueError("two of the models have the same name: name every --model once")
+    refuse(
+        [
+            (bool(folders), "--model is missing: name the folder of a finished run, several times to compare"),
+            (len(set(names)) == len(names), "two of the models have the same name: name every --model once"),
+        ]
+    )
     return list(zip(folders, names, strict=True))
 
 
 def _ready(model: Model, folder: Path) -> Model:
     """The model on its device. Raises ValueError for weights that are not numbers, with which every nearest neighbour
     is the first."""
-    for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
-            raise ValueError(
-                f"{folder}: {name} is not finite, the training diverged: name an earlier checkpoint's weights"
-            )
+    refuse(
+        (
+            bool(parameter.isfinite().all()),
+            f"{folder}: {name} is not finite, the training diverged: name an earlier checkpoint's weights",
+        )
+        for name, parameter in model.named_parameters()
+    )
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -74,10 +74,17 @@ class CommonOptions:
     ) -> None:
         """Print the results, and write them into `out`: the JSON, which `report xtreme` reads, last.
 
-        `curves`, of what `label` says, are one more table, with a `note`, and the plot.
+        `curves`, of what `label` says, are one more table, of the vectors that are not centred, with a `note`, and the
+        plot.
         """
         if curves:
-            tables = [*tables, _by_layer(curves, label, note)]
+            columns = {name: [percent(value) for value in values] for name, values, centred in curves if not centred}
+            layers = enumerate(zip_longest(*columns.values(), fillvalue=""))
+            rows = [[str(layer), *cells] for layer, cells in layers]
+            tables = [
+                *tables,
+                ResultTable(f"By layer: {label}", ["layer (0 = embeddings)", *columns], rows, [note]),
+            ]
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
             if curves:
@@ -85,12 +92,11 @@ class CommonOptions:
             write_text(self.out / f"{results['test']}.md", "\n".join(table.markdown() for table in tables))
             write_json(self.out / f"{results['test']}.json", results)
         if self.as_json:
-            json.dump(results, sys.stdout, indent=1, ensure_ascii=False)
-            print()
-            return
-        console = Console(width=None if sys.stdout.isatty() else 120)
-        for table in tables:
-            table.show(console)
+            print(json.dumps(results, indent=1, ensure_ascii=False))
+        else:
+            console = Console(width=None if sys.stdout.isatty() else 120)
+            for table in tables:
+                table.show(console)
 
 
 @dataclass(frozen=True)
@@ -116,11 +122,18 @@ def percent(fraction: float) -> str:
 
 
 def table_at_layer(
-    model: Mapping[str, Any], title: str, of: str, measures: Mapping[str, str], means: Mapping[str, Any], note: str
+    model: Mapping[str, Any],
+    title: str,
+    of: str,
+    measures: Mapping[str, str],
+    means: Mapping[str, Any],
+    note: str,
+    cut: str,
 ) -> ResultTable:
     """A model's scores at its layer: a row for each `of` (language or test), their mean, and the further `means`.
 
-    `measures`: what of the scores is shown, with its column's title; `note`: of those that are not the papers'.
+    `measures`: what of the scores is shown, with its column's title; `note`: of those that are not the papers';
+    `cut`: what is said of the number that was cut, if there are some.
     """
     each, layer = model[f"{of}s"], model["layer"]
     rows = each | {f"mean of {len(each)}": model["overall"]} | means
@@ -131,20 +144,14 @@ def table_at_layer(
             [name, str(model["pairs"].get(name, "")), *(percent(scores[measure][layer]) for measure in measures)]
             for name, scores in rows.items()
         ],
-        [f"* not the paper's: {note}"],
+        [f"* not the paper's: {note}", *([f"{model['cut']} {cut}"] if model["cut"] else [])],
     )
-
-
-def _by_layer(curves: Sequence[Curve], title: str, note: str) -> ResultTable:
-    """A row for each layer, a column for each model, of vectors that are not centred."""
-    columns = {name: [percent(value) for value in values] for name, values, centred in curves if not centred}
-    rows = [[str(layer), *cells] for layer, cells in enumerate(zip_longest(*columns.values(), fillvalue=""))]
-    return ResultTable(f"By layer: {title}", ["layer (0 = embeddings)", *columns], rows, [note])
 
 
 def _plot(curves: Sequence[Curve], label: str, stem: Path) -> None:
     """Write `stem`.png and `stem`.svg: one colour for each name; curves of centred vectors are thin and dashed."""
     colours: dict[str, str] = {}
+    said = ", centred (not the paper's)"
     with matplotlib.rc_context({"svg.hashsalt": "xlme_ds", "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(6.4, 4.4), layout="constrained")
         axes = figure.add_subplot()
@@ -153,8 +160,7 @@ def _plot(curves: Sequence[Curve], label: str, stem: Path) -> None:
             style: dict[str, Any] = (
                 {"linestyle": "--", "linewidth": 0.9} if centred else {"marker": "o", "markersize": 4}
             )
-            text = f"{name}, centred (not the paper's)" if centred else name
-            axes.plot([100 * value for value in values], color=colour, label=text, **style)
+            axes.plot([100 * value for value in values], color=colour, label=name + said * centred, **style)
         axes.set_xlabel("layer (0 = embeddings)")
         axes.set_ylabel(label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -76,9 +76,9 @@ def text_facts(
         tokens = rows.tokens[rows.tokens > UNK]
         sums[language] += len(rows.tokens), len(tokens), characters[tokens].sum()
     if bare := sorted(code for code, (_, tokens, _) in sums.items() if not tokens):
-        where = " in the first rows" if limit else ""
         raise ValueError(
-            f"{store.folder} has no token of {', '.join(bare)} that the vocabulary knows{where}: "
+            f"{store.folder} has no token of {', '.join(bare)} that the vocabulary knows"
+            f"{' in the first rows' if limit else ''}: "
             "mix without it, or with a vocabulary that has its script"
         )
     return (
@@ -178,8 +178,8 @@ def perplexity_tables(results: Mapping[str, Any]) -> list[ResultTable]:
             [language, str(count), *(format(model["languages"][language][value], form) for model in models)]
             for language, count in counts.items()
         ]
-        overall = [format(model["overall"][value], form) for model in models]
-        rows.append([f"mean of {len(counts)}", str(sum(counts.values())), *overall])
+        means = (format(model["overall"][value], form) for model in models)
+        rows.append([f"mean of {len(counts)}", str(sum(counts.values())), *means])
         tables.append(ResultTable(title, columns, rows))
     tables[0].notes.append(
         "of masked tokens (mlm) a pseudo-perplexity, not to be compared with a causal model's; the mean is geometric"

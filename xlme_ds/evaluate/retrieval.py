@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..config import refuse
 from ..data.schema import EOS, LAYOUTS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
@@ -57,10 +58,9 @@ def read_tatoeba(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
         raise ValueError(
             f"{folder} holds no file named tatoeba.xxx-eng.xxx: name the folder of LASER's Tatoeba v1 files"
         )
-    by_language = sorted((XTREME.get(code, code), code) for code in codes)
     return {
         language: read_sentence_pairs(folder / f"tatoeba.{code}-eng.eng", folder / f"tatoeba.{code}-eng.{code}")
-        for language, code in by_language
+        for language, code in sorted((XTREME.get(code, code), code) for code in codes)
     }
 
 
@@ -119,9 +119,7 @@ def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPai
             sides = _zipped_sides(path, language)
         else:
             paths = [path.with_suffix(f".{code}") for code in (PIVOT, language)]
-            for side in paths:
-                if not side.exists():
-                    raise ValueError(f"{path} has no other side: put {side.name} next to it")
+            refuse((side.exists(), f"{path} has no other side: put {side.name} next to it") for side in paths)
             if match["side"] != PIVOT:
                 continue  # read with its English side
             sides = [(str(side), side.read_bytes()) for side in paths]
@@ -144,10 +142,15 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
         with zipfile.ZipFile(path) as archive:
             for code in (PIVOT, language):
                 names = [name for name in archive.namelist() if name.rpartition(".")[2] == code]
-                if not names:
-                    raise ValueError(f"{path} holds no file that ends in .{code}: fetch it again")
-                if len(names) > 1:
-                    raise ValueError(f"{path} holds {', '.join(names)}: put each corpus into an archive of its own")
+                refuse(
+                    [
+                        (len(names) > 0, f"{path} holds no file that ends in .{code}: fetch it again"),
+                        (
+                            len(names) < 2,
+                            f"{path} holds {', '.join(names)}: put each corpus into an archive of its own",
+                        ),
+                    ]
+                )
                 sides.append((f"{path}:{names[0]}", archive.read(names[0])))
     except zipfile.BadZipFile as error:
         raise ValueError(f"{path} is a damaged zip file ({error}): fetch it again") from None
@@ -201,8 +204,7 @@ def retrieve(model: TextEncoder, groups: Groups, centred: bool = False) -> dict[
     """Accuracies by layer, by language and averaged over the languages; `centred` adds those of centred vectors."""
     languages: dict[str, dict[str, list[float]]] = {}
     for language, (ours, theirs) in groups.items():
-        codes = [PIVOT] * len(ours) + [language] * len(theirs)
-        vectors = sentence_vectors(model, [*ours, *theirs], languages=codes)
+        vectors = sentence_vectors(model, [*ours, *theirs], languages=[PIVOT] * len(ours) + [language] * len(theirs))
         variants = {"": [(layer[: len(ours)], layer[len(ours) :]) for layer in vectors]}
         if centred:
             variants[CENTRED] = [(a - a.mean(0), b - b.mean(0)) for a, b in variants[""]]
@@ -249,14 +251,13 @@ def retrieval_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     """A table of languages for every model at its layer."""
     tables = []
     ways = WAYS | {way + CENTRED: f"{title} centred*" for way, title in WAYS.items()}
+    note = "the mean vector of each side of a language taken off"
+    cut = "sentences were cut: they are longer than the model's longest item"
     for model in results["models"]:
         means = {f"mean of the papers' {name}": scores for name, scores in complete_sets(model).items()}
-        note = "the mean vector of each side of a language taken off"
-        table = table_at_layer(model, "accuracy@1 (%)", "language", ways, means, note)
+        table = table_at_layer(model, "accuracy@1 (%)", "language", ways, means, note, cut)
         if few := model.get("too_few"):
             counts = ", ".join(f"{code} ({count})" for code, count in few.items())
             table.notes.append(f"left out, with fewer than {SMALLEST} pairs without repetitions: {counts}")
-        if model["cut"]:
-            table.notes.append(f"{model['cut']} sentences were cut: they are longer than the model's longest item")
         tables.append(table)
     return tables

@@ -54,8 +54,7 @@ def showcase(run: Path, config: RunConfig, state: dict[str, torch.Tensor], data:
             "candidates": sum(sizes.values()) / len(sizes),
         }
         for when, weights in (("before", untrained.state_dict()), ("after", state)):
-            encoder = take_encoder(weights, config.model, first_of(objective.encoders))
-            retrieval[when] = retrieve(encoder, groups)
+            retrieval[when] = retrieve(take_encoder(weights, config.model, first_of(objective.encoders)), groups)
         write_json(run / "retrieval.json", retrieval)
 
 
@@ -93,6 +92,6 @@ def _sample_rows(
                 }
                 for i, original in enumerate(rows.tokens[0, : rows.lengths[0]].tolist())
             ]
-            codes = [store.languages[i] for i in rows.languages[: 1 + task]]
-            shown.append({"language": "–".join(codes), "task": name, "tokens": tokens})
+            language = "–".join(store.languages[i] for i in rows.languages[: 1 + task])
+            shown.append({"language": language, "task": name, "tokens": tokens})
     return shown

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..config import refuse
 from ..data.schema import UNK
 from ..trained import TrainedEncoder
 from .output import ResultTable
@@ -82,8 +83,10 @@ def read_word_tests(folder: Path) -> tuple[dict[str, JudgedPairs], dict[str, lis
         {name: _read_judged(path) for name, path in similarity.items()},
         {name: _read_pairs(path, None) for name, path in dictionaries.items()},
     )
-    for name in sorted(keys.keys() - similarity.keys()):
-        raise ValueError(f"{keys[name]} is the key of no words: put {name}{_DATA} next to it, or take it away")
+    refuse(
+        (name in similarity, f"{path} is the key of no words: put {name}{_DATA} next to it, or take it away")
+        for name, path in sorted(keys.items())
+    )
     if not similarity and not dictionaries:
         raise ValueError(
             f"{folder} holds no word pairs: put SemEval's en-de.test.data.txt and en-de.test.gold.txt or a "
@@ -159,8 +162,8 @@ def word_vectors(model: TrainedEncoder, words: Sequence[str]) -> tuple[np.ndarra
         tokens = torch.from_numpy(used).long().to(model.encoder.table[0].device)
         table = model.encoder.embed(tokens).double().cpu().numpy()
     starts = np.cumsum(sizes) - sizes
-    unknown = np.maximum.reduceat(ids == UNK, starts).sum()
-    return np.add.reduceat(table[place], starts) / sizes[:, None], int(unknown)
+    vectors_ND = np.add.reduceat(table[place], starts) / sizes[:, None]
+    return vectors_ND, int(np.maximum.reduceat(ids == UNK, starts).sum())
 
 
 def _pair_vectors(model: TrainedEncoder, pairs: Sequence[WordPair]) -> tuple[np.ndarray, np.ndarray, int]:

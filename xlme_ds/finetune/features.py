@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..config import DataConfig
 from ..data.order import plan_step
@@ -148,18 +149,13 @@ class TaskBatch(NamedTuple):
 
 def collate_features(features: Sequence[Feature], kind: Kind, keys: Sequence[int] = ()) -> TaskBatch:
     """Features padded to the longest of them; `keys`, one each, are for training."""
-    width = max(len(feature.ids) for feature in features)
-    tokens_BT = np.full((len(features), width), PAD, np.int64)
-    labels = np.full((len(features), width), IGNORED, np.int64)
-    for row, feature in enumerate(features):
-        tokens_BT[row, : len(feature.ids)] = feature.ids
-        labels[row, : len(feature.labels)] = feature.labels
-    labels = {"pair": labels[:, 0], "span": labels[:, :2]}.get(kind, labels)
-    tokens = torch.from_numpy(tokens_BT)
-    keys_B = torch.tensor(keys or [0] * len(features))
-    positions_BT, inside_BT = one_item_a_row(tokens)
+    tokens_BT = pad_sequence([torch.from_numpy(feature.ids).long() for feature in features], True, PAD)
+    labels = pad_sequence([torch.from_numpy(feature.labels) for feature in features], True, IGNORED)
+    positions_BT, inside_BT = one_item_a_row(tokens_BT)
     languages_BT = torch.tensor([feature.language for feature in features])[:, None] * inside_BT
-    return TaskBatch(tokens, positions_BT, inside_BT, languages_BT, torch.from_numpy(labels), keys_B)
+    keys_B = torch.tensor(keys or [0] * len(features))
+    labels = labels[:, 0] if kind == "pair" else labels
+    return TaskBatch(tokens_BT, positions_BT, inside_BT, languages_BT, labels, keys_B)
 
 
 class TaskLoader:

@@ -31,7 +31,7 @@ from .features import Feature, TaskLoader, featurise
 from .objective import TaskModel, TaskObjective
 from .predictions import predict, predictions_file, score, write_predictions
 from .settings import FinetuneConfig, Job, TuningConfig, settings
-from .task_files import TaskSets, choose, dev_examples, find, labelled, read, training_examples
+from .task_files import TaskSets, choose, find, labelled, read, training_examples
 
 PIVOT = "en"
 Scores = dict[tuple[str, str], dict[str, float] | None]  # by purpose (test or dev) and language; None without labels
@@ -202,9 +202,11 @@ def _scores(model: TaskModel, prepared: Prepared, job: Job, place: tuple[int, in
     for purpose, source in files[rank::world]:
         if stop.received is not None:
             break
-        examples = read(source, task) if purpose == "test" else dev_examples(source, task, tuning)
-        language = language_index(cfg, source.language)
-        features = featurise(examples, task, saved.vocabulary, tuning, LAYOUTS[cfg.layout], language)
+        held_out = source.split == "train"
+        examples = training_examples(source, task, tuning, held_out) if held_out else read(source, task)
+        features = featurise(
+            examples, task, saved.vocabulary, tuning, LAYOUTS[cfg.layout], language_index(cfg, source.language)
+        )
         predictions = predict(model, examples, features, task)
         if purpose == "test":
             path = job.out / predictions_file(task, source.split, source.language)
@@ -220,12 +222,13 @@ def _summary(job: Job, tuning: TuningConfig, sets: TaskSets, scores: Scores) -> 
     task, split = TASKS[job.command.task], sets.test[0].split
     languages = {code: one for (purpose, code), one in sorted(scores.items()) if purpose == "test" and one is not None}
     dev = {code: one for (purpose, code), one in sorted(scores.items()) if purpose == "dev" and one is not None}
-    bare = sorted(code for (_, code), one in scores.items() if one is None)
     result: dict[str, Any] = {
         "task": job.command.task, "model": str(job.command.model), "seed": job.seed, "split": split,
         "train_languages": [source.language for source in sets.train], "metric": list(task.metrics),
         "tuning": asdict(tuning), "settings": job.settings, "languages": languages, "files": sets.fingerprints(),
-        "unlabelled": {code: str(predictions_file(task, split, code)) for code in bare},
+        "unlabelled": {
+            code: str(predictions_file(task, split, code)) for (_, code), one in sorted(scores.items()) if one is None
+        },
         "dev": {"languages": dev, "mean": _mean(task, dev), "held_out": sets.held_out} if dev else None,
     }  # fmt: skip
     if languages:

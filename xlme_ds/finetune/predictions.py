@@ -146,8 +146,7 @@ def score(
 def predictions_file(task: DownstreamTask, split: str, language: str) -> Path:
     """Where in a run's folder the predictions of a file go, below `predictions/` in the form that XTREME's evaluation
     takes: `xnli/test-de.tsv`, `mlqa/test-de.json`."""
-    ending = "json" if task.kind == "span" else "tsv"
-    return Path("predictions", task.folders[0], f"{split}-{language}.{ending}")
+    return Path("predictions", task.folders[0], f"{split}-{language}.{'json' if task.kind == 'span' else 'tsv'}")
 
 
 def write_predictions(path: Path, examples: Sequence[Example], predictions: Predictions) -> None:

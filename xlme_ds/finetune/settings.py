@@ -60,9 +60,14 @@ class TuningConfig:
             question_tokens=min(self.question_tokens, longest // 4),
             stride=min(self.stride, longest // 2),
         )
-        for name, value in asdict(done).items():
-            if isinstance(value, int | float) and (value < 0 or (value == 0 and name in _POSITIVE)):
-                raise ValueError(f"tuning.{name} is {value}: it must be {'positive' if value else 'above 0'}")
+        numbers = {name: value for name, value in asdict(done).items() if isinstance(value, int | float)}
+        refuse(
+            (
+                value > 0 or (value == 0 and name not in _POSITIVE),
+                f"tuning.{name} is {value}: it must be {'positive' if value else 'above 0'}",
+            )
+            for name, value in numbers.items()
+        )
         refuse(
             [
                 (
@@ -169,11 +174,10 @@ def settings(
 
 def grid(task: str, tuning: TuningConfig) -> list[TuningConfig]:
     """The published settings of a task, those that `tuning` does not fix already."""
-    of = TASKS[task]
-    rates = (tuning.learning_rate,) if tuning.learning_rate else of.learning_rates
-    batches = (tuning.batch,) if tuning.batch else of.batches
-    epochs = (tuning.epochs,) if tuning.epochs else of.epochs
-    return [
-        replace(tuning, learning_rate=rate, batch=batch, epochs=number)
-        for rate, batch, number in product(rates, batches, epochs)
-    ]
+    published = TASKS[task]
+    choices = product(
+        (tuning.learning_rate,) if tuning.learning_rate else published.learning_rates,
+        (tuning.batch,) if tuning.batch else published.batches,
+        (tuning.epochs,) if tuning.epochs else published.epochs,
+    )
+    return [replace(tuning, learning_rate=rate, batch=batch, epochs=epochs) for rate, batch, epochs in choices]

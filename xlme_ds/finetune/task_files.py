@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..config import refuse
 from .downstream_tasks import DownstreamTask
 from .settings import TuningConfig
 
@@ -87,7 +88,7 @@ class TaskSets(NamedTuple):
 def find(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
     """The task's files in and below `folders`, by name. Raises ValueError when there are none, or two for one
     purpose."""
-    patterns = [(re.compile(p), True) for p in task.files] + [(re.compile(p), False) for p in task.train_files]
+    patterns = [(pattern, True) for pattern in task.files] + [(pattern, False) for pattern in task.train_files]
     found: dict[tuple[str, str, bool], TaskFile] = {}
     for folder in folders:
         if not folder.is_dir():
@@ -96,12 +97,12 @@ def find(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
         parts = [folder / name for name in task.folders if (folder / name).is_dir()] or [folder]
         for path in (path for part in parts for path in sorted(part.rglob("*"))):
             for pattern, own in patterns:
-                match = pattern.fullmatch(path.name)
+                match = re.fullmatch(pattern, path.name)
                 if match is None:
                     continue
-                named = match.groupdict()
-                language, split = named.get("language", "en"), named.get("split", "")
-                language, split = _CONLL_LANGUAGES.get(language, language), _SPLITS.get(split, split)
+                named = {"language": "en", "split": ""} | match.groupdict()
+                language = _CONLL_LANGUAGES.get(named["language"], named["language"])
+                split = _SPLITS.get(named["split"], named["split"])
                 source = TaskFile(path, language, split, own)
                 other = found.setdefault((language, split, own), source)
                 if other is not source:
@@ -245,9 +246,13 @@ def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         identity = entry.get("id") if isinstance(entry, dict) else entry
         raise ValueError(f"{path}, question {identity}: not in SQuAD's format: {error!r}") from None
-    for text, start in question.answers:
-        if context[start : start + len(text)] != text:
-            raise ValueError(f"{path}, question {question.id}: its context does not read {text!r} at character {start}")
+    refuse(
+        (
+            context[start : start + len(text)] == text,
+            f"{path}, question {question.id}: its context does not read {text!r} at character {start}",
+        )
+        for text, start in question.answers
+    )
     return question
 
 
@@ -272,8 +277,3 @@ def training_examples(
         )
     every = zip(examples, numbers, strict=True)
     return [example for example, number in every if (number % TENTH == TENTH - 1) == held_out]
-
-
-def dev_examples(source: TaskFile, task: DownstreamTask, tuning: TuningConfig) -> list[Example]:
-    """The examples of a dev file, or of a training file, that a choice among settings goes by."""
-    return read(source, task) if source.split == "dev" else training_examples(source, task, tuning, held_out=True)
