@@ -21,7 +21,6 @@ from .vectors import hidden_states, unit_length
 
 Links = set[tuple[int, int]]  # (source word, target word), both from 0
 
-_LEAST = 1e-6  # in place of a dot product that is not positive
 _FILES = ("alignv2.txt", "align.txt")  # the first one tells sure links from possible ones
 _LINK = re.compile(r"(-?\d+)\s+(-?\d+)\s+(-?\d+)(?:\s+([SP]))?")
 _MEASURES = {"aer": "AER", "precision": "precision", "recall": "recall", "aer_cosine": "AER, cosines*"}
@@ -53,17 +52,21 @@ def read_gold(folder: Path) -> dict[str, list[GoldPair]]:
         source, dash, target = path.name.partition("-")
         sides = path / f"test.{source}", path / f"test.{target}"
         links = next((path / name for name in _FILES if (path / name).is_file()), None)
-        if links is None:
-            if dash and any(side.is_file() for side in sides):
-                raise ValueError(
-                    f"{path} has sentences and no {' or '.join(_FILES)}: put it there, or take the folder away"
-                )
-            continue
-        if not dash:
-            raise ValueError(
-                f"{path} must be named after its languages, source first, as de-en: the links are read in that order"
-            )
-        tests[path.name] = _read_test(links, *read_sentence_pairs(*sides))
+        refuse(
+            [
+                (
+                    links is not None or not (dash and any(side.is_file() for side in sides)),
+                    f"{path} has sentences and no {' or '.join(_FILES)}: put it there, or take the folder away",
+                ),
+                (
+                    links is None or bool(dash),
+                    f"{path} must be named after its languages, source first, as de-en: the links are read in that "
+                    "order",
+                ),
+            ]
+        )
+        if links is not None:
+            tests[path.name] = _read_test(links, *read_sentence_pairs(*sides))
     if not tests:
         raise ValueError(
             f"{folder} holds no word alignments: it must have folders like de-en with test.de, test.en, align.txt"
@@ -126,9 +129,9 @@ def error_rates(predicted: list[Links], gold: list[GoldPair]) -> dict[str, float
 def sinkhorn(similarity_ST: np.ndarray, iterations: int = 2) -> tuple[np.ndarray, np.ndarray]:
     """The transport plan after the last division by row sums, and after the last one by column sums; float64 [S, T].
 
-    The kernel is the similarity itself, as in XLM-Align's code, with a small number where it is not positive.
+    The kernel is the similarity itself, as in XLM-Align's code, with 1e-6 where it is not positive.
     """
-    rows_ST = columns_ST = np.where(similarity_ST > 0, similarity_ST, _LEAST).astype(np.float64)
+    rows_ST = columns_ST = np.where(similarity_ST > 0, similarity_ST, 1e-6).astype(np.float64)
     for _ in range(iterations):
         columns_ST = rows_ST / rows_ST.sum(0, keepdims=True)
         rows_ST = columns_ST / columns_ST.sum(1, keepdims=True)

@@ -22,23 +22,15 @@ from ..data.vocabulary import Vocabulary
 from .compared_models import Predictor
 from .output import ResultTable
 
-MONO = TASKS.index("mono")
-
-# Share of the tokens that is masked: the same for every model, whatever it was trained with, but for those that predict
-# every token.
-FRACTION = ObjectiveConfig().mask_fraction
-
 Costs = dict[str, tuple[float, int]]  # by language: mean −log p (nats) of the predicted tokens, and their number
 
 
 def open_text(folder: Path, languages: Sequence[str] = ()) -> RowStore:
     """The monolingual rows of a mixed data folder; `languages`: see `RowStore`. Raises ValueError where there are
     none."""
-    if not (folder / TASKS[MONO]).is_dir():
-        raise ValueError(
-            f"{folder} has no {TASKS[MONO]}/: name a data folder that `data_prep mix` wrote, with monolingual rows"
-        )
-    return RowStore(folder / TASKS[MONO], languages)
+    if not (folder / "mono").is_dir():
+        raise ValueError(f"{folder} has no mono/: name a data folder that `data_prep mix` wrote, with monolingual rows")
+    return RowStore(folder / "mono", languages)
 
 
 def rows_by_language(
@@ -134,10 +126,12 @@ def mean_costs(predictor: Predictor, store: RowStore, seed: int, passes: int = 1
     all models."""
     totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
     device = next(predictor.model.parameters()).device
-    fraction = 1.0 if predictor.objective.mask_fraction == 1.0 else FRACTION
+    # The share that is masked is the same for every model, whatever it was trained with, but for those that predict
+    # every token.
+    fraction = 1.0 if predictor.objective.mask_fraction == 1.0 else ObjectiveConfig().mask_fraction
     for language, rows, records in rows_by_language(store, limit):
         for number in range(passes):  # a further pass has row numbers of its own, as in training
-            batch = collate([(MONO, rows, records + number * store.rows)], seed, fraction).to(device)
+            batch = collate([(TASKS.index("mono"), rows, records + number * store.rows)], seed, fraction).to(device)
             sums = predictor.objective.sums(predictor.model(batch), batch)
             totals[language] += float(sums[0]), float(predictor.objective.counts(batch)[0])
     return _means(totals)
@@ -162,8 +156,12 @@ def perplexities(costs: Costs, tokens_per_character: Mapping[str, float]) -> dic
         for language, (nll, count) in costs.items()
     }
     nll = float(np.mean([values["nll"] for values in languages.values()]))
-    bits = float(np.mean([values["bits_per_character"] for values in languages.values()]))
-    return {"overall": {"nll": nll, "perplexity": math.exp(nll), "bits_per_character": bits}, "languages": languages}
+    overall = {
+        "nll": nll,
+        "perplexity": math.exp(nll),
+        "bits_per_character": float(np.mean([values["bits_per_character"] for values in languages.values()])),
+    }
+    return {"overall": overall, "languages": languages}
 
 
 def perplexity_tables(results: Mapping[str, Any]) -> list[ResultTable]:

@@ -217,8 +217,9 @@ def retrieve(model: TextEncoder, groups: Groups, centred: bool = False) -> dict[
 
 def mean_over(languages: Mapping[str, Mapping[str, Sequence[float]]], chosen: Sequence[str]) -> dict[str, list[float]]:
     """The scores of the `chosen` languages averaged, every language counting the same: by way, by layer."""
-    ways = next(iter(languages.values()))
-    return {way: np.mean([languages[language][way] for language in chosen], axis=0).tolist() for way in ways}
+    return {
+        way: np.mean([languages[language][way] for language in chosen], axis=0).tolist() for way in languages[chosen[0]]
+    }
 
 
 def retrieval_scores(model: TextEncoder, groups: Groups) -> dict[str, Any]:

@@ -20,9 +20,6 @@ from ..objectives.protocol import Pretraining
 from ..trained import MODEL_FOLDER, first_of, write_model
 from .retrieval import group_by_language, packed_pairs, retrieve
 
-_A_TASK = 8  # languages or pairs of each task whose rows are shown
-_SEARCH = 256  # rows that they are taken from
-
 
 def showcase(run: Path, config: RunConfig, state: dict[str, torch.Tensor], data: Path, heldout: Path | None) -> None:
     """Write model/, retrieval.json, samples.json and languages.json into the run folder, from a whole float32 state."""
@@ -62,9 +59,10 @@ def showcase(run: Path, config: RunConfig, state: dict[str, torch.Tensor], data:
 def _sample_rows(
     config: RunConfig, objective: Pretraining, model: nn.Module, data: Path, vocabulary: Vocabulary
 ) -> list[dict[str, Any]]:
-    """The first row of each language (or pair) of every task in `data`, corrupted and judged.
+    """The first row of each of up to 8 languages (or pairs) of every task in `data`, corrupted and judged.
 
-    Only the first item of a row is shown. See docs/design.md for the format.
+    They are searched for in the first 256 rows. Only the first item of a row is shown. See docs/design.md for the
+    format.
     """
     shown = []
     for task, name in enumerate(TASKS):
@@ -72,10 +70,10 @@ def _sample_rows(
             continue
         store = RowStore(data / name, config.model.language_embeddings)
         seen: set[tuple[int, ...]] = set()
-        for record in range(min(_SEARCH, store.rows)):
+        for record in range(min(256, store.rows)):
             rows = store.read(np.array([record]))
             key = tuple(sorted(rows.languages[: 1 + task].tolist()))
-            if key in seen or len(seen) == _A_TASK:
+            if key in seen or len(seen) == 8:
                 continue
             seen.add(key)
             batch = collate([(task, rows, np.array([record]))], config.seed, config.objective.mask_fraction)

@@ -24,7 +24,6 @@ from .vectors import unit_length
 WordPair = tuple[str, str]
 
 _DATA, _GOLD = ".data.txt", ".gold.txt"
-_KEYS = "keys"
 _DICTIONARY = re.compile(r"[a-z]{2,3}-[a-z]{2,3}(\.\d+-\d+)?\.txt")
 
 
@@ -109,9 +108,9 @@ def _read_judged(path: Path) -> JudgedPairs:
     """The pairs of `path` with the scores of its key, which is next to it or, as published, in the folder `keys` next
     to its own."""
     name = path.name.removesuffix(_DATA) + _GOLD
-    keys = [key for key in (path.with_name(name), path.parent.parent / _KEYS / name) if key.is_file()]
+    keys = [key for key in (path.with_name(name), path.parent.parent / "keys" / name) if key.is_file()]
     if not keys:
-        raise ValueError(f"{path} has no key: put {name} next to it, or into {path.parent.parent / _KEYS}")
+        raise ValueError(f"{path} has no key: put {name} next to it, or into {path.parent.parent / 'keys'}")
     lines = split_lines(keys[0].read_bytes(), keys[0])
     pairs = _read_pairs(path, "\t")
     require_same_length(pairs, path, lines, keys[0])

@@ -16,8 +16,6 @@ from ..models.text_encoder import TextEncoder
 from .downstream_tasks import Kind
 from .features import IGNORED, TaskBatch
 
-OUTSIDE = -1e4  # logit of a position where no answer can be
-
 
 class TaskModel(nn.Module):
     """An encoder, and a head: for tokens and spans one linear layer on every token, for pairs dense, tanh and linear on
@@ -44,7 +42,8 @@ class TaskModel(nn.Module):
         if self.kind == "pair":
             return self.head["output"](torch.tanh(self.head["dense"](hidden_BTD[:, 0]))).float()
         logits = self.head["output"](hidden_BTD).float()
-        return logits.masked_fill((batch.segments_BT == 0)[..., None], OUTSIDE) if self.kind == "span" else logits
+        # No answer can be in the padding.
+        return logits.masked_fill((batch.segments_BT == 0)[..., None], -1e4) if self.kind == "span" else logits
 
 
 class TaskObjective:

@@ -90,9 +90,8 @@ def find(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
     purpose."""
     patterns = [(pattern, True) for pattern in task.files] + [(pattern, False) for pattern in task.train_files]
     found: dict[tuple[str, str, bool], TaskFile] = {}
+    refuse((folder.is_dir(), f"{folder} is not a folder: name the folder of the task's files") for folder in folders)
     for folder in folders:
-        if not folder.is_dir():
-            raise ValueError(f"{folder} is not a folder: name the folder of the task's files")
         # The task's own folders in XTREME's download; another folder is looked through as it is.
         parts = [folder / name for name in task.folders if (folder / name).is_dir()] or [folder]
         for path in (path for part in parts for path in sorted(part.rglob("*"))):
