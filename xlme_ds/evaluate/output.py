@@ -81,10 +81,8 @@ class CommonOptions:
             columns = {name: [percent(value) for value in values] for name, values, centred in curves if not centred}
             layers = enumerate(zip_longest(*columns.values(), fillvalue=""))
             rows = [[str(layer), *cells] for layer, cells in layers]
-            tables = [
-                *tables,
-                ResultTable(f"By layer: {label}", ["layer (0 = embeddings)", *columns], rows, [note]),
-            ]
+            by_layer = ResultTable(f"By layer: {label}", ["layer (0 = embeddings)", *columns], rows, [note])
+            tables = [*tables, by_layer]
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
             if curves:

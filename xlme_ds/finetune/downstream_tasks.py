@@ -23,7 +23,7 @@ class DownstreamTask:
 
     `folders`: their names in XTREME's download, the task's own first; where a folder of --data has such ones, no other
     is looked into. `files`: patterns of the names of its own files. `metrics`: settings are chosen by the first.
-    `train_files`: patterns of another set's training and dev files, which are read besides: its questions.
+    `train_files`: patterns of another set's training and dev files, which are read too: its questions.
     `warmup_steps`: published instead of a tenth of the steps.
     """
 

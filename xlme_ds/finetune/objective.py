@@ -4,6 +4,7 @@ questions of the global batch.
 B rows, T tokens, D width.
 """
 
+from collections import OrderedDict
 from dataclasses import replace
 
 import torch
@@ -28,8 +29,8 @@ class TaskModel(nn.Module):
         super().__init__()
         self.kind = kind
         self.encoder = TextEncoder(replace(cfg, dropout=dropout, attention_dropout=0.0))
-        dense = {"dense": nn.Linear(cfg.width, cfg.width)} if kind == "pair" else {}
-        self.head = nn.ModuleDict(dense | {"output": nn.Linear(cfg.width, labels)})
+        before = {"dense": nn.Linear(cfg.width, cfg.width), "tanh": nn.Tanh()} if kind == "pair" else {}
+        self.head = nn.Sequential(OrderedDict(**before, output=nn.Linear(cfg.width, labels)))
         self.dropout = dropout
 
     def forward(self, batch: TaskBatch) -> Tensor:
@@ -39,9 +40,7 @@ class TaskModel(nn.Module):
         )
         if self.training:
             hidden_BTD = drop(hidden_BTD, self.dropout, derive(batch.keys_B, APART))
-        if self.kind == "pair":
-            return self.head["output"](torch.tanh(self.head["dense"](hidden_BTD[:, 0]))).float()
-        logits = self.head["output"](hidden_BTD).float()
+        logits = self.head(hidden_BTD[:, 0] if self.kind == "pair" else hidden_BTD).float()
         # No answer can be in the padding.
         return logits.masked_fill((batch.segments_BT == 0)[..., None], -1e4) if self.kind == "span" else logits
 
