@@ -12,9 +12,17 @@ import torch
 from tests.evaluate.folders import WORDS, write_run
 from tests.small import encoder_of, model
 from xlme_ds.evaluate.__main__ import main
-from xlme_ds.evaluate.words import JudgedPairs, Lookup, correlation, ranks, read_word_tests, similarity, translations
+from xlme_ds.evaluate.words import (
+    JudgedPairs,
+    correlation,
+    ranks,
+    read_word_tests,
+    similarity,
+    translations,
+    word_vectors,
+)
 from xlme_ds.export.__main__ import export_run
-from xlme_ds.trained import load_encoder
+from xlme_ds.trained import TrainedEncoder, load_encoder
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +31,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lookup(run: Path) -> Lookup:
-    return Lookup(*load_encoder(run))
+def lookup(run: Path) -> TrainedEncoder:
+    return load_encoder(run)
 
 
 def write(path: Path, *lines: str) -> Path:
@@ -33,13 +41,13 @@ def write(path: Path, *lines: str) -> Path:
     return path
 
 
-def table_of(lookup: Lookup) -> np.ndarray:
+def table_of(lookup: TrainedEncoder) -> np.ndarray:
     return torch.cat([block.detach() for block in lookup.encoder.table]).double().numpy()
 
 
-def test_a_words_vector_is_the_mean_of_its_pieces(lookup: Lookup) -> None:
+def test_a_words_vector_is_the_mean_of_its_pieces(lookup: TrainedEncoder) -> None:
     words = [*WORDS, "kalomiter unve", "кирил"]
-    found, unknown = lookup.vectors(words)
+    found, unknown = word_vectors(lookup, words)
     ids = [lookup.vocabulary.encode(word) for word in words]
     assert len({len(one) for one in ids}) > 1
     np.testing.assert_allclose(found, [table_of(lookup)[one].mean(0) for one in ids], rtol=1e-12)
@@ -55,7 +63,7 @@ def test_correlations_are_scipys(ties: bool) -> None:
     assert correlation(a, np.full(40, 0.1)) == 0
 
 
-def test_similarity_correlates_cosines_with_what_people_said(lookup: Lookup) -> None:
+def test_similarity_correlates_cosines_with_what_people_said(lookup: TrainedEncoder) -> None:
     pairs = [(WORDS[i], WORDS[(3 * i + 1) % 10]) for i in range(9)]
     sides = [table_of(lookup)[lookup.vocabulary.encode(word)].mean(0) for pair in pairs for word in pair]
     cosines = [1 - scipy.spatial.distance.cosine(a, b) for a, b in zip(sides[::2], sides[1::2], strict=True)]
@@ -73,7 +81,7 @@ def test_translations_by_hand(run: Path) -> None:
     whole = [vocabulary.piece(token)[1:] for token in range(4, vocabulary.mask) if vocabulary.piece(token)[0] == "▁"]
     a, b, x, y, z = [word for word in whole if word and len(vocabulary.encode(word)) == 1][:5]
     encoder = encoder_of(model(vocabulary=vocabulary.size))
-    lookup = Lookup(encoder, vocabulary)
+    lookup = TrainedEncoder(encoder, vocabulary)
     with torch.no_grad():
         for word, plane in ((a, (3, 4)), (b, (0, 2)), (x, (6, 8)), (y, (4, 3)), (z, (3, 0))):
             vector = encoder.table[0][int(vocabulary.encode(word)[0])].zero_()
@@ -90,9 +98,9 @@ def test_translations_by_hand(run: Path) -> None:
     )  # a is nearest to itself: y of 3
 
 
-def test_a_word_that_leaves_no_piece_is_named(lookup: Lookup) -> None:
+def test_a_word_that_leaves_no_piece_is_named(lookup: TrainedEncoder) -> None:
     with pytest.raises(ValueError, match=r"'\\u200b' has no piece in .*sentencepiece.model: take its pair out"):
-        lookup.vectors(["kalo", "\u200b"])
+        word_vectors(lookup, ["kalo", "\u200b"])
 
 
 def test_published_layouts_are_read(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from xlme_ds.finetune.task_files import (
     TaskSets,
     TextPair,
     choose,
-    dev_examples,
     find,
     labelled,
     read,
@@ -270,15 +269,13 @@ def test_every_tenth_is_held_out_and_no_context_is_on_both_sides(tmp_path: Path)
         paragraphs.append({"context": f"a{number}", "qas": asked})
     file = source(tmp_path / "train-v1.1.json", json.dumps({"data": [{"paragraphs": paragraphs}]}))._replace(own=False)
     tuning = TuningConfig(held_out=True)
-    kept, held = (of(file, TASKS["xquad"], tuning) for of in (training_examples, dev_examples))
+    kept, held = (training_examples(file, TASKS["xquad"], tuning, held_out) for held_out in (False, True))
     assert [one.context for one in held] == ["a9"] * 3 + ["a19"] * 3 and len(kept) == 69
     assert not {one.context for one in kept} & {one.context for one in held}
     lines = "".join(f"a{number}\tb\tneutral\n" for number in range(40))
     pairs = source(tmp_path / "train-en.tsv", lines)
-    kept, held = (
-        of(pairs, TASKS["xnli"], TuningConfig(held_out=True, train_examples=30))
-        for of in (training_examples, dev_examples)
-    )
+    tuning = TuningConfig(held_out=True, train_examples=30)
+    kept, held = (training_examples(pairs, TASKS["xnli"], tuning, held_out) for held_out in (False, True))
     assert [one.first for one in held] == ["a9", "a19", "a29"] and len(kept) == 27
     assert len(training_examples(pairs, TASKS["xnli"], TuningConfig())) == 40
     with pytest.raises(ValueError, match="has 9 examples, too few to hold out every tenth"):

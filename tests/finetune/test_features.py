@@ -1,5 +1,6 @@
 """Words, pairs and contexts as token ids, with labels and places that lead back to the text."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,7 @@ from xlme_ds.data.schema import BOS, EOS, LAYOUTS
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.finetune.downstream_tasks import TASKS
 from xlme_ds.finetune.features import IGNORED, featurise
-from xlme_ds.finetune.settings import Windows
+from xlme_ds.finetune.settings import TuningConfig
 from xlme_ds.finetune.task_files import Question, Sentence, TextPair
 
 
@@ -19,7 +20,10 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     return train_vocabulary(tmp_path_factory.mktemp("features") / "vocab")
 
 
-WINDOWS = Windows(16, 6, 4)
+WINDOWS = TuningConfig(max_tokens=16, stride=6, question_tokens=4)
+
+
+LONG = TuningConfig(max_tokens=64, stride=32, question_tokens=4)
 
 
 def test_a_tag_stands_on_the_first_subword(vocabulary: Vocabulary) -> None:
@@ -57,14 +61,14 @@ def test_a_pair_keeps_its_shorter_side(vocabulary: Vocabulary, sizes: tuple[int,
 
 
 def test_the_layout_of_xlm(vocabulary: Vocabulary) -> None:
-    windows = WINDOWS._replace(layout=LAYOUTS["xlm"])
+    layout = LAYOUTS["xlm"]
     a, b = (vocabulary.encode(text).tolist() for text in ("ter dor", "kalo"))
-    (pair,) = featurise([TextPair("ter dor", "kalo", "1")], TASKS["pawsx"], vocabulary, windows, language=2)
+    (pair,) = featurise([TextPair("ter dor", "kalo", "1")], TASKS["pawsx"], vocabulary, WINDOWS, layout, language=2)
     assert pair.ids.tolist() == [EOS, *a, EOS, EOS, *b, EOS] and pair.language == 2
-    (sentence,) = featurise([Sentence(["ter"], ["O"])], TASKS["ner"], vocabulary, windows, first=7)
+    (sentence,) = featurise([Sentence(["ter"], ["O"])], TASKS["ner"], vocabulary, WINDOWS, layout, first=7)
     assert sentence.ids.tolist() == [EOS, *vocabulary.encode("ter"), EOS] and sentence.example == 7
     answered = Question("1", "kalo", "ter dor", [("dor", 4)])
-    (question,) = featurise([answered], TASKS["xquad"], vocabulary, windows._replace(longest=32))
+    (question,) = featurise([answered], TASKS["xquad"], vocabulary, replace(WINDOWS, max_tokens=32), layout)
     assert question.ids.tolist() == [EOS, *b, EOS, EOS, *a, EOS]
     first, last = question.labels
     assert vocabulary.decode(question.ids[first : last + 1]) == "dor"
@@ -111,7 +115,7 @@ def test_an_answer_in_text_without_spaces_ends_where_it_ends(vocabulary: Vocabul
         for last in range(first, len(drawn)):
             start, end = int(drawn[first][0]), int(drawn[last][1])
             question = Question("q", "ter", context, [(context[start:end], start)])
-            (feature,) = featurise([question], TASKS["xquad"], vocabulary, Windows(64, 32, 4))
+            (feature,) = featurise([question], TASKS["xquad"], vocabulary, LONG)
             assert feature.labels.tolist() == [shift + first, shift + last], context[start:end]
 
 

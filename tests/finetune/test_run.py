@@ -22,9 +22,9 @@ from tests.finetune.tasks import write_base, write_entities, write_pairs, write_
 from tests.launch import ROOT, environment, run_ranks
 from xlme_ds.config import EngineConfig
 from xlme_ds.engine.ranks import SharedError
-from xlme_ds.finetune.__main__ import _TRAIN, _run
+from xlme_ds.finetune.__main__ import _run
 from xlme_ds.finetune.finetune_run import finetune as finetune_here
-from xlme_ds.finetune.settings import Job, TuningConfig
+from xlme_ds.finetune.settings import _TRAIN, FinetuneSettings, Job, TuningConfig
 from xlme_ds.report.xtreme import gather
 from xlme_ds.report.xtreme_tables import tables
 from xlme_ds.train.run_folder import RunFolder
@@ -66,12 +66,13 @@ def tune(base: Path, task: str, data: Path, out: Path, several: int = 1, **tunin
     """A run in this process."""
     settings = TuningConfig(**{"learning_rate": 3e-3, "batch": 8, "epochs": 1} | tuning)
     engine, train, stop = EngineConfig(kind="plain", precision="fp32"), replace(_TRAIN, save_every=1000), StopRequest()
+    job = Job(FinetuneSettings(task, base, (data,), out, engine=engine, train=train), out, 1, settings, several)
     torch.set_num_threads(1)
     try:
         if several == 1:
-            _run(Job(task, base, (data,), out, 1, settings, engine, train), 0, 1, stop)
+            _run(job, 0, 1, stop)
         else:
-            finetune_here(Job(task, base, (data,), out, 1, settings, engine, train, several), 0, 1, stop)
+            finetune_here(job, 0, 1, stop)
     finally:
         stop.release()
     return scores(out)

@@ -4,24 +4,25 @@ and its error rate against links made by hand (Och and Ney 2003; XLM-E equation 
 S source and T target subwords of a pair.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..config import refuse
 from ..data.schema import LAYOUTS
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import TextEncoder
-from .output import OURS_ALONE, ResultTable, percent, table_by_layer
+from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, split_lines
 from .vectors import hidden_states, unit_length
 
 Links = set[tuple[int, int]]  # (source word, target word), both from 0
 
-ITERATIONS = 2
-_LEAST = 1e-6  # in place of a dot product that is not positive
 _FILES = ("alignv2.txt", "align.txt")  # the first one tells sure links from possible ones
+_LINK = re.compile(r"(-?\d+)\s+(-?\d+)\s+(-?\d+)(?:\s+([SP]))?")
 _MEASURES = {"aer": "AER", "precision": "precision", "recall": "recall", "aer_cosine": "AER, cosines*"}
 
 
@@ -46,8 +47,26 @@ def read_gold(folder: Path) -> dict[str, list[GoldPair]]:
 
     Raises ValueError, naming file and line, on damaged files, and on a folder that has no test.
     """
-    candidates = [folder.resolve(), *sorted(folder.iterdir())] if folder.is_dir() else []
-    tests = {path.name: _read_test(path) for path in candidates if _is_test(path)}
+    tests = {}
+    for path in [folder.resolve(), *sorted(folder.iterdir())] if folder.is_dir() else []:
+        source, dash, target = path.name.partition("-")
+        sides = path / f"test.{source}", path / f"test.{target}"
+        links = next((path / name for name in _FILES if (path / name).is_file()), None)
+        refuse(
+            [
+                (
+                    links is not None or not (dash and any(side.is_file() for side in sides)),
+                    f"{path} has sentences and no {' or '.join(_FILES)}: put it there, or take the folder away",
+                ),
+                (
+                    links is None or bool(dash),
+                    f"{path} must be named after its languages, source first, as de-en: the links are read in that "
+                    "order",
+                ),
+            ]
+        )
+        if links is not None:
+            tests[path.name] = _read_test(links, *read_sentence_pairs(*sides))
     if not tests:
         raise ValueError(
             f"{folder} holds no word alignments: it must have folders like de-en with test.de, test.en, align.txt"
@@ -55,67 +74,42 @@ def read_gold(folder: Path) -> dict[str, list[GoldPair]]:
     return tests
 
 
-def _is_test(folder: Path) -> bool:
-    """Raises ValueError for a test without its alignments."""
-    if any((folder / name).is_file() for name in _FILES):
-        return True
-    source, dash, target = folder.name.partition("-")
-    if dash and any((folder / f"test.{code}").is_file() for code in (source, target)):
-        raise ValueError(f"{folder} has sentences and no {' or '.join(_FILES)}: put it there, or take the folder away")
-    return False
-
-
-def _read_test(folder: Path) -> list[GoldPair]:
-    source, dash, target = folder.name.partition("-")
-    if not dash:
-        raise ValueError(
-            f"{folder} must be named after its languages, source first, as de-en: the links are read in that order"
-        )
-    ours, theirs = read_sentence_pairs(folder / f"test.{source}", folder / f"test.{target}")
+def _read_test(path: Path, ours: list[str], theirs: list[str]) -> list[GoldPair]:
+    """The pairs with their links, from a file of lines `sentence source-word target-word [S|P]`, words from 1."""
     pairs = [GoldPair(a.split(), b.split(), set(), set()) for a, b in zip(ours, theirs, strict=True)]
-    path = next(folder / name for name in _FILES if (folder / name).is_file())
-    _read_links(path, pairs)
-    if not any(pair.sure for pair in pairs):
-        raise ValueError(f"{path} has no sure link: an error rate needs some, fetch the file again")
-    return pairs
-
-
-def _read_links(path: Path, pairs: list[GoldPair]) -> None:
-    """Add the links of a file of lines `sentence source-word target-word [S|P]`, words from 1, to their pairs."""
-    lines = []
+    links = []
     for number, line in enumerate(split_lines(path.read_bytes(), path), start=1):
-        fields = line.split()
-        if not fields:
-            continue
-        try:
-            sentence, source, target = map(int, fields[:3])
-            kind = fields[3] if len(fields) > 3 else "S"
-            if kind not in ("S", "P") or len(fields) > 4:
-                raise ValueError
-        except ValueError:
+        link = _LINK.fullmatch(line.strip())
+        if link is not None:
+            links.append((number, int(link[1]), int(link[2]), int(link[3]), link[4]))
+        elif line.strip():
             raise ValueError(
                 f"{path} line {number} is {line.strip()!r}: it must be sentence, source word, target word, and S or "
                 "P or nothing"
-            ) from None
-        lines.append((number, sentence, source, target, kind))
-    first = 0 if any(sentence == 0 for _, sentence, *_ in lines) else 1  # the published files do both
-    for number, sentence, source, target, kind in lines:
+            )
+    first = 0 if any(sentence == 0 for _, sentence, *_ in links) else 1  # the published files do both
+    for number, sentence, source, target, kind in links:
         if not first <= sentence < first + len(pairs):
             raise ValueError(
                 f"{path} line {number} has sentence {sentence}, and there are {len(pairs)}, counted from {first}: "
                 "the links belong to other files"
             )
         pair = pairs[sentence - first]
-        for word, words, side in ((source, pair.source, "source"), (target, pair.target, "target")):
-            if word == 0 or word > len(words):
-                raise ValueError(
-                    f"{path} line {number} has {side} word {word}, and sentence {sentence} has {len(words)} {side} "
-                    "words, counted from 1: the folder's name must have the source language first"
-                )
+        refuse(
+            (
+                word != 0 and word <= len(words),
+                f"{path} line {number} has {side} word {word}, and sentence {sentence} has {len(words)} {side} words, "
+                "counted from 1: the folder's name must have the source language first",
+            )
+            for word, words, side in ((source, pair.source, "source"), (target, pair.target, "target"))
+        )
         if source > 0 and target > 0:  # a negative number means no word
             pair.possible.add((source - 1, target - 1))
-            if kind == "S":
+            if kind != "P":
                 pair.sure.add((source - 1, target - 1))
+    if not any(pair.sure for pair in pairs):
+        raise ValueError(f"{path} has no sure link: an error rate needs some, fetch the file again")
+    return pairs
 
 
 def error_rates(predicted: list[Links], gold: list[GoldPair]) -> dict[str, float]:
@@ -132,12 +126,12 @@ def error_rates(predicted: list[Links], gold: list[GoldPair]) -> dict[str, float
     }
 
 
-def sinkhorn(similarity_ST: np.ndarray, iterations: int = ITERATIONS) -> tuple[np.ndarray, np.ndarray]:
+def sinkhorn(similarity_ST: np.ndarray, iterations: int = 2) -> tuple[np.ndarray, np.ndarray]:
     """The transport plan after the last division by row sums, and after the last one by column sums; float64 [S, T].
 
-    The kernel is the similarity itself, as in XLM-Align's code, with a small number where it is not positive.
+    The kernel is the similarity itself, as in XLM-Align's code, with 1e-6 where it is not positive.
     """
-    rows_ST = columns_ST = np.where(similarity_ST > 0, similarity_ST, _LEAST).astype(np.float64)
+    rows_ST = columns_ST = np.where(similarity_ST > 0, similarity_ST, 1e-6).astype(np.float64)
     for _ in range(iterations):
         columns_ST = rows_ST / rows_ST.sum(0, keepdims=True)
         rows_ST = columns_ST / columns_ST.sum(1, keepdims=True)
@@ -166,9 +160,8 @@ def subwords(words: list[str], vocabulary: Vocabulary) -> Subwords:
 
 def fit(source: Subwords, target: Subwords, room: int) -> tuple[Subwords, Subwords]:
     """Both sides cut to `room` subwords in all; a side that needs less than half leaves the rest to the other."""
-    sizes = len(source.ids), len(target.ids)
-    first = min(sizes[0], max(room // 2, room - sizes[1]))
-    second = min(sizes[1], room - first)
+    first = min(len(source.ids), max(room // 2, room - len(target.ids)))
+    second = room - first
     return Subwords(source.ids[:first], source.words[:first]), Subwords(target.ids[:second], target.words[:second])
 
 
@@ -191,20 +184,18 @@ def align_test(
         kept = [(fit(a, none, longest - 2)[0], fit(b, none, longest - 2)[0]) for a, b in whole]
     else:
         kept = [fit(a, b, longest - LAYOUTS[model.cfg.layout].pair_specials) for a, b in whole]
-    layers = model.cfg.discriminator_layers + 1
-    plain: list[list[Links]] = [[set() for _ in gold] for _ in range(layers)]
-    cosine: list[list[Links]] = [[set() for _ in gold] for _ in range(layers)]
+    layers = range(model.cfg.discriminator_layers + 1)
+    plain: list[list[Links]] = [[set() for _ in gold] for _ in layers]
+    cosine: list[list[Links]] = [[set() for _ in gold] for _ in layers]
     for number, layer, source_SD, target_TD in _vectors(model, kept, apart, languages):
         source, target = (side.words for side in kept[number])
         plain[layer][number] = align_words(source_SD, target_TD, source, target)
         cosine[layer][number] = align_words(unit_length(source_SD), unit_length(target_TD), source, target)
     scores = [
-        error_rates(plain[layer], gold) | {"aer_cosine": error_rates(cosine[layer], gold)["aer"]}
-        for layer in range(layers)
+        error_rates(plain[layer], gold) | {"aer_cosine": error_rates(cosine[layer], gold)["aer"]} for layer in layers
     ]
-    out: dict[str, Any] = {measure: [of_layer[measure] for of_layer in scores] for measure in _MEASURES}
-    out["cut"] = sum(_size(pair) < _size(all_of) for pair, all_of in zip(kept, whole, strict=True))
-    return out
+    cut = sum(_size(pair) < _size(all_of) for pair, all_of in zip(kept, whole, strict=True))
+    return {measure: [of_layer[measure] for of_layer in scores] for measure in _MEASURES} | {"cut": cut}
 
 
 def _vectors(
@@ -226,11 +217,10 @@ def _vectors(
             arrays = [state_BTD.cpu().numpy() for state_BTD in layers]
             states |= {item: [array[row] for array in arrays] for row, item in enumerate(numbers)}
         for place, number in enumerate(here):
-            sizes = [len(side.ids) for side in pairs[number]]
-            second = place + len(here) if apart else place
-            at = 1 if apart else 1 + sizes[0] + len(layout.between)
+            s, t = (len(side.ids) for side in pairs[number])
+            second, at = (place + len(here), 1) if apart else (place, 1 + s + len(layout.between))
             for layer, (ours_TD, theirs_TD) in enumerate(zip(states[place], states[second], strict=True)):
-                yield number, layer, ours_TD[1 : 1 + sizes[0]], theirs_TD[at : at + sizes[1]]
+                yield number, layer, ours_TD[1 : 1 + s], theirs_TD[at : at + t]
 
 
 def _size(pair: tuple[Subwords, Subwords]) -> int:
@@ -242,34 +232,18 @@ def score_tests(
 ) -> dict[str, Any]:
     """The scores of one model on every test and their means, and how many pairs had to be cut."""
     tests = {name: align_test(model, vocabulary, test, apart, tuple(name.split("-", 1))) for name, test in gold.items()}
-    overall = {measure: np.mean([test[measure] for test in tests.values()], axis=0).tolist() for measure in _MEASURES}
     cut = sum(test.pop("cut") for test in tests.values())
     return {
-        "overall": overall,
+        "overall": {name: np.mean([test[name] for test in tests.values()], axis=0).tolist() for name in _MEASURES},
         "tests": tests,
         "cut": cut,
         "pairs": {name: len(test) for name, test in gold.items()},
     }
 
 
-def error_rates_by_layer(model: Mapping[str, Any]) -> list[float]:
-    """The mean error rate over the tests."""
-    return list(model["overall"]["aer"])
-
-
 def alignment_tables(results: Mapping[str, Any]) -> list[ResultTable]:
-    """A table of tests for every model at its layer, and one of all layers."""
-    tables = []
-    for model in results["models"]:
-        title = f"{model['model']}, layer {model['layer']} of {model['depth']}: word alignment (%), AER: less is better"
-        table = ResultTable(title, ["test", "pairs", *_MEASURES.values()])
-        tests = {name: (str(model["pairs"][name]), scores) for name, scores in model["tests"].items()}
-        for name, (pairs, scores) in (tests | {f"mean of {len(tests)}": ("", model["overall"])}).items():
-            table.rows.append([name, pairs, *(percent(scores[measure][model["layer"]]) for measure in _MEASURES)])
-        table.notes.append(f"{OURS_ALONE}: cosines in place of dot products; {results['reading']}")
-        if model["cut"]:
-            table.notes.append(f"{model['cut']} pairs were cut: words after the model's longest item have no link")
-        tables.append(table)
-    names = ", ".join(results["models"][0]["tests"])
-    tables.append(table_by_layer(results, "mean AER (%)", error_rates_by_layer, f"mean over {names}"))
-    return tables
+    """A table of tests for every model at its layer."""
+    title = "word alignment (%), AER: less is better"
+    note = f"cosines in place of dot products; {results['reading']}"
+    cut = "pairs were cut: words after the model's longest item have no link"
+    return [table_at_layer(model, title, "test", _MEASURES, {}, note, cut) for model in results["models"]]

@@ -4,20 +4,31 @@ the same shape."""
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
-from ..config import ModelConfig, ObjectiveConfig, RunConfig
+from ..config import ModelConfig, ObjectiveConfig, RunConfig, refuse
 from ..data.vocabulary import Vocabulary
 from ..models.init import initialise
 from ..models.text_encoder import TextEncoder, Which, take_encoder
 from ..objectives import objective_of
 from ..objectives.protocol import Pretraining
-from ..trained import GENERATOR_FOLDER, MODEL_TYPE, first_of, load_encoder, load_run, read_config, read_heads
+from ..trained import (
+    GENERATOR_FOLDER,
+    MODEL_TYPE,
+    TrainedRun,
+    first_of,
+    load_encoder,
+    load_run,
+    read_config,
+    read_heads,
+)
 
 _HEAD = "masked_head."
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 class ComparedEncoder(NamedTuple):
@@ -43,6 +54,9 @@ class Predictor(NamedTuple):
     vocabulary: Vocabulary
 
 
+Compared = TypeVar("Compared", ComparedEncoder, Predictor)
+
+
 def paper_layer(depth: int) -> int:
     """The paper's layer 9 of 12, for another depth: three quarters of it, halves rounded up. Layer 0 is the
     embeddings."""
@@ -60,18 +74,18 @@ def load_encoders(
     which_name = f" ({which})" if which == "generator" else ""
     for folder, name in _named(folders):
         encoder, vocabulary = load_encoder(folder, which)
-        _require_finite(encoder, folder)
         depth = encoder.cfg.discriminator_layers
         if layer is not None and not 0 <= layer <= depth:
             raise ValueError(f"--layer {layer} does not exist in {folder}: it has layers 0 (embeddings) to {depth}")
         chosen = paper_layer(depth) if layer is None else layer
-        found.append(ComparedEncoder(name + which_name, folder, _on_device(encoder), encoder.cfg, vocabulary, chosen))
-    for start in _starts(found, which_name) if untrained else []:
-        like, objective = found[start.like], objective_of(start.objective)
+        encoder = _ready(encoder, folder)
+        found.append(ComparedEncoder(name + which_name, folder, encoder, encoder.cfg, vocabulary, chosen))
+    for like, objective_name, seed, name in _starts(found, which_name) if untrained else []:
+        objective = objective_of(ObjectiveConfig(objective_name))
         model = objective.build(like.cfg)
-        initialise(model, start.seed, like.cfg.init_std)
+        initialise(model, seed, like.cfg.init_std)
         encoder = take_encoder(model.state_dict(), like.cfg, which or first_of(objective.encoders))
-        found.append(like._replace(name=start.name, encoder=_on_device(encoder)))
+        found.append(like._replace(name=name, encoder=_ready(encoder, like.folder)))
     return found
 
 
@@ -80,88 +94,70 @@ def load_predictors(folders: list[Path], untrained: bool) -> list[Predictor]:
 
     Raises ValueError on a folder whose model predicts no tokens.
     """
-    found = [_load_predictor(folder, name) for folder, name in _named(folders)]
-    for predictor in found:
-        _require_finite(predictor.model, predictor.folder)
-    for start in _starts(found) if untrained else []:
-        like = found[start.like]
+    found: list[Predictor] = []
+    for folder, name in _named(folders):
+        run = _exported_run(folder) if read_config(folder).get("model_type") == MODEL_TYPE else load_run(folder)
+        if run.task:
+            raise ValueError(f"{folder} was fine-tuned and predicts no tokens: name the run that it started from")
+        # Tokens that masking leaves in place or replaces by others are easier or harder to predict.
+        objective = objective_of(replace(run.objective, random_fraction=0.0, keep_fraction=0.0))
+        model = objective.build(run.model)
+        run.load_into(model)
+        found.append(Predictor(name, folder, objective, _ready(model, folder), run.model, run.vocabulary))
+    for like, _, seed, name in _starts(found) if untrained else []:
         model = like.objective.build(like.cfg)
-        initialise(model, start.seed, like.cfg.init_std)
-        found.append(like._replace(name=start.name, model=_on_device(model.eval())))
+        initialise(model, seed, like.cfg.init_std)
+        found.append(like._replace(name=name, model=_ready(model, like.folder)))
     return found
 
 
-def _load_predictor(folder: Path, name: str) -> Predictor:
-    if read_config(folder).get("model_type") != MODEL_TYPE:
-        run = load_run(folder)
-        if run.task:
-            raise ValueError(f"{folder} was fine-tuned and predicts no tokens: name the run that it started from")
-        predictor = _build_predictor(name, folder, run.objective, run.model, run.vocabulary)
-        run.load_into(predictor.model)
-        return predictor
-    # Of an export with two encoders the generator has the masked language modelling head.
+def _exported_run(folder: Path) -> TrainedRun:
+    """An export's encoder with the masked language modelling head, which the generator has where there are two."""
     which: Which | None = "generator" if (folder / GENERATOR_FOLDER).is_dir() else None
     encoder, vocabulary = load_encoder(folder, which)
     heads = {key: value for key, value in read_heads(folder, which).items() if key.startswith(_HEAD)}
     if not heads:
         raise ValueError(f"{folder} has no {_HEAD}*, so it predicts no tokens: export the whole pre-trained run")
-    predictor = _build_predictor(name, folder, ObjectiveConfig("mlm"), encoder.cfg, vocabulary)
-    predictor.model.load_state_dict(encoder.state_dict() | heads)
-    return predictor
-
-
-def _build_predictor(
-    name: str, folder: Path, trained_for: ObjectiveConfig, cfg: ModelConfig, vocabulary: Vocabulary
-) -> Predictor:
-    # Tokens that masking leaves in place or replaces by others are easier or harder to predict.
-    objective = objective_of(replace(trained_for, random_fraction=0.0, keep_fraction=0.0))
-    return Predictor(name, folder, objective, _on_device(objective.build(cfg).eval()), cfg, vocabulary)
+    return TrainedRun(folder, encoder.state_dict() | heads, encoder.cfg, vocabulary, "", ObjectiveConfig("mlm"))
 
 
 def _named(folders: list[Path]) -> list[tuple[Path, str]]:
     """Every folder with the name of its model: its last part, or all of it where two are alike."""
-    if not folders:
-        raise ValueError("--model is missing: name the folder of a finished run, several times to compare")
     names = [folder.resolve().name for folder in folders]
     names = [name if names.count(name) == 1 else str(folder) for folder, name in zip(folders, names, strict=True)]
-    if len(set(names)) < len(names):
-        raise ValueError("two of the models have the same name: name every --model once")
+    refuse(
+        [
+            (bool(folders), "--model is missing: name the folder of a finished run, several times to compare"),
+            (len(set(names)) == len(names), "two of the models have the same name: name every --model once"),
+        ]
+    )
     return list(zip(folders, names, strict=True))
 
 
-def _require_finite(model: nn.Module, folder: Path) -> None:
-    """Raise ValueError for weights that are not numbers, with which every nearest neighbour is the first."""
-    for name, parameter in model.named_parameters():
-        if not parameter.isfinite().all():
-            raise ValueError(
-                f"{folder}: {name} is not finite, the training diverged: name an earlier checkpoint's weights"
-            )
+def _ready(model: Model, folder: Path) -> Model:
+    """The model on its device. Raises ValueError for weights that are not numbers, with which every nearest neighbour
+    is the first."""
+    refuse(
+        (
+            bool(parameter.isfinite().all()),
+            f"{folder}: {name} is not finite, the training diverged: name an earlier checkpoint's weights",
+        )
+        for name, parameter in model.named_parameters()
+    )
+    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-class _Start(NamedTuple):
-    """The initial weights that one or several models started from; `like` is the number of the first of them."""
-
-    like: int
-    seed: int
-    objective: ObjectiveConfig
-    name: str
-
-
-def _starts(models: Sequence[ComparedEncoder | Predictor], which_name: str = "") -> list[_Start]:
-    """One for every shape, seed, objective and vocabulary among `models`."""
-    found: dict[tuple[ModelConfig, int, Any, str], int] = {}
+def _starts(models: Sequence[Compared], which_name: str = "") -> list[tuple[Compared, str, int, str]]:
+    """The initial weights of `models`, for every shape, seed, objective and vocabulary: the first model that started
+    from them, its objective's name, the seed, and a name."""
+    found: dict[tuple[ModelConfig, str, int, str], Compared] = {}
     usual = RunConfig(name="")  # of a model that is no run
-    for number, model in enumerate(models):
+    for model in models:
         config = read_config(model.folder).get("config", {})
         seed = int(config.get("seed", usual.seed))
         objective = config.get("objective", {}).get("name", usual.objective.name)
-        found.setdefault((model.cfg, seed, objective, model.vocabulary.sha256), number)
-    starts = []
-    for (_, seed, objective, _), number in found.items():
-        like = "" if len(found) == 1 else f", as {models[number].name}"
-        starts.append(_Start(number, seed, ObjectiveConfig(objective), f"untrained{which_name}, seed {seed}{like}"))
-    return starts
-
-
-def _on_device(model: Any) -> Any:
-    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+        found.setdefault((model.cfg, objective, seed, model.vocabulary.sha256), model)
+    return [
+        (like, objective, seed, f"untrained{which_name}, seed {seed}" + f", as {like.name}" * (len(found) > 1))
+        for (_, objective, seed, _), like in found.items()
+    ]

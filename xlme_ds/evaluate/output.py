@@ -2,8 +2,9 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +13,12 @@ import tyro
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.console import Console
-from rich.table import Table as RichTable
+from rich.table import Column, Table
 
 from ..data.schema import replacing, write_json
 from ..models.text_encoder import Which
 
 Curve = tuple[str, Sequence[float], bool]  # name, fractions by layer, whether the vectors were centred
-
-OURS_ALONE = "* not the paper's"  # the note of columns that the papers do not have
 
 
 @dataclass
@@ -33,15 +32,15 @@ class ResultTable:
 
     def show(self, console: Console) -> None:
         """Print the table."""
-        table = RichTable(title=self.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-        for number, column in enumerate(self.columns):
-            table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+        columns = [
+            Column(name, justify="right" if number else "left", overflow="fold")
+            for number, name in enumerate(self.columns)
+        ]
+        table = Table(*columns, title=self.title, title_justify="left", title_style="bold", box=None, pad_edge=False)
         for row in self.rows:
             table.add_row(*row)
         console.print(table)
-        for note in self.notes:
-            console.print(note, style="dim", soft_wrap=True)
-        console.print()
+        console.print("\n".join([*self.notes, ""]), style="dim", soft_wrap=True)
 
     def markdown(self) -> str:
         """The table as Markdown."""
@@ -71,8 +70,19 @@ class CommonOptions:
         tables: Sequence[ResultTable],
         curves: Sequence[Curve] = (),
         label: str = "",
+        note: str = "",
     ) -> None:
-        """Print the results, and write them into `out`: the JSON, which `report xtreme` reads, last."""
+        """Print the results, and write them into `out`: the JSON, which `report xtreme` reads, last.
+
+        `curves`, of what `label` says, are one more table, of the vectors that are not centred, with a `note`, and the
+        plot.
+        """
+        if curves:
+            columns = {name: [percent(value) for value in values] for name, values, centred in curves if not centred}
+            layers = enumerate(zip_longest(*columns.values(), fillvalue=""))
+            rows = [[str(layer), *cells] for layer, cells in layers]
+            by_layer = ResultTable(f"By layer: {label}", ["layer (0 = embeddings)", *columns], rows, [note])
+            tables = [*tables, by_layer]
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
             if curves:
@@ -80,12 +90,11 @@ class CommonOptions:
             write_text(self.out / f"{results['test']}.md", "\n".join(table.markdown() for table in tables))
             write_json(self.out / f"{results['test']}.json", results)
         if self.as_json:
-            json.dump(results, sys.stdout, indent=1, ensure_ascii=False)
-            print()
-            return
-        console = Console(width=None if sys.stdout.isatty() else 120)
-        for table in tables:
-            table.show(console)
+            print(json.dumps(results, indent=1, ensure_ascii=False))
+        else:
+            console = Console(width=None if sys.stdout.isatty() else 120)
+            for table in tables:
+                table.show(console)
 
 
 @dataclass(frozen=True)
@@ -110,20 +119,37 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.1f}"
 
 
-def table_by_layer(
-    results: Mapping[str, Any], title: str, values: Callable[[Mapping[str, Any]], Sequence[float]], note: str
+def table_at_layer(
+    model: Mapping[str, Any],
+    title: str,
+    of: str,
+    measures: Mapping[str, str],
+    means: Mapping[str, Any],
+    note: str,
+    cut: str,
 ) -> ResultTable:
-    """A row for each layer, a column for each model; `values` gives the fractions of a model."""
-    columns = {model["model"]: [percent(value) for value in values(model)] for model in results["models"]}
-    table = ResultTable(f"By layer: {title}", ["layer (0 = embeddings)", *columns], notes=[note])
-    for layer in range(max(map(len, columns.values()))):
-        table.rows.append([str(layer), *(column[layer] if layer < len(column) else "" for column in columns.values())])
-    return table
+    """A model's scores at its layer: a row for each `of` (language or test), their mean, and the further `means`.
+
+    `measures`: what of the scores is shown, with its column's title; `note`: of those that are not the papers';
+    `cut`: what is said of the number that was cut, if there are some.
+    """
+    each, layer = model[f"{of}s"], model["layer"]
+    rows = each | {f"mean of {len(each)}": model["overall"]} | means
+    return ResultTable(
+        f"{model['model']}, layer {layer} of {model['depth']}: {title}",
+        [of, "pairs", *measures.values()],
+        [
+            [name, str(model["pairs"].get(name, "")), *(percent(scores[measure][layer]) for measure in measures)]
+            for name, scores in rows.items()
+        ],
+        [f"* not the paper's: {note}", *([f"{model['cut']} {cut}"] if model["cut"] else [])],
+    )
 
 
 def _plot(curves: Sequence[Curve], label: str, stem: Path) -> None:
     """Write `stem`.png and `stem`.svg: one colour for each name; curves of centred vectors are thin and dashed."""
     colours: dict[str, str] = {}
+    said = ", centred (not the paper's)"
     with matplotlib.rc_context({"svg.hashsalt": "xlme_ds", "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(6.4, 4.4), layout="constrained")
         axes = figure.add_subplot()
@@ -132,8 +158,7 @@ def _plot(curves: Sequence[Curve], label: str, stem: Path) -> None:
             style: dict[str, Any] = (
                 {"linestyle": "--", "linewidth": 0.9} if centred else {"marker": "o", "markersize": 4}
             )
-            text = f"{name}, centred (not the paper's)" if centred else name
-            axes.plot([100 * value for value in values], color=colour, label=text, **style)
+            axes.plot([100 * value for value in values], color=colour, label=name + said * centred, **style)
         axes.set_xlabel("layer (0 = embeddings)")
         axes.set_ylabel(label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -9,12 +9,12 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from ..config import ObjectiveConfig
+from ..config import ObjectiveConfig, refuse
 from ..data.collate import collate
 from ..data.rows import TASKS, UNK, Rows
 from ..data.shards import RowStore, joined, unigram_costs
@@ -22,33 +22,15 @@ from ..data.vocabulary import Vocabulary
 from .compared_models import Predictor
 from .output import ResultTable
 
-MONO = TASKS.index("mono")
-
-# Share of the tokens that is masked: the same for every model, whatever it was trained with, but for those that predict
-# every token.
-FRACTION = ObjectiveConfig().mask_fraction
-
 Costs = dict[str, tuple[float, int]]  # by language: mean −log p (nats) of the predicted tokens, and their number
-
-
-class TextFacts(NamedTuple):
-    """Facts about the rows of a language, whatever the model.
-
-    `tokens_per_character`: ordinary tokens over the characters of their pieces, a space counting as one.
-    """
-
-    rows: int
-    tokens_per_character: float
 
 
 def open_text(folder: Path, languages: Sequence[str] = ()) -> RowStore:
     """The monolingual rows of a mixed data folder; `languages`: see `RowStore`. Raises ValueError where there are
     none."""
-    if not (folder / TASKS[MONO]).is_dir():
-        raise ValueError(
-            f"{folder} has no {TASKS[MONO]}/: name a data folder that `data_prep mix` wrote, with monolingual rows"
-        )
-    return RowStore(folder / TASKS[MONO], languages)
+    if not (folder / "mono").is_dir():
+        raise ValueError(f"{folder} has no mono/: name a data folder that `data_prep mix` wrote, with monolingual rows")
+    return RowStore(folder / "mono", languages)
 
 
 def rows_by_language(
@@ -72,21 +54,29 @@ def rows_by_language(
         yield language, joined(list(rows.values())), np.array(list(rows))
 
 
-def text_facts(store: RowStore, vocabulary: Vocabulary, limit: int | None = None) -> dict[str, TextFacts]:
-    """The facts of every language. Raises ValueError for one without a token to predict, which a mean would leave
-    out."""
+def text_facts(
+    store: RowStore, vocabulary: Vocabulary, limit: int | None = None
+) -> tuple[dict[str, int], dict[str, float]]:
+    """By language, whatever the model: its rows, and ordinary tokens over the characters of their pieces, a space
+    counting as one.
+
+    Raises ValueError for a language without a token to predict, which a mean would leave out.
+    """
     characters = np.array([len(vocabulary.piece(token)) for token in range(vocabulary.size)])
     sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(3, np.int64))
     for language, rows, _ in rows_by_language(store, limit):
         tokens = rows.tokens[rows.tokens > UNK]
         sums[language] += len(rows.tokens), len(tokens), characters[tokens].sum()
     if bare := sorted(code for code, (_, tokens, _) in sums.items() if not tokens):
-        where = " in the first rows" if limit else ""
         raise ValueError(
-            f"{store.folder} has no token of {', '.join(bare)} that the vocabulary knows{where}: "
+            f"{store.folder} has no token of {', '.join(bare)} that the vocabulary knows"
+            f"{' in the first rows' if limit else ''}: "
             "mix without it, or with a vocabulary that has its script"
         )
-    return {code: TextFacts(int(rows), tokens / letters) for code, (rows, tokens, letters) in sorted(sums.items())}
+    return (
+        {code: int(rows) for code, (rows, _, _) in sorted(sums.items())},
+        {code: tokens / letters for code, (_, tokens, letters) in sums.items()},
+    )
 
 
 def unigram_costs_by_language(train: RowStore, store: RowStore, limit: int | None = None) -> Costs:
@@ -108,21 +98,26 @@ def unigram_costs_by_language(train: RowStore, store: RowStore, limit: int | Non
 
 def require_readable(predictor: Predictor, store: RowStore) -> None:
     """Raise ValueError for rows of another vocabulary, and for rows that are too long for the model."""
-    if store.manifest.vocabulary_sha256 != predictor.vocabulary.sha256:
-        raise ValueError(
-            f"{store.folder} was encoded with another vocabulary than that of {predictor.folder}: "
-            "encode held-out text with the model's"
-        )
-    if store.row_tokens > predictor.cfg.max_positions:
-        raise ValueError(
-            f"{store.folder} has rows of {store.row_tokens} tokens, and the model in {predictor.folder} reads at most "
-            f"{predictor.cfg.max_positions}: mix with a smaller --row-tokens"
-        )
-    if store.manifest.layout != predictor.cfg.layout:
-        raise ValueError(
-            f"{store.folder} was mixed with --layout {store.manifest.layout}, and the model in {predictor.folder} was "
-            f"trained on {predictor.cfg.layout}: mix the held-out text with --layout {predictor.cfg.layout}"
-        )
+    text, model = store.manifest, predictor.cfg
+    refuse(
+        [
+            (
+                text.vocabulary_sha256 == predictor.vocabulary.sha256,
+                f"{store.folder} was encoded with another vocabulary than that of {predictor.folder}: "
+                "encode held-out text with the model's",
+            ),
+            (
+                store.row_tokens <= model.max_positions,
+                f"{store.folder} has rows of {store.row_tokens} tokens, and the model in {predictor.folder} reads at "
+                f"most {model.max_positions}: mix with a smaller --row-tokens",
+            ),
+            (
+                text.layout == model.layout,
+                f"{store.folder} was mixed with --layout {text.layout}, and the model in {predictor.folder} was "
+                f"trained on {model.layout}: mix the held-out text with --layout {model.layout}",
+            ),
+        ]
+    )
 
 
 @torch.no_grad()
@@ -131,10 +126,12 @@ def mean_costs(predictor: Predictor, store: RowStore, seed: int, passes: int = 1
     all models."""
     totals: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
     device = next(predictor.model.parameters()).device
-    fraction = 1.0 if predictor.objective.mask_fraction == 1.0 else FRACTION
+    # The share that is masked is the same for every model, whatever it was trained with, but for those that predict
+    # every token.
+    fraction = 1.0 if predictor.objective.mask_fraction == 1.0 else ObjectiveConfig().mask_fraction
     for language, rows, records in rows_by_language(store, limit):
         for number in range(passes):  # a further pass has row numbers of its own, as in training
-            batch = collate([(MONO, rows, records + number * store.rows)], seed, fraction).to(device)
+            batch = collate([(TASKS.index("mono"), rows, records + number * store.rows)], seed, fraction).to(device)
             sums = predictor.objective.sums(predictor.model(batch), batch)
             totals[language] += float(sums[0]), float(predictor.objective.counts(batch)[0])
     return _means(totals)
@@ -147,37 +144,41 @@ def _means(totals: Mapping[str, np.ndarray]) -> Costs:
     }
 
 
-def perplexities(costs: Costs, known: Mapping[str, TextFacts]) -> dict[str, Any]:
+def perplexities(costs: Costs, tokens_per_character: Mapping[str, float]) -> dict[str, Any]:
     """The results of a model: by language and over all, every language counting the same."""
     languages = {
         language: {
             "nll": nll,
             "perplexity": math.exp(nll),
-            "bits_per_character": nll * known[language].tokens_per_character / math.log(2),
+            "bits_per_character": nll * tokens_per_character[language] / math.log(2),
             "predicted": count,
         }
         for language, (nll, count) in costs.items()
     }
     nll = float(np.mean([values["nll"] for values in languages.values()]))
-    bits = float(np.mean([values["bits_per_character"] for values in languages.values()]))
-    return {"overall": {"nll": nll, "perplexity": math.exp(nll), "bits_per_character": bits}, "languages": languages}
+    overall = {
+        "nll": nll,
+        "perplexity": math.exp(nll),
+        "bits_per_character": float(np.mean([values["bits_per_character"] for values in languages.values()])),
+    }
+    return {"overall": overall, "languages": languages}
 
 
 def perplexity_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     """Perplexity and bits per character: a row for each language, a column for each model."""
-    models, tables = results["models"], []
+    models, counts, tables = results["models"], results["rows"], []
+    columns = ["language", "rows", *(f"{model['model']} ({model['term']})" for model in models)]
     for title, value, form in (
         ("Perplexity of a token", "perplexity", ",.1f"),
         ("Bits per character", "bits_per_character", ".3f"),
     ):
-        table = ResultTable(title, ["language", "rows", *(f"{model['model']} ({model['term']})" for model in models)])
-        for language, count in results["rows"].items():
-            cells = [format(model["languages"][language][value], form) for model in models]
-            table.rows.append([language, str(count), *cells])
-        overall = [format(model["overall"][value], form) for model in models]
-        counts = results["rows"].values()
-        table.rows.append([f"mean of {len(counts)}", str(sum(counts)), *overall])
-        tables.append(table)
+        rows = [
+            [language, str(count), *(format(model["languages"][language][value], form) for model in models)]
+            for language, count in counts.items()
+        ]
+        means = (format(model["overall"][value], form) for model in models)
+        rows.append([f"mean of {len(counts)}", str(sum(counts.values())), *means])
+        tables.append(ResultTable(title, columns, rows))
     tables[0].notes.append(
         "of masked tokens (mlm) a pseudo-perplexity, not to be compared with a causal model's; the mean is geometric"
     )

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..config import refuse
 from ..data.schema import EOS, LAYOUTS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import TextEncoder
-from .output import OURS_ALONE, ResultTable, percent, table_by_layer
+from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, require_same_length, split_lines
 from .vectors import sentence_vectors, unit_length
 
@@ -42,7 +43,8 @@ SETS = {
     "36": tuple(XTREME.values()),
 }
 _TATOEBA_FILE = re.compile(r"tatoeba\.(?P<code>[a-z]{3})-eng\.(eng|(?P=code))")
-_ZIP = ".txt.zip"
+# The two files of a corpus with English, X.en-de.en and X.en-de.de, or its archive; X. may be absent.
+_PAIR_FILE = re.compile(rf"(.*\.)?({PIVOT}-(?P<after>[^.]+)|(?P<before>[^.]+)-{PIVOT})(\.txt\.zip|\.(?P<side>[^.]+))")
 
 
 def read_tatoeba(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
@@ -50,16 +52,16 @@ def read_tatoeba(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
 
     Raises ValueError, naming file and line, on damaged files, and on a folder that has none.
     """
-    found = {}
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    for code in sorted({match["code"] for name in names if (match := _TATOEBA_FILE.fullmatch(name))}):
-        stem = f"tatoeba.{code}-eng"
-        found[XTREME.get(code, code)] = read_sentence_pairs(folder / f"{stem}.eng", folder / f"{stem}.{code}")
-    if not found:
+    matches = [_TATOEBA_FILE.fullmatch(path.name) for path in folder.glob("tatoeba.*")]
+    codes = {match["code"] for match in matches if match}
+    if not codes:
         raise ValueError(
             f"{folder} holds no file named tatoeba.xxx-eng.xxx: name the folder of LASER's Tatoeba v1 files"
         )
-    return dict(sorted(found.items()))
+    return {
+        language: read_sentence_pairs(folder / f"tatoeba.{code}-eng.eng", folder / f"tatoeba.{code}-eng.{code}")
+        for language, code in sorted((XTREME.get(code, code), code) for code in codes)
+    }
 
 
 class TranslationPair(NamedTuple):
@@ -89,14 +91,12 @@ def heldout_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationP
         yield from _text_pairs(folder, vocabulary)
 
 
-def packed_pairs(store: RowStore, limit: int | None = None) -> Iterator[TranslationPair]:
-    """The pairs of the first `limit` rows of a store of the task para (all rows by default)."""
+def packed_pairs(store: RowStore) -> Iterator[TranslationPair]:
+    """The pairs of a store of the task para."""
     codes, between = store.languages, len(LAYOUTS[store.manifest.layout].between)
-    end = min(store.rows, limit or store.rows)
-    for start in range(0, end, 256):
-        rows = store.read(np.arange(start, min(start + 256, end)))
-        languages = iter(rows.languages)
-        lengths = iter(rows.lengths)
+    for start in range(0, store.rows, 256):
+        rows = store.read(np.arange(start, min(start + 256, store.rows)))
+        languages, lengths = iter(rows.languages), iter(rows.lengths)
         for tokens, items in zip(rows.tokens, rows.items, strict=True):
             at = 0
             for _ in range(items):
@@ -111,19 +111,16 @@ def packed_pairs(store: RowStore, limit: int | None = None) -> Iterator[Translat
 def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPair]:
     found = False
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        zipped = path.name.endswith(_ZIP)
-        stem, _, code = path.name.removesuffix(_ZIP).rpartition(".")
-        language = _other_language(code if zipped else stem.rpartition(".")[2])
-        if not language or not (zipped or code in (PIVOT, language)):
+        match = _PAIR_FILE.fullmatch(path.name)
+        language = (match["after"] or match["before"]) if match else ""
+        if not match or match["side"] not in (None, PIVOT, language):
             continue
-        if zipped:
+        if match["side"] is None:
             sides = _zipped_sides(path, language)
         else:
-            paths = [path.with_name(f"{stem}.{side}") for side in (PIVOT, language)]
-            for side in paths:
-                if not side.exists():
-                    raise ValueError(f"{path} has no other side: put {side.name} next to it")
-            if code != PIVOT:
+            paths = [path.with_suffix(f".{code}") for code in (PIVOT, language)]
+            refuse((side.exists(), f"{path} has no other side: put {side.name} next to it") for side in paths)
+            if match["side"] != PIVOT:
                 continue  # read with its English side
             sides = [(str(side), side.read_bytes()) for side in paths]
         found = True
@@ -139,28 +136,25 @@ def _text_pairs(folder: Path, vocabulary: Vocabulary) -> Iterator[TranslationPai
         )
 
 
-def _other_language(pair: str) -> str:
-    """`de` of `en-de` and of `de-en`; nothing of a pair without the pivot."""
-    if pair.startswith(f"{PIVOT}-"):
-        return pair.removeprefix(f"{PIVOT}-")
-    return pair.removesuffix(f"-{PIVOT}") if pair.endswith(f"-{PIVOT}") else ""
-
-
 def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
+    sides = []
     try:
         with zipfile.ZipFile(path) as archive:
-            sides = []
             for code in (PIVOT, language):
                 names = [name for name in archive.namelist() if name.rpartition(".")[2] == code]
-                if len(names) != 1:
-                    many = f"holds {', '.join(names)}: put each corpus into an archive of its own"
-                    raise ValueError(
-                        f"{path} {many if names else f'holds no file that ends in .{code}: fetch it again'}"
-                    )
+                refuse(
+                    [
+                        (len(names) > 0, f"{path} holds no file that ends in .{code}: fetch it again"),
+                        (
+                            len(names) < 2,
+                            f"{path} holds {', '.join(names)}: put each corpus into an archive of its own",
+                        ),
+                    ]
+                )
                 sides.append((f"{path}:{names[0]}", archive.read(names[0])))
-            return sides
     except zipfile.BadZipFile as error:
         raise ValueError(f"{path} is a damaged zip file ({error}): fetch it again") from None
+    return sides
 
 
 def group_by_language(pairs: Iterable[TranslationPair], smallest: int = SMALLEST) -> dict[str, Group]:
@@ -176,7 +170,7 @@ def group_by_language(pairs: Iterable[TranslationPair], smallest: int = SMALLEST
             continue
         forward = languages[0] == PIVOT
         ours, theirs = (first, second) if forward else (second, first)
-        language = languages[1] if forward else languages[0]
+        language = languages[forward]
         if ours.tobytes() not in groups[language] and theirs.tobytes() not in seen[language]:
             groups[language][ours.tobytes()] = (ours, theirs)
             seen[language].add(theirs.tobytes())
@@ -208,27 +202,24 @@ def accuracies(ours: np.ndarray, theirs: np.ndarray, block: int = 1024) -> tuple
 
 def retrieve(model: TextEncoder, groups: Groups, centred: bool = False) -> dict[str, Any]:
     """Accuracies by layer, by language and averaged over the languages; `centred` adds those of centred vectors."""
-    languages = {}
+    languages: dict[str, dict[str, list[float]]] = {}
     for language, (ours, theirs) in groups.items():
-        codes = [PIVOT] * len(ours) + [language] * len(theirs)
-        vectors = sentence_vectors(model, [*ours, *theirs], languages=codes)
-        plain = [(layer[: len(ours)], layer[len(ours) :]) for layer in vectors]
-        variants = {"": plain}
+        vectors = sentence_vectors(model, [*ours, *theirs], languages=[PIVOT] * len(ours) + [language] * len(theirs))
+        variants = {"": [(layer[: len(ours)], layer[len(ours) :]) for layer in vectors]}
         if centred:
-            variants[CENTRED] = [(a - a.mean(0), b - b.mean(0)) for a, b in plain]
-        scores: dict[str, list[float]] = {}
+            variants[CENTRED] = [(a - a.mean(0), b - b.mean(0)) for a, b in variants[""]]
+        languages[language] = {}
         for suffix, sides in variants.items():
-            found = [accuracies(a, b) for a, b in sides]
-            for place, way in enumerate(WAYS):
-                scores[way + suffix] = [accuracy[place] for accuracy in found]
-        languages[language] = scores
+            by_way = zip(*(accuracies(a, b) for a, b in sides), strict=True)
+            languages[language] |= {way + suffix: list(found) for way, found in zip(WAYS, by_way, strict=True)}
     return {"overall": mean_over(languages, list(languages)), "languages": languages}
 
 
 def mean_over(languages: Mapping[str, Mapping[str, Sequence[float]]], chosen: Sequence[str]) -> dict[str, list[float]]:
     """The scores of the `chosen` languages averaged, every language counting the same: by way, by layer."""
-    ways = next(iter(languages.values()))
-    return {way: np.mean([languages[language][way] for language in chosen], axis=0).tolist() for way in ways}
+    return {
+        way: np.mean([languages[language][way] for language in chosen], axis=0).tolist() for way in languages[chosen[0]]
+    }
 
 
 def retrieval_scores(model: TextEncoder, groups: Groups) -> dict[str, Any]:
@@ -236,46 +227,38 @@ def retrieval_scores(model: TextEncoder, groups: Groups) -> dict[str, Any]:
     scores = retrieve(model, groups, centred=True)
     longest = model.cfg.max_positions - 2
     cut = sum(len(sentence) > longest for group in groups.values() for side in group for sentence in side)
-    sets = {}
-    for name, codes in SETS.items():
-        found = [code for code in codes if code in groups]
-        if found:
-            sets[name] = mean_over(scores["languages"], found) | {"found": len(found), "of": len(codes)}
+    there = {name: [code for code in codes if code in groups] for name, codes in SETS.items()}
+    sets = {
+        name: mean_over(scores["languages"], found) | {"found": len(found), "of": len(SETS[name])}
+        for name, found in there.items()
+        if found
+    }
     return scores | {"sets": sets, "cut": cut, "pairs": {language: len(ours) for language, (ours, _) in groups.items()}}
 
 
 def both_ways(model: Mapping[str, Any], centred: bool = False) -> list[float]:
     """By layer, the mean of both directions over the papers' 36 languages if they are all there, else over all there
     are."""
-    scores = _complete_sets(model).get("36", model["overall"])
+    scores = complete_sets(model).get("36", model["overall"])
     return [(a + b) / 2 for a, b in zip(*(scores[way + CENTRED * centred] for way in WAYS), strict=True)]
 
 
-def _complete_sets(model: Mapping[str, Any]) -> dict[str, Any]:
+def complete_sets(model: Mapping[str, Any]) -> dict[str, Any]:
     """The papers' sets of languages that are all there."""
     return {name: scores for name, scores in model["sets"].items() if scores["found"] == scores["of"]}
 
 
 def retrieval_tables(results: Mapping[str, Any]) -> list[ResultTable]:
-    """A table of languages for every model at its layer, and one of all layers."""
+    """A table of languages for every model at its layer."""
     tables = []
     ways = WAYS | {way + CENTRED: f"{title} centred*" for way, title in WAYS.items()}
+    note = "the mean vector of each side of a language taken off"
+    cut = "sentences were cut: they are longer than the model's longest item"
     for model in results["models"]:
-        title = f"{model['model']}, layer {model['layer']} of {model['depth']}: accuracy@1 (%)"
-        table = ResultTable(title, ["language", "pairs", *ways.values()])
-        rows = [(code, str(model["pairs"][code]), scores) for code, scores in model["languages"].items()]
-        rows.append((f"mean of {len(rows)}", "", model["overall"]))
-        rows += [(f"mean of the papers' {name}", "", scores) for name, scores in _complete_sets(model).items()]
-        for name, pairs, scores in rows:
-            table.rows.append([name, pairs, *(percent(scores[way][model["layer"]]) for way in ways)])
-        table.notes.append(f"{OURS_ALONE}: the mean vector of each side of a language taken off")
+        means = {f"mean of the papers' {name}": scores for name, scores in complete_sets(model).items()}
+        table = table_at_layer(model, "accuracy@1 (%)", "language", ways, means, note, cut)
         if few := model.get("too_few"):
             counts = ", ".join(f"{code} ({count})" for code, count in few.items())
             table.notes.append(f"left out, with fewer than {SMALLEST} pairs without repetitions: {counts}")
-        if model["cut"]:
-            table.notes.append(f"{model['cut']} sentences were cut: they are longer than the model's longest item")
         tables.append(table)
-    first = results["models"][0]
-    over = "the papers' 36 languages" if "36" in _complete_sets(first) else f"{len(first['languages'])} languages"
-    tables.append(table_by_layer(results, "mean of both directions (%)", both_ways, f"mean over {over}"))
     return tables

@@ -1,7 +1,6 @@
 """Results in the folder of a finished run: its model in one file, the retrieval test before and after training, and
 sentences as the model sees them."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,87 +28,68 @@ def showcase(run: Path, config: RunConfig, state: dict[str, torch.Tensor], data:
     model.load_state_dict(state)
     vocabulary = Vocabulary(data / "vocab")
     write_model(run / MODEL_FOLDER, state, vocabulary.path)
-    write_json(run / "languages.json", _languages(data))
-    shown = heldout if heldout is not None else data
-    drawn = config.seed, config.objective.mask_fraction, config.model.language_embeddings
-    write_json(run / "samples.json", sample_rows(objective, model, shown, vocabulary, *drawn))
-    if heldout is not None and (heldout / "para").is_dir():
-        groups = group_by_language(packed_pairs(RowStore(heldout / "para")))
-        if groups:
-            untrained = objective.build(config.model)
-            initialise(untrained, config.seed, config.model.init_std)
-            which = first_of(objective.encoders)
-            sizes = {language: len(ours) for language, (ours, _) in groups.items()}
-            write_json(
-                run / "retrieval.json",
-                {
-                    "layers": list(range(config.model.discriminator_layers + 1)),
-                    "pairs": sizes,
-                    "candidates": sum(sizes.values()) / len(sizes),
-                    "before": retrieve(take_encoder(untrained.state_dict(), config.model, which), groups),
-                    "after": retrieve(take_encoder(state, config.model, which), groups),
-                },
-            )
-
-
-def _languages(data: Path) -> dict[str, Any]:
-    out = {}
+    shares = {}
     for task in TASKS:
         if (data / task).is_dir():
             counts = read_manifest(data / task).counts["by_language"]
-            out[task] = {
+            shares[task] = {
                 code: {"share": c["share_after"], "share_before": c["share_before"], "repeat": c["repeat"]}
                 for code, c in counts.items()
             }
-    return out
+    write_json(run / "languages.json", shares)
+    write_json(run / "samples.json", _sample_rows(config, objective, model.eval(), heldout or data, vocabulary))
+    if heldout is None or not (heldout / "para").is_dir():
+        return
+    groups = group_by_language(packed_pairs(RowStore(heldout / "para")))
+    if groups:
+        untrained = objective.build(config.model)
+        initialise(untrained, config.seed, config.model.init_std)
+        sizes = {language: len(ours) for language, (ours, _) in groups.items()}
+        retrieval = {
+            "layers": list(range(config.model.discriminator_layers + 1)),
+            "pairs": sizes,
+            "candidates": sum(sizes.values()) / len(sizes),
+        }
+        for when, weights in (("before", untrained.state_dict()), ("after", state)):
+            retrieval[when] = retrieve(take_encoder(weights, config.model, first_of(objective.encoders)), groups)
+        write_json(run / "retrieval.json", retrieval)
 
 
 @torch.no_grad()
-def sample_rows(
-    objective: Pretraining,
-    model: nn.Module,
-    data: Path,
-    vocabulary: Vocabulary,
-    seed: int,
-    mask_fraction: float,
-    languages: Sequence[str] = (),
-    a_task: int = 8,
-    search: int = 256,
+def _sample_rows(
+    config: RunConfig, objective: Pretraining, model: nn.Module, data: Path, vocabulary: Vocabulary
 ) -> list[dict[str, Any]]:
-    """The first row of each of up to `a_task` languages (or pairs) of every task in `data`, corrupted and judged.
+    """The first row of each of up to 8 languages (or pairs) of every task in `data`, corrupted and judged.
 
-    Only the first item of a row is shown. See docs/reference/run-folder.md for the format. `languages`: those that have
-    embeddings.
+    They are searched for in the first 256 rows. Only the first item of a row is shown. See docs/reference/run-folder.md for the
+    format.
     """
-    model.eval()
     shown = []
     for task, name in enumerate(TASKS):
         if not (data / name).is_dir():
             continue
-        store = RowStore(data / name, languages)
+        store = RowStore(data / name, config.model.language_embeddings)
         seen: set[tuple[int, ...]] = set()
-        for record in range(min(search, store.rows)):
+        for record in range(min(256, store.rows)):
             rows = store.read(np.array([record]))
             key = tuple(sorted(rows.languages[: 1 + task].tolist()))
-            if key in seen:
+            if key in seen or len(seen) == 8:
                 continue
             seen.add(key)
-            batch = collate([(task, rows, np.array([record]))], seed, mask_fraction)
+            batch = collate([(task, rows, np.array([record]))], config.seed, config.objective.mask_fraction)
             found, judged = objective.shown(model(batch), batch)
             filled, masked = found[0].tolist(), set(batch.masked_M.tolist())
             scores = [None] * len(filled) if judged is None else judged[0].tolist()
             tokens = [
                 {
                     "piece": vocabulary.piece(filled[i]),
-                    "original": vocabulary.piece(int(original)),
+                    "original": vocabulary.piece(original),
                     "masked": i in masked,
-                    "replaced": filled[i] != int(original),
+                    "replaced": filled[i] != original,
                     "score": scores[i],
                 }
-                for i, original in enumerate(rows.tokens[0][: int(rows.lengths[0])])
+                for i, original in enumerate(rows.tokens[0, : rows.lengths[0]].tolist())
             ]
-            codes = [store.languages[i] for i in rows.languages[: 1 + task]]
-            shown.append({"language": "–".join(codes), "task": name, "tokens": tokens})
-            if len(seen) == a_task:
-                break
+            language = "–".join(store.languages[i] for i in rows.languages[: 1 + task])
+            shown.append({"language": language, "task": name, "tokens": tokens})
     return shown

@@ -1,7 +1,10 @@
 """Lines of UTF-8 text files, and the faults in them that end a test with a sentence."""
 
+import codecs
 from collections.abc import Sequence
 from pathlib import Path
+
+from ..config import refuse
 
 
 def split_lines(data: bytes, name: object) -> list[str]:
@@ -9,14 +12,13 @@ def split_lines(data: bytes, name: object) -> list[str]:
     another encoding."""
     if not data:
         raise ValueError(f"{name} is empty: fetch it again")
-    lines = []
-    data = data.removeprefix(b"\xef\xbb\xbf")  # the mark that some editors write first, no part of the text
-    for number, line in enumerate(data.removesuffix(b"\n").split(b"\n"), start=1):
-        try:
-            lines.append(line.removesuffix(b"\r").decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{name} line {number} is not UTF-8 ({error.reason}): convert or fetch the file") from None
-    return lines
+    data = data.removeprefix(codecs.BOM_UTF8)  # some editors write it first, it is no part of the text
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{name} line {number} is not UTF-8 ({error.reason}): convert or fetch the file") from None
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
 def read_sentence_pairs(our_path: Path, their_path: Path) -> tuple[list[str], list[str]]:
@@ -24,15 +26,15 @@ def read_sentence_pairs(our_path: Path, their_path: Path) -> tuple[list[str], li
     sides = []
     for path in (our_path, their_path):
         try:
-            data = path.read_bytes()
+            sides.append(split_lines(path.read_bytes(), path))
         except OSError as error:
             raise ValueError(
                 f"{path} cannot be read ({error.strerror}): a test has a file for each of two languages"
             ) from None
-        sides.append(split_lines(data, path))
-        for number, line in enumerate(sides[-1], start=1):
-            if not line.strip():
-                raise ValueError(f"{path} line {number} is empty: every line must be a sentence, fetch the file again")
+        refuse(
+            (bool(line.strip()), f"{path} line {n} is empty: every line must be a sentence, fetch the file again")
+            for n, line in enumerate(sides[-1], start=1)
+        )
     require_same_length(sides[0], our_path, sides[1], their_path)
     return sides[0], sides[1]
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..data.schema import LAYOUTS, PAD
 from ..models.text_encoder import TextEncoder, languages_of, one_item_a_row
@@ -27,10 +28,7 @@ def hidden_states(
     order = sorted(range(len(items)), key=lambda i: len(items[i]))  # little padding inside a batch
     for start in range(0, len(order), batch):
         here = order[start : start + batch]
-        tokens_BT = torch.full((len(here), len(items[here[-1]])), PAD, dtype=torch.int64)
-        for row, i in enumerate(here):
-            tokens_BT[row, : len(items[i])] = torch.from_numpy(items[i])
-        tokens_BT = tokens_BT.to(device)
+        tokens_BT = pad_sequence([torch.from_numpy(items[i]).long() for i in here], True, PAD).to(device)
         positions_BT, inside_BT = one_item_a_row(tokens_BT)
         languages_BT = languages_of(model.cfg, [languages[i] for i in here], tokens_BT) if languages else None
         layers = model.hidden_states(tokens_BT, positions_BT, inside_BT, languages_BT)
@@ -46,9 +44,9 @@ def sentence_vectors(
     longest item. The mean is over all tokens of the item, the special ones too. `languages`: the code of every
     sentence, for models with language embeddings.
     """
-    longest = model.cfg.max_positions
-    items = [LAYOUTS[model.cfg.layout].item(sentence[: longest - 2]) for sentence in sentences]
-    out = np.zeros((model.cfg.discriminator_layers + 1, len(items), model.cfg.width), dtype=np.float32)
+    cfg = model.cfg
+    items = [LAYOUTS[cfg.layout].item(sentence[: cfg.max_positions - 2]) for sentence in sentences]
+    out = np.zeros((cfg.discriminator_layers + 1, len(items), cfg.width), dtype=np.float32)
     for here, inside_BT, layers in hidden_states(model, items, batch, [(code,) for code in languages]):
         weights = inside_BT.float() / inside_BT.sum(1, keepdim=True)
         for layer, state_BTD in enumerate(layers):

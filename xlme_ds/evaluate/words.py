@@ -7,25 +7,59 @@ without positions or norms. N words, D width.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from ..config import refuse
 from ..data.schema import UNK
-from ..data.vocabulary import Vocabulary
-from ..models.text_encoder import TextEncoder
-from .output import ResultTable, percent
+from ..trained import TrainedEncoder
+from .output import ResultTable
 from .text_lines import require_same_length, split_lines
 from .vectors import unit_length
 
 WordPair = tuple[str, str]
 
 _DATA, _GOLD = ".data.txt", ".gold.txt"
-_KEYS = "keys"
 _DICTIONARY = re.compile(r"[a-z]{2,3}-[a-z]{2,3}(\.\d+-\d+)?\.txt")
+
+
+_UNKNOWN = "unknown: words with a piece that the vocabulary lacks"
+# By the kind of test: a table's title, its first column, the columns of scores with their format, and the notes.
+_TABLES = {
+    "similarity": (
+        "Word similarity: cosines against people's scores",
+        "test",
+        {
+            "pairs": ("pairs", "d"),
+            "Pearson": ("pearson", ".3f"),
+            "Spearman": ("spearman", ".3f"),
+            "harmonic mean": ("score", ".3f"),
+            "unknown": ("unknown", "d"),
+        },
+        [_UNKNOWN],
+    ),
+    "dictionaries": (
+        "Translations in the lookup table",
+        "dictionary",
+        {
+            "pairs": ("pairs", "d"),
+            "identical": ("identical", "d"),
+            "cosine": ("cosine", ".3f"),
+            "L2 distance": ("distance", ".3f"),
+            "P@1": ("precision", ".1%"),
+            "candidates": ("candidates", "d"),
+            "unknown": ("unknown", "d"),
+        },
+        [
+            "P@1: among the target words of the dictionary; identical: pairs of one spelling, whose cosine is 1",
+            _UNKNOWN,
+        ],
+    ),
+}
 
 
 class JudgedPairs(NamedTuple):
@@ -35,40 +69,23 @@ class JudgedPairs(NamedTuple):
     scores: list[float]
 
 
-class WordTests(NamedTuple):
-    """The tests of a folder, by name."""
-
-    similarity: dict[str, JudgedPairs]
-    dictionaries: dict[str, list[WordPair]]
-
-
-def read_word_tests(folder: Path) -> WordTests:
-    """All tests in and below `folder`: en-de.test.data.txt with en-de.test.gold.txt (in keys/), en-de.txt,
-    en-de.5000-6500.txt.
+def read_word_tests(folder: Path) -> tuple[dict[str, JudgedPairs], dict[str, list[WordPair]]]:
+    """All tests of similarity and all dictionaries in and below `folder`, by name: en-de.test.data.txt with
+    en-de.test.gold.txt (in keys/); en-de.txt, en-de.5000-6500.txt.
 
     Raises ValueError, naming file and line, on damaged files, and on a folder that has no test.
     """
-    similarity: dict[str, Path] = {}
-    dictionaries: dict[str, Path] = {}
-    keys: dict[str, Path] = {}
-    for path in sorted(folder.rglob("*.txt")):
-        if path.name.endswith(_GOLD):
-            keys[path.name.removesuffix(_GOLD)] = path
-            continue
-        if path.name.endswith(_DATA):
-            name, found = path.name.removesuffix(_DATA), similarity
-        elif _DICTIONARY.fullmatch(path.name):
-            name, found = path.stem, dictionaries
-        else:
-            continue
-        if found.setdefault(name, path) is not path:
-            raise ValueError(f"{path} is the second test named {name}: name a folder that holds it once")
-    tests = WordTests(
+    similarity = _by_name(folder.rglob(f"*{_DATA}"), _DATA)
+    dictionaries = _by_name((path for path in folder.rglob("*.txt") if _DICTIONARY.fullmatch(path.name)), ".txt")
+    keys = {path.name.removesuffix(_GOLD): path for path in folder.rglob(f"*{_GOLD}")}
+    tests = (
         {name: _read_judged(path) for name, path in similarity.items()},
         {name: _read_pairs(path, None) for name, path in dictionaries.items()},
     )
-    for name in sorted(keys.keys() - similarity.keys()):
-        raise ValueError(f"{keys[name]} is the key of no words: put {name}{_DATA} next to it, or take it away")
+    refuse(
+        (name in similarity, f"{path} is the key of no words: put {name}{_DATA} next to it, or take it away")
+        for name, path in sorted(keys.items())
+    )
     if not similarity and not dictionaries:
         raise ValueError(
             f"{folder} holds no word pairs: put SemEval's en-de.test.data.txt and en-de.test.gold.txt or a "
@@ -77,13 +94,23 @@ def read_word_tests(folder: Path) -> WordTests:
     return tests
 
 
+def _by_name(paths: Iterable[Path], ending: str) -> dict[str, Path]:
+    """The files by their names without `ending`. Raises ValueError for two of one name."""
+    found: dict[str, Path] = {}
+    for path in sorted(paths):
+        name = path.name.removesuffix(ending)
+        if found.setdefault(name, path) is not path:
+            raise ValueError(f"{path} is the second test named {name}: name a folder that holds it once")
+    return found
+
+
 def _read_judged(path: Path) -> JudgedPairs:
     """The pairs of `path` with the scores of its key, which is next to it or, as published, in the folder `keys` next
     to its own."""
     name = path.name.removesuffix(_DATA) + _GOLD
-    keys = [key for key in (path.with_name(name), path.parent.parent / _KEYS / name) if key.is_file()]
+    keys = [key for key in (path.with_name(name), path.parent.parent / "keys" / name) if key.is_file()]
     if not keys:
-        raise ValueError(f"{path} has no key: put {name} next to it, or into {path.parent.parent / _KEYS}")
+        raise ValueError(f"{path} has no key: put {name} next to it, or into {path.parent.parent / 'keys'}")
     lines = split_lines(keys[0].read_bytes(), keys[0])
     pairs = _read_pairs(path, "\t")
     require_same_length(pairs, path, lines, keys[0])
@@ -118,77 +145,59 @@ def _read_pairs(path: Path, separator: str | None) -> list[WordPair]:
     return pairs
 
 
-class Lookup:
-    """Words to vectors, by the embedding of `encoder` and the vocabulary that it reads."""
+def word_vectors(model: TrainedEncoder, words: Sequence[str]) -> tuple[np.ndarray, int]:
+    """The words' vectors by the model's embedding, float64 [N, D], and how many words have a piece that the vocabulary
+    lacks (they keep the vector of `<unk>`).
 
-    def __init__(self, encoder: TextEncoder, vocabulary: Vocabulary):
-        self.encoder = encoder
-        self.vocabulary = vocabulary
-
-    def vectors(self, words: Sequence[str]) -> tuple[np.ndarray, int]:
-        """float64 [N, D], and how many of the words have a piece that the vocabulary lacks (they keep the vector of
-        `<unk>`).
-
-        Raises ValueError for a word that leaves no piece at all.
-        """
-        ids, sizes = self.vocabulary.encode_lines(list(words))
-        if not sizes.all():
-            raise ValueError(
-                f"{words[int(sizes.argmin())]!r} has no piece in {self.vocabulary.path}: take its pair out of the test"
-            )
-        used, place = np.unique(ids, return_inverse=True)
-        with torch.no_grad():
-            device = next(self.encoder.parameters()).device
-            table = self.encoder.embed(torch.from_numpy(used).long().to(device)).double().cpu().numpy()
-        starts = np.cumsum(sizes) - sizes
-        unknown = np.maximum.reduceat(ids == UNK, starts).sum()
-        return np.add.reduceat(table[place], starts) / sizes[:, None], int(unknown)
-
-    def pairs(self, pairs: Sequence[WordPair]) -> tuple[np.ndarray, np.ndarray, int]:
-        """The vectors of both sides, [N, D] each, and how many words have an unknown piece."""
-        (ours, a), (theirs, b) = (self.vectors(side) for side in zip(*pairs, strict=True))
-        return ours, theirs, a + b
+    Raises ValueError for a word that leaves no piece at all.
+    """
+    ids, sizes = model.vocabulary.encode_lines(list(words))
+    if not sizes.all():
+        raise ValueError(
+            f"{words[int(sizes.argmin())]!r} has no piece in {model.vocabulary.path}: take its pair out of the test"
+        )
+    used, place = np.unique(ids, return_inverse=True)
+    with torch.no_grad():
+        tokens = torch.from_numpy(used).long().to(model.encoder.table[0].device)
+        table = model.encoder.embed(tokens).double().cpu().numpy()
+    starts = np.cumsum(sizes) - sizes
+    vectors_ND = np.add.reduceat(table[place], starts) / sizes[:, None]
+    return vectors_ND, int(np.maximum.reduceat(ids == UNK, starts).sum())
 
 
-def word_scores(lookup: Lookup, tests: WordTests) -> dict[str, dict[str, dict[str, Any]]]:
-    """The scores of every test, by name."""
-    return {
-        "similarity": {name: similarity(lookup, test) for name, test in tests.similarity.items()},
-        "dictionaries": {name: translations(lookup, test) for name, test in tests.dictionaries.items()},
-    }
+def _pair_vectors(model: TrainedEncoder, pairs: Sequence[WordPair]) -> tuple[np.ndarray, np.ndarray, int]:
+    """The vectors of both sides, [N, D] each, and how many words have an unknown piece."""
+    (ours, a), (theirs, b) = (word_vectors(model, side) for side in zip(*pairs, strict=True))
+    return ours, theirs, a + b
 
 
-def similarity(lookup: Lookup, test: JudgedPairs) -> dict[str, Any]:
+def similarity(model: TrainedEncoder, test: JudgedPairs) -> dict[str, Any]:
     """Correlation of the cosines with people's scores: Pearson, Spearman, and the task's score, their harmonic mean.
 
     The harmonic mean is 0 unless both are positive.
     """
-    ours, theirs, unknown = lookup.pairs(test.pairs)
+    ours, theirs, unknown = _pair_vectors(model, test.pairs)
     found = (unit_length(ours) * unit_length(theirs)).sum(1)
     judged = np.array(test.scores)
     pearson, spearman = correlation(found, judged), correlation(ranks(found), ranks(judged))
     score = 2 * pearson * spearman / (pearson + spearman) if min(pearson, spearman) > 0 else 0.0
-    return {
-        "pearson": pearson,
-        "spearman": spearman,
-        "score": score,
-        "pairs": len(test.pairs),
-        "unknown": unknown,
-    }
+    return {"pearson": pearson, "spearman": spearman, "score": score, "pairs": len(test.pairs), "unknown": unknown}
 
 
-def translations(lookup: Lookup, pairs: Sequence[WordPair]) -> dict[str, Any]:
+def translations(model: TrainedEncoder, pairs: Sequence[WordPair]) -> dict[str, Any]:
     """Mean cosine and mean Euclidean distance between a word and its translation, and precision@1.
 
     The latter is the share of source words whose nearest target word of the dictionary, by cosine, is one of their
     translations.
     """
-    ours, theirs, unknown = lookup.pairs(pairs)
+    ours, theirs, unknown = _pair_vectors(model, pairs)
     meant: dict[str, set[str]] = {}
     for word, translation in pairs:
         meant.setdefault(word, set()).add(translation)
     targets = sorted({translation for _, translation in pairs})
-    nearest = _nearest(lookup.vectors(list(meant))[0], lookup.vectors(targets)[0])
+    words_ND, targets_ND = (unit_length(word_vectors(model, side)[0]) for side in (list(meant), targets))
+    blocks = np.split(words_ND, range(1024, len(words_ND), 1024))  # cosines of so many words exist at a time
+    nearest = np.concatenate([(block @ targets_ND.T).argmax(1) for block in blocks])
     right = [targets[place] in found for place, found in zip(nearest, meant.values(), strict=True)]
     return {
         "cosine": float((unit_length(ours) * unit_length(theirs)).sum(1).mean()),
@@ -215,41 +224,16 @@ def ranks(values: np.ndarray) -> np.ndarray:
     return (np.cumsum(count) - (count - 1) / 2)[place]
 
 
-def _nearest(ours_ND: np.ndarray, theirs_ND: np.ndarray, block: int = 1024) -> np.ndarray:
-    """For every row of `ours` the nearest of `theirs` by cosine, the first of equal ones; `block` rows of cosines at a
-    time."""
-    a, b = unit_length(ours_ND), unit_length(theirs_ND)
-    found = [(a[start : start + block] @ b.T).argmax(1) for start in range(0, len(a), block)]
-    return np.concatenate(found)
-
-
 def word_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     """A table of the similarity tests and one of the dictionaries, where there are some: a row for each model and
     test."""
-    unknown = "unknown: words with a piece that the vocabulary lacks"
-    judged = ResultTable(
-        "Word similarity: cosines against people's scores",
-        ["test", "model", "pairs", "Pearson", "Spearman", "harmonic mean", "unknown"],
-        notes=[unknown],
-    )
-    translated = ResultTable(
-        "Translations in the lookup table",
-        ["dictionary", "model", "pairs", "identical", "cosine", "L2 distance", "P@1 (%)", "candidates", "unknown"],
-        notes=[
-            "P@1: among the target words of the dictionary; identical: pairs of one spelling, whose cosine is 1",
-            unknown,
-        ],
-    )
-    for name, model, found in _rows(results, "similarity"):
-        values = [f"{found[key]:.3f}" for key in ("pearson", "spearman", "score")]
-        judged.rows.append([name, model, str(found["pairs"]), *values, str(found["unknown"])])
-    for name, model, found in _rows(results, "dictionaries"):
-        values = [f"{found['cosine']:.3f}", f"{found['distance']:.3f}", percent(found["precision"])]
-        counts = [str(found[key]) for key in ("pairs", "identical", "candidates", "unknown")]
-        translated.rows.append([name, model, *counts[:2], *values, *counts[2:]])
-    return [table for table in (judged, translated) if table.rows]
-
-
-def _rows(results: Mapping[str, Any], kind: str) -> list[tuple[str, str, Mapping[str, Any]]]:
-    models = results["models"]
-    return [(name, model["model"], model[kind][name]) for name in models[0][kind] for model in models]
+    tables, models = [], results["models"]
+    for kind, (title, first, columns, notes) in _TABLES.items():
+        rows = [
+            [name, model["model"], *(format(model[kind][name][key], form) for key, form in columns.values())]
+            for name in models[0][kind]
+            for model in models
+        ]
+        if rows:
+            tables.append(ResultTable(title, [first, "model", *columns], rows, list(notes)))
+    return tables

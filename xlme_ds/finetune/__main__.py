@@ -10,55 +10,12 @@ does.
 import json
 import sys
 import warnings
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Literal
 
 import tyro
 
 from ..cli import fail, without_launcher
-from ..config import EngineConfig, TrainConfig
 from ..train.stop import StopRequest
-from .settings import Job, TuningConfig, grid
-
-_TRAIN = TrainConfig(log_every=20, eval_every=0, save_every=500, keep_last=1, keep_every=0)
-
-
-@dataclass(frozen=True)
-class FinetuneSettings:
-    """Options of the command."""
-
-    task: Literal["pos", "ner", "conll", "xquad", "mlqa", "tydiqa", "xnli", "pawsx"]
-    model: Path
-    """Folder of a finished pre-training run, or of an export."""
-    data: tuple[Path, ...]
-    """Folders with the task's files by their usual names; questions may be trained on those of another folder."""
-    out: Path
-    seeds: tuple[int, ...] = (1,)
-    grid: bool = False
-    """Every published setting of the task (XLM-E, Table 11) that --tuning does not fix."""
-    number: int | None = None
-    """Do one run of the list alone, counted from 0."""
-    list: Annotated[bool, tyro.conf.arg(name="list")] = False
-    """Print the folders of the runs and end."""
-    tuning: TuningConfig = field(default_factory=TuningConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    train: TrainConfig = field(default_factory=lambda: _TRAIN)
-
-
-def jobs(command: FinetuneSettings) -> list[Job]:
-    """All runs of the command; a single one has --out itself as its folder."""
-    chosen = grid(command.task, command.tuning) if command.grid else [command.tuning]
-    found = []
-    for tuning in chosen:
-        name = f"lr{tuning.learning_rate:g}_b{tuning.batch}_e{tuning.epochs}"
-        for seed in command.seeds:
-            parts = [name] * command.grid + [f"seed{seed}"] * (len(command.seeds) > 1)
-            folder, engine, train = command.out.joinpath(*parts), command.engine, command.train
-            found.append(
-                Job(command.task, command.model, command.data, folder, seed, tuning, engine, train, len(chosen))
-            )
-    return found
+from .settings import FinetuneSettings, Job, jobs
 
 
 def main() -> None:

@@ -15,10 +15,6 @@ PARTS_OF_SPEECH = (
 _TABLES = (r"(?P<split>train|dev|test)-(?P<language>\w+)\.tsv",)
 _SQUAD = r"(?P<split>train|dev)-v1\.1\.json"
 _TYDIQA = r"tydiqa\.goldp\.(?P<language>\w+)\.(?P<split>train)\.json"
-_TYDIQA_TEST = r"tydiqa\.goldp\.(?P<language>\w+)\.dev\.json"  # XTREME's tests are TyDiQA's dev sets
-_XQUAD = r"xquad\.(?P<language>\w+)\.json"
-_MLQA = r"(?P<split>dev|test)-context-(?P<language>\w+)-question-(?P=language)\.json"
-_CONLL = (r"(?P<language>eng|deu|esp|ned)\.(?P<split>train|testa|testb)",)
 
 
 @dataclass(frozen=True)
@@ -27,7 +23,7 @@ class DownstreamTask:
 
     `folders`: their names in XTREME's download, the task's own first; where a folder of --data has such ones, no other
     is looked into. `files`: patterns of the names of its own files. `metrics`: settings are chosen by the first.
-    `train_files`: patterns of another set's training and dev files, which are read besides: its questions.
+    `train_files`: patterns of another set's training and dev files, which are read too: its questions.
     `warmup_steps`: published instead of a tenth of the steps.
     """
 
@@ -57,13 +53,18 @@ TASKS: dict[str, DownstreamTask] = {
         "tokens", ("panx",), _TABLES, ("f1",), (5e-6, 6e-6, 7e-6, 8e-6, 9e-6), (8,), (10,), ENTITIES
     ),
     "conll": DownstreamTask(
-        "tokens", ("conll",), _CONLL, ("f1",), (5e-6, 6e-6, 7e-6, 8e-6, 9e-6), (8,), (10,),
+        "tokens", ("conll",), (r"(?P<language>eng|deu|esp|ned)\.(?P<split>train|testa|testb)",), ("f1",),
+        (5e-6, 6e-6, 7e-6, 8e-6, 9e-6), (8,), (10,),
         (*ENTITIES, "B-MISC", "I-MISC"),
     ),
-    "xquad": replace(_QUESTIONS, folders=("xquad", "squad"), files=(_XQUAD,), epochs=(4,)),
-    "mlqa": replace(_QUESTIONS, folders=("mlqa", "squad"), files=(_MLQA,), epochs=(2, 3, 4)),
-    "tydiqa": replace(
-        _QUESTIONS, folders=("tydiqa",), files=(_TYDIQA, _TYDIQA_TEST), epochs=(10, 20, 40), train_files=()
+    "xquad": replace(_QUESTIONS, folders=("xquad", "squad"), files=(r"xquad\.(?P<language>\w+)\.json",), epochs=(4,)),
+    "mlqa": replace(
+        _QUESTIONS, folders=("mlqa", "squad"), epochs=(2, 3, 4),
+        files=(r"(?P<split>dev|test)-context-(?P<language>\w+)-question-(?P=language)\.json",),
+    ),
+    "tydiqa": replace(  # XTREME's tests are TyDiQA's dev sets
+        _QUESTIONS, folders=("tydiqa",), epochs=(10, 20, 40), train_files=(),
+        files=(_TYDIQA, r"tydiqa\.goldp\.(?P<language>\w+)\.dev\.json"),
     ),
     "xnli": DownstreamTask(
         "pair", ("xnli",), _TABLES, ("accuracy",), (5e-6, 6e-6, 7e-6, 8e-6), (32,), (10,),

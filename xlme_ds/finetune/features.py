@@ -12,14 +12,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..config import DataConfig
-from ..data.order import StepPlan, plan_step
-from ..data.schema import PAD, UNK
+from ..data.order import plan_step
+from ..data.schema import LAYOUTS, PAD, UNK, Layout
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import one_item_a_row
 from .downstream_tasks import DownstreamTask, Kind
-from .settings import Windows
+from .settings import TuningConfig
 from .task_files import NO_LABEL, Example, Question, Sentence, TextPair
 
 IGNORED = -100  # the label of a token for which none is predicted
@@ -45,83 +46,82 @@ def featurise(
     examples: Sequence[Example],
     task: DownstreamTask,
     vocabulary: Vocabulary,
-    windows: Windows,
+    tuning: TuningConfig,
+    layout: Layout = LAYOUTS["xlme"],
     language: int = 0,
     first: int = 0,
 ) -> list[Feature]:
     """The inputs of all examples (in one `language`), in order; a long sentence or context gives several.
 
-    `first`: the number of the first example.
+    `tuning` is completed; `first`: the number of the first example.
     """
     features: list[Feature] = []
     for number, example in enumerate(examples, start=first):
         if isinstance(example, Sentence):
-            features += _sentence(example, number, task.labels, vocabulary, windows)
+            features += _sentence(example, number, task.labels, vocabulary, tuning.max_tokens, layout)
         elif isinstance(example, TextPair):
-            features.append(_pair(example, number, task.labels, vocabulary, windows))
+            features.append(_pair(example, number, task.labels, vocabulary, tuning.max_tokens, layout))
         else:
-            features += _question(example, number, vocabulary, windows)
+            features += _question(example, number, vocabulary, tuning, layout)
     return [feature._replace(language=language) for feature in features]
 
 
 def _sentence(
-    sentence: Sentence, number: int, labels: Sequence[str], vocabulary: Vocabulary, windows: Windows
+    sentence: Sentence, number: int, labels: Sequence[str], vocabulary: Vocabulary, longest: int, layout: Layout
 ) -> list[Feature]:
     """Cut between words, so that every word is in one input and its first subword is predicted."""
     flat, sizes = vocabulary.encode_lines(sentence.words)
     subwords = np.split(flat, np.cumsum(sizes)[:-1])
     pieces: list[tuple[list[int], list[int], list[int]]] = [([], [IGNORED], [])]
     for ids, tag in zip(subwords, sentence.tags, strict=True):
-        word = ids[: windows.longest - 2].tolist() or [UNK]  # of white space alone nothing is left
-        if len(pieces[-1][0]) + len(word) + 2 > windows.longest:
+        word = ids[: longest - 2].tolist() or [UNK]  # of white space alone nothing is left
+        if len(pieces[-1][0]) + len(word) + 2 > longest:
             pieces.append(([], [IGNORED], []))
         tokens, tags, places = pieces[-1]
         places.append(1 + len(tokens))
         tags += [_label(labels, tag)] + [IGNORED] * (len(word) - 1)
         tokens += word
     return [
-        Feature(windows.layout.item(np.array(tokens)), np.array([*tags, IGNORED]), number, np.array(places))
+        Feature(layout.item(np.array(tokens)), np.array([*tags, IGNORED]), number, np.array(places))
         for tokens, tags, places in pieces
     ]
 
 
-def _pair(pair: TextPair, number: int, labels: Sequence[str], vocabulary: Vocabulary, windows: Windows) -> Feature:
+def _pair(
+    pair: TextPair, number: int, labels: Sequence[str], vocabulary: Vocabulary, longest: int, layout: Layout
+) -> Feature:
     """The longer side loses tokens from its end until both fit."""
     first, second = vocabulary.encode(pair.first), vocabulary.encode(pair.second)
-    room = windows.longest - windows.layout.pair_specials
-    if len(first) + len(second) > room:
-        shorter = min(len(first), len(second), room // 2)
-        first, second = (
-            side[: max(room - shorter, shorter)] if len(side) > shorter else side for side in (first, second)
-        )
-        first = first[: room - len(second)]
-    label = np.array([_label(labels, pair.label)])
-    return Feature(windows.layout.item(first, second), label, number, np.zeros(0, np.int64))
+    room = longest - layout.pair_specials
+    kept = min(len(first), max(room // 2, room - len(second)))
+    ids = layout.item(first[:kept], second[: room - kept])
+    return Feature(ids, np.array([_label(labels, pair.label)]), number, np.zeros(0, np.int64))
 
 
 def _label(labels: Sequence[str], label: str) -> int:
     return IGNORED if label == NO_LABEL else labels.index(label)
 
 
-def _question(question: Question, number: int, vocabulary: Vocabulary, windows: Windows) -> list[Feature]:
-    asked = vocabulary.encode(question.question)[: windows.question]
+def _question(
+    question: Question, number: int, vocabulary: Vocabulary, tuning: TuningConfig, layout: Layout
+) -> list[Feature]:
+    asked = vocabulary.encode(question.question)[: tuning.question_tokens]
     context, characters = vocabulary.encode_with_places(question.context)
-    room = windows.longest - len(asked) - windows.layout.pair_specials
+    before = 1 + len(asked) + len(layout.between)
+    room = tuning.max_tokens - len(asked) - layout.pair_specials
     answer = None
     if question.answers:
         text, first = question.answers[0]
         inside = np.flatnonzero((characters[:, 1] > first) & (characters[:, 0] < first + len(text)))
         answer = (int(inside[0]), int(inside[-1])) if len(inside) else None
     features = []
-    for start in range(0, max(len(context), 1), windows.stride):
-        part = slice(start, start + room)
-        ids = windows.layout.item(asked, context[part])
-        before = 1 + len(asked) + len(windows.layout.between)
+    for start in range(0, max(len(context), 1), tuning.stride):
+        ids = layout.item(asked, context[start : start + room])
         labels = np.zeros(2, np.int64)  # the first token where the answer is not wholly in this window
         if answer is not None and start <= answer[0] and answer[1] < start + room:
             labels = np.array(answer) - start + before
         places = np.full((len(ids), 2), -1, np.int64)
-        places[before:-1] = characters[part]
+        places[before:-1] = characters[start : start + room]
         features.append(Feature(ids, labels, number, places))
         if start + room >= len(context):
             break
@@ -149,18 +149,13 @@ class TaskBatch(NamedTuple):
 
 def collate_features(features: Sequence[Feature], kind: Kind, keys: Sequence[int] = ()) -> TaskBatch:
     """Features padded to the longest of them; `keys`, one each, are for training."""
-    width = max(len(feature.ids) for feature in features)
-    tokens_BT = np.full((len(features), width), PAD, np.int64)
-    labels = np.full((len(features), width), IGNORED, np.int64)
-    for row, feature in enumerate(features):
-        tokens_BT[row, : len(feature.ids)] = feature.ids
-        labels[row, : len(feature.labels)] = feature.labels
-    labels = {"pair": labels[:, 0], "span": labels[:, :2]}.get(kind, labels)
-    tokens = torch.from_numpy(tokens_BT)
-    keys_B = torch.tensor(keys or [0] * len(features))
-    positions_BT, inside_BT = one_item_a_row(tokens)
+    tokens_BT = pad_sequence([torch.from_numpy(feature.ids).long() for feature in features], True, PAD)
+    labels = pad_sequence([torch.from_numpy(feature.labels) for feature in features], True, IGNORED)
+    positions_BT, inside_BT = one_item_a_row(tokens_BT)
     languages_BT = torch.tensor([feature.language for feature in features])[:, None] * inside_BT
-    return TaskBatch(tokens, positions_BT, inside_BT, languages_BT, torch.from_numpy(labels), keys_B)
+    keys_B = torch.tensor(keys or [0] * len(features))
+    labels = labels[:, 0] if kind == "pair" else labels
+    return TaskBatch(tokens_BT, positions_BT, inside_BT, languages_BT, labels, keys_B)
 
 
 class TaskLoader:
@@ -173,7 +168,7 @@ class TaskLoader:
     def __init__(self, features: Sequence[Feature], kind: Kind, data: DataConfig, seed: int, rank: int, world: int):
         self.features = features
         self.kind = kind
-        self.plan: StepPlan = plan_step(data, world)
+        self.plan = plan_step(data, world)
         self.rank = rank
         self.row_tokens = round(fmean(len(feature.ids) for feature in features))
         self.seed = seed
@@ -197,14 +192,15 @@ class TaskLoader:
             self._orders = {epoch: shuffle.permutation(len(self.features))}
         return self.features[self._orders[epoch][place]]
 
-    def batch(self, step: int, micro_batch: int) -> TaskBatch:
-        """Micro-batch `micro_batch` (of `plan.accumulation`) of this rank in step `step`."""
-        numbers = self.plan.numbers(step, self.rank, micro_batch, 0).tolist()
-        return collate_features([self._feature(n) for n in numbers], self.kind, [_key(self.seed, n) for n in numbers])
-
     def step(self, step: int) -> list[TaskBatch]:
         """All micro-batches of this rank in step `step`."""
-        return [self.batch(step, micro) for micro in range(self.plan.accumulation)]
+        batches = []
+        for micro_batch in range(self.plan.accumulation):
+            numbers = self.plan.numbers(step, self.rank, micro_batch, 0).tolist()
+            hashes = [hashlib.sha256(f"{self.seed}:{number}".encode()).digest() for number in numbers]
+            keys = [int.from_bytes(digest[:7], "little") for digest in hashes]
+            batches.append(collate_features([self._feature(number) for number in numbers], self.kind, keys))
+        return batches
 
     def rows_of(self, step: int, micro_batch: int | None = None) -> str:
         """The examples of that micro-batch of this rank, or of the whole step, in words."""
@@ -217,7 +213,3 @@ class TaskLoader:
     def probe(self) -> TaskBatch:
         """The first feature: the same on all ranks, whatever their number."""
         return collate_features(self.features[:1], self.kind)
-
-
-def _key(seed: int, number: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}:{number}".encode()).digest()[:7], "little")

@@ -2,47 +2,39 @@
 language."""
 
 import hashlib
+import importlib.util
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, replace
-from pathlib import Path
+from functools import partial
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..config import Training, refuse
-from ..data.schema import read_json, write_json
-from ..data.vocabulary import Vocabulary
-from ..engine.build import Fill, assemble, resolve_precision
-from ..engine.ranks import SharedError, broadcast, gather, on_all_ranks
+from ..data.schema import LAYOUTS, read_json, write_json
+from ..engine.build import assemble, resolve_precision
+from ..engine.ranks import broadcast, gather, on_all_ranks
 from ..models.init import Whole, initialise
 from ..models.pipeline import encoder_forward
-from ..models.text_encoder import TextEncoder, language_index
+from ..models.text_encoder import language_index
 from ..train.run import RunFacts, train
 from ..train.run_folder import RunFolder
 from ..train.stop import StopRequest, Watchdog
-from ..trained import (
-    CONFIG_FILE,
-    MODEL_FOLDER,
-    WEIGHTS_FILE,
-    TrainedEncoder,
-    load_encoder,
-    mismatch,
-    read_weights,
-    write_model,
-)
+from ..trained import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, TrainedEncoder, load_encoder, load_run, write_model
 from ..validate import processes_fit, validate
 from .downstream_tasks import TASKS, DownstreamTask
 from .features import Feature, TaskLoader, featurise
 from .objective import TaskModel, TaskObjective
-from .predictions import check_scorer, predict, predictions_file, score, write_predictions
+from .predictions import predict, predictions_file, score, write_predictions
 from .settings import FinetuneConfig, Job, TuningConfig, settings
-from .task_files import Example, TaskSets, choose, dev_examples, find, labelled, read, training_examples
+from .task_files import TaskSets, choose, find, labelled, read, training_examples
 
 PIVOT = "en"
+Scores = dict[tuple[str, str], dict[str, float] | None]  # by purpose (test or dev) and language; None without labels
 
 
 class Prepared(NamedTuple):
@@ -58,88 +50,90 @@ class Prepared(NamedTuple):
 
 def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, Any] | None:
     """Do the whole job; collective over the ranks, which have joined. Returns its scores on rank 0 (see
-    docs/reference/data-formats.md), None elsewhere and after a request to stop. Nothing is done twice. Raises SharedError."""
+    docs/reference/data-formats.md), None elsewhere and after a request to stop. Nothing is done twice. Raises
+    SharedError."""
+    task, weights = TASKS[job.command.task], job.out / MODEL_FOLDER / WEIGHTS_FILE
     doing = "reading the examples and building the model"
-    with closing(Watchdog(job.train.watchdog_minutes, rank, doing)) as watchdog:
-        return _finetune(job, rank, world, stop, watchdog)
-
-
-def _finetune(job: Job, rank: int, world: int, stop: StopRequest, watchdog: Watchdog) -> dict[str, Any] | None:
-    task, folder = TASKS[job.task], RunFolder(job.out, root=rank == 0)
-    try:
+    with (
+        closing(Watchdog(job.command.train.watchdog_minutes, rank, doing)) as watchdog,
+        closing(RunFolder(job.out, root=rank == 0)) as folder,
+    ):
         prepared = on_all_ranks(lambda: _prepare(job, folder, rank, world))
-    except SharedError:
-        folder.close()
-        raise
-    saved, sets, config, loader, _ = prepared
-    bare = {language for part in gather(prepared.bare) for language in part}
-    if broadcast(job.done.exists()):
-        found = on_all_ranks(lambda: _finished(job, sets) if rank == 0 else None)
-        folder.close()
-        return found
-    if rank == 0:
-        _announce(job, task, sets, bare)
-    if any(gather(stop.received is not None)):
-        return None
-    weights = job.out / MODEL_FOLDER / WEIGHTS_FILE
-    objective = TaskObjective(task.kind, len(task.labels), config.tuning.dropout)
-    if not broadcast(weights.exists()):
-        engine = assemble(config, objective, _start(saved.encoder.state_dict(), config), loader, None)
-        if not train(engine, config, folder, loader, None, _work(config, loader, saved.vocabulary), stop, watchdog):
+        saved, sets, config, loader, _ = prepared
+        bare = {language for part in gather(prepared.bare) for language in part}
+        if broadcast(job.done.exists()):
+            return on_all_ranks(lambda: _finished(job, sets) if rank == 0 else None)
+        if rank == 0:
+            _announce(job, task, sets, bare)
+        if any(gather(stop.received is not None)):
             return None
-        state = engine.full_state()
-        on_all_ranks(lambda: write_model(weights.parent, state, saved.vocabulary.path) if rank == 0 else None)
-    watchdog.close()  # scoring takes as long as it takes
-    # No predictions of other tests may stay from before: the folder is ready to submit.
-    on_all_ranks(lambda: shutil.rmtree(job.predictions) if rank == 0 and job.predictions.exists() else None)
-    model = objective.build(config.model)
-    on_all_ranks(lambda: _load_weights(model, weights))
-    mine = on_all_ranks(lambda: _scores(model, prepared, job, (rank, world), stop))
-    scores = {asked: one for part in gather(mine) for asked, one in part.items()}
-    if rank != 0 or len(scores) < len(sets.test) + len(sets.dev):  # a request to stop came on the way
-        return None
-    result = _summary(job, config.tuning, sets, scores)
-    write_json(job.done, result)
-    folder.finish(config.train.steps)
-    folder.close()
-    return result
+        objective = TaskObjective(task.kind, len(task.labels), config.tuning.dropout)
+        if not broadcast(weights.exists()):
+            engine = assemble(config, objective, partial(_fill, saved.encoder, config), loader, None)
+            tokens = loader.row_tokens
+            forward = tokens * encoder_forward(config.model, config.model.discriminator_layers, tokens)
+            parameters = {"encoder": sum(p.numel() for p in saved.encoder.parameters())}
+            facts = RunFacts(3 * config.tuning.batch * forward, parameters, saved.vocabulary.sha256)
+            if not train(engine, config, folder, loader, None, facts, stop, watchdog):
+                return None
+            state = engine.full_state()
+            on_all_ranks(lambda: write_model(weights.parent, state, saved.vocabulary.path) if rank == 0 else None)
+        watchdog.close()  # scoring takes as long as it takes
+        # No predictions of other tests may stay from before: the folder is ready to submit.
+        old = job.out / "predictions"
+        on_all_ranks(lambda: shutil.rmtree(old) if rank == 0 and old.exists() else None)
+        model = objective.build(config.model)
+        on_all_ranks(lambda: load_run(job.out).load_into(model))
+        mine = on_all_ranks(lambda: _scores(model, prepared, job, (rank, world), stop))
+        scores = {asked: one for part in gather(mine) for asked, one in part.items()}
+        if rank != 0 or len(scores) < len(sets.test) + len(sets.dev):  # a request to stop came on the way
+            return None
+        result = _summary(job, config.tuning, sets, scores)
+        write_json(job.done, result)
+        folder.finish(config.train.steps)
+        return result
 
 
 def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
     """Read everything and check it, also the files that are read after training. Raises ValueError."""
-    task = TASKS[job.task]
-    engine = replace(job.engine, precision=resolve_precision(job.engine))
-    if job.train.audit:
-        raise ValueError("train.audit is for pre-training, whose rows have numbers: leave it off")
-    check_scorer(job.task)
-    validate(Training(job.task, engine=engine))
-    refuse(processes_fit(engine, world))
-    saved, sources = load_encoder(job.model), find(task, list(job.data))
-    sets = choose(sources, job.task, job.tuning, job.settings > 1)
-    tuning = replace(job.tuning, held_out=sets.held_out).completed(task, saved.encoder.cfg)
+    command, task = job.command, TASKS[job.command.task]
+    engine = replace(command.engine, precision=resolve_precision(command.engine))
+    refuse(
+        [
+            *processes_fit(engine, world),
+            (not command.train.audit, "train.audit is for pre-training, whose rows have numbers: leave it off"),
+            (
+                task.kind != "tokens" or importlib.util.find_spec("seqeval") is not None,
+                "tags are scored by seqeval, which is missing: pip install --use-pep517 seqeval",
+            ),
+        ]
+    )
+    validate(Training(command.task, engine=engine))
+    saved, sources = load_encoder(command.model), find(task, list(command.data))
+    cfg = saved.encoder.cfg
+    sets = choose(sources, command.task, job.tuning, job.settings > 1)
+    tuning = replace(job.tuning, held_out=sets.held_out).completed(task, cfg)
     features: list[Feature] = []
     count = 0
     for source in sets.train:
-        examples = training_examples(source, task, tuning)
-        features += _features(examples, task, tuning, saved, source.language, count)
+        examples, language = training_examples(source, task, tuning), language_index(cfg, source.language)
+        features += featurise(examples, task, saved.vocabulary, tuning, LAYOUTS[cfg.layout], language, count)
         count += len(examples)
-    base = _sha256(saved.encoder)
-    config = settings(job.task, tuning, saved.encoder.cfg, engine, job.train, job.seed, len(features), base)
+    config = settings(command.task, tuning, cfg, engine, command.train, job.seed, len(features), _sha256(saved.encoder))
     folder.claim(config)
-    done = [path.name for path in (job.out / MODEL_FOLDER, job.done) if path.exists()]
-    if done and not (job.out / CONFIG_FILE).exists():
-        raise ValueError(
-            f"{job.out} has {' and '.join(done)} but no {CONFIG_FILE}, which says how it was trained: "
-            "restore it, or choose another --out"
-        )
     loader = TaskLoader(features, task.kind, config.data, job.seed, rank, world)
     if (job.out / CONFIG_FILE).exists():
         started = read_json(job.out / CONFIG_FILE, dict).get("data", {}).get("fingerprints")
         if started not in (None, loader.fingerprints):
             raise ValueError(f"{job.out} was started on other training examples: use the same --data, or another --out")
+    elif done := [path.name for path in (job.out / MODEL_FOLDER, job.done) if path.exists()]:
+        raise ValueError(
+            f"{job.out} has {' and '.join(done)} but no {CONFIG_FILE}, which says how it was trained: "
+            "restore it, or choose another --out"
+        )
     bare = []
     for source in [*sets.test, *sets.dev][rank::world]:
-        language_index(saved.encoder.cfg, source.language)
+        language_index(cfg, source.language)
         examples = read(source, task)
         if source in sets.test and not labelled(examples):
             bare.append(source.language)
@@ -164,48 +158,23 @@ def _finished(job: Job, sets: TaskSets) -> dict[str, Any]:
 
 
 def _announce(job: Job, task: DownstreamTask, sets: TaskSets, bare: set[str]) -> None:
-    notes = []
-    names = [source.path.name for source in sets.test if source.language in bare]
-    if names:
-        where = predictions_file(job.predictions, task, "test", "xx").parent
-        notes.append(
-            f"no labels in {', '.join(names)} ({len(names)} of {len(sets.test)} test sets): no scores of these, their "
-            f"predictions go to {where} in the form that XTREME evaluates"
+    if names := [source.path.name for source in sets.test if source.language in bare]:
+        print(
+            f"{job.out}: no labels in {', '.join(names)} ({len(names)} of {len(sets.test)} test sets): no scores of "
+            f"these, their predictions go to {(job.out / predictions_file(task, 'test', 'xx')).parent} in the form "
+            "that XTREME evaluates",
+            flush=True,
         )
     if sets.unused:
-        notes.append(f"no test set of {', '.join(sets.unused)}, only a dev set: neither scored nor predicted")
+        print(
+            f"{job.out}: no test set of {', '.join(sets.unused)}, only a dev set: neither scored nor predicted",
+            flush=True,
+        )
     if sets.held_out:
-        notes.append("every tenth training example is held out, as the dev set that settings are chosen on")
-    for note in notes:
-        print(f"{job.out}: {note}", flush=True)
-
-
-def _load_weights(model: nn.Module, weights: Path) -> None:
-    try:
-        model.load_state_dict(read_weights(weights))
-    except RuntimeError as error:
-        raise mismatch(weights, weights.parent.parent, error) from None
-
-
-def _work(config: FinetuneConfig, loader: TaskLoader, vocabulary: Vocabulary) -> RunFacts:
-    tokens = loader.row_tokens
-    forward = tokens * encoder_forward(config.model, config.model.discriminator_layers, tokens)
-    with torch.device("meta"):
-        encoder = TextEncoder(config.model)
-    parameters = {"encoder": sum(p.numel() for p in encoder.parameters())}
-    return RunFacts(3 * config.tuning.batch * forward, parameters, vocabulary.sha256)
-
-
-def _features(
-    examples: Sequence[Example],
-    task: DownstreamTask,
-    tuning: TuningConfig,
-    saved: TrainedEncoder,
-    language: str,
-    first: int = 0,
-) -> list[Feature]:
-    cfg = saved.encoder.cfg
-    return featurise(examples, task, saved.vocabulary, tuning.windows(cfg), language_index(cfg, language), first)
+        print(
+            f"{job.out}: every tenth training example is held out, as the dev set that settings are chosen on",
+            flush=True,
+        )
 
 
 def _sha256(encoder: nn.Module) -> str:
@@ -216,64 +185,53 @@ def _sha256(encoder: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _start(encoder: Mapping[str, Tensor], config: FinetuneConfig) -> Fill:
-    """The saved weights of the encoder, and those of the head drawn from the seed."""
-
-    def fill(model: nn.Module, whole: Whole | None) -> None:
-        assert isinstance(model, TaskModel)
-        initialise(model.head, config.seed, config.model.init_std, whole)
-        for name, parameter in model.encoder.named_parameters():
-            with nullcontext() if whole is None else whole(parameter), torch.no_grad():
-                if parameter.numel():  # not the other ranks of a partitioned parameter
-                    parameter.copy_(encoder[name])
-
-    return fill
+def _fill(saved: nn.Module, config: FinetuneConfig, model: nn.Module, whole: Whole | None) -> None:
+    """Give the encoder the saved weights, and the head those that are drawn from the seed."""
+    assert isinstance(model, TaskModel)
+    initialise(model.head, config.seed, config.model.init_std, whole)
+    initialise(model.encoder, config.seed, config.model.init_std, whole, known=saved.state_dict().get)
 
 
-def _scores(
-    model: TaskModel,
-    prepared: Prepared,
-    job: Job,
-    place: tuple[int, int],
-    stop: StopRequest,
-) -> dict[tuple[str, str], dict[str, float] | None]:
-    """Scores of the share of rank `place[0]` of `place[1]`, by purpose and language, up to a request to stop; None
-    without labels.
+def _scores(model: TaskModel, prepared: Prepared, job: Job, place: tuple[int, int], stop: StopRequest) -> Scores:
+    """Scores of the share of rank `place[0]` of `place[1]`, up to a request to stop.
 
     Writes the predictions of tests into the run folder.
     """
-    task, (rank, world) = TASKS[job.task], place
+    task, (rank, world) = TASKS[job.command.task], place
     saved, sets, tuning = prepared.saved, prepared.sets, prepared.config.tuning
+    cfg = saved.encoder.cfg
     files = [("test", source) for source in sets.test] + [("dev", source) for source in sets.dev]
-    scores: dict[tuple[str, str], dict[str, float] | None] = {}
+    scores: Scores = {}
     for purpose, source in files[rank::world]:
         if stop.received is not None:
             break
-        examples = read(source, task) if purpose == "test" else dev_examples(source, task, tuning)
-        features = _features(examples, task, tuning, saved, source.language)
+        held_out = source.split == "train"
+        examples = training_examples(source, task, tuning, held_out) if held_out else read(source, task)
+        features = featurise(
+            examples, task, saved.vocabulary, tuning, LAYOUTS[cfg.layout], language_index(cfg, source.language)
+        )
         predictions = predict(model, examples, features, task)
         if purpose == "test":
-            path = predictions_file(job.predictions, task, source.split, source.language)
+            path = job.out / predictions_file(task, source.split, source.language)
             write_predictions(path, examples, predictions)
-        scores[purpose, source.language] = None
-        if labelled(examples):
-            scores[purpose, source.language] = score(job.task, task, examples, predictions, source.language)
+        scores[purpose, source.language] = (
+            score(job.command.task, task, examples, predictions, source.language) if labelled(examples) else None
+        )
     return scores
 
 
-def _summary(
-    job: Job, tuning: TuningConfig, sets: TaskSets, scores: Mapping[tuple[str, str], dict[str, float] | None]
-) -> dict[str, Any]:
-    """The content of `scores.json`, see docs/reference/data-formats.md."""
-    task, split = TASKS[job.task], sets.test[0].split
+def _summary(job: Job, tuning: TuningConfig, sets: TaskSets, scores: Scores) -> dict[str, Any]:
+    """The content of `scores.json`, see docs/finetuning.md."""
+    task, split = TASKS[job.command.task], sets.test[0].split
     languages = {code: one for (purpose, code), one in sorted(scores.items()) if purpose == "test" and one is not None}
-    bare = sorted(code for (_, code), one in scores.items() if one is None)
     dev = {code: one for (purpose, code), one in sorted(scores.items()) if purpose == "dev" and one is not None}
     result: dict[str, Any] = {
-        "task": job.task, "model": str(job.model), "seed": job.seed, "split": split,
+        "task": job.command.task, "model": str(job.command.model), "seed": job.seed, "split": split,
         "train_languages": [source.language for source in sets.train], "metric": list(task.metrics),
         "tuning": asdict(tuning), "settings": job.settings, "languages": languages, "files": sets.fingerprints(),
-        "unlabelled": {code: str(predictions_file(Path("predictions"), task, split, code)) for code in bare},
+        "unlabelled": {
+            code: str(predictions_file(task, split, code)) for (_, code), one in sorted(scores.items()) if one is None
+        },
         "dev": {"languages": dev, "mean": _mean(task, dev), "held_out": sets.held_out} if dev else None,
     }  # fmt: skip
     if languages:

@@ -4,6 +4,7 @@ questions of the global batch.
 B rows, T tokens, D width.
 """
 
+from collections import OrderedDict
 from dataclasses import replace
 
 import torch
@@ -16,33 +17,20 @@ from ..models.text_encoder import TextEncoder
 from .downstream_tasks import Kind
 from .features import IGNORED, TaskBatch
 
-OUTSIDE = -1e4  # logit of a position where no answer can be
-
-
-class TaskHead(nn.Module):
-    """Tokens and spans: one linear layer on every token. Pairs: dense, tanh and linear on `<s>`."""
-
-    def __init__(self, cfg: ModelConfig, kind: Kind, labels: int):
-        super().__init__()
-        self.dense = nn.Linear(cfg.width, cfg.width) if kind == "pair" else None
-        self.output = nn.Linear(cfg.width, labels)
-
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        """Logits: [B, T, labels], or [B, labels] of pairs."""
-        if self.dense is None:
-            return self.output(hidden_BTD)
-        return self.output(torch.tanh(self.dense(hidden_BTD[:, 0])))
-
 
 class TaskModel(nn.Module):
-    """The encoder goes on being trained, with this dropout in place of pre-training's; attention weights are not
-    dropped."""
+    """An encoder, and a head: for tokens and spans one linear layer on every token, for pairs dense, tanh and linear on
+    `<s>`.
+
+    The encoder goes on being trained, with this dropout in place of pre-training's; attention weights are not dropped.
+    """
 
     def __init__(self, cfg: ModelConfig, kind: Kind, labels: int, dropout: float = 0.0):
         super().__init__()
         self.kind = kind
         self.encoder = TextEncoder(replace(cfg, dropout=dropout, attention_dropout=0.0))
-        self.head = TaskHead(cfg, kind, labels)
+        before = {"dense": nn.Linear(cfg.width, cfg.width), "tanh": nn.Tanh()} if kind == "pair" else {}
+        self.head = nn.Sequential(OrderedDict(**before, output=nn.Linear(cfg.width, labels)))
         self.dropout = dropout
 
     def forward(self, batch: TaskBatch) -> Tensor:
@@ -52,8 +40,9 @@ class TaskModel(nn.Module):
         )
         if self.training:
             hidden_BTD = drop(hidden_BTD, self.dropout, derive(batch.keys_B, APART))
-        logits = self.head(hidden_BTD).float()
-        return logits.masked_fill((batch.segments_BT == 0)[..., None], OUTSIDE) if self.kind == "span" else logits
+        logits = self.head(hidden_BTD[:, 0] if self.kind == "pair" else hidden_BTD).float()
+        # No answer can be in the padding.
+        return logits.masked_fill((batch.segments_BT == 0)[..., None], -1e4) if self.kind == "span" else logits
 
 
 class TaskObjective:

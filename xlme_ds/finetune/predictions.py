@@ -6,7 +6,6 @@ articles and ASCII punctuation. MLQA's (Lewis et al., 2020) drops Unicode's punc
 articles, and cuts Chinese into characters.
 """
 
-import importlib.util
 import re
 import string
 import unicodedata
@@ -36,12 +35,6 @@ _ARTICLES = {
     "de": r"\b(ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b",
     "ar": r"\sال^|ال",
 }
-
-
-def check_scorer(name: str) -> None:
-    """Raise ValueError when the package that scores the task is not installed; before training, not after."""
-    if name in ("pos", "ner", "conll") and importlib.util.find_spec("seqeval") is None:
-        raise ValueError("tags are scored by seqeval, which is missing: pip install --use-pep517 seqeval")
 
 
 @torch.no_grad()
@@ -129,33 +122,31 @@ def score(
 ) -> dict[str, float]:
     """Per cent by metric. Entities are whole and typed (CoNLL, by seqeval); of parts of speech runs of equal tags are,
     as in XTREME."""
+    pairs = zip(examples, predictions, strict=True)
     if task.kind == "span":
         words = mlqa_words if name == "mlqa" else squad_words
-        pairs = [
+        scores = [
             compare(str(given), [text for text, _ in question.answers], language, words)
-            for question, given in zip(examples, predictions, strict=True)
+            for question, given in pairs
             if isinstance(question, Question)
         ]
-        f1, em = np.mean(pairs, axis=0) * 100
+        f1, em = np.mean(scores, axis=0) * 100
         return {"f1": float(f1), "em": float(em)}
     if task.kind == "pair":
-        right = [
-            pair.label == given for pair, given in zip(examples, predictions, strict=True) if isinstance(pair, TextPair)
-        ]
+        right = [pair.label == given for pair, given in pairs if isinstance(pair, TextPair)]
         return {"accuracy": 100 * float(np.mean(right))}
-    tags = [sentence.tags for sentence in examples if isinstance(sentence, Sentence)]
     from seqeval.metrics import accuracy_score, f1_score
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # seqeval warns that parts of speech have no B- and I-
-        found = {"f1": 100 * float(f1_score(tags, predictions))}
-    return found | ({"accuracy": 100 * float(accuracy_score(tags, predictions))} if "accuracy" in task.metrics else {})
+    tags = [sentence.tags for sentence in examples if isinstance(sentence, Sentence)]
+    measures = {"f1": f1_score, "accuracy": accuracy_score}
+    with warnings.catch_warnings(action="ignore", category=UserWarning):  # seqeval: parts of speech have no B- and I-
+        return {metric: 100 * float(measures[metric](tags, predictions)) for metric in task.metrics}
 
 
-def predictions_file(folder: Path, task: DownstreamTask, split: str, language: str) -> Path:
-    """Where the predictions of a file go, in the form that XTREME's evaluation takes: `xnli/test-de.tsv`,
-    `mlqa/test-de.json`."""
-    return folder / task.folders[0] / f"{split}-{language}.{'json' if task.kind == 'span' else 'tsv'}"
+def predictions_file(task: DownstreamTask, split: str, language: str) -> Path:
+    """Where in a run's folder the predictions of a file go, below `predictions/` in the form that XTREME's evaluation
+    takes: `xnli/test-de.tsv`, `mlqa/test-de.json`."""
+    return Path("predictions", task.folders[0], f"{split}-{language}.{'json' if task.kind == 'span' else 'tsv'}")
 
 
 def write_predictions(path: Path, examples: Sequence[Example], predictions: Predictions) -> None:

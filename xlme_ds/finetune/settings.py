@@ -1,24 +1,19 @@
-"""The settings of a fine-tuning run, and those of a published grid."""
+"""The settings of fine-tuning: of the command, of each of its runs, and of a published grid."""
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from math import ceil
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Annotated, Literal, Self
 
-from ..config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, TrainConfig, Training
-from ..data.schema import LAYOUTS, Layout
+import tyro
+
+from ..config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, TrainConfig, Training, refuse
 from ..validate import validate
 from .downstream_tasks import TASKS, DownstreamTask
 
-
-class Windows(NamedTuple):
-    """Lengths in tokens: of a whole input, from one window over a context to the next, of a question (cut to it)."""
-
-    longest: int
-    stride: int
-    question: int
-    layout: Layout = LAYOUTS["xlme"]
+_TRAIN = TrainConfig(log_every=20, eval_every=0, save_every=500, keep_last=1, keep_every=0)
+_POSITIVE = ("learning_rate", "batch", "epochs", "clip", "stride", "micro_batch")
 
 
 @dataclass(frozen=True)
@@ -65,22 +60,24 @@ class TuningConfig:
             question_tokens=min(self.question_tokens, longest // 4),
             stride=min(self.stride, longest // 2),
         )
-        for setting in fields(done):
-            value = getattr(done, setting.name)
-            if isinstance(value, int | float) and (value < 0 or (value == 0 and setting.name in _POSITIVE)):
-                raise ValueError(f"tuning.{setting.name} is {value}: it must be {'positive' if value else 'above 0'}")
-        if not 0 <= done.dropout < 1:
-            raise ValueError(f"tuning.dropout is {done.dropout}: it must be at least 0 and below 1")
-        if longest < 16:
-            raise ValueError(f"tuning.max_tokens {longest} leaves no room for text: raise it to at least 16")
+        numbers = {name: value for name, value in asdict(done).items() if isinstance(value, int | float)}
+        refuse(
+            (
+                value > 0 or (value == 0 and name not in _POSITIVE),
+                f"tuning.{name} is {value}: it must be {'positive' if value else 'above 0'}",
+            )
+            for name, value in numbers.items()
+        )
+        refuse(
+            [
+                (
+                    0 <= done.dropout < 1,
+                    f"tuning.dropout is {done.dropout}: it must be at least 0 and below 1",
+                ),
+                (longest >= 16, f"tuning.max_tokens {longest} leaves no room for text: raise it to at least 16"),
+            ]
+        )
         return done
-
-    def windows(self, model: ModelConfig) -> Windows:
-        """The lengths to which texts are cut for `model`."""
-        return Windows(self.max_tokens, self.stride, self.question_tokens, LAYOUTS[model.layout])
-
-
-_POSITIVE = ("learning_rate", "batch", "epochs", "clip", "stride", "micro_batch")
 
 
 @dataclass(frozen=True)
@@ -93,17 +90,36 @@ class FinetuneConfig(Training):
 
 
 @dataclass(frozen=True)
-class Job:
-    """One run: a task, a model, a seed; `settings`: how many there are to choose from, of which these are one."""
+class FinetuneSettings:
+    """Options of the command."""
 
-    task: str
+    task: Literal["pos", "ner", "conll", "xquad", "mlqa", "tydiqa", "xnli", "pawsx"]
     model: Path
+    """Folder of a finished pre-training run, or of an export."""
     data: tuple[Path, ...]
+    """Folders with the task's files by their usual names; questions may be trained on those of another folder."""
+    out: Path
+    seeds: tuple[int, ...] = (1,)
+    grid: bool = False
+    """Every published setting of the task (XLM-E, Table 11) that --tuning does not fix."""
+    number: int | None = None
+    """Do one run of the list alone, counted from 0."""
+    list: Annotated[bool, tyro.conf.arg(name="list")] = False
+    """Print the folders of the runs and end."""
+    tuning: TuningConfig = field(default_factory=TuningConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    train: TrainConfig = field(default_factory=lambda: _TRAIN)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a command, in the folder `out`; `settings`: how many there are to choose from, of which these are
+    one."""
+
+    command: FinetuneSettings
     out: Path
     seed: int
     tuning: TuningConfig
-    engine: EngineConfig
-    train: TrainConfig
     settings: int = 1
 
     @property
@@ -111,10 +127,17 @@ class Job:
         """The file of the scores, the run's last act."""
         return self.out / "scores.json"
 
-    @property
-    def predictions(self) -> Path:
-        """The folder of the predictions."""
-        return self.out / "predictions"
+
+def jobs(command: FinetuneSettings) -> list[Job]:
+    """All runs of the command; a single one has --out itself as its folder."""
+    chosen = grid(command.task, command.tuning) if command.grid else [command.tuning]
+    found = []
+    for tuning in chosen:
+        name = f"lr{tuning.learning_rate:g}_b{tuning.batch}_e{tuning.epochs}"
+        for seed in command.seeds:
+            parts = [name] * command.grid + [f"seed{seed}"] * (len(command.seeds) > 1)
+            found.append(Job(command, command.out.joinpath(*parts), seed, tuning, len(chosen)))
+    return found
 
 
 def settings(
@@ -131,25 +154,30 @@ def settings(
     steps = ceil(features * tuning.epochs / tuning.batch)
     # A run of few steps has none left of XNLI's after its half.
     warmup = min(TASKS[task].warmup_steps, steps // 2) if tuning.warmup is None else int(steps * tuning.warmup)
-    optimizer = OptimizerConfig(
-        tuning.learning_rate, warmup, 0.9, 0.999, 1e-8, tuning.weight_decay, tuning.clip, tuning.layer_decay
+    return validate(
+        FinetuneConfig(
+            name=f"{model.width}x{model.discriminator_layers}-{task}",
+            seed=seed,
+            model=replace(model, compile="none"),  # every batch has a length of its own
+            data=DataConfig(tuning.batch, 0, tuning.micro_batch),
+            optimizer=OptimizerConfig(
+                tuning.learning_rate, warmup, 0.9, 0.999, 1e-8, tuning.weight_decay, tuning.clip, tuning.layer_decay
+            ),
+            engine=engine,
+            train=replace(train, steps=steps),
+            task=task,
+            tuning=tuning,
+            base=base,
+        )
     )
-    data = DataConfig(tuning.batch, 0, tuning.micro_batch)
-    model = replace(model, compile="none")  # every batch has a length of its own
-    config = FinetuneConfig(
-        f"{model.width}x{model.discriminator_layers}-{task}", seed, model, data, optimizer, engine,
-        replace(train, steps=steps), task, tuning, base,
-    )  # fmt: skip
-    return validate(config)
 
 
 def grid(task: str, tuning: TuningConfig) -> list[TuningConfig]:
     """The published settings of a task, those that `tuning` does not fix already."""
-    of = TASKS[task]
-    rates = (tuning.learning_rate,) if tuning.learning_rate else of.learning_rates
-    batches = (tuning.batch,) if tuning.batch else of.batches
-    epochs = (tuning.epochs,) if tuning.epochs else of.epochs
-    return [
-        replace(tuning, learning_rate=rate, batch=batch, epochs=number)
-        for rate, batch, number in product(rates, batches, epochs)
-    ]
+    published = TASKS[task]
+    choices = product(
+        (tuning.learning_rate,) if tuning.learning_rate else published.learning_rates,
+        (tuning.batch,) if tuning.batch else published.batches,
+        (tuning.epochs,) if tuning.epochs else published.epochs,
+    )
+    return [replace(tuning, learning_rate=rate, batch=batch, epochs=epochs) for rate, batch, epochs in choices]

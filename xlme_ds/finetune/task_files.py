@@ -8,10 +8,11 @@ XTREME's download has its tests without labels: words or two texts alone, and th
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..config import refuse
 from .downstream_tasks import DownstreamTask
 from .settings import TuningConfig
 
@@ -87,21 +88,20 @@ class TaskSets(NamedTuple):
 def find(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:
     """The task's files in and below `folders`, by name. Raises ValueError when there are none, or two for one
     purpose."""
-    patterns = [(re.compile(p), True) for p in task.files] + [(re.compile(p), False) for p in task.train_files]
+    patterns = [(pattern, True) for pattern in task.files] + [(pattern, False) for pattern in task.train_files]
     found: dict[tuple[str, str, bool], TaskFile] = {}
+    refuse((folder.is_dir(), f"{folder} is not a folder: name the folder of the task's files") for folder in folders)
     for folder in folders:
-        if not folder.is_dir():
-            raise ValueError(f"{folder} is not a folder: name the folder of the task's files")
         # The task's own folders in XTREME's download; another folder is looked through as it is.
         parts = [folder / name for name in task.folders if (folder / name).is_dir()] or [folder]
         for path in (path for part in parts for path in sorted(part.rglob("*"))):
             for pattern, own in patterns:
-                match = pattern.fullmatch(path.name)
+                match = re.fullmatch(pattern, path.name)
                 if match is None:
                     continue
-                named = match.groupdict()
-                language, split = named.get("language", "en"), named.get("split", "")
-                language, split = _CONLL_LANGUAGES.get(language, language), _SPLITS.get(split, split)
+                named = {"language": "en", "split": ""} | match.groupdict()
+                language = _CONLL_LANGUAGES.get(named["language"], named["language"])
+                split = _SPLITS.get(named["split"], named["split"])
                 source = TaskFile(path, language, split, own)
                 other = found.setdefault((language, split, own), source)
                 if other is not source:
@@ -122,32 +122,28 @@ def choose(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_seve
     has none, those of the set that is trained on. No choice goes by a file that is scored: without a dev set apart from
     the tests every tenth training example is held out. Raises ValueError.
     """
-    train = _train(sources, tuning)
-    own = [source for source in sources if source.own]
-    test = [source for source in own if source.split == "test"] or [source for source in own if source.split == "dev"]
-    if not test:
-        raise ValueError(f"no test or dev set of {name} in --data: add the folder that has one")
-    dev: dict[str, TaskFile] = {}
-    for source in sorted(sources, key=lambda source: not source.own):
-        if source.split == "dev" and source not in test and source.language in {one.language for one in train}:
-            dev.setdefault(source.language, source)
-    scored = {source.language for source in test}
-    unused = sorted({source.language for source in own if source.split == "dev"} - scored)
-    held_out = tuning.held_out or (of_several and not dev)
-    return TaskSets(train, test, train if held_out else [dev[code] for code in sorted(dev)], held_out, unused)
-
-
-def _train(sources: Sequence[TaskFile], tuning: TuningConfig) -> list[TaskFile]:
-    wanted, there = tuning.train_languages, [source for source in sources if source.split == "train"]
-    chosen = {source.language: source for source in there if wanted == ("all",) or source.language in wanted}
-    missing = [language for language in wanted if language != "all" and language not in chosen]
-    if missing or not chosen:
+    wanted, there = tuning.train_languages, {source.language: source for source in sources if source.split == "train"}
+    train = [there[code] for code in sorted(there) if wanted == ("all",) or code in wanted]
+    missing = [code for code in wanted if code != "all" and code not in there]
+    if missing or not train:
         raise ValueError(
             f"no training set of {', '.join(missing) or 'any language'} in --data, only of "
-            f"{', '.join(sorted({source.language for source in there})) or 'none'}: "
-            "add its folder, or set tuning.train_languages"
+            f"{', '.join(sorted(there)) or 'none'}: add its folder, or set tuning.train_languages"
         )
-    return [chosen[language] for language in sorted(chosen)]
+    own = [source for source in sources if source.own]
+    own_dev = [source for source in own if source.split == "dev"]
+    test = [source for source in own if source.split == "test"] or own_dev
+    if not test:
+        raise ValueError(f"no test or dev set of {name} in --data: add the folder that has one")
+    trained, tested = ({source.language for source in chosen} for chosen in (train, test))
+    dev = {
+        source.language: source
+        for source in sorted(sources, key=lambda source: source.own)  # the task's own after those that they replace
+        if source.split == "dev" and source not in test and source.language in trained
+    }
+    unused = sorted({source.language for source in own_dev} - tested)
+    held_out = tuning.held_out or (of_several and not dev)
+    return TaskSets(train, test, train if held_out else [dev[code] for code in sorted(dev)], held_out, unused)
 
 
 def read(source: TaskFile, task: DownstreamTask) -> list[Example]:
@@ -170,27 +166,26 @@ def labelled(examples: Sequence[Example]) -> bool:
     return bool(first.answers) if isinstance(first, Question) else first.label != NO_LABEL
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _lines(path: Path) -> list[tuple[int, str]]:
     content = path.read_bytes()
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         if path.suffix == ".tsv":
-            bad = content.count(b"\n", 0, error.start) + 1
-            raise ValueError(f"{path}, line {bad}: not UTF-8, convert the file") from None
+            number = content.count(b"\n", 0, error.start) + 1
+            raise ValueError(f"{path}, line {number}: not UTF-8, convert the file") from None
         text = content.decode("latin-1")  # the original files of CoNLL-2002 and 2003
-    for number, line in enumerate(text.split("\n"), 1):
-        yield number, line.rstrip("\r")
+    return [(number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), 1)]
 
 
 def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
-    path, lines = source.path, list(_lines(source.path))
+    path, lines = source.path, _lines(source.path)
     bare = source.may_lack_labels and not any(
         "\t" in line or (" " in line and line.rpartition(" ")[2] in task.labels) for _, line in lines
     )
     words: list[str] = []
     tags: list[str] = []
-    for number, line in lines:
+    for number, line in [*lines, (0, "")]:  # the last sentence ends like the others
         # Among bare words there are spaces of other kinds.
         if not (line.strip(" \t") if bare else line.strip()) or line.startswith("-DOCSTART-"):
             if words:
@@ -204,8 +199,6 @@ def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
             raise ValueError(f"{path}, line {number}: tag {columns[-1]!r} is none of {', '.join(task.labels)}")
         words.append(columns[0])
         tags.append(columns[-1])
-    if words:
-        yield Sentence(words, tags)
 
 
 def _pairs(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
@@ -223,28 +216,25 @@ def _pairs(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
         yield TextPair(*(columns if expected == 3 else [*columns, NO_LABEL]))
 
 
-def _questions(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
+def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
     path = source.path
     try:
         articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
         paragraphs = [(p["context"], p["qas"]) for article in articles for p in article["paragraphs"]]
+        entries = [(context, entry) for context, asked in paragraphs for entry in asked]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not in SQuAD's JSON format: {error!r}") from None
-    answered: bool | None = None if source.may_lack_labels else True
+    questions = [_question(path, context, entry) for context, entry in entries]
+    answered = not source.may_lack_labels or any(question.answers for question in questions[:1])
     seen: set[str] = set()
-    for context, questions in paragraphs:
-        for entry in questions:
-            question = _question(path, context, entry)
-            answered = bool(question.answers) if answered is None else answered
-            if bool(question.answers) != answered:
-                only = "has no answer" if answered else "has an answer, and those before it have none"
-                raise ValueError(f"{path}, question {question.id}: {only}: fetch the file again")
-            if question.id in seen and source.may_lack_labels:
-                raise ValueError(
-                    f"{path} has two questions {question.id}: predictions go by it, so fetch the file again"
-                )
-            seen.add(question.id)
-            yield question
+    for question in questions:
+        if bool(question.answers) != answered:
+            only = "has no answer" if answered else "has an answer, and those before it have none"
+            raise ValueError(f"{path}, question {question.id}: {only}: fetch the file again")
+        if question.id in seen and source.may_lack_labels:
+            raise ValueError(f"{path} has two questions {question.id}: predictions go by it, so fetch the file again")
+        seen.add(question.id)
+    return questions
 
 
 def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
@@ -255,27 +245,26 @@ def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         identity = entry.get("id") if isinstance(entry, dict) else entry
         raise ValueError(f"{path}, question {identity}: not in SQuAD's format: {error!r}") from None
-    for text, start in question.answers:
-        if context[start : start + len(text)] != text:
-            raise ValueError(f"{path}, question {question.id}: its context does not read {text!r} at character {start}")
+    refuse(
+        (
+            context[start : start + len(text)] == text,
+            f"{path}, question {question.id}: its context does not read {text!r} at character {start}",
+        )
+        for text, start in question.answers
+    )
     return question
 
 
-def training_examples(source: TaskFile, task: DownstreamTask, tuning: TuningConfig) -> list[Example]:
-    """The examples of a training file that a run trains on."""
+def training_examples(
+    source: TaskFile, task: DownstreamTask, tuning: TuningConfig, held_out: bool = False
+) -> list[Example]:
+    """The examples of a training file that a run trains on, or the tenth of them that it holds out.
+
+    Questions on one context stay together.
+    """
     examples = read(source, task)[: tuning.train_examples or None]
-    return _apart(examples, source)[0] if tuning.held_out else examples
-
-
-def dev_examples(source: TaskFile, task: DownstreamTask, tuning: TuningConfig) -> list[Example]:
-    """The examples of a dev file, or of a training file, that a choice among settings goes by."""
-    if source.split == "dev":
-        return read(source, task)
-    return _apart(read(source, task)[: tuning.train_examples or None], source)[1]
-
-
-def _apart(examples: list[Example], source: TaskFile) -> tuple[list[Example], list[Example]]:
-    """(nine tenths, every tenth); questions on one context stay together."""
+    if not tuning.held_out:
+        return examples
     groups: dict[object, int] = {}
     numbers = [
         groups.setdefault(example.context if isinstance(example, Question) else place, len(groups))
@@ -285,8 +274,5 @@ def _apart(examples: list[Example], source: TaskFile) -> tuple[list[Example], li
         raise ValueError(
             f"{source.path} has {len(groups)} examples, too few to hold out every tenth: add a dev set to --data"
         )
-    held = [number % TENTH == TENTH - 1 for number in numbers]
-    return (
-        [example for example, out in zip(examples, held, strict=True) if not out],
-        [example for example, out in zip(examples, held, strict=True) if out],
-    )
+    every = zip(examples, numbers, strict=True)
+    return [example for example, number in every if (number % TENTH == TENTH - 1) == held_out]
