@@ -5,16 +5,17 @@ OUT/{train,heldout}/para/en-<lang>.txt.zip  UDHR.en-<lang>.en and UDHR.en-<lang>
 OUT/SOURCE.md                               where the text comes from; written last
 """
 
+import html
 import io
 import lzma
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
-from dataclasses import dataclass, field
-from html.parser import HTMLParser
+from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.parallel import on_root
@@ -94,8 +95,8 @@ def _run(config: SampleConfig) -> None:
     for part in ("train", "heldout"):
         kept = {language: [_select(d, part) for d in editions] for language, editions in declarations.items()}
         for language, editions in kept.items():
-            others = editions[1:] if part == "train" else []
-            _write_mono(config.out / part / "mono" / f"{language}.txt.xz", [editions[0], *others])
+            written = editions if part == "train" else editions[:1]
+            _write_mono(config.out / part / "mono" / f"{language}.txt.xz", written)
             if language != "en":
                 _write_pairs(config.out / part / "para", language, kept["en"][0], editions[0])
     write_file(marker, source.encode(), config.out)
@@ -125,48 +126,16 @@ def _write_pairs(folder: Path, language: str, english: Declaration, other: Decla
     write_file(folder / f"en-{language}.txt.zip", packed.getvalue(), folder)
 
 
-@dataclass
-class _DeclarationParser(HTMLParser):
-    """Collects the paragraphs of the header and of every article; headings are left out."""
-
-    declaration: Declaration = field(default_factory=dict)
-    article: int | None = None
-    heading: bool = False
-    text: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in ("header", "article"):
-            self.article = PREAMBLE if tag == "header" else int(dict(attrs)["data-number"] or 0)
-        self.flush()
-        self.heading = tag in ("h1", "h2", "h3")
-
-    def handle_endtag(self, tag: str) -> None:
-        self.flush()
-        self.heading = False
-        if tag in ("header", "article"):
-            self.article = None
-
-    def handle_data(self, data: str) -> None:
-        if self.article is not None and not self.heading:
-            self.text.append(data)
-
-    def flush(self) -> None:
-        """Close the paragraph read so far."""
-        paragraph = " ".join("".join(self.text).split())
-        self.text.clear()
-        if paragraph and self.article is not None:
-            self.declaration.setdefault(self.article, []).append(paragraph)
-
-
-def parse_declaration(html: str) -> Declaration:
-    """The articles of one HTML file of the package."""
-    parser = _DeclarationParser()
-    parser.feed(html)
-    parser.close()
-    return parser.declaration
+def parse_declaration(page: str) -> Declaration:
+    """The articles of one HTML file of the package: any tag ends a paragraph, and headings are left out."""
+    declaration: Declaration = {}
+    without_headings = re.sub(r"<(h[123])>.*?</\1>", "", page, flags=re.DOTALL)
+    parts = re.findall(r'<(header|article)(?: data-number="(\d+)")?>(.*?)</\1>', without_headings, re.DOTALL)
+    for _, number, body in parts:
+        paragraphs = [" ".join(html.unescape(text).split()) for text in re.split("<[^>]*>", body)]
+        if any(paragraphs):
+            declaration[int(number or PREAMBLE)] = [paragraph for paragraph in paragraphs if paragraph]
+    return declaration
 
 
 def read_package(package: Path) -> dict[str, list[Declaration]]:
