@@ -2,40 +2,33 @@
 
 import base64
 import io
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
-from data_prep.parallel import on_root
+from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import shown
-from data_prep.stats_tables import (
-    EDGES,
-    TITLES,
-    Line,
-    LossTable,
-    columns,
-    length_histograms,
-    lines_of,
-    loss_tables,
-    median,
-    total,
-)
 from data_prep.store import write_file
 from xlme_ds.data.schema import TASKS, Manifest, read_manifest
 
+TITLES = {"mono": "Languages", "para": "Language pairs"}
+
+# Lower bounds of the bins of lengths in tokens, half an octave (a factor of √2) wide: 1, 2, 4, 5, 8, 11, 16, 22, 32 …
+EDGES: tuple[int, ...] = tuple(sorted({int(2 ** (k / 2)) for k in range(45)}))
+
+# Units of text -> the name in encode's counts of those that were lost, by reason.
+_LOST = {"documents": "dropped", "paragraphs": "removed", "pairs": "dropped"}
+
 _BEFORE, _AFTER = "#b8c4d6", "#1f5fa8"
 _REASONS = ("#1f5fa8", "#e08a3c", "#6aa84f", "#b8548c", "#8a7fc0", "#c9b03c", "#4fa5a5", "#999999")
-_SVG_STYLE = {
-    "svg.hashsalt": "stats",
-    "svg.fonttype": "path",
-    "font.size": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
+_STYLE = {"font.size": 8, "axes.spines.top": False, "axes.spines.right": False}
 
 
 @dataclass(frozen=True)
@@ -50,6 +43,194 @@ class StatsConfig:
     """Output folder: stats.html."""
     processes: int = 1
     """Local processes that read lengths. Not used under MPI."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One language or pair. Of the documents or pairs that were `read`, encode dropped some, mix found some pairs too
+    long for a row, and `units` are left; `used` are the rows or pairs that training reads."""
+
+    name: str
+    bytes: int
+    read: int
+    units: int
+    dropped: int
+    too_long: int
+    tokens: int
+    unknown_rate: float
+    tokens_per_character: float
+    share_before: float
+    share_after: float
+    used: int
+    repeat: float
+
+    def cells(self) -> tuple[str, ...]:
+        """The values as people read them, in the order of `columns`."""
+        return (
+            self.name,
+            size_text(self.bytes),
+            f"{self.read:,}",
+            f"{self.dropped:,}",
+            f"{self.too_long:,}",
+            f"{self.units:,}",
+            f"{self.tokens:,}",
+            f"{self.unknown_rate:.3%}",
+            f"{self.tokens_per_character:.3f}",
+            f"{self.share_before:.3%}",
+            f"{self.share_after:.3%}",
+            f"{self.used:,}",
+            f"{self.repeat:.2f}×",
+        )
+
+
+def columns(task: str) -> tuple[str, ...]:
+    """Headings of a task's table."""
+    name, units, used = ("language", "documents", "rows used") if task == "mono" else ("pair", "pairs", "pairs used")
+    counts = (f"{units} read", "dropped", "too long", units, "tokens", "unknown", "tokens/char")
+    return (name, "size", *counts, "share before α", "share after α", used, "repeat")
+
+
+def lines_of(encoded_folder: Path, data_folder: Path, task: str) -> list[Line]:
+    """One line a language or pair, largest first. Raises ValueError when the folders do not belong together."""
+    encoded, mixed = read_manifest(encoded_folder / task), read_manifest(data_folder / task)
+    if mixed.stage != "mix" or mixed.settings["encoded"] != encoded.fingerprint():
+        raise ValueError(
+            f"{data_folder / task} was not mixed from {encoded_folder / task}: name the folder it was mixed from"
+        )
+    units = "documents" if task == "mono" else "pairs"
+    lines = []
+    for name, counts in encoded.counts["by_language"].items():
+        drawn = mixed.counts["by_language"].get(name, {})  # without those of which everything was dropped
+        too_long = drawn.get("too_long", 0)
+        lines.append(
+            Line(
+                name=name,
+                bytes=counts["bytes"],
+                read=counts[f"{units}_in"],
+                units=counts[units] - too_long,
+                dropped=sum(counts["dropped"].values()),
+                too_long=too_long,
+                tokens=counts["tokens"],
+                unknown_rate=counts["unknown"] / max(counts["tokens"], 1),
+                tokens_per_character=counts["tokens"] / max(counts["characters"], 1),
+                share_before=drawn.get("share_before", 0.0),
+                share_after=drawn.get("share_after", 0.0),
+                used=drawn.get("used", 0),
+                repeat=drawn.get("repeat", 0.0),
+            )
+        )
+    return sorted(lines, key=lambda line: (-line.share_before, line.name))
+
+
+def total(lines: list[Line]) -> Line:
+    """The sum over all lines; rates are of all tokens."""
+    sums = {key: sum(getattr(line, key) for line in lines) for key in Line.__dataclass_fields__ if key != "name"}
+    tokens = max(sums["tokens"], 1)
+    characters = sum(line.tokens / line.tokens_per_character for line in lines if line.tokens)
+    available = sum(line.used / line.repeat for line in lines if line.repeat)
+    sums["unknown_rate"] = sum(line.unknown_rate * line.tokens for line in lines) / tokens
+    sums["tokens_per_character"] = sums["tokens"] / max(characters, 1)
+    sums["repeat"] = sums["used"] / available if available else 0.0
+    return Line("all", **sums)
+
+
+def size_text(number: int) -> str:
+    """Bytes with a decimal unit."""
+    if number < 1000:
+        return f"{number} B"
+    power = min((len(str(number)) - 1) // 3, 4)
+    return f"{number / 1000**power:.1f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def length_histograms(folder: Path, manifest: Manifest, processes: int) -> dict[str, np.ndarray]:
+    """Lengths in tokens: records in each bin, int64 [len(EDGES)], by language or pair; both sides of a pair together.
+
+    Raises ValueError for a shard that cannot be read.
+    """
+    names = [shard.name for shard in manifest.shards]
+    sizes = [shard.bytes for shard in manifest.shards]
+    counted = run_tasks(partial(_histogram, folder), names, sizes, processes, f"lengths {folder.name}")
+    found = {name: np.zeros(len(EDGES), dtype=np.int64) for name in manifest.counts["by_language"]}
+    for name, counts in zip(names, counted, strict=True):
+        found[name.split("/")[0]] += counts
+    return found
+
+
+def _histogram(folder: Path, name: str) -> np.ndarray:
+    """Of one shard, from its offsets alone."""
+    counts = np.zeros(len(EDGES), dtype=np.int64)
+    try:
+        with pa.memory_map(str(folder / name)) as file:
+            reader = pa.ipc.open_file(file)
+            for batch in map(reader.get_batch, range(reader.num_record_batches)):
+                lengths = sum(np.diff(column.offsets.to_numpy()) for column in batch.columns)
+                counts += np.bincount(np.searchsorted(EDGES, lengths, side="right") - 1, minlength=len(EDGES))
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{folder / name} cannot be read ({error}): check the folder with verify") from None
+    return counts
+
+
+def median(histogram: np.ndarray) -> int:
+    """Lower bound of the bin that holds the median; 0 of nothing."""
+    cumulative = np.cumsum(histogram)
+    return EDGES[int(np.searchsorted(cumulative, cumulative[-1] / 2))] if cumulative[-1] else 0
+
+
+class Loss(NamedTuple):
+    """One language or pair: how many were `read`, and how many of them each reason `lost`."""
+
+    name: str
+    read: int
+    lost: dict[str, int]
+
+    def percent(self, reason: str) -> float:
+        """Lost for this reason, of those read."""
+        return 100 * self.lost.get(reason, 0) / max(self.read, 1)
+
+    @property
+    def share(self) -> float:
+        """Lost for any reason, of those read."""
+        return sum(self.lost.values()) / max(self.read, 1)
+
+
+class LossTable(NamedTuple):
+    """Losses of documents, paragraphs or pairs wherever there are some, the largest share first, and as cells."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    """Cells of every loss, and of their sum at the end: name, read, share lost, each reason's number and share."""
+    losses: list[Loss]
+    reasons: list[str]
+    """The one that lost most first."""
+
+
+def loss_table(units: str, found: list[Loss]) -> LossTable:
+    """The table of the losses of `units` of text."""
+    losses = sorted(found, key=lambda loss: (-loss.share, loss.name))
+    lost = sum((Counter(loss.lost) for loss in losses), Counter[str]())
+    reasons = sorted(lost, key=lambda reason: (-lost[reason], reason))
+    rows = []
+    for loss in (*losses, Loss("all of these", sum(loss.read for loss in losses), lost)):
+        each = ((loss.lost.get(reason), loss.percent(reason)) for reason in reasons)
+        cells = (f"{number:,} ({percent:.2f}%)" if number else "" for number, percent in each)
+        rows.append((loss.name, f"{loss.read:,}", f"{loss.share:.2%}", *cells))
+    columns = ("pair" if units == "pairs" else "language", units, _LOST[units], *reasons)
+    return LossTable(f"{units.capitalize()} {_LOST[units]}", columns, rows, losses, reasons)
+
+
+def loss_tables(encoded: Manifest) -> list[LossTable]:
+    """A table for each kind of thing that something was lost of, under the reasons' names in the counts of encode."""
+    tables = []
+    for units, lost in _LOST.items():
+        found = [
+            Loss(name, counts[f"{units}_in"], counts[lost])
+            for name, counts in encoded.counts["by_language"].items()
+            if f"{units}_in" in counts and any(counts[lost].values())
+        ]
+        if found:
+            tables.append(loss_table(units, found))
+    return tables
 
 
 class Section(NamedTuple):
@@ -130,7 +311,7 @@ def html(sections: Sequence[Section], mixed: Manifest) -> str:
 
 def share_plot(lines: Sequence[Line], alpha: float) -> bytes:
     """Shares before and after α (log scale), repeats, unknown rate, tokens per character; an SVG image."""
-    with _figure(len(lines), 7.2) as (figure, image):
+    with svg_figure((_width(len(lines)), 7.2), "stats") as (figure, image):
         shares, repeats, unknown, density = figure.subplots(4, 1, sharex=True, height_ratios=[3, 1.4, 1, 1.4])
         x = range(len(lines))
         before, after = [line.share_before for line in lines], [line.share_after for line in lines]
@@ -161,7 +342,7 @@ def length_plot(histograms: dict[str, np.ndarray]) -> bytes:
     used = np.flatnonzero(counts.sum(1))
     low, high = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 1)
     shares = counts[low:high] / np.maximum(counts.sum(0), 1)
-    with _figure(counts.shape[1], 3.6) as (figure, image):
+    with svg_figure((_width(counts.shape[1]), 3.6), "stats") as (figure, image):
         each, every = figure.subplots(1, 2, sharey=True, width_ratios=[6, 1])
         each.imshow(shares, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
         _name(each, list(histograms))
@@ -176,7 +357,7 @@ def length_plot(histograms: dict[str, np.ndarray]) -> bytes:
 
 def loss_plot(table: LossTable) -> bytes:
     """Share of what was read that each reason lost, stacked, by language."""
-    with _figure(len(table.losses), 3.2) as (figure, image):
+    with svg_figure((_width(len(table.losses)), 3.2), "stats") as (figure, image):
         axes = figure.subplots()
         base = np.zeros(len(table.losses))
         for number, reason in enumerate(table.reasons):
@@ -202,14 +383,17 @@ def _name(axes: Any, names: Sequence[str]) -> None:
     axes.set_xlim(-0.8, len(names) - 0.2)
 
 
+def _width(columns: int) -> float:
+    return max(7.0, 0.155 * columns + 1.6)
+
+
 @contextmanager
-def _figure(columns: int, height: float) -> Iterator[tuple[Any, io.BytesIO]]:
-    """A figure to draw into, `height` in inches, and where its SVG image will be: the same bytes each time."""
+def svg_figure(size: tuple[float, float], salt: str, fonttype: str = "path") -> Iterator[tuple[Any, io.BytesIO]]:
+    """A figure to draw into, its size in inches, and where its SVG image will be: the same bytes each time."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_SVG_STYLE):
-        size = (max(7.0, 0.155 * columns + 1.6), height)
+    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": salt, "svg.fonttype": fonttype}):
         figure, image = Figure(figsize=size, layout="constrained"), io.BytesIO()
         yield figure, image
         figure.savefig(image, format="svg", dpi=110, metadata={"Date": None})

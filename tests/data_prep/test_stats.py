@@ -10,17 +10,23 @@ import pyarrow as pa
 import pytest
 
 from data_prep import encode, mix
-from data_prep.stats import Section, StatsConfig, html, length_plot, loss_plot, run, share_plot
-from data_prep.stats_tables import (
+from data_prep.stats import (
     EDGES,
     Line,
     Loss,
+    Section,
+    StatsConfig,
     columns,
+    html,
     length_histograms,
+    length_plot,
     lines_of,
+    loss_plot,
     loss_table,
     loss_tables,
     median,
+    run,
+    share_plot,
     size_text,
     total,
 )
