@@ -194,22 +194,15 @@ def _score(sides: Sides, *, least: float = 1.04) -> np.ndarray:
     return ~(sides.scores >= least)
 
 
-_TEXT_FILTERS: dict[str, Any] = {
-    "length": _length,
-    "identical_sides": _identical_sides,
-    "script": _script,
-    "boilerplate_length": _boilerplate_length,
-    "score": _score,
-}
-_TOKEN_FILTERS: dict[str, Any] = {"length": _length_tokens, "length_ratio": _length_ratio}
-_TASKS = {
-    "length": ("mono", "para"),
-    "length_ratio": ("para",),
-    "identical_sides": ("para",),
-    "script": ("mono", "para"),
-    "boilerplate_length": ("mono",),
-    "score": ("para",),
-    EXACT_DUPLICATES: ("mono", "para"),
+# What each filter drops by: text, and numbers of tokens; and the tasks that it is for.
+_FILTERS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
+    "length": (_length, _length_tokens, ("mono", "para")),
+    "length_ratio": (None, _length_ratio, ("para",)),
+    "identical_sides": (_identical_sides, None, ("para",)),
+    "script": (_script, None, ("mono", "para")),
+    "boilerplate_length": (_boilerplate_length, None, ("mono",)),
+    "score": (_score, None, ("para",)),
+    EXACT_DUPLICATES: (None, None, ("mono", "para")),
 }
 
 
@@ -226,18 +219,18 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
     """Filters from a description's tables. Raises ValueError, which names `where`, for a wrong name or setting."""
     made: list[list[tuple[str, Any]]] = [[], []]
     for name, values in settings.items():
-        if name not in _TASKS:
-            near = difflib.get_close_matches(name, list(_TASKS), n=1)
-            meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_TASKS)}"
+        if name not in _FILTERS:
+            near = difflib.get_close_matches(name, list(_FILTERS), n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_FILTERS)}"
             raise ValueError(f"{where}: there is no filter {name!r}: {meant}")
-        functions = [table.get(name) for table in (_TEXT_FILTERS, _TOKEN_FILTERS)]
+        *functions, tasks = _FILTERS[name]
         known = [key for function in functions if function for key in function.__kwdefaults__ or ()]
         for key, value in values.items():
             if key not in known:
                 raise ValueError(f"{where}: filter {name} has no setting {key!r}: it has {', '.join(known) or 'none'}")
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ValueError(f"{where}: {key} of filter {name} is {value!r}: it must be a number")
-        if task not in _TASKS[name]:
+        if task not in tasks:
             raise ValueError(f"{where}: filter {name} is not for task {task}: take it out")
         for function, filters in zip(functions, made, strict=True):
             if function:

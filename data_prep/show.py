@@ -42,13 +42,6 @@ class ShowConfig:
     mask_fraction: float = 0.15
     """The run's --objective.mask-fraction; 0 marks nothing."""
 
-    def validate(self) -> None:
-        """Raise ValueError for settings that cannot work."""
-        if self.rows < 1 or self.start < 0:
-            raise ValueError(f"--rows is {self.rows} and --start {self.start}: at least 1 and 0 are needed")
-        if not 0 <= self.mask_fraction < 1:
-            raise ValueError(f"--mask-fraction is {self.mask_fraction}: it must be at least 0 and below 1")
-
 
 @dataclass(frozen=True)
 class ShownRow:
@@ -77,7 +70,10 @@ def run(config: ShowConfig) -> None:
 
 
 def _run(config: ShowConfig) -> None:
-    config.validate()
+    if config.rows < 1 or config.start < 0:
+        raise ValueError(f"--rows is {config.rows} and --start {config.start}: at least 1 and 0 are needed")
+    if not 0 <= config.mask_fraction < 1:
+        raise ValueError(f"--mask-fraction is {config.mask_fraction}: it must be at least 0 and below 1")
     tasks = [config.task] if config.task else [t for t in TASKS if (config.data / t / "manifest.json").exists()]
     if not tasks:
         raise ValueError(f"{config.data} holds neither mono/manifest.json nor para/manifest.json: run mix first")
@@ -86,7 +82,6 @@ def _run(config: ShowConfig) -> None:
 
 
 def _show(config: ShowConfig, task: str) -> None:
-    """Print rows of one task."""
     folder, console = config.data / task, Console(highlight=False)
     manifest = read_manifest(folder)
     if manifest.stage != "mix":
@@ -99,12 +94,11 @@ def _show(config: ShowConfig, task: str) -> None:
     language = None if config.language is None else canonical(config.language)
     if language is not None and language not in manifest.languages:
         raise ValueError(f"{config.data} has no text in {language}: its languages are {' '.join(manifest.languages)}")
-    found = False
+    row: ShownRow | None = None
     for row in islice(rows_from(folder, manifest, config.start, language), config.rows):
-        found = True
-        for line in describe(row, task, vocabulary, config, marks=not console.is_terminal):
+        for line in _describe(row, task, vocabulary, config, marks=not console.is_terminal):
             console.print(line, soft_wrap=not console.is_terminal)
-    if not found:
+    if row is None:
         wanted = f" in {config.language}" if config.language else ""
         raise ValueError(f"{folder} has no row{wanted} from row {config.start} on: it has {manifest.rows}")
 
@@ -148,7 +142,7 @@ def _with_language(batch: pa.RecordBatch, manifest: Manifest, language: str | No
     return found
 
 
-def describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConfig, marks: bool) -> Iterator[Text]:
+def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConfig, marks: bool) -> Iterator[Text]:
     """The lines of one row: a heading, then every item with its languages and the text of its sides."""
     masked = row.masked(task, config.seed, config.mask_fraction)
     facts = f"{len(row.lengths)} item{'s' * (len(row.lengths) != 1)}, {sum(row.lengths)} of {len(row.tokens)} tokens"

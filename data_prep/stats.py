@@ -64,30 +64,24 @@ class Line:
     used: int
     repeat: float
 
-    def cells(self) -> tuple[str, ...]:
-        """The values as people read them, in the order of `columns`."""
-        return (
-            self.name,
-            size_text(self.bytes),
-            f"{self.read:,}",
-            f"{self.dropped:,}",
-            f"{self.too_long:,}",
-            f"{self.units:,}",
-            f"{self.tokens:,}",
-            f"{self.unknown_rate:.3%}",
-            f"{self.tokens_per_character:.3f}",
-            f"{self.share_before:.3%}",
-            f"{self.share_after:.3%}",
-            f"{self.used:,}",
-            f"{self.repeat:.2f}×",
-        )
-
-
-def columns(task: str) -> tuple[str, ...]:
-    """Headings of a task's table."""
-    name, units, used = ("language", "documents", "rows used") if task == "mono" else ("pair", "pairs", "pairs used")
-    counts = (f"{units} read", "dropped", "too long", units, "tokens", "unknown", "tokens/char")
-    return (name, "size", *counts, "share before α", "share after α", used, "repeat")
+    def cells(self, task: str) -> dict[str, str]:
+        """The values as people read them, by the headings of a task's table."""
+        name, units, used = ("language", "documents", "rows") if task == "mono" else ("pair", "pairs", "pairs")
+        return {
+            name: self.name,
+            "size": size_text(self.bytes),
+            f"{units} read": f"{self.read:,}",
+            "dropped": f"{self.dropped:,}",
+            "too long": f"{self.too_long:,}",
+            units: f"{self.units:,}",
+            "tokens": f"{self.tokens:,}",
+            "unknown": f"{self.unknown_rate:.3%}",
+            "tokens/char": f"{self.tokens_per_character:.3f}",
+            "share before α": f"{self.share_before:.3%}",
+            "share after α": f"{self.share_after:.3%}",
+            f"{used} used": f"{self.used:,}",
+            "repeat": f"{self.repeat:.2f}×",
+        }
 
 
 def lines_of(encoded_folder: Path, data_folder: Path, task: str) -> list[Line]:
@@ -176,60 +170,43 @@ def median(histogram: np.ndarray) -> int:
     return EDGES[int(np.searchsorted(cumulative, cumulative[-1] / 2))] if cumulative[-1] else 0
 
 
-class Loss(NamedTuple):
-    """One language or pair: how many were `read`, and how many of them each reason `lost`."""
-
-    name: str
-    read: int
-    lost: dict[str, int]
-
-    def percent(self, reason: str) -> float:
-        """Lost for this reason, of those read."""
-        return 100 * self.lost.get(reason, 0) / max(self.read, 1)
-
-    @property
-    def share(self) -> float:
-        """Lost for any reason, of those read."""
-        return sum(self.lost.values()) / max(self.read, 1)
-
-
 class LossTable(NamedTuple):
-    """Losses of documents, paragraphs or pairs wherever there are some, the largest share first, and as cells."""
+    """Losses of documents, paragraphs or pairs wherever there are some, the largest share first.
+
+    `rows` are cells by heading, the sum of all in the last; `percents` are lost of each of `names` for each reason, the
+    reason that lost most first.
+    """
 
     title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-    """Cells of every loss, and of their sum at the end: name, read, share lost, each reason's number and share."""
-    losses: list[Loss]
-    reasons: list[str]
-    """The one that lost most first."""
+    rows: list[dict[str, str]]
+    names: list[str]
+    percents: dict[str, list[float]]
 
 
-def loss_table(units: str, found: list[Loss]) -> LossTable:
-    """The table of the losses of `units` of text."""
-    losses = sorted(found, key=lambda loss: (-loss.share, loss.name))
-    lost = sum((Counter(loss.lost) for loss in losses), Counter[str]())
-    reasons = sorted(lost, key=lambda reason: (-lost[reason], reason))
-    rows = []
-    for loss in (*losses, Loss("all of these", sum(loss.read for loss in losses), lost)):
-        each = ((loss.lost.get(reason), loss.percent(reason)) for reason in reasons)
-        cells = (f"{number:,} ({percent:.2f}%)" if number else "" for number, percent in each)
-        rows.append((loss.name, f"{loss.read:,}", f"{loss.share:.2%}", *cells))
-    columns = ("pair" if units == "pairs" else "language", units, _LOST[units], *reasons)
-    return LossTable(f"{units.capitalize()} {_LOST[units]}", columns, rows, losses, reasons)
+def loss_table(units: str, read: dict[str, int], lost: dict[str, Counter[str]]) -> LossTable:
+    """The table of how many `units` of text were read and, by reason, lost, from both by language or pair."""
+    names = sorted(read, key=lambda name: (-lost[name].total() / max(read[name], 1), name))
+    everything = sum(lost.values(), Counter[str]())
+    reasons = sorted(everything, key=lambda reason: (-everything[reason], reason))
+    percents = {reason: [100 * lost[name][reason] / max(read[name], 1) for name in names] for reason in reasons}
+    rows, heading = [], "pair" if units == "pairs" else "language"
+    found = [(name, read[name], lost[name]) for name in names]
+    for name, number, by_reason in (*found, ("all of these", sum(read.values()), everything)):
+        each = {reason: f"{count:,} ({count / max(number, 1):.2%})" for reason, count in by_reason.items() if count}
+        row = {heading: name, units: f"{number:,}", _LOST[units]: f"{by_reason.total() / max(number, 1):.2%}"}
+        rows.append(row | {reason: each.get(reason, "") for reason in reasons})
+    return LossTable(f"{units.capitalize()} {_LOST[units]}", rows, names, percents)
 
 
 def loss_tables(encoded: Manifest) -> list[LossTable]:
     """A table for each kind of thing that something was lost of, under the reasons' names in the counts of encode."""
     tables = []
     for units, lost in _LOST.items():
-        found = [
-            Loss(name, counts[f"{units}_in"], counts[lost])
-            for name, counts in encoded.counts["by_language"].items()
-            if f"{units}_in" in counts and any(counts[lost].values())
-        ]
+        by_language = encoded.counts["by_language"].items()
+        found = {name: counts for name, counts in by_language if f"{units}_in" in counts and any(counts[lost].values())}
+        read = {name: counts[f"{units}_in"] for name, counts in found.items()}
         if found:
-            tables.append(loss_table(units, found))
+            tables.append(loss_table(units, read, {name: Counter(counts[lost]) for name, counts in found.items()}))
     return tables
 
 
@@ -242,9 +219,9 @@ class Section(NamedTuple):
     losses: list[LossTable]
 
     @property
-    def rows(self) -> list[tuple[str, ...]]:
+    def rows(self) -> list[dict[str, str]]:
         """Cells of every line, and of their sum at the end."""
-        return [line.cells() for line in (*self.lines, total(self.lines))]
+        return [line.cells(self.task) for line in (*self.lines, total(self.lines))]
 
 
 def run(config: StatsConfig) -> None:
@@ -273,40 +250,39 @@ def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
         console = Console(width=160)  # a file has room for every column
     for section in sections:
         histograms = [*section.lengths.values(), np.sum(list(section.lengths.values()), axis=0)]
-        medians = [f"{median(histogram):,}+" for histogram in histograms]
-        rows = [(*cells, middle) for cells, middle in zip(section.rows, medians, strict=True)]
-        console.print(_table(TITLES[section.task], (*columns(section.task), "median tokens"), rows))
+        with_lengths = zip(section.rows, histograms, strict=True)
+        rows = [cells | {"median tokens": f"{median(histogram):,}+"} for cells, histogram in with_lengths]
+        console.print(_table(TITLES[section.task], rows))
         for losses in section.losses:
-            console.print(_table(losses.title, losses.columns, losses.rows))
+            console.print(_table(losses.title, losses.rows))
     page = config.out / "stats.html"
     write_file(page, html(sections, read_manifest(config.data / sections[0].task)).encode(), config.out)
     console.print(f"open {shown(str(page))}", soft_wrap=True, markup=False)
 
 
-def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> object:
+def _table(title: str, rows: Sequence[dict[str, str]]) -> object:
     """A table of the terminal; its last row is the sum."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for number, heading in enumerate(headings):
+    for number, heading in enumerate(rows[0]):
         table.add_column(heading, justify="right" if number else "left", no_wrap=number == 0)
     for row in rows:
-        table.add_row(*row, style="bold" if row is rows[-1] else None)
+        table.add_row(*row.values(), style="bold" if row is rows[-1] else None)
     return table
 
 
 def html(sections: Sequence[Section], mixed: Manifest) -> str:
     """The page, with its plots, in one file that needs nothing else."""
-    from jinja2 import Environment
+    from jinja2 import Environment, FileSystemLoader
 
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["inline"] = lambda svg: "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
-    template = (Path(__file__).parent / "stats.html.jinja").read_text(encoding="utf-8")
     plots = {"share_plot": share_plot, "length_plot": length_plot, "loss_plot": loss_plot}
-    return environment.from_string(template).render(
-        sections=sections, mixed=mixed, titles=TITLES, columns=columns, **plots
-    )
+    template = environment.get_template("stats.html.jinja")
+    return template.render(sections=sections, mixed=mixed, titles=TITLES, **plots)
 
 
 def share_plot(lines: Sequence[Line], alpha: float) -> bytes:
@@ -357,18 +333,17 @@ def length_plot(histograms: dict[str, np.ndarray]) -> bytes:
 
 def loss_plot(table: LossTable) -> bytes:
     """Share of what was read that each reason lost, stacked, by language."""
-    with svg_figure((_width(len(table.losses)), 3.2), "stats") as (figure, image):
+    with svg_figure((_width(len(table.names)), 3.2), "stats") as (figure, image):
         axes = figure.subplots()
-        base = np.zeros(len(table.losses))
-        for number, reason in enumerate(table.reasons):
-            height = np.array([loss.percent(reason) for loss in table.losses])
+        base = np.zeros(len(table.names))
+        for number, (reason, heights) in enumerate(table.percents.items()):
             color = _REASONS[number % len(_REASONS)]
-            axes.bar(range(len(height)), height, bottom=base, color=color, width=0.7, label=reason)
-            base += height
+            axes.bar(range(len(heights)), heights, bottom=base, color=color, width=0.7, label=reason)
+            base += heights
         axes.set_ylabel("lost, %")
         axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=8, borderpad=0)
         _rule(axes)
-        _name(axes, [loss.name for loss in table.losses])
+        _name(axes, table.names)
     return image.getvalue()
 
 

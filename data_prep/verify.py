@@ -155,11 +155,12 @@ def _rules(
         faults = partial(_row_faults, text_end=text_end, sides=sides, languages=len(manifest.languages), layout=layout)
         return row_schema(manifest.settings["row_tokens"]), faults, partial(_count_rows, sides)
     if folder.name == "para":
-        return PAIRS, partial(_pair_faults, text_end=text_end), _count_text
-    return DOCUMENTS, partial(_document_faults, text_end=text_end), _count_text
+        return PAIRS, partial(_pair_faults, text_end=text_end), count_text
+    return DOCUMENTS, partial(_document_faults, text_end=text_end), count_text
 
 
-def _count_text(batch: pa.RecordBatch) -> Found:
+def count_text(batch: pa.RecordBatch) -> Found:
+    """Counts of a record batch of documents or pairs."""
     ids = np.concatenate([column.flatten().to_numpy() for column in batch.columns])
     return Counter(records=batch.num_rows, tokens=len(ids), unknown=int((ids == UNK).sum()))
 
