@@ -69,22 +69,25 @@ class Counts:
         if self.unit == "documents":
             assert self.paragraphs_in == self.paragraphs + self.removed.total(), f"paragraphs were lost: {self}"
             removed = {"paragraphs_in": self.paragraphs_in, "removed": dict(sorted(self.removed.items()))}
-        numbers = ("files", "paragraphs", "characters", "bytes", "tokens", "unknown")
-        return {
+        return removed | {
             f"{self.unit}_in": self.units_in,
             self.unit: self.units,
             "dropped": dict(sorted(self.dropped.items())),
             "repaired": dict(sorted(self.repaired.items())),
-            **removed,
-        } | {name: getattr(self, name) for name in numbers}
+            "files": self.files,
+            "paragraphs": self.paragraphs,
+            "characters": self.characters,
+            "bytes": self.bytes,
+            "tokens": self.tokens,
+            "unknown": self.unknown,
+        }
 
 
 def add_counts(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     """Sum of two `Counts.as_json` values."""
-    total: dict[str, Any] = {}
-    for key in sorted(a.keys() | b.keys()):
-        both = [counts[key] for counts in (a, b) if key in counts]
-        total[key] = add_counts(both[0], both[-1] if len(both) == 2 else {}) if isinstance(both[0], dict) else sum(both)
+    total = dict(a)
+    for key, value in b.items():
+        total[key] = add_counts(total.get(key, {}), value) if isinstance(value, dict) else total.get(key, 0) + value
     return total
 
 

@@ -185,8 +185,7 @@ def _table() -> np.ndarray:
 
 def letters(lines: Sequence[str], scripts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """int64 letters of each (non-empty) line that belong to `scripts`, and letters of any script."""
-    codes = np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)
-    found = _table()[codes]
+    found = _table()[np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)]
     wanted = np.zeros(len(SCRIPTS) + 1, bool)
     wanted[[1 + SCRIPTS.index(script) for script in scripts]] = True
     lengths = np.fromiter(map(len, lines), np.int64, len(lines))

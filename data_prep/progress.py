@@ -36,9 +36,14 @@ class Progress:
         self.label, self.total, self.done = label, total, 0
         self.said = time.monotonic()
         self.plain = visible and not sys.stderr.isatty()
-        texts = TextColumn("{task.description}"), TextColumn("{task.percentage:>3.0f}%")
-        columns = texts[0], BarColumn(), texts[1], TimeRemainingColumn()
-        self.bar = Bar(*columns, console=Console(stderr=True), disable=self.plain or not visible)
+        self.bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=self.plain or not visible,
+        )
         self.task = self.bar.add_task(label, total=total)
 
     def __enter__(self) -> "Progress":
@@ -68,8 +73,9 @@ class Status:
         """Print `words()`; on a terminal they are asked for again every second until `stop`."""
         if sys.stderr.isatty():
             if self.live is None:
-                console = Console(stderr=True)
-                self.live = Live(get_renderable=lambda: Text(words()), console=console, refresh_per_second=1)
+                self.live = Live(
+                    get_renderable=lambda: Text(words()), console=Console(stderr=True), refresh_per_second=1
+                )
                 self.live.start(refresh=True)
         elif time.monotonic() - self.said >= _PLAIN_SECONDS:
             print(words(), file=sys.stderr, flush=True)

@@ -19,7 +19,6 @@ from xlme_ds.data.corrupt import corrupt
 from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, read_manifest, row_schema
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
-_OPEN, _CLOSE = "⟦", "⟧"  # around masked text where the output has no colour
 _SPACE = "▁"  # SentencePiece's mark of a space
 
 
@@ -166,7 +165,10 @@ def _sides(row: ShownRow, begin: int, end: int, sides: int) -> list[tuple[int, i
 
 
 def text_of(tokens: np.ndarray, first: int, stop: int, masked: set[int], vocabulary: Vocabulary, marks: bool) -> Text:
-    """Text of the tokens [first, stop): masked ones reversed, and each in ⟦⟧ when `marks`; `</s>` is written out."""
+    """Text of the tokens [first, stop): masked ones reversed, and each in ⟦⟧ when `marks`; `</s>` is written out.
+
+    `marks` is for an output without colour.
+    """
     line = Text()
     for position in range(first, stop):
         token = int(tokens[position])
@@ -178,7 +180,7 @@ def text_of(tokens: np.ndarray, first: int, stop: int, masked: set[int], vocabul
             line.append(" ")
         words = shown(piece.removeprefix(_SPACE).replace(_SPACE, " "))
         if position in masked:
-            line.append(f"{_OPEN}{words}{_CLOSE}" if marks else words or " ", style="reverse")
+            line.append(f"⟦{words}⟧" if marks else words or " ", style="reverse")
         else:
             line.append(words)
     return line

@@ -90,13 +90,17 @@ def _readable_manifest(folder: Path) -> Manifest:
     _check_vocabulary(folder, manifest)
     listed = {shard.name for shard in manifest.shards}
     for stray in sorted(folder.rglob("*.arrow")):
-        known = stray.relative_to(folder).as_posix() in listed
-        _refuse(not known, f"{stray} is not in the manifest: delete it, or write {folder} again")
+        _refuse(
+            stray.relative_to(folder).as_posix() not in listed,
+            f"{stray} is not in the manifest: delete it, or write {folder} again",
+        )
     if manifest.stage == "mix":
         rows, full = manifest.settings["rows"], manifest.settings["rows_per_shard"]
         expected = [min(full, rows - start) for start in range(0, rows, full)]
-        other = [shard.rows for shard in manifest.shards] != expected
-        _refuse(other, f"{path} does not list {rows} rows, {full} a shard: {_again(folder)}")
+        _refuse(
+            [shard.rows for shard in manifest.shards] != expected,
+            f"{path} does not list {rows} rows, {full} a shard: {_again(folder)}",
+        )
     return manifest
 
 
@@ -105,10 +109,14 @@ def _check_vocabulary(folder: Path, manifest: Manifest) -> None:
     encoded_with = manifest.settings.get("vocabulary_sha256", sha256)
     _refuse(encoded_with != sha256, f"{path} names two vocabularies, {encoded_with} and {sha256}: {_again(folder)}")
     if not model.exists():
-        missing = manifest.stage == "mix"  # encode keeps no copy
-        return _refuse(missing, f"{model} is missing: copy the vocabulary that {folder} was made with there")
-    other = file_sha256(model) != sha256
-    _refuse(other, f"{model} is not the vocabulary that {folder} was made with: copy that one there")
+        return _refuse(
+            manifest.stage == "mix",  # encode keeps no copy
+            f"{model} is missing: copy the vocabulary that {folder} was made with there",
+        )
+    _refuse(
+        file_sha256(model) != sha256,
+        f"{model} is not the vocabulary that {folder} was made with: copy that one there",
+    )
     size, listed = Vocabulary(model).size, manifest.vocabulary_size
     _refuse(size != listed, f"{path} has a vocabulary of {listed} ids, but {model} has {size}: {_again(folder)}")
 
@@ -120,8 +128,10 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
     _refuse(not path.exists(), f"{path} is missing: {again}")
     size = path.stat().st_size
     _refuse(size != shard.bytes, f"{path} has {size} bytes, the manifest says {shard.bytes}: {again}")
-    changed = file_sha256(path) != shard.sha256
-    _refuse(changed, f"{path} does not have the manifest's checksum, its bytes changed: {again}")
+    _refuse(
+        file_sha256(path) != shard.sha256,
+        f"{path} does not have the manifest's checksum, its bytes changed: {again}",
+    )
     schema, faults_of, count = _rules(folder, manifest)
     found: Found = Counter()
     try:
@@ -137,8 +147,8 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
                     raise ValueError(f"{path}, row {found['records'] + row}: {words}: {_again(folder)}")
                 found += count(batch)
     except pa.ArrowInvalid as error:
-        readable = found["records"]
-        raise ValueError(f"{path} is not readable from row {readable} on ({error}): {_again(folder)}") from None
+        words = f"{path} is not readable from row {found['records']} on ({error}): {_again(folder)}"
+        raise ValueError(words) from None
     rows = found["records"]
     _refuse(rows != shard.rows, f"{path} has {rows} rows, the manifest says {shard.rows}: {_again(folder)}")
     return found
@@ -151,8 +161,13 @@ def _rules(
     text_end = manifest.vocabulary_size - 1  # the last id is <mask>, which no text has
     if manifest.stage == "mix":
         sides = 2 if manifest.settings["task"] == "para" else 1
-        layout = LAYOUTS[manifest.layout]
-        faults = partial(_row_faults, text_end=text_end, sides=sides, languages=len(manifest.languages), layout=layout)
+        faults = partial(
+            _row_faults,
+            text_end=text_end,
+            sides=sides,
+            languages=len(manifest.languages),
+            layout=LAYOUTS[manifest.layout],
+        )
         return row_schema(manifest.settings["row_tokens"]), faults, partial(_count_rows, sides)
     if folder.name == "para":
         return PAIRS, partial(_pair_faults, text_end=text_end), count_text
@@ -280,8 +295,10 @@ def _check_record(folder: Path, manifest: Manifest) -> None:
     listed = {shard.name: shard for shard in manifest.shards}
     for task, result in record.items():
         for shard in written_files(result):
-            other = listed.get(shard.name) != shard
-            _refuse(other, f"{path} does not say of {shard.name} what {task}.json in tasks says: {_again(folder)}")
+            _refuse(
+                listed.get(shard.name) != shard,
+                f"{path} does not say of {shard.name} what {task}.json in tasks says: {_again(folder)}",
+            )
     inputs = Counter(source[0] for source in manifest.settings.get("inputs", ()))
     tasks = {f"{name}-{number:03d}" for name, total in inputs.items() for number in range(total)}
     if manifest.stage == "encode" and tasks == record.keys():
@@ -289,8 +306,10 @@ def _check_record(folder: Path, manifest: Manifest) -> None:
         for task, result in record.items():
             name = task.rpartition("-")[0]
             counts[name] = add_counts(counts.get(name, {}), result["counts"])
-        other = counts != manifest.counts["by_language"]
-        _refuse(other, f"{path} has other counts than the inputs' in tasks: {_again(folder)}")
+        _refuse(
+            counts != manifest.counts["by_language"],
+            f"{path} has other counts than the inputs' in tasks: {_again(folder)}",
+        )
 
 
 def _check_encoded_counts(folder: Path, manifest: Manifest, found: Sequence[Found]) -> None:
@@ -303,11 +322,15 @@ def _check_encoded_counts(folder: Path, manifest: Manifest, found: Sequence[Foun
         by_name[name] += part
     for name, counts in manifest.counts["by_language"].items():
         for key, counted in ((unit, "records"), ("tokens", "tokens"), ("unknown", "unknown")):
-            other = counts[key] != by_name[name][counted]
-            _refuse(other, f"the {key} of {name} counted in {path} and its shards differ: {_again(folder)}")
+            _refuse(
+                counts[key] != by_name[name][counted],
+                f"the {key} of {name} counted in {path} and its shards differ: {_again(folder)}",
+            )
         for read, kept, lost in ((f"{unit}_in", unit, "dropped"), ("paragraphs_in", "paragraphs", "removed")):
-            other = read in counts and counts[read] != counts[kept] + sum(counts[lost].values())
-            _refuse(other, f"the {read} of {name} in {path} are not those written and {lost}: {_again(folder)}")
+            _refuse(
+                read in counts and counts[read] != counts[kept] + sum(counts[lost].values()),
+                f"the {read} of {name} in {path} are not those written and {lost}: {_again(folder)}",
+            )
 
 
 def _check_mixed_counts(folder: Path, manifest: Manifest, found: Sequence[Found]) -> None:

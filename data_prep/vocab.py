@@ -271,8 +271,8 @@ def _choose(
                     text = "".join(line[:_LINE_CHARACTERS] + "\n" for line in compress(side, chosen))
                     file.write(text.encode())
                     done[language] += len(side)
-    written = [file.shard(path, stage.folder) for file, path in zip(files, paths.values(), strict=True)]
-    stage.finish_task(name, {"files": [asdict(file) for file in written]})
+    written = (file.shard(path, stage.folder) for file, path in zip(files, paths.values(), strict=True))
+    stage.finish_task(name, {"files": list(map(asdict, written))})
     return paths
 
 

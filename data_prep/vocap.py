@@ -27,7 +27,6 @@ import numpy as np
 
 from data_prep.corpus import TextConfig
 from data_prep.parallel import on_root, run_tasks
-from data_prep.readers import Input
 from data_prep.sampling import temperature_shares
 from data_prep.stats import svg_figure
 from data_prep.store import Stage, write_file
@@ -93,21 +92,19 @@ def run(config: VocapConfig) -> None:
     on_root(config.validate)
     inputs, text_settings = on_root(lambda: sampled_inputs(config))
     stage = Stage(config.out, "vocap", {name: getattr(config, name) for name in _SETTINGS} | text_settings)
-    with stage.open():
-        if not stage.finished(config.processes):
-            _make(stage, config, inputs)
-        on_root(lambda: shutil.rmtree(stage.folder / _CURVES, ignore_errors=True))
-    on_root(lambda: say_size(config.out))
 
-
-def _make(stage: Stage, config: VocapConfig, inputs: Sequence[Input]) -> None:
     def quotas(lines: dict[str, int]) -> dict[str, int]:
         return {code: min(number, config.sentences) for code, number in lines.items()}
 
-    lines, sizes, chosen = sample_lines(stage, inputs, quotas, config.seed, config.processes)
-    tasks = [(code, tuple(files[code] for files in chosen if code in files)) for code in lines]
-    results = run_tasks(partial(_write_curve, stage, config), tasks, list(sizes.values()), config.processes, "curves")
-    on_root(lambda: _merge(stage, config, lines, dict(zip(lines, results, strict=True))))
+    with stage.open():
+        if not stage.finished(config.processes):
+            lines, sizes, chosen = sample_lines(stage, inputs, quotas, config.seed, config.processes)
+            tasks = [(code, tuple(files[code] for files in chosen if code in files)) for code in lines]
+            write = partial(_write_curve, stage, config)
+            results = run_tasks(write, tasks, list(sizes.values()), config.processes, "curves")
+            on_root(lambda: _merge(stage, config, lines, dict(zip(lines, results, strict=True))))
+        on_root(lambda: shutil.rmtree(stage.folder / _CURVES, ignore_errors=True))
+    on_root(lambda: say_size(config.out))
 
 
 def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, tuple[Path, ...]]) -> dict[str, Any]:
@@ -192,8 +189,7 @@ def steps(curves: Mapping[str, Curve], weights: Mapping[str, float], step: int) 
     """
     found = []
     for language in sorted(curves):
-        hull = concave_hull(curves[language])
-        for a, b in pairwise(hull):
+        for a, b in pairwise(concave_hull(curves[language])):
             gain = weights[language] * _slope(a, b)
             for start in range(a[0], b[0], step):
                 found.append((-gain, language, start, min(start + step, b[0])))
