@@ -106,8 +106,7 @@ def _write_block(stage: Stage, item: tuple[_Language, int]) -> None:
 def _without(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.ndarray, counts: Any) -> dict[str, Any]:
     """Write a shard without the paragraphs or pairs that are not to `keep`; the parts of its result that change."""
     notes = load_notes(staged)
-    with pa.memory_map(str(staged)) as file:
-        reader = pa.ipc.open_file(file)
+    with pa.memory_map(str(staged)) as file, pa.ipc.open_file(file) as reader:
         batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
         kept = _kept_documents(batches, notes, keep) if task.mono else _kept_pairs(batches, keep)
         before, after = (sum(map(count_text, part), Counter[str]()) for part in (batches, kept))

@@ -120,8 +120,7 @@ def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None
 
 def _batches(path: Path, row_tokens: int) -> Iterator[pa.RecordBatch]:
     try:
-        with pa.memory_map(str(path)) as file:
-            reader = pa.ipc.open_file(file)
+        with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
             if reader.schema != row_schema(row_tokens):
                 raise ValueError("its columns are not a training row's")
             yield from map(reader.get_batch, range(reader.num_record_batches))

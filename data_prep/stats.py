@@ -45,10 +45,12 @@ class StatsConfig:
     """Local processes that read lengths. Not used under MPI."""
 
 
-@dataclass(frozen=True)
-class Line:
-    """One language or pair. Of the documents or pairs that were `read`, encode dropped some, mix found some pairs too
-    long for a row, and `units` are left; `used` are the rows or pairs that training reads."""
+class Line(NamedTuple):
+    """One language or pair, or the sum of many.
+
+    Of the documents or pairs that were `read`, encode dropped some, mix found some pairs too long for a row, and
+    `units` are left. `available` are the rows or pairs that they fill once, `used` those that training reads.
+    """
 
     name: str
     bytes: int
@@ -57,12 +59,12 @@ class Line:
     dropped: int
     too_long: int
     tokens: int
-    unknown_rate: float
-    tokens_per_character: float
+    unknown: int
+    characters: int
     share_before: float
     share_after: float
     used: int
-    repeat: float
+    available: int
 
     def cells(self, task: str) -> dict[str, str]:
         """The values as people read them, by the headings of a task's table."""
@@ -75,12 +77,12 @@ class Line:
             "too long": f"{self.too_long:,}",
             units: f"{self.units:,}",
             "tokens": f"{self.tokens:,}",
-            "unknown": f"{self.unknown_rate:.3%}",
-            "tokens/char": f"{self.tokens_per_character:.3f}",
+            "unknown": f"{self.unknown / max(self.tokens, 1):.3%}",
+            "tokens/char": f"{self.tokens / max(self.characters, 1):.3f}",
             "share before α": f"{self.share_before:.3%}",
             "share after α": f"{self.share_after:.3%}",
             f"{used} used": f"{self.used:,}",
-            "repeat": f"{self.repeat:.2f}×",
+            "repeat": f"{self.used / max(self.available, 1):.2f}×",
         }
 
 
@@ -105,27 +107,21 @@ def lines_of(encoded_folder: Path, data_folder: Path, task: str) -> list[Line]:
                 dropped=sum(counts["dropped"].values()),
                 too_long=too_long,
                 tokens=counts["tokens"],
-                unknown_rate=counts["unknown"] / max(counts["tokens"], 1),
-                tokens_per_character=counts["tokens"] / max(counts["characters"], 1),
+                unknown=counts["unknown"],
+                characters=counts["characters"],
                 share_before=drawn.get("share_before", 0.0),
                 share_after=drawn.get("share_after", 0.0),
                 used=drawn.get("used", 0),
-                repeat=drawn.get("repeat", 0.0),
+                available=drawn.get("available", 0),
             )
         )
     return sorted(lines, key=lambda line: (-line.share_before, line.name))
 
 
 def total(lines: list[Line]) -> Line:
-    """The sum over all lines; rates are of all tokens."""
-    sums = {key: sum(getattr(line, key) for line in lines) for key in Line.__dataclass_fields__ if key != "name"}
-    tokens = max(sums["tokens"], 1)
-    characters = sum(line.tokens / line.tokens_per_character for line in lines if line.tokens)
-    available = sum(line.used / line.repeat for line in lines if line.repeat)
-    sums["unknown_rate"] = sum(line.unknown_rate * line.tokens for line in lines) / tokens
-    sums["tokens_per_character"] = sums["tokens"] / max(characters, 1)
-    sums["repeat"] = sums["used"] / available if available else 0.0
-    return Line("all", **sums)
+    """The sum over all lines."""
+    _, *columns = zip(*lines, strict=True)
+    return Line("all", *map(sum, columns))
 
 
 def size_text(number: int) -> str:
@@ -154,8 +150,7 @@ def _histogram(folder: Path, name: str) -> np.ndarray:
     """Of one shard, from its offsets alone."""
     counts = np.zeros(len(EDGES), dtype=np.int64)
     try:
-        with pa.memory_map(str(folder / name)) as file:
-            reader = pa.ipc.open_file(file)
+        with pa.memory_map(str(folder / name)) as file, pa.ipc.open_file(file) as reader:
             for batch in map(reader.get_batch, range(reader.num_record_batches)):
                 lengths = sum(np.diff(column.offsets.to_numpy()) for column in batch.columns)
                 counts += np.bincount(np.searchsorted(EDGES, lengths, side="right") - 1, minlength=len(EDGES))
@@ -277,12 +272,18 @@ def html(sections: Sequence[Section], mixed: Manifest) -> str:
     """The page, with its plots, in one file that needs nothing else."""
     from jinja2 import Environment, FileSystemLoader
 
-    loader = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters["inline"] = lambda svg: "data:image/svg+xml;base64," + base64.b64encode(svg).decode()
-    plots = {"share_plot": share_plot, "length_plot": length_plot, "loss_plot": loss_plot}
-    template = environment.get_template("stats.html.jinja")
-    return template.render(sections=sections, mixed=mixed, titles=TITLES, **plots)
+    return environment.get_template("stats.html.jinja").render(
+        sections=sections,
+        mixed=mixed,
+        titles=TITLES,
+        share_plot=share_plot,
+        length_plot=length_plot,
+        loss_plot=loss_plot,
+    )
 
 
 def share_plot(lines: Sequence[Line], alpha: float) -> bytes:
@@ -298,9 +299,9 @@ def share_plot(lines: Sequence[Line], alpha: float) -> bytes:
         shares.set_ylabel("share of the data")
         shares.legend(frameon=False, loc="upper right")
         for axes, values, label in (
-            (repeats, [line.repeat for line in lines], "repeats"),
-            (unknown, [100 * line.unknown_rate for line in lines], "unknown, %"),
-            (density, [line.tokens_per_character for line in lines], "tokens / char"),
+            (repeats, [line.used / max(line.available, 1) for line in lines], "repeats"),
+            (unknown, [100 * line.unknown / max(line.tokens, 1) for line in lines], "unknown, %"),
+            (density, [line.tokens / max(line.characters, 1) for line in lines], "tokens / char"),
         ):
             axes.bar(x, values, color=_AFTER, width=0.7)
             axes.set_ylabel(label)

@@ -135,8 +135,7 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
     schema, faults_of, count = _rules(folder, manifest)
     found: Found = Counter()
     try:
-        with pa.memory_map(str(path)) as file:
-            reader = pa.ipc.open_file(file)
+        with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
             columns, wanted = (", ".join(f"{c.name} {c.type}" for c in one) for one in (reader.schema, schema))
             _refuse(reader.schema != schema, f"{path} has columns {columns}, not {wanted}: {_again(folder)}")
             for batch in map(reader.get_batch, range(reader.num_record_batches)):

@@ -191,8 +191,7 @@ def sample_lines(
     the inputs have no text.
     """
     numbers, sizes = range(len(inputs)), [source.size for source in inputs]
-    counts = run_tasks(partial(_count, stage, inputs), numbers, sizes, processes, "count lines")
-    counted = [Counter(by_language) for by_language in counts]
+    counted = run_tasks(partial(_count, stage, inputs), numbers, sizes, processes, "count lines")
     lines = dict(sorted(sum(counted, Counter[str]()).items()))
     if not lines:
         raise ValueError(f"there is no text in {inputs[0].paths[0].parent}: a vocabulary needs some lines")
@@ -213,23 +212,21 @@ def _sides(source: Input, read: Counts) -> Iterator[tuple[list[str], ...]]:
     task = "mono" if len(source.languages) == 1 else "para"
     filters = make_filters(source.filters, task, source.corpus).text
     for block in READERS[source.format].blocks(source, _BLOCK):
-        sides: tuple[list[str], ...]
-        scores = None
         if task == "mono":
             paragraphs = DOCUMENT_READERS[source.format].paragraphs(source, block, read)
-            sides = ([line for lines, _ in paragraphs for line in lines],)
+            sides = Sides(([line for lines, _ in paragraphs for line in lines],), source.languages)
         else:
             pairs = list(PAIR_READERS[source.format].pairs(source, block, read))
-            sides = ([a for a, _, _ in pairs], [b for _, b, _ in pairs])
             scores = np.array([np.nan if score is None else score for _, _, score in pairs])
-        kept = np.ones(len(sides[0]), bool)
+            sides = Sides(([a for a, _, _ in pairs], [b for _, b, _ in pairs]), source.languages, scores)
+        kept = np.ones(len(sides.texts[0]), bool)
         if len(kept):
             for _, text_filter in filters:
-                kept &= ~text_filter(Sides(sides, source.languages, scores))
-            yield tuple(list(compress(side, kept)) for side in sides)
+                kept &= ~text_filter(sides)
+            yield tuple(list(compress(side, kept)) for side in sides.texts)
 
 
-def _count(stage: Stage, inputs: Sequence[Input], number: int) -> dict[str, int]:
+def _count(stage: Stage, inputs: Sequence[Input], number: int) -> Counter[str]:
     """Lines of each language in one input."""
     name = f"count-{number:05d}"
     result = stage.task_result(name)
@@ -242,7 +239,7 @@ def _count(stage: Stage, inputs: Sequence[Input], number: int) -> dict[str, int]
             warn(f"{' and '.join(map(str, source.paths))}: {words}")
         result = dict(+counts)
         stage.finish_task(name, result)
-    return result
+    return Counter(result)
 
 
 def _choose(
@@ -255,8 +252,7 @@ def _choose(
     number: int,
 ) -> dict[str, Path]:
     """Write the chosen lines of one input; a language's lines are numbered through all inputs."""
-    languages = inputs[number].languages
-    paths = {code: stage.folder / _SAMPLE / code / f"{number:05d}.txt" for code in languages}
+    paths = {code: stage.folder / _SAMPLE / code / f"{number:05d}.txt" for code in inputs[number].languages}
     name = f"{_SAMPLE}-{number:05d}"
     if stage.task_result(name) is not None:
         return paths
@@ -264,7 +260,7 @@ def _choose(
     with ExitStack() as stack:
         files = [stack.enter_context(new_file(path)) for path in paths.values()]
         for sides in _sides(inputs[number], Counts("lines")):
-            for language, side, file in zip(languages, sides, files, strict=True):
+            for language, side, file in zip(paths, sides, files, strict=True):
                 if side:
                     index = done[language] + np.arange(len(side))
                     chosen = permute(index, lines[language], key_of(seed, "vocab", language)) < quotas[language]

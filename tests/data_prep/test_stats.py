@@ -60,12 +60,14 @@ def test_lines_are_the_manifests_counts(prepared: Path, tmp_path: Path) -> None:
         counts = encoded.counts["by_language"][name]
         assert (line.bytes, line.units, line.tokens) == (counts["bytes"], counts["documents"], counts["tokens"])
         assert line.used == mixed.counts["by_language"].get(name, {"used": 0})["used"]
-    assert lines["el"].unknown_rate > 0.3 > lines["en"].unknown_rate
+    assert lines["el"].unknown / lines["el"].tokens > 0.3 > lines["en"].unknown / lines["en"].tokens
     assert lines["sw"].tokens == lines["sw"].used == 0
-    assert lines["en"].tokens_per_character == pytest.approx(lines["de"].tokens_per_character, rel=0.1)
+    english, german = lines["en"], lines["de"]
+    assert english.tokens / english.characters == pytest.approx(german.tokens / german.characters, rel=0.1)
     everything = total(list(lines.values()))
     assert everything.used == 40 and everything.share_after == pytest.approx(1)
-    assert everything.repeat == pytest.approx(40 / sum(c["available"] for c in mixed.counts["by_language"].values()))
+    assert everything.available == sum(counts["available"] for counts in mixed.counts["by_language"].values())
+    assert everything.cells("mono")["repeat"] == f"{40 / everything.available:.2f}×"
 
 
 def test_pairs_dropped_and_too_long_add_up(prepared: Path, vocab: Path, tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_page_and_table(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFi
 def test_what_looks_like_markup_is_text_on_the_page(prepared: Path) -> None:
     """A name or a reason comes out of the page as it went in, and begins no element."""
     name = "<script>alert(1)</script>&amp;\"'"
-    line = Line(name, 10, 1, 1, 0, 0, 5, 0.0, 0.5, 1.0, 1.0, 4, 1.0)
+    line = Line(name, 10, 1, 1, 0, 0, 5, 0, 10, 1.0, 1.0, 4, 4)
     losses = loss_table("documents", {name: 9}, {name: Counter({"<i>reason": 3})})
     lengths = {name: np.ones(len(EDGES), dtype=int)}
     written = html([Section("mono", [line], lengths, [losses])], read_manifest(prepared / "data" / "mono"))
@@ -132,10 +134,10 @@ def test_what_looks_like_markup_is_text_on_the_page(prepared: Path) -> None:
 
 
 def test_plot_shows_every_language_and_the_same_each_time() -> None:
-    line = Line("xx", 10, 1, 1, 0, 0, 5, 0.0, 0.5, 0.0, 0.0, 0, 0.0)
+    line = Line("xx", 10, 1, 1, 0, 0, 5, 0, 10, 0.0, 0.0, 0, 0)
     lines = [
-        replace(line, name="aa", share_before=0.9, share_after=0.6, repeat=0.5),
-        replace(line, share_before=0.1),
+        line._replace(name="aa", share_before=0.9, share_after=0.6, used=1, available=2),
+        line._replace(share_before=0.1),
         line,
     ]
     svg = share_plot(lines, 0.7)
