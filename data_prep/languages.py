@@ -7,7 +7,6 @@ punctuation.
 
 import difflib
 import re
-import unicodedata
 from collections.abc import Sequence
 from functools import cache
 
@@ -176,10 +175,10 @@ SCRIPTS = tuple(_RANGES)
 def _table() -> np.ndarray:
     """uint8 for every code point: 0 no letter of these scripts, else 1 + the index in SCRIPTS."""
     table = np.zeros(0x110000, np.uint8)
-    for number, ranges in enumerate(_RANGES.values()):
+    for number, ranges in enumerate(_RANGES.values(), 1):
         for first, last in ranges:
             for code in range(first, last + 1):
-                table[code] = (number + 1) * (unicodedata.category(chr(code))[0] == "L")
+                table[code] = number * chr(code).isalpha()
     return table
 
 

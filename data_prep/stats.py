@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from rich.filesize import decimal
 
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import shown
 from data_prep.store import write_file
-from xlme_ds.data.schema import TASKS, Manifest, read_manifest
+from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest
 
 TITLES = {"mono": "Languages", "para": "Language pairs"}
 
@@ -71,7 +72,7 @@ class Line(NamedTuple):
         name, units, used = ("language", "documents", "rows") if task == "mono" else ("pair", "pairs", "pairs")
         return {
             name: self.name,
-            "size": size_text(self.bytes),
+            "size": decimal(self.bytes),
             f"{units} read": f"{self.read:,}",
             "dropped": f"{self.dropped:,}",
             "too long": f"{self.too_long:,}",
@@ -124,38 +125,30 @@ def total(lines: list[Line]) -> Line:
     return Line("all", *map(sum, columns))
 
 
-def size_text(number: int) -> str:
-    """Bytes with a decimal unit."""
-    if number < 1000:
-        return f"{number} B"
-    power = min((len(str(number)) - 1) // 3, 4)
-    return f"{number / 1000**power:.1f} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
-
-
 def length_histograms(folder: Path, manifest: Manifest, processes: int) -> dict[str, np.ndarray]:
     """Lengths in tokens: records in each bin, int64 [len(EDGES)], by language or pair; both sides of a pair together.
 
     Raises ValueError for a shard that cannot be read.
     """
-    names = [shard.name for shard in manifest.shards]
     sizes = [shard.bytes for shard in manifest.shards]
-    counted = run_tasks(partial(_histogram, folder), names, sizes, processes, f"lengths {folder.name}")
+    counted = run_tasks(partial(_histogram, folder), manifest.shards, sizes, processes, f"lengths {folder.name}")
     found = {name: np.zeros(len(EDGES), dtype=np.int64) for name in manifest.counts["by_language"]}
-    for name, counts in zip(names, counted, strict=True):
-        found[name.split("/")[0]] += counts
+    for shard, counts in zip(manifest.shards, counted, strict=True):
+        found[shard.name.split("/")[0]] += counts
     return found
 
 
-def _histogram(folder: Path, name: str) -> np.ndarray:
+def _histogram(folder: Path, shard: Shard) -> np.ndarray:
     """Of one shard, from its offsets alone."""
+    path = folder / shard.name
     counts = np.zeros(len(EDGES), dtype=np.int64)
     try:
-        with pa.memory_map(str(folder / name)) as file, pa.ipc.open_file(file) as reader:
+        with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
             for batch in map(reader.get_batch, range(reader.num_record_batches)):
                 lengths = sum(np.diff(column.offsets.to_numpy()) for column in batch.columns)
                 counts += np.bincount(np.searchsorted(EDGES, lengths, side="right") - 1, minlength=len(EDGES))
     except pa.ArrowInvalid as error:
-        raise ValueError(f"{folder / name} cannot be read ({error}): check the folder with verify") from None
+        raise ValueError(f"{path} cannot be read ({error}): check the folder with verify") from None
     return counts
 
 
@@ -240,13 +233,11 @@ def _section(config: StatsConfig, task: str) -> Section:
 def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
     from rich.console import Console
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)  # a file has room for every column
+    console = Console(width=None if Console().is_terminal else 160)  # a file has room for every column
     for section in sections:
         histograms = [*section.lengths.values(), np.sum(list(section.lengths.values()), axis=0)]
-        with_lengths = zip(section.rows, histograms, strict=True)
-        rows = [cells | {"median tokens": f"{median(histogram):,}+"} for cells, histogram in with_lengths]
+        medians = ({"median tokens": f"{median(histogram):,}+"} for histogram in histograms)
+        rows = [cells | middle for cells, middle in zip(section.rows, medians, strict=True)]
         console.print(_table(TITLES[section.task], rows))
         for losses in section.losses:
             console.print(_table(losses.title, losses.rows))
@@ -258,11 +249,11 @@ def _show(config: StatsConfig, sections: Sequence[Section]) -> None:
 def _table(title: str, rows: Sequence[dict[str, str]]) -> object:
     """A table of the terminal; its last row is the sum."""
     from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for number, heading in enumerate(rows[0]):
-        table.add_column(heading, justify="right" if number else "left", no_wrap=number == 0)
+    first, *others = rows[0]
+    columns = Column(first, no_wrap=True), *(Column(heading, justify="right") for heading in others)
+    table = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         table.add_row(*row.values(), style="bold" if row is rows[-1] else None)
     return table

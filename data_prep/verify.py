@@ -181,10 +181,8 @@ def count_text(batch: pa.RecordBatch) -> Found:
 
 def _count_rows(sides: int, batch: pa.RecordBatch) -> Found:
     _, lengths, languages = (column.flatten().to_numpy() for column in batch.columns)
-    codes = np.sort(languages.reshape(-1, sides))
-    kinds, numbers = np.unique(codes, axis=0, return_counts=True)
-    found: Found = Counter(dict(zip(map(tuple, kinds.tolist()), numbers.tolist(), strict=True)))
-    return found + Counter(records=batch.num_rows, tokens=int(lengths.sum(dtype=np.int64)))
+    items: Found = Counter(map(tuple, np.sort(languages.reshape(-1, sides)).tolist()))
+    return items + Counter(records=batch.num_rows, tokens=int(lengths.sum(dtype=np.int64)))
 
 
 def _document_faults(batch: pa.RecordBatch, text_end: int) -> Faults:
@@ -270,8 +268,8 @@ def _check_manifest(folder: Path, manifest: Manifest, found: Sequence[Found]) ->
     languages = sorted(settings.get("languages", ()))
     ordered = [f"{number:05d}.arrow" for number in range(len(listed))]
     if manifest.stage == "encode":
-        groups = [group_languages(source[0], LANGUAGES) for source in settings.get("inputs", ())]
-        languages = sorted({LANGUAGES[index] for group in groups for index in group})
+        names = [source[0] for source in settings.get("inputs", ())]
+        languages = sorted({LANGUAGES[index] for name in names for index in group_languages(name, LANGUAGES)})
         ordered = sorted(listed)
     _refuse(listed != ordered, f"{path} lists the shards in another order than that of their names: {_again(folder)}")
     _refuse(

@@ -130,7 +130,6 @@ def _curve_file(stage: Stage, code: str, size: int) -> Path:
 
 
 def _merge(stage: Stage, config: VocapConfig, lines: dict[str, int], results: dict[str, dict[str, Any]]) -> None:
-    """One model of all languages' chosen pieces."""
     curves: dict[str, Curve] = {code: result["curve"] for code, result in results.items() if result["curve"]}
     if not curves:
         raise ValueError(f"there is no text in the inputs of {stage.folder}: a vocabulary needs some words")
@@ -191,8 +190,7 @@ def steps(curves: Mapping[str, Curve], weights: Mapping[str, float], step: int) 
     for language in sorted(curves):
         for a, b in pairwise(concave_hull(curves[language])):
             gain = weights[language] * _slope(a, b)
-            for start in range(a[0], b[0], step):
-                found.append((-gain, language, start, min(start + step, b[0])))
+            found += [(-gain, language, start, min(start + step, b[0])) for start in range(a[0], b[0], step)]
     return [(language, start, stop) for _, language, start, stop in sorted(found)]
 
 
@@ -249,8 +247,7 @@ def pool(vocabularies: Mapping[str, Pieces], weights: Mapping[str, float]) -> Pi
         mass = math.fsum(math.exp(score) for score in pieces.values())
         for piece, score in pieces.items():
             pooled[piece] = pooled.get(piece, 0.0) + weights[language] / total * math.exp(score) / mass
-    ranked = sorted(pooled.items(), key=lambda item: (-item[1], item[0]))
-    return {piece: math.log(probability) for piece, probability in ranked}
+    return {piece: math.log(pooled[piece]) for piece in sorted(pooled, key=lambda piece: (-pooled[piece], piece))}
 
 
 def plot(curves: Mapping[str, Curve], by_language: Mapping[str, Mapping[str, Any]]) -> bytes:

@@ -26,7 +26,6 @@ from data_prep.stats import (
     median,
     run,
     share_plot,
-    size_text,
     total,
 )
 from xlme_ds.data.schema import read_manifest
@@ -154,12 +153,6 @@ def test_folders_that_do_not_belong_together(prepared: Path, sentences: list[str
         run(StatsConfig(tmp_path / "encoded", prepared / "data", tmp_path / "out"))
     with pytest.raises(ValueError, match="run mix to its end first"):
         run(StatsConfig(tmp_path / "encoded", tmp_path, tmp_path / "out"))
-
-
-def test_sizes_are_readable() -> None:
-    assert [size_text(n) for n in (0, 999, 1000, 1_500_000, 2_300_000_000_000, 5 * 10**15)] == [
-        "0 B", "999 B", "1.0 kB", "1.5 MB", "2.3 TB", "5000.0 TB",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("task", ["mono", "para"])
