@@ -67,7 +67,6 @@ tr tur, ug uig, uk ukr, ur urd, uz uzb uzn, vi vie, xh xho, yi yid ydd, zh-Hans 
 zh-Hant zho_hant cmn_hant
 """
 _ALIASES |= {code: own for own, *codes in (entry.split() for entry in _THREE_LETTERS.split(",")) for code in codes}
-_COUNTRY = re.compile("[a-z]{2}")  # of en_XX, fr_FR
 _KNOWN = {code.lower().replace("-", "_"): code for code in LANGUAGES} | _ALIASES
 
 
@@ -116,7 +115,8 @@ def canonical(code: str) -> str:
         if spelling in _KNOWN:
             return _KNOWN[spelling]
     usual_scripts = [_SCRIPTS[script][0] for script in scripts_of(own)]
-    if own and (_COUNTRY.fullmatch(ending) or ending in usual_scripts):  # neither makes a difference here
+    # of en_XX and fr_FR; neither a country nor the usual script makes a difference here
+    if own and (re.fullmatch("[a-z]{2}", ending) or ending in usual_scripts):
         return own
     # Nearly every two or three letters are some language's: of codes that begin otherwise none is meant.
     same = [known for known in _KNOWN if own and known.split("_")[0] == language]

@@ -33,7 +33,6 @@ class Progress:
     """`with Progress("encode", total) as progress: progress.advance(amount)`; silent where `visible` is false."""
 
     def __init__(self, label: str, total: int, visible: bool = True):
-        self.label, self.total, self.done = label, total, 0
         self.said = time.monotonic()
         self.plain = visible and not sys.stderr.isatty()
         self.bar = Bar(
@@ -55,10 +54,10 @@ class Progress:
 
     def advance(self, amount: int) -> None:
         """Count `amount` of `total` as done."""
-        self.done += amount
         self.bar.advance(self.task, amount)
         if self.plain and time.monotonic() - self.said >= _PLAIN_SECONDS:
-            print(f"{self.label}: {100 * self.done // max(self.total, 1)}%", file=sys.stderr, flush=True)
+            (task,) = self.bar.tasks
+            print(f"{task.description}: {int(task.percentage)}%", file=sys.stderr, flush=True)
             self.said = time.monotonic()
 
 

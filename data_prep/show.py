@@ -136,8 +136,7 @@ def _with_language(batch: pa.RecordBatch, manifest: Manifest, language: str | No
         return range(batch.num_rows)
     codes = batch.column("languages")
     rows = pc.list_parent_indices(codes).to_numpy()
-    found: list[int] = np.unique(rows[codes.flatten().to_numpy() == manifest.languages.index(language)]).tolist()
-    return found
+    return list(np.unique(rows[codes.flatten().to_numpy() == manifest.languages.index(language)]).tolist())
 
 
 def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConfig, marks: bool) -> Iterator[Text]:

@@ -286,8 +286,7 @@ def share_plot(lines: Sequence[Line], alpha: float) -> bytes:
         shares.vlines(x, before, after, color="#cccccc")
         shares.scatter(x, before, s=16, color=_BEFORE, label="natural (α = 1)", zorder=2)
         shares.scatter(x, after, s=16, color=_AFTER, label=f"sampled (α = {alpha:g})", zorder=3)
-        shares.set_yscale("log")
-        shares.set_ylabel("share of the data")
+        shares.set(yscale="log", ylabel="share of the data")
         shares.legend(frameon=False, loc="upper right")
         for axes, values, label in (
             (repeats, [line.used / max(line.available, 1) for line in lines], "repeats"),
@@ -297,7 +296,7 @@ def share_plot(lines: Sequence[Line], alpha: float) -> bytes:
             axes.bar(x, values, color=_AFTER, width=0.7)
             axes.set_ylabel(label)
         repeats.axhline(1, color="#888888", linewidth=0.7, linestyle=":")
-        _name(density, [line.name for line in lines])
+        _name_columns(density, [line.name for line in lines])
         for axes in (shares, repeats, unknown, density):
             _rule(axes)
         figure.align_ylabels()
@@ -313,7 +312,7 @@ def length_plot(histograms: dict[str, np.ndarray]) -> bytes:
     with svg_figure((_width(counts.shape[1]), 3.6), "stats") as (figure, image):
         each, every = figure.subplots(1, 2, sharey=True, width_ratios=[6, 1])
         each.imshow(shares, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
-        _name(each, list(histograms))
+        _name_columns(each, list(histograms))
         octaves = [at for at in range(low, high) if EDGES[at] & (EDGES[at] - 1) == 0]
         each.set_yticks([at - low for at in octaves], [f"{EDGES[at]:,}" for at in octaves])
         each.set_ylabel("tokens, from")
@@ -335,7 +334,7 @@ def loss_plot(table: LossTable) -> bytes:
         axes.set_ylabel("lost, %")
         axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=8, borderpad=0)
         _rule(axes)
-        _name(axes, table.names)
+        _name_columns(axes, table.names)
     return image.getvalue()
 
 
@@ -344,8 +343,7 @@ def _rule(axes: Any) -> None:
     axes.set_axisbelow(True)
 
 
-def _name(axes: Any, names: Sequence[str]) -> None:
-    """Names along the x axis."""
+def _name_columns(axes: Any, names: Sequence[str]) -> None:
     axes.set_xticks(range(len(names)), names, rotation=90)
     axes.set_xlim(-0.8, len(names) - 0.2)
 

@@ -56,11 +56,10 @@ def run(config: VerifyConfig) -> None:
     """Check `config.data`. Raises ValueError naming the file and the row of the first fault."""
     for folder in on_root(lambda: _stage_folders(config.data)):
         manifest = on_root(partial(_readable_manifest, folder))
-        sizes = [shard.bytes for shard in manifest.shards]
-        check = partial(_check_shard, folder, manifest)
-        found = run_tasks(check, manifest.shards, sizes, config.processes, f"verify {folder.name}")
+        shards, check = manifest.shards, partial(_check_shard, folder, manifest)
+        found = run_tasks(check, shards, [s.bytes for s in shards], config.processes, f"verify {folder.name}")
         on_root(partial(_check_manifest, folder, manifest, found))
-        on_root(partial(say, f"{folder}: {len(manifest.shards)} shards, {manifest.rows:,} records, no fault"))
+        on_root(partial(say, f"{folder}: {len(shards)} shards, {manifest.rows:,} records, no fault"))
 
 
 def _stage_folders(data: Path) -> list[Path]:
@@ -242,8 +241,7 @@ def _item_faults(
     bad |= ((rows == BOS) & ~begins.reshape(rows.shape)).any(1)
     if sides == 2:
         separators = np.concatenate([[0], np.cumsum(flat == EOS)])
-        inside = separators[last] - separators[first + 1]
-        bad |= _any(record, inside != len(layout.between), len(rows))
+        bad |= _any(record, separators[last] - separators[first + 1] != len(layout.between), len(rows))
         bad |= _any(record, (flat[first + 1] == EOS) | (flat[last - 1] == EOS), len(rows))
         between = np.append(np.flatnonzero(flat == EOS), flat.size)[separators[first + 1]]
         ends = np.minimum(between + len(layout.between) - 1, flat.size - 1)

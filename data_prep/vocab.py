@@ -78,10 +78,14 @@ class VocabConfig(TextConfig):
 def run(config: VocabConfig) -> None:
     """Write `config.out`. Raises ValueError for settings or inputs that cannot work."""
     on_root(config.validate)
-    if config.model is not None:
-        _take_over(config, config.model)
-    else:
+    if config.model is None:
         _train(config)
+    else:
+        source = on_root(partial(Vocabulary, config.model))
+        stage = Stage(config.out, "vocab", {"model": source.sha256})
+        with stage.open():
+            if not stage.finished(config.processes):
+                on_root(lambda: finish_vocabulary(stage, source.path.read_bytes(), {}))
     on_root(lambda: say_size(config.out))
 
 
@@ -89,14 +93,6 @@ def say_size(out: Path) -> None:
     """Print how many ids the vocabulary in `out` has."""
     vocabulary = Vocabulary(out)
     say(f"{vocabulary.path}: {vocabulary.size:,} ids")
-
-
-def _take_over(config: VocabConfig, model: Path) -> None:
-    source = on_root(lambda: Vocabulary(model))
-    stage = Stage(config.out, "vocab", {"model": source.sha256})
-    with stage.open():
-        if not stage.finished(config.processes):
-            on_root(lambda: finish_vocabulary(stage, source.path.read_bytes(), {}))
 
 
 def _train(config: VocabConfig) -> None:

@@ -39,7 +39,6 @@ Curve = Sequence[tuple[int, float]]  # (pieces, ALP) by rising size; the first p
 _CURVES = "curves"
 _SETTINGS = ("size", "step", "largest", "shrink", "sentences", "alpha", "beta", "seed", "character_coverage")
 _CURVE, _CHOSEN = "#c3cddc", "#1f5fa8"
-_ADDED = 2  # <pad> and <mask> are ids of the vocabulary, not pieces
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,8 @@ def _merge(stage: Stage, config: VocapConfig, lines: dict[str, int], results: di
     shares = dict(zip(lines, map(float, temperature_shares(list(lines.values()), config.alpha)), strict=True))
     orders = {code: piece_order([_pieces(stage, code, size) for size, _ in curves[code]]) for code in curves}
     weights = {code: shares[code] ** config.beta for code in curves}
-    sizes = allocate(orders, curves, weights, config.step, config.size - _ADDED - len(SPECIALS))
+    pieces = config.size - len(SPECIALS) - 2  # <pad> and <mask> are ids of the vocabulary, not pieces
+    sizes = allocate(orders, curves, weights, config.step, pieces)
     chosen = {code: _chosen(stage, code, curves[code], orders[code][: sizes[code]]) for code in curves}
     owners = Counter(piece for pieces in chosen.values() for piece in pieces)
     by_language = {

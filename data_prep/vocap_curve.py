@@ -53,8 +53,7 @@ def count_words(lines: Iterable[str], memory: float = math.inf) -> WordCounts:
     """
     normalize = spm.SentencePieceNormalizer(rule_name=_NORMALIZATION).normalize
     counts: Counter[str] = Counter()
-    sentences = 0
-    needed = 0
+    sentences = needed = 0
     for line in lines:
         words = [word for word in normalize(line).split("▁") if word]
         needed += sum(_WORD_BYTES + _CHARACTER_BYTES * len(word) for word in set(words) if word not in counts)
