@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.languages import letters, scripts_of
+from data_prep.progress import refuse
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
 # The same in UTF-8, for a quick look at many lines; and CR, which needs a repair too.
@@ -229,12 +230,17 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
         *functions, tasks = _FILTERS[name]
         known = [key for function in functions if function for key in function.__kwdefaults__ or ()]
         for key, value in values.items():
-            if key not in known:
-                raise ValueError(f"{where}: filter {name} has no setting {key!r}: it has {', '.join(known) or 'none'}")
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ValueError(f"{where}: {key} of filter {name} is {value!r}: it must be a number")
-        if task not in tasks:
-            raise ValueError(f"{where}: filter {name} is not for task {task}: take it out")
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            refuse(
+                [
+                    (
+                        key in known,
+                        f"{where}: filter {name} has no setting {key!r}: it has {', '.join(known) or 'none'}",
+                    ),
+                    (number, f"{where}: {key} of filter {name} is {value!r}: it must be a number"),
+                ]
+            )
+        refuse([(task in tasks, f"{where}: filter {name} is not for task {task}: take it out")])
         for function, filters in zip(functions, made, strict=True):
             if function:
                 own = {key: values[key] for key in function.__kwdefaults__ or () if key in values}

@@ -1,8 +1,11 @@
-"""Messages on stdout and stderr. Progress of long work: a bar on a terminal, else a plain line every few seconds."""
+"""What a user reads: messages on stdout and stderr, refusals, and the progress of long work.
+
+Progress is a bar on a terminal, else a plain line every few seconds.
+"""
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rich.console import Console
 from rich.live import Live
@@ -29,12 +32,18 @@ def warn(words: str) -> None:
     print(f"warning: {shown(words)}", file=sys.stderr, flush=True)
 
 
+def refuse(checks: Iterable[tuple[bool, str]]) -> None:
+    """Raise ValueError with the sentence of the first check that fails; a check is whether something fits, and why."""
+    for fits, sentence in checks:
+        if not fits:
+            raise ValueError(sentence)
+
+
 class Progress:
     """`with Progress("encode", total) as progress: progress.advance(amount)`; silent where `visible` is false."""
 
     def __init__(self, label: str, total: int, visible: bool = True):
-        self.said = time.monotonic()
-        self.plain = visible and not sys.stderr.isatty()
+        self.plain, self.status = visible and not sys.stderr.isatty(), Status()
         self.bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -55,10 +64,9 @@ class Progress:
     def advance(self, amount: int) -> None:
         """Count `amount` of `total` as done."""
         self.bar.advance(self.task, amount)
-        if self.plain and time.monotonic() - self.said >= _PLAIN_SECONDS:
+        if self.plain:
             (task,) = self.bar.tasks
-            print(f"{task.description}: {int(task.percentage)}%", file=sys.stderr, flush=True)
-            self.said = time.monotonic()
+            self.status.show(lambda: f"{task.description}: {task.percentage:.0f}%")
 
 
 class Status:

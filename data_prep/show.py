@@ -14,7 +14,7 @@ from rich.text import Text
 
 from data_prep.languages import canonical
 from data_prep.parallel import on_root
-from data_prep.progress import shown
+from data_prep.progress import refuse, shown
 from xlme_ds.data.corrupt import corrupt
 from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, read_manifest, row_schema
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
@@ -69,13 +69,18 @@ def run(config: ShowConfig) -> None:
 
 
 def _run(config: ShowConfig) -> None:
-    if config.rows < 1 or config.start < 0:
-        raise ValueError(f"--rows is {config.rows} and --start {config.start}: at least 1 and 0 are needed")
-    if not 0 <= config.mask_fraction < 1:
-        raise ValueError(f"--mask-fraction is {config.mask_fraction}: it must be at least 0 and below 1")
     tasks = [config.task] if config.task else [t for t in TASKS if (config.data / t / "manifest.json").exists()]
-    if not tasks:
-        raise ValueError(f"{config.data} holds neither mono/manifest.json nor para/manifest.json: run mix first")
+    fraction = config.mask_fraction
+    refuse(
+        [
+            (
+                config.rows >= 1 and config.start >= 0,
+                f"--rows is {config.rows} and --start {config.start}: at least 1 and 0 are needed",
+            ),
+            (0 <= fraction < 1, f"--mask-fraction is {fraction}: it must be at least 0 and below 1"),
+            (bool(tasks), f"{config.data} holds neither mono/manifest.json nor para/manifest.json: run mix first"),
+        ]
+    )
     for task in tasks:
         _show(config, task)
 
@@ -83,23 +88,27 @@ def _run(config: ShowConfig) -> None:
 def _show(config: ShowConfig, task: str) -> None:
     folder, console = config.data / task, Console(highlight=False)
     manifest = read_manifest(folder)
-    if manifest.stage != "mix":
-        raise ValueError(f"{folder} was written by stage {manifest.stage}: show reads what mix wrote")
+    refuse([(manifest.stage == "mix", f"{folder} was written by stage {manifest.stage}: show reads what mix wrote")])
     vocabulary = Vocabulary(config.data / "vocab" / MODEL_FILE)
-    if vocabulary.sha256 != manifest.vocabulary_sha256:
-        raise ValueError(
-            f"{vocabulary.path} is not the vocabulary that {config.data} was made with: copy that one there"
-        )
     language = None if config.language is None else canonical(config.language)
-    if language is not None and language not in manifest.languages:
-        raise ValueError(f"{config.data} has no text in {language}: its languages are {' '.join(manifest.languages)}")
+    refuse(
+        [
+            (
+                vocabulary.sha256 == manifest.vocabulary_sha256,
+                f"{vocabulary.path} is not the vocabulary that {config.data} was made with: copy that one there",
+            ),
+            (
+                language is None or language in manifest.languages,
+                f"{config.data} has no text in {language}: its languages are {' '.join(manifest.languages)}",
+            ),
+        ]
+    )
     row: ShownRow | None = None
     for row in islice(rows_from(folder, manifest, config.start, language), config.rows):
         for line in _describe(row, task, vocabulary, config, marks=not console.is_terminal):
             console.print(line, soft_wrap=not console.is_terminal)
-    if row is None:
-        wanted = f" in {config.language}" if config.language else ""
-        raise ValueError(f"{folder} has no row{wanted} from row {config.start} on: it has {manifest.rows}")
+    wanted = f"row in {config.language}" if config.language else "row"
+    refuse([(row is not None, f"{folder} has no {wanted} from row {config.start} on: it has {manifest.rows}")])
 
 
 def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None) -> Iterator[ShownRow]:

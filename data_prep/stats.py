@@ -15,7 +15,7 @@ import pyarrow as pa
 from rich.filesize import decimal
 
 from data_prep.parallel import on_root, run_tasks
-from data_prep.progress import shown
+from data_prep.progress import refuse, shown
 from data_prep.store import write_file
 from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest
 
@@ -90,10 +90,14 @@ class Line(NamedTuple):
 def lines_of(encoded_folder: Path, data_folder: Path, task: str) -> list[Line]:
     """One line a language or pair, largest first. Raises ValueError when the folders do not belong together."""
     encoded, mixed = read_manifest(encoded_folder / task), read_manifest(data_folder / task)
-    if mixed.stage != "mix" or mixed.settings["encoded"] != encoded.fingerprint():
-        raise ValueError(
-            f"{data_folder / task} was not mixed from {encoded_folder / task}: name the folder it was mixed from"
-        )
+    refuse(
+        [
+            (
+                mixed.stage == "mix" and mixed.settings["encoded"] == encoded.fingerprint(),
+                f"{data_folder / task} was not mixed from {encoded_folder / task}: name the folder it was mixed from",
+            )
+        ]
+    )
     units = "documents" if task == "mono" else "pairs"
     lines = []
     for name, counts in encoded.counts["by_language"].items():
@@ -215,10 +219,14 @@ class Section(NamedTuple):
 def run(config: StatsConfig) -> None:
     """Print the tables and write `stats.html`. Raises ValueError when the two folders do not belong together."""
     tasks = on_root(lambda: [task for task in TASKS if (config.data / task / "manifest.json").exists()])
-    if not tasks:
-        raise ValueError(
-            f"{config.data} holds neither mono/manifest.json nor para/manifest.json: run mix to its end first"
-        )
+    refuse(
+        [
+            (
+                bool(tasks),
+                f"{config.data} holds neither mono/manifest.json nor para/manifest.json: run mix to its end first",
+            )
+        ]
+    )
     sections = [_section(config, task) for task in tasks]
     on_root(lambda: _show(config, sections))
 

@@ -24,7 +24,7 @@ import sentencepiece as spm
 from data_prep.clean import Counts, Sides, doubts, make_filters
 from data_prep.corpus import TextConfig, find_sources
 from data_prep.parallel import on_root, run_tasks
-from data_prep.progress import say, warn
+from data_prep.progress import refuse, say, warn
 from data_prep.readers import DOCUMENT_READERS, PAIR_READERS, READERS, Input
 from data_prep.sampling import apportion, key_of, permute, temperature_shares
 from data_prep.store import Stage, new_file, write_file
@@ -61,18 +61,28 @@ class VocabConfig(TextConfig):
 
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""
-        if self.model is None and not self.names_text:
-            raise ValueError(
-                "no text is given: set --mono, --para or --corpus to train a vocabulary, or --model to take one over"
-            )
-        if self.model is not None and self.names_text:
-            raise ValueError(
-                "--model takes a vocabulary over as it is: leave out --mono, --para and --corpus, or leave out --model"
-            )
-        if self.size < 16 or self.sentences < 1:
-            raise ValueError(f"--size is {self.size} and --sentences {self.sentences}: at least 16 and 1 are needed")
-        if not 0.98 <= self.character_coverage <= 1:
-            raise ValueError(f"--character-coverage is {self.character_coverage}: it must be between 0.98 and 1")
+        refuse(
+            [
+                (
+                    self.model is not None or self.names_text,
+                    "no text is given: set --mono, --para or --corpus to train a vocabulary, or --model to take one "
+                    "over",
+                ),
+                (
+                    self.model is None or not self.names_text,
+                    "--model takes a vocabulary over as it is: leave out --mono, --para and --corpus, or leave out "
+                    "--model",
+                ),
+                (
+                    self.size >= 16 and self.sentences >= 1,
+                    f"--size is {self.size} and --sentences {self.sentences}: at least 16 and 1 are needed",
+                ),
+                (
+                    0.98 <= self.character_coverage <= 1,
+                    f"--character-coverage is {self.character_coverage}: it must be between 0.98 and 1",
+                ),
+            ]
+        )
 
 
 def run(config: VocabConfig) -> None:
@@ -163,9 +173,10 @@ def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]
     """
     sources = find_sources(text).values()
     inputs = tuple(chain.from_iterable(found.inputs for found in sources))
-    for path in chain.from_iterable(source.paths for source in inputs):
-        if path.pipe:
-            raise ValueError(f"{path} is a named pipe, but lines are sampled in two passes: store it as a file")
+    refuse(
+        (not path.pipe, f"{path} is a named pipe, but lines are sampled in two passes: store it as a file")
+        for path in chain.from_iterable(source.paths for source in inputs)
+    )
     settings = {key: value for found in sources for key, value in found.settings.items()}
     settings["inputs"] = [
         [source.name, [list(file) for file in source.files], *([source.corpus] if source.corpus else [])]
@@ -187,12 +198,11 @@ def sample_lines(
     the inputs have no text.
     """
     numbers, sizes = range(len(inputs)), [source.size for source in inputs]
-    counted = run_tasks(partial(_count, stage, inputs), numbers, sizes, processes, "count lines")
+    counted = run_tasks(partial(_count_lines, stage, inputs), numbers, sizes, processes, "count lines")
     lines = dict(sorted(sum(counted, Counter[str]()).items()))
-    if not lines:
-        raise ValueError(f"there is no text in {inputs[0].paths[0].parent}: a vocabulary needs some lines")
+    refuse([(bool(lines), f"there is no text in {inputs[0].paths[0].parent}: a vocabulary needs some lines")])
     wanted = quotas(lines)
-    choose = partial(_choose, stage, inputs, counted, lines, wanted, seed)
+    choose = partial(_choose_lines, stage, inputs, counted, lines, wanted, seed)
     return lines, wanted, run_tasks(choose, numbers, sizes, processes, "sample lines")
 
 
@@ -222,8 +232,7 @@ def _sides(source: Input, read: Counts) -> Iterator[tuple[list[str], ...]]:
             yield tuple(list(compress(side, kept)) for side in sides.texts)
 
 
-def _count(stage: Stage, inputs: Sequence[Input], number: int) -> Counter[str]:
-    """Lines of each language in one input."""
+def _count_lines(stage: Stage, inputs: Sequence[Input], number: int) -> Counter[str]:
     name = f"count-{number:05d}"
     result = stage.task_result(name)
     if result is None:
@@ -238,7 +247,7 @@ def _count(stage: Stage, inputs: Sequence[Input], number: int) -> Counter[str]:
     return Counter(result)
 
 
-def _choose(
+def _choose_lines(
     stage: Stage,
     inputs: Sequence[Input],
     counted: Sequence[Counter[str]],
