@@ -44,10 +44,8 @@ def main(arguments: list[str]) -> int:
 def _check_names(arguments: list[str]) -> None:
     """Names that are not UTF-8 reach Python with lone surrogates, which neither Arrow nor JSON can hold."""
     for argument in arguments:
-        try:
-            argument.encode()
-        except UnicodeEncodeError:
-            raise ValueError(f"{argument} is not a name in UTF-8: rename it") from None
+        if argument.encode(errors="ignore").decode() != argument:
+            raise ValueError(f"{argument} is not a name in UTF-8: rename it")
 
 
 def _failed(stage: str, error: BaseException) -> int:
@@ -79,11 +77,9 @@ def _message(stage: str, error: BaseException, explained: Exception | None) -> s
 
 def _usage(arguments: list[str]) -> int:
     asked = bool(arguments) and arguments[0] in ("-h", "--help")
-    stages = "\n".join(f"  {name}" for name in STAGES)
-    text = f"usage: python -m data_prep STAGE --flags (STAGE --help lists them)\nstages, in the order of use:\n{stages}"
-    if arguments and not asked:
-        text = f"data_prep: error: there is no stage {arguments[0]!r}\n{text}"
-    print(text, file=sys.stdout if asked else sys.stderr)
+    lines = [f"data_prep: error: there is no stage {arguments[0]!r}"] if arguments and not asked else []
+    lines += ["usage: python -m data_prep STAGE --flags (STAGE --help lists them)", "stages, in the order of use:"]
+    print("\n".join([*lines, *(f"  {name}" for name in STAGES)]), file=sys.stdout if asked else sys.stderr)
     return 0 if asked else 2
 
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.languages import letters, scripts_of
+from data_prep.progress import refuse
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
 # The same in UTF-8, for a quick look at many lines; and CR, which needs a repair too.
@@ -69,22 +70,25 @@ class Counts:
         if self.unit == "documents":
             assert self.paragraphs_in == self.paragraphs + self.removed.total(), f"paragraphs were lost: {self}"
             removed = {"paragraphs_in": self.paragraphs_in, "removed": dict(sorted(self.removed.items()))}
-        numbers = ("files", "paragraphs", "characters", "bytes", "tokens", "unknown")
-        return {
+        return removed | {
             f"{self.unit}_in": self.units_in,
             self.unit: self.units,
             "dropped": dict(sorted(self.dropped.items())),
             "repaired": dict(sorted(self.repaired.items())),
-            **removed,
-        } | {name: getattr(self, name) for name in numbers}
+            "files": self.files,
+            "paragraphs": self.paragraphs,
+            "characters": self.characters,
+            "bytes": self.bytes,
+            "tokens": self.tokens,
+            "unknown": self.unknown,
+        }
 
 
 def add_counts(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     """Sum of two `Counts.as_json` values."""
-    total: dict[str, Any] = {}
-    for key in sorted(a.keys() | b.keys()):
-        both = [counts[key] for counts in (a, b) if key in counts]
-        total[key] = add_counts(both[0], both[-1] if len(both) == 2 else {}) if isinstance(both[0], dict) else sum(both)
+    total = dict(a)
+    for key, value in b.items():
+        total[key] = add_counts(total.get(key, {}), value) if isinstance(value, dict) else total.get(key, 0) + value
     return total
 
 
@@ -194,22 +198,15 @@ def _score(sides: Sides, *, least: float = 1.04) -> np.ndarray:
     return ~(sides.scores >= least)
 
 
-_TEXT_FILTERS: dict[str, Any] = {
-    "length": _length,
-    "identical_sides": _identical_sides,
-    "script": _script,
-    "boilerplate_length": _boilerplate_length,
-    "score": _score,
-}
-_TOKEN_FILTERS: dict[str, Any] = {"length": _length_tokens, "length_ratio": _length_ratio}
-_TASKS = {
-    "length": ("mono", "para"),
-    "length_ratio": ("para",),
-    "identical_sides": ("para",),
-    "script": ("mono", "para"),
-    "boilerplate_length": ("mono",),
-    "score": ("para",),
-    EXACT_DUPLICATES: ("mono", "para"),
+# What each filter drops by: text, and numbers of tokens; and the tasks that it is for.
+_FILTERS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
+    "length": (_length, _length_tokens, ("mono", "para")),
+    "length_ratio": (None, _length_ratio, ("para",)),
+    "identical_sides": (_identical_sides, None, ("para",)),
+    "script": (_script, None, ("mono", "para")),
+    "boilerplate_length": (_boilerplate_length, None, ("mono",)),
+    "score": (_score, None, ("para",)),
+    EXACT_DUPLICATES: (None, None, ("mono", "para")),
 }
 
 
@@ -226,19 +223,24 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
     """Filters from a description's tables. Raises ValueError, which names `where`, for a wrong name or setting."""
     made: list[list[tuple[str, Any]]] = [[], []]
     for name, values in settings.items():
-        if name not in _TASKS:
-            near = difflib.get_close_matches(name, list(_TASKS), n=1)
-            meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_TASKS)}"
+        if name not in _FILTERS:
+            near = difflib.get_close_matches(name, list(_FILTERS), n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_FILTERS)}"
             raise ValueError(f"{where}: there is no filter {name!r}: {meant}")
-        functions = [table.get(name) for table in (_TEXT_FILTERS, _TOKEN_FILTERS)]
+        *functions, tasks = _FILTERS[name]
         known = [key for function in functions if function for key in function.__kwdefaults__ or ()]
         for key, value in values.items():
-            if key not in known:
-                raise ValueError(f"{where}: filter {name} has no setting {key!r}: it has {', '.join(known) or 'none'}")
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ValueError(f"{where}: {key} of filter {name} is {value!r}: it must be a number")
-        if task not in _TASKS[name]:
-            raise ValueError(f"{where}: filter {name} is not for task {task}: take it out")
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            refuse(
+                [
+                    (
+                        key in known,
+                        f"{where}: filter {name} has no setting {key!r}: it has {', '.join(known) or 'none'}",
+                    ),
+                    (number, f"{where}: {key} of filter {name} is {value!r}: it must be a number"),
+                ]
+            )
+        refuse([(task in tasks, f"{where}: filter {name} is not for task {task}: take it out")])
         for function, filters in zip(functions, made, strict=True):
             if function:
                 own = {key: values[key] for key in function.__kwdefaults__ or () if key in values}

@@ -68,8 +68,11 @@ class Run:
         hashes = np.frombuffer(b"".join(self._hashes), "<u8")
         assert len(noted) == len(hashes)
         order = np.argsort(hashes, kind="stable")
-        arrays = {".noted.npy": noted, ".hash.npy": hashes[order], ".position.npy": order.astype("<u4")}
-        return tuple(_save(path.with_suffix(suffix), values, root) for suffix, values in arrays.items())
+        return (
+            _save(path.with_suffix(".noted.npy"), noted, root),
+            _save(path.with_suffix(".hash.npy"), hashes[order], root),
+            _save(path.with_suffix(".position.npy"), order.astype("<u4"), root),
+        )
 
 
 def slices(paragraphs: int) -> int:

@@ -7,7 +7,6 @@ punctuation.
 
 import difflib
 import re
-import unicodedata
 from collections.abc import Sequence
 from functools import cache
 
@@ -68,7 +67,6 @@ tr tur, ug uig, uk ukr, ur urd, uz uzb uzn, vi vie, xh xho, yi yid ydd, zh-Hans 
 zh-Hant zho_hant cmn_hant
 """
 _ALIASES |= {code: own for own, *codes in (entry.split() for entry in _THREE_LETTERS.split(",")) for code in codes}
-_COUNTRY = re.compile("[a-z]{2}")  # of en_XX, fr_FR
 _KNOWN = {code.lower().replace("-", "_"): code for code in LANGUAGES} | _ALIASES
 
 
@@ -117,7 +115,8 @@ def canonical(code: str) -> str:
         if spelling in _KNOWN:
             return _KNOWN[spelling]
     usual_scripts = [_SCRIPTS[script][0] for script in scripts_of(own)]
-    if own and (_COUNTRY.fullmatch(ending) or ending in usual_scripts):  # neither makes a difference here
+    # of en_XX and fr_FR; neither a country nor the usual script makes a difference here
+    if own and (re.fullmatch("[a-z]{2}", ending) or ending in usual_scripts):
         return own
     # Nearly every two or three letters are some language's: of codes that begin otherwise none is meant.
     same = [known for known in _KNOWN if own and known.split("_")[0] == language]
@@ -176,17 +175,16 @@ SCRIPTS = tuple(_RANGES)
 def _table() -> np.ndarray:
     """uint8 for every code point: 0 no letter of these scripts, else 1 + the index in SCRIPTS."""
     table = np.zeros(0x110000, np.uint8)
-    for number, ranges in enumerate(_RANGES.values()):
+    for number, ranges in enumerate(_RANGES.values(), 1):
         for first, last in ranges:
             for code in range(first, last + 1):
-                table[code] = (number + 1) * (unicodedata.category(chr(code))[0] == "L")
+                table[code] = number * chr(code).isalpha()
     return table
 
 
 def letters(lines: Sequence[str], scripts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """int64 letters of each (non-empty) line that belong to `scripts`, and letters of any script."""
-    codes = np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)
-    found = _table()[codes]
+    found = _table()[np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)]
     wanted = np.zeros(len(SCRIPTS) + 1, bool)
     wanted[[1 + SCRIPTS.index(script) for script in scripts]] = True
     lengths = np.fromiter(map(len, lines), np.int64, len(lines))

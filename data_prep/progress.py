@@ -1,8 +1,11 @@
-"""Messages on stdout and stderr. Progress of long work: a bar on a terminal, else a plain line every few seconds."""
+"""What a user reads: messages on stdout and stderr, refusals, and the progress of long work.
+
+Progress is a bar on a terminal, else a plain line every few seconds.
+"""
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rich.console import Console
 from rich.live import Live
@@ -29,16 +32,26 @@ def warn(words: str) -> None:
     print(f"warning: {shown(words)}", file=sys.stderr, flush=True)
 
 
+def refuse(checks: Iterable[tuple[bool, str]]) -> None:
+    """Raise ValueError with the sentence of the first check that fails; a check is whether something fits, and why."""
+    for fits, sentence in checks:
+        if not fits:
+            raise ValueError(sentence)
+
+
 class Progress:
     """`with Progress("encode", total) as progress: progress.advance(amount)`; silent where `visible` is false."""
 
     def __init__(self, label: str, total: int, visible: bool = True):
-        self.label, self.total, self.done = label, total, 0
-        self.said = time.monotonic()
-        self.plain = visible and not sys.stderr.isatty()
-        texts = TextColumn("{task.description}"), TextColumn("{task.percentage:>3.0f}%")
-        columns = texts[0], BarColumn(), texts[1], TimeRemainingColumn()
-        self.bar = Bar(*columns, console=Console(stderr=True), disable=self.plain or not visible)
+        self.plain, self.status = visible and not sys.stderr.isatty(), Status()
+        self.bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=self.plain or not visible,
+        )
         self.task = self.bar.add_task(label, total=total)
 
     def __enter__(self) -> "Progress":
@@ -50,11 +63,10 @@ class Progress:
 
     def advance(self, amount: int) -> None:
         """Count `amount` of `total` as done."""
-        self.done += amount
         self.bar.advance(self.task, amount)
-        if self.plain and time.monotonic() - self.said >= _PLAIN_SECONDS:
-            print(f"{self.label}: {100 * self.done // max(self.total, 1)}%", file=sys.stderr, flush=True)
-            self.said = time.monotonic()
+        if self.plain:
+            (task,) = self.bar.tasks
+            self.status.show(lambda: f"{task.description}: {task.percentage:.0f}%")
 
 
 class Status:
@@ -68,8 +80,9 @@ class Status:
         """Print `words()`; on a terminal they are asked for again every second until `stop`."""
         if sys.stderr.isatty():
             if self.live is None:
-                console = Console(stderr=True)
-                self.live = Live(get_renderable=lambda: Text(words()), console=console, refresh_per_second=1)
+                self.live = Live(
+                    get_renderable=lambda: Text(words()), console=Console(stderr=True), refresh_per_second=1
+                )
                 self.live.start(refresh=True)
         elif time.monotonic() - self.said >= _PLAIN_SECONDS:
             print(words(), file=sys.stderr, flush=True)

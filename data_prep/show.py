@@ -14,12 +14,11 @@ from rich.text import Text
 
 from data_prep.languages import canonical
 from data_prep.parallel import on_root
-from data_prep.progress import shown
+from data_prep.progress import refuse, shown
 from xlme_ds.data.corrupt import corrupt
 from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, read_manifest, row_schema
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
-_OPEN, _CLOSE = "⟦", "⟧"  # around masked text where the output has no colour
 _SPACE = "▁"  # SentencePiece's mark of a space
 
 
@@ -41,13 +40,6 @@ class ShowConfig:
     """The run's --seed, which decides the masked positions."""
     mask_fraction: float = 0.15
     """The run's --objective.mask-fraction; 0 marks nothing."""
-
-    def validate(self) -> None:
-        """Raise ValueError for settings that cannot work."""
-        if self.rows < 1 or self.start < 0:
-            raise ValueError(f"--rows is {self.rows} and --start {self.start}: at least 1 and 0 are needed")
-        if not 0 <= self.mask_fraction < 1:
-            raise ValueError(f"--mask-fraction is {self.mask_fraction}: it must be at least 0 and below 1")
 
 
 @dataclass(frozen=True)
@@ -77,36 +69,46 @@ def run(config: ShowConfig) -> None:
 
 
 def _run(config: ShowConfig) -> None:
-    config.validate()
     tasks = [config.task] if config.task else [t for t in TASKS if (config.data / t / "manifest.json").exists()]
-    if not tasks:
-        raise ValueError(f"{config.data} holds neither mono/manifest.json nor para/manifest.json: run mix first")
+    fraction = config.mask_fraction
+    refuse(
+        [
+            (
+                config.rows >= 1 and config.start >= 0,
+                f"--rows is {config.rows} and --start {config.start}: at least 1 and 0 are needed",
+            ),
+            (0 <= fraction < 1, f"--mask-fraction is {fraction}: it must be at least 0 and below 1"),
+            (bool(tasks), f"{config.data} holds neither mono/manifest.json nor para/manifest.json: run mix first"),
+        ]
+    )
     for task in tasks:
         _show(config, task)
 
 
 def _show(config: ShowConfig, task: str) -> None:
-    """Print rows of one task."""
     folder, console = config.data / task, Console(highlight=False)
     manifest = read_manifest(folder)
-    if manifest.stage != "mix":
-        raise ValueError(f"{folder} was written by stage {manifest.stage}: show reads what mix wrote")
+    refuse([(manifest.stage == "mix", f"{folder} was written by stage {manifest.stage}: show reads what mix wrote")])
     vocabulary = Vocabulary(config.data / "vocab" / MODEL_FILE)
-    if vocabulary.sha256 != manifest.vocabulary_sha256:
-        raise ValueError(
-            f"{vocabulary.path} is not the vocabulary that {config.data} was made with: copy that one there"
-        )
     language = None if config.language is None else canonical(config.language)
-    if language is not None and language not in manifest.languages:
-        raise ValueError(f"{config.data} has no text in {language}: its languages are {' '.join(manifest.languages)}")
-    found = False
+    refuse(
+        [
+            (
+                vocabulary.sha256 == manifest.vocabulary_sha256,
+                f"{vocabulary.path} is not the vocabulary that {config.data} was made with: copy that one there",
+            ),
+            (
+                language is None or language in manifest.languages,
+                f"{config.data} has no text in {language}: its languages are {' '.join(manifest.languages)}",
+            ),
+        ]
+    )
+    row: ShownRow | None = None
     for row in islice(rows_from(folder, manifest, config.start, language), config.rows):
-        found = True
-        for line in describe(row, task, vocabulary, config, marks=not console.is_terminal):
+        for line in _describe(row, task, vocabulary, config, marks=not console.is_terminal):
             console.print(line, soft_wrap=not console.is_terminal)
-    if not found:
-        wanted = f" in {config.language}" if config.language else ""
-        raise ValueError(f"{folder} has no row{wanted} from row {config.start} on: it has {manifest.rows}")
+    wanted = f"row in {config.language}" if config.language else "row"
+    refuse([(row is not None, f"{folder} has no {wanted} from row {config.start} on: it has {manifest.rows}")])
 
 
 def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None) -> Iterator[ShownRow]:
@@ -127,8 +129,7 @@ def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None
 
 def _batches(path: Path, row_tokens: int) -> Iterator[pa.RecordBatch]:
     try:
-        with pa.memory_map(str(path)) as file:
-            reader = pa.ipc.open_file(file)
+        with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
             if reader.schema != row_schema(row_tokens):
                 raise ValueError("its columns are not a training row's")
             yield from map(reader.get_batch, range(reader.num_record_batches))
@@ -144,11 +145,10 @@ def _with_language(batch: pa.RecordBatch, manifest: Manifest, language: str | No
         return range(batch.num_rows)
     codes = batch.column("languages")
     rows = pc.list_parent_indices(codes).to_numpy()
-    found: list[int] = np.unique(rows[codes.flatten().to_numpy() == manifest.languages.index(language)]).tolist()
-    return found
+    return list(np.unique(rows[codes.flatten().to_numpy() == manifest.languages.index(language)]).tolist())
 
 
-def describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConfig, marks: bool) -> Iterator[Text]:
+def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConfig, marks: bool) -> Iterator[Text]:
     """The lines of one row: a heading, then every item with its languages and the text of its sides."""
     masked = row.masked(task, config.seed, config.mask_fraction)
     facts = f"{len(row.lengths)} item{'s' * (len(row.lengths) != 1)}, {sum(row.lengths)} of {len(row.tokens)} tokens"
@@ -172,7 +172,10 @@ def _sides(row: ShownRow, begin: int, end: int, sides: int) -> list[tuple[int, i
 
 
 def text_of(tokens: np.ndarray, first: int, stop: int, masked: set[int], vocabulary: Vocabulary, marks: bool) -> Text:
-    """Text of the tokens [first, stop): masked ones reversed, and each in ⟦⟧ when `marks`; `</s>` is written out."""
+    """Text of the tokens [first, stop): masked ones reversed, and each in ⟦⟧ when `marks`; `</s>` is written out.
+
+    `marks` is for an output without colour.
+    """
     line = Text()
     for position in range(first, stop):
         token = int(tokens[position])
@@ -184,7 +187,7 @@ def text_of(tokens: np.ndarray, first: int, stop: int, masked: set[int], vocabul
             line.append(" ")
         words = shown(piece.removeprefix(_SPACE).replace(_SPACE, " "))
         if position in masked:
-            line.append(f"{_OPEN}{words}{_CLOSE}" if marks else words or " ", style="reverse")
+            line.append(f"⟦{words}⟧" if marks else words or " ", style="reverse")
         else:
             line.append(words)
     return line

@@ -13,7 +13,6 @@ vocabulary over its chosen pieces and w_i its weight in the objective, that is t
 those weights.
 """
 
-import io
 import math
 import shutil
 from collections import Counter
@@ -24,29 +23,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from data_prep.corpus import TextConfig
-from data_prep.line_sample import SAMPLE, choose_lines, count_lines, read_lines, sampled_inputs
 from data_prep.parallel import on_root, run_tasks
-from data_prep.readers import Input
+from data_prep.progress import refuse
 from data_prep.sampling import temperature_shares
+from data_prep.stats import svg_figure
 from data_prep.store import Stage, write_file
-from data_prep.vocab import finish_vocabulary, say_size
+from data_prep.vocab import finish_vocabulary, read_lines, sample_lines, sampled_inputs, say_size
 from data_prep.vocap_curve import SPECIALS, Pieces, curve, fitting_words, parse, serialize
 from xlme_ds.data.schema import write_json
 
 Curve = Sequence[tuple[int, float]]  # (pieces, ALP) by rising size; the first point is the characters alone
 
-CURVES = "curves"
+_CURVES = "curves"
 _SETTINGS = ("size", "step", "largest", "shrink", "sentences", "alpha", "beta", "seed", "character_coverage")
 _CURVE, _CHOSEN = "#c3cddc", "#1f5fa8"
-_STYLE = {
-    "svg.hashsalt": "vocap",
-    "svg.fonttype": "none",  # a third of the size
-    "font.size": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
-_ADDED = 2  # <pad> and <mask> are ids of the vocabulary, not pieces
 
 
 @dataclass(frozen=True)
@@ -78,19 +71,25 @@ class VocapConfig(TextConfig):
 
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""
-        if min(self.step, self.sentences) < 1 or self.largest < self.step:
-            raise ValueError(
-                f"--step is {self.step}, --largest {self.largest} and --sentences {self.sentences}: they must be at "
-                "least 1, and --largest at least --step"
-            )
-        if not 0.5 <= self.shrink <= 0.98:
-            raise ValueError(f"--shrink is {self.shrink}: it must be between 0.5 (fast) and 0.98 (many points)")
-        if not 0 <= self.beta <= 1:
-            raise ValueError(f"--beta is {self.beta}: it must be between 0 and 1")
-        if self.size < 16:
-            raise ValueError(f"--size is {self.size}: at least 16 ids are needed")
-        if not 0.98 <= self.character_coverage <= 1:
-            raise ValueError(f"--character-coverage is {self.character_coverage}: it must be between 0.98 and 1")
+        refuse(
+            [
+                (
+                    min(self.step, self.sentences) >= 1 and self.largest >= self.step,
+                    f"--step is {self.step}, --largest {self.largest} and --sentences {self.sentences}: they must be "
+                    "at least 1, and --largest at least --step",
+                ),
+                (
+                    0.5 <= self.shrink <= 0.98,
+                    f"--shrink is {self.shrink}: it must be between 0.5 (fast) and 0.98 (many points)",
+                ),
+                (0 <= self.beta <= 1, f"--beta is {self.beta}: it must be between 0 and 1"),
+                (self.size >= 16, f"--size is {self.size}: at least 16 ids are needed"),
+                (
+                    0.98 <= self.character_coverage <= 1,
+                    f"--character-coverage is {self.character_coverage}: it must be between 0.98 and 1",
+                ),
+            ]
+        )
         temperature_shares([1], self.alpha)
 
 
@@ -99,28 +98,19 @@ def run(config: VocapConfig) -> None:
     on_root(config.validate)
     inputs, text_settings = on_root(lambda: sampled_inputs(config))
     stage = Stage(config.out, "vocap", {name: getattr(config, name) for name in _SETTINGS} | text_settings)
+
+    def quotas(lines: dict[str, int]) -> dict[str, int]:
+        return {code: min(number, config.sentences) for code, number in lines.items()}
+
     with stage.open():
         if not stage.finished(config.processes):
-            _make(stage, config, inputs)
-        on_root(lambda: _clear(stage))
+            lines, sizes, chosen = sample_lines(stage, inputs, quotas, config.seed, config.processes)
+            tasks = [(code, tuple(files[code] for files in chosen if code in files)) for code in lines]
+            write = partial(_write_curve, stage, config)
+            results = run_tasks(write, tasks, list(sizes.values()), config.processes, "curves")
+            on_root(lambda: _merge(stage, config, lines, dict(zip(lines, results, strict=True))))
+        on_root(lambda: shutil.rmtree(stage.folder / _CURVES, ignore_errors=True))
     on_root(lambda: say_size(config.out))
-
-
-def _clear(stage: Stage) -> None:
-    for name in (SAMPLE, CURVES):
-        shutil.rmtree(stage.folder / name, ignore_errors=True)
-
-
-def _make(stage: Stage, config: VocapConfig, inputs: Sequence[Input]) -> None:
-    counted = count_lines(stage, inputs, config.processes)
-    lines = dict(sorted(sum(counted, Counter[str]()).items()))
-    quotas = {code: min(count, config.sentences) for code, count in lines.items()}
-    chosen = choose_lines(stage, inputs, counted, quotas, config.seed, config.processes)
-    tasks = [(code, tuple(files[code] for files in chosen if code in files)) for code in lines]
-    results = run_tasks(partial(_write_curve, stage, config), tasks, list(quotas.values()), config.processes, "curves")
-    curves = {code: result["curve"] for code, result in zip(lines, results, strict=True) if result["curve"]}
-    sampled = {code: result["sentences"] for code, result in zip(lines, results, strict=True)}
-    on_root(lambda: _merge(stage, config, lines, sampled, curves))
 
 
 def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, tuple[Path, ...]]) -> dict[str, Any]:
@@ -142,25 +132,23 @@ def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, tuple[Path,
 
 
 def _curve_file(stage: Stage, code: str, size: int) -> Path:
-    return stage.folder / CURVES / code / f"{size}.model"
+    return stage.folder / _CURVES / code / f"{size}.model"
 
 
-def _merge(
-    stage: Stage, config: VocapConfig, lines: dict[str, int], sampled: dict[str, int], curves: dict[str, Curve]
-) -> None:
-    """One model of all languages' chosen pieces."""
-    if not curves:
-        raise ValueError(f"there is no text in the inputs of {stage.folder}: a vocabulary needs some words")
+def _merge(stage: Stage, config: VocapConfig, lines: dict[str, int], results: dict[str, dict[str, Any]]) -> None:
+    curves: dict[str, Curve] = {code: result["curve"] for code, result in results.items() if result["curve"]}
+    refuse([(bool(curves), f"there is no text in the inputs of {stage.folder}: a vocabulary needs some words")])
     shares = dict(zip(lines, map(float, temperature_shares(list(lines.values()), config.alpha)), strict=True))
     orders = {code: piece_order([_pieces(stage, code, size) for size, _ in curves[code]]) for code in curves}
     weights = {code: shares[code] ** config.beta for code in curves}
-    sizes = allocate(orders, curves, weights, config.step, config.size - _ADDED - len(SPECIALS))
+    pieces = config.size - len(SPECIALS) - 2  # <pad> and <mask> are ids of the vocabulary, not pieces
+    sizes = allocate(orders, curves, weights, config.step, pieces)
     chosen = {code: _chosen(stage, code, curves[code], orders[code][: sizes[code]]) for code in curves}
     owners = Counter(piece for pieces in chosen.values() for piece in pieces)
     by_language = {
         code: {
             "lines": lines[code],
-            "sampled": sampled[code],
+            "sampled": results[code]["sentences"],
             "share_before": lines[code] / sum(lines.values()),
             "share_after": shares[code],
             "pieces": len(chosen[code]),
@@ -206,11 +194,9 @@ def steps(curves: Mapping[str, Curve], weights: Mapping[str, float], step: int) 
     """
     found = []
     for language in sorted(curves):
-        hull = concave_hull(curves[language])
-        for a, b in pairwise(hull):
+        for a, b in pairwise(concave_hull(curves[language])):
             gain = weights[language] * _slope(a, b)
-            for start in range(a[0], b[0], step):
-                found.append((-gain, language, start, min(start + step, b[0])))
+            found += [(-gain, language, start, min(start + step, b[0])) for start in range(a[0], b[0], step)]
     return [(language, start, stop) for _, language, start, stop in sorted(found)]
 
 
@@ -267,18 +253,12 @@ def pool(vocabularies: Mapping[str, Pieces], weights: Mapping[str, float]) -> Pi
         mass = math.fsum(math.exp(score) for score in pieces.values())
         for piece, score in pieces.items():
             pooled[piece] = pooled.get(piece, 0.0) + weights[language] / total * math.exp(score) / mass
-    ranked = sorted(pooled.items(), key=lambda item: (-item[1], item[0]))
-    return {piece: math.log(probability) for piece, probability in ranked}
+    return {piece: math.log(pooled[piece]) for piece in sorted(pooled, key=lambda piece: (-pooled[piece], piece))}
 
 
 def plot(curves: Mapping[str, Curve], by_language: Mapping[str, Mapping[str, Any]]) -> bytes:
     """Every language's curve with its size, and sizes against amounts of text: an SVG image, always the same bytes."""
-    import matplotlib
-    import numpy as np
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(9.6, 4.2), layout="constrained")
+    with svg_figure((9.6, 4.2), "vocap", "none") as (figure, image):  # text as text is a third of the size
         left, right = figure.subplots(1, 2)
         lines = [by_language[code]["lines"] for code in curves]
         pieces = [by_language[code]["pieces"] for code in curves]
@@ -298,6 +278,4 @@ def plot(curves: Mapping[str, Curve], by_language: Mapping[str, Mapping[str, Any
             title="curves, and the sizes chosen",
         )
         right.set(xscale="log", yscale="log", xlabel="lines of text", ylabel="pieces given", title="allocation")
-        image = io.BytesIO()
-        figure.savefig(image, format="svg", metadata={"Date": None})
     return image.getvalue()

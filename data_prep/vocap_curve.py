@@ -53,8 +53,7 @@ def count_words(lines: Iterable[str], memory: float = math.inf) -> WordCounts:
     """
     normalize = spm.SentencePieceNormalizer(rule_name=_NORMALIZATION).normalize
     counts: Counter[str] = Counter()
-    sentences = 0
-    needed = 0
+    sentences = needed = 0
     for line in lines:
         words = [word for word in normalize(line).split("▁") if word]
         needed += sum(_WORD_BYTES + _CHARACTER_BYTES * len(word) for word in set(words) if word not in counts)
@@ -139,9 +138,11 @@ def train(text: WordCounts, size: int, coverage: float, seeds: CurvePoint | None
         options: dict[str, Any] = {}
         if seeds is not None:
             options["seed_sentencepieces_file"] = file.name
-            for piece, score in seeds.pieces.items():
-                if len(piece) > 1:  # the characters are always seeds
-                    file.write(f"{piece}\t{max(1, round(math.exp(score) * seeds.tokens))}\n")
+            file.writelines(
+                f"{piece}\t{max(1, round(math.exp(score) * seeds.tokens))}\n"
+                for piece, score in seeds.pieces.items()
+                if len(piece) > 1  # the characters are always seeds
+            )
             file.flush()
         try:
             spm.SentencePieceTrainer.train(
@@ -177,11 +178,9 @@ def measure(text: WordCounts, pieces: Pieces) -> CurvePoint:
     scores = np.array([0.0] * len(SPECIALS) + list(pieces.values()))
     scores[0] = min(pieces.values()) - _UNKNOWN_PENALTY
     total, tokens = 0.0, 0
-    stream = iter(zip(text.words, text.counts, strict=True))
-    while block := list(islice(stream, _WORDS)):
-        ids = processor.encode([word for word, _ in block])
-        lengths = np.array([len(word) for word in ids])
-        counts = np.repeat([count for _, count in block], lengths)
+    for start in range(0, len(text.words), _WORDS):
+        ids = processor.encode(text.words[start : start + _WORDS])
+        counts = np.repeat(text.counts[start : start + _WORDS], [len(word) for word in ids])
         total += float(np.dot(scores[np.concatenate(ids).astype(np.int64)], counts))
         tokens += int(counts.sum())
     return CurvePoint(pieces, total / text.sentences, tokens)
@@ -192,16 +191,17 @@ def serialize(pieces: Pieces, normalization: str = _NORMALIZATION) -> bytes:
     model = proto.ModelProto()
     model.ParseFromString(spm.SentencePieceNormalizer(rule_name=normalization).serialized_model_proto())
     # the normaliser's own flags are those of a tool that only normalises; these are a trained model's
-    flags = dict.fromkeys(("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"), True)
-    model.normalizer_spec.MergeFrom(proto.NormalizerSpec(**flags))
+    model.normalizer_spec.MergeFrom(
+        proto.NormalizerSpec(add_dummy_prefix=True, remove_extra_whitespaces=True, escape_whitespaces=True)
+    )
     kind = proto.ModelProto.SentencePiece
     for piece in SPECIALS:
         model.pieces.add(piece=piece, score=0.0, type=kind.UNKNOWN if piece == "<unk>" else kind.CONTROL)
     for piece, score in pieces.items():
         model.pieces.add(piece=piece, score=score)
-    size = len(model.pieces)
-    ids = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1}
-    model.trainer_spec.MergeFrom(proto.TrainerSpec(model_type=proto.TrainerSpec.UNIGRAM, vocab_size=size, **ids))
+    unigram, size = proto.TrainerSpec.UNIGRAM, len(model.pieces)
+    trainer = proto.TrainerSpec(model_type=unigram, vocab_size=size, unk_id=0, bos_id=1, eos_id=2, pad_id=-1)
+    model.trainer_spec.MergeFrom(trainer)
     return bytes(model.SerializeToString(deterministic=True))
 
 
