@@ -173,8 +173,10 @@ def _read(description: str, places: dict[str, str]) -> CorpusDescription:
     if not place:
         raise ValueError(f"{where} does not say where the corpus is: give --where {values['name']}=FOLDER")
     columns = tuple(values.get("columns", reader.columns))
-    if problem := reader.columns_problem(columns):
-        raise ValueError(f"{where}: columns are {list(columns)}: {problem}")
+    if "text" in reader.columns and len(columns) != 1:
+        raise ValueError(f"{where}: columns are {list(columns)}: name the one that has the text")
+    if "source" in reader.columns and not {"source", "target"} <= set(columns):
+        raise ValueError(f"{where}: columns are {list(columns)}: 'source' and 'target' must be among them")
     filters = values.get("filters", {})
     make_filters(filters, reader.task, where)
     if "score" in filters and "score" not in columns:

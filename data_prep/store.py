@@ -57,7 +57,7 @@ class Stage:
 
     def _open(self, held: ExitStack) -> None:
         make_folder(self.folder / "tasks")
-        held.enter_context(lock(self.folder))
+        _lock(self.folder, held)
         for leftover in self.folder.rglob(".*.tmp"):
             leftover.unlink()
         path = self.folder / "settings.json"
@@ -196,26 +196,22 @@ def written_files(result: dict[str, Any]) -> list[Shard]:
     return [Shard(**file) for file in files if file]
 
 
-@contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Keep other processes out of `folder` until the block or the process ends. Raises ValueError when one is in it."""
+def _lock(folder: Path, held: ExitStack) -> None:
+    """Keep other processes out of `folder` until `held` is closed, or the process ends."""
     path = folder.resolve() / ".lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    held.callback(os.close, descriptor)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another process is working in {folder}: wait for its end, or choose another folder"
-            ) from None
-        except OSError as error:
-            raise ValueError(
-                f"{path} cannot be locked ({error.strerror}): mount its file system with flock, or choose a folder on "
-                "another one"
-            ) from None
-        yield
-    finally:
-        os.close(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(
+            f"another process is working in {folder}: wait for its end, or choose another folder"
+        ) from None
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be locked ({error.strerror}): mount its file system with flock, or choose a folder on "
+            "another one"
+        ) from None
 
 
 def make_folder(folder: Path) -> None:
@@ -233,11 +229,11 @@ def is_whole(root: Path, file: Shard) -> bool:
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator["Hashing"]:
+def new_file(path: Path) -> Iterator["_Hashing"]:
     """A file to write, which is `path` when the block ends, on the disk; its checksum is taken while the bytes are at
     hand."""
     make_folder(path.parent)
-    with replacing(path) as file, Hashing(file) as hashing:
+    with replacing(path) as file, _Hashing(file) as hashing:
         yield hashing
         file.flush()
         if os.fstat(file.fileno()).st_size != hashing.bytes:
@@ -262,7 +258,7 @@ def write_arrow(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
     return file.shard(path, root, rows)
 
 
-class Hashing(io.RawIOBase):
+class _Hashing(io.RawIOBase):
     """Writes to `file`, all or an error, and hashes the bytes written."""
 
     def __init__(self, file: IO[bytes]):
@@ -271,11 +267,9 @@ class Hashing(io.RawIOBase):
         self.sha256 = hashlib.sha256()
 
     def writable(self) -> bool:
-        """It is for nothing else."""
         return True
 
     def write(self, data: Any) -> int:
-        """Write `data`, all of it."""
         size = memoryview(data).nbytes
         written = self.file.write(data)
         assert written == size

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 
-from data_prep.corpus_files import Place, files_in, open_stream, whole_lines
+from data_prep.corpus_files import MAX_LINE, Place, files_in, read_text, split_lines
 from data_prep.languages import canonical
 from data_prep.progress import warn
 from data_prep.readers.reader import COMPRESSED, AlignedReader, Input, Unit, refuse_twins
@@ -25,18 +25,16 @@ class Moses(AlignedReader):
         """The lines of both sides. Raises ValueError when one side has more."""
         paths = source.paths if len(source.paths) == 2 else source.paths * 2
         members = source.members or (None, None)
-        names, sides = [], []
-        for path, member in zip(paths, members, strict=True):
-            names.append(f"{path}:{member}" if member else str(path))
-            sides.append(whole_lines(open_stream(path, member), names[-1]))
+        sides = [split_lines(read_text(*side), MAX_LINE) for side in zip(paths, members, strict=True)]
         numbers = [0, 0]
         for a, b in zip_longest(*sides, fillvalue=_NO_LINE):
             numbers[0] += a != _NO_LINE
             numbers[1] += b != _NO_LINE
             if _NO_LINE in (a, b):
                 continue  # read on: the message names both counts
-            yield "long_line" if a is None or b is None else (a, b)
+            yield "long_line" if max(len(a), len(b)) > MAX_LINE else (a, b)
         if numbers[0] != numbers[1]:
+            names = [f"{path}:{member}" if member else path for path, member in zip(paths, members, strict=True)]
             raise ValueError(
                 f"{names[0]} has {numbers[0]} lines but {names[1]} has {numbers[1]}: the sides of a pair must be "
                 "line-aligned, fetch both again"

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import NoReturn
 from xml.parsers import expat
 
-from data_prep.corpus_files import MAX_LINE, Opener, chunks, open_stream
+from data_prep.corpus_files import MAX_LINE, Place, read_text
 from data_prep.languages import canonical
 from data_prep.readers.reader import AlignedReader, Input, Unit
 
@@ -47,7 +47,7 @@ class Tmx(AlignedReader):
         Dropped are units that lack a language, or have an entity without a meaning (malformed) or a long segment
         (long_line).
         """
-        opener, name = open_stream(source.paths[0]), str(source.paths[0])
+        name = str(source.paths[0])
         reader = _UnitHandler(name, source.languages)
         parser = expat.ParserCreate("utf-8")
         parser.buffer_text = True
@@ -59,7 +59,7 @@ class Tmx(AlignedReader):
         parser.EntityDeclHandler = reader.refuse_entity
         given = 0
         try:
-            for text in _texts(opener, name, repaired):
+            for text in _texts(source.paths[0], repaired):
                 data = text.encode()
                 given += len(data)
                 parser.Parse(data)
@@ -164,13 +164,13 @@ def _language(tag: str) -> str:
     return ""
 
 
-def _texts(opener: Opener, name: str, repaired: Counter[str]) -> Iterator[str]:
+def _texts(place: Place, repaired: Counter[str]) -> Iterator[str]:
     """The file's text as XML may have it; no piece ends inside of a numbered character."""
-    read = chunks(opener, name)
+    read = read_text(place)
     head = b""
     while len(head) < _HEAD and (chunk := next(read, b"")):
         head += chunk
-    decoder = codecs.getincrementaldecoder(_encoding(head, name))(_replace.__name__)
+    decoder = codecs.getincrementaldecoder(_encoding(head, place))(_replace.__name__)
     held = ""
     while head:
         chunk = next(read, b"")
@@ -193,7 +193,7 @@ def _numbered(reference: re.Match[str]) -> str:
     return reference[0] if number < 0x110000 and not _NO_XML.match(chr(number)) else "\0"
 
 
-def _encoding(head: bytes, name: str) -> str:
+def _encoding(head: bytes, place: Place) -> str:
     """What a file is written in, by its first bytes or else its declaration. Raises ValueError for an unknown one."""
     for start, encoding in _STARTS.items():
         if head.startswith(start):
@@ -205,7 +205,7 @@ def _encoding(head: bytes, name: str) -> str:
         # what can be read as far as here is in no encoding of two bytes a letter: it was converted since
         return codec.name if not re.match(r"utf-?(16|32)", codec.name) and codec._is_text_encoding else "utf-8"
     except LookupError:
-        raise ValueError(f"{name} declares the encoding {encoding!r}, which is unknown: convert it to UTF-8") from None
+        raise ValueError(f"{place} declares the encoding {encoding!r}, which is unknown: convert it to UTF-8") from None
 
 
 _replaced: list[int] = []  # where the bytes were that are not of the encoding
