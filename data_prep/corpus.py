@@ -59,22 +59,20 @@ class TextConfig:
 
 @dataclass(frozen=True)
 class CorpusDescription:
-    """A description as read; `path` is its file."""
+    """A description as read, of task mono or para; `path` is its file.
+
+    `codes` are languages or pairs as the files spell them, None for any.
+    """
 
     path: str
+    task: str
     name: str
     where: str
     format: str
     files: tuple[str, ...]
     codes: tuple[str, ...] | None
-    """Languages or pairs as the files spell them; None for any."""
     columns: tuple[str, ...]
     filters: dict[str, dict[str, Any]]
-
-    @property
-    def task(self) -> str:
-        """mono or para."""
-        return READERS[self.format].task
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -85,15 +83,13 @@ class CorpusDescription:
 
 @dataclass(frozen=True)
 class Sources:
-    """The inputs of one task (mono or para) by name, those of one name in the order given, and their descriptions."""
+    """The inputs of one task (mono or para) by name, those of one name in the order given.
+
+    `settings` are those of their descriptions that shape a stage's bytes.
+    """
 
     inputs: tuple[Input, ...]
-    corpora: tuple[CorpusDescription, ...]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The descriptions' settings that shape a stage's bytes."""
-        return {key: value for corpus in self.corpora for key, value in corpus.settings.items()}
+    settings: dict[str, Any]
 
 
 def find_sources(text: TextConfig) -> dict[str, Sources]:
@@ -106,14 +102,15 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
     corpora = read_corpora(text.corpus, text.where)
     sources = {}
     for task, folder, find in zip(TASKS, (text.mono, text.para), (find_documents, find_pairs), strict=True):
-        described = tuple(corpus for corpus in corpora if corpus.task == task)
         inputs = find(folder) if folder else []
-        for corpus in described:
+        settings: dict[str, Any] = {}
+        for corpus in (corpus for corpus in corpora if corpus.task == task):
             inputs += corpus_inputs(corpus, text.allow_missing)
+            settings |= corpus.settings
         if inputs:
             _refuse_doubles(inputs)
             inputs.sort(key=lambda source: source.name)  # stable
-            sources[task] = Sources(tuple(inputs), described)
+            sources[task] = Sources(tuple(inputs), settings)
     return sources
 
 
@@ -189,7 +186,9 @@ def _read(description: str, places: dict[str, str]) -> CorpusDescription:
         if "*" in pattern and "{side}" in pattern:
             raise ValueError(f"{where}: files are {pattern!r}: * and {{side}} cannot be in one name, list the names")
     listed = None if codes == "any" else tuple(codes)
-    return CorpusDescription(where, values["name"], place, values["format"], tuple(patterns), listed, columns, filters)
+    return CorpusDescription(
+        where, reader.task, values["name"], place, values["format"], tuple(patterns), listed, columns, filters
+    )
 
 
 def _check_codes(codes: Sequence[str], where: str) -> None:
@@ -274,14 +273,11 @@ def _files_of(patterns: Sequence[str], codes: tuple[str, ...], listed: Collectio
     for pattern in patterns:
         for key, code in zip(("{lang}",) if len(codes) == 1 else ("{src}", "{tgt}"), codes, strict=True):
             pattern = pattern.replace(key, code)
-        inputs: list[tuple[str, ...]] = []
-        if "*" in pattern:
-            inputs = [(name,) for name in filter(_matcher(pattern).fullmatch, listed)]
-        else:
-            names = tuple(dict.fromkeys(pattern.replace("{side}", code) for code in codes))
-            inputs = [names] if all(name in listed for name in names) else []
-        if inputs:
-            return inputs
+        names = tuple(dict.fromkeys(pattern.replace("{side}", code) for code in codes))
+        if "*" in pattern and (found := list(filter(_matcher(pattern).fullmatch, listed))):
+            return [(name,) for name in found]
+        if all(name in listed for name in names):
+            return [names]
     return []
 
 

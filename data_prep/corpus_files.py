@@ -339,7 +339,7 @@ def cut_line(line: bytes) -> list[bytes]:
     return [*pieces, line[at:]]
 
 
-def cut_point(line: bytes) -> int:
+def cut_point(line: bytes | bytearray) -> int:
     """Where to cut a line over MAX_LINE bytes: after the last white space before that, or else between characters."""
     end = max(line.rfind(b" ", 0, MAX_LINE), line.rfind(b"\t", 0, MAX_LINE)) + 1
     return end or next((i for i in range(MAX_LINE, MAX_LINE - 4, -1) if line[i] & 0xC0 != 0x80), MAX_LINE)

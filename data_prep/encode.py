@@ -9,13 +9,14 @@ A shard is a block of an input: about `block_bytes` of its text. So the bytes de
 
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from data_prep.clean import add_counts, doubts
 from data_prep.corpus import TextConfig, find_sources
-from data_prep.encode_input import STAGED, EncodeInputs, EncodeTask, SharedWork, discard, forget_encoded, moved_shards
+from data_prep.encode_input import STAGED, EncodeTask, SharedWork, discard, encode_inputs, forget_encoded, moved_shards
 from data_prep.parallel import on_root, run_tasks, world_size
 from data_prep.progress import say, warn
 from data_prep.remove_duplicates import is_final, remove_duplicates
@@ -89,8 +90,9 @@ def _run_plan(config: EncodeConfig, kind: str, plan: _EncodePlan) -> None:
     encoded = on_root(lambda: [task.name for task in doubled if stage.task_result(f"{task.name}.encoded")])
     open_tasks = tuple(task for task in todo if task.name not in encoded)
     members = world_size() if world_size() > 1 else config.processes
-    work = EncodeInputs(stage, open_tasks, config.vocab, config.block_bytes, config.max_pair_tokens, shared)
     if open_tasks:
+        settings = config.vocab, config.block_bytes, config.max_pair_tokens
+        work = partial(encode_inputs, stage, open_tasks, *settings, shared)
         run_tasks(work, range(members), [1] * members, config.processes, f"encode {kind}", visible=False)
     if doubled:
         remove_duplicates(stage, doubled, config.processes)

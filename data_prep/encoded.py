@@ -23,17 +23,17 @@ _SHORT = 32  # words of a piece, below which all pieces are copied by their indi
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Positions of a shard's ids in its file, in int32 words: a value a record batch and, if it differs, a column."""
+    """Positions of a shard's ids in its file, in int32 words.
+
+    `records` are [batches], the others [columns, batches]: `tokens`, where the list `offsets` begin (each counts from
+    the `values` of its batch), and where the ids, the `values`, begin.
+    """
 
     path: Path
     records: np.ndarray
-    """[batches]."""
     tokens: np.ndarray
-    """[columns, batches]."""
     offsets: np.ndarray
-    """[columns, batches], where the list offsets begin; each counts from the `values` of its batch."""
     values: np.ndarray
-    """[columns, batches], where the ids begin."""
 
     def bounds(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(start, length) in words of the ids of `records` in each column, int64 [columns, records]."""
@@ -150,7 +150,7 @@ class EncodedShard:
     """An encoded shard as examples of one group (a language, or a language pair).
 
     Task mono: `examples` training rows. Task para: pairs that fit into a row, `tokens` ids in their items (specials
-    included). `batches` locate the ids.
+    included); `unfit` are the others' records, in order. `batches` locate the ids.
     """
 
     group: str
@@ -158,7 +158,6 @@ class EncodedShard:
     tokens: int
     batches: Batches
     unfit: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Pairs that do not fit into a row: their records, in order."""
 
     def records(self, examples: np.ndarray) -> np.ndarray:
         """The records of examples that are pairs."""

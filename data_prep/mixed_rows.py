@@ -24,14 +24,16 @@ _HELD = 1 << 25  # ids that are in memory at once, 128 MiB
 
 @dataclass(frozen=True)
 class MixPlan:
-    """The sampled order of a task's examples, and where each is. `shards` are sorted by group, then name."""
+    """The sampled order of a task's examples, and where each is. `shards` are sorted by group, then name.
+
+    `mean_tokens`: ids of an example, on average over the corpus.
+    """
 
     row_tokens: int
     layout: Layout
     group_languages: tuple[tuple[int, ...], ...]
     shards: tuple[EncodedShard, ...]
     mean_tokens: float
-    """Ids of an example, on average over the corpus."""
     order: Order
 
     @cached_property
@@ -89,7 +91,10 @@ class Tally:
 
 
 class SampledPairs(NamedTuple):
-    """Where pairs are; `starts` and `lengths` are [2, pairs] in the order of the sides in the row."""
+    """Where pairs are; `starts` and `lengths` are [2, pairs] in the order of the sides in the row.
+
+    `tokens`: ids of each pair as an item.
+    """
 
     group: np.ndarray
     shard: np.ndarray
@@ -97,7 +102,6 @@ class SampledPairs(NamedTuple):
     lengths: np.ndarray
     swapped: np.ndarray
     tokens: np.ndarray
-    """Ids of each pair as an item."""
 
 
 def write_shard(
@@ -110,12 +114,12 @@ def write_shard(
     if result is None:
         start, stop = number * rows_per_shard, min((number + 1) * rows_per_shard, rows)
         tally = Tally(np.zeros(len(plan.order.names), dtype=np.int64))
-        batches = (
-            _mono_rows(plan, start, stop, tally)
-            if first_rows is None
-            else _para_rows(plan, first_rows, start, stop, tally)
-        )
-        shard = write_arrow(path, row_schema(plan.row_tokens), batches, stage.folder)
+        schema = row_schema(plan.row_tokens)
+        if first_rows is None:
+            batches = _mono_rows(plan, start, stop, tally)
+        else:
+            batches = _rechunked(_para_rows(plan, first_rows, start, stop, tally), BATCH_ROWS, schema)
+        shard = write_arrow(path, schema, batches, stage.folder)
         assert shard.rows == stop - start
         result = {"shard": asdict(shard), "used": tally.used.tolist(), "tokens": tally.tokens}
         stage.finish_task(f"shard-{name}", result)
@@ -167,12 +171,6 @@ def count_rows(plan: MixPlan, first: int, last: int) -> list[int]:
 
 def _para_rows(plan: MixPlan, first_rows: np.ndarray, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
     """Rows [start, stop) of the packed windows; `first_rows` [windows + 1] are the rows before each window."""
-    return _rechunked(_para_batches(plan, first_rows, start, stop, tally), BATCH_ROWS, row_schema(plan.row_tokens))
-
-
-def _para_batches(
-    plan: MixPlan, first_rows: np.ndarray, start: int, stop: int, tally: Tally
-) -> Iterator[pa.RecordBatch]:
     first, last = int(np.searchsorted(first_rows, start, side="right")) - 1, int(np.searchsorted(first_rows, stop))
     for begin, pairs, windows in _packed_windows(plan, first, last):
         before = int(first_rows[begin])
@@ -253,23 +251,18 @@ def _lists(counts: np.ndarray, values: np.ndarray) -> pa.ListArray:
 
 
 def _rechunked(batches: Iterable[pa.RecordBatch], size: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of `size`, the last one shorter."""
+    """The same rows in batches of `size`, the last one shorter.
+
+    A slice is copied, so that its buffers end where it ends: else Arrow fills the file's gaps with the memory after it.
+    """
     rest = pa.RecordBatch.from_pylist([], schema)
     for batch in batches:
         missing = size - rest.num_rows
         first = pa.concat_batches([rest, batch.slice(0, missing)])
         *whole, rest = [first, *(batch.slice(begin, size) for begin in range(missing, batch.num_rows, size))]
-        yield from map(_exact, whole)
+        yield from (pa.concat_batches([part]) for part in whole)
     if rest.num_rows:
-        yield _exact(rest)
-
-
-def _exact(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A slice whose buffers end where it ends: else Arrow fills the file's gaps with the memory after it."""
-    tokens, lengths, languages = batch.columns
-    items, sides = (np.diff(column.offsets.to_numpy()) for column in (lengths, languages))
-    rows = tokens.flatten().to_numpy().reshape(len(items), -1)
-    return _batch(rows, items, lengths.flatten().to_numpy(), sides, languages.flatten().to_numpy())
+        yield pa.concat_batches([rest])
 
 
 def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:

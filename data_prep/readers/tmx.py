@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import chain
 from typing import NoReturn
 from xml.parsers import expat
 
@@ -172,10 +173,9 @@ def _texts(place: Place, repaired: Counter[str]) -> Iterator[str]:
         head += chunk
     decoder = codecs.getincrementaldecoder(_encoding(head, place))(_replace.__name__)
     held = ""
-    while head:
-        chunk = next(read, b"")
+    for chunk in chain([head], read, [b""]):
         _replaced.clear()
-        text = held + decoder.decode(head, not chunk)
+        text = held + decoder.decode(chunk, final=not chunk)
         repaired.update({"invalid_utf8": len(_replaced)} if _replaced else {})
         begun = text.rfind("&", max(len(text) - _REFERENCE, 0)) if chunk else -1
         text, held = (text[:begun], text[begun:]) if begun >= 0 and ";" not in text[begun:] else (text, "")
@@ -184,7 +184,6 @@ def _texts(place: Place, repaired: Counter[str]) -> Iterator[str]:
             text, repairs = _NO_XML.subn("", _NUMBERED.sub(_numbered, text))
         repaired.update({"control_character": repairs} if repairs else {})
         yield text
-        head = chunk
 
 
 def _numbered(reference: re.Match[str]) -> str:
