@@ -230,13 +230,12 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
         languages = tuple(map(canonical, codes))
         for names in inputs:
             places = tuple(listed[name] for name in names)
-            members = READERS[corpus.format].members(places[0], codes)
             found.append(
                 Input(
                     "-".join(languages),
                     languages,
                     places,
-                    members,
+                    READERS[corpus.format].members(places[0], codes),
                     corpus.format,
                     corpus.name,
                     corpus.columns,

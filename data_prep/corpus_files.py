@@ -67,8 +67,10 @@ class Place:
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP) or not self.local.is_symlink():
                 raise
-            where = f"a link to {os.readlink(self.local)}"
-            raise ValueError(f"{self} is {where}, where no file is: restore that file, or remove the link") from None
+            raise ValueError(
+                f"{self} is a link to {os.readlink(self.local)}, where no file is: restore that file, or remove the "
+                "link"
+            ) from None
         if not (S_ISREG(found.st_mode) or S_ISFIFO(found.st_mode)):
             kind = "a folder" if S_ISDIR(found.st_mode) else "a socket or device"
             raise ValueError(f"{self} is {kind}, where a file must be: remove it, or give it another name")
@@ -199,8 +201,9 @@ def read_text(place: Place, member: str | None = None) -> Iterator[bytes]:
         name = f"{place}:{member}" if member else str(place)
         if isinstance(error, OSError) and error.errno is not None:  # of the disk or of access, not of the bytes
             raise OSError(error.errno, error.strerror, error.filename or name) from None
-        reached = f"{name} cannot be read after line {number} ({error})"
-        raise ValueError(f"{reached}: it is truncated or damaged, fetch it again") from None
+        raise ValueError(
+            f"{name} cannot be read after line {number} ({error}): it is truncated or damaged, fetch it again"
+        ) from None
 
 
 def _pieces(place: Place, member: str | None) -> Iterator[bytes]:

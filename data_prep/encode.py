@@ -91,8 +91,7 @@ def _run_plan(config: EncodeConfig, kind: str, plan: _EncodePlan) -> None:
     open_tasks = tuple(task for task in todo if task.name not in encoded)
     members = world_size() if world_size() > 1 else config.processes
     if open_tasks:
-        settings = config.vocab, config.block_bytes, config.max_pair_tokens
-        work = partial(encode_inputs, stage, open_tasks, *settings, shared)
+        work = partial(encode_inputs, stage, open_tasks, config.vocab, shared)
         run_tasks(work, range(members), [1] * members, config.processes, f"encode {kind}", visible=False)
     if doubled:
         remove_duplicates(stage, doubled, config.processes)
@@ -142,9 +141,8 @@ def _write_manifest(plan: _EncodePlan) -> None:
             warn(f"{task.source.paths[0]} gave no text: see its counts in the manifest")
         counts = result["counts"]
         lines = counts["paragraphs_in"] if task.mono else 2 * counts["pairs_in"]
-        files = " and ".join(map(str, task.source.paths))
         for words in doubts(lines, counts["repaired"], counts["tokens"], counts["unknown"]):
-            warn(f"{files}: {words}")
+            warn(f"{' and '.join(map(str, task.source.paths))}: {words}")
     write_manifest(
         plan.stage.folder,
         Manifest(

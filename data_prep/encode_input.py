@@ -191,36 +191,28 @@ class EncodeTask:
         return f"{self.source.name}/{self.index:03d}-{number:05d}.arrow"
 
 
-def encode_inputs(
-    stage: Stage,
-    tasks: Sequence[EncodeTask],
-    vocab: Path,
-    block_bytes: int,
-    max_pair_tokens: int,
-    shared_folder: Path,
-    member: int,
-) -> None:
+def encode_inputs(stage: Stage, tasks: Sequence[EncodeTask], vocab: Path, shared_folder: Path, member: int) -> None:
     """Encode the inputs and blocks that no other member encodes, until all are encoded or a member failed."""
     shared = SharedWork(shared_folder, member)
     by_name = {task.name: task for task in tasks}
 
     def work(name: str, number: int, block: TextBlock) -> None:
-        encode_block(stage, by_name[name], vocab, max_pair_tokens, number, block)
+        encode_block(stage, by_name[name], vocab, number, block)
         shared.report(sum(map(len, block.sides)), len(tasks), stage.folder.name)
 
     with shared.stopping_all():
         for task in sorted(tasks, key=lambda task: -task.source.size):
             if not shared.failed and shared.claim(task.name):
-                _read(stage, task, block_bytes, shared, work)
+                _read(stage, task, shared, work)
         shared.take_until_all_finished(len(tasks), work)
 
 
-def _read(stage: Stage, task: EncodeTask, block_bytes: int, shared: SharedWork, work: EncodeBlock) -> None:
+def _read(stage: Stage, task: EncodeTask, shared: SharedWork, work: EncodeBlock) -> None:
     """Read one input, and see to it that all its blocks are encoded."""
     begin_input(stage, task)
     blocks = 0
     try:
-        for number, block in enumerate(READERS[task.source.format].blocks(task.source, block_bytes)):
+        for number, block in enumerate(READERS[task.source.format].blocks(task.source, stage.settings["block_bytes"])):
             blocks = number + 1
             done = stage.task_result(task.block_name(number)) is not None
             if not done and not shared.offer(task.name, number, block):
@@ -239,9 +231,7 @@ def _read(stage: Stage, task: EncodeTask, block_bytes: int, shared: SharedWork, 
         shared.finish(task.name)
 
 
-def encode_block(
-    stage: Stage, task: EncodeTask, vocab: Path, max_pair_tokens: int, number: int, block: TextBlock
-) -> None:
+def encode_block(stage: Stage, task: EncodeTask, vocab: Path, number: int, block: TextBlock) -> None:
     """Write the shard of one block, then its marker."""
     filters = task.filters
     run = Run() if filters.exact_duplicates else None
@@ -252,13 +242,16 @@ def encode_block(
         schema, batches = DOCUMENTS, encoder.documents(paragraphs, counts)
     else:
         units = PAIR_READERS[task.source.format].pairs(task.source, block, counts)
-        schema, batches = PAIRS, encoder.pairs(units, counts, max_pair_tokens)
+        schema, batches = PAIRS, encoder.pairs(units, counts, stage.settings["max_pair_tokens"])
     path = (stage.folder / STAGED if run else stage.folder) / task.shard_name(number)
     first = next(batches, None)
     shard = None if first is None else write_arrow(path, schema, chain([first], batches), stage.folder)
-    result: dict[str, Any] = {"shard": shard and asdict(shard), "paragraphs": run.paragraphs if run else 0}
-    notes = run.save(path, stage.folder) if run else ()
-    result |= {"files": [asdict(note) for note in notes], "counts": counts.as_json()}
+    result = {
+        "shard": shard and asdict(shard),
+        "paragraphs": run.paragraphs if run else 0,
+        "files": [asdict(note) for note in run.save(path, stage.folder)] if run else [],
+        "counts": counts.as_json(),
+    }
     stage.finish_task(task.block_name(number), result)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ import pyarrow as pa
 from data_prep.encoded import EncodedShard, copy_words, group_languages
 from data_prep.sampling import Integers, Order, apportion, hashed, key_of, permute, temperature_shares
 from data_prep.store import Stage, write_arrow
+from data_prep.token_ids import list_array
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
 
 BLOCK = {"mono": 1 << 16, "para": 1 << 18}  # slots that are shuffled together: some 30,000 rows or more
@@ -26,13 +27,14 @@ _HELD = 1 << 25  # ids that are in memory at once, 128 MiB
 class MixPlan:
     """The sampled order of a task's examples, and where each is. `shards` are sorted by group, then name.
 
-    `mean_tokens`: ids of an example, on average over the corpus.
+    `tokens`: ids of all examples of each group; `mean_tokens`: of an example, on average over the corpus.
     """
 
     row_tokens: int
     layout: Layout
     group_languages: tuple[tuple[int, ...], ...]
     shards: tuple[EncodedShard, ...]
+    tokens: tuple[int, ...]
     mean_tokens: float
     order: Order
 
@@ -67,14 +69,15 @@ def plan_rows(
 ) -> MixPlan:
     """The plan of a task with no slots yet, which `with_total` gives it."""
     shards = sorted(shards, key=lambda shard: (shard.group, shard.batches.path.name))
-    groups = sorted({shard.group for shard in shards})
-    examples = tuple(sum(shard.examples for shard in shards if shard.group == group) for group in groups)
+    by_group = {group: list(same) for group, same in groupby(shards, key=lambda shard: shard.group)}
+    examples = tuple(sum(shard.examples for shard in same) for same in by_group.values())
+    tokens = tuple(sum(shard.tokens for shard in same) for same in by_group.values())
     shares = tuple(temperature_shares(examples, alpha))
-    members = tuple(group_languages(group, languages) for group in groups)
-    mean_tokens = max(sum(shard.tokens for shard in shards), 1) / max(sum(examples), 1)
+    members = tuple(group_languages(group, languages) for group in by_group)
+    mean_tokens = max(sum(tokens), 1) / max(sum(examples), 1)
     neighbours = max(int(STRETCH * len(members[0]) / mean_tokens), 1)
-    order = Order(tuple(groups), examples, shares, (), seed, task, BLOCK[task], neighbours)
-    return MixPlan(row_tokens, LAYOUTS[layout], members, tuple(shards), mean_tokens, order)
+    order = Order(tuple(by_group), examples, shares, (), seed, task, BLOCK[task], neighbours)
+    return MixPlan(row_tokens, LAYOUTS[layout], members, tuple(shards), tokens, mean_tokens, order)
 
 
 def with_total(plan: MixPlan, total: int) -> MixPlan:
@@ -155,8 +158,9 @@ def _cut_texts(plan: MixPlan, shards: np.ndarray, examples: np.ndarray) -> tuple
         text = rows[i, 1 : 1 + texts[i]].copy()
         text = text[int(text[0] == EOS) : len(text) - int(text[-1] == EOS)]
         if not len(text):
-            path = plan.shards[int(shards[i])].batches.path
-            raise ValueError(f"{path} has a document without text: encode the data again")
+            raise ValueError(
+                f"{plan.shards[int(shards[i])].batches.path} has a document without text: encode the data again"
+            )
         texts[i] = len(text)
         rows[i, 1:] = PAD
         rows[i, 1 : 1 + len(text)] = text
@@ -241,13 +245,8 @@ def _batch(
 ) -> pa.RecordBatch:
     """`rows` [B, R] with `items` [B] counting into the flat `lengths`, `sides` [B] into the flat `languages`."""
     tokens = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
-    columns = [tokens, _lists(items, lengths), _lists(sides, languages)]
-    return pa.record_batch(columns, schema=row_schema(rows.shape[1]))
-
-
-def _lists(counts: np.ndarray, values: np.ndarray) -> pa.ListArray:
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values.astype(np.int16)))
+    lists = [list_array((values.astype(np.int16), n)) for values, n in ((lengths, items), (languages, sides))]
+    return pa.record_batch([tokens, *lists], schema=row_schema(rows.shape[1]))
 
 
 def _rechunked(batches: Iterable[pa.RecordBatch], size: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

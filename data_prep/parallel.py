@@ -131,7 +131,6 @@ def run_tasks(
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error
-    assert [outcome.index for outcome in outcomes] == list(range(len(tasks)))
     return [outcome.value for outcome in outcomes]
 
 
@@ -144,9 +143,10 @@ def _run_in_processes(
 ) -> Generator[_Outcome, None, None]:
     """Outcomes as they come, the largest task begun first; closing the generator ends the processes."""
     others = multiprocessing.active_children()
-    context = multiprocessing.get_context("spawn")
     # a worker gets function and tasks once, and then numbers: the queue never fills its pipe
-    pool = ProcessPoolExecutor(min(processes, len(tasks)), context, _begin_worker, (function, tasks))
+    pool = ProcessPoolExecutor(
+        min(processes, len(tasks)), multiprocessing.get_context("spawn"), _begin_worker, (function, tasks)
+    )
     workers: list[multiprocessing.process.BaseProcess] = []
     try:
         futures = []
@@ -232,8 +232,7 @@ def on_root(function: Callable[[], R]) -> R:
     outcome = communicator().bcast(_attempt(lambda _: function(), None, 0) if is_root() else None)
     if outcome.error is not None:
         raise outcome.error
-    value: R = outcome.value
-    return value
+    return outcome.value
 
 
 def is_root() -> bool:

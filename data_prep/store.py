@@ -110,8 +110,8 @@ class Stage:
     def _lost(self, files: list[tuple[str, Shard]], processes: int) -> set[str]:
         """The tasks of those files that are missing or damaged; collective under MPI."""
         shards = [shard for _, shard in files]
-        check = partial(is_whole, self.folder)
-        whole = run_tasks(check, shards, [shard.bytes for shard in shards], processes, f"check {self.folder.name}")
+        sizes = [shard.bytes for shard in shards]
+        whole = run_tasks(partial(is_whole, self.folder), shards, sizes, processes, f"check {self.folder.name}")
         lost = [file for file, good in zip(files, whole, strict=True) if not good]
         if lost:
             some = ", ".join(shard.name for _, shard in lost[:8]) + (" …" if len(lost) > 8 else "")
@@ -152,8 +152,7 @@ class Stage:
     @cached_property
     def _wanted(self) -> dict[str, Any]:
         """The content of settings.json."""
-        wanted: dict[str, Any] = json.loads(json.dumps({"stage": self.name, "settings": self.settings}))
-        return wanted
+        return json.loads(json.dumps({"stage": self.name, "settings": self.settings}))
 
 
 def _readable(path: Path, unsigned: bool = True) -> dict[str, Any] | None:
@@ -270,10 +269,9 @@ class _Hashing(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        size = memoryview(data).nbytes
-        written = self.file.write(data)
-        assert written == size
+        self.file.write(data)
         self.sha256.update(data)
+        size = memoryview(data).nbytes
         self.bytes += size
         return size
 

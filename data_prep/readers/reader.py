@@ -27,8 +27,7 @@ class Input:
     """One file of documents (`languages` has one code) or one set of pairs (two codes).
 
     `paths`: one file, or the two sides. `members`: the two sides inside a zip file. The codes in `name` and `languages`
-    are CC-100's. `columns` name the columns of a file that has some; `filters` are settings by name. `files`: name and
-    bytes of every file; `size`: bytes of all, on disk.
+    are CC-100's. `columns` name the columns of a file that has some; `filters` are settings by name.
     """
 
     name: str
