@@ -16,6 +16,7 @@ from data_prep.readers.cc100 import CC100
 from data_prep.readers.reader import COMPRESSED, Input, TextBlock
 
 _ADVICE = 'name the one that has the text by columns = ["NAME"] in a corpus description'
+_MEND = "it is truncated or damaged, fetch it again or mend the line"
 _LONGEST = 1 << 30  # bytes of a line of JSON Lines
 _ROWS = 64  # of Parquet, read at once
 # Lines inside of a text that are empty once they are cleaned; they begin with the end of the line before.
@@ -67,17 +68,14 @@ class JsonLines(RecordReader):
             where = f"{source.paths[0]}, line {number}"
             if len(line) > _LONGEST:
                 raise ValueError(f"{where} has over {_LONGEST:,} bytes: is it JSON Lines, an object a line?")
-            problem = ""
             try:
                 record = json.loads(line.decode("utf-8-sig"))
             except UnicodeDecodeError as error:
-                problem = f"not UTF-8 (byte {error.start + 1} of the line)"
+                raise ValueError(f"{where} is not UTF-8 (byte {error.start + 1} of the line): {_MEND}") from None
             except json.JSONDecodeError as error:
-                problem = f"not JSON ({error.msg} at column {error.colno})"
+                raise ValueError(f"{where} is not JSON ({error.msg} at column {error.colno}): {_MEND}") from None
             except (ValueError, RecursionError) as error:
-                problem = f"JSON that cannot be read ({error})"
-            if problem:
-                raise ValueError(f"{where} is {problem}: it is truncated or damaged, fetch it again or mend the line")
+                raise ValueError(f"{where} is JSON that cannot be read ({error}): {_MEND}") from None
             if not isinstance(record, dict):
                 raise ValueError(f"{where} is not a JSON object: JSON Lines have one a line, with the text in a field")
             if column not in record:

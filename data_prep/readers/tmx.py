@@ -179,10 +179,9 @@ def _texts(place: Place, repaired: Counter[str]) -> Iterator[str]:
         repaired.update({"invalid_utf8": len(_replaced)} if _replaced else {})
         begun = text.rfind("&", max(len(text) - _REFERENCE, 0)) if chunk else -1
         text, held = (text[:begun], text[begun:]) if begun >= 0 and ";" not in text[begun:] else (text, "")
-        repairs = 0
         if "&#" in text or _NO_XML.search(text):
             text, repairs = _NO_XML.subn("", _NUMBERED.sub(_numbered, text))
-        repaired.update({"control_character": repairs} if repairs else {})
+            repaired.update({"control_character": repairs} if repairs else {})
         yield text
 
 

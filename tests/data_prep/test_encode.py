@@ -345,7 +345,7 @@ def test_an_input_that_changed_behind_a_kill_is_read_anew(vocab: Path, tmp_path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "en.txt").write_text(f"{sentences[0]}\n\n" * 50 + last)
     config = EncodeConfig(vocab, tmp_path / "out", mono=tmp_path / "in", block_bytes=500)
-    stage = _plans(config)["mono"].stage
+    stage = _plans(config)[1]["mono"][0]
     task = EncodeTask(find_documents(tmp_path / "in")[0], 0)
     (config.out / "mono" / "tasks").mkdir(parents=True)
     begin_input(stage, task)
