@@ -44,7 +44,7 @@ class Moses(AlignedReader):
             numbers[1] += b != _NO_LINE
             if _NO_LINE in (a, b):
                 continue  # read on: the message names both counts
-            yield "long_line" if max(len(a), len(b)) > MAX_LINE else (a, b)
+            yield "long_line" if len(a) > MAX_LINE or len(b) > MAX_LINE else (a, b)
         if numbers[0] != numbers[1]:
             names = [f"{path}:{member}" if member else path for path, member in zip(paths, members, strict=True)]
             raise ValueError(
