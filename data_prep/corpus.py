@@ -311,19 +311,10 @@ def _known(codes: tuple[str, ...]) -> bool:
 
 def _matcher(pattern: str) -> re.Pattern[str]:
     """A pattern of file names as a regular expression; a code may be in it several times."""
-    regex = ""
-    seen: set[str] = set()
-    for part in re.split(r"(\{(?:lang|src|tgt|side)\}|\*)", pattern):
-        name = part[1:-1]
-        if part == "*":
-            regex += ".*"
-        elif part == "{side}":
-            regex += "(?:(?P=src)|(?P=tgt))"
-        elif part not in ("{lang}", "{src}", "{tgt}"):
-            regex += re.escape(part)
-        else:
-            regex += f"(?P={name})" if name in seen else f"(?P<{name}>{_CODE})"
-            seen.add(name)
+    regex = re.escape(pattern).replace(r"\*", ".*").replace(r"\{side\}", "(?:(?P=src)|(?P=tgt))")
+    for key in ("lang", "src", "tgt"):
+        name = re.escape(f"{{{key}}}")
+        regex = regex.replace(name, f"(?P<{key}>{_CODE})", 1).replace(name, f"(?P={key})")
     return re.compile(regex)
 
 

@@ -61,19 +61,16 @@ class Batches:
         Returns the number of each, for the last ids of a shard may be fewer.
         """
         ends = np.cumsum(self.tokens[0])
-        at, stops = starts, np.minimum(starts + width, ends[-1])
-        pieces = []
-        left = np.arange(len(starts))
-        while len(left):
-            batch = np.searchsorted(ends, at[left], side="right")
-            counts = np.minimum(stops[left], ends[batch]) - at[left]
-            words = (self.values[0] + self.tokens[0] - ends)[batch] + at[left]
-            pieces.append((words, counts, places[left] + at[left] - starts[left]))
-            at = at.copy()
-            at[left] += counts
-            left = left[at[left] < stops[left]]
-        words, counts, places = (np.concatenate(part) for part in zip(*pieces, strict=True))
-        copy_words(self.path, words, counts, target, places)
+        begins = ends - self.tokens[0]
+        stops = np.minimum(starts + width, ends[-1])
+        first = np.searchsorted(ends, starts, side="right")
+        batches = np.searchsorted(ends, stops) - first + 1  # that each of them is in
+        piece = np.repeat(np.arange(len(starts)), batches)
+        batch = first[piece] + np.arange(len(piece)) - np.repeat(np.cumsum(batches) - batches, batches)
+        at = np.maximum(starts[piece], begins[batch])
+        counts = np.minimum(stops[piece], ends[batch]) - at
+        words = self.values[0][batch] + at - begins[batch]
+        copy_words(self.path, words, counts, target, places[piece] + at - starts[piece])
         return stops - starts
 
 

@@ -120,10 +120,7 @@ class Stage:
 
     def task_result(self, task_name: str) -> dict[str, Any] | None:
         """The result of a finished task; None when it has not finished, or its marker is damaged."""
-        try:
-            return read_signed(self._marker(task_name), self._context)
-        except (FileNotFoundError, ValueError):
-            return None
+        return _readable(self._marker(task_name), unsigned=False, context=self._context)
 
     def finish_task(self, task_name: str, result: dict[str, Any]) -> None:
         """Mark a task as finished; call it when all its shards are in place."""
@@ -141,7 +138,6 @@ class Stage:
                 self.finish_task(path.stem, result)
 
     def _marker(self, task_name: str) -> Path:
-        assert task_name and "/" not in task_name, f"a task name is a file name, not {task_name!r}"
         return self.folder / "tasks" / f"{task_name}.json"
 
     @cached_property
@@ -155,10 +151,10 @@ class Stage:
         return json.loads(json.dumps({"stage": self.name, "settings": self.settings}))
 
 
-def _readable(path: Path, unsigned: bool = True) -> dict[str, Any] | None:
+def _readable(path: Path, unsigned: bool = True, context: str = "") -> dict[str, Any] | None:
     """A signed object; None where there is none, or it is damaged."""
     try:
-        return read_signed(path, unsigned=unsigned)
+        return read_signed(path, context, unsigned)
     except (FileNotFoundError, ValueError):
         return None
 

@@ -87,8 +87,8 @@ class _UnitHandler:
         self.open: list[str] = []
         self.segment = self.code = 0  # how many elements were open when it began; 0 outside
         self.language = ""
-        self.segments: dict[str, str | None] = {}  # None: too long
-        self.text: list[str] = []
+        self.segments: dict[str, str] = {}
+        self.text: list[str] = []  # of a long segment little more than its first MAX_LINE characters
         self.length = 0
         self.sound = True
 
@@ -117,7 +117,7 @@ class _UnitHandler:
             if depth == self.segment:
                 self.segment = 0
                 if not self.code:
-                    self.segments.setdefault(self.language, "".join(self.text) if self.length <= MAX_LINE else None)
+                    self.segments.setdefault(self.language, "".join(self.text))
             if depth == self.code:
                 self.code = 0
         elif tag == "tu":
@@ -142,14 +142,8 @@ class _UnitHandler:
     def _unit(self) -> Unit:
         if not self.sound or not all(language in self.segments for language in self.languages):
             return "malformed"
-        sides = []
-        for language in self.languages:
-            text = self.segments[language]
-            side = b"" if text is None else text.replace("\n", " ").encode()
-            if text is None or len(side) > MAX_LINE:
-                return "long_line"
-            sides.append(side)
-        return sides[0], sides[1]
+        a, b = (self.segments[language].replace("\n", " ").encode() for language in self.languages)
+        return "long_line" if len(a) > MAX_LINE or len(b) > MAX_LINE else (a, b)
 
 
 @lru_cache(1000)
