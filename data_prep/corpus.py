@@ -74,18 +74,12 @@ class CorpusDescription:
     columns: tuple[str, ...]
     filters: dict[str, dict[str, Any]]
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All that shapes the bytes except the files: never where they are."""
-        own = {"format": self.format, "columns": list(self.columns), "filters": list(self.filters), **self.filters}
-        return {f"{self.name}.{key}": value for key, value in own.items()}
-
 
 @dataclass(frozen=True)
 class Sources:
     """The inputs of one task (mono or para) by name, those of one name in the order given.
 
-    `settings` are those of their descriptions that shape a stage's bytes.
+    `settings` are all of their descriptions that shape a stage's bytes except the files: never where they are.
     """
 
     inputs: tuple[Input, ...]
@@ -106,7 +100,12 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
         settings: dict[str, Any] = {}
         for corpus in (corpus for corpus in corpora if corpus.task == task):
             inputs += corpus_inputs(corpus, text.allow_missing)
-            settings |= corpus.settings
+            own: dict[str, Any] = {
+                "format": corpus.format,
+                "columns": list(corpus.columns),
+                "filters": list(corpus.filters),
+            }
+            settings |= {f"{corpus.name}.{key}": value for key, value in (own | corpus.filters).items()}
         if inputs:
             _refuse_doubles(inputs)
             inputs.sort(key=lambda source: source.name)  # stable
@@ -223,7 +222,8 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
     found: list[Input] = []
     missing = []
     wanted = _wanted(corpus, listed)
-    for codes in wanted:
+    for spellings in wanted:  # the first that has a file counts, else the first
+        codes = next((codes for codes in spellings if _files_of(corpus.files, codes, listed)), spellings[0])
         inputs = _files_of(corpus.files, codes, listed)
         if not inputs:
             missing.append("-".join(codes))
@@ -254,17 +254,13 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
     return found
 
 
-def _wanted(corpus: CorpusDescription, listed: dict[str, Place]) -> list[tuple[str, ...]]:
-    """The codes of each language or pair, as the files spell them."""
+def _wanted(corpus: CorpusDescription, listed: dict[str, Place]) -> list[list[tuple[str, ...]]]:
+    """Of each language or pair its codes as the files spell them: all spellings that a description names."""
     if corpus.codes is None:
-        return _match_any(corpus, listed)
+        return [[codes] for codes in _match_any(corpus, listed)]
     if corpus.task == "para":
-        return [split_pair(pair, corpus.path) for pair in corpus.codes]
-    wanted: list[tuple[str, ...]] = []
-    for spellings in corpus.codes:  # the first of a|b that has a file, else the first
-        codes = [(code,) for code in spellings.split("|")]
-        wanted.append(next((code for code in codes if _files_of(corpus.files, code, listed)), codes[0]))
-    return wanted
+        return [[split_pair(pair, corpus.path)] for pair in corpus.codes]
+    return [[(code,) for code in spellings.split("|")] for spellings in corpus.codes]
 
 
 def _files_of(patterns: Sequence[str], codes: tuple[str, ...], listed: Collection[str]) -> list[tuple[str, ...]]:

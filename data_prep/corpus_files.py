@@ -41,11 +41,6 @@ class Place:
         return f"{self.folder.rstrip('/')}/{self.name}"
 
     @property
-    def parent(self) -> str:
-        """Where the file is."""
-        return str(self).rpartition("/")[0]
-
-    @property
     def local(self) -> Path | None:
         """Its path, where it is on this machine's own file system."""
         system, root = filesystem(self.folder)

@@ -85,7 +85,7 @@ def count_lines(stage: Stage, inputs: Sequence[Input], processes: int) -> list[C
     sizes = [source.size for source in inputs]
     counted = run_tasks(partial(_count, stage, inputs), range(len(inputs)), sizes, processes, "count lines")
     if not any(counted):
-        raise ValueError(f"there is no text in {inputs[0].paths[0].parent}: a vocabulary needs some lines")
+        raise ValueError(f"there is no text in {inputs[0].paths[0].folder}: a vocabulary needs some lines")
     return [Counter(counts) for counts in counted]
 
 

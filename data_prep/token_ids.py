@@ -122,7 +122,7 @@ class IdEncoder:
 
 
 class _Reasons:
-    """Why each of many paragraphs or pairs is dropped: the first reason counts."""
+    """Why each of many paragraphs or pairs is dropped: the first reason counts, and those without one are `kept`."""
 
     def __init__(self, number: int):
         self.names: list[str] = []
@@ -130,11 +130,9 @@ class _Reasons:
 
     @property
     def kept(self) -> np.ndarray:
-        """bool, those without a reason."""
         return self.first == 0
 
     def add(self, name: str, drops: np.ndarray) -> None:
-        """Drop those that have no reason yet."""
         self.names.append(name)
         self.first[drops & self.kept] = len(self.names)
 
