@@ -172,12 +172,13 @@ _FORMATS: dict[str, tuple[bytes, Callable[[], Any], int]] = {
 
 
 class _Counted:
-    """A binary file that counts the bytes `taken` from it; pyarrow asks whether it is `closed`."""
-
-    closed = False
+    """A binary file that counts the bytes `taken` from it; whoever opened the file closes it, pyarrow only this."""
 
     def __init__(self, file: IO[bytes]):
-        self.file, self.taken = file, 0
+        self.file, self.taken, self.closed = file, 0, False
+
+    def close(self) -> None:
+        self.closed = True
 
     def read(self, size: int) -> bytes:
         data = self.file.read(size)

@@ -254,7 +254,7 @@ def write_arrow(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
 
 
 class _Hashing(io.RawIOBase):
-    """Writes to `file`, all or an error, and hashes the bytes written."""
+    """Writes to `file`, all or an error, and hashes the bytes written; `shard` is the file's entry in a marker."""
 
     def __init__(self, file: IO[bytes]):
         self.file = file  # a buffered one: it writes on after a short write, and raises on a full disk
@@ -272,7 +272,6 @@ class _Hashing(io.RawIOBase):
         return size
 
     def shard(self, path: Path, root: Path, rows: int = 0) -> Shard:
-        """The file's entry in a marker or manifest."""
         return Shard(path.relative_to(root).as_posix(), rows, self.bytes, self.sha256.hexdigest())
 
 

@@ -186,11 +186,14 @@ PADDING = {".xz": bytes(4), ".gz": bytes(515), ".bz2": b"", ".zst": SKIPPED}
 
 
 @pytest.mark.parametrize("ending", PADDING)
-def test_all_streams_of_a_file_are_read_whatever_pads_them(tmp_path: Path, ending: str) -> None:
+def test_all_streams_of_a_file_are_read_whatever_pads_them(
+    tmp_path: Path, ending: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     texts = [b"eins\n" * 1000, b"", b"zwei\n"]
     streams = [COMPRESS[ending](text) for text in texts]
     for padding in (b"", PADDING[ending], PADDING[ending] * 3001):
         assert read_streams(tmp_path, ending, padding.join([*streams, b""])) == b"".join(texts)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("ending", PADDING)
