@@ -59,41 +59,31 @@ class TextConfig:
 
 @dataclass(frozen=True)
 class CorpusDescription:
-    """A description as read; `path` is its file."""
+    """A description as read, of task mono or para; `path` is its file.
+
+    `codes` are languages or pairs as the files spell them, None for any.
+    """
 
     path: str
+    task: str
     name: str
     where: str
     format: str
     files: tuple[str, ...]
     codes: tuple[str, ...] | None
-    """Languages or pairs as the files spell them; None for any."""
     columns: tuple[str, ...]
     filters: dict[str, dict[str, Any]]
-
-    @property
-    def task(self) -> str:
-        """mono or para."""
-        return READERS[self.format].task
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """All that shapes the bytes except the files: never where they are."""
-        own = {"format": self.format, "columns": list(self.columns), "filters": list(self.filters), **self.filters}
-        return {f"{self.name}.{key}": value for key, value in own.items()}
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The inputs of one task (mono or para) by name, those of one name in the order given, and their descriptions."""
+    """The inputs of one task (mono or para) by name, those of one name in the order given.
+
+    `settings` are all of their descriptions that shape a stage's bytes except the files: never where they are.
+    """
 
     inputs: tuple[Input, ...]
-    corpora: tuple[CorpusDescription, ...]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The descriptions' settings that shape a stage's bytes."""
-        return {key: value for corpus in self.corpora for key, value in corpus.settings.items()}
+    settings: dict[str, Any]
 
 
 def find_sources(text: TextConfig) -> dict[str, Sources]:
@@ -106,14 +96,20 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
     corpora = read_corpora(text.corpus, text.where)
     sources = {}
     for task, folder, find in zip(TASKS, (text.mono, text.para), (find_documents, find_pairs), strict=True):
-        described = tuple(corpus for corpus in corpora if corpus.task == task)
         inputs = find(folder) if folder else []
-        for corpus in described:
+        settings: dict[str, Any] = {}
+        for corpus in (corpus for corpus in corpora if corpus.task == task):
             inputs += corpus_inputs(corpus, text.allow_missing)
+            own: dict[str, Any] = {
+                "format": corpus.format,
+                "columns": list(corpus.columns),
+                "filters": list(corpus.filters),
+            }
+            settings |= {f"{corpus.name}.{key}": value for key, value in (own | corpus.filters).items()}
         if inputs:
             _refuse_doubles(inputs)
             inputs.sort(key=lambda source: source.name)  # stable
-            sources[task] = Sources(tuple(inputs), described)
+            sources[task] = Sources(tuple(inputs), settings)
     return sources
 
 
@@ -173,8 +169,10 @@ def _read(description: str, places: dict[str, str]) -> CorpusDescription:
     if not place:
         raise ValueError(f"{where} does not say where the corpus is: give --where {values['name']}=FOLDER")
     columns = tuple(values.get("columns", reader.columns))
-    if problem := reader.columns_problem(columns):
-        raise ValueError(f"{where}: columns are {list(columns)}: {problem}")
+    if "text" in reader.columns and len(columns) != 1:
+        raise ValueError(f"{where}: columns are {list(columns)}: name the one that has the text")
+    if "source" in reader.columns and not {"source", "target"} <= set(columns):
+        raise ValueError(f"{where}: columns are {list(columns)}: 'source' and 'target' must be among them")
     filters = values.get("filters", {})
     make_filters(filters, reader.task, where)
     if "score" in filters and "score" not in columns:
@@ -187,7 +185,9 @@ def _read(description: str, places: dict[str, str]) -> CorpusDescription:
         if "*" in pattern and "{side}" in pattern:
             raise ValueError(f"{where}: files are {pattern!r}: * and {{side}} cannot be in one name, list the names")
     listed = None if codes == "any" else tuple(codes)
-    return CorpusDescription(where, values["name"], place, values["format"], tuple(patterns), listed, columns, filters)
+    return CorpusDescription(
+        where, reader.task, values["name"], place, values["format"], tuple(patterns), listed, columns, filters
+    )
 
 
 def _check_codes(codes: Sequence[str], where: str) -> None:
@@ -222,20 +222,20 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
     found: list[Input] = []
     missing = []
     wanted = _wanted(corpus, listed)
-    for codes in wanted:
+    for spellings in wanted:  # the first that has a file counts, else the first
+        codes = next((codes for codes in spellings if _files_of(corpus.files, codes, listed)), spellings[0])
         inputs = _files_of(corpus.files, codes, listed)
         if not inputs:
             missing.append("-".join(codes))
         languages = tuple(map(canonical, codes))
         for names in inputs:
             places = tuple(listed[name] for name in names)
-            members = READERS[corpus.format].members(places[0], codes)
             found.append(
                 Input(
                     "-".join(languages),
                     languages,
                     places,
-                    members,
+                    READERS[corpus.format].members(places[0], codes),
                     corpus.format,
                     corpus.name,
                     corpus.columns,
@@ -254,17 +254,13 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
     return found
 
 
-def _wanted(corpus: CorpusDescription, listed: dict[str, Place]) -> list[tuple[str, ...]]:
-    """The codes of each language or pair, as the files spell them."""
+def _wanted(corpus: CorpusDescription, listed: dict[str, Place]) -> list[list[tuple[str, ...]]]:
+    """Of each language or pair its codes as the files spell them: all spellings that a description names."""
     if corpus.codes is None:
-        return _match_any(corpus, listed)
+        return [[codes] for codes in _match_any(corpus, listed)]
     if corpus.task == "para":
-        return [split_pair(pair, corpus.path) for pair in corpus.codes]
-    wanted: list[tuple[str, ...]] = []
-    for spellings in corpus.codes:  # the first of a|b that has a file, else the first
-        codes = [(code,) for code in spellings.split("|")]
-        wanted.append(next((code for code in codes if _files_of(corpus.files, code, listed)), codes[0]))
-    return wanted
+        return [[split_pair(pair, corpus.path)] for pair in corpus.codes]
+    return [[(code,) for code in spellings.split("|")] for spellings in corpus.codes]
 
 
 def _files_of(patterns: Sequence[str], codes: tuple[str, ...], listed: Collection[str]) -> list[tuple[str, ...]]:
@@ -272,14 +268,11 @@ def _files_of(patterns: Sequence[str], codes: tuple[str, ...], listed: Collectio
     for pattern in patterns:
         for key, code in zip(("{lang}",) if len(codes) == 1 else ("{src}", "{tgt}"), codes, strict=True):
             pattern = pattern.replace(key, code)
-        inputs: list[tuple[str, ...]] = []
-        if "*" in pattern:
-            inputs = [(name,) for name in filter(_matcher(pattern).fullmatch, listed)]
-        else:
-            names = tuple(dict.fromkeys(pattern.replace("{side}", code) for code in codes))
-            inputs = [names] if all(name in listed for name in names) else []
-        if inputs:
-            return inputs
+        names = tuple(dict.fromkeys(pattern.replace("{side}", code) for code in codes))
+        if "*" in pattern and (found := list(filter(_matcher(pattern).fullmatch, listed))):
+            return [(name,) for name in found]
+        if all(name in listed for name in names):
+            return [names]
     return []
 
 
@@ -314,19 +307,10 @@ def _known(codes: tuple[str, ...]) -> bool:
 
 def _matcher(pattern: str) -> re.Pattern[str]:
     """A pattern of file names as a regular expression; a code may be in it several times."""
-    regex = ""
-    seen: set[str] = set()
-    for part in re.split(r"(\{(?:lang|src|tgt|side)\}|\*)", pattern):
-        name = part[1:-1]
-        if part == "*":
-            regex += ".*"
-        elif part == "{side}":
-            regex += "(?:(?P=src)|(?P=tgt))"
-        elif part not in ("{lang}", "{src}", "{tgt}"):
-            regex += re.escape(part)
-        else:
-            regex += f"(?P={name})" if name in seen else f"(?P<{name}>{_CODE})"
-            seen.add(name)
+    regex = re.escape(pattern).replace(r"\*", ".*").replace(r"\{side\}", "(?:(?P=src)|(?P=tgt))")
+    for key in ("lang", "src", "tgt"):
+        name = re.escape(f"{{{key}}}")
+        regex = regex.replace(name, f"(?P<{key}>{_CODE})", 1).replace(name, f"(?P={key})")
     return re.compile(regex)
 
 

@@ -7,7 +7,6 @@ truncated file is a ValueError that names the file, the line reached and the byt
 
 import bz2
 import errno
-import io
 import lzma
 import os
 import re
@@ -16,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from itertools import chain
 from pathlib import Path
 from stat import S_ISDIR, S_ISFIFO, S_ISREG
 from typing import IO, Any
@@ -28,8 +28,6 @@ MAX_ROW = 500_000  # bytes of a row of a .tsv file: the URLs of pages are in it 
 WINDOW = 1_000_000  # bytes after a block's size in which its end is looked for
 _CHUNK = 1 << 18
 _DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa.ArrowException)
-Opener = Callable[[], Iterator[bytes]]
-"""Gives the bytes of a file in pieces."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +39,6 @@ class Place:
 
     def __str__(self) -> str:
         return f"{self.folder.rstrip('/')}/{self.name}"
-
-    @property
-    def parent(self) -> str:
-        """Where the file is."""
-        return str(self).rpartition("/")[0]
-
-    @property
-    def suffix(self) -> str:
-        """The last ending with its dot, `.xz` of `en.txt.xz`; may be empty."""
-        return Path(self.name).suffix
 
     @property
     def local(self) -> Path | None:
@@ -74,8 +62,10 @@ class Place:
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP) or not self.local.is_symlink():
                 raise
-            where = f"a link to {os.readlink(self.local)}"
-            raise ValueError(f"{self} is {where}, where no file is: restore that file, or remove the link") from None
+            raise ValueError(
+                f"{self} is a link to {os.readlink(self.local)}, where no file is: restore that file, or remove the "
+                "link"
+            ) from None
         if not (S_ISREG(found.st_mode) or S_ISFIFO(found.st_mode)):
             kind = "a folder" if S_ISDIR(found.st_mode) else "a socket or device"
             raise ValueError(f"{self} is {kind}, where a file must be: remove it, or give it another name")
@@ -155,29 +145,6 @@ def _local_names(root: str, deep: bool) -> Iterator[str]:
         folders[:] = [name for name in folders if deep and os.path.commonpath([real[name], inside]) != real[name]]
 
 
-def open_stream(place: Place, member: str | None = None) -> Opener:
-    """How to read a file by its ending (.xz .gz .bz2 .zst, else plain), or a member of a zip file.
-
-    A file of zero bytes is empty text, whatever its ending.
-    """
-    if member is not None:
-        return partial(read_pieces, lambda: zipfile.ZipFile(place.open()).open(member))
-    if place.size == 0 and not place.pipe:
-        return lambda: iter(())
-    if place.suffix == ".zst":
-        return lambda: _zstandard(place.open())
-    if place.suffix in _FORMATS:
-        return lambda: _decompress(place.open(), *_FORMATS[place.suffix])
-    return partial(read_pieces, place.open)
-
-
-def read_pieces(open_file: Callable[[], IO[bytes]]) -> Iterator[bytes]:
-    """The bytes of the file that `open_file` gives."""
-    with open_file() as file:
-        while piece := file.read(_CHUNK):
-            yield piece
-
-
 class _Damage(OSError):
     """The fault of a compressed file, and where it is."""
 
@@ -204,95 +171,101 @@ _FORMATS: dict[str, tuple[bytes, Callable[[], Any], int]] = {
 }
 
 
-class _Counted(io.RawIOBase):
-    """A file that counts its bytes as they are read."""
+class _Counted:
+    """A binary file that counts the bytes `taken` from it; whoever opened the file closes it, pyarrow only this."""
 
     def __init__(self, file: IO[bytes]):
-        self.file = file
-        self.taken = 0
+        self.file, self.taken, self.closed = file, 0, False
 
-    def readable(self) -> bool:
-        return True
+    def close(self) -> None:
+        self.closed = True
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int) -> bytes:
         data = self.file.read(size)
         self.taken += len(data)
         return data
 
-    def close(self) -> None:
-        self.file.close()
-        super().close()
+
+def read_text(place: Place, member: str | None = None) -> Iterator[bytes]:
+    """The text of a file, or of a member of a zip file, in pieces. Raises ValueError on a damaged file."""
+    number = 0
+    try:
+        for piece in _pieces(place, member):
+            yield piece
+            number += piece.count(b"\n")
+    except _DAMAGED as error:
+        name = f"{place}:{member}" if member else str(place)
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk or of access, not of the bytes
+            raise OSError(error.errno, error.strerror, error.filename or name) from None
+        raise ValueError(
+            f"{name} cannot be read after line {number} ({error}): it is truncated or damaged, fetch it again"
+        ) from None
 
 
-def _decompress(file: IO[bytes], magic: bytes, new_decompressor: Callable[[], Any], padding: int) -> Iterator[bytes]:
+def _pieces(place: Place, member: str | None) -> Iterator[bytes]:
+    """Compression goes by the ending, and a file of zero bytes is empty text, whatever its ending."""
+    if member is not None:
+        with place.open() as packed, zipfile.ZipFile(packed) as archive, archive.open(member) as text:
+            yield from iter(partial(text.read, _CHUNK), b"")
+        return
+    if place.size == 0 and not place.pipe:
+        return
+    ending = Path(place.name).suffix
+    with place.open() as file:
+        if ending == ".zst":
+            yield from _zstandard(_Counted(file))
+        elif ending in _FORMATS:
+            yield from _decompress(_Counted(file), *_FORMATS[ending])
+        else:
+            yield from iter(partial(file.read, _CHUNK), b"")
+
+
+def _decompress(source: _Counted, magic: bytes, new_decompressor: Callable[[], Any], padding: int) -> Iterator[bytes]:
     """The text of all streams of a file, one after the other.
 
     `lzma.open` and `bz2.open` end in silence where a later stream is damaged or is none.
     """
-    with _Counted(file) as source:
-        data = b""  # taken from the file, not yet decompressed
+    data = b""  # taken from the file, not yet decompressed
+    may_pad = False  # only after a stream
+    while True:
+        zeros = 0
         while True:
-            while len(data) < len(magic) and (more := source.read(_CHUNK)):
-                data += more
-            begin = source.taken - len(data)
-            if not data:
-                return
-            if not data.startswith(magic):
-                raise _Damage(f"byte {begin} begins neither a stream of this format nor padding")
-            stream = new_decompressor()
-            while not stream.eof:
-                if stream.needs_input and not data and not (data := source.read(_CHUNK)):
-                    raise _Damage(f"it ends at byte {source.taken}, inside of the stream from byte {begin} on")
-                try:
-                    text = stream.decompress(data, _CHUNK)
-                except (lzma.LZMAError, zlib.error, OSError) as error:
-                    raise _Damage(f"{error}, before byte {source.taken} in the stream from byte {begin} on") from None
-                data = b""
-                if text:
-                    yield text
-            data = _after_padding(source, stream.unused_data, padding)
-
-
-def _after_padding(source: _Counted, data: bytes, padding: int) -> bytes:
-    """`data`, which follows a stream, and the file's next bytes if needed, without zeros that pad the stream."""
-    zeros = 0
-    while padding and (data or (data := source.read(_CHUNK))):
-        rest = data.lstrip(b"\0")
-        zeros += len(data) - len(rest)
-        data = rest
-        if rest:
-            break
-    if padding and zeros % padding:
-        end = source.taken - len(data)
-        raise _Damage(f"{zeros} zero bytes before byte {end} are no padding, which comes in fours")
-    return data
-
-
-def _zstandard(file: IO[bytes]) -> Iterator[bytes]:
-    """The text of all frames of a .zst file. Arrow reads on from frame to frame, and takes garbage as an error."""
-    with _Counted(file) as source:
-        stream = pa.CompressedInputStream(pa.PythonFile(source, mode="r"), "zstd")
-        try:
-            while text := stream.read(_CHUNK):
+            unpadded = data.lstrip(b"\0") if may_pad else data
+            zeros += len(data) - len(unpadded)
+            data = unpadded
+            if len(data) >= len(magic) or not (more := source.read(_CHUNK)):
+                break
+            data += more
+        begin = source.taken - len(data)
+        if zeros and zeros % padding:
+            raise _Damage(f"{zeros} zero bytes before byte {begin} are no padding, which comes in fours")
+        if not data:
+            return
+        if not data.startswith(magic):
+            raise _Damage(f"byte {begin} begins neither a stream of this format nor padding")
+        stream = new_decompressor()
+        while not stream.eof:
+            if stream.needs_input and not data and not (data := source.read(_CHUNK)):
+                raise _Damage(f"it ends at byte {source.taken}, inside of the stream from byte {begin} on")
+            try:
+                text = stream.decompress(data, _CHUNK)
+            except (lzma.LZMAError, zlib.error, OSError) as error:
+                raise _Damage(f"{error}, before byte {source.taken} in the stream from byte {begin} on") from None
+            data = b""
+            if text:
                 yield text
-        except (OSError, pa.ArrowException) as error:
-            if getattr(error, "errno", None) is not None:
-                raise
-            raise _Damage(f"{error}, before byte {source.taken}") from None
+        data, may_pad = stream.unused_data, padding > 0
 
 
-def chunks(opener: Opener, name: str) -> Iterator[bytes]:
-    """The bytes in pieces. Raises ValueError on a damaged file."""
-    number = 0
+def _zstandard(source: _Counted) -> Iterator[bytes]:
+    """The text of all frames of a .zst file. Arrow reads on from frame to frame, and takes garbage as an error."""
+    stream = pa.CompressedInputStream(pa.PythonFile(source, mode="r"), "zstd")
     try:
-        for chunk in opener():
-            yield chunk
-            number += chunk.count(b"\n")
-    except _DAMAGED as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the disk or of access, not of the bytes
-            raise OSError(error.errno, error.strerror, error.filename or name) from None
-        reached = f"{name} cannot be read after line {number} ({error})"
-        raise ValueError(f"{reached}: it is truncated or damaged, fetch it again") from None
+        yield from iter(partial(stream.read, _CHUNK), b"")
+    except (OSError, pa.ArrowException) as error:
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise _Damage(f"{error}, before byte {source.taken}") from None
 
 
 def clip_lines(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
@@ -312,57 +285,46 @@ def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -
     Where there is none within WINDOW bytes, a block ends after a line, else as `cut_point` says. The blocks depend on
     the bytes alone, not on the parts that they come in.
     """
-    held_parts: list[bytes] = []  # when they may hold a whole block
-    held = 0
-    for chunk in parts:
-        held_parts.append(chunk)
-        held += len(chunk)
-        while held >= size:
-            data = b"".join(held_parts)
-            end = _block_end(data, size, boundary)
-            held_parts = [data[end[0] :] if end else data]
-            held = len(held_parts[0])
-            if not end:
-                break
-            block = data[: end[0]]
-            del data  # a block is large: nobody holds it twice while it is worked on
-            yield block, end[1]
-            del block
-    data = b"".join(held_parts)
-    del held_parts
-    while data:
-        end = _block_end(data, size, boundary) or (len(data), False)
-        block, data = data[: end[0]], data[end[0] :]
-        yield block, end[1]
+    held, limit = bytearray(), size + WINDOW
+    for part in chain(parts, [None]):
+        held += part or b""
+        while len(held) >= size or (part is None and held):
+            at_boundary = boundary.search(held, size - 1, limit) if len(held) >= size else None
+            if at_boundary:
+                end = at_boundary.end()
+            elif len(held) >= limit:
+                end = held.rfind(b"\n", size, limit) + 1 or size + cut_point(held[size : size + MAX_LINE + 1])
+            elif part is None:
+                end = len(held)
+            else:
+                break  # the end is in a later part
+            cut = at_boundary is None and len(held) >= limit
+            block = bytes(memoryview(held)[:end])
+            del held[:end]
+            yield block, cut
+            del block  # it is large: nobody holds it twice while it is worked on
 
 
-def _block_end(buffer: bytes, size: int, boundary: re.Pattern[bytes]) -> tuple[int, bool] | None:
-    """Where the first block of `buffer` ends, and whether without a boundary; None when that takes more bytes to
-    say."""
-    limit = size + WINDOW
-    if match := boundary.search(buffer, size - 1, limit) if len(buffer) >= size else None:
-        return match.end(), False
-    if len(buffer) < limit:
-        return None
-    line_end = buffer.rfind(b"\n", size, limit) + 1
-    return line_end or size + cut_point(buffer[size : size + MAX_LINE + 1]), True
-
-
-def whole_lines(opener: Opener, name: str) -> Iterator[bytes | None]:
-    """Lines without LF; None for one over MAX_LINE bytes."""
-    rest, long = b"", False
-    for chunk in chunks(opener, name):
-        first, *lines = chunk.split(b"\n")
-        rest += first
-        if lines:
-            yield None if long or len(rest) > MAX_LINE else rest
-            *middle, rest = lines
-            long = False
-            yield from (line if len(line) <= MAX_LINE else None for line in middle)
-        if len(rest) > MAX_LINE:
-            rest, long = b"", True
-    if rest or long:
-        yield None if long else rest
+def split_lines(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
+    """Lines without LF; one that the file leaves open is given once it has over `most` bytes, and its rest is not."""
+    held: list[bytes] = []  # of the line that is open
+    size, given = 0, False
+    for part in parts:
+        first, *others = part.split(b"\n")
+        if not given:
+            held.append(first)
+            size += len(first)
+        if others:
+            if not given:
+                yield b"".join(held)
+            *whole, last = others
+            yield from whole
+            held, size, given = [last], len(last), False
+        if size > most and not given:
+            yield b"".join(held)
+            held, given = [], True
+    if size and not given:
+        yield b"".join(held)
 
 
 def cut_line(line: bytes) -> list[bytes]:
@@ -376,7 +338,7 @@ def cut_line(line: bytes) -> list[bytes]:
     return [*pieces, line[at:]]
 
 
-def cut_point(line: bytes) -> int:
+def cut_point(line: bytes | bytearray) -> int:
     """Where to cut a line over MAX_LINE bytes: after the last white space before that, or else between characters."""
     end = max(line.rfind(b" ", 0, MAX_LINE), line.rfind(b"\t", 0, MAX_LINE)) + 1
     return end or next((i for i in range(MAX_LINE, MAX_LINE - 4, -1) if line[i] & 0xC0 != 0x80), MAX_LINE)

@@ -8,14 +8,16 @@ A shard is a block of an input: about `block_bytes` of its text. So the bytes de
 """
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from data_prep.clean import add_counts, doubts
 from data_prep.corpus import TextConfig, find_sources
-from data_prep.encode_input import STAGED, EncodeInputs, EncodeTask, SharedWork, discard, forget_encoded, moved_shards
+from data_prep.encode_input import STAGED, EncodeTask, SharedWork, discard, encode_inputs, forget_encoded, moved_shards
 from data_prep.parallel import on_root, run_tasks, world_size
 from data_prep.progress import say, warn
 from data_prep.remove_duplicates import is_final, remove_duplicates
@@ -40,26 +42,18 @@ class EncodeConfig(TextConfig):
     """A new shard begins after this many bytes of text."""
 
 
-@dataclass(frozen=True)
-class _EncodePlan:
-    """The work of one task (mono or para); all ranks must have the same before it begins."""
-
-    stage: Stage
-    tasks: list[EncodeTask]
-    vocabulary_size: int
-
-
 def run(config: EncodeConfig) -> None:
     """Encode the inputs that are not encoded yet. Raises ValueError on bad input, or for a folder of other settings."""
     if config.max_pair_tokens < 2 or config.block_bytes < 1:
         raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
-    plans = on_root(lambda: _plans(config))  # all of them first: a bad file name shows before hours of work
-    for kind, plan in plans.items():
-        with plan.stage.open():
-            _run_plan(config, kind, plan)
+    vocabulary_size, plans = on_root(lambda: _plans(config))  # all first: a bad file name shows before hours of work
+    for kind, (stage, tasks) in plans.items():
+        with stage.open():
+            _run_plan(config, kind, stage, tasks, vocabulary_size)
 
 
-def _plans(config: EncodeConfig) -> dict[str, _EncodePlan]:
+def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[EncodeTask]]]]:
+    """The vocabulary's size, and the work of each task (mono and para): all ranks have the same before it begins."""
     vocabulary = Vocabulary(config.vocab)
     plans = {}
     for kind, sources in find_sources(config).items():
@@ -73,66 +67,64 @@ def _plans(config: EncodeConfig) -> dict[str, _EncodePlan]:
             settings["max_pair_tokens"] = config.max_pair_tokens
         stage = Stage(config.out / kind, "encode", settings | sources.settings)
         by_name = groupby(sources.inputs, lambda s: s.name)
-        tasks = [EncodeTask(source, number) for _, same in by_name for number, source in enumerate(same)]
-        plans[kind] = _EncodePlan(stage, tasks, vocabulary.size)
-    return plans
+        plans[kind] = stage, [EncodeTask(source, number) for _, same in by_name for number, source in enumerate(same)]
+    return vocabulary.size, plans
 
 
-def _run_plan(config: EncodeConfig, kind: str, plan: _EncodePlan) -> None:
-    stage = plan.stage
-    on_root(lambda: _refuse_other_inputs(plan))
+def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:
+    on_root(lambda: _refuse_other_inputs(stage, tasks))
     if stage.finished(config.processes, on_root(lambda: moved_shards(stage))):
         return on_root(lambda: say(f"{stage.folder} is complete"))
-    todo = on_root(lambda: _todo(plan))
+    todo = on_root(lambda: _todo(stage, tasks))
     doubled = [task for task in todo if task.filters.exact_duplicates]
     shared = on_root(lambda: SharedWork.begin(stage.folder))
     encoded = on_root(lambda: [task.name for task in doubled if stage.task_result(f"{task.name}.encoded")])
     open_tasks = tuple(task for task in todo if task.name not in encoded)
     members = world_size() if world_size() > 1 else config.processes
-    work = EncodeInputs(stage, open_tasks, config.vocab, config.block_bytes, config.max_pair_tokens, shared)
     if open_tasks:
+        work = partial(encode_inputs, stage, open_tasks, config.vocab, shared)
         run_tasks(work, range(members), [1] * members, config.processes, f"encode {kind}", visible=False)
     if doubled:
         remove_duplicates(stage, doubled, config.processes)
     on_root(lambda: shutil.rmtree(shared))
-    on_root(lambda: _write_manifest(plan))
+    on_root(lambda: _write_manifest(stage, tasks, vocabulary_size))
 
 
-def _refuse_other_inputs(plan: _EncodePlan) -> None:
-    for task in plan.tasks:
-        result = plan.stage.task_result(task.name) or plan.stage.task_result(f"{task.name}.encoded")
+def _refuse_other_inputs(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
+    for task in tasks:
+        result = stage.task_result(task.name) or stage.task_result(f"{task.name}.encoded")
         for (name, size), (_, encoded) in zip(task.source.files, result["inputs"] if result else (), strict=False):
             if size != encoded:
                 raise ValueError(
-                    f"{name} had {encoded} bytes when it was encoded into {plan.stage.folder}, now it has {size}: "
+                    f"{name} had {encoded} bytes when it was encoded into {stage.folder}, now it has {size}: "
                     "restore it, or choose another output folder"
                 )
 
 
-def _todo(plan: _EncodePlan) -> list[EncodeTask]:
+def _todo(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeTask]:
     """Inputs that are not finished; and those that are, where duplicates must be sought among all of them again."""
-    todo = [task for task in plan.tasks if plan.stage.task_result(task.name) is None]
+    todo = [task for task in tasks if stage.task_result(task.name) is None]
     for task in todo:
-        forget_encoded(plan.stage, task)
-    again = {task.source.name for task in todo if task.filters.exact_duplicates and not is_final(plan.stage, task)}
-    for task in plan.tasks:
+        forget_encoded(stage, task)
+    again = {task.source.name for task in todo if task.filters.exact_duplicates and not is_final(stage, task)}
+    for task in tasks:
         if task not in todo and task.source.name in again and task.filters.exact_duplicates:
-            discard(plan.stage, task)
-            plan.stage.forget_tasks([task.name])
-    return [task for task in plan.tasks if task in todo or plan.stage.task_result(task.name) is None]
+            discard(stage, task)
+            stage.forget_tasks([task.name])
+    return [task for task in tasks if task in todo or stage.task_result(task.name) is None]
 
 
-def _write_manifest(plan: _EncodePlan) -> None:
-    wanted = {f"{task.name}.json" for task in plan.tasks}
-    for path in (plan.stage.folder / "tasks").iterdir():
+def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:
+    wanted = {f"{task.name}.json" for task in tasks}
+    for path in (stage.folder / "tasks").iterdir():
         if path.name not in wanted:
             path.unlink()  # of a block, by a process of a killed run that lived a moment longer
-    if (plan.stage.folder / STAGED).exists():
-        shutil.rmtree(plan.stage.folder / STAGED)
+    if (stage.folder / STAGED).exists():
+        shutil.rmtree(stage.folder / STAGED)
     shards: list[Shard] = []
     by_language: dict[str, dict[str, Any]] = {}
-    for task in plan.tasks:
-        result = plan.stage.task_result(task.name)
+    for task in tasks:
+        result = stage.task_result(task.name)
         assert result is not None, f"{task.name} has no result"
         shards += [Shard(**shard) for shard in result["shards"]]
         by_language[task.source.name] = add_counts(by_language.get(task.source.name, {}), result["counts"])
@@ -140,19 +132,18 @@ def _write_manifest(plan: _EncodePlan) -> None:
             warn(f"{task.source.paths[0]} gave no text: see its counts in the manifest")
         counts = result["counts"]
         lines = counts["paragraphs_in"] if task.mono else 2 * counts["pairs_in"]
-        files = " and ".join(map(str, task.source.paths))
         for words in doubts(lines, counts["repaired"], counts["tokens"], counts["unknown"]):
-            warn(f"{files}: {words}")
+            warn(f"{' and '.join(map(str, task.source.paths))}: {words}")
     write_manifest(
-        plan.stage.folder,
+        stage.folder,
         Manifest(
             stage="encode",
-            settings=plan.stage.settings,
-            vocabulary_size=plan.vocabulary_size,
-            vocabulary_sha256=plan.stage.settings["vocabulary_sha256"],
-            languages=tuple(sorted({language for task in plan.tasks for language in task.source.languages})),
+            settings=stage.settings,
+            vocabulary_size=vocabulary_size,
+            vocabulary_sha256=stage.settings["vocabulary_sha256"],
+            languages=tuple(sorted({language for task in tasks for language in task.source.languages})),
             shards=tuple(sorted(shards, key=lambda shard: shard.name)),
             counts={"by_language": by_language},
         ),
     )
-    say(f"{plan.stage.folder}: {len(plan.tasks)} inputs, {sum(c['tokens'] for c in by_language.values()):,} tokens")
+    say(f"{stage.folder}: {len(tasks)} inputs, {sum(c['tokens'] for c in by_language.values()):,} tokens")

@@ -13,7 +13,7 @@ import os
 import pickle
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -35,13 +35,12 @@ _vocabulary = cache(Vocabulary)  # read once a process
 _SHORTEST, _LONGEST = 0.01, 1.0  # seconds between two looks; in between, an eighth of the time waited so far
 _OFFERED = 2  # blocks that are offered for each waiting member
 _SOUND = "sound"  # a file that is there as long as no member failed
-EncodeBlock = Callable[[str, int, TextBlock], None]
-"""Encodes a block, given the name of its input and its number there."""
+EncodeBlock = Callable[[str, int, TextBlock], None]  # given the name of its input and its number there
 
 
 @dataclass(frozen=True)
 class SharedWork:
-    """One member's view of the inputs that several processes or ranks share, and of blocks of large ones.
+    """One member's view of the inputs that several processes or ranks share in `folder`, and of blocks of large ones.
 
     Each member claims inputs, the largest first, and reads them. When no input is left, it waits for blocks that the
     readers of the others offer: a reader that sees somebody wait writes its next blocks into `folder` instead of
@@ -50,7 +49,6 @@ class SharedWork:
     """
 
     folder: Path
-    """From `begin`."""
     member: int = 0
     status: Status = field(default_factory=Status, compare=False)
 
@@ -109,20 +107,19 @@ class SharedWork:
 
     def take(self, work: EncodeBlock, name: str = "") -> bool:
         """Take one offered block (of input `name`, if given) and encode it; False when there is none."""
-        for file in sorted(os.listdir(self.folder / "offered")):
-            if file.startswith(f"{name}.") or not name:
-                taken = self.folder / "taken" / file
-                try:
-                    os.rename(self.folder / "offered" / file, taken)
-                except FileNotFoundError:
-                    continue
-                try:
-                    with open(taken, "rb") as stream:
-                        block = pickle.load(stream)
-                    work(*block)
-                finally:
-                    taken.unlink()
-                return True
+        for offered in sorted((self.folder / "offered").glob(f"{name or '*'}.*")):
+            taken = self.folder / "taken" / offered.name
+            try:
+                os.rename(offered, taken)
+            except FileNotFoundError:
+                continue
+            try:
+                with open(taken, "rb") as stream:
+                    block = pickle.load(stream)
+                work(*block)
+            finally:
+                taken.unlink()
+            return True
         return False
 
     def take_until_all_finished(self, inputs: int, work: EncodeBlock) -> None:
@@ -194,74 +191,68 @@ class EncodeTask:
         return f"{self.source.name}/{self.index:03d}-{number:05d}.arrow"
 
 
-@dataclass(frozen=True)
-class EncodeInputs:
-    """The work of one member, the same for all: inputs to shards, until all are encoded or a member failed."""
+def encode_inputs(stage: Stage, tasks: Sequence[EncodeTask], vocab: Path, shared_folder: Path, member: int) -> None:
+    """Encode the inputs and blocks that no other member encodes, until all are encoded or a member failed."""
+    shared = SharedWork(shared_folder, member)
+    by_name = {task.name: task for task in tasks}
 
-    stage: Stage
-    tasks: tuple[EncodeTask, ...]
-    vocab: Path
-    block_bytes: int
-    max_pair_tokens: int
-    shared_folder: Path
+    def work(name: str, number: int, block: TextBlock) -> None:
+        encode_block(stage, by_name[name], vocab, number, block)
+        shared.report(sum(map(len, block.sides)), len(tasks), stage.folder.name)
 
-    def __call__(self, member: int) -> None:
-        """Encode the inputs and blocks that no other member encodes."""
-        shared = SharedWork(self.shared_folder, member)
-        by_name = {task.name: task for task in self.tasks}
+    with shared.stopping_all():
+        for task in sorted(tasks, key=lambda task: -task.source.size):
+            if not shared.failed and shared.claim(task.name):
+                _read(stage, task, shared, work)
+        shared.take_until_all_finished(len(tasks), work)
 
-        def work(name: str, number: int, block: TextBlock) -> None:
-            self.encode_block(by_name[name], number, block)
-            shared.report(sum(map(len, block.sides)), len(self.tasks), self.stage.folder.name)
 
-        with shared.stopping_all():
-            for task in sorted(self.tasks, key=lambda task: -task.source.size):
-                if not shared.failed and shared.claim(task.name):
-                    self._read(task, shared, work)
-            shared.take_until_all_finished(len(self.tasks), work)
-
-    def _read(self, task: EncodeTask, shared: SharedWork, work: EncodeBlock) -> None:
-        """Read one input, and see to it that all its blocks are encoded."""
-        begin_input(self.stage, task)
-        blocks = 0
-        try:
-            for number, block in enumerate(READERS[task.source.format].blocks(task.source, self.block_bytes)):
-                blocks = number + 1
-                done = self.stage.task_result(task.block_name(number)) is not None
-                if not done and not shared.offer(task.name, number, block):
-                    work(task.name, number, block)
-                if shared.failed:
-                    return
-        except ValueError:
-            shared.take_back(task.name, lambda *_: None)
-            discard(self.stage, task)  # it will be fetched again, and may be another one then
-            raise
-        if shared.take_back(task.name, work):
-            if task.filters.exact_duplicates:
-                self.stage.finish_task(f"{task.name}.encoded", {"inputs": task.source.files, "blocks": blocks})
-            else:
-                finish(self.stage, task, [self.stage.task_result(task.block_name(n)) for n in range(blocks)])
-            shared.finish(task.name)
-
-    def encode_block(self, task: EncodeTask, number: int, block: TextBlock) -> None:
-        """Write the shard of one block, then its marker."""
-        filters = task.filters
-        run = Run() if filters.exact_duplicates else None
-        encoder = IdEncoder(_vocabulary(self.vocab), task.source.languages, filters, run)
-        counts = Counts("documents" if task.mono else "pairs")
-        if task.mono:
-            paragraphs = DOCUMENT_READERS[task.source.format].paragraphs(task.source, block, counts)
-            schema, batches = DOCUMENTS, encoder.documents(paragraphs, counts)
+def _read(stage: Stage, task: EncodeTask, shared: SharedWork, work: EncodeBlock) -> None:
+    """Read one input, and see to it that all its blocks are encoded."""
+    begin_input(stage, task)
+    blocks = 0
+    try:
+        for number, block in enumerate(READERS[task.source.format].blocks(task.source, stage.settings["block_bytes"])):
+            blocks = number + 1
+            done = stage.task_result(task.block_name(number)) is not None
+            if not done and not shared.offer(task.name, number, block):
+                work(task.name, number, block)
+            if shared.failed:
+                return
+    except ValueError:
+        shared.take_back(task.name, lambda *_: None)
+        discard(stage, task)  # it will be fetched again, and may be another one then
+        raise
+    if shared.take_back(task.name, work):
+        if task.filters.exact_duplicates:
+            stage.finish_task(f"{task.name}.encoded", {"inputs": task.source.files, "blocks": blocks})
         else:
-            units = PAIR_READERS[task.source.format].pairs(task.source, block, counts)
-            schema, batches = PAIRS, encoder.pairs(units, counts, self.max_pair_tokens)
-        path = (self.stage.folder / STAGED if run else self.stage.folder) / task.shard_name(number)
-        first = next(batches, None)
-        shard = None if first is None else write_arrow(path, schema, chain([first], batches), self.stage.folder)
-        result: dict[str, Any] = {"shard": shard and asdict(shard), "paragraphs": run.paragraphs if run else 0}
-        notes = run.save(path, self.stage.folder) if run else ()
-        result |= {"files": [asdict(note) for note in notes], "counts": counts.as_json()}
-        self.stage.finish_task(task.block_name(number), result)
+            finish(stage, task, [stage.task_result(task.block_name(n)) for n in range(blocks)])
+        shared.finish(task.name)
+
+
+def encode_block(stage: Stage, task: EncodeTask, vocab: Path, number: int, block: TextBlock) -> None:
+    """Write the shard of one block, then its marker."""
+    filters = task.filters
+    run = Run() if filters.exact_duplicates else None
+    encoder = IdEncoder(_vocabulary(vocab), task.source.languages, filters, run)
+    counts = Counts("documents" if task.mono else "pairs")
+    if task.mono:
+        paragraphs = DOCUMENT_READERS[task.source.format].paragraphs(task.source, block, counts)
+        schema, batches = DOCUMENTS, encoder.documents(paragraphs, counts)
+    else:
+        units = PAIR_READERS[task.source.format].pairs(task.source, block, counts)
+        schema, batches = PAIRS, encoder.pairs(units, counts, stage.settings["max_pair_tokens"])
+    path = (stage.folder / STAGED if run else stage.folder) / task.shard_name(number)
+    first = next(batches, None)
+    shard = None if first is None else write_arrow(path, schema, chain([first], batches), stage.folder)
+    result = {
+        "shard": shard and asdict(shard),
+        "paragraphs": run.paragraphs if run else 0,
+        "files": [asdict(note) for note in run.save(path, stage.folder)] if run else [],
+        "counts": counts.as_json(),
+    }
+    stage.finish_task(task.block_name(number), result)
 
 
 def begin_input(stage: Stage, task: EncodeTask) -> None:

@@ -23,17 +23,17 @@ _SHORT = 32  # words of a piece, below which all pieces are copied by their indi
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Positions of a shard's ids in its file, in int32 words: a value a record batch and, if it differs, a column."""
+    """Positions of a shard's ids in its file, in int32 words.
+
+    `records` are [batches], the others [columns, batches]: `tokens`, where the list `offsets` begin (each counts from
+    the `values` of its batch), and where the ids, the `values`, begin.
+    """
 
     path: Path
     records: np.ndarray
-    """[batches]."""
     tokens: np.ndarray
-    """[columns, batches]."""
     offsets: np.ndarray
-    """[columns, batches], where the list offsets begin; each counts from the `values` of its batch."""
     values: np.ndarray
-    """[columns, batches], where the ids begin."""
 
     def bounds(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(start, length) in words of the ids of `records` in each column, int64 [columns, records]."""
@@ -61,19 +61,16 @@ class Batches:
         Returns the number of each, for the last ids of a shard may be fewer.
         """
         ends = np.cumsum(self.tokens[0])
-        at, stops = starts, np.minimum(starts + width, ends[-1])
-        pieces = []
-        left = np.arange(len(starts))
-        while len(left):
-            batch = np.searchsorted(ends, at[left], side="right")
-            counts = np.minimum(stops[left], ends[batch]) - at[left]
-            words = (self.values[0] + self.tokens[0] - ends)[batch] + at[left]
-            pieces.append((words, counts, places[left] + at[left] - starts[left]))
-            at = at.copy()
-            at[left] += counts
-            left = left[at[left] < stops[left]]
-        words, counts, places = (np.concatenate(part) for part in zip(*pieces, strict=True))
-        copy_words(self.path, words, counts, target, places)
+        begins = ends - self.tokens[0]
+        stops = np.minimum(starts + width, ends[-1])
+        first = np.searchsorted(ends, starts, side="right")
+        batches = np.searchsorted(ends, stops) - first + 1  # that each of them is in
+        piece = np.repeat(np.arange(len(starts)), batches)
+        batch = first[piece] + np.arange(len(piece)) - np.repeat(np.cumsum(batches) - batches, batches)
+        at = np.maximum(starts[piece], begins[batch])
+        counts = np.minimum(stops[piece], ends[batch]) - at
+        words = self.values[0][batch] + at - begins[batch]
+        copy_words(self.path, words, counts, target, places[piece] + at - starts[piece])
         return stops - starts
 
 
@@ -150,7 +147,7 @@ class EncodedShard:
     """An encoded shard as examples of one group (a language, or a language pair).
 
     Task mono: `examples` training rows. Task para: pairs that fit into a row, `tokens` ids in their items (specials
-    included). `batches` locate the ids.
+    included); `unfit` are the others' records, in order. `batches` locate the ids.
     """
 
     group: str
@@ -158,7 +155,6 @@ class EncodedShard:
     tokens: int
     batches: Batches
     unfit: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Pairs that do not fit into a row: their records, in order."""
 
     def records(self, examples: np.ndarray) -> np.ndarray:
         """The records of examples that are pairs."""

@@ -167,15 +167,8 @@ def _plan(config: MixConfig, task: str, encoded: Manifest, languages: tuple[str,
 
 def _sampled_pairs(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple[MixPlan, np.ndarray]:
     """Sample as many pairs as pack into at least `rows` rows; (plan, rows before each window [windows + 1])."""
-    tokens = {name: 0 for name in plan.order.names}
-    for shard in plan.shards:
-        tokens[shard.group] += shard.tokens
-    order = plan.order
-    mean = sum(
-        float(share) * tokens[name] / examples
-        for name, share, examples in zip(order.names, order.shares, order.examples, strict=True)
-        if examples
-    )
+    groups = zip(plan.order.shares, plan.tokens, plan.order.examples, strict=True)
+    mean = sum(float(share) * tokens / examples for share, tokens, examples in groups if examples)
     total = int(rows * plan.row_tokens / mean) + 1  # packing leaves gaps, so these nearly always suffice
     while True:
         plan = with_total(plan, total)
@@ -204,13 +197,10 @@ def _counts(plan: MixPlan, task: str, rows: int, results: Sequence[dict[str, Any
     order = plan.order
     used = [sum(column) for column in zip(*(result["used"] for result in results), strict=True)]
     tokens = sum(result["tokens"] for result in results)
-    too_long = {name: 0 for name in order.names}
-    for shard in plan.shards:
-        too_long[shard.group] += len(shard.unfit)
     by_language = {
         name: {
             "available": available,
-            "too_long": too_long[name],
+            "too_long": sum(len(shard.unfit) for shard in plan.shards if shard.group == name),
             "used": used[j],
             "repeat": used[j] / available if available else 0.0,
             "share_before": available / sum(order.examples),

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ import pyarrow as pa
 from data_prep.encoded import EncodedShard, copy_words, group_languages
 from data_prep.sampling import Integers, Order, apportion, hashed, key_of, permute, temperature_shares
 from data_prep.store import Stage, write_arrow
+from data_prep.token_ids import list_array
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
 
 BLOCK = {"mono": 1 << 16, "para": 1 << 18}  # slots that are shuffled together: some 30,000 rows or more
@@ -24,14 +25,17 @@ _HELD = 1 << 25  # ids that are in memory at once, 128 MiB
 
 @dataclass(frozen=True)
 class MixPlan:
-    """The sampled order of a task's examples, and where each is. `shards` are sorted by group, then name."""
+    """The sampled order of a task's examples, and where each is. `shards` are sorted by group, then name.
+
+    `tokens`: ids of all examples of each group; `mean_tokens`: of an example, on average over the corpus.
+    """
 
     row_tokens: int
     layout: Layout
     group_languages: tuple[tuple[int, ...], ...]
     shards: tuple[EncodedShard, ...]
+    tokens: tuple[int, ...]
     mean_tokens: float
-    """Ids of an example, on average over the corpus."""
     order: Order
 
     @cached_property
@@ -65,14 +69,15 @@ def plan_rows(
 ) -> MixPlan:
     """The plan of a task with no slots yet, which `with_total` gives it."""
     shards = sorted(shards, key=lambda shard: (shard.group, shard.batches.path.name))
-    groups = sorted({shard.group for shard in shards})
-    examples = tuple(sum(shard.examples for shard in shards if shard.group == group) for group in groups)
+    by_group = {group: list(same) for group, same in groupby(shards, key=lambda shard: shard.group)}
+    examples = tuple(sum(shard.examples for shard in same) for same in by_group.values())
+    tokens = tuple(sum(shard.tokens for shard in same) for same in by_group.values())
     shares = tuple(temperature_shares(examples, alpha))
-    members = tuple(group_languages(group, languages) for group in groups)
-    mean_tokens = max(sum(shard.tokens for shard in shards), 1) / max(sum(examples), 1)
+    members = tuple(group_languages(group, languages) for group in by_group)
+    mean_tokens = max(sum(tokens), 1) / max(sum(examples), 1)
     neighbours = max(int(STRETCH * len(members[0]) / mean_tokens), 1)
-    order = Order(tuple(groups), examples, shares, (), seed, task, BLOCK[task], neighbours)
-    return MixPlan(row_tokens, LAYOUTS[layout], members, tuple(shards), mean_tokens, order)
+    order = Order(tuple(by_group), examples, shares, (), seed, task, BLOCK[task], neighbours)
+    return MixPlan(row_tokens, LAYOUTS[layout], members, tuple(shards), tokens, mean_tokens, order)
 
 
 def with_total(plan: MixPlan, total: int) -> MixPlan:
@@ -89,7 +94,10 @@ class Tally:
 
 
 class SampledPairs(NamedTuple):
-    """Where pairs are; `starts` and `lengths` are [2, pairs] in the order of the sides in the row."""
+    """Where pairs are; `starts` and `lengths` are [2, pairs] in the order of the sides in the row.
+
+    `tokens`: ids of each pair as an item.
+    """
 
     group: np.ndarray
     shard: np.ndarray
@@ -97,7 +105,6 @@ class SampledPairs(NamedTuple):
     lengths: np.ndarray
     swapped: np.ndarray
     tokens: np.ndarray
-    """Ids of each pair as an item."""
 
 
 def write_shard(
@@ -110,12 +117,12 @@ def write_shard(
     if result is None:
         start, stop = number * rows_per_shard, min((number + 1) * rows_per_shard, rows)
         tally = Tally(np.zeros(len(plan.order.names), dtype=np.int64))
-        batches = (
-            _mono_rows(plan, start, stop, tally)
-            if first_rows is None
-            else _para_rows(plan, first_rows, start, stop, tally)
-        )
-        shard = write_arrow(path, row_schema(plan.row_tokens), batches, stage.folder)
+        schema = row_schema(plan.row_tokens)
+        if first_rows is None:
+            batches = _mono_rows(plan, start, stop, tally)
+        else:
+            batches = _rechunked(_para_rows(plan, first_rows, start, stop, tally), BATCH_ROWS, schema)
+        shard = write_arrow(path, schema, batches, stage.folder)
         assert shard.rows == stop - start
         result = {"shard": asdict(shard), "used": tally.used.tolist(), "tokens": tally.tokens}
         stage.finish_task(f"shard-{name}", result)
@@ -151,8 +158,9 @@ def _cut_texts(plan: MixPlan, shards: np.ndarray, examples: np.ndarray) -> tuple
         text = rows[i, 1 : 1 + texts[i]].copy()
         text = text[int(text[0] == EOS) : len(text) - int(text[-1] == EOS)]
         if not len(text):
-            path = plan.shards[int(shards[i])].batches.path
-            raise ValueError(f"{path} has a document without text: encode the data again")
+            raise ValueError(
+                f"{plan.shards[int(shards[i])].batches.path} has a document without text: encode the data again"
+            )
         texts[i] = len(text)
         rows[i, 1:] = PAD
         rows[i, 1 : 1 + len(text)] = text
@@ -167,12 +175,6 @@ def count_rows(plan: MixPlan, first: int, last: int) -> list[int]:
 
 def _para_rows(plan: MixPlan, first_rows: np.ndarray, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
     """Rows [start, stop) of the packed windows; `first_rows` [windows + 1] are the rows before each window."""
-    return _rechunked(_para_batches(plan, first_rows, start, stop, tally), BATCH_ROWS, row_schema(plan.row_tokens))
-
-
-def _para_batches(
-    plan: MixPlan, first_rows: np.ndarray, start: int, stop: int, tally: Tally
-) -> Iterator[pa.RecordBatch]:
     first, last = int(np.searchsorted(first_rows, start, side="right")) - 1, int(np.searchsorted(first_rows, stop))
     for begin, pairs, windows in _packed_windows(plan, first, last):
         before = int(first_rows[begin])
@@ -243,33 +245,23 @@ def _batch(
 ) -> pa.RecordBatch:
     """`rows` [B, R] with `items` [B] counting into the flat `lengths`, `sides` [B] into the flat `languages`."""
     tokens = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
-    columns = [tokens, _lists(items, lengths), _lists(sides, languages)]
-    return pa.record_batch(columns, schema=row_schema(rows.shape[1]))
-
-
-def _lists(counts: np.ndarray, values: np.ndarray) -> pa.ListArray:
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values.astype(np.int16)))
+    lists = [list_array((values.astype(np.int16), n)) for values, n in ((lengths, items), (languages, sides))]
+    return pa.record_batch([tokens, *lists], schema=row_schema(rows.shape[1]))
 
 
 def _rechunked(batches: Iterable[pa.RecordBatch], size: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of `size`, the last one shorter."""
+    """The same rows in batches of `size`, the last one shorter.
+
+    A slice is copied, so that its buffers end where it ends: else Arrow fills the file's gaps with the memory after it.
+    """
     rest = pa.RecordBatch.from_pylist([], schema)
     for batch in batches:
         missing = size - rest.num_rows
         first = pa.concat_batches([rest, batch.slice(0, missing)])
         *whole, rest = [first, *(batch.slice(begin, size) for begin in range(missing, batch.num_rows, size))]
-        yield from map(_exact, whole)
+        yield from (pa.concat_batches([part]) for part in whole)
     if rest.num_rows:
-        yield _exact(rest)
-
-
-def _exact(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A slice whose buffers end where it ends: else Arrow fills the file's gaps with the memory after it."""
-    tokens, lengths, languages = batch.columns
-    items, sides = (np.diff(column.offsets.to_numpy()) for column in (lengths, languages))
-    rows = tokens.flatten().to_numpy().reshape(len(items), -1)
-    return _batch(rows, items, lengths.flatten().to_numpy(), sides, languages.flatten().to_numpy())
+        yield pa.concat_batches([rest])
 
 
 def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:

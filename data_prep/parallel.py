@@ -116,30 +116,22 @@ def run_tasks(
         raise ValueError(f"--processes is {processes}: it must be at least 1")
     if world_size() > 1:
         outcomes = _run_on_ranks(function, tasks, sizes, label, visible)
-    elif processes == 1 or len(tasks) <= 1:
-        outcomes = _collect((_attempt(function, task, i) for i, task in enumerate(tasks)), sizes, label, visible)
     else:
-        outcomes = _collect(_run_in_processes(function, tasks, sizes, processes, label), sizes, label, visible)
+        stream = (_attempt(function, task, index) for index, task in enumerate(tasks))
+        if processes > 1 and len(tasks) > 1:
+            stream = _run_in_processes(function, tasks, sizes, processes, label)
+        outcomes = []
+        with closing(stream), Progress(label, sum(sizes), visible) as progress:
+            for outcome in stream:
+                outcomes.append(outcome)
+                if outcome.error is not None:
+                    break
+                progress.advance(sizes[outcome.index])
     outcomes.sort(key=lambda outcome: outcome.index)
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error
-    assert [outcome.index for outcome in outcomes] == list(range(len(tasks)))
     return [outcome.value for outcome in outcomes]
-
-
-def _collect(
-    stream: Generator[_Outcome, None, None], sizes: Sequence[int], label: str, visible: bool
-) -> list[_Outcome]:
-    """Outcomes as they come, up to the first error."""
-    outcomes = []
-    with closing(stream), Progress(label, sum(sizes), visible) as progress:
-        for outcome in stream:
-            outcomes.append(outcome)
-            if outcome.error is not None:
-                break
-            progress.advance(sizes[outcome.index])
-    return outcomes
 
 
 def _largest_first(sizes: Sequence[int]) -> list[int]:
@@ -151,9 +143,10 @@ def _run_in_processes(
 ) -> Generator[_Outcome, None, None]:
     """Outcomes as they come, the largest task begun first; closing the generator ends the processes."""
     others = multiprocessing.active_children()
-    context = multiprocessing.get_context("spawn")
     # a worker gets function and tasks once, and then numbers: the queue never fills its pipe
-    pool = ProcessPoolExecutor(min(processes, len(tasks)), context, _begin_worker, (function, tasks))
+    pool = ProcessPoolExecutor(
+        min(processes, len(tasks)), multiprocessing.get_context("spawn"), _begin_worker, (function, tasks)
+    )
     workers: list[multiprocessing.process.BaseProcess] = []
     try:
         futures = []
@@ -239,8 +232,7 @@ def on_root(function: Callable[[], R]) -> R:
     outcome = communicator().bcast(_attempt(lambda _: function(), None, 0) if is_root() else None)
     if outcome.error is not None:
         raise outcome.error
-    value: R = outcome.value
-    return value
+    return outcome.value
 
 
 def is_root() -> bool:

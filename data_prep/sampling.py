@@ -102,11 +102,12 @@ def apportion(total: int, shares: Sequence[Fraction]) -> list[int]:
 class Order:
     """The sampled examples in training order: every example of a language comes once before any comes again.
 
-    The slots [0, total) are cut into blocks. How many slots of each block a language has is computed by halving all
-    blocks again and again, and in a block the languages are shuffled; so the number of a language's uses before any
-    slot follows from its block alone. Use u of a language is an example of pass u // examples; the uses of one pass in
-    one block are shuffled. A pass goes through stretches of neighbouring examples in an order of its own, so that the
-    examples of a block are neighbours in the files, not in the block.
+    The slots [0, total) are cut into blocks of `block`. How many slots of each block a language has is computed by
+    halving all blocks again and again, and in a block the languages are shuffled; so the number of a language's uses
+    before any slot follows from its block alone. Use u of a language is an example of pass u // examples; the uses of
+    one pass in one block are shuffled. A pass goes through stretches of neighbouring examples in an order of its own,
+    so that the examples of a block are neighbours in the files, not in the block. A stretch has at most `neighbours`
+    examples; a block has at least 16 stretches of a language, or single examples.
     """
 
     names: tuple[str, ...]
@@ -116,9 +117,7 @@ class Order:
     seed: int
     label: str
     block: int = 1 << 16
-    """Slots that are shuffled together."""
     neighbours: int = 1
-    """Examples of a stretch, at most; a block has at least 16 stretches of a language, or single examples."""
 
     @property
     def total(self) -> int:

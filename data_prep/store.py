@@ -57,7 +57,7 @@ class Stage:
 
     def _open(self, held: ExitStack) -> None:
         make_folder(self.folder / "tasks")
-        held.enter_context(lock(self.folder))
+        _lock(self.folder, held)
         for leftover in self.folder.rglob(".*.tmp"):
             leftover.unlink()
         path = self.folder / "settings.json"
@@ -110,8 +110,8 @@ class Stage:
     def _lost(self, files: list[tuple[str, Shard]], processes: int) -> set[str]:
         """The tasks of those files that are missing or damaged; collective under MPI."""
         shards = [shard for _, shard in files]
-        check = partial(is_whole, self.folder)
-        whole = run_tasks(check, shards, [shard.bytes for shard in shards], processes, f"check {self.folder.name}")
+        sizes = [shard.bytes for shard in shards]
+        whole = run_tasks(partial(is_whole, self.folder), shards, sizes, processes, f"check {self.folder.name}")
         lost = [file for file, good in zip(files, whole, strict=True) if not good]
         if lost:
             some = ", ".join(shard.name for _, shard in lost[:8]) + (" …" if len(lost) > 8 else "")
@@ -120,10 +120,7 @@ class Stage:
 
     def task_result(self, task_name: str) -> dict[str, Any] | None:
         """The result of a finished task; None when it has not finished, or its marker is damaged."""
-        try:
-            return read_signed(self._marker(task_name), self._context)
-        except (FileNotFoundError, ValueError):
-            return None
+        return _readable(self._marker(task_name), unsigned=False, context=self._context)
 
     def finish_task(self, task_name: str, result: dict[str, Any]) -> None:
         """Mark a task as finished; call it when all its shards are in place."""
@@ -141,7 +138,6 @@ class Stage:
                 self.finish_task(path.stem, result)
 
     def _marker(self, task_name: str) -> Path:
-        assert task_name and "/" not in task_name, f"a task name is a file name, not {task_name!r}"
         return self.folder / "tasks" / f"{task_name}.json"
 
     @cached_property
@@ -152,14 +148,13 @@ class Stage:
     @cached_property
     def _wanted(self) -> dict[str, Any]:
         """The content of settings.json."""
-        wanted: dict[str, Any] = json.loads(json.dumps({"stage": self.name, "settings": self.settings}))
-        return wanted
+        return json.loads(json.dumps({"stage": self.name, "settings": self.settings}))
 
 
-def _readable(path: Path, unsigned: bool = True) -> dict[str, Any] | None:
+def _readable(path: Path, unsigned: bool = True, context: str = "") -> dict[str, Any] | None:
     """A signed object; None where there is none, or it is damaged."""
     try:
-        return read_signed(path, unsigned=unsigned)
+        return read_signed(path, context, unsigned)
     except (FileNotFoundError, ValueError):
         return None
 
@@ -196,26 +191,22 @@ def written_files(result: dict[str, Any]) -> list[Shard]:
     return [Shard(**file) for file in files if file]
 
 
-@contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Keep other processes out of `folder` until the block or the process ends. Raises ValueError when one is in it."""
+def _lock(folder: Path, held: ExitStack) -> None:
+    """Keep other processes out of `folder` until `held` is closed, or the process ends."""
     path = folder.resolve() / ".lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    held.callback(os.close, descriptor)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another process is working in {folder}: wait for its end, or choose another folder"
-            ) from None
-        except OSError as error:
-            raise ValueError(
-                f"{path} cannot be locked ({error.strerror}): mount its file system with flock, or choose a folder on "
-                "another one"
-            ) from None
-        yield
-    finally:
-        os.close(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(
+            f"another process is working in {folder}: wait for its end, or choose another folder"
+        ) from None
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be locked ({error.strerror}): mount its file system with flock, or choose a folder on "
+            "another one"
+        ) from None
 
 
 def make_folder(folder: Path) -> None:
@@ -233,11 +224,11 @@ def is_whole(root: Path, file: Shard) -> bool:
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator["Hashing"]:
+def new_file(path: Path) -> Iterator["_Hashing"]:
     """A file to write, which is `path` when the block ends, on the disk; its checksum is taken while the bytes are at
     hand."""
     make_folder(path.parent)
-    with replacing(path) as file, Hashing(file) as hashing:
+    with replacing(path) as file, _Hashing(file) as hashing:
         yield hashing
         file.flush()
         if os.fstat(file.fileno()).st_size != hashing.bytes:
@@ -262,8 +253,8 @@ def write_arrow(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
     return file.shard(path, root, rows)
 
 
-class Hashing(io.RawIOBase):
-    """Writes to `file`, all or an error, and hashes the bytes written."""
+class _Hashing(io.RawIOBase):
+    """Writes to `file`, all or an error, and hashes the bytes written; `shard` is the file's entry in a marker."""
 
     def __init__(self, file: IO[bytes]):
         self.file = file  # a buffered one: it writes on after a short write, and raises on a full disk
@@ -271,20 +262,16 @@ class Hashing(io.RawIOBase):
         self.sha256 = hashlib.sha256()
 
     def writable(self) -> bool:
-        """It is for nothing else."""
         return True
 
     def write(self, data: Any) -> int:
-        """Write `data`, all of it."""
-        size = memoryview(data).nbytes
-        written = self.file.write(data)
-        assert written == size
+        self.file.write(data)
         self.sha256.update(data)
+        size = memoryview(data).nbytes
         self.bytes += size
         return size
 
     def shard(self, path: Path, root: Path, rows: int = 0) -> Shard:
-        """The file's entry in a marker or manifest."""
         return Shard(path.relative_to(root).as_posix(), rows, self.bytes, self.sha256.hexdigest())
 
 

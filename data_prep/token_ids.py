@@ -10,16 +10,14 @@ import pyarrow as pa
 
 from data_prep.clean import EXACT_DUPLICATES, Counts, Filters, Sides
 from data_prep.dedup import Run
-from data_prep.readers import Paragraphs
+from data_prep.readers.reader import Paragraphs, ScoredPair
 from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, UNK
 from xlme_ds.data.vocabulary import Vocabulary
 
 _PAIRS = 4_000  # of one SentencePiece call, so of one record batch
 _CHARACTERS = 1_000_000  # the same
 
-ScoredPair = tuple[str, str, float | None]
-Ragged = tuple[np.ndarray, np.ndarray]
-"""Sequences one after the other: int32 values of all, and int64 lengths of each."""
+Ragged = tuple[np.ndarray, np.ndarray]  # sequences one after the other: values of all, and int64 lengths of each
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ class IdEncoder:
 
 
 class _Reasons:
-    """Why each of many paragraphs or pairs is dropped: the first reason counts."""
+    """Why each of many paragraphs or pairs is dropped: the first reason counts, and those without one are `kept`."""
 
     def __init__(self, number: int):
         self.names: list[str] = []
@@ -132,12 +130,9 @@ class _Reasons:
 
     @property
     def kept(self) -> np.ndarray:
-        """bool, those without a reason."""
-        kept: np.ndarray = self.first == 0
-        return kept
+        return self.first == 0
 
     def add(self, name: str, drops: np.ndarray) -> None:
-        """Drop those that have no reason yet."""
         self.names.append(name)
         self.first[drops & self.kept] = len(self.names)
 
@@ -177,7 +172,7 @@ def _batches(pairs: Iterable[ScoredPair]) -> Iterator[list[ScoredPair]]:
 
 
 def list_array(ragged: Ragged) -> pa.ListArray:
-    """A list<int32> column."""
+    """A column of lists."""
     values, lengths = ragged
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))

@@ -200,7 +200,7 @@ def sample_lines(
     numbers, sizes = range(len(inputs)), [source.size for source in inputs]
     counted = run_tasks(partial(_count_lines, stage, inputs), numbers, sizes, processes, "count lines")
     lines = dict(sorted(sum(counted, Counter[str]()).items()))
-    refuse([(bool(lines), f"there is no text in {inputs[0].paths[0].parent}: a vocabulary needs some lines")])
+    refuse([(bool(lines), f"there is no text in {inputs[0].paths[0].folder}: a vocabulary needs some lines")])
     wanted = quotas(lines)
     choose = partial(_choose_lines, stage, inputs, counted, lines, wanted, seed)
     return lines, wanted, run_tasks(choose, numbers, sizes, processes, "sample lines")

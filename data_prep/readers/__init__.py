@@ -11,20 +11,9 @@ from data_prep.clean import Counts
 from data_prep.corpus_files import files_in
 from data_prep.progress import warn
 from data_prep.readers.cc100 import CC100, Lines
-from data_prep.readers.jsonl import JsonLines
-from data_prep.readers.moses import Moses, MosesZip, find_pairs, split_pair
-from data_prep.readers.parquet import Parquet
-from data_prep.readers.reader import (
-    DocumentReader,
-    Input,
-    PairReader,
-    Paragraphs,
-    Reader,
-    TextBlock,
-    named_code,
-    refuse_twins,
-)
-from data_prep.readers.table import TableReader
+from data_prep.readers.plain_pairs import Moses, MosesZip, TableReader, find_pairs, split_pair
+from data_prep.readers.reader import Input, PairReader, Paragraphs, Reader, TextBlock, named_code, refuse_twins
+from data_prep.readers.records import JsonLines, Parquet
 from data_prep.readers.tmx import Tmx
 
 __all__ = [
@@ -42,7 +31,7 @@ __all__ = [
 ]
 
 # Compression goes by the file's ending and is no part of the format.
-DOCUMENT_READERS: dict[str, DocumentReader] = {
+DOCUMENT_READERS: dict[str, CC100] = {
     "cc100": CC100(),
     "lines": Lines(),
     "jsonl": JsonLines(),

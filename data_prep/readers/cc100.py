@@ -7,27 +7,30 @@ from collections.abc import Iterator
 import numpy as np
 
 from data_prep.clean import Counts, clean_line, clean_lines
-from data_prep.corpus_files import MAX_LINE, chunks, cut_blocks, cut_line, open_stream
-from data_prep.readers.reader import COMPRESSED, PIECE, DocumentReader, Input, Paragraphs, TextBlock
+from data_prep.corpus_files import MAX_LINE, cut_blocks, cut_line, read_text
+from data_prep.readers.reader import COMPRESSED, PIECE, Input, Paragraphs, Reader, TextBlock
 
 MAX_DOCUMENT = 1_000_000  # characters
 
 
-class CC100(DocumentReader):
-    """A paragraph a line, an empty line between documents."""
+class CC100(Reader):
+    """A paragraph a line, an empty line between documents; the class of all formats of documents.
 
+    `file_names` in a folder of files by language: a regular expression, and in words.
+    """
+
+    task = "mono"
     file_names = (rf"\.txt{COMPRESSED}", ".txt[.xz|.gz|.bz2|.zst]")
     boundary = re.compile(rb"\n[ \t\r]*\n")
     line_is_document = False
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Blocks that end after a document, if one ends near enough."""
-        text = chunks(open_stream(source.paths[0]), str(source.paths[0]))
-        for data, cut in cut_blocks(text, size, self.boundary):
+        for data, cut in cut_blocks(read_text(source.paths[0]), size, self.boundary):
             yield TextBlock((data,), cut=cut)
 
     def paragraphs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[Paragraphs]:
-        """The documents of one block, those of about PIECE bytes at a time."""
+        """The documents of one block, those of about PIECE bytes at a time; at least one each time."""
         counts.repaired.update(block.repaired)
         opened: list[str] = []  # of the last document, which goes on
         for cleaned, rest in _short_lines(block.sides[0], counts.repaired):

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -16,8 +17,9 @@ from data_prep.languages import canonical
 COMPRESSED = r"(?:\.(?:xz|gz|bz2|zst))?"
 PIECE = 1 << 20  # bytes that are cleaned, and tokenized, at once
 
+# Both sides of a pair in UTF-8 without LF, or the reason for which the pair is dropped.
 Unit = tuple[bytes, bytes] | str
-"""Both sides of a pair in UTF-8 without LF, or the reason for which the pair is dropped."""
+ScoredPair = tuple[str, str, float | None]
 
 
 @dataclass(frozen=True)
@@ -70,14 +72,13 @@ class Paragraphs(NamedTuple):
 
 
 class Reader(ABC):
-    """A corpus format. `columns` are those of its files where a description names none."""
+    """A corpus format of task mono (documents, see `CC100`) or para (pairs).
 
-    task: ClassVar[str]  # mono: documents; para: pairs
+    `columns` are those of its files where a description names none.
+    """
+
+    task: ClassVar[str]
     columns: tuple[str, ...] = ()
-
-    def columns_problem(self, columns: tuple[str, ...]) -> str:
-        """Why a description's columns cannot be of this format; empty where they can."""
-        return ""
 
     def members(self, place: Place, codes: tuple[str, ...]) -> tuple[str, ...]:
         """The two sides inside of an archive; none in other formats."""
@@ -91,27 +92,16 @@ class Reader(ABC):
         """
 
 
-class DocumentReader(Reader):
-    """A format of documents in one language."""
-
-    task = "mono"
-    file_names: ClassVar[tuple[str, str]]  # in a folder of files by language: a regular expression, and in words
-
-    @abstractmethod
-    def paragraphs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[Paragraphs]:
-        """The documents of one block, many at a time; at least one each time."""
-
-
 class PairReader(Reader):
     """A format of pairs of sentences."""
 
     task = "para"
 
     @abstractmethod
-    def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[tuple[str, str, float | None]]:
+    def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
         """The pairs of one block, also those without text, with their scores."""
 
-    def pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[tuple[str, str, float | None]]:
+    def pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
         """The pairs of one block with text on both sides, and the score that came with each, where there is one.
 
         Dropped are pairs with a long line (long_line), without text on a side (empty_side), and rows or units that do
@@ -137,30 +127,24 @@ class AlignedReader(PairReader):
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Blocks of about `size` bytes of both sides together."""
-        lines: list[tuple[bytes, bytes]] = []
+        pairs: list[tuple[bytes, bytes]] = []
         filled, dropped, repaired = 0, Counter[str](), Counter[str]()
-        for unit in self.units(source, repaired):
+        for unit in chain(self.units(source, repaired), [None]):
             if isinstance(unit, str):
                 dropped[unit] += 1
-                continue
-            lines.append(unit)
-            filled += len(unit[0]) + len(unit[1]) + 2
-            if filled >= size:
-                yield _aligned(lines, dropped, repaired)
-                lines, filled, dropped = [], 0, Counter()
+            elif unit is not None:
+                pairs.append(unit)
+                filled += len(unit[0]) + len(unit[1]) + 2
+            if filled >= size or (unit is None and (filled or dropped or repaired)):
+                sides = (b"".join(pair[side] + b"\n" for pair in pairs) for side in (0, 1))
+                yield TextBlock(tuple(sides), dropped, Counter(repaired))
+                pairs, filled, dropped = [], 0, Counter()
                 repaired.clear()
-        if lines or dropped or repaired:
-            yield _aligned(lines, dropped, repaired)
 
-    def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[tuple[str, str, float | None]]:
+    def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
         """The pairs of one block, which have no score."""
         a, b = (_cleaned(side, counts.repaired) for side in block.sides)
         yield from ((line, other, None) for line, other in zip(a, b, strict=True))
-
-
-def _aligned(lines: list[tuple[bytes, bytes]], dropped: Counter[str], repaired: Counter[str]) -> TextBlock:
-    a, b = (b"".join(line[side] + b"\n" for line in lines) for side in (0, 1))
-    return TextBlock((a, b), dropped, Counter(repaired))
 
 
 def _cleaned(data: bytes, repaired: Counter[str]) -> Iterator[str]:

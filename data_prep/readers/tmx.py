@@ -12,10 +12,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import chain
 from typing import NoReturn
 from xml.parsers import expat
 
-from data_prep.corpus_files import MAX_LINE, Opener, chunks, open_stream
+from data_prep.corpus_files import MAX_LINE, Place, read_text
 from data_prep.languages import canonical
 from data_prep.readers.reader import AlignedReader, Input, Unit
 
@@ -47,7 +48,7 @@ class Tmx(AlignedReader):
         Dropped are units that lack a language, or have an entity without a meaning (malformed) or a long segment
         (long_line).
         """
-        opener, name = open_stream(source.paths[0]), str(source.paths[0])
+        name = str(source.paths[0])
         reader = _UnitHandler(name, source.languages)
         parser = expat.ParserCreate("utf-8")
         parser.buffer_text = True
@@ -59,7 +60,7 @@ class Tmx(AlignedReader):
         parser.EntityDeclHandler = reader.refuse_entity
         given = 0
         try:
-            for text in _texts(opener, name, repaired):
+            for text in _texts(source.paths[0], repaired):
                 data = text.encode()
                 given += len(data)
                 parser.Parse(data)
@@ -86,8 +87,8 @@ class _UnitHandler:
         self.open: list[str] = []
         self.segment = self.code = 0  # how many elements were open when it began; 0 outside
         self.language = ""
-        self.segments: dict[str, str | None] = {}  # None: too long
-        self.text: list[str] = []
+        self.segments: dict[str, str] = {}
+        self.text: list[str] = []  # of a long segment little more than its first MAX_LINE characters
         self.length = 0
         self.sound = True
 
@@ -116,7 +117,7 @@ class _UnitHandler:
             if depth == self.segment:
                 self.segment = 0
                 if not self.code:
-                    self.segments.setdefault(self.language, "".join(self.text) if self.length <= MAX_LINE else None)
+                    self.segments.setdefault(self.language, "".join(self.text))
             if depth == self.code:
                 self.code = 0
         elif tag == "tu":
@@ -141,14 +142,8 @@ class _UnitHandler:
     def _unit(self) -> Unit:
         if not self.sound or not all(language in self.segments for language in self.languages):
             return "malformed"
-        sides = []
-        for language in self.languages:
-            text = self.segments[language]
-            side = b"" if text is None else text.replace("\n", " ").encode()
-            if text is None or len(side) > MAX_LINE:
-                return "long_line"
-            sides.append(side)
-        return sides[0], sides[1]
+        a, b = (self.segments[language].replace("\n", " ").encode() for language in self.languages)
+        return "long_line" if len(a) > MAX_LINE or len(b) > MAX_LINE else (a, b)
 
 
 @lru_cache(1000)
@@ -164,27 +159,24 @@ def _language(tag: str) -> str:
     return ""
 
 
-def _texts(opener: Opener, name: str, repaired: Counter[str]) -> Iterator[str]:
+def _texts(place: Place, repaired: Counter[str]) -> Iterator[str]:
     """The file's text as XML may have it; no piece ends inside of a numbered character."""
-    read = chunks(opener, name)
+    read = read_text(place)
     head = b""
     while len(head) < _HEAD and (chunk := next(read, b"")):
         head += chunk
-    decoder = codecs.getincrementaldecoder(_encoding(head, name))(_replace.__name__)
+    decoder = codecs.getincrementaldecoder(_encoding(head, place))(_replace.__name__)
     held = ""
-    while head:
-        chunk = next(read, b"")
+    for chunk in chain([head], read, [b""]):
         _replaced.clear()
-        text = held + decoder.decode(head, not chunk)
+        text = held + decoder.decode(chunk, final=not chunk)
         repaired.update({"invalid_utf8": len(_replaced)} if _replaced else {})
         begun = text.rfind("&", max(len(text) - _REFERENCE, 0)) if chunk else -1
         text, held = (text[:begun], text[begun:]) if begun >= 0 and ";" not in text[begun:] else (text, "")
-        repairs = 0
         if "&#" in text or _NO_XML.search(text):
             text, repairs = _NO_XML.subn("", _NUMBERED.sub(_numbered, text))
-        repaired.update({"control_character": repairs} if repairs else {})
+            repaired.update({"control_character": repairs} if repairs else {})
         yield text
-        head = chunk
 
 
 def _numbered(reference: re.Match[str]) -> str:
@@ -193,7 +185,7 @@ def _numbered(reference: re.Match[str]) -> str:
     return reference[0] if number < 0x110000 and not _NO_XML.match(chr(number)) else "\0"
 
 
-def _encoding(head: bytes, name: str) -> str:
+def _encoding(head: bytes, place: Place) -> str:
     """What a file is written in, by its first bytes or else its declaration. Raises ValueError for an unknown one."""
     for start, encoding in _STARTS.items():
         if head.startswith(start):
@@ -205,7 +197,7 @@ def _encoding(head: bytes, name: str) -> str:
         # what can be read as far as here is in no encoding of two bytes a letter: it was converted since
         return codec.name if not re.match(r"utf-?(16|32)", codec.name) and codec._is_text_encoding else "utf-8"
     except LookupError:
-        raise ValueError(f"{name} declares the encoding {encoding!r}, which is unknown: convert it to UTF-8") from None
+        raise ValueError(f"{place} declares the encoding {encoding!r}, which is unknown: convert it to UTF-8") from None
 
 
 _replaced: list[int] = []  # where the bytes were that are not of the encoding

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_prep.encode import EncodeConfig, _plans, run
-from data_prep.encode_input import EncodeInputs, EncodeTask, SharedWork, begin_input
+from data_prep.encode_input import EncodeTask, SharedWork, begin_input, encode_block
 from data_prep.readers import READERS, find_documents
 from data_prep.vocab import VocabConfig
 from data_prep.vocab import run as train
@@ -345,12 +345,11 @@ def test_an_input_that_changed_behind_a_kill_is_read_anew(vocab: Path, tmp_path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "en.txt").write_text(f"{sentences[0]}\n\n" * 50 + last)
     config = EncodeConfig(vocab, tmp_path / "out", mono=tmp_path / "in", block_bytes=500)
-    stage = _plans(config)["mono"].stage
+    stage = _plans(config)[1]["mono"][0]
     task = EncodeTask(find_documents(tmp_path / "in")[0], 0)
     (config.out / "mono" / "tasks").mkdir(parents=True)
     begin_input(stage, task)
-    work = EncodeInputs(stage, (task,), vocab, 500, 509, tmp_path / "work")
-    work.encode_block(task, 0, next(iter(READERS[task.source.format].blocks(task.source, 500))))
+    encode_block(stage, task, vocab, 0, next(READERS[task.source.format].blocks(task.source, 500)))
     assert stage.task_result(task.block_name(0))
     begin_input(stage, task)
     assert stage.task_result(task.block_name(0))  # the same input

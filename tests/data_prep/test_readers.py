@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from data_prep.clean import Counts
-from data_prep.corpus_files import MAX_LINE, Place, chunks, cut_blocks, files_in, open_stream
+from data_prep.corpus_files import MAX_LINE, Place, cut_blocks, files_in, read_text
 from data_prep.languages import canonical
 from data_prep.readers import DOCUMENT_READERS, READERS, documents, find_documents, find_pairs, pairs
 
@@ -177,7 +177,7 @@ def test_damage_inside_a_file_is_an_error(tmp_path: Path) -> None:
 def read_streams(folder: Path, ending: str, data: bytes) -> bytes:
     (folder / f"de.txt{ending}").write_bytes(data)
     place = Place(str(folder), f"de.txt{ending}")
-    return b"".join(chunks(open_stream(place), str(place)))
+    return b"".join(read_text(place))
 
 
 # What may be between streams and behind the last one: xz pads by fours, gzip(1) ignores zeros, zstd skips such frames.
@@ -186,11 +186,14 @@ PADDING = {".xz": bytes(4), ".gz": bytes(515), ".bz2": b"", ".zst": SKIPPED}
 
 
 @pytest.mark.parametrize("ending", PADDING)
-def test_all_streams_of_a_file_are_read_whatever_pads_them(tmp_path: Path, ending: str) -> None:
+def test_all_streams_of_a_file_are_read_whatever_pads_them(
+    tmp_path: Path, ending: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     texts = [b"eins\n" * 1000, b"", b"zwei\n"]
     streams = [COMPRESS[ending](text) for text in texts]
     for padding in (b"", PADDING[ending], PADDING[ending] * 3001):
         assert read_streams(tmp_path, ending, padding.join([*streams, b""])) == b"".join(texts)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("ending", PADDING)

@@ -13,13 +13,12 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from data_prep import encode, mix, stats, vocab, vocap
-from data_prep.corpus_files import chunks, read_pieces
+from data_prep.corpus_files import Place, read_text
 from data_prep.encode_input import SharedWork
 from data_prep.encoded import read_batches
 from data_prep.parallel import RetryError, UserError, explain
@@ -356,13 +355,13 @@ def without_rights() -> Iterator[None]:
         os.seteuid(user)
 
 
-def test_what_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "000.arrow"
     path.write_bytes(b"x")
     path.chmod(0)
     with without_rights():
         for read in (
-            lambda: list(chunks(partial(read_pieces, partial(open, path, "rb")), str(path))),
+            lambda: list(read_text(Place(str(tmp_path), path.name))),
             lambda: read_batches(path),
         ):
             with pytest.raises(OSError) as error:
@@ -371,8 +370,11 @@ def test_what_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
             assert str(path) in words and "ermission denied" in words and "give this user the permission" in words
             assert "damaged" not in words
     with pytest.raises(OSError) as error:  # a disk that fails: the memory of this process cannot be read at 0
-        list(chunks(partial(read_pieces, partial(open, "/proc/self/mem", "rb")), "de.txt"))
-    assert words_of(error.value, RetryError).startswith("de.txt: Input/output error: give the same command again")
+        monkeypatch.setattr(Place, "size", 1)
+        list(read_text(Place("/proc/self", "mem")))
+    assert words_of(error.value, RetryError).startswith(
+        "/proc/self/mem: Input/output error: give the same command again"
+    )
 
 
 def test_an_output_that_cannot_be_written(corpus: Corpus, tmp_path: Path, small_disk: Callable[[int], Path]) -> None:

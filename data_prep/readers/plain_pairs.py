@@ -1,5 +1,6 @@
-"""Moses format: two line-aligned files, or the two members of a zip file as OPUS packs them."""
+"""Pairs in plain text: Moses' line-aligned files, OPUS's zip files of them, and tables such as WikiMatrix's."""
 
+import math
 import re
 import zipfile
 from collections import Counter
@@ -7,10 +8,21 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 
-from data_prep.corpus_files import Place, files_in, open_stream, whole_lines
+from data_prep.clean import Counts, clean_lines
+from data_prep.corpus_files import MAX_LINE, MAX_ROW, Place, clip_lines, cut_blocks, files_in, read_text, split_lines
 from data_prep.languages import canonical
 from data_prep.progress import warn
-from data_prep.readers.reader import COMPRESSED, AlignedReader, Input, Unit, refuse_twins
+from data_prep.readers.reader import (
+    COMPRESSED,
+    AlignedReader,
+    Input,
+    PairReader,
+    ScoredPair,
+    TextBlock,
+    Unit,
+    pieces,
+    refuse_twins,
+)
 
 _NO_LINE = b"\n"  # after the end of the shorter side; no line holds a LF
 _ZIP = re.compile(r"(?P<pair>[^.]+-[^.]+)\.txt\.zip")
@@ -25,18 +37,16 @@ class Moses(AlignedReader):
         """The lines of both sides. Raises ValueError when one side has more."""
         paths = source.paths if len(source.paths) == 2 else source.paths * 2
         members = source.members or (None, None)
-        names, sides = [], []
-        for path, member in zip(paths, members, strict=True):
-            names.append(f"{path}:{member}" if member else str(path))
-            sides.append(whole_lines(open_stream(path, member), names[-1]))
+        sides = [split_lines(read_text(*side), MAX_LINE) for side in zip(paths, members, strict=True)]
         numbers = [0, 0]
         for a, b in zip_longest(*sides, fillvalue=_NO_LINE):
             numbers[0] += a != _NO_LINE
             numbers[1] += b != _NO_LINE
             if _NO_LINE in (a, b):
                 continue  # read on: the message names both counts
-            yield "long_line" if a is None or b is None else (a, b)
+            yield "long_line" if len(a) > MAX_LINE or len(b) > MAX_LINE else (a, b)
         if numbers[0] != numbers[1]:
+            names = [f"{path}:{member}" if member else path for path, member in zip(paths, members, strict=True)]
             raise ValueError(
                 f"{names[0]} has {numbers[0]} lines but {names[1]} has {numbers[1]}: the sides of a pair must be "
                 "line-aligned, fetch both again"
@@ -75,6 +85,49 @@ def _member(archive: zipfile.ZipFile, place: Place, ending: str) -> str:
         raise ValueError(f"{place} has {len(found)} members named X{ending}: it must have one a side")
     archive.open(found[0]).close()
     return found[0]
+
+
+class TableReader(PairReader):
+    """A table, a pair a row and tabs between the columns that the description names."""
+
+    boundary = re.compile(rb"\n")
+
+    def __init__(self, *columns: str):
+        self.columns = columns
+
+    def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
+        """Blocks of whole rows: one over MAX_ROW bytes, which is dropped later, is clipped lest it is cut in two."""
+        for data, _ in cut_blocks(clip_lines(read_text(source.paths[0]), MAX_ROW), size, self.boundary):
+            yield TextBlock((data,))
+
+    def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
+        """The pairs of one block, with the column `score` if there is one."""
+        for piece in pieces(block.sides[0]):
+            rows = zip(clean_lines(piece, counts.repaired), piece.removesuffix(b"\n").split(b"\n"), strict=True)
+            for line, raw in rows:
+                pair = "long_line" if len(raw) > MAX_ROW else _pair(line, source.columns)
+                if isinstance(pair, str):
+                    counts.units_in += 1
+                    counts.dropped[pair] += 1
+                else:
+                    yield pair
+
+
+def _pair(row: str, columns: tuple[str, ...]) -> ScoredPair | str:
+    """Both sides and the score, or the reason for which the row is dropped."""
+    fields = dict(zip(columns, row.split("\t"), strict=False))
+    if row.count("\t") != len(columns) - 1:  # white space at the ends was removed, and with it an empty field there
+        return "malformed"
+    try:
+        score = float(fields["score"]) if "score" in fields else None
+    except ValueError:
+        return "malformed"
+    if score is not None and not math.isfinite(score):
+        return "malformed"
+    a, b = fields["source"].strip(), fields["target"].strip()
+    if max(len(a.encode()), len(b.encode())) > MAX_LINE:
+        return "long_line"
+    return a, b, score
 
 
 def find_pairs(folder: Path | str) -> list[Input]:
