@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 
 from ..config import ObjectiveConfig
-from ..data.schema import read_json, replacing
+from ..data.schema import read_json
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,3 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     return environment.get_template(template).render(**values)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file under a temporary name, then rename it."""
-    with replacing(path) as file:
-        file.write(text.encode())
