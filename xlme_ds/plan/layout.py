@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from ..counting import parameter_sizes, work_of
@@ -16,38 +16,45 @@ from ..validate import deepspeed_settings, validate
 
 @dataclass(frozen=True)
 class StageSizes:
-    """Parameters of one stage, heads with their encoders; the only encoder of a model counts as discriminator."""
+    """Parameters of one stage, heads with their encoders; the only encoder of a model counts as discriminator.
 
+    `tables`: of the tokens, the embedding and, with GDES, the difference; `largest`: the largest single parameter.
+    """
+
+    total: int
+    tables: int
     embedding: int
     difference: int
     generator: int
     discriminator: int
     largest: int
-    """The largest single parameter."""
-
-    @property
-    def total(self) -> int:
-        """All parameters of the stage."""
-        return self.tables + self.generator + self.discriminator
-
-    @property
-    def tables(self) -> int:
-        """Token tables: the embedding and, with GDES, the difference."""
-        return self.embedding + self.difference
 
 
 @functools.cache
 def stage_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: Part) -> StageSizes:
     """Sizes of the parameters that `part` of the model holds."""
-    sizes = parameter_sizes(objective, cfg, part)
-    main, *others = objective_of(objective).encoders.items()
+    (main, head), *others = objective_of(objective).encoders.items()
+    before_layers = parameter_sizes(objective, cfg, Part(range(0), last=False))
+
+    def held(name: str) -> bool:
+        if name.startswith(f"{main}.layers."):
+            return int(name.split(".")[2]) in part.layers
+        return part.first if name in before_layers else part.last
+
+    sizes = {name: size for name, size in parameter_sizes(objective, cfg).items() if held(name)}
 
     def total(*prefixes: str) -> int:
         return sum(size for name, size in sizes.items() if name.startswith(prefixes))
 
-    generator = sum(total(f"{which}.", head) for which, head in others)
-    largest = max(sizes.values())
-    return StageSizes(total("embedding_"), total("difference_"), generator, total(f"{main[0]}.", main[1]), largest)
+    return StageSizes(
+        total=sum(sizes.values()),
+        tables=total("embedding_", "difference_"),
+        embedding=total("embedding_"),
+        difference=total("difference_"),
+        generator=sum(total(f"{which}.", its_head) for which, its_head in others),
+        discriminator=total(f"{main}.", head),
+        largest=max(sizes.values()),
+    )
 
 
 _ZERO_DEFAULTS = {
@@ -70,16 +77,15 @@ def zero_settings(engine: EngineConfig) -> dict[str, int]:
 class ParallelLayout:
     """`replicas` of a pipeline of `len(stages)` stages, with `rows` rows of both tasks in a micro-batch.
 
-    `element` is the size of a weight or activation in bytes; `fused`: attention runs in the GPU's fused kernel.
+    `zero`: ZeRO's settings under DeepSpeed's names; `gradient_bytes`: of an element of the gradients that micro-batches
+    add up in; `element`: the size of a weight or activation in bytes; `fused`: attention runs in the GPU's fused kernel.
     """
 
     objective: ObjectiveConfig
     model: ModelConfig
     engine: EngineConfig
     zero: Mapping[str, int]
-    """ZeRO's settings under DeepSpeed's names."""
     gradient_bytes: int
-    """Of an element of the gradients that micro-batches add up in."""
     stages: tuple[Part, ...]
     replicas: int
     rows: int
@@ -152,8 +158,8 @@ class ParallelLayout:
         return 0 if self.work.softmax_first or len(self.stages) == 1 else self.sizes(0).embedding
 
     def sizes(self, stage: int) -> StageSizes:
-        """Parameters of a stage."""
-        return stage_sizes(self.objective, self.model, self.stages[stage])
+        """Parameters of a stage; those of every layout come from one model, as checkpointing changes none."""
+        return stage_sizes(self.objective, replace(self.model, activation_checkpointing=False), self.stages[stage])
 
     def neighbours(self, stage: int) -> int:
         """How many stages a stage exchanges hidden states with: two in the middle of a pipeline."""

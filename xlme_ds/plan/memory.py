@@ -22,10 +22,7 @@ from .layout import ParallelLayout
 FLOAT = 4
 OPTIMIZER = 3 * FLOAT
 GIB = 2.0**30
-
-
-Memory = dict[str, float]
-"""Bytes by kind at one moment: weights, gradients, optimizer, activations, logits and buffers."""
+Memory = dict[str, float]  # bytes by kind at one moment: weights, gradients, optimizer, activations, logits, buffers
 
 
 def peak(layout: ParallelLayout) -> tuple[str, Memory]:
@@ -147,9 +144,7 @@ def uses_bf16_optimizer(layout: ParallelLayout) -> bool:
 
 
 def _weights(layout: ParallelLayout, stage: int) -> float:
-    size = layout.sizes(stage).total * layout.element
-    if stage == len(layout.stages) - 1:
-        size += layout.element * layout.borrowed
+    size = layout.element * (layout.sizes(stage).total + (layout.borrowed if stage == len(layout.stages) - 1 else 0))
     if layout.zero["stage"] < 3:
         return size
     return size / layout.replicas if layout.engine.offload_parameters == "none" else 0.0
@@ -162,12 +157,10 @@ def _standing_gradients(layout: ParallelLayout, stage: int) -> float:
     if uses_bf16_optimizer(layout):
         return layout.gradient_bytes * size + borrowed
     if layout.zero["stage"] == 3:
-        own = 0.0 if layout.offloads_optimizer else layout.gradient_bytes * size / layout.replicas
-    elif layout.accumulation == 1:
-        own = 0.0
-    else:
-        own = FLOAT * size / (layout.replicas if layout.zero["stage"] == 2 else 1)
-    return own + borrowed
+        return borrowed + (0 if layout.offloads_optimizer else layout.gradient_bytes * size / layout.replicas)
+    if layout.accumulation == 1:
+        return borrowed
+    return borrowed + FLOAT * size / (layout.replicas if layout.zero["stage"] == 2 else 1)
 
 
 def _arriving_gradients(layout: ParallelLayout, stage: int, produced: int) -> float:
@@ -191,8 +184,7 @@ def _reduced_gradients(layout: ParallelLayout, stage: int, produced: float = mat
 
 def _waiting(layout: ParallelLayout, stage: int) -> float:
     """The softmax's gradient of an embedding while its lookup has yet to give its own: autograd adds the two first."""
-    both = layout.work.softmax_last and layout.stages[stage].first and layout.stages[stage].last
-    return _softmax_gradient(layout, stage) if both else 0.0
+    return _softmax_gradient(layout, stage) if layout.work.softmax_last and len(layout.stages) == 1 else 0.0
 
 
 def _softmax_gradient(layout: ParallelLayout, stage: int) -> float:
