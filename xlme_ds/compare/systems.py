@@ -24,12 +24,11 @@ _SEEDS_APART = 1000  # the runs of a chain read their rows from the start again,
 
 @dataclass(frozen=True)
 class Leg:
-    """One run of a system."""
+    """One run of a system; `arguments` are those of `xlme_ds.pretrain`, data and folders excepted."""
 
     config: RunConfig
     folder: Path
     arguments: tuple[str, ...]
-    """Of `xlme_ds.pretrain`, data and folders excepted."""
     step_flops: float
     step_tokens: int
 

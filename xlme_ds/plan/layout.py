@@ -78,7 +78,8 @@ class ParallelLayout:
     """`replicas` of a pipeline of `len(stages)` stages, with `rows` rows of both tasks in a micro-batch.
 
     `zero`: ZeRO's settings under DeepSpeed's names; `gradient_bytes`: of an element of the gradients that micro-batches
-    add up in; `element`: the size of a weight or activation in bytes; `fused`: attention runs in the GPU's fused kernel.
+    add up in; `element`: the size of a weight or activation in bytes; `fused`: attention runs in the GPU's fused
+    kernel.
     """
 
     objective: ObjectiveConfig
