@@ -174,7 +174,7 @@ RECIPES: dict[str, RunConfig] = {
     # Two stages: one has the embedding, the generator and a few layers, the other has the other layers.
     "large_pipe": replace(_LARGE, engine=EngineConfig("pipeline", "pipe_zero1", pipeline_stages=2)),
     "xl_zero3": _XL,  # every kind of state is partitioned
-    # Four stages, data parallel besides; only the optimizer is partitioned (ZeRO-1).
+    # Four stages, and data parallel; only the optimizer is partitioned (ZeRO-1).
     "xl_pipe": replace(_XL, engine=EngineConfig("pipeline", "pipe_zero1", pipeline_stages=4)),
     "xlme": replace(_BASE, name="xlme"),  # the name that comparisons give it
     # Table 2: without translation replaced token detection, so that no translation pairs are read; and without the

@@ -75,25 +75,31 @@ def zero_settings(engine: EngineConfig) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """`replicas` of a pipeline of `len(stages)` stages, with `rows` rows of both tasks in a micro-batch.
+    """`replicas` of a pipeline of `len(stages)` stages, `gpus` processes in all.
 
-    `zero`: ZeRO's settings under DeepSpeed's names; `gradient_bytes`: of an element of the gradients that micro-batches
-    add up in; `element`: the size of a weight or activation in bytes; `fused`: attention runs in the GPU's fused
-    kernel.
+    `work`: operations of the forward pass, a token; `zero`: ZeRO's settings under DeepSpeed's names; `gradient_bytes`:
+    of an element of the gradients that micro-batches add up in; `rows`: of both tasks in a micro-batch; `tokens`:
+    positions of a micro-batch; `element`: the size of a weight or activation in bytes; `fused`: attention runs in the
+    GPU's fused kernel; `triton`: in the Triton kernels; `offloads_optimizer`: its states are in the host's memory.
     """
 
     objective: ObjectiveConfig
     model: ModelConfig
     engine: EngineConfig
+    work: Work
     zero: Mapping[str, int]
     gradient_bytes: int
     stages: tuple[Part, ...]
     replicas: int
+    gpus: int
     rows: int
     accumulation: int
     row_tokens: int
+    tokens: int
     element: int
     fused: bool
+    triton: bool
+    offloads_optimizer: bool
 
     @staticmethod
     def of(run: RunConfig, gpus: int, precision: str, row_tokens: int, fused: bool = True) -> "ParallelLayout":
@@ -109,49 +115,29 @@ class ParallelLayout:
         group = run.engine.processes_per_replica
         if gpus % group:
             raise ValueError(f"--gpus {gpus} is not a multiple of engine.pipeline_stages {group}: choose one that is")
-        stages = [Part(range(run.model.discriminator_layers))]
+        work, stages = work_of(run, row_tokens), [Part(range(run.model.discriminator_layers))]
         if run.engine.kind == "pipeline":
-            stages = parts(pipeline_balance(run.engine, work_of(run, row_tokens), run.model.activation_checkpointing))
+            stages = parts(pipeline_balance(run.engine, work, run.model.activation_checkpointing))
         step = plan_step(run.data, gpus // group)
         return ParallelLayout(
             objective=run.objective,
             model=run.model,
             engine=run.engine,
+            work=work,
             zero=zero_settings(run.engine),
             gradient_bytes=2 if resolve_gradient_precision(run.engine, precision, step.accumulation) == "bf16" else 4,
             stages=tuple(stages),
             replicas=gpus // group,
+            gpus=gpus,
             rows=step.micro_rows,
             accumulation=step.accumulation,
             row_tokens=row_tokens,
+            tokens=step.micro_rows * row_tokens,
             element=2 if precision == "bf16" else 4,
             fused=fused,
+            triton=fused and run.model.attention == "triton",
+            offloads_optimizer=run.engine.offload_optimizer != "none",
         )
-
-    @property
-    def triton(self) -> bool:
-        """Whether attention runs in the Triton kernels."""
-        return self.fused and self.model.attention == "triton"
-
-    @property
-    def gpus(self) -> int:
-        """Processes in all."""
-        return self.replicas * len(self.stages)
-
-    @property
-    def tokens(self) -> int:
-        """Positions of a micro-batch."""
-        return self.rows * self.row_tokens
-
-    @property
-    def work(self) -> Work:
-        """Operations of the forward pass, a token."""
-        return objective_of(self.objective).work(self.model, self.row_tokens)
-
-    @property
-    def offloads_optimizer(self) -> bool:
-        """Whether the optimizer's states are in the host's memory."""
-        return self.engine.offload_optimizer != "none"
 
     @property
     def borrowed(self) -> int:

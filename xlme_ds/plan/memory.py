@@ -45,7 +45,7 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
     sizes, part = layout.sizes(stage), layout.stages[stage]
     idle = Memory(
         weights=_weights(layout, stage),
-        gradients=_standing_gradients(layout, stage),
+        gradients=_kept_gradients(layout, stage),
         optimizer=0.0 if layout.offloads_optimizer else OPTIMIZER * sizes.total / layout.replicas,
         activations=0.0,
         logits=0.0,
@@ -150,7 +150,7 @@ def _weights(layout: ParallelLayout, stage: int) -> float:
     return size / layout.replicas if layout.engine.offload_parameters == "none" else 0.0
 
 
-def _standing_gradients(layout: ParallelLayout, stage: int) -> float:
+def _kept_gradients(layout: ParallelLayout, stage: int) -> float:
     """Gradients that are there all through a step's last micro-batch."""
     size = layout.sizes(stage).total
     borrowed = FLOAT * layout.borrowed if stage == len(layout.stages) - 1 else 0
@@ -164,7 +164,7 @@ def _standing_gradients(layout: ParallelLayout, stage: int) -> float:
 
 
 def _arriving_gradients(layout: ParallelLayout, stage: int, produced: int) -> float:
-    """Gradients besides the standing ones when the backward pass has made those of `produced` parameters."""
+    """Gradients next to the kept ones when the backward pass has made those of `produced` parameters."""
     late = layout.zero["stage"] == 1 and (len(layout.stages) > 1 or not layout.zero["overlap_comm"])
     if late and not uses_bf16_optimizer(layout):  # each stays where autograd put it until all are reduced
         return layout.element * produced if layout.accumulation == 1 else 0.0
@@ -172,7 +172,7 @@ def _arriving_gradients(layout: ParallelLayout, stage: int, produced: int) -> fl
 
 
 def _reduced_gradients(layout: ParallelLayout, stage: int, produced: float = math.inf) -> float:
-    """Gradients besides the standing ones once those of `produced` parameters are reduced."""
+    """Gradients next to the kept ones once those of `produced` parameters are reduced."""
     sizes = layout.sizes(stage)
     adding = layout.accumulation > 1 and layout.zero["stage"] == 2 and layout.element == 2
     if uses_bf16_optimizer(layout) or layout.zero["stage"] == 3 or adding:

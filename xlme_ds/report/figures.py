@@ -223,8 +223,10 @@ def _new_axes(width: float, height: float) -> Axes:
 def _svg(axes: Axes, label: str) -> Markup:
     """The figure of `axes` as an `<svg>` element that scales with the page; `label` is read out in its place."""
     buffer = io.StringIO()
+    figure = axes.get_figure(root=True)
+    assert figure is not None
     with matplotlib.rc_context(_STYLE):
-        axes.figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = _UNUSED.sub("", text)

@@ -14,7 +14,7 @@ from ..data.schema import replacing
 from ..train.run_folder import flatten, missing_steps
 from . import figures
 from .figures import number, percent, points
-from .files import RunFiles, read_run, render
+from .files import RunFiles, render
 
 _TASKS = {"mono": "monolingual", "para": "parallel"}
 _SPACE = "▁"  # SentencePiece's mark of a space before the piece
@@ -35,7 +35,7 @@ def write_report(run: Path) -> Path:
         ValueError: a file of the run is damaged.
     """
     path = run / "report.html"
-    page = _page_of(read_run(run))
+    page = _page_of(RunFiles(run))
     with replacing(path) as file:
         file.write(page.encode())
     return path

@@ -6,7 +6,7 @@ Published scores and the layouts are in xtreme_published.toml.
 import csv
 import io
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain, zip_longest
@@ -218,7 +218,7 @@ def _means(tuples: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
     return tuple(map(fmean, zip(*tuples, strict=True)))
 
 
-def _over_seeds(task: str, result: TaskScores, seeds: list[tuple[float, ...]]) -> Cell:
+def _over_seeds(task: str, result: TaskScores, seeds: Sequence[tuple[float, ...]]) -> Cell:
     """The mean and the standard deviation over seeds of every metric."""
     spreads = tuple(stdev(numbers) if len(numbers) > 1 else None for numbers in zip(*seeds, strict=True))
     return Cell(_means(seeds), _marks(task, result), spreads)
