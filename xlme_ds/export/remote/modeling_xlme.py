@@ -87,9 +87,8 @@ class XLMEAttention(nn.Module):
         self, x_BTD: Tensor, allowed_B1TT: Tensor, distance_HTT: Tensor | None, wanted: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Output [B, T, D], and the weights [B, H, T, T] where they are `wanted`."""
-        rows, tokens, _ = x_BTD.shape
-        heads = self.config.num_attention_heads
-        q_BHTK, k_BHTK, v_BHTK = self.qkv(x_BTD).view(rows, tokens, 3, heads, -1).permute(2, 0, 3, 1, 4)
+        shape = *x_BTD.shape[:2], 3, self.config.num_attention_heads, -1
+        q_BHTK, k_BHTK, v_BHTK = self.qkv(x_BTD).view(shape).permute(2, 0, 3, 1, 4)
         if distance_HTT is not None and self.gate is not None:
             distance_HTT = distance_HTT * self.gate(q_BHTK)
         bias = torch.where(allowed_B1TT, 0.0 if distance_HTT is None else distance_HTT, float("-inf"))
@@ -101,7 +100,7 @@ class XLMEAttention(nn.Module):
             out_BHTK = F.dropout(weights_BHTT, dropout) @ v_BHTK
         else:
             out_BHTK = _fused(q_BHTK, k_BHTK, v_BHTK, bias.to(q_BHTK.dtype), dropout)
-        return self.output(out_BHTK.transpose(1, 2).reshape(rows, tokens, -1)), weights_BHTT if wanted else None
+        return self.output(out_BHTK.transpose(1, 2).flatten(2)), weights_BHTT if wanted else None
 
 
 def _fused(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor, dropout: float) -> Tensor:
