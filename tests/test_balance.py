@@ -54,9 +54,9 @@ def test_a_given_balance_stands() -> None:
     assert "embedding, generator, layers 0-7 (" in line and "| layer 8 (" in line
 
 
-@pytest.mark.parametrize("name", [name for name, run in RECIPES.items() if run().engine.kind == "pipeline"])
+@pytest.mark.parametrize("name", [name for name, run in RECIPES.items() if run.engine.kind == "pipeline"])
 def test_recipes_are_balanced(name: str) -> None:
-    run = validate(RECIPES[name]())
+    run = validate(RECIPES[name])
     work = work_of(run, run.model.max_positions)
     balance = pipeline_balance(run.engine, work, run.model.activation_checkpointing)
     costs = stage_costs(work, balance, run.model.activation_checkpointing)

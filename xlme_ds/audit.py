@@ -67,10 +67,9 @@ def examine(run: Path, data: Path) -> tuple[list[str], str]:
 
 def _read_rows(folder: Path, steps: int) -> dict[str, dict[int, list[tuple[int, int]]]]:
     """By task and row: (step, checksum) of every reading that counts."""
-    starts = [line["start"] for line in audit_lines(folder / ATTEMPTS)]
-    counting = np.zeros(steps, dtype=np.int64)
-    for attempt, start in enumerate(starts):
-        counting[start:] = attempt
+    counting = np.zeros(steps, dtype=np.int64)  # by step the attempt
+    for attempt, line in enumerate(audit_lines(folder / ATTEMPTS)):
+        counting[line["start"] :] = attempt
     read: dict[str, dict[int, list[tuple[int, int]]]] = {task: defaultdict(list) for task in TASKS}
     for path in sorted(folder.glob("rank_*.jsonl")):
         for line in audit_lines(path):

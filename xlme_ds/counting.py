@@ -7,6 +7,8 @@ and what activation checkpointing computes again is no work done. Parameters are
 is taken, whatever the size.
 """
 
+import functools
+
 import torch
 
 from .config import ModelConfig, ObjectiveConfig, RunConfig
@@ -45,6 +47,7 @@ def paper_training_flops(run: RunConfig, row_tokens: int) -> dict[str, float]:
     return {"mono": mono, "both": mono + para / 2}
 
 
+@functools.cache
 def parameter_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: Part | None = None) -> dict[str, int]:
     """Size of every parameter by its name, of the whole model that `objective` trains or of one `part`."""
     with torch.device("meta"):

@@ -13,13 +13,14 @@ import tyro
 
 from .cli import fail
 from .folders import LOCK, empty, lock
-from .recipes.xlme import QUICKSTART, quickstart
+from .recipes import recipe
 from .run_commands import environment, launch, run
 
-ROW_TOKENS = QUICKSTART.max_positions
+RUN = recipe("quickstart")
+ROW_TOKENS = RUN.model.max_positions
 # One pass for the whole run. The corpus is short: every language repeats in it, in new company and with new masks.
-MONO_ROWS = quickstart().train.steps * quickstart().data.mono_rows
-PARA_ROWS = quickstart().train.steps * quickstart().data.para_rows
+MONO_ROWS = RUN.train.steps * RUN.data.mono_rows
+PARA_ROWS = RUN.train.steps * RUN.data.para_rows
 _MARK = ".quickstart"  # a file in every folder that the quickstart made
 HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS = 192, 280  # every held-out document and pair, about once
 
@@ -52,7 +53,7 @@ def preparation(folder: Path, processes: int) -> list[list[str]]:
 
     stages = [
         f"sample --out {data}/corpus",
-        f"vocab --mono {train}/mono --para {train}/para --out {vocab} --size {QUICKSTART.vocabulary} "
+        f"vocab --mono {train}/mono --para {train}/para --out {vocab} --size {RUN.model.vocabulary} "
         f"--sentences 100000 --processes {processes}",
         *prepare("train", MONO_ROWS, PARA_ROWS, alpha=0.7),
         *prepare("heldout", HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS, alpha=1.0),
@@ -65,7 +66,7 @@ def preparation(folder: Path, processes: int) -> list[list[str]]:
 def training(data: Path, out: Path, processes: int) -> list[str]:
     """The training command."""
     folders = ["--data", str(data / "train"), "--heldout", str(data / "heldout"), "--out", str(out)]
-    return launch("xlme_ds.pretrain", processes, ["--recipe", quickstart().name, *folders])
+    return launch("xlme_ds.pretrain", processes, ["--recipe", RUN.name, *folders])
 
 
 def begin(out: Path, fresh: bool) -> None:

@@ -38,7 +38,7 @@ def test_data_are_what_was_asked_for(out: Path) -> None:
     for task, rows in (("mono", quickstart.MONO_ROWS), ("para", quickstart.PARA_ROWS)):
         manifest = read_manifest(out / "data/train" / task)
         assert manifest.rows == rows
-        assert manifest.vocabulary_size == quickstart.QUICKSTART.vocabulary
+        assert manifest.vocabulary_size == quickstart.RUN.model.vocabulary
         assert len(manifest.counts["by_language"]) == {"mono": 91, "para": 90}[task]
     assert (out / "data/stats/stats.html").stat().st_size > 10_000
 
@@ -48,7 +48,7 @@ def test_report_and_records(out: Path) -> None:
     retrieval = json.loads((out / "retrieval.json").read_text())
     assert (
         len(retrieval["pairs"]) >= 80
-        and len(retrieval["after"]["overall"]["en_xx"]) == quickstart.QUICKSTART.discriminator_layers + 1
+        and len(retrieval["after"]["overall"]["en_xx"]) == quickstart.RUN.model.discriminator_layers + 1
     )
     languages = {sample["language"] for sample in json.loads((out / "samples.json").read_text())}
     assert len(languages) >= 12

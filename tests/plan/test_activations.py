@@ -7,22 +7,19 @@ import torch
 from torch import Tensor
 
 from tests.small import SMALL, lively
-from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig
+from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, RunConfig
 from xlme_ds.models.attention import shared_bias
 from xlme_ds.models.encoder import Encoder
-from xlme_ds.models.pipeline import Part
 from xlme_ds.plan import activations
-from xlme_ds.plan.layout import ParallelLayout, zero_settings
+from xlme_ds.plan.layout import ParallelLayout
 
 ROWS, TOKENS = 3, 40
 ENGINE = EngineConfig()
 
 
 def layout(cfg: ModelConfig, element: int, fused: bool) -> ParallelLayout:
-    stages = (Part(range(cfg.discriminator_layers)),)
-    return ParallelLayout(
-        ObjectiveConfig(), cfg, ENGINE, zero_settings(ENGINE), 4, stages, 1, ROWS, 1, TOKENS, element, fused
-    )
+    run = RunConfig("test", model=cfg, data=DataConfig(ROWS, 0, micro_batch=ROWS), engine=ENGINE)
+    return ParallelLayout.of(run, 1, "bf16" if element == 2 else "fp32", TOKENS, fused)
 
 
 def kept_by_a_layer(cfg: ModelConfig, dtype: torch.dtype, device: str) -> int:

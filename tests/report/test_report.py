@@ -13,7 +13,7 @@ import pytest
 
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.objectives import described
-from xlme_ds.report import figures, run_page, sentences
+from xlme_ds.report import figures, run_page
 from xlme_ds.report.run_page import write_report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -224,26 +224,35 @@ def test_no_such_folder(tmp_path: Path) -> None:
         write_report(tmp_path / "nowhere")
 
 
-def test_verdicts() -> None:
-    rendered, threshold = sentences.render_samples([{"language": "fr", "task": "mono", "tokens": FRENCH}])
-    assert threshold == 0.8, "two replaced tokens, so the second highest score that is not a special token's"
-    assert rendered[0].counts == {"hit": 1, "miss": 1, "alarm": 1, "passed": 2}
-    html = rendered[0].html
+def article(run: Path, language: str, task: str, tokens: list[dict[str, Any]]) -> str:
+    """The sample of a run that has this one, as the page shows it."""
+    (run / "samples.json").write_text(json.dumps([{"language": language, "task": task, "tokens": tokens}]))
+    html = write_report(run).read_text(encoding="utf-8")
+    return html[html.index("<article") : html.index("</article>")]
+
+
+def test_verdicts(run: Path) -> None:
+    html = article(run, "fr", "mono", FRENCH)
+    page = " ".join(Page((run / "report.html").read_text(encoding="utf-8")).text.split())
+    # Two replaced tokens, so the second highest score that is not a special token's.
+    assert "flags the 2 tokens with the highest probabilities of being replaced, at least 0.8, out of 5" in page
+    assert "5 tokens, 2 replaced: 1 hit, 1 missed, 1 false alarm" in page
     assert re.findall(r'<span class="([a-z ]+)"', html) == ["passed", "hit", "alarm", "miss", "passed restored"]
     assert "<s>les</s>" in html and "original: les" in html
-    read = re.sub(r"<rt>.*?</rt>|<[^>]*>", "", html).replace("&lt;", "<").replace("&gt;", ">")
-    assert read == "Tous <script>alert(1)</script> droits homains"
+    read = re.sub(r"<rt>.*?</rt>|<[^>]*>", "", html[html.index("<p") :]).replace("&lt;", "<").replace("&gt;", ">")
+    assert read.strip() == "Tous <script>alert(1)</script> droits homains"
 
 
-def test_nothing_replaced_flags_nothing() -> None:
-    rendered, threshold = sentences.render_samples([{"language": "ar", "task": "para", "tokens": ARABIC}])
-    assert threshold == float("inf") and rendered[0].counts == {"passed": 3}
+def test_nothing_replaced_flags_nothing(run: Path) -> None:
+    html = article(run, "ar", "para", ARABIC)
+    assert re.findall(r'<span class="([a-z ]+)"', html) == ["passed"] * 3
+    assert "No token was replaced in these sentences" in (run / "report.html").read_text(encoding="utf-8")
 
 
-def test_direction_of_each_side() -> None:
-    (rendered,), _ = sentences.render_samples([{"language": "ar", "task": "para", "tokens": ARABIC}])
-    assert re.findall(r'<p dir="(\w+)"', rendered.html) == ["ltr", "rtl"]
-    assert sentences.language_tag("bn_rom") == "bn-Latn" and sentences.language_tag("zh-Hans") == "zh-Hans"
+def test_direction_of_each_side(run: Path) -> None:
+    assert re.findall(r'<p dir="(\w+)"', article(run, "ar", "para", ARABIC)) == ["ltr", "rtl"]
+    for code, tag in (("bn_rom", "bn-Latn"), ("zh-Hans", "zh-Hans"), ("my_zaw", "my")):
+        assert f'<p dir="ltr" lang="{tag}">' in article(run, code, "mono", FRENCH)
 
 
 def test_unknown_quantity_gets_a_panel() -> None:

@@ -18,14 +18,16 @@ import tyro
 from rich.console import Console
 
 from ..cli import fail
-from ..data.schema import TASKS, write_json
+from ..data.schema import write_json
 from ..data.shards import RowStore
 from ..engine.build import open_data
 from ..evaluate.output import write_text
+from ..finetune.downstream_tasks import TASKS
+from ..finetune.settings import TuningConfig
+from ..finetune.task_files import choose, find, labelled, read
 from ..folders import lock
 from ..run_commands import environment, launch, run
-from .results import plot, results, tables
-from .scores import FILES, require_labels
+from .results import FILES, plot, results, tables
 from .systems import Budget, System, system
 
 
@@ -86,7 +88,7 @@ def planned(settings: CompareSettings, of_all: list[str]) -> list[System]:
             raise ValueError(f"--{name} is {getattr(settings, name)}: it must be at least 1")
     if settings.ner is not None:
         require_labels(settings.ner)
-    row_tokens = RowStore(settings.data_folder / TASKS[0]).row_tokens  # training refuses pairs in rows of other lengths
+    row_tokens = RowStore(settings.data_folder / "mono").row_tokens  # training refuses pairs in rows of other lengths
     budget = Budget(settings.budget, settings.points, settings.rows, row_tokens)
     systems = [system(name, seed, budget, of_all, settings.out) for seed in settings.seeds for name in names]
     for config in (leg.config for one in systems for leg in one.legs):
@@ -95,20 +97,24 @@ def planned(settings: CompareSettings, of_all: list[str]) -> list[System]:
     return systems
 
 
+def require_labels(ner: Path) -> None:
+    """Raise ValueError where no test of --ner in another language than English has labels: the measure is the mean over
+    those."""
+    tests = choose(find(TASKS["ner"], [ner]), "ner", TuningConfig(), of_several=False).test
+    if not any(labelled(read(source, TASKS["ner"])) for source in tests if source.language != "en"):
+        raise ValueError(
+            f"--ner {ner} has no test with labels in a language other than English: name a folder that has some"
+        )
+
+
 def _carry_out(one: System, settings: CompareSettings) -> None:
     """Train what is not trained, and test what is not tested."""
     place = environment()
     for leg in one.legs:
         if not (leg.folder / "finished.json").exists():
-            folders = [
-                "--data",
-                str(settings.data_folder),
-                "--heldout",
-                str(settings.heldout),
-                "--out",
-                str(leg.folder),
-            ]
-            run(launch("xlme_ds.pretrain", settings.processes, [*leg.arguments, *folders]), place)
+            data = ["--data", str(settings.data_folder), "--heldout", str(settings.heldout)]
+            words = [*leg.arguments, *data, "--out", str(leg.folder)]
+            run(launch("xlme_ds.pretrain", settings.processes, words), place)
             if not (leg.folder / "finished.json").exists():
                 sys.exit(1)  # stopped: the same command goes on
     points = one.points()

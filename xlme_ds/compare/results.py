@@ -1,4 +1,7 @@
-"""Scores of all systems against operations, over their seeds, as tables and as one plot."""
+"""Scores of all systems against operations, over their seeds, as tables and as one plot.
+
+They are read from the files that the tests left in the folder of every point.
+"""
 
 import math
 from collections import defaultdict
@@ -9,12 +12,32 @@ from statistics import fmean
 from typing import NamedTuple
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..data.schema import read_json
 from ..evaluate.output import ResultTable, save_figure
-from .scores import MEASURES, scores
+from ..evaluate.retrieval import both_ways
 from .systems import System
+
+
+class Measure(NamedTuple):
+    """A figure of a model, in per cent."""
+
+    title: str
+    higher_is_better: bool = True
+
+
+MEASURES = {
+    "pairs": Measure("retrieval of held-out pairs, accuracy@1"),
+    "pairs_centred": Measure("the same, centred"),
+    "tatoeba": Measure("Tatoeba, accuracy@1"),
+    "tatoeba_centred": Measure("the same, centred"),
+    "align": Measure("word alignment, error rate", higher_is_better=False),
+    "ner": Measure("entities, F1 of other languages than English"),
+}  # in the order of tables
+FILES = {"pairs": "pairs.json", "tatoeba": "tatoeba.json", "align": "align.json", "ner": "ner/scores.json"}
 
 
 class Value(NamedTuple):
@@ -28,13 +51,12 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class SystemScores:
-    """One system, all seeds; its seeds have the same points."""
+    """One system, all seeds, which have the same points; its curves by measure, in the order of operations."""
 
     name: str
     steps: int
     tokens: float
     curves: dict[str, list[Value]]
-    """By measure, in the order of operations."""
     untrained: dict[str, float]
 
 
@@ -44,6 +66,32 @@ def results(systems: Sequence[System]) -> list[SystemScores]:
     for system in systems:
         by_name[system.name].append(system)
     return [_of_seeds(name, seeds) for name, seeds in by_name.items()]
+
+
+def scores(model: Path) -> tuple[dict[str, float], dict[str, float]]:
+    """The measures of the model in `model`, and of the untrained one that was tested with it, if there was one."""
+    trained: dict[str, float] = {}
+    untrained: dict[str, float] = {}
+    for test, file in FILES.items():
+        path = model / file
+        if not path.exists():
+            continue
+        content = read_json(path, dict)
+        try:
+            if test == "ner":
+                trained[test] = float(np.mean([of["f1"] for code, of in content["languages"].items() if code != "en"]))
+                continue
+            for found, scored in zip((trained, untrained), content["models"], strict=False):
+                if test == "align":
+                    found[test] = 100 * scored["overall"]["aer"][scored["layer"]]
+                    continue
+                for suffix in ("", "_centred"):
+                    found[test + suffix] = 100 * both_ways(scored, bool(suffix))[scored["layer"]]
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(
+                f"{path} lacks {error} or has another form: delete it, and the test is done again"
+            ) from None
+    return trained, untrained
 
 
 def _of_seeds(name: str, seeds: Sequence[System]) -> SystemScores:
@@ -116,8 +164,8 @@ def _cell(end: Value) -> str:
 def _share(first: SystemScores, other: SystemScores, measure: str, budget: float) -> str:
     if measure not in first.curves or measure not in other.curves:
         return ""
-    curve, goal = first.curves[measure], other.curves[measure][-1].mean
-    reached = overtaken(curve, goal, MEASURES[measure].higher_is_better)
+    curve = first.curves[measure]
+    reached = overtaken(curve, other.curves[measure][-1].mean, MEASURES[measure].higher_is_better)
     if reached is None:
         return "not reached"
     return ("≤ " if reached == curve[0].flops else "") + f"{100 * reached / budget:.0f}%"
@@ -127,7 +175,10 @@ def plot(found: Sequence[SystemScores], stem: Path) -> None:
     """Write `stem`.png and `stem`.svg: a panel a measure, score over operations; bands from the least to the most
     seed."""
     measures = measured(found)
-    with matplotlib.rc_context({"svg.hashsalt": "xlme_ds", "axes.spines.top": False, "axes.spines.right": False}):
+    sizes = {"axes.titlesize": 9, "axes.labelsize": 8}
+    with matplotlib.rc_context(
+        {"svg.hashsalt": "xlme_ds", "axes.spines.top": False, "axes.spines.right": False} | sizes
+    ):
         rows = -(-len(measures) // 2)
         figure = Figure(figsize=(9.6, 3.2 * rows + 0.6), layout="constrained")
         panels = figure.subplots(rows, min(len(measures), 2), squeeze=False, sharex=True).flatten()
@@ -152,9 +203,7 @@ def _panel(axes: Axes, found: Sequence[SystemScores], measure: str) -> None:
         if measure in result.untrained:
             axes.axhline(result.untrained[measure], color=f"C{number}", linestyle=":", linewidth=0.8)
     title, higher_is_better = MEASURES[measure]
-    axes.set_title(title + ("" if higher_is_better else " (less is better)"), fontsize=9)
-    axes.set_xscale("log")
+    axes.set_title(title + ("" if higher_is_better else " (less is better)"))
+    axes.set(xscale="log", xlabel="floating-point operations", ylabel="%")
     axes.tick_params(labelbottom=True)
-    axes.set_xlabel("floating-point operations", fontsize=8)
-    axes.set_ylabel("%", fontsize=8)
     axes.grid(axis="y", alpha=0.3)

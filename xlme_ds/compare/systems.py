@@ -23,28 +23,23 @@ _SEEDS_APART = 1000  # the runs of a chain read their rows from the start again,
 
 @dataclass(frozen=True)
 class Leg:
-    """One run of a system."""
+    """One run of a system; `arguments` are those of `xlme_ds.pretrain`, data and folders excepted."""
 
     config: RunConfig
     folder: Path
     arguments: tuple[str, ...]
-    """Of `xlme_ds.pretrain`, data and folders excepted."""
     step_flops: float
     step_tokens: int
 
 
 class ScoredPoint(NamedTuple):
-    """A step at which a system is scored: operations and tokens of the whole system so far."""
+    """A step at which a system is scored: operations and tokens of the whole system so far, folder of its scores."""
 
     leg: Leg
     step: int
     flops: float
     tokens: float
-
-    @property
-    def folder(self) -> Path:
-        """The folder of its model and scores."""
-        return self.leg.folder / "points" / f"{self.step:08d}"
+    folder: Path
 
 
 @dataclass(frozen=True)
@@ -61,7 +56,8 @@ class System:
         for leg in self.legs:
             every, steps = leg.config.train.save_every, leg.config.train.steps
             for step in range(every, steps + 1, every):
-                found.append(ScoredPoint(leg, step, flops + step * leg.step_flops, tokens + step * leg.step_tokens))
+                so_far = flops + step * leg.step_flops, tokens + step * leg.step_tokens
+                found.append(ScoredPoint(leg, step, *so_far, leg.folder / "points" / f"{step:08d}"))
             flops, tokens = found[-1].flops, found[-1].tokens
         return found
 

@@ -9,7 +9,7 @@ import jinja2
 from markupsafe import Markup
 
 from ..models.text_encoder import TextEncoder
-from ..report.files import read_optional, read_run
+from ..report.files import RunFiles, read_optional
 from .exported_folder import Architecture
 
 _TASKS = {"mono": "monolingual text", "para": "translation pairs"}
@@ -40,7 +40,7 @@ def render_card(
 
 def run_card(folder: Path, encoder: TextEncoder, architecture: Architecture, layer: int | None) -> str:
     """The card of the finished run in `folder`; ValueError when one of its files lacks something."""
-    run = read_run(folder)
+    run = RunFiles(folder)
     languages = run.languages or {}
     config = (run.config or {}).get("config", {})
     scores = read_optional(folder / "scores.json", dict)
@@ -62,8 +62,11 @@ def run_card(folder: Path, encoder: TextEncoder, architecture: Architecture, lay
         )
     except (KeyError, jinja2.UndefinedError) as error:
         raise ValueError(f"a JSON file of the run {run.name} is not whole ({error}): restore or remove it") from None
-    codes = {_base(code) for table in languages.values() for pair in table for code in pair.split("-")[:2]}
-    return render_card(config.get("name") or run.name, encoder, architecture, about, sorted(codes - {""}))
+    codes = {code for table in languages.values() for pair in table for code in pair.split("-")[:2]}
+    # The language of a corpus's code (`zh-Hans`, `hi_rom`), as the front matter may name it.
+    bases = [re.match(r"[a-z]{2,3}(?=$|[-_])", code) for code in codes]
+    named = sorted({base.group() for base in bases if base})
+    return render_card(config.get("name") or run.name, encoder, architecture, about, named)
 
 
 def _render(template: str, **values: Any) -> str:
@@ -102,12 +105,8 @@ def _retrieval(values: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None
     before, after = values["before"]["overall"], values["after"]["overall"]
     columns = zip(after["en_xx"], after["xx_en"], before["en_xx"], before["xx_en"], strict=True)
-    rows = list(zip(values["layers"], columns, strict=True))
-    return {"rows": rows, "languages": len(values["pairs"]), "candidates": values["candidates"]}
-
-
-def _base(code: str) -> str:
-    """The language of a corpus's code as the front matter may name it (`zh-Hans`, `hi_rom`); nothing for what is no
-    code."""
-    found = re.match(r"[a-z]{2,3}(?=$|[-_])", code)
-    return found.group() if found else ""
+    return {
+        "rows": list(zip(values["layers"], columns, strict=True)),
+        "languages": len(values["pairs"]),
+        "candidates": values["candidates"],
+    }

@@ -86,20 +86,15 @@ def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary) -> None:
     for name in CODE:
         shutil.copyfile(REMOTE / name, folder / name)
     write_json(folder / CONFIG_FILE, _config(model) | {"vocabulary_sha256": vocabulary.sha256})
-    state = export_state(model.encoder) | _head(model)
-    save_file(
-        {name: value.float().contiguous() for name, value in state.items()}, folder / WEIGHTS_FILE, {"format": "pt"}
-    )
-
-
-def _head(model: Exported) -> dict[str, Tensor]:
-    if model.architecture == "XLMEModel":
-        return {}
-    prefix = _HEADS.get(model.architecture, "head") + "."
-    head = {name: value for name, value in model.state.items() if name.startswith(prefix)}
-    if not head:
-        raise ValueError(f"the model has no parameters {prefix}*, so it is no {model.architecture}")
-    return head
+    state = export_state(model.encoder)
+    if model.architecture != "XLMEModel":
+        prefix = _HEADS.get(model.architecture, "head") + "."
+        head = {name: value for name, value in model.state.items() if name.startswith(prefix)}
+        if not head:
+            raise ValueError(f"the model has no parameters {prefix}*, so it is no {model.architecture}")
+        state |= head
+    state = {name: value.float().contiguous() for name, value in state.items()}
+    save_file(state, folder / WEIGHTS_FILE, {"format": "pt"})
 
 
 def _config(model: Exported) -> dict[str, Any]:
@@ -131,19 +126,15 @@ def _config(model: Exported) -> dict[str, Any]:
 
 def _write_sentence_transformers(folder: Path, model: Exported) -> None:
     # sentence-transformers then takes the mean over the last hidden states as a sentence's vector.
-    pooling = "1_Pooling"
-    package = "sentence_transformers.models"
-    write_json(
-        folder / "modules.json",
-        [
-            {"idx": 0, "name": "0", "path": "", "type": f"{package}.Transformer"},
-            {"idx": 1, "name": "1", "path": pooling, "type": f"{package}.Pooling"},
-        ],
-    )
-    write_json(
-        folder / "sentence_bert_config.json",
-        {"max_seq_length": model.encoder.cfg.max_positions, "do_lower_case": False},
-    )
-    (folder / pooling).mkdir()
     modes = {f"pooling_mode_{mode}": mode == "mean_tokens" for mode in ("cls_token", "mean_tokens", "max_tokens")}
-    write_json(folder / pooling / CONFIG_FILE, {"word_embedding_dimension": model.encoder.cfg.width} | modes)
+    files = {
+        "modules.json": [
+            {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+            {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        ],
+        "sentence_bert_config.json": {"max_seq_length": model.encoder.cfg.max_positions, "do_lower_case": False},
+        f"1_Pooling/{CONFIG_FILE}": {"word_embedding_dimension": model.encoder.cfg.width} | modes,
+    }
+    (folder / "1_Pooling").mkdir()
+    for name, content in files.items():
+        write_json(folder / name, content)

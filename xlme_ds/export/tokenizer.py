@@ -36,16 +36,15 @@ def tokenizer_files(vocabulary: Vocabulary, longest: int, layout: Layout = LAYOU
     Raises ValueError without the package tokenizers, and for a SentencePiece model of another kind than XLM-R's.
     """
     opening = _SPECIALS[layout.opening]
-    named = {
-        "bos": opening,
-        "cls": opening,
-        "eos": "</s>",
-        "sep": "</s>",
-        "unk": "<unk>",
-        "pad": "<pad>",
-        "mask": "<mask>",
+    tokens = {
+        "bos_token": opening,
+        "cls_token": opening,
+        "eos_token": "</s>",
+        "sep_token": "</s>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+        "mask_token": "<mask>",
     }
-    tokens = {f"{role}_token": token for role, token in named.items()}
     config = tokens | {
         # It takes tokenizer.json as it is; XLMRobertaTokenizerFast would put parts of its own in place of some.
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -68,7 +67,6 @@ def _pipeline(vocabulary: Vocabulary, layout: Layout) -> Any:
         raise ValueError("the package tokenizers is missing: pip install tokenizers") from None
     model = _read_model(vocabulary)
     pieces = [(piece.piece, piece.score) for piece in model.pieces[len(_SPECIALS) - 1 :]]
-    opening = _SPECIALS[layout.opening]
     scored = [*((special, 0.0) for special in _SPECIALS), *pieces, ("<mask>", 0.0)]
     tokenizer = Tokenizer(models.Unigram(scored, unk_id=UNK, byte_fallback=False))
     charsmap = model.normalizer_spec.precompiled_charsmap
@@ -87,8 +85,8 @@ def _pipeline(vocabulary: Vocabulary, layout: Layout) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first")
     tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="first")
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{opening} $A </s>",
-        pair=" ".join([f"{opening} $A", *(_SPECIALS[each] for each in layout.between), "$B </s>"]),
+        single=f"{_SPECIALS[layout.opening]} $A </s>",
+        pair=" ".join([_SPECIALS[layout.opening], "$A", *(_SPECIALS[each] for each in layout.between), "$B </s>"]),
         special_tokens=[("<s>", 0), ("</s>", EOS)],
     )
     tokenizer.add_special_tokens([AddedToken(special, normalized=False) for special in _SPECIALS])
@@ -108,8 +106,7 @@ def _read_model(vocabulary: Vocabulary) -> Any:
                     f"{vocabulary.path} was trained with {name} {found}: only models with {wanted}, as XLM-R's, can "
                     "be exported"
                 )
-    ordinary = proto.ModelProto.SentencePiece.NORMAL
-    other = [piece.piece for piece in model.pieces[3:] if piece.type != ordinary]
+    other = [piece.piece for piece in model.pieces[3:] if piece.type != proto.ModelProto.SentencePiece.NORMAL]
     if other:
         raise ValueError(
             f"{vocabulary.path} has the piece {other[0]!r}, which is no ordinary one: it cannot be exported"

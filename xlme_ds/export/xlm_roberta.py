@@ -53,9 +53,8 @@ def read_xlm_roberta(folder: Path) -> tuple[TextEncoder, dict[str, Tensor], Voca
         encoder.load_state_dict(_translate(state, cfg))
     except (KeyError, RuntimeError) as error:
         raise mismatch(path, folder, error) from None
-    head = {ours: state[theirs] for theirs, ours in _HEAD.items() if theirs in state}
-    if len(head) < len(_HEAD):
-        head = {}
+    whole = _HEAD.keys() <= state.keys()
+    head = {ours: state[theirs] for theirs, ours in _HEAD.items()} if whole else {}
     return encoder.float().eval(), head, Vocabulary(folder / SENTENCEPIECE_FILE)
 
 

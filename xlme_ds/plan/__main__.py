@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -58,41 +59,43 @@ def main(arguments: list[str] | None = None) -> None:
         console.print(note + "\n", highlight=False)
 
 
-def _table(title: str, *columns: str) -> Table:
+def _table(title: str, columns: Sequence[str], *sections: Iterable[Sequence[str]]) -> Table:
+    """A table of text cells, its sections of rows with a line between them."""
     table = Table(title=title, title_justify="left")
     for n, column in enumerate(columns):
         table.add_column(column, justify="right" if n else "left", overflow="fold")
+    for rows in sections:
+        for row in rows:
+            table.add_row(*row)
+        table.add_section()
     return table
 
 
 def _parameters(result: dict[str, Any]) -> tuple[Table, str]:
     parameters = dict(result["parameters"])
-    table = _table(f"{result['recipe']}: parameters", "component", "parameters")
-    for name, size in parameters.pop("components").items():
-        table.add_row(name, f"{size:,}")
-    table.add_section()
-    for name, size in parameters.items():
-        table.add_row(name, f"{size:,}")
-    return table, result["accounting"]
+    parts = parameters.pop("components"), parameters
+    sections = [[(name, f"{size:,}") for name, size in part.items()] for part in parts]
+    return _table(f"{result['recipe']}: parameters", ("component", "parameters"), *sections), result["accounting"]
 
 
 def _operations(result: dict[str, Any]) -> tuple[Table, str]:
-    flops = result["flops"]
-    standard, paper = flops["standard"], flops["paper_convention"]
-    table = _table(f"{result['recipe']}: FLOP of the whole run", "count", "mono", "mono + para", "mono + para / 2")
-    table.add_row("standard", f"{standard['mono']:.3g}", f"{standard['both']:.3g}", f"{standard['both_para_half']:.3g}")
-    table.add_row("the paper's", f"{paper['mono']:.3g}", "", f"{paper['both']:.3g}")
-    return table, (
-        f"standard: {standard['accounting']}; {flops['per_step']:.4g} a step\nthe paper's: {paper['accounting']}; "
-        f"{paper['forward_per_token'] / 1e6:.2f} MFLOP forward a token"
+    standard, paper = result["flops"]["standard"], result["flops"]["paper_convention"]
+    rows = [
+        ("standard", *(f"{standard[kind]:.3g}" for kind in ("mono", "both", "both_para_half"))),
+        ("the paper's", f"{paper['mono']:.3g}", "", f"{paper['both']:.3g}"),
+    ]
+    columns = "count", "mono", "mono + para", "mono + para / 2"
+    return _table(f"{result['recipe']}: FLOP of the whole run", columns, rows), (
+        f"standard: {standard['accounting']}; {result['flops']['per_step']:.4g} a step\nthe paper's: "
+        f"{paper['accounting']}; {paper['forward_per_token'] / 1e6:.2f} MFLOP forward a token"
     )
 
 
 def _own_layout(result: dict[str, Any]) -> tuple[Table, str]:
     hardware, memory = result["hardware"], result["memory_per_gpu_gib"]
-    table = _table(f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: as the recipe is", *memory)
+    title = f"{result['recipe']} on {hardware['gpus']} × {hardware['gpu']}: as the recipe is"
+    table = _table(title, list(memory), [[f"{size:.2f}" for size in memory.values()]])
     table.columns[0].justify = "right"
-    table.add_row(*(f"{size:.2f}" for size in memory.values()))
     assumed, seconds = result["assumptions"], result["seconds_per_step"]
     parts = ", ".join(f"{name} {seconds[name]:.3g}" for name in ("compute", "bubble", "transfer", "offload"))
     return table, (
@@ -110,10 +113,16 @@ def _own_layout(result: dict[str, Any]) -> tuple[Table, str]:
 
 def _layouts(result: dict[str, Any]) -> tuple[Table, str]:
     title = f"layouts that fit, the fastest first ({len(result['layouts'])} of {result['layouts_that_fit']})"
-    table = _table(title, "settings", "GiB", "tokens/s", "days")
-    for one in result["layouts"]:
-        total = one["memory_per_gpu_gib"]["total"]
-        table.add_row(one["settings"], f"{total:.1f}", f"{one['tokens_per_s']:,}", f"{one['days']:.2f}")
+    rows = [
+        (
+            one["settings"],
+            f"{one['memory_per_gpu_gib']['total']:.1f}",
+            f"{one['tokens_per_s']:,}",
+            f"{one['days']:.2f}",
+        )
+        for one in result["layouts"]
+    ]
+    table = _table(title, ("settings", "GiB", "tokens/s", "days"), rows)
     note = "the same assumptions; add the settings to the command line of the run"
     return table, note if result["layouts"] else "no layout fits: take more GPUs, larger ones, or offload"
 

@@ -109,7 +109,7 @@ def stage(layout: ParallelLayout, number: int) -> float:
 
 
 def working(layout: ParallelLayout) -> float:
-    """What the backward pass of one layer holds besides: gradients in flight, and with checkpointing the layer
+    """What the backward pass of one layer also holds: gradients in flight, and with checkpointing the layer
     itself."""
     cfg, tokens = layout.model, layout.tokens
     feed_forward = 2 * tokens * cfg.feed_forward * layout.element

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from ..counting import parameter_sizes, work_of
@@ -15,38 +15,45 @@ from ..validate import deepspeed_settings, validate
 
 @dataclass(frozen=True)
 class StageSizes:
-    """Parameters of one stage, heads with their encoders; the only encoder of a model counts as discriminator."""
+    """Parameters of one stage, heads with their encoders; the only encoder of a model counts as discriminator.
 
+    `tables`: of the tokens, the embedding and, with GDES, the difference; `largest`: the largest single parameter.
+    """
+
+    total: int
+    tables: int
     embedding: int
     difference: int
     generator: int
     discriminator: int
     largest: int
-    """The largest single parameter."""
-
-    @property
-    def total(self) -> int:
-        """All parameters of the stage."""
-        return self.tables + self.generator + self.discriminator
-
-    @property
-    def tables(self) -> int:
-        """Token tables: the embedding and, with GDES, the difference."""
-        return self.embedding + self.difference
 
 
 @functools.cache
 def stage_sizes(objective: ObjectiveConfig, cfg: ModelConfig, part: Part) -> StageSizes:
     """Sizes of the parameters that `part` of the model holds."""
-    sizes = parameter_sizes(objective, cfg, part)
-    main, *others = objective_of(objective).encoders.items()
+    (main, head), *others = objective_of(objective).encoders.items()
+    before_layers = parameter_sizes(objective, cfg, Part(range(0), last=False))
+
+    def held(name: str) -> bool:
+        if name.startswith(f"{main}.layers."):
+            return int(name.split(".")[2]) in part.layers
+        return part.first if name in before_layers else part.last
+
+    sizes = {name: size for name, size in parameter_sizes(objective, cfg).items() if held(name)}
 
     def total(*prefixes: str) -> int:
         return sum(size for name, size in sizes.items() if name.startswith(prefixes))
 
-    generator = sum(total(f"{which}.", head) for which, head in others)
-    largest = max(sizes.values())
-    return StageSizes(total("embedding_"), total("difference_"), generator, total(f"{main[0]}.", main[1]), largest)
+    return StageSizes(
+        total=sum(sizes.values()),
+        tables=total("embedding_", "difference_"),
+        embedding=total("embedding_"),
+        difference=total("difference_"),
+        generator=sum(total(f"{which}.", its_head) for which, its_head in others),
+        discriminator=total(f"{main}.", head),
+        largest=max(sizes.values()),
+    )
 
 
 _ZERO_DEFAULTS = {
@@ -67,25 +74,31 @@ def zero_settings(engine: EngineConfig) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """`replicas` of a pipeline of `len(stages)` stages, with `rows` rows of both tasks in a micro-batch.
+    """`replicas` of a pipeline of `len(stages)` stages, `gpus` processes in all.
 
-    `element` is the size of a weight or activation in bytes; `fused`: attention runs in the GPU's fused kernel.
+    `work`: operations of the forward pass, a token; `zero`: ZeRO's settings under DeepSpeed's names; `gradient_bytes`:
+    of an element of the gradients that micro-batches add up in; `rows`: of both tasks in a micro-batch; `tokens`:
+    positions of a micro-batch; `element`: the size of a weight or activation in bytes; `fused`: attention runs in the
+    GPU's fused kernel; `triton`: in the Triton kernels; `offloads_optimizer`: its states are in the host's memory.
     """
 
     objective: ObjectiveConfig
     model: ModelConfig
     engine: EngineConfig
+    work: Work
     zero: Mapping[str, int]
-    """ZeRO's settings under DeepSpeed's names."""
     gradient_bytes: int
-    """Of an element of the gradients that micro-batches add up in."""
     stages: tuple[Part, ...]
     replicas: int
+    gpus: int
     rows: int
     accumulation: int
     row_tokens: int
+    tokens: int
     element: int
     fused: bool
+    triton: bool
+    offloads_optimizer: bool
 
     @staticmethod
     def of(run: RunConfig, gpus: int, precision: str, row_tokens: int, fused: bool = True) -> "ParallelLayout":
@@ -101,49 +114,29 @@ class ParallelLayout:
         group = run.engine.processes_per_replica
         if gpus % group:
             raise ValueError(f"--gpus {gpus} is not a multiple of engine.pipeline_stages {group}: choose one that is")
-        stages = [Part(range(run.model.discriminator_layers))]
+        work, stages = work_of(run, row_tokens), [Part(range(run.model.discriminator_layers))]
         if run.engine.kind == "pipeline":
-            stages = parts(pipeline_balance(run.engine, work_of(run, row_tokens), run.model.activation_checkpointing))
+            stages = parts(pipeline_balance(run.engine, work, run.model.activation_checkpointing))
         step = plan_step(run.data, gpus // group)
         return ParallelLayout(
             objective=run.objective,
             model=run.model,
             engine=run.engine,
+            work=work,
             zero=zero_settings(run.engine),
             gradient_bytes=2 if resolve_gradient_precision(run.engine, precision, step.accumulation) == "bf16" else 4,
             stages=tuple(stages),
             replicas=gpus // group,
+            gpus=gpus,
             rows=step.micro_rows,
             accumulation=step.accumulation,
             row_tokens=row_tokens,
+            tokens=step.micro_rows * row_tokens,
             element=2 if precision == "bf16" else 4,
             fused=fused,
+            triton=fused and run.model.attention == "triton",
+            offloads_optimizer=run.engine.offload_optimizer != "none",
         )
-
-    @property
-    def triton(self) -> bool:
-        """Whether attention runs in the Triton kernels."""
-        return self.fused and self.model.attention == "triton"
-
-    @property
-    def gpus(self) -> int:
-        """Processes in all."""
-        return self.replicas * len(self.stages)
-
-    @property
-    def tokens(self) -> int:
-        """Positions of a micro-batch."""
-        return self.rows * self.row_tokens
-
-    @property
-    def work(self) -> Work:
-        """Operations of the forward pass, a token."""
-        return objective_of(self.objective).work(self.model, self.row_tokens)
-
-    @property
-    def offloads_optimizer(self) -> bool:
-        """Whether the optimizer's states are in the host's memory."""
-        return self.engine.offload_optimizer != "none"
 
     @property
     def borrowed(self) -> int:
@@ -151,8 +144,8 @@ class ParallelLayout:
         return 0 if self.work.softmax_first or len(self.stages) == 1 else self.sizes(0).embedding
 
     def sizes(self, stage: int) -> StageSizes:
-        """Parameters of a stage."""
-        return stage_sizes(self.objective, self.model, self.stages[stage])
+        """Parameters of a stage; those of every layout come from one model, as checkpointing changes none."""
+        return stage_sizes(self.objective, replace(self.model, activation_checkpointing=False), self.stages[stage])
 
     def neighbours(self, stage: int) -> int:
         """How many stages a stage exchanges hidden states with: two in the middle of a pipeline."""

@@ -22,10 +22,7 @@ from .layout import ParallelLayout
 FLOAT = 4
 OPTIMIZER = 3 * FLOAT
 GIB = 2.0**30
-
-
-Memory = dict[str, float]
-"""Bytes by kind at one moment: weights, gradients, optimizer, activations, logits and buffers."""
+Memory = dict[str, float]  # bytes by kind at one moment: weights, gradients, optimizer, activations, logits, buffers
 
 
 def peak(layout: ParallelLayout) -> tuple[str, Memory]:
@@ -48,7 +45,7 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
     sizes, part = layout.sizes(stage), layout.stages[stage]
     idle = Memory(
         weights=_weights(layout, stage),
-        gradients=_standing_gradients(layout, stage),
+        gradients=_kept_gradients(layout, stage),
         optimizer=0.0 if layout.offloads_optimizer else OPTIMIZER * sizes.total / layout.replicas,
         activations=0.0,
         logits=0.0,
@@ -147,31 +144,27 @@ def uses_bf16_optimizer(layout: ParallelLayout) -> bool:
 
 
 def _weights(layout: ParallelLayout, stage: int) -> float:
-    size = layout.sizes(stage).total * layout.element
-    if stage == len(layout.stages) - 1:
-        size += layout.element * layout.borrowed
+    size = layout.element * (layout.sizes(stage).total + (layout.borrowed if stage == len(layout.stages) - 1 else 0))
     if layout.zero["stage"] < 3:
         return size
     return size / layout.replicas if layout.engine.offload_parameters == "none" else 0.0
 
 
-def _standing_gradients(layout: ParallelLayout, stage: int) -> float:
+def _kept_gradients(layout: ParallelLayout, stage: int) -> float:
     """Gradients that are there all through a step's last micro-batch."""
     size = layout.sizes(stage).total
     borrowed = FLOAT * layout.borrowed if stage == len(layout.stages) - 1 else 0
     if uses_bf16_optimizer(layout):
         return layout.gradient_bytes * size + borrowed
     if layout.zero["stage"] == 3:
-        own = 0.0 if layout.offloads_optimizer else layout.gradient_bytes * size / layout.replicas
-    elif layout.accumulation == 1:
-        own = 0.0
-    else:
-        own = FLOAT * size / (layout.replicas if layout.zero["stage"] == 2 else 1)
-    return own + borrowed
+        return borrowed + (0 if layout.offloads_optimizer else layout.gradient_bytes * size / layout.replicas)
+    if layout.accumulation == 1:
+        return borrowed
+    return borrowed + FLOAT * size / (layout.replicas if layout.zero["stage"] == 2 else 1)
 
 
 def _arriving_gradients(layout: ParallelLayout, stage: int, produced: int) -> float:
-    """Gradients besides the standing ones when the backward pass has made those of `produced` parameters."""
+    """Gradients next to the kept ones when the backward pass has made those of `produced` parameters."""
     late = layout.zero["stage"] == 1 and (len(layout.stages) > 1 or not layout.zero["overlap_comm"])
     if late and not uses_bf16_optimizer(layout):  # each stays where autograd put it until all are reduced
         return layout.element * produced if layout.accumulation == 1 else 0.0
@@ -179,7 +172,7 @@ def _arriving_gradients(layout: ParallelLayout, stage: int, produced: int) -> fl
 
 
 def _reduced_gradients(layout: ParallelLayout, stage: int, produced: float = math.inf) -> float:
-    """Gradients besides the standing ones once those of `produced` parameters are reduced."""
+    """Gradients next to the kept ones once those of `produced` parameters are reduced."""
     sizes = layout.sizes(stage)
     adding = layout.accumulation > 1 and layout.zero["stage"] == 2 and layout.element == 2
     if uses_bf16_optimizer(layout) or layout.zero["stage"] == 3 or adding:
@@ -191,8 +184,7 @@ def _reduced_gradients(layout: ParallelLayout, stage: int, produced: float = mat
 
 def _waiting(layout: ParallelLayout, stage: int) -> float:
     """The softmax's gradient of an embedding while its lookup has yet to give its own: autograd adds the two first."""
-    both = layout.work.softmax_last and layout.stages[stage].first and layout.stages[stage].last
-    return _softmax_gradient(layout, stage) if both else 0.0
+    return _softmax_gradient(layout, stage) if layout.work.softmax_last and len(layout.stages) == 1 else 0.0
 
 
 def _softmax_gradient(layout: ParallelLayout, stage: int) -> float:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +20,7 @@ from .layout import ParallelLayout
 from .memory import GIB, peak
 from .speed import GPU, GPUS, HOST, LINK_EFFICIENCY, UTILISATION, communication, speed
 
-RESERVED = 0.1
-"""Assumed share of a GPU's memory that the driver, NCCL and the allocator's fragments take."""
+RESERVED = 0.1  # assumed share of a GPU's memory that the driver, NCCL and the allocator's fragments take
 ACCOUNTING = (
     "discriminator = its encoder and head with the token embeddings, the figure that the paper publishes (279M, 840M, "
     "2.2B; a vocabulary of 500K is taken as 2^19 = 524,288); generator = its encoder and masked head without the "
@@ -99,13 +99,11 @@ def _components(run: RunConfig) -> dict[str, int]:
     """Parameters of every part of the model, in the order of the model; they add up to all."""
     sums: Counter[str] = Counter()
     for name, size in parameter_sizes(run.objective, run.model).items():
-        parts = name.split(".")
-        if len(parts) == 1:
+        component, *inside = name.split(".")
+        if not inside:
             component = name.rsplit("_", 1)[0]  # the blocks of one table
-        elif parts[0] in objective_of(run.objective).encoders:
-            component = f"{parts[0]}.{parts[1]}"
-        else:
-            component = parts[0]
+        elif component in objective_of(run.objective).encoders:
+            component += f".{inside[0]}"
         sums[component] += size
     return dict(sums)
 
@@ -118,7 +116,7 @@ def _priced(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> tuple[tu
     """
     layout = ParallelLayout.of(run, gpus, gpu.precision, run.model.max_positions)
     moment, memory = peak(layout)
-    memory |= {"total": sum(memory.values())}
+    memory["total"] = sum(memory.values())
     rates = speed(run, layout, gpu, utilisation)
     costs = {
         "settings": _flags(run),
@@ -145,10 +143,8 @@ def _search(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> list[dic
     """The costs of the layouts that are legal and fit, the best first."""
     found = []
     for variant in _variants(run, gpus):
-        try:
+        with suppress(ValueError):  # not legal: the rows do not divide, or a stage would be empty
             found.append(_priced(variant, gpus, gpu, utilisation))
-        except ValueError:  # not legal: the rows do not divide, or a stage would be empty
-            continue
     return [costs for _, costs in sorted(found, key=lambda priced: priced[0]) if costs["fits"]]
 
 
@@ -156,28 +152,33 @@ def _variants(run: RunConfig, gpus: int) -> Iterator[RunConfig]:
     """`run` under every engine, micro-batch and choice of checkpointing that may be legal."""
     for engine in _engines(run.engine, gpus):
         largest = max(run.data.mono_rows, run.data.para_rows) // (gpus // engine.processes_per_replica)
-        micro_batch = 1
-        while micro_batch <= max(1, largest):
-            data = replace(run.data, micro_batch=micro_batch)
+        for power in range(max(1, largest).bit_length()):
+            data = replace(run.data, micro_batch=2**power)
             for checkpointing in (False, True):
                 model = replace(run.model, activation_checkpointing=checkpointing)
                 yield replace(run, engine=engine, data=data, model=model)
-            micro_batch *= 2
 
 
 def _engines(engine: EngineConfig, gpus: int) -> Iterator[EngineConfig]:
     """ZeRO 1, 2 and 3, the last two also with the optimizer offloaded; pipelines of 2, 4, 8, … stages that divide
     `gpus`."""
-    plain = replace(engine, balance=(), pipeline_stages=EngineConfig.pipeline_stages, pipeline_schedule="1f1b")
-    plain = replace(plain, gradient_precision="auto", offload_optimizer="none", offload_parameters="none")
+    plain = replace(
+        engine,
+        kind="deepspeed",
+        balance=(),
+        pipeline_stages=EngineConfig.pipeline_stages,
+        pipeline_schedule="1f1b",
+        gradient_precision="auto",
+        offload_optimizer="none",
+        offload_parameters="none",
+    )
     for name in ("zero1", "zero2", "zero3"):
-        yield replace(plain, kind="deepspeed", deepspeed=name)
+        yield replace(plain, deepspeed=name)
     for name in ("zero2", "zero3_offload"):
-        yield replace(plain, kind="deepspeed", deepspeed=name, offload_optimizer="cpu")
-    stages = 2
-    while gpus % stages == 0:
-        yield replace(plain, kind="pipeline", deepspeed="pipe_zero1", pipeline_stages=stages)
-        stages *= 2
+        yield replace(plain, deepspeed=name, offload_optimizer="cpu")
+    for power in range(1, gpus.bit_length()):
+        if gpus % 2**power == 0:
+            yield replace(plain, kind="pipeline", deepspeed="pipe_zero1", pipeline_stages=2**power)
 
 
 def _flags(run: RunConfig) -> str:

@@ -31,12 +31,12 @@ from . import activations
 from .layout import ParallelLayout
 from .memory import FLOAT, OPTIMIZER, reused_weights, uses_bf16_optimizer
 
+# Assumed: the share of the peak that a GPU reaches while it computes (measure it, and say --utilisation), and that of a
+# link's rate that a collective reaches; bytes a second and GPU through PCIe and the host's memory, eight GPUs sharing
+# one host.
 UTILISATION = 0.4
-"""Assumed share of the peak that a GPU reaches while it computes; measure it, and say --utilisation."""
 LINK_EFFICIENCY = 0.7
-"""Assumed share of a link's rate that a collective reaches."""
 HOST = 10e9
-"""Assumed bytes a second and GPU through PCIe and the host's memory, eight GPUs sharing one host."""
 DAY = 86_400.0
 
 
@@ -60,15 +60,17 @@ class GPU:
 _V100 = "NVIDIA V100 SXM2 data sheet, which has no bf16; DGX-1: 4 × 100 Gb/s"
 _A10 = "NVIDIA A10 data sheet, PCIe 4.0 x16; 25 Gb/s a GPU between nodes is assumed"
 # Data sheets add up both directions of NVLink: half of that is one. The network is that of the maker's own system.
-_KNOWN = (
-    GPU("h200", 141, 989.4, link=450, network=50, source="NVIDIA H200 SXM data sheet; DGX H200: 8 × 400 Gb/s"),
-    GPU("h100-80g", 80, 989.4, link=450, network=50, source="NVIDIA H100 SXM5 data sheet; DGX H100: 8 × 400 Gb/s"),
-    GPU("a100-80g", 80, 312, link=300, network=25, source="NVIDIA A100 SXM data sheet; DGX A100: 8 × 200 Gb/s"),
-    GPU("a100-40g", 40, 312, link=300, network=25, source="NVIDIA A100 SXM data sheet; DGX A100: 8 × 200 Gb/s"),
-    GPU("v100-32g", 32, 15.7, precision="fp32", link=150, network=6.25, source=_V100),
-    GPU("a10-24g", 24, 125, link=32, network=3.125, source=_A10),
-)
-GPUS = {gpu.name: gpu for gpu in _KNOWN}
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        GPU("h200", 141, 989.4, link=450, network=50, source="NVIDIA H200 SXM data sheet; DGX H200: 8 × 400 Gb/s"),
+        GPU("h100-80g", 80, 989.4, link=450, network=50, source="NVIDIA H100 SXM5 data sheet; DGX H100: 8 × 400 Gb/s"),
+        GPU("a100-80g", 80, 312, link=300, network=25, source="NVIDIA A100 SXM data sheet; DGX A100: 8 × 200 Gb/s"),
+        GPU("a100-40g", 40, 312, link=300, network=25, source="NVIDIA A100 SXM data sheet; DGX A100: 8 × 200 Gb/s"),
+        GPU("v100-32g", 32, 15.7, precision="fp32", link=150, network=6.25, source=_V100),
+        GPU("a10-24g", 24, 125, link=32, network=3.125, source=_A10),
+    )
+}
 
 
 def gpu_of(text: str) -> GPU:

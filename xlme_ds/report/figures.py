@@ -15,7 +15,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 Records = Sequence[Mapping[str, Any]]
 Quantities = Mapping[str, Mapping[str, Any]]
@@ -38,6 +38,12 @@ INK, MUTED, GRID, SURFACE = "#1f2430", "#6b7280", "#e3e6eb", "#fefefe"
 MONO, PARA, TOTAL = "#2f6fdb", "#d9622b", "#5b5f97"
 _VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SURFACE: "surface", MONO: "mono", PARA: "para", TOTAL: "total"}
 _COLOURS = {"mono": MONO, "para": PARA, "all": TOTAL}
+# Of matplotlib's SVG: the style would be that of the whole page.
+_UNUSED = re.compile(
+    r"<metadata>.*?</metadata>|<style.*?</style>| font-family: [^;]*;"
+    r'| id="(?:figure|axes|patch|line2d|text|matplotlib\.axis|xtick|ytick|PathCollection)_\d+"',
+    re.S,
+)
 _STYLE = {
     "svg.fonttype": "none",  # text stays text: the page's font, selectable, small
     "svg.hashsalt": "xlme_ds",  # the same data gives the same bytes
@@ -90,38 +96,24 @@ def curves(metrics: Records, heldout: Records, known: Quantities) -> dict[str, M
 
 def _panel(title: str, keys: Mapping[str, str], metrics: Records, heldout: Records, known: Quantities) -> Markup:
     axes = _new_axes(5.6, 2.9)
-    shown: list[np.ndarray] = []  # what the vertical range must hold: everything but the noise of the raw values
-    for series in sorted(keys):
+    axes.margins(y=0.08)
+    for series, key in sorted(keys.items()):
         colour = _COLOURS[series]
-        steps, values = thin(*points(metrics, keys[series]))
-        if len(steps):
-            smoothed = smooth(values)
-            axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
-            axes.plot(steps, smoothed, color=colour, linewidth=1.9)
-            shown.append(smoothed)
-        steps, values = points(heldout, keys[series])
-        if len(steps):
-            axes.plot(steps, values, color=colour, linewidth=0.9, linestyle=":")
-            axes.plot(steps, values, "o", color=colour, markersize=5, markeredgecolor=SURFACE, markeredgewidth=1)
-            shown.append(values)
-        compared = known.get(keys[series], {}).get("unigram", False)
-        baseline = points(heldout, f"{_BASELINE}_{series}")[1][-1:] if compared else np.empty(0)
-        for value in baseline:
-            axes.axhline(value, color=colour, linewidth=1.2, linestyle=(0, (5, 3)))
-        shown.append(baseline)
+        steps, values = thin(*points(metrics, key))
+        axes.plot(steps, smooth(values), color=colour, linewidth=1.9)
+        axes.plot(*points(heldout, key), "o:", color=colour, linewidth=0.9, markersize=5, markeredgecolor=SURFACE)
+        if known.get(key, {}).get("unigram"):
+            for baseline in points(heldout, f"{_BASELINE}_{series}")[1][-1:]:
+                axes.axhline(baseline, color=colour, linewidth=1.2, linestyle=(0, (5, 3)))
     if any(key.startswith("auc_") for key in keys.values()):
         axes.axhline(_CHANCE, color=MUTED, linewidth=1, linestyle="--")
-        shown.append(np.array([_CHANCE]))
-    values = np.concatenate(shown)
-    values = values[np.isfinite(values)]
-    if len(values):
-        low, high = float(values.min()), float(values.max())
-        margin = 0.08 * (high - low) or 0.05 * abs(high) or 1.0
-        axes.set_ylim(low - margin, high + margin)
+    axes.set_ylim(axes.get_ylim())  # it need not hold the noise of the raw values
+    for series, key in keys.items():
+        axes.plot(*thin(*points(metrics, key)), color=_COLOURS[series], linewidth=0.8, alpha=0.3, zorder=1.5)
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axes.yaxis.set_major_formatter(lambda value, _: number(value))
     return _svg(axes, title)
 
 
@@ -161,12 +153,10 @@ def smooth(values: np.ndarray) -> np.ndarray:
 def shares(languages: Mapping[str, Mapping[str, float]]) -> Markup:
     """Sampling share by language before (ring) and after temperature sampling (dot), on a logarithmic axis."""
     names = sorted(languages, key=lambda name: (-languages[name]["share_before"], name))
-    before = [100 * languages[name]["share_before"] for name in names]
-    after = [100 * languages[name]["share"] for name in names]
+    before, after = ([100 * languages[name][kind] for name in names] for kind in ("share_before", "share"))
     axes = _dumbbells(names, before, after)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{number(value)}%"))
-    axes.set_ylabel("share of the rows")
+    axes.set(yscale="log", ylabel="share of the rows")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{number(value)}%")
     return _svg(axes, "Sampling share by language before and after temperature sampling")
 
 
@@ -180,10 +170,9 @@ def retrieval_by_layer(retrieval: Mapping[str, Any]) -> Markup:
                 line, width = ("-", 2.0) if when == "after" else (":", 1.6)
                 axes.plot(retrieval["layers"], values, line, color=colour, linewidth=width, marker="o", markersize=4)
     axes.axhline(1 / retrieval["candidates"], color=MUTED, linewidth=1, linestyle="--")
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("layer (0 = embeddings)")
+    axes.set(ylim=(0, None), xlabel="layer (0 = embeddings)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
     return _svg(axes, "Retrieval accuracy by layer before and after training")
 
 
@@ -191,9 +180,8 @@ def retrieval_by_language(before: Mapping[str, float], after: Mapping[str, float
     """Retrieval accuracy (fraction) by language before (ring) and after training (dot)."""
     names = sorted(after, key=lambda name: (-after[name], name))
     axes = _dumbbells(names, [100 * before.get(name, np.nan) for name in names], [100 * after[name] for name in names])
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}%"))
-    axes.set_ylabel("accuracy")
+    axes.set(ylim=(0, None), ylabel="accuracy")
+    axes.yaxis.set_major_formatter("{x:.3g}%")
     return _svg(axes, "Retrieval accuracy by language before and after training")
 
 
@@ -241,13 +229,7 @@ def _svg(axes: Axes, label: str) -> Markup:
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    for unused in (
-        r"<metadata>.*?</metadata>",
-        r' id="(?:figure|axes|patch|line2d|text|matplotlib\.axis|xtick|ytick|PathCollection)_\d+"',
-        r"<style.*?</style>",  # it would style the whole page
-        r" font-family: [^;]*;",
-    ):
-        text = re.sub(unused, "", text, flags=re.S)
+    text = _UNUSED.sub("", text)
     text = re.sub(r'width="([\d.]+)pt" height="[\d.]+pt"', "", text, count=1)
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, f"var(--{variable})")

@@ -1,27 +1,31 @@
 """A report's input and output: the files of a run folder, and pages made from the templates of this package."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from ..config import ObjectiveConfig
-from ..data.schema import read_json, replacing
+from ..data.schema import read_json
 
 
-@dataclass(frozen=True)
 class RunFiles:
-    """The records of a run. JSON files are None and line files empty where the run did not write them."""
+    """The records in the run folder `run`. JSON files are None and line files empty where the run did not write them.
 
-    name: str
-    config: dict[str, Any] | None
-    metrics: list[dict[str, Any]]
-    heldout: list[dict[str, Any]]
-    retrieval: dict[str, Any] | None
-    samples: list[dict[str, Any]] | None
-    languages: dict[str, Any] | None
+    ValueError where it is no folder or a file in it is damaged.
+    """
+
+    def __init__(self, run: Path):
+        if not run.is_dir():
+            raise ValueError(f"{run} is not a folder: name the --out folder of a pre-training run")
+        self.name = run.resolve().name
+        self.config = read_optional(run / "config.json", dict)
+        self.metrics = read_steps(run / "metrics.jsonl")
+        self.heldout = read_steps(run / "heldout.jsonl")
+        self.retrieval = read_optional(run / "retrieval.json", dict)
+        self.samples = read_optional(run / "samples.json", list)
+        self.languages = read_optional(run / "languages.json", dict)
 
     @property
     def objective(self) -> dict[str, Any]:
@@ -37,21 +41,6 @@ class RunFiles:
 
         name = config.get("config", {}).get("objective", {}).get("name", "electra")
         return described(ObjectiveConfig(name)) if name in OBJECTIVES else nothing
-
-
-def read_run(run: Path) -> RunFiles:
-    """Read the run folder `run`; ValueError when it is no folder or a file in it is damaged."""
-    if not run.is_dir():
-        raise ValueError(f"{run} is not a folder: name the --out folder of a pre-training run")
-    return RunFiles(
-        name=run.resolve().name,
-        config=read_optional(run / "config.json", dict),
-        metrics=read_steps(run / "metrics.jsonl"),
-        heldout=read_steps(run / "heldout.jsonl"),
-        retrieval=read_optional(run / "retrieval.json", dict),
-        samples=read_optional(run / "samples.json", list),
-        languages=read_optional(run / "languages.json", dict),
-    )
 
 
 def read_optional(path: Path, kind: type) -> Any:
@@ -87,9 +76,3 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     return environment.get_template(template).render(**values)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file under a temporary name, then rename it."""
-    with replacing(path) as file:
-        file.write(text.encode())

@@ -1,32 +1,47 @@
 """The report page of a run: figures and tables of every section put into `run_page.html`, one self-contained file."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median_high
 from typing import Any
 
 import numpy as np
 
+from ..data.schema import replacing
 from ..train.run_folder import flatten, missing_steps
 from . import figures
 from .figures import number, percent, points
-from .files import RunFiles, read_run, render, write_text
-from .sentences import render_samples
+from .files import RunFiles, render
 
-PAGE = "report.html"
 _TASKS = {"mono": "monolingual", "para": "parallel"}
+_SPACE = "▁"  # SentencePiece's mark of a space before the piece
+_SPECIAL = {"<s>", "</s>", "<pad>"}
 
 
 def write_report(run: Path) -> Path:
-    """Write `report.html` into the run folder and return its path; ValueError when a file of the run is damaged."""
-    path = Path(run) / PAGE
-    write_text(path, page_of(read_run(Path(run))))
+    """Write the report page of a run; `xtreme --help` explains the XTREME tables.
+
+    Args:
+        run: Run folder: reads config.json, metrics.jsonl, heldout.jsonl, retrieval.json, samples.json and
+            languages.json.
+
+    Returns:
+        The page, `report.html` in the folder.
+
+    Raises:
+        ValueError: a file of the run is damaged.
+    """
+    path = run / "report.html"
+    page = _page_of(RunFiles(run))
+    with replacing(path) as file:
+        file.write(page.encode())
     return path
 
 
-def page_of(run: RunFiles) -> str:
-    """The page of a run as HTML."""
+def _page_of(run: RunFiles) -> str:
     settings = (run.config or {}).get("config", {})
     return render(
         "run_page.html",
@@ -146,16 +161,62 @@ def _both_ways(scores: Mapping[str, list[float]]) -> Any:
     return (np.array(scores["en_xx"]) + np.array(scores["xx_en"])) / 2
 
 
-def _sentences(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """The sentences by task, their flag threshold, and the verdicts counted over all of them."""
-    rendered, threshold = render_samples(samples)
-    kinds = ("hit", "miss", "alarm", "passed", "restored")
+def _sentences(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Real sentences with a model's tokens in the masked places and, where it judges tokens, its verdict on each.
+
+    A token is flagged from the `threshold` on: when its score is among the N highest of all the samples, N being the
+    number of replaced tokens in them. A threshold of 0.5 would flag next to nothing while replaced tokens are a rare
+    class; this one gives every model, good or bad, the same number of flags to place. Tokens without a score (null)
+    were not judged.
+    """
+    tokens = [token for sample in samples for token in sample["tokens"]]
+    judged = [token for token in tokens if token["score"] is not None and token["original"] not in _SPECIAL]
+    replaced = sum(bool(token["replaced"]) for token in judged)
+    threshold = sorted((token["score"] for token in judged), reverse=True)[replaced - 1] if replaced else math.inf
+    shown = [_with_verdicts(sample, threshold) for sample in samples]
     return {
-        "by_task": {task: [sample for sample in rendered if sample.task == task] for task in _TASKS},
-        "threshold": threshold if math.isfinite(threshold) else None,
-        "totals": {kind: sum(sample.counts[kind] for sample in rendered) for kind in kinds},
-        "judged": any(token["score"] is not None for sample in samples for token in sample["tokens"]),
+        "by_task": {task: [sample for sample in shown if sample["task"] == task] for task in _TASKS},
+        "threshold": threshold if replaced else None,
+        "totals": sum((sample["counts"] for sample in shown), Counter()),
+        "judged": any(token["score"] is not None for token in tokens),
     }
+
+
+def _with_verdicts(sample: Mapping[str, Any], threshold: float) -> dict[str, Any]:
+    """The sample for the page: its sides as (direction of writing, tokens), and how many tokens got which verdict."""
+    sides: list[list[dict[str, Any]]] = [[]]
+    for token in sample["tokens"]:
+        if token["original"] == "</s>":
+            sides.append([])
+        elif token["original"] not in _SPECIAL:
+            texts = {key: token[key].replace(_SPACE, " ").strip() for key in ("piece", "original")}
+            spaced = token["piece"].startswith(_SPACE) and sides[-1] != []
+            sides[-1].append(token | texts | {"spaced": spaced, "verdict": _verdict(token, threshold)})
+    # BCP 47 tag of a CC-100 code, which picks fonts and hyphenation: `bn_rom` is `bn-Latn`, `my_zaw` is `my`.
+    language, _, variant = sample["language"].partition("_")
+    return {
+        "language": sample["language"],
+        "task": sample["task"],
+        "tag": f"{language}-Latn" if variant == "rom" else language,
+        "sides": [(_direction(side), side) for side in sides if side],
+        "counts": Counter(token["verdict"] for side in sides for token in side),
+    }
+
+
+def _verdict(token: Mapping[str, Any], threshold: float) -> str:
+    """`hit` or `miss` for a replaced token, `alarm` or `passed` for an original one; without a score `miss`, `restored`
+    for a masked one that is right, or `passed`."""
+    if token["score"] is None:
+        return "miss" if token["replaced"] else "restored" if token["masked"] else "passed"
+    if token["replaced"]:
+        return "hit" if token["score"] >= threshold else "miss"
+    return "alarm" if token["score"] >= threshold else "passed"
+
+
+def _direction(side: Sequence[Mapping[str, Any]]) -> str:
+    """Right to left when most letters of the original text are."""
+    classes = Counter(unicodedata.bidirectional(letter) for token in side for letter in token["original"])
+    return "rtl" if classes["R"] + classes["AL"] > classes["L"] else "ltr"
 
 
 def duration(seconds: float) -> str:

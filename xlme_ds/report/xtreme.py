@@ -20,7 +20,13 @@ FILES = ("scores.json", "tatoeba.json", "align.json")
 
 @dataclass(frozen=True)
 class TaskRun:
-    """One `scores.json`: percentages by language, each a tuple in the order of `metrics`."""
+    """One `scores.json`: percentages by language, each a tuple in the order of `metrics`.
+
+    `unlabelled`: languages whose tests have no labels, so that they were predicted and not scored. `setting`: the
+    settings of tuning that shape the curve; `settings`: how many the run was one of. `dev`: the task's first metric,
+    the mean over languages, on the data that settings are chosen on; `dev_name`: `dev en`, or `held-out en` where
+    these were taken from the training examples.
+    """
 
     path: Path
     seed: int
@@ -28,25 +34,22 @@ class TaskRun:
     metrics: tuple[str, ...]
     languages: dict[str, tuple[float, ...]]
     unlabelled: tuple[str, ...] = ()
-    """Languages whose tests have no labels, so that they were predicted and not scored."""
     setting: str = ""
-    """The settings of tuning that shape the curve."""
     settings: int = 1
-    """How many settings the run was one of."""
     dev: float | None = None
-    """The task's first metric, the mean over languages, on the data that settings are chosen on."""
     dev_name: str = ""
-    """`dev en`, or `held-out en` where it was taken from the training examples."""
 
 
 @dataclass(frozen=True)
 class TaskScores:
-    """A task's runs of the chosen setting, one a seed, with the same languages."""
+    """A task's runs of the setting chosen from those `found`, one a seed, with the same languages.
+
+    `settings`: how many there were to try.
+    """
 
     runs: tuple[TaskRun, ...]
     found: int = 1
     settings: int = 1
-    """How many settings it was chosen from, and how many there were to try."""
 
 
 @dataclass
@@ -191,7 +194,6 @@ def _chosen(task: str, runs: list[TaskRun]) -> TaskScores:
                 f"{run.path} has no score on a dev set, which {found} settings of {task} are chosen on: "
                 "name the runs of one"
             )
-    for run in runs:
         if run.dev_name != first.dev_name:
             raise ValueError(
                 f"{run.path} has scores on {run.dev_name}, {first.path} on {first.dev_name}: "

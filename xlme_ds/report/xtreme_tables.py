@@ -6,15 +6,17 @@ Published scores and the layouts are in xtreme_published.toml.
 import csv
 import io
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain, zip_longest
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from .files import render, write_text
-from .xtreme import ENGLISH, Model, TaskRun, TaskScores, gather
+from ..data.schema import replacing
+from .files import render
+from .xtreme import ENGLISH, Model, TaskScores, gather
 
 # Task -> its heading, and how many languages XTREME has for it.
 TASKS = {
@@ -60,17 +62,27 @@ class XtremeTable:
 
 
 def write_xtreme(runs: list[Path], out: Path) -> Path:
-    """Write xtreme.html, xtreme.md and a CSV file for every table into `out`; return the path of the page.
+    """Write the XTREME tables, ours next to published ones: xtreme.html, xtreme.md and a CSV file for every table.
 
-    Raises ValueError on result files that are damaged or exclude each other; then nothing is written.
+    Args:
+        runs: Folders with, at any depth, the scores.json of fine-tuning and the tatoeba.json and align.json of
+            `xlme_ds.evaluate`.
+        out: Folder to write into.
+
+    Returns:
+        The page.
+
+    Raises:
+        ValueError: result files are damaged or exclude each other; then nothing is written.
     """
     built = tables(gather(runs))
     files = {f"xtreme_{table.name}.csv": to_csv(table) for table in built}
-    for name, template in (("xtreme.md", "xtreme.md.jinja"), ("xtreme.html", "xtreme.html")):
-        files[name] = render(template, tables=built, show=show, source=source)
+    for template in ("xtreme.md.jinja", "xtreme.html"):
+        files[template.removesuffix(".jinja")] = render(template, tables=built, show=show, source=source)
     out.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        write_text(out / name, text)
+        with replacing(out / name) as file:
+            file.write(text.encode())
     return out / "xtreme.html"
 
 
@@ -82,21 +94,20 @@ def published() -> dict[str, Any]:
 
 def tables(models: list[Model]) -> list[XtremeTable]:
     """All tables; those of retrieval, alignment and single languages only where a model has such scores."""
-    scored = {model.name: _task_cells(model) for model in models}
-    gaps = {model.name: _gap_cells(model) for model in models}
-    built = [_table("table1", _not_empty(scored)), _table("table7", _not_empty(gaps))]
-    retrieval = {_at_layer(model, model.tatoeba): _retrieval_cells(model.tatoeba) for model in models if model.tatoeba}
-    alignment = {_at_layer(model, model.align): _alignment_cells(model) for model in models if model.align}
-    built += [_table(name, ours) for name, ours in (("table5", retrieval), ("table6", alignment)) if ours]
+    rows: dict[str, dict[str, dict[str, Cell]]] = {"table1": {}, "table7": {}, "table5": {}, "table6": {}}
+    for model in models:
+        rows["table1"][model.name] = _task_cells(model)
+        rows["table7"][model.name] = _gap_cells(model)
+        if model.tatoeba:
+            rows["table5"][_at_layer(model, model.tatoeba)] = _retrieval_cells(model.tatoeba)
+        if model.align:
+            rows["table6"][_at_layer(model, model.align)] = _alignment_cells(model.name, model.align)
+    built = [_table(name, ours) for name, ours in rows.items() if ours or name in ("table1", "table7")]
     for task in published()["by_language"]:
         having = [model for model in models if task in model.results and model.results[task].runs[0].languages]
         if having:
             built.append(_language_table(task, having))
     return built
-
-
-def _not_empty(rows: dict[str, dict[str, Cell]]) -> dict[str, dict[str, Cell]]:
-    return {name: cells for name, cells in rows.items() if cells}
 
 
 def _at_layer(model: Model, scores: Mapping[str, Any]) -> str:
@@ -115,18 +126,19 @@ def _table(name: str, ours: Mapping[str, dict[str, Cell]]) -> XtremeTable:
         group = _GROUPS[entry["parallel"]] if "parallel" in entry else ""
         rows.append(SystemRow(entry["system"], entry["source"], cells, group))
     for system, cells in ours.items():
-        columns = columns | {key: (key, ("",)) for key in cells if key not in columns}
-        rows.append(SystemRow(system, "", cells, layout.get("ours", "")))
+        if cells:
+            columns |= {key: (key, ("",)) for key in cells if key not in columns}
+            rows.append(SystemRow(system, "", cells, layout.get("ours", "")))
     return XtremeTable(name, layout["title"], columns, rows, layout.get("decimals", 1), layout.get("notes", []))
 
 
 def _task_cells(model: Model) -> dict[str, Cell]:
     """Table 1. The average is over tasks, a task with two metrics counting their mean, as XTREME does."""
-    cells = {}
-    for task, result in model.results.items():
-        if task in TASKS:
-            means = [_means(run.languages.values()) for run in result.runs if run.languages]
-            cells[task] = _over_seeds(means, _marks(task, result))
+    cells = {
+        task: _over_seeds(task, result, [_means(run.languages.values()) for run in result.runs])
+        for task, result in model.results.items()
+        if task in TASKS
+    }
     scored = [fmean(cell.values) for cell in cells.values() if cell.values]
     if scored:
         cells["average"] = Cell((fmean(scored),), _part(len(scored), len(TASKS), "tasks"))
@@ -134,21 +146,18 @@ def _task_cells(model: Model) -> dict[str, Cell]:
 
 
 def _gap_cells(model: Model) -> dict[str, Cell]:
-    """Table 7."""
+    """Table 7: English minus the mean of the other languages, of exact matches where there are any."""
     cells = {}
     for task in published()["layouts"]["table7"]["columns"]:
-        if task in model.results:
-            gaps = [gap for run in model.results[task].runs if (gap := _gap(run)) is not None]
-            if gaps:
-                cells[task] = _over_seeds([(gap,) for gap in gaps], _marks(task, model.results[task]))
+        gaps = []
+        for run in model.results[task].runs if task in model.results else ():
+            metric = run.metrics.index("em") if "em" in run.metrics else 0
+            others = [values[metric] for language, values in run.languages.items() if language != ENGLISH]
+            if others and ENGLISH in run.languages:
+                gaps.append((run.languages[ENGLISH][metric] - fmean(others),))
+        if gaps:
+            cells[task] = _over_seeds(task, model.results[task], gaps)
     return cells
-
-
-def _gap(run: TaskRun) -> float | None:
-    """English minus the mean of the other languages, of exact matches where there are any."""
-    metric = run.metrics.index("em") if "em" in run.metrics else 0
-    others = [values[metric] for language, values in run.languages.items() if language != ENGLISH]
-    return run.languages[ENGLISH][metric] - fmean(others) if others and ENGLISH in run.languages else None
 
 
 def _retrieval_cells(test: Mapping[str, Any]) -> dict[str, Cell]:
@@ -160,15 +169,15 @@ def _retrieval_cells(test: Mapping[str, Any]) -> dict[str, Cell]:
     return cells
 
 
-def _alignment_cells(model: Model) -> dict[str, Cell]:
+def _alignment_cells(model: str, test: Mapping[str, Any]) -> dict[str, Cell]:
     """Table 6, at the layer that the test was run for; en-de and de-en are one test."""
-    test, cells = model.align or {}, {}
+    cells = {}
     pairs = [column for column in published()["layouts"]["table6"]["columns"] if column != "average"]
     for name, scores in test["tests"].items():
         column = next((pair for pair in pairs if set(pair.split("-")) == set(name.split("-"))), name)
         if column in cells:
             raise ValueError(
-                f"{model.name} has alignments of {column} and of {name}, which are one test: keep one in --runs"
+                f"{model} has alignments of {column} and of {name}, which are one test: keep one in --runs"
             )
         cells[column] = Cell((100 * scores["aer"][test["layer"]],))
     known = [cells[pair].values[0] for pair in pairs if pair in cells]
@@ -181,28 +190,23 @@ def _language_table(task: str, models: list[Model]) -> XtremeTable:
     """One task by language; the last column averages every row over the languages that all of our rows have."""
     entry = published()["by_language"][task]
     results = {model.name: model.results[task] for model in models}
-    metrics = tuple(_METRICS[metric] for metric in models[0].results[task].runs[0].metrics)
-    shared = [
-        code for code in entry["languages"] if all(code in result.runs[0].languages for result in results.values())
-    ]
+    runs = [result.runs[0] for result in results.values()]
+    metrics = tuple(_METRICS[metric] for metric in runs[0].metrics)
+    shared = [code for code in entry["languages"] if all(code in run.languages for run in runs)]
     parts = metrics if len(metrics) > 1 else ("",)
     columns = {code: (code, parts) for code in entry["languages"]} | {"shared": (f"mean of {len(shared)}", parts)}
-
-    def row(system: str, source: str, scores: Mapping[str, tuple[float, ...]]) -> SystemRow:
-        cells = {code: Cell(values) for code, values in scores.items() if code in columns}
-        if shared:
-            cells["shared"] = Cell(_means(scores[code] for code in shared))
-        return SystemRow(system, source, cells)
-
-    rows = []
+    scored: list[tuple[str, str, dict[str, tuple[float, ...]]]] = []
     for system, numbers in entry["systems"].items():
         values = [tuple(value) if isinstance(value, list) else (value,) for value in numbers]
-        rows.append(row(system, entry["source"], dict(zip(entry["languages"], values, strict=True))))
+        scored.append((system, entry["source"], dict(zip(entry["languages"], values, strict=True))))
     for name, result in results.items():
         marks = ", ".join(mark for mark in _marks(task, result) if "languages" not in mark)
-        codes = result.runs[0].languages
-        means = {code: _means(run.languages[code] for run in result.runs) for code in codes}
-        rows.append(row(name + (f" ({marks})" if marks else ""), "", means))
+        means = {code: _means(run.languages[code] for run in result.runs) for code in result.runs[0].languages}
+        scored.append((name + (f" ({marks})" if marks else ""), "", means))
+    rows = []
+    for system, where, scores in scored:
+        cells = {code: Cell(values) for code, values in scores.items() if code in columns}
+        rows.append(SystemRow(system, where, cells | {"shared": Cell(_means(scores[code] for code in shared))}))
     heading = TASKS[task][0] if task in TASKS else "CoNLL"
     title = f"{heading} by language, fine-tuned on English unless said: {' and '.join(metrics)}"
     note = f"The last column averages over {', '.join(shared) or 'nothing'}: the languages that all of our rows have."
@@ -214,10 +218,10 @@ def _means(tuples: Iterable[tuple[float, ...]]) -> tuple[float, ...]:
     return tuple(map(fmean, zip(*tuples, strict=True)))
 
 
-def _over_seeds(seeds: list[tuple[float, ...]], marks: tuple[str, ...]) -> Cell:
+def _over_seeds(task: str, result: TaskScores, seeds: Sequence[tuple[float, ...]]) -> Cell:
     """The mean and the standard deviation over seeds of every metric."""
     spreads = tuple(stdev(numbers) if len(numbers) > 1 else None for numbers in zip(*seeds, strict=True))
-    return Cell(_means(seeds), marks, spreads)
+    return Cell(_means(seeds), _marks(task, result), spreads)
 
 
 def _part(found: int, whole: int, unit: str) -> tuple[str, ...]:
@@ -225,33 +229,29 @@ def _part(found: int, whole: int, unit: str) -> tuple[str, ...]:
 
 
 def _marks(task: str, result: TaskScores) -> tuple[str, ...]:
-    whole = TASKS[task][1] if task in TASKS else len(published()["by_language"][task]["languages"])
     first = result.runs[0]
     if not first.languages:
         return ("no labels: predictions alone",)
-    marks = [*_part(len(first.languages), whole, "languages")]
-    if first.unlabelled:
-        marks.append(f"{len(first.unlabelled)} without labels")
-    if len(result.runs) > 1:
-        marks.append(f"{len(result.runs)} seeds")
-    if first.split != "test":
-        marks.append(first.split)
+    whole = TASKS[task][1] if task in TASKS else len(published()["by_language"][task]["languages"])
     of = str(result.settings) if result.found == result.settings else f"{result.found} of {result.settings}"
-    if result.found > 1:
-        marks.append(f"best of {of} settings on {first.dev_name}")
-    elif result.settings > 1:
-        marks.append(f"{of} settings")
-    return tuple(marks)
+    best = f"best of {of} settings on {first.dev_name}" if result.found > 1 else f"{of} settings"
+    marks = (
+        *_part(len(first.languages), whole, "languages"),
+        f"{len(first.unlabelled)} without labels" if first.unlabelled else "",
+        f"{len(result.runs)} seeds" if len(result.runs) > 1 else "",
+        first.split if first.split != "test" else "",
+        best if result.settings > 1 else "",
+    )
+    return tuple(filter(None, marks))
 
 
 def show(cell: Cell | None, decimals: int) -> str:
     """A cell as text: `68.7 / 50.2`, `61.20 ± 0.40 [5 of 40 languages, 3 seeds]`; an absent one is empty."""
     if cell is None:
         return ""
-    spreads = cell.spreads or (None,) * len(cell.values)
     numbers = [
         f"{value:.{decimals}f}" + (f" ± {around:.{decimals}f}" if around is not None else "")
-        for value, around in zip(cell.values, spreads, strict=True)
+        for value, around in zip_longest(cell.values, cell.spreads)
     ]
     return (" / ".join(numbers) + (f" [{', '.join(cell.marks)}]" if cell.marks else "")).lstrip()
 
@@ -263,21 +263,20 @@ def source(row: SystemRow) -> str:
 
 def to_csv(table: XtremeTable) -> str:
     """The table with a column for every number; spreads and marks are in `remarks`."""
-    buffer = io.StringIO()
     columns = {
-        key: [key] if len(parts) == 1 else [f"{key}_{part}".lower().replace("→", "_") for part in parts]
+        key: [f"{key}_{part}".lower().replace("→", "_") if len(parts) > 1 else key for part in parts]
         for key, (_, parts) in table.columns.items()
     }
-    names = [name for of_column in columns.values() for name in of_column]
-    writer = csv.DictWriter(buffer, ["system", *names, "source", "remarks"], lineterminator="\n")
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, ["system", *chain(*columns.values()), "source", "remarks"], lineterminator="\n")
     writer.writeheader()
     for row in table.rows:
-        record = {"system": row.system, "source": source(row)}
-        for key, cell in row.cells.items():
-            for name, value in zip(columns[key], cell.values, strict=False):  # predictions alone have no values
-                record[name] = f"{value:.{table.decimals}f}"
         remarks = [
             f"{key}: {show(cell, table.decimals)}" for key, cell in row.cells.items() if cell.marks or any(cell.spreads)
         ]
-        writer.writerow(record | {"remarks": "; ".join(remarks)})
+        record = {"system": row.system, "source": source(row), "remarks": "; ".join(remarks)}
+        for key, cell in row.cells.items():
+            texts = [f"{value:.{table.decimals}f}" for value in cell.values]
+            record |= zip(columns[key], texts, strict=False)  # predictions alone have no values
+        writer.writerow(record)
     return buffer.getvalue()

@@ -87,14 +87,11 @@ class XLMEAttention(nn.Module):
         self, x_BTD: Tensor, allowed_B1TT: Tensor, distance_HTT: Tensor | None, wanted: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Output [B, T, D], and the weights [B, H, T, T] where they are `wanted`."""
-        rows, tokens, _ = x_BTD.shape
-        heads = self.config.num_attention_heads
-        q_BHTK, k_BHTK, v_BHTK = self.qkv(x_BTD).view(rows, tokens, 3, heads, -1).permute(2, 0, 3, 1, 4)
-        if distance_HTT is None:
-            bias = torch.where(allowed_B1TT, 0.0, float("-inf"))
-        else:
-            scale = 1 if self.gate is None else self.gate(q_BHTK)
-            bias = torch.where(allowed_B1TT, distance_HTT * scale, float("-inf"))
+        shape = *x_BTD.shape[:2], 3, self.config.num_attention_heads, -1
+        q_BHTK, k_BHTK, v_BHTK = self.qkv(x_BTD).view(shape).permute(2, 0, 3, 1, 4)
+        if distance_HTT is not None and self.gate is not None:
+            distance_HTT = distance_HTT * self.gate(q_BHTK)
+        bias = torch.where(allowed_B1TT, 0.0 if distance_HTT is None else distance_HTT, float("-inf"))
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
         weights_BHTT = None
         if wanted or self.config._attn_implementation == "eager":
@@ -103,7 +100,7 @@ class XLMEAttention(nn.Module):
             out_BHTK = F.dropout(weights_BHTT, dropout) @ v_BHTK
         else:
             out_BHTK = _fused(q_BHTK, k_BHTK, v_BHTK, bias.to(q_BHTK.dtype), dropout)
-        return self.output(out_BHTK.transpose(1, 2).reshape(rows, tokens, -1)), weights_BHTT if wanted else None
+        return self.output(out_BHTK.transpose(1, 2).flatten(2)), weights_BHTT if wanted else None
 
 
 def _fused(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor, dropout: float) -> Tensor:
@@ -134,14 +131,15 @@ class XLMELayer(GradientCheckpointingLayer):
         read_BTD = self.attention_norm(x_BTD) if self.pre_norm else x_BTD
         attended_BTD, weights = self.attention(read_BTD, allowed_B1TT, distance_HTT, wanted)
         x_BTD = x_BTD + self.dropout(attended_BTD)
-        if self.pre_norm:
-            return x_BTD + self.feed_forward(self.feed_forward_norm(x_BTD)), weights
-        x_BTD = self.attention_norm(x_BTD)
-        return self.feed_forward_norm(x_BTD + self.feed_forward(x_BTD)), weights
+        if not self.pre_norm:
+            x_BTD = self.attention_norm(x_BTD)
+        read_BTD = self.feed_forward_norm(x_BTD) if self.pre_norm else x_BTD
+        x_BTD = x_BTD + self.dropout(self.down(F.gelu(self.up(read_BTD))))
+        return x_BTD if self.pre_norm else self.feed_forward_norm(x_BTD), weights
 
-    def feed_forward(self, x_BTD: Tensor) -> Tensor:
-        """[B, T, D]."""
-        return self.dropout(self.down(F.gelu(self.up(x_BTD))))
+
+def _table(rows: int, config: XLMEConfig) -> nn.Parameter:
+    return nn.Parameter(torch.empty(rows, config.hidden_size))
 
 
 class XLMEEncoder(nn.Module):
@@ -149,12 +147,9 @@ class XLMEEncoder(nn.Module):
 
     def __init__(self, config: XLMEConfig):
         super().__init__()
-        self.positions = None
-        if config.absolute_positions:
-            self.positions = nn.Parameter(torch.empty(config.max_position_embeddings, config.hidden_size))
-        self.languages = None
-        if config.languages:
-            self.languages = nn.Parameter(torch.empty(len(config.languages), config.hidden_size))
+        positions, languages = config.max_position_embeddings, len(config.languages)
+        self.positions = _table(positions, config) if config.absolute_positions else None
+        self.languages = _table(languages, config) if languages else None
         self.relative = None if config.relative_bias == "none" else XLMERelativePositions(config)
         self.layers = nn.ModuleList(XLMELayer(config) for _ in range(config.num_hidden_layers))
         # Post-LN normalises the input of the first layer; pre-LN the output of the last, and that input on request.
@@ -279,19 +274,6 @@ class XLMEModel(XLMEPreTrainedModel):
         return language_ids if language_ids.dim() == 2 else language_ids[:, None].expand_as(items_BT)
 
 
-class XLMEReplacedTokenHead(nn.Module):
-    """Dense, GELU, linear to one logit a token."""
-
-    def __init__(self, config: XLMEConfig):
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.output = nn.Linear(config.hidden_size, 1)
-
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        """[B, T]."""
-        return self.output(F.gelu(self.dense(hidden_BTD))).squeeze(-1)
-
-
 class XLMEMaskedHead(nn.Module):
     """Dense, GELU, LayerNorm, then the token embedding plus a bias; `config.masked_head` "linear": these alone."""
 
@@ -309,21 +291,22 @@ class XLMEMaskedHead(nn.Module):
         return F.linear(hidden_BTD, embedding_VD, self.bias)
 
 
-class XLMETaskHead(nn.Module):
-    """One linear layer on every token; of whole sequences dense, tanh and linear on the first token, as XLM-R's."""
+class XLMEHead(nn.Module):
+    """Dropout, a dense layer where an `activation` follows it, and a linear layer; [..., D] to [..., C]."""
 
-    def __init__(self, config: XLMEConfig, labels: int, sequence: bool = False):
+    def __init__(self, config: XLMEConfig, labels: int, activation: Any = None, dropout: float | None = None):
         super().__init__()
-        dropout = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+        if dropout is None:
+            dropout = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
         self.dropout = nn.Dropout(dropout)
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size) if sequence else None
+        self.activation = activation
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size) if activation else None
         self.output = nn.Linear(config.hidden_size, labels)
 
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        """[B, T, C], or [B, C] of whole sequences."""
-        if self.dense is None:
-            return self.output(self.dropout(hidden_BTD))
-        return self.output(torch.tanh(self.dense(self.dropout(hidden_BTD[:, 0]))))
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits."""
+        hidden = self.dropout(hidden)
+        return self.output(hidden if self.dense is None else self.activation(self.dense(hidden)))
 
 
 class XLMEModelWithHead(XLMEPreTrainedModel):
@@ -339,7 +322,7 @@ class XLMEModelWithHead(XLMEPreTrainedModel):
         self.post_init()
 
     def _add_head(self, config: XLMEConfig) -> None:
-        self.head = XLMETaskHead(config, config.num_labels)
+        self.head = XLMEHead(config, config.num_labels)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)
@@ -356,14 +339,11 @@ class XLMEModelWithHead(XLMEPreTrainedModel):
         **inputs: Any,
     ) -> Any:
         """Take the inputs of `XLMEModel`; with `labels` the output has a loss."""
+        if attention_mask is None and input_ids is not None:
+            attention_mask = input_ids != self.config.pad_token_id
         hidden = self.xlme(input_ids, attention_mask, return_dict=True, **inputs)
         logits = self._logits(hidden.last_hidden_state)
-        loss = None
-        if labels is not None:
-            inside_BT = attention_mask
-            if attention_mask is None and input_ids is not None:
-                inside_BT = input_ids != self.config.pad_token_id
-            loss = self._loss(logits, labels, inside_BT)
+        loss = None if labels is None else self._loss(logits, labels, attention_mask)
         return self.output_class(loss, logits, hidden.hidden_states, hidden.attentions)
 
 
@@ -374,10 +354,10 @@ class XLMEForPreTraining(XLMEModelWithHead):
     """
 
     def _add_head(self, config: XLMEConfig) -> None:
-        self.replaced_head = XLMEReplacedTokenHead(config)
+        self.replaced_head = XLMEHead(config, 1, F.gelu, dropout=0.0)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self.replaced_head(hidden)
+        return self.replaced_head(hidden).squeeze(-1)
 
     def _loss(self, logits: Tensor, labels: Tensor, inside_BT: Tensor | None) -> Tensor:
         counted_BT = labels != -100
@@ -408,7 +388,10 @@ class XLMEForSequenceClassification(XLMEModelWithHead):
     output_class = SequenceClassifierOutput
 
     def _add_head(self, config: XLMEConfig) -> None:
-        self.head = XLMETaskHead(config, config.num_labels, sequence=True)
+        self.head = XLMEHead(config, config.num_labels, torch.tanh)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden[:, 0])
 
     def _loss(self, logits: Tensor, labels: Tensor, inside_BT: Tensor | None) -> Tensor:
         if self.config.num_labels == 1:
@@ -420,7 +403,7 @@ class XLMEForQuestionAnswering(XLMEModelWithHead):
     """`start_logits` and `end_logits` [B, T] of the answer's first and last token."""
 
     def _add_head(self, config: XLMEConfig) -> None:
-        self.head = XLMETaskHead(config, 2)
+        self.head = XLMEHead(config, 2)
 
     @can_return_tuple
     def forward(
