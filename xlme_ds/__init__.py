@@ -9,13 +9,31 @@ model = xlme.load("runs/mine")
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .recipes import recipe
-
 if TYPE_CHECKING:
     from .api import Model
+    from .config import RunConfig
 
 __version__ = "0.1.0"
-__all__ = ["load", "recipe"]
+__all__ = ["load", "pretrain", "recipe"]
+
+
+def recipe(name: str) -> "RunConfig":
+    """The configuration of a published run; change it by `dataclasses.replace`. Raises ValueError for another name."""
+    from . import recipes
+
+    return recipes.recipe(name)
+
+
+def pretrain(config: "RunConfig", data: Path | str, out: Path | str, heldout: Path | str | None = None) -> Path:
+    """Train `config` on the folder `data` of `data_prep mix` into the run folder `out`, and return that.
+
+    What the command `xlme pretrain` does, in this process: on one rank, or as one of those that a launcher started. A
+    second call resumes. A signal to stop saves and returns; called outside the main thread, it leaves signals alone.
+    Raises ValueError for a mistake in the settings or the data.
+    """
+    from . import api
+
+    return api.pretrain(config, Path(data), Path(out), None if heldout is None else Path(heldout))
 
 
 def load(folder: Path | str) -> "Model":

@@ -1,8 +1,10 @@
-"""A trained model in Python: `xlme_ds.load(folder)` gives a `Model`, which reads plain text.
+"""What `xlme_ds.pretrain` and `xlme_ds.load` do: a run in this process, and a trained model that reads plain text.
 
 N sentences, T tokens, D width, V vocabulary.
 """
 
+import os
+import warnings
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,14 +15,41 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .config import RunConfig
 from .data.schema import LAYOUTS
+from .engine.ranks import rendezvous
+from .evaluate.showcase import showcase
 from .evaluate.vectors import hidden_states, sentence_vectors
 from .models.heads import MaskedLanguageModelHead, ReplacedTokenHead
 from .models.text_encoder import TextEncoder
+from .report import run_page
+from .train import run
+from .train.stop import StopRequest
 from .trained import GENERATOR_FOLDER, MODEL_TYPE, TrainedEncoder, load_encoder, load_run, read_config, read_heads
+from .validate import validate
 
 MASK = "<mask>"
 Head = TypeVar("Head", MaskedLanguageModelHead, ReplacedTokenHead)
+
+
+def pretrain(
+    config: RunConfig, data: Path, out: Path, heldout: Path | None = None, stop: StopRequest | None = None
+) -> Path:
+    """Train, and write what is shown of a finished run; collective over the ranks. `stop`: one that is made already."""
+    warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
+    validate(config, int(rendezvous(os.environ).get("WORLD_SIZE", 1)))
+
+    def report(state: dict[str, Tensor]) -> Path:
+        showcase(out, config, state, data, heldout)
+        return run_page.write_report(out)
+
+    mine = stop or StopRequest()
+    try:
+        run.pretrain(config, data, out, heldout, mine, report)
+    finally:
+        if stop is None:
+            mine.release()
+    return out
 
 
 class Piece(NamedTuple):

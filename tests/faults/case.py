@@ -19,12 +19,12 @@ import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
 import torch
 
 from tests.faults.forked import Ended, ForkedRanks, LaunchedRanks, NotSurvived
-from xlme_ds import pretrain
 from xlme_ds.audit import examine
 from xlme_ds.checkpoint.checkpoints import Checkpoints
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.engine.engine import Engine, StepStats
 from xlme_ds.evaluate import showcase  # noqa: F401
+from xlme_ds.pretrain import main as pretrain
 from xlme_ds.report import run_page
 from xlme_ds.train import run as _run  # noqa: F401
 from xlme_ds.train.run_folder import RunFolder
@@ -132,7 +132,7 @@ class FaultCase:
             if patch is not None:
                 patch(rank)
             run_page.write_report = lambda run: run / "report.html"  # drawing takes longer than training here
-            pretrain.main(words)
+            pretrain(words)
 
         return ForkedRanks(rank_main, 2, self.logs)
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +118,8 @@ def test_limit_is_six_sigma_over_the_last_128_steps_and_comes_back_on_resume() -
 
 @pytest.fixture(autouse=True)
 def signals() -> Iterator[None]:
-    """Training takes the signals over, and gives back their usual meaning."""
+    """Training takes the signals over; the next test has them as they were."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
     yield
-    StopRequest().release()
+    for number, handler in before.items():
+        signal.signal(number, handler)

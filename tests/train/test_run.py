@@ -56,8 +56,8 @@ def test_a_signal_after_the_last_step_loses_nothing(tmp_path: Path, place: str, 
 
 def _pretrain_one_step(folder: Path, vocabulary: int, place: str) -> None:
     """Run the command in this process, slow in `place`, and leave."""
-    from xlme_ds import pretrain
-    from xlme_ds.engine.plain import PlainEngine
+    from xlme_ds.engine.engine import Engine
+    from xlme_ds.pretrain import main as pretrain
     from xlme_ds.report import run_page
 
     def slow(real):  # type: ignore[no-untyped-def]
@@ -70,12 +70,12 @@ def _pretrain_one_step(folder: Path, vocabulary: int, place: str) -> None:
 
         return call
 
-    for owner, name in ((PlainEngine, "full_state"), (run_page, "write_report")):
+    for owner, name in ((Engine, "full_state"), (run_page, "write_report")):
         if name == place:
             setattr(owner, name, slow(getattr(owner, name)))
     code: object = 1
     try:
-        pretrain.main(
+        pretrain(
             f"--recipe quickstart --data {folder}/mixed --out {folder}/run --engine.kind plain --engine.precision fp32 "
             f"--model.vocabulary {vocabulary} --data.mono-rows 4 --data.para-rows 4 --data.micro-batch 4 "
             "--train.steps 1 --optimizer.warmup-steps 1 --model.width 16 --model.heads 2 --model.feed-forward 32 "

@@ -61,8 +61,8 @@ def _sample_rows(
 ) -> list[dict[str, Any]]:
     """The first row of each of up to 8 languages (or pairs) of every task in `data`, corrupted and judged.
 
-    They are searched for in the first 256 rows. Only the first item of a row is shown. See docs/reference/run-folder.md for the
-    format.
+    They are searched for in the first 256 rows. Only the first item of a row is shown. The format is in
+    docs/reference/run-folder.md.
     """
     shown = []
     for task, name in enumerate(TASKS):

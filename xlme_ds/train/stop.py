@@ -24,15 +24,15 @@ class StopRequest:
     """Remembers a signal to stop until the step is finished; a second SIGINT ends the process at once.
 
     The end of DeepSpeed's launcher is such a signal too. With `at_once` a signal raises SystemExit with code 0: what is
-    still to be done can be done again.
+    still to be done can be done again. Made outside the main thread, which alone gets signals, it leaves them alone.
     """
 
     def __init__(self) -> None:
         self.received: str | None = None
         self.at_once = False
         self.interrupts = 0
-        for number in _STOP_SIGNALS:
-            signal.signal(number, self._receive)
+        main = threading.current_thread() is threading.main_thread()
+        self._before = {number: signal.signal(number, self._receive) for number in _STOP_SIGNALS if main}
         _follow_launcher()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
@@ -45,9 +45,9 @@ class StopRequest:
         self.received = signal.Signals(number).name
 
     def release(self) -> None:
-        """Give the signals their usual meaning back."""
-        for number in _STOP_SIGNALS:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        """Give the signals the meaning back that they had before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
 def _follow_launcher() -> None:
