@@ -1,7 +1,7 @@
 # make install   the environment in .venv, from the pinned set in constraints.txt
 # make pretrain  sample corpus -> data preparation -> pre-training -> runs/quickstart/report.html   (FRESH=1: start over)
 # make xl-step   three steps of the 2.4B-parameter XL in 20 GB of memory (80 GB of disk, libaio-dev, half an hour)
-# make test      the tests           make checks    ruff, mypy, import floors
+# make test      the tests           make checks    ruff, mypy, import floors, and the site of docs/ in build/site
 #
 # On Linux a plain package index gives torch with CUDA; point pip at torch's CPU wheels first for the smaller build.
 
@@ -43,6 +43,7 @@ checks: $(STAMP)
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/mypy xlme_ds data_prep
 	@$(VENV)/bin/python -m pytest --durations=0 tests/test_imports.py
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build -q
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

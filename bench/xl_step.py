@@ -158,7 +158,7 @@ def main() -> None:
     """Run both processes, or one of them."""
     given = sys.argv[1:] if "--recipe" in sys.argv else ["--recipe", "xl_zero3", *sys.argv[1:]]
     try:
-        command = parse(XlStepArguments, __doc__ or "", given)
+        command = parse("python -m bench.xl_step", XlStepArguments, __doc__ or "", given)
         run = validate(small(command.run, command.out))
         if command.part:
             assert command.data_folder is not None

@@ -8,16 +8,16 @@ import traceback
 from data_prep.parallel import RetryError, TaskError, UserError, abort, explain, is_root, launched_rank, on_root
 from data_prep.progress import shown
 
-# Stage -> module and name of its config, in the order of use; imported when asked for, so a worker process is light.
+# In the order of use; each is a module, imported when asked for, so a worker process is light.
 STAGES = {
-    "sample": ("data_prep.sample", "SampleConfig"),
-    "vocab": ("data_prep.vocab", "VocabConfig"),
-    "vocap": ("data_prep.vocap", "VocapConfig"),
-    "encode": ("data_prep.encode", "EncodeConfig"),
-    "mix": ("data_prep.mix", "MixConfig"),
-    "verify": ("data_prep.verify", "VerifyConfig"),
-    "stats": ("data_prep.stats", "StatsConfig"),
-    "show": ("data_prep.show", "ShowConfig"),
+    "sample": "fetch the sample corpus: the Universal Declaration of Human Rights in 91 languages",
+    "vocab": "train a SentencePiece vocabulary, or take one that exists",
+    "vocap": "train a vocabulary with a share for every language (VoCap)",
+    "encode": "text files to token ids",
+    "mix": "token ids to rows in training order, sampled by language",
+    "verify": "check checksums, counts and every token id",
+    "stats": "a page of tables: languages, losses, repetition",
+    "show": "print rows as text",
 }
 
 
@@ -30,9 +30,11 @@ def main(arguments: list[str]) -> int:
         return _usage(arguments)
     import tyro
 
-    name, (module, config_name) = arguments[0], STAGES[arguments[0]]
-    stage = importlib.import_module(module)
-    config = tyro.cli(getattr(stage, config_name), args=arguments[1:], prog=f"python -m data_prep {name}")
+    name = arguments[0]
+    stage = importlib.import_module(f"data_prep.{name}")
+    config = tyro.cli(
+        getattr(stage, f"{name.capitalize()}Config"), args=arguments[1:], prog=f"python -m data_prep {name}"
+    )
     try:
         on_root(lambda: _check_names(arguments))
         stage.run(config)
@@ -79,7 +81,10 @@ def _usage(arguments: list[str]) -> int:
     asked = bool(arguments) and arguments[0] in ("-h", "--help")
     lines = [f"data_prep: error: there is no stage {arguments[0]!r}"] if arguments and not asked else []
     lines += ["usage: python -m data_prep STAGE --flags (STAGE --help lists them)", "stages, in the order of use:"]
-    print("\n".join([*lines, *(f"  {name}" for name in STAGES)]), file=sys.stdout if asked else sys.stderr)
+    print(
+        "\n".join([*lines, *(f"  {name:<8}{about}" for name, about in STAGES.items())]),
+        file=sys.stdout if asked else sys.stderr,
+    )
     return 0 if asked else 2
 
 

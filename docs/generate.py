@@ -50,15 +50,17 @@ def recipes() -> str:
     from xlme_ds.counting import count_parameters
     from xlme_ds.recipes import RECIPES
 
-    lines = ["# Recipes\n\nA recipe is a function of `xlme_ds/recipes/` that returns every setting of a run.\n"]
-    lines += ["| recipe | parameters in training, M | layers | width | steps | |", "|---|---|---|---|---|---|"]
-    for name, function in RECIPES.items():
-        run = function()
-        millions = count_parameters(run)["trained_total"] / 1e6
-        model = run.model
-        first = (function.__doc__ or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
-        lines.append(
-            f"| `{name}` | {millions:,.0f} | {model.generator_layers} + {model.discriminator_layers} | {model.width} | "
-            f"{run.train.steps:,} | {' '.join(first.split())} |"
-        )
+    lines = [
+        "# Recipes\n\nA recipe is every setting of a run, in `xlme_ds/recipes.py`. Layers are the generator's and the"
+    ]
+    lines += ["discriminator's; objectives with one encoder use the second number.\n"]
+    lines += [
+        "| recipe | parameters in training, M | layers | width | objective | steps |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, run in RECIPES.items():
+        millions, model = count_parameters(run)["trained_total"] / 1e6, run.model
+        layers = f"{model.generator_layers} + {model.discriminator_layers}"
+        objective, steps = run.objective.name, run.train.steps
+        lines.append(f"| `{name}` | {millions:,.0f} | {layers} | {model.width} | {objective} | {steps:,} |")
     return "\n".join(lines) + "\n"

@@ -38,8 +38,12 @@ def main(arguments: list[str] | None = None) -> int:
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1) or ["--help"]
         fail("xlme", ValueError(f"there is no command {name!r}: did you mean `xlme {near[0]}`?"))
-    module = importlib.import_module(COMMANDS[name][0])
-    return int(module.main(rest) or 0)
+    code = int(importlib.import_module(COMMANDS[name][0]).main(rest) or 0)
+    if name in ("pretrain", "finetune"):
+        from .engine.ranks import leave
+
+        leave()
+    return code
 
 
 if __name__ == "__main__":

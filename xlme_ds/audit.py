@@ -13,7 +13,7 @@ import numpy as np
 import tyro
 
 from .checkpoint.checkpoints import Checkpoints, read_state
-from .cli import fail
+from .cli import fail, program
 from .config import DataConfig
 from .data.order import StepPlan
 from .data.schema import TASKS
@@ -27,7 +27,7 @@ _SHOWN = 10
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; exit code 1 when a row is missing, was read twice or with other tokens."""
     try:
-        faults, summary = tyro.cli(examine, prog="python -m xlme_ds.audit", args=arguments)
+        faults, summary = tyro.cli(examine, prog=program("audit"), args=arguments)
     except (ValueError, OSError) as error:
         fail("xlme_ds.audit", error)
     for fault in faults[:_SHOWN]:

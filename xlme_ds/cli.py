@@ -4,15 +4,25 @@ import errno
 import os
 import sys
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import TypeVar
 
 from .config import RunConfig
-from .recipes import recipe
+from .recipes import RECIPES, recipe
 
 Command = TypeVar("Command")
 
 
-def parse(command: type[Command], description: str, arguments: list[str]) -> Command:
+def program(command: str) -> str:
+    """How `command` was called: `xlme plan`, `python -m xlme_ds plan`, or `python -m xlme_ds.plan`."""
+    called = Path(sys.argv[0])
+    if called.name == "xlme":
+        return f"xlme {command}"
+    of_package = called.parts[-2:] == ("xlme_ds", "__main__.py")
+    return f"python -m xlme_ds{' ' if of_package else '.'}{command}"
+
+
+def parse(prog: str, command: type[Command], description: str, arguments: list[str]) -> Command:
     """Fill the dataclass `command` from `arguments`; its field `run` is the recipe's configuration with the overrides.
 
     Leaves the program with one message for a value of another type, or an unknown setting (the nearest one is named).
@@ -20,16 +30,17 @@ def parse(command: type[Command], description: str, arguments: list[str]) -> Com
     """
     import tyro  # here: engines have the words of errors from this file, and run where there is no tyro
 
-    name, rest = _take_recipe(without_launcher(arguments))
+    chosen, rest = _take_recipe(without_launcher(arguments))
     defaults = {field.name: tyro.MISSING for field in fields(command) if field.default is MISSING}  # type: ignore[arg-type]
-    defaults["run"] = recipe(name) if name is not None else RunConfig(name="custom")
-    if name is None and not {"-h", "--help"}.intersection(rest):
+    defaults["run"] = recipe(chosen) if chosen is not None else RunConfig(name="custom")
+    if chosen is None and not {"-h", "--help"}.intersection(rest):
         raise ValueError("--recipe is missing: name one, for example --recipe quickstart")
     return tyro.cli(
         command,
+        prog=f"{prog} --recipe {chosen or 'NAME'}",
         default=command(**defaults),
         args=rest,
-        description=description,
+        description=f"{description.rstrip()}\n\nRecipes: {', '.join(RECIPES)}.",
         config=(tyro.conf.OmitSubcommandPrefixes,),
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from .cli import fail
+from .cli import fail, program
 
 # A wheel has them in the package, a checkout next to it.
 _FOLDERS = (Path(__file__).parent / "slurm", Path(__file__).parents[1] / "slurm")
@@ -22,7 +22,7 @@ class SlurmSettings:
 
 def main(arguments: list[str] | None = None) -> None:
     """Copy the scripts, and name them; a user's mistake ends in one line on stderr and exit code 2."""
-    to = tyro.cli(SlurmSettings, prog="xlme slurm", args=arguments).to / "slurm"
+    to = tyro.cli(SlurmSettings, prog=program("slurm"), args=arguments).to / "slurm"
     source = next(folder for folder in _FOLDERS if folder.is_dir())
     try:
         if to.exists():

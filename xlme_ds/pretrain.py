@@ -10,7 +10,7 @@ from typing import Annotated
 
 import tyro
 
-from .cli import fail, parse
+from .cli import fail, parse, program
 from .config import RunConfig
 from .train.stop import StopRequest
 
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
     stop = StopRequest()  # before torch is loaded, which takes a while: a job may be told to leave at any time
     try:
-        command = parse(Pretrain, __doc__ or "", sys.argv[1:] if arguments is None else arguments)
+        command = parse(program("pretrain"), Pretrain, __doc__ or "", sys.argv[1:] if arguments is None else arguments)
         from .api import pretrain
 
         pretrain(command.run, command.data_folder, command.out, command.heldout, stop)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import tyro
 
-from .cli import fail
+from .cli import fail, program
 from .folders import LOCK, empty, lock
 from .recipes import recipe
 from .run_commands import environment, launch, run
@@ -29,7 +29,7 @@ HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS = 192, 280  # every held-out document and p
 class Quickstart:
     """Arguments of the command."""
 
-    out: Path = Path("runs/quickstart")
+    out: Path
     """Run folder; the prepared data go into its subfolder data/."""
     fresh: bool = False
     """Delete what is in the run folder first; refused for a folder that the quickstart did not make."""
@@ -86,9 +86,9 @@ def begin(out: Path, fresh: bool) -> None:
         (out / _MARK).touch()
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     """Run every step that is not done yet."""
-    arguments = tyro.cli(Quickstart, description=__doc__)
+    arguments = tyro.cli(Quickstart, prog=program("quickstart"), description=__doc__, args=words)
     if arguments.processes < 1:
         fail("xlme_ds.quickstart", ValueError(f"--processes is {arguments.processes}: it must be at least 1"))
     out: Path = arguments.out

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import tyro
 
-from ..cli import fail
+from ..cli import fail, program
 from ..folders import made_whole
 from ..objectives import objective_of
 from ..trained import CONFIG_FILE, MODEL_FOLDER, known_vocabulary, read_settings, write_model
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
     commands: dict[str, Callable[..., Any]] = {"list": listing, "check": check, "convert": convert, "weights": weights}
     try:
-        tyro.extras.subcommand_cli_from_dict(commands, prog="python -m xlme_ds.checkpoint", args=arguments)
+        tyro.extras.subcommand_cli_from_dict(commands, prog=program("checkpoint"), args=arguments)
     except (ValueError, OSError) as error:
         fail("xlme_ds.checkpoint", error)
 

@@ -17,7 +17,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from ..cli import fail
+from ..cli import fail, program
 from ..data.schema import write_json
 from ..data.shards import RowStore
 from ..engine.build import open_data
@@ -63,11 +63,11 @@ class CompareSettings:
     """Settings of fine-tuning in one string, as `--tuning="--tuning.epochs 1 --tuning.batch 32"`."""
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
-    words = sys.argv[1:]
+    words = sys.argv[1:] if arguments is None else arguments
     cut = words.index("--") if "--" in words else len(words)
-    settings = tyro.cli(CompareSettings, description=__doc__, args=words[:cut])
+    settings = tyro.cli(CompareSettings, prog=program("compare"), description=__doc__, args=words[:cut])
     try:
         systems = planned(settings, words[cut + 1 :])
         with lock(settings.out):

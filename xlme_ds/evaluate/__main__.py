@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from ..cli import fail
+from ..cli import fail, program
 from ..config import refuse
 from ..trained import TrainedEncoder
 from .alignment import alignment_tables, read_gold, score_tests
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         tyro.extras.subcommand_cli_from_dict(
             {test.__name__: test for test in (tatoeba, pairs, align, perplexity, words)},
-            prog="python -m xlme_ds.evaluate",
+            prog=program("evaluate"),
             description=__doc__,
             args=arguments,
             config=(tyro.conf.FlagCreatePairsOff,),

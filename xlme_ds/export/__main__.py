@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tyro
 
-from ..cli import fail
+from ..cli import fail, program
 from ..finetune.downstream_tasks import TASKS, Kind
 from ..models.text_encoder import TextEncoder
 from ..trained import load_run
@@ -42,7 +42,7 @@ class ExportSettings:
 
 def main(arguments: list[str] | None = None) -> None:
     """Write the folder and name it; a user's mistake ends in one line on stderr and exit code 2."""
-    config = tyro.cli(ExportSettings, prog="python -m xlme_ds.export", args=arguments)
+    config = tyro.cli(ExportSettings, prog=program("export"), args=arguments)
     try:
         if (config.run is None) == (config.from_hf is None):
             raise ValueError("name what to export: either --run DIR or --from-hf DIR")

@@ -13,15 +13,16 @@ import warnings
 
 import tyro
 
-from ..cli import fail, without_launcher
+from ..cli import fail, program, without_launcher
 from ..train.stop import StopRequest
 from .settings import FinetuneSettings, Job, jobs
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
     stop = StopRequest()
-    command = tyro.cli(FinetuneSettings, description=__doc__, args=without_launcher(sys.argv[1:]))
+    words = without_launcher(sys.argv[1:] if arguments is None else arguments)
+    command = tyro.cli(FinetuneSettings, prog=program("finetune"), description=__doc__, args=words)
     todo = jobs(command)
     if command.list:
         print("\n".join(str(job.out) for job in todo))

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from ..cli import fail, parse
+from ..cli import fail, parse, program
 from ..config import RunConfig
 from .planner import plan
 from .speed import UTILISATION, gpu_of
@@ -38,7 +38,7 @@ class PlanSettings:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
     try:
-        settings = parse(PlanSettings, DESCRIPTION, sys.argv[1:] if arguments is None else arguments)
+        settings = parse(program("plan"), PlanSettings, DESCRIPTION, sys.argv[1:] if arguments is None else arguments)
         if settings.gpus is not None and settings.gpus < 1:
             raise ValueError(f"--gpus {settings.gpus}: it must be at least 1")
         if not 0 < settings.utilisation <= 1:
