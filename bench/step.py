@@ -24,7 +24,7 @@ import tyro
 from torch import Tensor, nn
 
 from bench.synthetic import SyntheticSource
-from bench.workers import Figures, Workers, answer, memory
+from bench.workers import Figures, Worker, answer, memory
 from xlme_ds.config import DataConfig, ModelConfig, RunConfig
 from xlme_ds.counting import flops_per_step
 from xlme_ds.data.batch import Batch
@@ -219,8 +219,8 @@ def measure(size: Size, rounds: int) -> Figures:
     ratios = {}
     for peer in PEERS:
         names = ("ours", peer, "matmul")
-        workers = {name: Workers("bench.step", "--contender", name, "--sizes", size) for name in names}
-        turns = [{name: worker.ask()[0] for name, worker in workers.items()} for _ in range(rounds + 2)][2:]
+        workers = {name: Worker("bench.step", "--contender", name, "--sizes", size) for name in names}
+        turns = [{name: worker.ask() for name, worker in workers.items()} for _ in range(rounds + 2)][2:]
         for name, worker in workers.items():
             worker.close()
             answers[name] += [turn[name] for turn in turns]

@@ -1,8 +1,7 @@
-"""Processes that a bench asks for one measurement after the other; the memory of a process."""
+"""A process that a bench asks for one measurement after the other; the memory of a process."""
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,54 +20,36 @@ def memory(field: str) -> int:
     raise ValueError(f"/proc/self/status has no {field}: this measurement needs Linux")
 
 
-def free_port() -> int:
-    """A port that no process listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+class Worker:
+    """A process of `python -m MODULE WORDS`, which answers every line of JSON with a line."""
 
-
-def distributed(rank: int, world: int, port: int) -> dict[str, str]:
-    """The variables by which torch's process group finds its other ranks on this machine."""
-    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
-    return ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-
-
-class Workers:
-    """Processes of `python -m MODULE WORDS`, one for each rank; each answers every line of JSON with a line."""
-
-    def __init__(self, module: str, *words: str, world: int = 1):
+    def __init__(self, module: str, *words: str):
         self.name = f"{module} {' '.join(words)}"
-        threads = (os.cpu_count() or 1) if world == 1 else 1
-        variables = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(threads)}
-        port = free_port()
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", module, *words], cwd=ROOT, text=True,
-                env=variables | distributed(rank, world, port), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            )
-            for rank in range(world)
-        ]  # fmt: skip
-        self._answers()
+        command = [sys.executable, "-W", "ignore", "-m", module, *words]
+        variables = os.environ | {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": str(os.cpu_count() or 1)}
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, text=True, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._answer()
 
-    def ask(self, asked: Any = None) -> list[Figures]:
-        """Send one line to all; the answer of every rank."""
-        for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps(asked) + "\n")
-            process.stdin.flush()
-        return self._answers()
+    def ask(self, asked: Any = None) -> Figures:
+        """Send one line; the answer."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(asked) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
 
-    def _answers(self) -> list[Figures]:
-        lines = [process.stdout.readline() for process in self.processes if process.stdout is not None]
-        if not all(lines):
-            sys.exit(f"error: a process of {self.name} ended: see above")
-        return [json.loads(line) for line in lines]
+    def _answer(self) -> Figures:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"error: the process {self.name} ended: see above")
+        answer: Figures = json.loads(line)
+        return answer
 
     def close(self) -> None:
-        """End their input, and wait until they have ended."""
-        for process in self.processes:
-            process.communicate()
+        """End its input, and wait until it has ended."""
+        self.process.communicate()
 
 
 def answer(prepare: Callable[[], Callable[[Any], Figures]]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .api import Model
+    from .api import TextModel
     from .config import RunConfig
 
 __version__ = "0.1.0"
@@ -36,8 +36,8 @@ def pretrain(config: "RunConfig", data: Path | str, out: Path | str, heldout: Pa
     return api.pretrain(config, Path(data), Path(out), None if heldout is None else Path(heldout))
 
 
-def load(folder: Path | str) -> "Model":
+def load(folder: Path | str) -> "TextModel":
     """The model in the folder of a finished run, or of an export. Raises ValueError when there is none."""
-    from .api import Model
+    from .api import TextModel
 
-    return Model(folder)
+    return TextModel(folder)

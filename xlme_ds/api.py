@@ -52,14 +52,14 @@ def pretrain(
     return out
 
 
-class Piece(NamedTuple):
+class ScoredPiece(NamedTuple):
     """A piece of text (`▁` marks a space before it) and a probability."""
 
     text: str
     probability: float
 
 
-class Model:
+class TextModel:
     """A trained model, from the folder of a finished run or of an export; float32 on the CPU.
 
     Models with language embeddings need `language`, the code of the text's language, in every call.
@@ -94,7 +94,7 @@ class Model:
         return sentence_vectors(encoder, ids, languages=[language] * len(ids) if language else ())[layer]
 
     @torch.no_grad()
-    def fill(self, text: str, top: int = 5, language: str = "") -> list[list[Piece]]:
+    def fill(self, text: str, top: int = 5, language: str = "") -> list[list[ScoredPiece]]:
         """For every `<mask>` in `text`, the generator's `top` most likely pieces, the likeliest first.
 
         Raises ValueError when there is no `<mask>`, or the model has no masked language model.
@@ -110,12 +110,12 @@ class Model:
             hidden_MD = head.norm(F.gelu(head.dense(hidden_MD)))
         found = (hidden_MD @ torch.cat(encoder.table).t() + head.bias).softmax(-1).topk(top)
         return [
-            [Piece(vocabulary.piece(token), share) for token, share in zip(tokens, shares, strict=True)]
+            [ScoredPiece(vocabulary.piece(token), share) for token, share in zip(tokens, shares, strict=True)]
             for tokens, shares in zip(found.indices.tolist(), found.values.tolist(), strict=True)
         ]
 
     @torch.no_grad()
-    def judge(self, text: str, language: str = "") -> list[Piece]:
+    def judge(self, text: str, language: str = "") -> list[ScoredPiece]:
         """Every token of `text` with the probability that it was replaced, as the discriminator sees it.
 
         Raises ValueError when the model has no discriminator.
@@ -123,7 +123,7 @@ class Model:
         (encoder, vocabulary), head = self._replaced
         ids = vocabulary.encode(text)
         scores = head(self._states(encoder, ids, language)[None])[0].sigmoid().tolist()
-        return [Piece(vocabulary.piece(token), score) for token, score in zip(ids, scores[1:-1], strict=True)]
+        return [ScoredPiece(vocabulary.piece(token), score) for token, score in zip(ids, scores[1:-1], strict=True)]
 
     def _with_head(self, prefix: str, kind: type[Head]) -> tuple[TrainedEncoder, Head]:
         """The encoder on which the head `prefix` was trained, and the head."""

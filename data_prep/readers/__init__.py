@@ -11,9 +11,9 @@ from data_prep.clean import Counts
 from data_prep.corpus_files import files_in
 from data_prep.progress import warn
 from data_prep.readers.cc100 import CC100, Lines
+from data_prep.readers.jsonl_parquet import JsonLines, Parquet
 from data_prep.readers.plain_pairs import Moses, MosesZip, TableReader, find_pairs, split_pair
 from data_prep.readers.reader import Input, PairReader, Paragraphs, Reader, TextBlock, named_code, refuse_twins
-from data_prep.readers.records import JsonLines, Parquet
 from data_prep.readers.tmx import Tmx
 
 __all__ = [

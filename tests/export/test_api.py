@@ -12,7 +12,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoToke
 
 import xlme_ds as xlme
 from tests.launch import ROOT
-from xlme_ds.api import Model
+from xlme_ds.api import TextModel
 from xlme_ds.export.__main__ import main as export
 
 TEXT = "kalo mi ter un dorin"
@@ -26,7 +26,7 @@ def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["run", "export"])
-def model(request: pytest.FixtureRequest, run: Path, exported: Path) -> Model:
+def model(request: pytest.FixtureRequest, run: Path, exported: Path) -> TextModel:
     return xlme.load(run if request.param == "run" else str(exported))
 
 
@@ -35,7 +35,7 @@ def test_importing_the_package_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-def test_verdicts_are_those_of_transformers(model: Model, exported: Path) -> None:
+def test_verdicts_are_those_of_transformers(model: TextModel, exported: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(exported, trust_remote_code=True)
     theirs = AutoModelForPreTraining.from_pretrained(exported, trust_remote_code=True)
     inputs = tokenizer(TEXT, return_tensors="pt")
@@ -45,7 +45,7 @@ def test_verdicts_are_those_of_transformers(model: Model, exported: Path) -> Non
     assert [piece.probability for piece in found] == pytest.approx(expected.tolist(), abs=1e-5)
 
 
-def test_fillings_are_those_of_transformers(model: Model, exported: Path) -> None:
+def test_fillings_are_those_of_transformers(model: TextModel, exported: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(exported, trust_remote_code=True)
     theirs = AutoModelForMaskedLM.from_pretrained(exported, subfolder="generator", trust_remote_code=True)
     inputs = tokenizer("kalo<mask> ter<mask>", return_tensors="pt")
@@ -58,14 +58,14 @@ def test_fillings_are_those_of_transformers(model: Model, exported: Path) -> Non
         assert [piece.probability for piece in pieces] == pytest.approx(shares.tolist(), rel=1e-4)
 
 
-def test_vectors_are_those_of_sentence_transformers(model: Model, exported: Path) -> None:
+def test_vectors_are_those_of_sentence_transformers(model: TextModel, exported: Path) -> None:
     sentences = [TEXT, "ve sa pe", "kalo"]
     expected = SentenceTransformer(str(exported), trust_remote_code=True, device="cpu").encode(sentences)
     assert np.abs(model.encode(sentences) - expected).max() < 1e-5
     assert not np.allclose(model.encode(sentences, layer=1), expected, atol=1e-3)
 
 
-def test_refusals(model: Model, run: Path, tmp_path: Path) -> None:
+def test_refusals(model: TextModel, run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the text has no <mask>: write it where"):
         model.fill(TEXT)
     with pytest.raises(ValueError, match="there is no layer 99: the model has layers 0 to"):

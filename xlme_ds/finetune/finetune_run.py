@@ -221,7 +221,7 @@ def _scores(model: TaskModel, prepared: Prepared, job: Job, place: tuple[int, in
 
 
 def _summary(job: Job, tuning: TuningConfig, sets: TaskSets, scores: Scores) -> dict[str, Any]:
-    """The content of `scores.json`, see docs/finetuning.md."""
+    """The content of `scores.json` (docs/reference/data-formats.md)."""
     task, split = TASKS[job.command.task], sets.test[0].split
     languages = {code: one for (purpose, code), one in sorted(scores.items()) if purpose == "test" and one is not None}
     dev = {code: one for (purpose, code), one in sorted(scores.items()) if purpose == "dev" and one is not None}
