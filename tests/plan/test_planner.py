@@ -47,7 +47,7 @@ def test_layouts_fit_and_are_ranked(xl: dict) -> None:
 
 def test_settings_are_ready_for_the_command_line(xl: dict) -> None:
     for one in xl["layouts"][::20]:
-        run = parse(PlanSettings, "", ["--recipe", "xl_zero3", *one["settings"].split()]).run
+        run = parse("plan", PlanSettings, "", ["--recipe", "xl_zero3", *one["settings"].split()]).run
         again = plan(run, 64, gpu_of("a100-80g"), layouts=0)
         assert {key: again[key] for key in one} == one
 
@@ -86,7 +86,7 @@ def test_the_pipelines_bubble_counted_by_hand(gpus: int, stages: int, idle: tupl
 
     Filling and emptying together, a stage waits stages − 1 times as long as a micro-batch takes, forward and backward.
     """
-    run = parse(PlanSettings, "", ["--recipe", "large_pipe", "--engine.pipeline-stages", str(stages)]).run
+    run = parse("plan", PlanSettings, "", ["--recipe", "large_pipe", "--engine.pipeline-stages", str(stages)]).run
     of = speed(run, ParallelLayout.of(run, gpus, "bf16", 512), gpu_of("a100-80g"), 0.4)
     waiting, working = idle
     assert of["bubble"] == pytest.approx(of["compute"] * waiting / working) and of["compute"] > 0
@@ -135,4 +135,4 @@ def test_a_mistake_is_one_line(arguments: list[str], words: str, capsys: pytest.
 
 def test_the_plain_engine_is_not_planned() -> None:
     with pytest.raises(ValueError, match="plan for deepspeed or pipeline"):
-        plan(parse(PlanSettings, "", ["--recipe", "base_zero1", "--engine.kind", "plain"]).run)
+        plan(parse("plan", PlanSettings, "", ["--recipe", "base_zero1", "--engine.kind", "plain"]).run)

@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 
 import tyro
 
-from ..cli import parse
+from ..cli import parse, program
 from ..config import RunConfig
 from ..counting import flops_per_step
 from ..objectives import objective_of
@@ -103,7 +103,7 @@ def _rows(part: str, rows: int) -> list[str]:
 
 
 def _leg(part: str, words: list[str], share: Budget, before: Leg | None, out: Path, seed: str) -> Leg:
-    run = validate(parse(_LegSettings, "", words).run)
+    run = validate(parse(program("compare"), _LegSettings, "", words).run)
     cost = flops_per_step(run, share.row_tokens)
     every = round(share.flops / share.points / cost)
     if every < 1:
@@ -125,5 +125,5 @@ def _leg(part: str, words: list[str], share: Budget, before: Leg | None, out: Pa
         words = [*words, "--start.folder", str(before.folder), "--start.take", take]
     for name, value in (("steps", steps), ("save-every", every), ("keep-every", every)):
         words = [*words, f"--train.{name}", str(value)]
-    config = validate(parse(_LegSettings, "", words).run)
+    config = validate(parse(program("compare"), _LegSettings, "", words).run)
     return Leg(config, out / f"{past}{part}-{steps}" / seed, tuple(words), cost, share.rows * share.row_tokens)
