@@ -155,6 +155,18 @@ def test_page_follows_the_input(run: Path) -> None:
     assert "0.543" in second and "0.660" not in second
 
 
+def test_sentences_lead_and_retrieval_opens_only_where_it_was_learnt(run: Path) -> None:
+    html = write_report(run).read_text(encoding="utf-8")
+    sections = [attributes["id"] for tag, attributes in Page(html).tags if tag == "section"]
+    assert sections == ["sentences", "curves", "languages", "retrieval", "settings"]
+    assert "<details open>" in html and "Not above the untrained model" not in html
+    retrieval = json.loads((run / "retrieval.json").read_text())
+    retrieval["candidates"] = 2  # chance is 50%, the best mean 47.5%
+    (run / "retrieval.json").write_text(json.dumps(retrieval))
+    html = write_report(run).read_text(encoding="utf-8")
+    assert "<details open>" not in html and "Not above the untrained model and chance" in html
+
+
 def test_absent_files_are_said(tmp_path: Path) -> None:
     text = Page(write_report(tmp_path).read_text(encoding="utf-8")).text
     for name in ("metrics.jsonl", "heldout.jsonl", "languages.json", "retrieval.json", "samples.json", "config.json"):

@@ -15,7 +15,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 Records = Sequence[Mapping[str, Any]]
 Quantities = Mapping[str, Mapping[str, Any]]
@@ -156,6 +156,8 @@ def shares(languages: Mapping[str, Mapping[str, float]]) -> Markup:
     before, after = ([100 * languages[name][kind] for name in names] for kind in ("share_before", "share"))
     axes = _dumbbells(names, before, after)
     axes.set(yscale="log", ylabel="share of the rows")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(lambda value, _: f"{number(value)}%")
     return _svg(axes, "Sampling share by language before and after temperature sampling")
 

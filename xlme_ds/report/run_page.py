@@ -139,6 +139,7 @@ def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
         when: {name: _both_ways(scores)[layer] for name, scores in values[when]["languages"].items()}
         for when, layer in best.items()
     }
+    means_by_time = {when: overall[when][layer] for when, layer in best.items()}
     rows = []
     for name, pairs in sorted(values["pairs"].items()):
         row = {"language": name, "pairs": pairs}
@@ -152,7 +153,8 @@ def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
         "rows": rows,
         "candidates": values["candidates"],
         "best": {when: values["layers"][layer] for when, layer in best.items()},
-        "mean": {when: overall[when][layer] for when, layer in best.items()},
+        "mean": means_by_time,
+        "learnt": means_by_time.get("after", 0) > max(means_by_time.get("before", 0), 1 / values["candidates"]),
     }
 
 
@@ -175,7 +177,8 @@ def _sentences(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     threshold = sorted((token["score"] for token in judged), reverse=True)[replaced - 1] if replaced else math.inf
     shown = [_with_verdicts(sample, threshold) for sample in samples]
     return {
-        "by_task": {task: [sample for sample in shown if sample["task"] == task] for task in _TASKS},
+        # Pairs first: one side of each is English.
+        "by_task": {task: [sample for sample in shown if sample["task"] == task] for task in reversed(_TASKS)},
         "threshold": threshold if replaced else None,
         "totals": sum((sample["counts"] for sample in shown), Counter()),
         "judged": any(token["score"] is not None for token in tokens),
