@@ -86,4 +86,4 @@ def test_the_notebook(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for cell in cells:
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), names)
-    assert np.shape(names["vectors"]) == (3, quickstart.QUICKSTART.width)
+    assert np.shape(names["vectors"]) == (3, quickstart.RUN.model.width)
