@@ -190,13 +190,21 @@ def model_config(settings: Mapping[str, Any]) -> ModelConfig:
     return replace(model, language_embeddings=tuple(model.language_embeddings))
 
 
+def save_weights(state: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file that others may read as they may other new files; the library's is for its owner."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(dict(state), path, metadata)
+    path.chmod(mode)
+
+
 def write_model(folder: Path, state: Mapping[str, Tensor], vocabulary: Path) -> None:
     """Write the folder `model` of a run: float32 parameters of the whole model, and a copy of the SentencePiece
     file."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, write in (
         (MODEL_FILE, lambda partial: shutil.copyfile(vocabulary, partial)),
-        (WEIGHTS_FILE, lambda partial: save_file(dict(state), partial)),  # last: they say that the folder is whole
+        (WEIGHTS_FILE, lambda partial: save_weights(state, partial)),  # last: they say that the folder is whole
     ):
         partial = folder / f"{name}.tmp"
         write(partial)  # safetensors renames a file of its own to it: so it is opened only then
@@ -216,7 +224,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         return read_json(folder / CONFIG_FILE, dict)
     except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(f"{folder} has no {CONFIG_FILE}: name the folder of a finished run or of an export") from None
+        hub = "" if folder.exists() else f"; a model on the Hub is fetched by `hf download {folder} --local-dir DIR`"
+        message = f"{folder} has no {CONFIG_FILE}: name the folder of a finished run or of an export{hub}"
+        raise ValueError(message) from None
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ..data.schema import BOS, EOS, LAYOUTS, PAD, write_json
@@ -21,6 +20,7 @@ from ..trained import (
     SENTENCEPIECE_FILE,
     WEIGHTS_FILE,
     export_state,
+    save_weights,
 )
 from .tokenizer import tokenizer_files
 
@@ -94,7 +94,7 @@ def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary) -> None:
             raise ValueError(f"the model has no parameters {prefix}*, so it is no {model.architecture}")
         state |= head
     state = {name: value.float().contiguous() for name, value in state.items()}
-    save_file(state, folder / WEIGHTS_FILE, {"format": "pt"})
+    save_weights(state, folder / WEIGHTS_FILE, {"format": "pt"})
 
 
 def _config(model: Exported) -> dict[str, Any]:
