@@ -113,3 +113,28 @@ def test_a_pipeline_runs_with_zero_1() -> None:
     validate(RunConfig("x", engine=EngineConfig("pipeline", "zero1")))
     with pytest.raises(ValueError, match="zero3 is ZeRO-3, a pipeline runs with ZeRO-1: set it to pipe_zero1"):
         validate(RunConfig("x", engine=EngineConfig("pipeline", "zero3")))
+
+
+def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that a single rank has must not pass for a user's mistake: only the first process prints these."""
+    from xlme_ds import api
+    from xlme_ds.pretrain import main
+
+    def broken(*arguments: object) -> None:
+        raise ValueError("not every rank has this")
+
+    monkeypatch.setattr(api.run, "pretrain", broken)
+    words = [
+        "--recipe",
+        "quickstart",
+        "--data",
+        "d",
+        "--out",
+        "o",
+        "--engine.kind",
+        "plain",
+        "--engine.precision",
+        "fp32",
+    ]
+    with pytest.raises(ValueError, match="not every rank has this"):
+        main(words)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .config import RunConfig
 from .data.schema import LAYOUTS
-from .engine.ranks import rendezvous
+from .engine.ranks import SharedError, rendezvous
 from .evaluate.showcase import showcase
 from .evaluate.vectors import hidden_states, sentence_vectors
 from .models.heads import MaskedLanguageModelHead, ReplacedTokenHead
@@ -37,7 +37,10 @@ def pretrain(
 ) -> Path:
     """Train, and write what is shown of a finished run; collective over the ranks. `stop`: one that is made already."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
-    validate(config, int(rendezvous(os.environ).get("WORLD_SIZE", 1)))
+    try:
+        validate(config, int(rendezvous(os.environ).get("WORLD_SIZE", 1)))
+    except ValueError as error:  # which every rank finds alike
+        raise SharedError(str(error)) from None
 
     def report(state: dict[str, Tensor]) -> Path:
         showcase(out, config, state, data, heldout)

@@ -33,10 +33,14 @@ def main(arguments: list[str] | None = None) -> None:
     stop = StopRequest()  # before torch is loaded, which takes a while: a job may be told to leave at any time
     try:
         command = parse(program("pretrain"), Pretrain, __doc__ or "", sys.argv[1:] if arguments is None else arguments)
-        from .api import pretrain
-
-        pretrain(command.run, command.data_folder, command.out, command.heldout, stop)
     except ValueError as error:
+        fail("xlme_ds.pretrain", error)
+    from .api import pretrain
+    from .engine.ranks import SharedError
+
+    try:
+        pretrain(command.run, command.data_folder, command.out, command.heldout, stop)
+    except SharedError as error:  # no other: one that a single rank has is a fault of ours, and keeps its traceback
         fail("xlme_ds.pretrain", error)
 
 
