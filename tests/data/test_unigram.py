@@ -7,8 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from xlme_ds.data.loader import unigram_by_language
 from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, Shard, file_sha256, row_schema, write_manifest
-from xlme_ds.data.shards import RowStore, unigram_costs, unigram_nll
+from xlme_ds.data.shards import RowStore, unigram_costs
 
 
 def written(folder: Path, rows: list[list[int]]) -> RowStore:
@@ -38,5 +39,6 @@ def test_only_ordinary_tokens_count(tmp_path: Path) -> None:
     heldout = written(
         tmp_path / "heldout", [[BOS, 4, 7, EOS, PAD, PAD], [BOS, 5, UNK, EOS, PAD, PAD], [BOS, 9, 9, 9, 9, EOS]]
     )
-    assert unigram_nll(train, heldout, 2) == pytest.approx((log(16 / 4) + log(16 / 1) + log(16 / 3)) / 3)
-    assert unigram_nll(train, heldout, 100) == pytest.approx((log(16 / 4) + 5 * log(16 / 1) + log(16 / 3)) / 7)
+    two, three = (unigram_by_language(train, heldout, 0, rows) for rows in (2, 100))
+    assert two[:, 0] == pytest.approx([log(16 / 4) + log(16 / 1) + log(16 / 3), 3])
+    assert three[:, 0] == pytest.approx([log(16 / 4) + 5 * log(16 / 1) + log(16 / 3), 7])

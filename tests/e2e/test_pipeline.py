@@ -62,8 +62,15 @@ def test_two_stages_train_and_report(folder: Path) -> None:
     assert [record["step"] for record in records] == list(range(1, 13))
     assert records[-1]["loss"] < records[0]["loss"]
     assert {"auc_mono", "generator_accuracy_para", "grad_norm"} <= records[-1].keys()
-    heldout = [json.loads(line)["step"] for line in (out / "heldout.jsonl").read_text().splitlines()]
-    assert heldout == [6, 12]
+    names = "heldout", "heldout_languages"
+    heldout, languages = ([json.loads(line) for line in (out / f"{name}.jsonl").open()] for name in names)
+    assert [line["step"] for line in heldout] == [line["step"] for line in languages] == [6, 12]
+    for whole, parts in zip(heldout, languages, strict=True):
+        for term, losses in parts["terms"].items():
+            weighted = sum(loss * parts["tokens"][term][code] for code, loss in losses.items())
+            assert whole[term] == pytest.approx(weighted / sum(parts["tokens"][term].values())), term
+        assert parts["terms"].keys() == {"mlm", "tlm", "mrtd", "trtd"} and parts["unigram"].keys() == {"mono", "para"}
+        assert len(parts["terms"]["mlm"]) > 1
     assert (out / "report.html").exists() and (out / "model" / "model.safetensors").exists()
     again = command(folder, out, 2, **{"engine.balance": "1 2"})
     assert again.returncode == 0 and "all 12 steps are done" in again.stdout, again.stdout + again.stderr

@@ -34,6 +34,15 @@ class Batch(NamedTuple):
         return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))
 
 
+def sum_by_language(
+    values_N: Tensor, counted_N: Tensor, terms_N: Tensor, languages_N: Tensor, terms: int, languages: int
+) -> Tensor:
+    """Sums and numbers of those of `values_N` that are `counted_N` (0 or 1), float64 [2, terms, languages]."""
+    both_2N = torch.stack([values_N * counted_N, counted_N]).double()
+    sums = torch.zeros(2, terms * languages, dtype=torch.float64, device=values_N.device)
+    return sums.index_add(1, terms_N * languages + languages_N, both_2N).view(2, terms, languages)
+
+
 def sum_by_task(values: Tensor, tasks: Tensor, count: int = len(TASKS)) -> Tensor:
     """Sums of `values` [N] by task (or any other number below `count`), [count]."""
     return torch.stack([(values * (tasks == task)).sum() for task in range(count)])

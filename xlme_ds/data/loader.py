@@ -12,8 +12,8 @@ from .collate import collate
 from .corrupt import Parts
 from .order import StepPlan, plan_step
 from .pseudo_parallel import PseudoSides
-from .rows import TASKS
-from .shards import RowStore
+from .rows import TASKS, UNK
+from .shards import RowStore, unigram_costs
 
 
 class Loader:
@@ -112,3 +112,15 @@ class Loader:
         if self.watch is not None:
             self.watch(step, read)
         return [self._collate(parts, self.seed, self.mask_fraction) for parts in read]
+
+
+def unigram_by_language(train: RowStore, heldout: RowStore, task: int, rows: int) -> np.ndarray:
+    """Baseline of the masked-token losses: summed −log p (nats) by `unigram_costs` of the ordinary tokens of the first
+    `rows` held-out rows, and their number, by the token's language, float64 [2, languages]."""
+    numbers = np.arange(min(rows, heldout.rows))
+    batch = collate([(task, heldout.read(numbers), numbers)], seed=0, mask_fraction=0.5)
+    tokens_BT, languages_BT = batch.tokens_BT.numpy(), batch.languages_BT.numpy()
+    tokens, languages = tokens_BT[tokens_BT > UNK], languages_BT[tokens_BT > UNK]
+    count = len(heldout.languages)
+    costs = np.bincount(languages, unigram_costs(train)[tokens], count)
+    return np.stack([costs, np.bincount(languages, minlength=count)])

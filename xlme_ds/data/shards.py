@@ -188,12 +188,6 @@ def unigram_costs(train: RowStore, train_rows: int = 65_536) -> np.ndarray:
     return -np.log(counts / counts.sum())
 
 
-def unigram_nll(train: RowStore, heldout: RowStore, heldout_rows: int) -> float:
-    """Baseline of the masked-token loss: mean −log p (nats) of the first `heldout_rows` rows by `unigram_costs`."""
-    tokens = heldout.read(np.arange(min(heldout_rows, heldout.rows))).tokens
-    return float(unigram_costs(train)[tokens[tokens > UNK]].mean())
-
-
 def joined(pieces: Sequence[Rows]) -> Rows:
     """The rows of all pieces, one after the other."""
     if len(pieces) == 1:

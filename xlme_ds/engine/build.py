@@ -124,9 +124,7 @@ def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None, know
     return assemble(config, objective, fill, loader, heldout)
 
 
-def assemble(
-    config: Training, objective: Objective, fill: Fill, loader: BatchSource, heldout: BatchSource | None
-) -> Engine:
+def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSource, heldout: Loader | None) -> Engine:
     """A data-parallel engine around the objective's model, whose parameters `fill` gives their first values."""
     if config.engine.kind == "plain":
         device = torch.device("cuda" if on_gpu() else "cpu")

@@ -9,14 +9,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ..checkpoint.state_files import KINDS, MOMENTS, StateReader, StateWriter
 from ..data.batch import Batch
-from ..objectives.protocol import BatchSource, Objective
+from ..data.loader import Loader
+from ..objectives.protocol import BatchSource, Objective, Pretraining
 from .optimizer import set_learning_rate
 from .ranks import gather, on_all_ranks, raise_on_all_ranks
 
@@ -91,7 +92,7 @@ class Engine:
         module: nn.Module,
         objective: Objective,
         loader: BatchSource,
-        heldout: BatchSource | None,
+        heldout: Loader | None,
         device: torch.device,
         optimizer: Any,
         clip: float = math.inf,
@@ -110,7 +111,8 @@ class Engine:
         self._applied: bool | None = None  # None: not decided yet, or left out by DeepSpeed itself
         self._weights = objective.weights.to(device).float()  # of the terms, in a step over their counts
         self._detailed = False
-        self._gathered: list[tuple[Tensor, Tensor]] = []  # sums and statistics, by micro-batch
+        self._languages = 0  # that sums are wanted by
+        self._gathered: list[tuple[Tensor, ...]] = []  # sums, statistics, sums by language; by micro-batch
         self._losses: list[tuple[Tensor, Batch]] = []  # of the step, by micro-batch
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -198,7 +200,10 @@ class Engine:
         the norm tells all ranks."""
         sums = self.objective.sums(output, batch)
         if self._detailed:
-            self._gathered.append((sums.detach().double(), self.objective.statistics(output, batch)))
+            found: tuple[Tensor, ...] = sums.detach().double(), self.objective.statistics(output, batch)
+            if self._languages:
+                found += (cast(Pretraining, self.objective).by_language(output, batch, self._languages),)
+            self._gathered.append(found)
         return self._watched((self._weights * sums).sum(), batch)
 
     def _watched(self, loss: Tensor, batch: Batch) -> Tensor:
@@ -208,13 +213,16 @@ class Engine:
 
     def _totals(self, counts: Tensor) -> dict[str, Tensor]:
         """`counts`, and what was gathered since the last call added up over the ranks; float64, on the CPU."""
-        sums = torch.zeros(len(self.objective.terms), dtype=torch.float64, device=self.device)
-        statistics = torch.zeros(self.objective.statistics_shape, dtype=torch.float64, device=self.device)
-        for one, others in self._gathered:
-            sums += one
-            statistics += others
+        terms = len(self.objective.terms)
+        shapes: dict[str, tuple[int, ...]] = {"sums": (terms,), "statistics": self.objective.statistics_shape}
+        if self._languages:
+            shapes["by_language"] = 2, terms, self._languages
+        totals = {name: torch.zeros(shape, dtype=torch.float64, device=self.device) for name, shape in shapes.items()}
+        for found in self._gathered:
+            for total, part in zip(totals.values(), found, strict=True):
+                total += part
         self._gathered.clear()
-        return {"sums": self._reduce(sums).cpu(), "counts": counts.cpu(), "statistics": self._reduce(statistics).cpu()}
+        return {"counts": counts.cpu()} | {name: self._reduce(total).cpu() for name, total in totals.items()}
 
     def _accepts(self, norm: float) -> bool:
         """Whether a step with this global gradient norm (DeepSpeed says −1 for one that is not finite) is to be
@@ -239,10 +247,14 @@ class Engine:
         return StepStats(metrics, norm, rate, applied=False, suspects=tuple(suspects))
 
     def eval_batch(self, step: int) -> dict[str, Tensor]:
-        """Additive sums, counts and statistics (float64, on the CPU) of step `step` of the held-out rows."""
+        """Additive sums, counts and statistics (float64, on the CPU) of step `step` of the held-out rows, and sums and
+        counts by language [2, terms, languages]."""
         heldout = self.heldout
         assert heldout is not None
-        return self._evaluate(on_all_ranks(lambda: heldout.step(step)))
+        self._languages = max(len(store.languages) for store in heldout.stores.values())
+        totals = self._evaluate(on_all_ranks(lambda: heldout.step(step)))
+        self._languages = 0
+        return totals
 
     def probe_loss(self) -> float:
         """Loss of the probe batch with the weights as they are: the same under any engine and number of ranks."""

@@ -13,6 +13,7 @@ from deepspeed.utils import safe_get_full_fp32_param
 from torch import Tensor, nn
 
 from ..config import OptimizerConfig
+from ..data.loader import Loader
 from ..objectives.protocol import BatchSource, Objective
 from .bf16_gradients import spare_passes
 from .deepspeed_compat import align_gradients, loading_extensions
@@ -28,7 +29,7 @@ class ZeroEngine(Engine):
         module: nn.Module,
         objective: Objective,
         loader: BatchSource,
-        heldout: BatchSource | None,
+        heldout: Loader | None,
         optimizer: OptimizerConfig,
         ds_config: dict[str, Any],
         halved_gradients: bool = False,

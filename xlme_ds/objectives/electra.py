@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
-from ..data.batch import Batch, sum_by_task
+from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.rows import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
 from ..models.pipeline import ElectraStage, Part, Work, encoder_forward, masked_head_forward
@@ -81,11 +81,20 @@ class ElectraObjective:
     @staticmethod
     def sums(output: ElectraOutput, batch: Batch) -> Tensor:
         """The four summed losses, float32 [4], in the order of `terms`; carries the gradient."""
-        replaced_BT = (output.corrupted_BT != batch.tokens_BT).float()
-        cost_BT = F.binary_cross_entropy_with_logits(output.replaced_logits_BT.float(), replaced_BT, reduction="none")
+        cost_BT = _replaced_costs(output, batch)
         generator = sum_by_task(output.nll_M, batch.task_of_masked())
         discriminator = sum_by_task((cost_BT * (batch.segments_BT > 0)).sum(1), batch.task_B)
         return torch.cat([generator, discriminator])
+
+    def by_language(self, output: ElectraOutput, batch: Batch, languages: int) -> Tensor:
+        """The four summed losses and what they are means over, float64 [2, 4, languages]."""
+        language_N, cost_BT = batch.languages_BT.flatten(), _replaced_costs(output, batch)
+        values = torch.cat([output.nll_M, cost_BT.flatten()])
+        counted = torch.cat([torch.ones_like(output.nll_M), (batch.segments_BT > 0).float().flatten()])
+        task_N = batch.task_B.repeat_interleave(cost_BT.shape[1])
+        terms = torch.cat([batch.task_of_masked(), len(TASKS) + task_N])
+        language = torch.cat([language_N[batch.masked_M], language_N])
+        return sum_by_language(values, counted, terms, language, len(self.terms), languages)
 
     @staticmethod
     def statistics(output: ElectraOutput, batch: Batch) -> Tensor:
@@ -132,6 +141,12 @@ class ElectraObjective:
     def shown(output: ElectraOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """The generator's replacements, and the discriminator's verdict."""
         return output.corrupted_BT, torch.sigmoid(output.replaced_logits_BT.float())
+
+
+def _replaced_costs(output: ElectraOutput, batch: Batch) -> Tensor:
+    """The discriminator's loss at every position, float32 [B, T]."""
+    replaced_BT = (output.corrupted_BT != batch.tokens_BT).float()
+    return F.binary_cross_entropy_with_logits(output.replaced_logits_BT.float(), replaced_BT, reduction="none")
 
 
 def area_under_curve(positive: Tensor, negative: Tensor) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
-from ..data.batch import Batch, sum_by_task
+from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..models.attention import item_mask
 from ..models.pipeline import LanguageModelStage, Part, Work, encoder_forward, masked_head_forward
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking, Which
@@ -81,6 +81,12 @@ class MaskedLanguageModelling:
         """Masked positions whose most likely token is the original, float64 [terms]."""
         right_M = output.predicted_M == batch.tokens_BT.flatten()[batch.masked_M]
         return self._by_term(right_M, batch).double()
+
+    def by_language(self, output: LanguageModelOutput, batch: Batch, languages: int) -> Tensor:
+        """The summed losses and masked positions, float64 [2, terms, languages]."""
+        language_M = batch.languages_BT.flatten()[batch.masked_M]
+        counted_M, term_M = torch.ones_like(output.nll_M), self.term_of_masked(batch)
+        return sum_by_language(output.nll_M, counted_M, term_M, language_M, len(self.terms), languages)
 
     def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
         """Loss and accuracy of a global batch; a term without positions is left out."""

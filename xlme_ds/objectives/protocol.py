@@ -95,6 +95,9 @@ class Pretraining(Objective, Protocol):
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
         """Operations of a forward pass on full rows of `row_tokens` tokens, a token."""
 
+    def by_language(self, output: Any, batch: Batch, languages: int) -> Tensor:
+        """`sums` and `counts` by the language of the token (of `languages`), float64 [2, terms, languages]."""
+
     def shown(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """For the page: the tokens [B, T] with what the model put in the masked places, and the probability [B, T] that
         each was replaced; None from a model that judges none."""

@@ -19,22 +19,22 @@ from ..checkpoint.checkpoints import Checkpoints
 from ..config import OptimizerConfig, TrainConfig, Training
 from ..engine.engine import Engine, StepStats
 from ..engine.ranks import on_all_ranks, raise_on_all_ranks
-from .records import Console, MetricsLog, StepLines
+from .records import Console, LanguageLog, MetricsLog, StepLines
 from .stop import StopRequest, Watchdog
 
 
 class Callback:
-    """Something that is called on every rank after every step and at the end; may keep a log."""
+    """Something that is called on every rank after every step and at the end; may keep logs."""
 
-    log: StepLines | None = None
+    logs: Sequence[StepLines] = ()
 
     def after_step(self, done: int, stats: StepStats) -> None:
         """`done` steps are finished; `stats` belongs to the last of them."""
 
     def close(self, done: int) -> None:
         """The loop ends after `done` steps, finished or stopped."""
-        if self.log is not None:
-            self.log.close()
+        for log in self.logs:
+            log.close()
 
 
 class Record(Callback):
@@ -50,7 +50,7 @@ class Record(Callback):
         show: Callable[[dict[str, Any], int], None],
         skipped: Callable[[], int],
     ):
-        self.log: MetricsLog = MetricsLog(run, "metrics", start)
+        self.logs = (MetricsLog(run, "metrics", start),)
         self.skipped = skipped
         self.config = config
         self.tokens_per_step = int(sum(config.data.mean_rows)) * row_tokens
@@ -75,12 +75,13 @@ class Record(Callback):
             "tokens_per_s": rate * self.tokens_per_step,
             "flops_per_s": rate * self.flops_per_step,
         }
-        self.log.write(values)
+        self.logs[0].write(values)
         self.show(values, self.config.train.steps)
 
 
 class Evaluate(Callback):
-    """Runs the held-out rows at the cadence and after the last step, and writes a line of heldout.jsonl; collective."""
+    """Runs the held-out rows at the cadence and after the last step, and writes a line of heldout.jsonl and of
+    heldout_languages.jsonl; collective."""
 
     def __init__(
         self,
@@ -88,23 +89,25 @@ class Evaluate(Callback):
         engine: Engine,
         config: TrainConfig,
         start: int,
-        summarise: Callable[..., dict[str, float]],
+        summarise: Callable[..., tuple[dict[str, float], dict[str, Any]]],
         console: Console | None,
     ):
         self.engine = engine
         self.config = config
         self.summarise = summarise
         self.console = console
-        self.log = MetricsLog(run, "heldout", start) if console is not None else None
+        if console is not None:
+            self.logs = MetricsLog(run, "heldout", start), LanguageLog(run, "heldout_languages", start)
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
         every, steps = self.config.eval_every, self.config.steps
         if done == steps or (every and done % every == 0):
-            values = {"step": done, **self.summarise(**self.engine.eval_batch(0))}
-            if self.log is not None and self.console is not None:
-                self.log.write(values)
-                self.console.evaluation(values, steps)
+            overall, languages = ({"step": done, **part} for part in self.summarise(**self.engine.eval_batch(0)))
+            for log, values in zip(self.logs, (overall, languages), strict=False):  # the root alone has any
+                log.write(values)
+            if self.console is not None:
+                self.console.evaluation(overall, steps)
 
 
 class Save(Callback):
@@ -151,7 +154,7 @@ class Guard(Callback):
         self.in_a_row = int(state.get("in_a_row", 0))
         self.norms: deque[float] = deque(state.get("norms", ()), maxlen=_WINDOW)
         self.rows_of = rows_of
-        self.log = log
+        self.logs = () if log is None else (log,)
         self.fault: str | None = None  # why the run cannot go on
 
     @property
@@ -184,8 +187,8 @@ class Guard(Callback):
             reason = f"gradient norm {norm:.4g}, {self.config.spike_sigma:g} sigma allow {self.norm_limit():.4g}"
         else:
             reason = "loss not finite" if stats.suspects else "gradient not finite"
-        if self.log is not None:
-            self.log.write({"step": done, "reason": reason, "rows": rows})
+        for log in self.logs:
+            log.write({"step": done, "reason": reason, "rows": rows})
         if self.in_a_row >= self.config.max_bad_steps:
             self.fault = (
                 f"{self.in_a_row} steps in a row, up to step {done}, were left out, the last for its {reason}; its "
@@ -237,5 +240,5 @@ def fit(
 
 def _trouble(callbacks: Sequence[Callback]) -> OSError | None:
     """Why the records cannot be written; the ranks do not know it of each other."""
-    errors = (callback.log.error for callback in callbacks if callback.log is not None)
+    errors = (log.error for callback in callbacks for log in callback.logs)
     return next((error for error in errors if error is not None), None)

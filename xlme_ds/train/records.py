@@ -122,6 +122,16 @@ class MetricsLog(StepLines):
             self.error = self.error or error
 
 
+class LanguageLog(MetricsLog):
+    """Held-out losses by language of the token: `terms` and `tokens` by term and code, `unigram` by task and code."""
+
+    def _write(self, values: dict[str, Any]) -> None:
+        StepLines._write(self, values)
+        for term, losses in values["terms"].items():
+            for code, value in losses.items():
+                self.board.add_scalar(f"{term}/{code}", value, values["step"])
+
+
 class Console:
     """Shows logged steps and evaluations; only rank 0 has one."""
 

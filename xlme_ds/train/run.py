@@ -8,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, read_state
 from ..config import DataConfig, RunConfig, Training
 from ..counting import count_parameters, flops_per_step
-from ..data.loader import Loader
+from ..data.loader import Loader, unigram_by_language
 from ..data.schema import TASKS
-from ..data.shards import RowStore, unigram_nll
+from ..data.shards import RowStore
 from ..engine.build import build_engine, open_data, resolve_precision
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, broadcast, data_parallel, gather, on_all_ranks, process_group
@@ -55,15 +56,15 @@ def heldout_data(config: RunConfig, folder: Path, world: int) -> DataConfig:
 class RunFacts(NamedTuple):
     """What a run has besides its settings.
 
-    `flops`: of a step, by the standard count; `vocabulary_sha256`: of what the ids were made with; `evaluation`: means,
-    and what is constant, from the sums, counts and statistics of held-out rows; `objective`: what is trained for, in
-    words (`objectives.described`), None in fine-tuning.
+    `flops`: of a step, by the standard count; `vocabulary_sha256`: of what the ids were made with; `evaluation`: from
+    what an engine adds up over held-out rows, the numbers of the whole and those of every language; `objective`: what
+    is trained for, in words (`objectives.described`), None in fine-tuning.
     """
 
     flops: float
     parameters: dict[str, int]
     vocabulary_sha256: str
-    evaluation: Callable[..., dict[str, float]] | None = None
+    evaluation: Callable[..., tuple[dict[str, float], dict[str, Any]]] | None = None
     objective: Mapping[str, Any] | None = None
 
 
@@ -104,7 +105,7 @@ def train(
         audited = audit_reads(out, loader, start, engine.rank, engine.world)
     console = Console(settings.steps, start, work.objective or {}) if root else None
     guard, callbacks = on_all_ranks(lambda: _callbacks(engine, config, out, start, saved, loader, work, console))
-    logs = [each.log for each in (guard, *callbacks) if each.log is not None]
+    logs = [log for each in (guard, *callbacks) for log in each.logs]
     _tell_missing(logs, config, start, saved)
 
     def to_save() -> dict[str, Any]:
@@ -126,6 +127,7 @@ def train(
 def _tell_missing(logs: Sequence[StepLines], config: Training, start: int, saved: Mapping[str, Any]) -> None:
     """Say which records have fewer lines than when the checkpoint was saved."""
     every = {"metrics": config.train.log_every, "heldout": config.train.eval_every}
+    every["heldout_languages"] = every["heldout"]
     for log in logs:
         name, there = log.path.stem, saved.get("records", {})
         if len(log.steps) < there.get(name, 0):
@@ -184,13 +186,30 @@ def pretraining(config: RunConfig, loader: Loader, heldout: Loader | None, root:
     words = described(config.objective)
     if heldout is None:
         return RunFacts(*known, objective=words)
-    constants = {
-        f"unigram_nll_{TASKS[task]}": unigram_nll(loader.stores[task], store, heldout.plan.rows[task])
-        for task, store in heldout.stores.items()
-        if root
-    }
-    summarise = objective_of(config.objective).summarise
-    return RunFacts(*known, lambda **totals: summarise(**totals) | constants, words)
+    objective, unigram = objective_of(config.objective), {}
+    codes = {TASKS[task]: store.languages for task, store in heldout.stores.items()}
+    for task, store in heldout.stores.items() if root else ():
+        unigram[TASKS[task]] = unigram_by_language(loader.stores[task], store, task, heldout.plan.rows[task])
+    constants = {f"unigram_nll_{task}": float(sums.sum() / counts.sum()) for task, (sums, counts) in unigram.items()}
+    baselines = {task: _means(codes[task], *both)[0] for task, both in unigram.items()}
+
+    def evaluation(by_language: Tensor, **totals: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
+        found = {
+            term: _means(codes[objective.quantities[term].task], sums, counts)
+            for term, sums, counts in zip(objective.terms, *by_language.numpy(), strict=True)
+            if counts.any()
+        }
+        means, numbers = ({term: both[n] for term, both in found.items()} for n in (0, 1))
+        return objective.summarise(**totals) | constants, {"terms": means, "tokens": numbers, "unigram": baselines}
+
+    return RunFacts(*known, evaluation, words)
+
+
+def _means(codes: Sequence[str], sums: np.ndarray, counts: np.ndarray) -> tuple[dict[str, float], dict[str, int]]:
+    """Means and counts of the languages that have any, by code; those whose mean is not finite are left out, as JSON
+    has no word for it."""
+    of = [n for n in range(len(codes)) if counts[n] and math.isfinite(sums[n])]
+    return {codes[n]: float(sums[n] / counts[n]) for n in of}, {codes[n]: int(counts[n]) for n in of}
 
 
 def pretrain(
