@@ -48,6 +48,7 @@ EXTRAS = {
     # model.attention triton, and its tests on a CPU. torch's CUDA builds bring it; for its CPU builds it is 198 MB
     # more.
     "triton": ['triton>=3.5; platform_system == "Linux"'],
+    "wandb": ["wandb>=0.19"],  # train.wandb
     "dev": [
         "pytest>=8",
         "hypothesis>=6",
@@ -60,6 +61,7 @@ EXTRAS = {
         "nltk>=3.9",  # alignment error rate against a second opinion
         "POT>=0.9.5",  # optimal transport against a second opinion
         "mkdocs-material>=9.6",  # the site of docs/
+        "wandb>=0.19",
         "setuptools>=77",  # the packaging test builds a wheel
         "wheel",
     ],

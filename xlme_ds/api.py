@@ -6,6 +6,8 @@ N sentences, T tokens, D width, V vocabulary.
 import os
 import warnings
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -15,15 +17,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .cli import in_words, number
 from .config import RunConfig
+from .counting import count_parameters, flops_per_step
 from .data.schema import LAYOUTS
-from .engine.ranks import SharedError, rendezvous
+from .engine.build import resolve_precision
+from .engine.ranks import SharedError, on_gpu, rendezvous
 from .evaluate.showcase import showcase
 from .evaluate.vectors import hidden_states, sentence_vectors
 from .models.heads import MaskedLanguageModelHead, ReplacedTokenHead
 from .models.text_encoder import TextEncoder
+from .objectives import described
+from .plan.layout import ParallelLayout
+from .plan.memory import peak
 from .report import run_page
 from .train import run
+from .train.run_folder import RunFolder
 from .train.stop import StopRequest
 from .trained import GENERATOR_FOLDER, MODEL_TYPE, TrainedEncoder, load_encoder, load_run, read_config, read_heads
 from .validate import validate
@@ -33,14 +42,19 @@ Head = TypeVar("Head", MaskedLanguageModelHead, ReplacedTokenHead)
 
 
 def pretrain(
-    config: RunConfig, data: Path, out: Path, heldout: Path | None = None, stop: StopRequest | None = None
+    config: RunConfig,
+    data: Path,
+    out: Path,
+    heldout: Path | None = None,
+    stop: StopRequest | None = None,
+    profiled: int = 0,
 ) -> Path:
-    """Train, and write what is shown of a finished run; collective over the ranks. `stop`: one that is made already."""
+    """Train, and write what is shown of a finished run; collective over the ranks. `stop`: one that is made already;
+    `profiled`: steps whose time is broken down."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
-    try:
-        validate(config, int(rendezvous(os.environ).get("WORLD_SIZE", 1)))
-    except ValueError as error:  # which every rank finds alike
-        raise SharedError(str(error)) from None
+    _validate(config)
+    if profiled < 0:
+        raise SharedError(f"--profile {profiled} is no number of steps: it must be at least 1, or 0 for none")
 
     def report(state: dict[str, Tensor]) -> Path:
         showcase(out, config, state, data, heldout)
@@ -48,11 +62,54 @@ def pretrain(
 
     mine = stop or StopRequest()
     try:
-        run.pretrain(config, data, out, heldout, mine, report)
+        run.pretrain(config, data, out, heldout, mine, report, profiled)
     finally:
         if stop is None:
             mine.release()
     return out
+
+
+def rehearse(config: RunConfig, data: Path, out: Path, heldout: Path | None = None) -> None:
+    """Find what would stop `pretrain` at its start, and print what it would take; nothing is written."""
+    world = _validate(config)
+    rank = int(rendezvous(os.environ).get("RANK", 0))
+    config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
+    try:
+        with closing(RunFolder(out, root=rank == 0, writes=False)) as folder:
+            loader, _, _ = run.read_inputs(config, data, heldout, folder, rank, world)
+    except (ValueError, OSError) as error:  # on every rank alike: they read the same files
+        raise SharedError(in_words(error)) from None
+    if rank:
+        return
+    try:
+        moment, sizes = peak(
+            ParallelLayout.of(config, world, config.engine.precision, loader.row_tokens, fused=on_gpu())
+        )
+        memory = f"{sum(sizes.values()) / 2**30:.2f} GiB a process, {moment}"
+    except ValueError as error:
+        memory = f"not counted ({error})"
+    facts = run.RunFacts(
+        flops_per_step(config, loader.row_tokens),
+        count_parameters(config),
+        loader.vocabulary_sha256,
+        objective=described(config.objective),
+    )
+    print("\n".join(run.opening(config, out, 0, loader, world, facts)))
+    print(
+        f"  memory, by count: {memory}\n"
+        f"  operations: {number(facts.flops)} FLOP a step, {number(facts.flops * config.train.steps)} in all\n"
+        "a dry run: nothing was written, and everything that can be checked before the first step holds"
+    )
+
+
+def _validate(config: RunConfig) -> int:
+    """Check `config` for the processes that were launched; their number."""
+    try:
+        world = int(rendezvous(os.environ).get("WORLD_SIZE", 1))
+        validate(config, world)
+    except ValueError as error:  # which every rank finds alike
+        raise SharedError(str(error)) from None
+    return world
 
 
 class ScoredPiece(NamedTuple):

@@ -86,3 +86,26 @@ def in_words(error: Exception) -> str:
         place = f"{error.filename}: " if error.filename is not None else ""
         return f"{place}{error.strerror}{_ADVICE.get(error.errno or 0, '')}"
     return str(error)
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the largest two fitting units: `41 s`, `8 min 12 s`, `5 h 03 min`, `3 d 04 h`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours:02} h"
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def number(value: float) -> str:
+    """A number of three figures for people: 1.23e-05, 0.0123, 12.3, 12.3K, 1.23M, 4.56T."""
+    size = abs(value)
+    if size >= 1e15 or 0 < size < 1e-3:
+        return f"{value:.3g}"
+    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
+        if size >= limit * 0.9995:
+            return f"{value / limit:.3g}{unit}"
+    return f"{value:.3g}"

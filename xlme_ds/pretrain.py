@@ -26,6 +26,10 @@ class Pretrain:
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
     heldout: Path | None = None
     """Mixed folder of text kept out of training, for evaluation."""
+    dry_run: bool = False
+    """Check everything, open the data, count memory and operations, and stop: nothing is written."""
+    profile: int = 0
+    """Break down the time of this many steps, after the first three, into `profile/` of the run folder; 0: none."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -35,11 +39,15 @@ def main(arguments: list[str] | None = None) -> None:
         command = parse(program("pretrain"), Pretrain, __doc__ or "", sys.argv[1:] if arguments is None else arguments)
     except ValueError as error:
         fail("xlme_ds.pretrain", error)
-    from .api import pretrain
+    from .api import pretrain, rehearse
     from .engine.ranks import SharedError
 
     try:
-        pretrain(command.run, command.data_folder, command.out, command.heldout, stop)
+        asked = command.run, command.data_folder, command.out, command.heldout
+        if command.dry_run:
+            rehearse(*asked)
+        else:
+            pretrain(*asked, stop, command.profile)
     except SharedError as error:  # no other: one that a single rank has is a fault of ours, and keeps its traceback
         fail("xlme_ds.pretrain", error)
 

@@ -122,7 +122,7 @@ def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> d
     first = FirstStep(engine, config.optimizer.beta1, Path(f"{prefix}.gradients{rank}.safetensors"))
     folder = Path(f"{prefix}.run{rank}")
     folder.mkdir()
-    record = Record(folder, config, 0, loaders[0].row_tokens, 0.0, lambda values, steps: None, lambda: 0)
+    record = Record(folder, config, 0, engine, 0.0, 1.0, lambda values: None, lambda: 0, None)
     guard = Guard(config.train, {}, loaders[0].rows_of, None)
     fit(engine, config, guard, [first, record], 0, StopRequest(), Watchdog(0, rank))
     weights = engine.full_state()

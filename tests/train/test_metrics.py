@@ -45,3 +45,56 @@ def test_a_full_disk_is_told_once(small_disk: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
     assert "told:" in done.stdout and "No space left on device" in done.stdout, done.stdout + done.stderr
     assert "Traceback" not in done.stderr, done.stderr
+
+
+WANDB = """
+import sys
+from pathlib import Path
+from xlme_ds.train.records import LanguageLog, MetricsLog, Tracker
+run = Path(sys.argv[1])
+for start in (0, 2):  # the second time as after a kill at step 3, from the checkpoint of step 2
+    tracker = Tracker("proof", run, "0123abcd", {"model": {"width": 8}})
+    logs = MetricsLog(run, "metrics", start, tracker), LanguageLog(run, "heldout_languages", start, tracker)
+    for step in range(start + 1, start + 4):
+        logs[0].write({"step": step, "loss": step / 4, "auc": float("nan")})
+    logs[1].write({"step": step, "terms": {"mlm": {"de": 6.5}}})
+    for log in (*logs, tracker):
+        log.close()
+"""
+
+
+def wandb_records(path: Path) -> Iterator[object]:
+    """Of an offline run's file, a LevelDB log: a header of 7 bytes, then blocks of 32 KiB of (checksum, length, kind)
+    and part of a record."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    content, at, whole = path.read_bytes(), 7, b""
+    while at + 7 <= len(content):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        size, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+        whole += content[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or its last part
+            yield Record.FromString(whole)
+            whole = b""
+
+
+def test_weights_and_biases_has_the_same_numbers(tmp_path: Path) -> None:
+    pytest.importorskip("wandb", reason="the extra [wandb] is not installed")
+    command = [sys.executable, "-c", WANDB, str(tmp_path)]
+    settings = environment() | {"WANDB_MODE": "offline"}
+    done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    paths = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+    assert [path.name for path in paths] == ["run-0123abcd.wandb"] * 2  # one run, sent twice
+    found = []
+    for path in paths:
+        for record in wandb_records(path):
+            if record.WhichOneof("record_type") == "history":  # type: ignore[attr-defined]
+                items = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}  # type: ignore[attr-defined]
+                found.append({key: float(value) for key, value in items.items() if not key.startswith("_")})
+    lines = [{"metrics/loss": step / 4} for step in (1, 2, 3)]
+    assert found[:2] == lines[:2] and found[2] == lines[2] | {"heldout_languages/mlm/de": 6.5}
+    assert found[3:5] == [{"metrics/loss": step / 4} for step in (3, 4)] and len(found) == 6

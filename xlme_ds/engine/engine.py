@@ -5,6 +5,7 @@ Its state is flat buffers and the parts of parameters that lie in them, to write
 """
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -105,6 +106,7 @@ class Engine:
         self.device = device
         self.optimizer = optimizer
         self.clip = clip
+        self.seconds_reading = 0.0  # spent by this rank until its rows were there
         self._reads = True
         self._counting = True
         self._norm_limit = math.inf
@@ -170,11 +172,13 @@ class Engine:
         own."""
         batches: list[Batch] = []
         error: Exception | None = None
+        begun = time.perf_counter()
         try:
             if self._reads:
                 batches = [batch.to(self.device) for batch in self.loader.step(step)]
         except (ValueError, OSError) as failure:
             error = failure
+        self.seconds_reading += time.perf_counter() - begun
         failed = torch.tensor([float(error is not None)], dtype=torch.float64, device=self.device)
         reduced = self._reduce(torch.cat([self._own_counts(batches), failed]))
         if reduced[-1] > 0:

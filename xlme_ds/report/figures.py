@@ -17,6 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
+from ..cli import number
+
 Records = Sequence[Mapping[str, Any]]
 Quantities = Mapping[str, Mapping[str, Any]]
 """What the objective reports, in words, by name (`objectives.protocol.Quantity`)."""
@@ -198,17 +200,6 @@ def _dumbbells(names: Sequence[str], before: Sequence[float], after: Sequence[fl
     turned = len(names) > 24
     axes.set_xticks(place, names, rotation=90 if turned else 0, fontsize=8 if turned else 11, color=INK)
     return axes
-
-
-def number(value: float) -> str:
-    """A number of three figures for people: 1.23e-05, 0.0123, 12.3, 12.3K, 1.23M, 4.56T."""
-    size = abs(value)
-    if size >= 1e15 or 0 < size < 1e-3:
-        return f"{value:.3g}"
-    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
-        if size >= limit * 0.9995:
-            return f"{value / limit:.3g}{unit}"
-    return f"{value:.3g}"
 
 
 def percent(fraction: float) -> str:

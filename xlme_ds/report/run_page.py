@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from ..cli import duration, number
 from ..data.schema import replacing
 from ..train.run_folder import flatten, missing_steps
 from . import figures
-from .figures import number, percent, points
+from .figures import percent, points
 from .files import RunFiles, render
 
 _TASKS = {"mono": "monolingual", "para": "parallel"}
@@ -220,15 +221,3 @@ def _direction(side: Sequence[Mapping[str, Any]]) -> str:
     """Right to left when most letters of the original text are."""
     classes = Counter(unicodedata.bidirectional(letter) for token in side for letter in token["original"])
     return "rtl" if classes["R"] + classes["AL"] > classes["L"] else "ltr"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the largest two fitting units: `41 s`, `8 min 12 s`, `5 h 03 min`, `3 d 04 h`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days} d {hours:02} h"
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

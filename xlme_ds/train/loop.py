@@ -10,16 +10,21 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
 from typing_extensions import override
 
 from ..checkpoint.checkpoints import Checkpoints
 from ..config import OptimizerConfig, TrainConfig, Training
+from ..data.schema import naming, replacing
 from ..engine.engine import Engine, StepStats
 from ..engine.ranks import on_all_ranks, raise_on_all_ranks
-from .records import Console, LanguageLog, MetricsLog, StepLines
+from .records import Console, LanguageLog, MetricsLog, StepLines, Tracker, peak_memory
+from .run_folder import flatten
 from .stop import StopRequest, Watchdog
 
 
@@ -45,26 +50,34 @@ class Record(Callback):
         run: Path,
         config: Training,
         start: int,
-        row_tokens: int,
+        engine: Engine,
         flops_per_step: float,
-        show: Callable[[dict[str, Any], int], None],
+        peak: float,
+        show: Callable[[dict[str, Any]], None],
         skipped: Callable[[], int],
+        tracker: Tracker | None,
     ):
-        self.logs = (MetricsLog(run, "metrics", start),)
+        """`peak`: FLOP/s of all processes together, to which those of a step are compared."""
+        log = MetricsLog(run, "metrics", start, tracker)
+        settings = (f"    {key}: {value}" for key, value in flatten(asdict(config)).items())
+        log.board.add_text("settings", "\n".join(settings), start)
+        self.logs = (log,)
         self.skipped = skipped
-        self.config = config
-        self.tokens_per_step = int(sum(config.data.mean_rows)) * row_tokens
+        self.steps = config.train.steps
+        self.engine = engine
+        self.tokens_per_step = int(sum(config.data.mean_rows)) * engine.loader.row_tokens
         self.flops_per_step = flops_per_step
+        self.peak = peak
         self.show = show
-        self.last = (start, time.perf_counter())
+        self.last = (start, time.perf_counter(), engine.seconds_reading)
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
         if not stats.metrics:
             return
-        now = time.perf_counter()
-        rate = (done - self.last[0]) / (now - self.last[1])
-        self.last = (done, now)
+        before, self.last = self.last, (done, time.perf_counter(), self.engine.seconds_reading)
+        steps, seconds, reading = (now - then for now, then in zip(self.last, before, strict=True))
+        rate = steps / seconds
         values = {
             "step": done,
             **stats.metrics,
@@ -74,9 +87,13 @@ class Record(Callback):
             "tokens": done * self.tokens_per_step,
             "tokens_per_s": rate * self.tokens_per_step,
             "flops_per_s": rate * self.flops_per_step,
+            "peak_fraction": rate * self.flops_per_step / self.peak,
+            "data_wait": reading / seconds,
+            "memory_gib": peak_memory(self.engine.device),
+            "seconds_left": (self.steps - done) / rate,
         }
         self.logs[0].write(values)
-        self.show(values, self.config.train.steps)
+        self.show(values)
 
 
 class Evaluate(Callback):
@@ -91,13 +108,15 @@ class Evaluate(Callback):
         start: int,
         summarise: Callable[..., tuple[dict[str, float], dict[str, Any]]],
         console: Console | None,
+        tracker: Tracker | None,
     ):
         self.engine = engine
         self.config = config
         self.summarise = summarise
         self.console = console
         if console is not None:
-            self.logs = MetricsLog(run, "heldout", start), LanguageLog(run, "heldout_languages", start)
+            names = {"heldout": MetricsLog, "heldout_languages": LanguageLog}
+            self.logs = [log(run, name, start, tracker) for name, log in names.items()]
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
@@ -107,7 +126,39 @@ class Evaluate(Callback):
             for log, values in zip(self.logs, (overall, languages), strict=False):  # the root alone has any
                 log.write(values)
             if self.console is not None:
-                self.console.evaluation(overall, steps)
+                self.console.evaluation(overall)
+
+
+class Profile(Callback):
+    """Writes where the time of `steps` steps goes, after the first three: a trace, and a table of the operations."""
+
+    def __init__(self, run: Path, steps: int, device: torch.device):
+        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+        self.folder, self.order = run / "profile", f"self_{device.type}_time_total"
+        self.profiler = profile(
+            activities=kinds,
+            schedule=schedule(skip_first=2, wait=0, warmup=1, active=steps, repeat=1),
+            on_trace_ready=self._write,
+            record_shapes=True,
+        )
+        self.profiler.start()
+
+    def _write(self, found: profile) -> None:
+        with naming(self.folder):
+            self.folder.mkdir(exist_ok=True)
+            found.export_chrome_trace(str(self.folder / "trace.json.gz"))
+            table = found.key_averages().table(sort_by=self.order, row_limit=40, max_name_column_width=60)
+            with replacing(self.folder / "operations.txt") as file:
+                file.write(table.encode())
+        print(f"{self.folder}: operations.txt, and trace.json.gz for https://ui.perfetto.dev", flush=True)
+
+    @override
+    def after_step(self, done: int, stats: StepStats) -> None:
+        self.profiler.step()
+
+    @override
+    def close(self, done: int) -> None:
+        self.profiler.stop()
 
 
 class Save(Callback):

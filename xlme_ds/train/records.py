@@ -1,19 +1,25 @@
 """The run's records, `metrics.jsonl`, `heldout.jsonl`, `faults.jsonl` and TensorBoard events, continued exactly on
 resume; which rows every step read; and what the terminal shows."""
 
+import importlib.util
 import json
 import math
+import resource
 import sys
 import threading
+import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+import torch
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 from torch.utils.tensorboard import SummaryWriter
 
+from ..cli import duration, number
 from ..data.corrupt import Parts
 from ..data.loader import Loader
 from ..data.schema import TASKS, naming, replacing
@@ -42,10 +48,10 @@ class StepLines:
         since: dict[int, bytes] = {}
         with naming(self.path):
             lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
-        for number, line in enumerate(lines, start=1):
+        for place, line in enumerate(lines, start=1):
             step = step_of(line)
             if step is None:
-                since |= {number: line} if line.strip() else {}
+                since |= {place: line} if line.strip() else {}
             elif step <= steps_done:
                 kept.append(line)
                 self.steps.append(step)
@@ -102,16 +108,21 @@ threading.excepthook = _tell_unless_tensorboards
 class MetricsLog(StepLines):
     """Numbers, which go to TensorBoard too; what is not finite is left out, as JSON has no word for it."""
 
-    def __init__(self, run: Path, name: str, steps_done: int):
+    def __init__(self, run: Path, name: str, steps_done: int, tracker: "Tracker | None" = None):
         super().__init__(run, name, steps_done)
         self.board = SummaryWriter(str(run / "tensorboard" / name), purge_step=steps_done + 1)
+        self.tracker = tracker
 
     def _write(self, values: dict[str, Any]) -> None:
         finite = {key: value for key, value in values.items() if math.isfinite(value)}
         super()._write(finite)
-        for key, value in finite.items():
-            if key != "step":
-                self.board.add_scalar(key, value, finite["step"])
+        self._show({key: value for key, value in finite.items() if key != "step"}, finite["step"])
+
+    def _show(self, values: dict[str, float], step: int) -> None:
+        for key, value in values.items():
+            self.board.add_scalar(key, value, step)
+        if self.tracker is not None:
+            self.tracker.log({f"{self.path.stem}/{key}": value for key, value in values.items()}, step)
 
     def close(self) -> None:
         """Flush what TensorBoard holds back."""
@@ -122,51 +133,106 @@ class MetricsLog(StepLines):
             self.error = self.error or error
 
 
+class Tracker:
+    """A run of Weights & Biases, continued under the run's identity; its errors are said once and end nothing."""
+
+    def __init__(self, project: str, run: Path, identity: str, settings: dict[str, Any]):
+        """Raises ValueError with what to do when the service cannot be used."""
+        if importlib.util.find_spec("wandb") is None:
+            raise ValueError("train.wandb needs a package that is missing: pip install wandb, or leave it empty")
+        import wandb
+
+        try:
+            self.run = wandb.init(
+                project=project,
+                dir=run,
+                id=identity,
+                resume="allow",
+                name=run.name,
+                config=settings,
+                settings=wandb.Settings(console="off"),
+            )
+        except (wandb.Error, OSError) as error:
+            raise ValueError(
+                f"train.wandb {project}: {error}: log in with `wandb login`, or set WANDB_MODE=offline and send "
+                "the run later with `wandb sync`"
+            ) from None
+        self.failed = False
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Numbers of a step; those of steps that the service has from before a restart are equal, and it drops them."""
+        if self.failed:
+            return
+        try:
+            self.run.log(dict(values), step=step)
+        except Exception as error:  # the service's own, of any kind
+            self.failed = True
+            print(f"wandb: {error}; nothing more goes there, training and its records go on", flush=True)
+
+    def close(self) -> None:
+        """Send what is held back."""
+        self.run.finish()
+
+
+def product_rate(device: torch.device, precision: str) -> float:
+    """FLOP/s of a large square matrix product, the best of five: what a step's operations are compared with."""
+    size = 8192 if device.type == "cuda" else 1024
+    one = torch.ones(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    fastest = math.inf
+    for _ in range(6):
+        begun = time.perf_counter()
+        (one @ one)[0, 0].item()  # waits for the GPU
+        fastest = min(fastest, time.perf_counter() - begun)
+    return 2 * size**3 / fastest
+
+
+def peak_memory(device: torch.device) -> float:
+    """GiB that this process held at most: of the GPU what torch allocated, without one its resident memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
 class LanguageLog(MetricsLog):
     """Held-out losses by language of the token: `terms` and `tokens` by term and code, `unigram` by task and code."""
 
     def _write(self, values: dict[str, Any]) -> None:
         StepLines._write(self, values)
         for term, losses in values["terms"].items():
-            for code, value in losses.items():
-                self.board.add_scalar(f"{term}/{code}", value, values["step"])
+            self._show({f"{term}/{code}": value for code, value in losses.items()}, values["step"])
 
 
 class Console:
-    """Shows logged steps and evaluations; only rank 0 has one."""
+    """Shows logged steps and evaluations; only rank 0 has one. A terminal has a bar, anything else a line a step."""
 
-    def __init__(self, steps: int, start: int, objective: Mapping[str, Any]):
-        """`objective`: it in words (`objectives.described`), whose terms are explained once; empty in fine-tuning."""
-        self.terms = objective.get("terms", ())
-        for name in self.terms:
-            quantity = objective["quantities"][name]
-            print(f"{name}: {quantity['title']} ({quantity['unit']}), {quantity['task']}", flush=True)
-        self.plain_every = max(steps // 20, 1)
-        self.shown = start
+    def __init__(self, steps: int, start: int, terms: Sequence[str]):
+        self.steps = steps
+        self.terms = terms
         self.progress = None
         if sys.stderr.isatty():
-            self.progress = Progress(
-                TextColumn("{task.fields[line]}"), BarColumn(), TimeRemainingColumn(), transient=True
-            )
-            self.task = self.progress.add_task("train", total=steps, completed=start, line="starting")
+            line = TextColumn("{task.fields[line]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+            self.progress = Progress(line, BarColumn(10), TextColumn("{task.fields[left]}"), transient=True)
+            self.task = self.progress.add_task("train", total=steps, completed=start, line="starting", left="")
             self.progress.start()
 
-    def step(self, values: dict[str, Any], steps: int) -> None:
+    def step(self, values: dict[str, Any]) -> None:
         """A logged step."""
-        loss, speed = f"loss {values['loss']:.3f}", f"{values['tokens_per_s']:,.0f} tokens/s"
-        line = f"step {values['step']}/{steps}  {loss}  {self._terms(values)}  {speed}"
+        step, loss, left = f"{values['step']}/{self.steps}", f"loss {values['loss']:.3f}", values["seconds_left"]
+        speed, peak = f"{number(values['tokens_per_s'])} tokens/s", f"{values['peak_fraction']:.0%} of peak"
         if self.progress is not None:
-            self.progress.update(self.task, completed=values["step"], line=line)
-        elif values["step"] - self.shown >= self.plain_every or values["step"] == steps:
-            self.shown = values["step"]
-            print(line, flush=True)
+            done = {"completed": values["step"], "left": f"{duration(left)} left"}
+            self.progress.update(self.task, line=f"{step}  {loss}  {speed}  {peak}", **done)
+            return
+        waits, memory = f"data {values['data_wait']:.1%}", f"{values['memory_gib']:.1f} GiB"
+        parts = [f"step {step}", loss, self._terms(values), f"lr {values['lr']:.2e}", speed, peak, waits, memory]
+        print("  ".join([*filter(None, parts), f"{duration(left)} left"]), flush=True)
 
-    def evaluation(self, values: dict[str, Any], steps: int) -> None:
+    def evaluation(self, values: dict[str, Any]) -> None:
         """An evaluation on held-out text."""
         aucs = "  ".join(
             f"AUC {key.removeprefix('auc_')} {values[key]:.3f}" for key in values if key.startswith("auc_")
         )
-        line = f"step {values['step']}/{steps}  held-out text: {self._terms(values)}  {aucs}"
+        line = f"step {values['step']}/{self.steps}  held-out text: {self._terms(values)}  {aucs}".rstrip()
         (self.progress.console.print if self.progress is not None else print)(line)
 
     def close(self) -> None:

@@ -4,7 +4,8 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, read_state
+from ..cli import number
 from ..config import DataConfig, RunConfig, Training
 from ..counting import count_parameters, flops_per_step
 from ..data.loader import Loader, unigram_by_language
@@ -24,10 +26,11 @@ from ..folders import to_disk
 from ..models.init import Known
 from ..objectives import described, objective_of
 from ..objectives.protocol import BatchSource
+from ..recipes import RECIPES, recipe
 from ..trained import starting_weights
-from .loop import Callback, Evaluate, Guard, Record, Save, fit
-from .records import Console, StepLines, audit_reads
-from .run_folder import RunFolder, missing_steps, settled
+from .loop import Callback, Evaluate, Guard, Profile, Record, Save, fit
+from .records import Console, StepLines, Tracker, audit_reads, product_rate
+from .run_folder import RunFolder, flatten, missing_steps, settled
 from .stop import StopRequest, Watchdog
 
 
@@ -77,6 +80,7 @@ def train(
     work: RunFacts,
     stop: StopRequest,
     watchdog: Watchdog,
+    profiled: int = 0,
 ) -> bool:
     """Train to the end or until stopped; True when the run is finished. Resumes from the newest whole checkpoint.
 
@@ -97,14 +101,24 @@ def train(
             print(f"{out}: all {start} steps are done")
         return True
     if root:
-        begins = "resuming after" if start else "starting at"
-        print(f"{out}: {begins} step {start} of {settings.steps}, {engine.world} processes", flush=True)
+        print("\n".join(opening(config, out, start, loader, engine.world, work)), flush=True)
+    peak = engine.world * product_rate(engine.device, config.engine.precision)  # on all ranks at the same time
+    tracker = on_all_ranks(
+        lambda: (
+            Tracker(settings.wandb, out, saved.get("run") or out.name, asdict(config))
+            if root and settings.wandb
+            else None
+        )
+    )
 
     audited = None
     if settings.audit and isinstance(loader, Loader):  # other sources refuse the setting
         audited = audit_reads(out, loader, start, engine.rank, engine.world)
-    console = Console(settings.steps, start, work.objective or {}) if root else None
-    guard, callbacks = on_all_ranks(lambda: _callbacks(engine, config, out, start, saved, loader, work, console))
+    console = Console(settings.steps, start, (work.objective or {}).get("terms", ())) if root else None
+    facts = engine, config, out, start, saved, loader, work, peak, console, tracker
+    guard, callbacks = on_all_ranks(lambda: _callbacks(*facts))
+    if root and profiled:
+        callbacks.append(Profile(out, profiled, engine.device))
     logs = [log for each in (guard, *callbacks) for log in each.logs]
     _tell_missing(logs, config, start, saved)
 
@@ -115,13 +129,41 @@ def train(
 
     callbacks.append(Save(checkpoints, engine, settings.save_every, to_save, start))
     done = fit(engine, config, guard, callbacks, start, stop, watchdog)
-    if console is not None:
-        console.close()
+    for shown in (console, tracker):
+        if shown is not None:
+            shown.close()
     if guard.fault is not None:
         raise SharedError(f"{out}: {guard.fault}")
     if root and done < settings.steps:
         print(f"{out}: stopped after step {done} of {settings.steps} and saved; the same command goes on from there")
     return done >= settings.steps
+
+
+def opening(config: Training, out: Path, start: int, loader: BatchSource, world: int, work: RunFacts) -> list[str]:
+    """What is run, in a few lines."""
+    data, engine = config.data, config.engine
+    rows = " + ".join(f"{count:,}" for count in (data.mono_rows, data.para_rows) if count)
+    tokens = int(sum(data.mean_rows)) * loader.row_tokens
+    kind = f"{engine.kind} {engine.deepspeed}" if engine.kind != "plain" else engine.kind
+    parts = {name: count for name, count in work.parameters.items() if name != "trained_total"}
+    counted = ", ".join(f"{name} {number(count)}" for name, count in parts.items())
+    lines = [
+        f"{out}: {'resuming after' if start else 'starting at'} step {start} of {config.train.steps}, {world} "
+        f"{'process' if world == 1 else 'processes'}, {kind}, {engine.precision}",
+        f"  model: {number(work.parameters.get('trained_total', sum(parts.values())))} parameters ({counted})",
+        f"  a step: {rows} rows of {loader.row_tokens} tokens, {tokens:,} in all; a process takes "
+        f"{loader.plan.accumulation} × {loader.plan.micro_rows} rows",
+    ]
+    objective = work.objective or {"terms": (), "description": ""}
+    if objective["description"]:
+        lines.append(f"  objective: {objective['description']}")
+    for title, names in groupby(objective["terms"], lambda name: objective["quantities"][name]["title"]):
+        lines.append(f"  {', '.join(names)}: {title[0].lower()}{title[1:]}, in nats a token")
+    if config.name in RECIPES:
+        usual, now = (flatten(asdict(one)) for one in (recipe(config.name), config))
+        other = [key for key in now if now[key] != usual.get(key) and key != "engine.precision"]
+        lines += [f"  not as the recipe: {', '.join(f'{key} {now[key]}' for key in other)}"] * bool(other)
+    return lines
 
 
 def _tell_missing(logs: Sequence[StepLines], config: Training, start: int, saved: Mapping[str, Any]) -> None:
@@ -147,7 +189,9 @@ def _callbacks(
     saved: Mapping[str, Any],
     loader: BatchSource,
     work: RunFacts,
+    peak: float,
     console: Console | None,
+    tracker: Tracker | None,
 ) -> tuple[Guard, list[Callback]]:
     """The guard, and what writes down how the run goes; the root has the `console` and the files. Raises OSError when
     these cannot be written."""
@@ -156,9 +200,9 @@ def _callbacks(
     callbacks: list[Callback] = []
     if console is not None:
         shown = console.step, lambda: guard.skipped
-        callbacks.append(Record(out, config, start, loader.row_tokens, work.flops, *shown))
+        callbacks.append(Record(out, config, start, engine, work.flops, peak, *shown, tracker))
     if work.evaluation is not None:
-        callbacks.append(Evaluate(out, engine, config.train, start, work.evaluation, console))
+        callbacks.append(Evaluate(out, engine, config.train, start, work.evaluation, console, tracker))
     return guard, callbacks
 
 
@@ -212,6 +256,23 @@ def _means(codes: Sequence[str], sums: np.ndarray, counts: np.ndarray) -> tuple[
     return {codes[n]: float(sums[n] / counts[n]) for n in of}, {codes[n]: int(counts[n]) for n in of}
 
 
+def read_inputs(
+    config: RunConfig, data: Path, heldout: Path | None, folder: RunFolder, rank: int, world: int
+) -> tuple[Loader, Loader | None, Known | None]:
+    """Claim the `folder`, and open the data, the held-out data, and what the run starts from. Raises ValueError for
+    what does not fit."""
+    folder.claim(config)
+    share, shares = data_parallel(config.engine, rank, world)
+    loader = open_data(config, data, share, shares)
+    # A run that resumes needs the folder that it started from no more.
+    started = Checkpoints(folder.path, config.train.keep_last, config.train.keep_every).all()
+    known = None if started else starting_weights(config, loader.vocabulary_sha256)
+    if heldout is None:
+        return loader, None, known
+    rows = heldout_data(config, heldout, shares)
+    return loader, open_data(config, heldout, share, shares, rows, like=loader), known
+
+
 def pretrain(
     config: RunConfig,
     data: Path,
@@ -219,9 +280,11 @@ def pretrain(
     heldout: Path | None,
     stop: StopRequest,
     report: Callable[[dict[str, Tensor]], Path],
+    profiled: int = 0,
 ) -> None:
     """Train `config` on `data` into `out`, from its newest checkpoint if it has one; collective over the launched
-    ranks. `report` writes what is shown of a finished run from its weights, and returns the page."""
+    ranks. `report` writes what is shown of a finished run from its weights, and returns the page; `profiled`: steps
+    whose time is broken down into the folder."""
     minutes, rank = config.train.watchdog_minutes, int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
     with (
         closing(Watchdog(minutes, rank, "waiting for the other processes")) as watchdog,
@@ -232,20 +295,8 @@ def pretrain(
         config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
         folder = RunFolder(out, root=rank == 0)
 
-        def load() -> tuple[Loader, Loader | None, Known | None]:
-            folder.claim(config)
-            share, shares = data_parallel(config.engine, rank, world)
-            loader = open_data(config, data, share, shares)
-            # A run that resumes needs the folder that it started from no more.
-            started = Checkpoints(out, config.train.keep_last, config.train.keep_every).all()
-            known = None if started else starting_weights(config, loader.vocabulary_sha256)
-            if heldout is None:
-                return loader, None, known
-            rows = heldout_data(config, heldout, shares)
-            return loader, open_data(config, heldout, share, shares, rows, like=loader), known
-
         try:
-            loader, unseen, known = on_all_ranks(load)
+            loader, unseen, known = on_all_ranks(lambda: read_inputs(config, data, heldout, folder, rank, world))
         except SharedError:
             folder.close()
             raise
@@ -255,7 +306,7 @@ def pretrain(
             return
         engine = build_engine(config, loader, unseen, known)
         work = on_all_ranks(lambda: pretraining(config, loader, unseen, root=rank == 0))
-        finished = train(engine, config, folder, loader, unseen, work, stop, watchdog)
+        finished = train(engine, config, folder, loader, unseen, work, stop, watchdog, profiled)
         watchdog.close()
         state = engine.full_state() if finished else {}
     if finished and rank == 0:

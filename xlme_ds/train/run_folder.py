@@ -24,6 +24,7 @@ _MAY_CHANGE = (
     "train.spike_sigma",
     "train.watchdog_minutes",
     "train.audit",
+    "train.wandb",
     "model.attention",
     "model.compile",
     "model.head_chunk",
@@ -38,9 +39,11 @@ _PACKAGES = ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy", "numba")
 class RunFolder:
     """The folder that `--out` names. Every rank has one; only the root writes."""
 
-    def __init__(self, path: Path, root: bool = True):
+    def __init__(self, path: Path, root: bool = True, writes: bool = True):
+        """Without `writes` the folder is looked at, and left as it is."""
         self.path = path
         self.root = root
+        self.writes = writes
         self._lock: Any = None
         self._made = False
 
@@ -49,7 +52,7 @@ class RunFolder:
 
         Raises ValueError naming the setting that differs, or when another process works in the folder.
         """
-        if self.root:
+        if self.root and (self.writes or (self.path / LOCK).exists()):
             self._made = not self.path.exists()
             self._lock = lock(self.path)
         stored = self._stored()

@@ -1,0 +1,159 @@
+"""What a run shows while it trains, a dry run, and the profile, in this process."""
+
+import contextlib
+import fcntl
+import gzip
+import io
+import json
+import os
+import pty
+import re
+import resource
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.launch import ROOT, environment
+from tests.rows import train_vocabulary, write_data
+from xlme_ds.api import pretrain, rehearse
+from xlme_ds.config import DataConfig, EngineConfig, RunConfig
+from xlme_ds.counting import flops_per_step
+from xlme_ds.engine.ranks import SharedError
+from xlme_ds.recipes import recipe
+
+STEPS, EVERY = 9, 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("watch")
+    vocabulary = train_vocabulary(folder / "data" / "vocab")
+    write_data(folder / "data", rows=20, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path) -> RunConfig:
+    usual = recipe("quickstart")
+    size = json.loads((folder / "data/mono/manifest.json").read_text())["vocabulary_size"]
+    return replace(
+        usual,
+        model=replace(usual.model, vocabulary=size, width=32, feed_forward=64, max_positions=32),
+        data=DataConfig(4, 4, micro_batch=4),
+        optimizer=replace(usual.optimizer, warmup_steps=2),
+        engine=EngineConfig("plain"),
+        train=replace(usual.train, steps=STEPS, log_every=EVERY),
+    )
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path, config: RunConfig) -> str:
+    """What a run prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        pretrain(config, folder / "data", folder / "plain")
+    return out.getvalue()
+
+
+@pytest.fixture
+def plain(folder: Path, said: str) -> Path:
+    return folder / "plain"
+
+
+def test_records_by_formula(plain: Path, config: RunConfig) -> None:
+    lines = [json.loads(line) for line in (plain / "metrics.jsonl").open()]
+    assert [line["step"] for line in lines] == [3, 6, 9]
+    row_tokens, most = 32, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    for line in lines:
+        steps_a_second = line["tokens_per_s"] / (8 * row_tokens)
+        assert line["seconds_left"] == pytest.approx((STEPS - line["step"]) / steps_a_second)
+        assert line["flops_per_s"] == pytest.approx(steps_a_second * flops_per_step(config, row_tokens))
+        peak = line["flops_per_s"] / line["peak_fraction"]
+        assert peak == pytest.approx(lines[0]["flops_per_s"] / lines[0]["peak_fraction"]) and 1e8 < peak < 1e15
+        assert 0 < line["data_wait"] < 1 and 0 < line["memory_gib"] <= most
+
+
+def test_the_log(said: str) -> None:
+    assert "not as the recipe: model.vocabulary" in said and "train.steps 9" in said
+    assert "a step: 4 + 4 rows of 32 tokens, 256 in all; a process takes 1 × 8 rows" in said
+    terms = "".join(rf"  {name} \d+\.\d{{3}}" for name in ("mlm", "tlm", "mrtd", "trtd"))
+    form = rf"step \d/9  loss \d+\.\d{{3}}{terms}  lr \S+  \S+ tokens/s  \d+% of peak  data \S+%  \S+ GiB  .* left"
+    lines = [line for line in said.splitlines() if line.startswith("step ")]
+    assert len(lines) == STEPS // EVERY and all(re.fullmatch(form, line) for line in lines), lines
+
+
+def test_a_profile_changes_nothing(folder: Path, config: RunConfig, plain: Path) -> None:
+    out = pretrain(config, folder / "data", folder / "profiled", profiled=2)
+    one, other = (load_file(run / "model/model.safetensors") for run in (plain, out))
+    assert all(one[name].equal(other[name]) for name in one)
+    with gzip.open(out / "profile/trace.json.gz") as file:
+        names = {event["name"] for event in json.load(file)["traceEvents"]}
+    assert "aten::mm" in names and {f"ProfilerStep#{n}" for n in (3, 4)} <= names
+    assert "aten::mm" in (out / "profile/operations.txt").read_text()
+    assert not (plain / "profile").exists()
+
+
+def test_a_dry_run_writes_nothing(folder: Path, config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(folder.rglob("*"))
+    zero = replace(config, engine=EngineConfig("deepspeed", "zero1", precision="fp32"))
+    rehearse(zero, folder / "data", folder / "new", folder / "data")
+    said = capsys.readouterr().out
+    assert "starting at step 0 of 9" in said and "nothing was written" in said
+    assert re.search(r"memory, by count: 0\.\d\d GiB a process", said), said
+    assert sorted(folder.rglob("*")) == before
+
+
+MISTAKES: dict[str, Callable[[RunConfig], RunConfig]] = {
+    "model.vocabulary": lambda c: replace(c, model=replace(c.model, vocabulary=999)),
+    "model.heads": lambda c: replace(c, model=replace(c.model, heads=5)),
+    "was started with seed 1": lambda c: replace(c, seed=2),
+}
+
+
+@pytest.mark.parametrize("sentence", MISTAKES)
+def test_a_dry_run_finds_what_a_run_would(folder: Path, config: RunConfig, plain: Path, sentence: str) -> None:
+    wrong, said = MISTAKES[sentence](config), []
+    for call in (rehearse, pretrain):
+        with pytest.raises(SharedError, match=sentence) as caught:
+            call(wrong, folder / "data", plain)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+
+
+BAR = """
+from xlme_ds.train.records import Console
+console = Console(125000, 0, ("mlm", "tlm"))
+values = {"loss": 61.234, "mlm": 6.1, "tlm": 6.2, "lr": 1e-4, "tokens_per_s": 301234.5, "peak_fraction": 0.314,
+          "data_wait": 0.001, "memory_gib": 60.0, "seconds_left": 300000.0}
+console.step({"step": 119990, **values})
+console.progress.refresh()
+console.close()
+"""
+
+
+@pytest.mark.parametrize("width", [80, 40])
+def test_the_bar_fits(width: int) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    settings = environment(TERM="xterm-256color")
+    settings.pop("COLUMNS", None)
+    process = subprocess.Popen([sys.executable, "-c", BAR], cwd=ROOT, env=settings, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    said = b""
+    while True:
+        try:
+            said += os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+    assert process.wait() == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.decode())
+    lines = [line for line in re.split(r"[\r\n]+", text) if "119990" in line]
+    assert lines and all(len(line) <= width for line in lines), text
+    if width == 80:
+        assert "loss 61.234" in lines[-1] and "31% of peak" in lines[-1] and "3 d 11 h left" in lines[-1], lines
