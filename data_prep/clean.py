@@ -16,9 +16,10 @@ those that need token counts after the others. `exact_duplicates` is dedup.py's:
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -208,6 +209,25 @@ _FILTERS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "score": (_score, None, ("para",)),
     EXACT_DUPLICATES: (None, None, ("mono", "para")),
 }
+
+
+OTHER_SPLIT = "other_split"
+
+
+@dataclass(frozen=True)
+class Split:
+    """The part of a corpus that is encoded, `train` or `heldout`. A 64-bit hash (BLAKE2b) of the text decides, so that
+    equal texts are always on the same side, whatever files they are in."""
+
+    part: str
+    share: float  # that is held out
+
+    def left_out(self, texts: Iterable[str]) -> np.ndarray:
+        """bool for each text: it belongs to the other part."""
+        digests = (blake2b(text.encode(), digest_size=8, person=b"xlme held out").digest() for text in texts)
+        limit = int(self.share * 2**64)
+        held_out = np.array([int.from_bytes(digest, "little") < limit for digest in digests], bool)
+        return held_out if self.part == "train" else ~held_out
 
 
 @dataclass(frozen=True)

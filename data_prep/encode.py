@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from data_prep.clean import add_counts, doubts
+from data_prep.clean import OTHER_SPLIT, add_counts, doubts
 from data_prep.corpus import TextConfig, find_sources
 from data_prep.encode_input import STAGED, EncodeTask, SharedWork, discard, encode_inputs, forget_encoded, moved_shards
 from data_prep.parallel import on_root, run_tasks, world_size
@@ -40,12 +40,19 @@ class EncodeConfig(TextConfig):
     """Pairs with more tokens on both sides together are dropped, and counted: a row less its specials."""
     block_bytes: int = 64_000_000
     """A new shard begins after this many bytes of text."""
+    split: Literal["all", "train", "heldout"] = "all"
+    """Part of the text to encode: heldout takes the documents and pairs that --heldout-share holds out, train the
+    others. A hash of the document, or of the English side of a pair, decides."""
+    heldout_share: float = 0.001
+    """Share of the documents, and of the pairs, that are held out; give the same for both parts."""
 
 
 def run(config: EncodeConfig) -> None:
     """Encode the inputs that are not encoded yet. Raises ValueError on bad input, or for a folder of other settings."""
     if config.max_pair_tokens < 2 or config.block_bytes < 1:
         raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
+    if not 0 < config.heldout_share < 1:
+        raise ValueError(f"--heldout-share is {config.heldout_share}: it must be between 0 and 1")
     vocabulary_size, plans = on_root(lambda: _plans(config))  # all first: a bad file name shows before hours of work
     for kind, (stage, tasks) in plans.items():
         with stage.open():
@@ -63,6 +70,8 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
             "inputs": [[s.name, [n for n, _ in s.files], *([s.corpus] if s.corpus else [])] for s in sources.inputs],
             "block_bytes": config.block_bytes,
         }
+        if config.split != "all":
+            settings |= {"split": config.split, "heldout_share": config.heldout_share}
         if kind == "para":
             settings["max_pair_tokens"] = config.max_pair_tokens
         stage = Stage(config.out / kind, "encode", settings | sources.settings)
@@ -128,7 +137,8 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
         assert result is not None, f"{task.name} has no result"
         shards += [Shard(**shard) for shard in result["shards"]]
         by_language[task.source.name] = add_counts(by_language.get(task.source.name, {}), result["counts"])
-        if not result["shards"]:
+        other = result["counts"]["dropped"].get(OTHER_SPLIT, 0)
+        if not result["shards"] and not other:
             warn(f"{task.source.paths[0]} gave no text: see its counts in the manifest")
         counts = result["counts"]
         lines = counts["paragraphs_in"] if task.mono else 2 * counts["pairs_in"]

@@ -21,7 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from data_prep.clean import Counts, Filters, add_counts, make_filters
+from data_prep.clean import Counts, Filters, Split, add_counts, make_filters
 from data_prep.dedup import Run
 from data_prep.progress import Status
 from data_prep.readers import DOCUMENT_READERS, PAIR_READERS, READERS, Input, TextBlock
@@ -235,7 +235,9 @@ def encode_block(stage: Stage, task: EncodeTask, vocab: Path, number: int, block
     """Write the shard of one block, then its marker."""
     filters = task.filters
     run = Run() if filters.exact_duplicates else None
-    encoder = IdEncoder(_vocabulary(vocab), task.source.languages, filters, run)
+    settings = stage.settings
+    split = Split(settings["split"], settings["heldout_share"]) if "split" in settings else None
+    encoder = IdEncoder(_vocabulary(vocab), task.source.languages, filters, run, split)
     counts = Counts("documents" if task.mono else "pairs")
     if task.mono:
         paragraphs = DOCUMENT_READERS[task.source.format].paragraphs(task.source, block, counts)

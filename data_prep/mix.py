@@ -123,6 +123,7 @@ def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: 
         "window": WINDOW,
         "order": ORDER.format(BLOCK[task], STRETCH),
     }
+    settings |= {key: encoded.settings[key] for key in ("split", "heldout_share") if key in encoded.settings}
     stage = Stage(config.out / task, "mix", settings)
     with stage.open():
         if stage.finished(config.processes):
@@ -161,7 +162,8 @@ def _plan(config: MixConfig, task: str, encoded: Manifest, languages: tuple[str,
     look = partial(survey, folder, config.row_tokens, LAYOUTS[config.layout], encoded.settings.get("max_pair_tokens"))
     shards: Sequence[EncodedShard] = run_tasks(look, names, sizes, config.processes, f"survey {task}")
     if not any(shard.examples for shard in shards):
-        raise ValueError(f"{folder} has nothing that fills a row of {config.row_tokens} tokens: encode some text first")
+        more = "raise --heldout-share" if encoded.settings.get("split") == "heldout" else "encode some text first"
+        raise ValueError(f"{folder} has nothing that fills a row of {config.row_tokens} tokens: {more}")
     return plan_rows(shards, config.row_tokens, config.layout, languages, task, config.alpha, config.seed)
 
 

@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, pairwise
 
 import numpy as np
 import pyarrow as pa
 
-from data_prep.clean import EXACT_DUPLICATES, Counts, Filters, Sides
+from data_prep.clean import EXACT_DUPLICATES, OTHER_SPLIT, Counts, Filters, Sides, Split
 from data_prep.dedup import Run
 from data_prep.readers.reader import Paragraphs, ScoredPair
 from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, UNK
@@ -24,13 +24,15 @@ Ragged = tuple[np.ndarray, np.ndarray]  # sequences one after the other: values 
 class IdEncoder:
     """How the text of one input becomes ids: vocabulary, languages of the sides, filters.
 
-    `run` notes the text that is written, for the removal of duplicates; None where that is not asked for.
+    `run` notes the text that is written, for the removal of duplicates; `split` is the part of the text that is read;
+    None where that is not asked for.
     """
 
     vocabulary: Vocabulary
     languages: tuple[str, ...]
     filters: Filters = Filters()  # noqa: RUF009 - frozen
     run: Run | None = None
+    split: Split | None = None
 
     def documents(self, paragraphs: Iterable[Paragraphs], counts: Counts) -> Iterator[pa.RecordBatch]:
         """Record batches of schema DOCUMENTS.
@@ -41,6 +43,10 @@ class IdEncoder:
         for lines, of_document in paragraphs:
             owner = np.repeat(np.arange(len(of_document)), of_document)
             reasons = _Reasons(len(lines))
+            if self.split is not None:  # before the filters, of which some depend on what else is read
+                ends = np.cumsum(of_document).tolist()
+                documents = ("\n".join(lines[first:last]) for first, last in pairwise([0, *ends]))
+                reasons.add(OTHER_SPLIT, self.split.left_out(documents)[owner])
             self._text_filters(reasons, Sides((lines,), self.languages))
             kept = reasons.kept
             encoded = self.vocabulary.encode_lines(_kept(lines, kept))
@@ -72,6 +78,9 @@ class IdEncoder:
             batch: tuple[list[str], list[str]] = ([a for a, _, _ in scored], [b for _, b, _ in scored])
             scores = np.array([np.nan if score is None else score for _, _, score in scored])
             reasons = _Reasons(len(scored))
+            if self.split is not None:  # by English, whose sentences have translations in several languages
+                side = self.languages.index("en" if "en" in self.languages else min(self.languages))
+                reasons.add(OTHER_SPLIT, self.split.left_out(batch[side]))
             self._text_filters(reasons, Sides(batch, self.languages, scores))
             kept = reasons.kept
             sides = [self.vocabulary.encode_lines(_kept(side, kept)) for side in batch]

@@ -9,10 +9,12 @@
 set -euo pipefail
 . slurm/job.sh
 
-XLME_WORK=${XLME_WORK:-.}                                # vocab/, encoded/ and mixed/ are made in it
+XLME_WORK=${XLME_WORK:-.}                                # vocab/, encoded/, mixed/ and heldout/ are made in it
 XLME_TEXT=${XLME_TEXT:---mono mono --para para}          # or: --corpus cc100 --where cc100=/data/cc100 ...
 XLME_VOCAB=${XLME_VOCAB:---model sentencepiece.bpe.model}  # XLM-R's; or to train one: "$XLME_TEXT --size 250002"
 XLME_MIX=${XLME_MIX:---row-tokens 512 --alpha 0.7 --mono-rows 256000000 --para-rows 256000000}
+XLME_HELDOUT_SHARE=${XLME_HELDOUT_SHARE-0.001}           # of documents and pairs, kept out of training; empty: none
+XLME_HELDOUT_ROWS=${XLME_HELDOUT_ROWS:-512}              # of each task, every language the same share of them
 split text "$XLME_TEXT"
 split vocab "$XLME_VOCAB"
 split mix "$XLME_MIX"
@@ -29,7 +31,24 @@ submit() {  # submit SBATCH_OPTION... -- STAGE FLAG...
 }
 
 submit "$@" --nodes=1 -- vocab "${vocab[@]}" --out "$XLME_WORK/vocab"
-submit "$@" -- encode "${text[@]}" --vocab "$XLME_WORK/vocab" --out "$XLME_WORK/encoded"
-submit "$@" -- mix --encoded "$XLME_WORK/encoded" --vocab "$XLME_WORK/vocab" --out "$XLME_WORK/mixed" "${mix[@]}"
-submit "$@" -- verify --data "$XLME_WORK/mixed"
+prepare() {  # prepare ENCODED MIXED "ENCODE'S FLAGS" MIX'S FLAG...
+    local encoded=$XLME_WORK/$1 mixed=$XLME_WORK/$2 part=$3
+    shift 3
+    # shellcheck disable=SC2086  # words without spaces inside
+    submit "${options[@]}" -- encode "${text[@]}" --vocab "$XLME_WORK/vocab" --out "$encoded" $part
+    submit "${options[@]}" -- mix --encoded "$encoded" --vocab "$XLME_WORK/vocab" --out "$mixed" "$@"
+    submit "${options[@]}" -- verify --data "$mixed"
+}
+
+options=("$@")
+share=${XLME_HELDOUT_SHARE:+--heldout-share $XLME_HELDOUT_SHARE}
+if [ -n "$share" ]; then
+    few=("${mix[@]}" --alpha 0)
+    for ((n = 0; n < ${#few[@]}; n++)); do case ${few[n]} in
+        --mono-rows | --para-rows) few[n + 1]=$XLME_HELDOUT_ROWS ;;
+        --mono-rows=* | --para-rows=*) few[n]=${few[n]%%=*}=$XLME_HELDOUT_ROWS ;;
+    esac; done
+    prepare encoded_heldout heldout "--split heldout $share" "${few[@]}"
+fi
+prepare encoded mixed "${share:+--split train $share}" "${mix[@]}"
 echo "$last"

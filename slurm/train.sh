@@ -8,12 +8,18 @@ if [ -n "${SLURM_RESTART_COUNT:-}" ] && [ -d "$XLME_OUT" ]; then
     flock --timeout 600 "$XLME_OUT/.lock" true || true
 fi
 
+# What prep.sh keeps out of training; XLME_HELDOUT= names none.
+XLME_HELDOUT=${XLME_HELDOUT-$(dirname "$XLME_DATA")/heldout}
+heldout=()
+if [ -n "$XLME_HELDOUT" ] && [ -d "$XLME_HELDOUT" ]; then heldout=(--heldout "$XLME_HELDOUT"); fi
+
 choose_port
 status=0
 # A dead rank would leave the others waiting in a collective: srun ends them all. Its exit code is the worst of them.
 # --wait=0: the first rank writes the report when the others have left, which some sites allow only for a while.
 srun --kill-on-bad-exit=1 --wait=0 \
-    "${python[@]}" -m xlme_ds.pretrain --recipe "$XLME_RECIPE" --data "$XLME_DATA" --out "$XLME_OUT" "$@" || status=$?
+    "${python[@]}" -m xlme_ds.pretrain --recipe "$XLME_RECIPE" --data "$XLME_DATA" --out "$XLME_OUT" \
+    "${heldout[@]}" "$@" || status=$?
 
 [ -e "$XLME_OUT/finished.json" ] || end_of_try $status
 exit $status

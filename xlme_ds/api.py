@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .cli import in_words, number
+from .cli import in_words, note, number
 from .config import RunConfig
 from .counting import count_parameters, flops_per_step
 from .data.schema import LAYOUTS
@@ -55,6 +55,12 @@ def pretrain(
     _validate(config)
     if profiled < 0:
         raise SharedError(f"--profile {profiled} is no number of steps: it must be at least 1, or 0 for none")
+
+    if heldout is None:
+        note(
+            "no --heldout: nothing will show whether the model gets better on text that it has not read; "
+            "`data_prep encode --split` keeps some out"
+        )
 
     def report(state: dict[str, Tensor]) -> Path:
         showcase(out, config, state, data, heldout)

@@ -121,6 +121,8 @@ def prepared(cluster: Cluster, folder: Path) -> Job:
         "XLME_TEXT": text,
         "XLME_VOCAB": f"{text} --size 160",
         "XLME_MIX": "--row-tokens 32 --alpha 0.7 --mono-rows 100 --para-rows 100",
+        "XLME_HELDOUT_SHARE": 0.2,
+        "XLME_HELDOUT_ROWS": 8,
     }
     command = ["bash", "slurm/prep.sh", "--output", str(cluster.logs / "%j.out"), *SMALL]
     return cluster.job(slurm(*command, **variables))
@@ -164,8 +166,9 @@ def alone(cluster: Cluster, folder: Path, disturbed: Job) -> Path:
 
 
 def test_stages_run_over_mpi_one_after_the_other(cluster: Cluster, disturbed: Job, prepared: Job) -> None:
-    said = [cluster.job(str(number)).said() for number in range(prepared.number - 3, prepared.number + 1)]
-    for stage, text in zip(("vocab", "encoded", "mixed", "mixed"), said, strict=True):
+    said = [cluster.job(str(number)).said() for number in range(prepared.number - 6, prepared.number + 1)]
+    stages = ("vocab", "encoded_heldout", "heldout", "heldout", "encoded", "mixed", "mixed")
+    for stage, text in zip(stages, said, strict=True):
         assert stage in text, said
 
 
@@ -174,6 +177,7 @@ def test_a_run_survives_a_signal_and_the_loss_of_a_node(disturbed: Job, folder: 
     assert disturbed.field("Restarts") == "2"
     assert said.count("starting at step 0 ") == 1 and said.count("resuming after step ") == 2, said
     assert "requeueing job" in said and (folder / "disturbed/report.html").exists()
+    assert (folder / "disturbed/heldout.jsonl").exists(), "the job passes --heldout"
     ours, theirs = (load_file(out / "model/model.safetensors") for out in (folder / "disturbed", alone))
     assert ours.keys() == theirs.keys()
     for name in ours:

@@ -1,6 +1,6 @@
 """From settings to a ready engine: the one place where parallelism, precision and DeepSpeed's configuration meet."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..config import DataConfig, EngineConfig, ModelConfig, RunConfig, Training, refuse
+from ..config import Check, DataConfig, EngineConfig, ModelConfig, RunConfig, Training, refuse
 from ..data.loader import Loader
 from ..data.vocabulary import Vocabulary
 from ..models.execution import applied
@@ -99,7 +99,24 @@ def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> L
     )
     if like is not None and loader.vocabulary_sha256 != like.vocabulary_sha256:
         raise ValueError(f"{folder} and {like.folder} were encoded with different vocabularies: encode both with one")
+    refuse(_split_checks(loader, like) if like is not None else ())
     return loader
+
+
+def _split_checks(unseen: Loader, trained: Loader) -> Iterator[Check]:
+    """That rows which `data_prep encode --split` held out are in no training data, and none are evaluated that were
+    not held out; folders without a split are taken as they are."""
+    for task, store in unseen.stores.items():
+        theirs, ours = (
+            (of.manifest.settings.get("split", "all"), of.manifest.settings.get("heldout_share"))
+            for of in (store, trained.stores[task])
+        )
+        yield (
+            theirs[0] == "all" or (theirs[0] == "heldout" and ours == ("train", theirs[1])),
+            f"{store.folder} is text of encode --split {theirs[0]} --heldout-share {theirs[1]}, and {trained.folder} "
+            f"of --split {ours[0]}{f' --heldout-share {ours[1]}' if ours[1] else ''}: encode the training text with "
+            "--split train and this with --split heldout, of one share",
+        )
 
 
 def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None, known: Known | None = None) -> Engine:

@@ -1,0 +1,170 @@
+"""`encode --split`: both parts together are the corpus, and equal texts are on one side, by hashes taken here."""
+
+import json
+import lzma
+from collections import Counter
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from data_prep.encode import EncodeConfig, run
+from data_prep.mix import MixConfig
+from data_prep.mix import run as mix
+from tests.data_prep.test_encode import Run, records, tree
+from xlme_ds.config import DataConfig, ModelConfig
+from xlme_ds.data.loader import Loader
+from xlme_ds.data.schema import read_manifest
+from xlme_ds.engine.build import fitting
+
+SHARE = 0.25
+PARTS = ("train", "heldout")
+
+
+def held_out(text: str) -> bool:
+    digest = blake2b(text.encode(), digest_size=8, person=b"xlme held out").digest()
+    return int.from_bytes(digest, "little") < SHARE * 2**64
+
+
+DIGITS = ["one", "two", "three", "four", "five", "ten", "nine", "human", "being", "rights"]
+
+
+def spelt(number: int) -> str:
+    """In the letters of the small vocabulary."""
+    return " ".join(DIGITS[int(digit)] for digit in f"{number:02}")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixty documents, the first twenty in all three files; English sentences with German, French and no English."""
+    folder = tmp_path_factory.mktemp("split")
+    words = [spelt(n) for n in range(60)]
+    documents = [[text, "", "same line everywhere"] if n % 3 else [text] for n, text in enumerate(words)]
+    (folder / "mono").mkdir()
+    (folder / "para").mkdir()
+    lines = ["\n".join(filter(None, document)) for document in documents]
+    (folder / "mono" / "en.txt").write_text("\n\n".join(lines[:40]))
+    (folder / "mono" / "de.txt.xz").write_bytes(lzma.compress("\n\n".join(lines[:20]).encode()))
+    whole = [*lines[:20], *lines[40:]]
+    (folder / "mono" / "fr.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in whole))
+    for pair, first, second in (
+        ("de-en", [f"Satz {spelt(n)}" for n in range(60)], words),
+        ("en-fr", words[::-1], [f"phrase {spelt(n)}" for n in range(59, -1, -1)]),
+        ("de-fr", [f"Satz {spelt(n)}" for n in range(60)], [f"phrase {spelt(n)}" for n in range(60)]),
+    ):
+        for code, side in zip(pair.split("-"), (first, second), strict=True):
+            (folder / "para" / f"X.{pair}.{code}").write_text("\n".join(side) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encoded(corpus: Path, vocab: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("encoded")
+    asked = EncodeConfig(vocab, out, mono=corpus / "mono", para=corpus / "para", heldout_share=SHARE)
+    for part in ("all", *PARTS):
+        run(replace(asked, out=out / part, split=part))  # type: ignore[arg-type]
+    return out
+
+
+def test_both_parts_are_the_corpus(encoded: Path, corpus: Path) -> None:
+    for task, names in (("mono", ("en", "de", "fr")), ("para", ("de-en", "en-fr", "de-fr"))):
+        for name in names:
+            whole, train, heldout = (
+                Counter(map(str, records(encoded / part / task, name))) for part in ("all", *PARTS)
+            )
+            assert train + heldout == whole and not train.keys() & heldout.keys() and train and heldout
+            for part in PARTS:
+                counts = read_manifest(encoded / part / task).counts["by_language"][name]
+                unit = "documents" if task == "mono" else "pairs"
+                assert counts[f"{unit}_in"] == counts[unit] + counts["dropped"]["other_split"] == whole.total()
+    settings = read_manifest(encoded / "train/mono").settings
+    assert (settings["split"], settings["heldout_share"]) == ("train", SHARE)
+    assert "split" not in read_manifest(encoded / "all/mono").settings
+
+
+def test_the_text_alone_decides(encoded: Path, corpus: Path, vocab: Path) -> None:
+    from xlme_ds.data.vocabulary import Vocabulary
+
+    vocabulary = Vocabulary(vocab)
+
+    def ids(text: str) -> list[int]:
+        return [token for line in text.split("\n") for token in vocabulary.encode(line).tolist()]
+
+    documents = (corpus / "mono/en.txt").read_text().split("\n\n")
+    expected = [ids(text) for text in documents if held_out(text)]
+    found = [record[0][:-1] for record in records(encoded / "heldout/mono", "en")]
+    assert found == expected and 3 < len(found) < 20
+    shared = Counter(map(str, found)) & Counter(str(ids(text)) for text in documents[:20])
+    for language in ("de", "fr"):  # other files, formats and compression
+        there = Counter(str(record[0][:-1]) for record in records(encoded / "heldout/mono", language))
+        assert there & Counter(str(ids(text)) for text in documents[:20]) == shared
+    english = [line for line in (corpus / "para/X.de-en.en").read_text().splitlines() if held_out(line)]
+    for name, side in (("de-en", 1), ("en-fr", 0)):
+        there = [record[side] for record in records(encoded / "heldout/para", name)]
+        assert sorted(there) == sorted(ids(line) for line in english)
+    german = [line for line in (corpus / "para/X.de-fr.de").read_text().splitlines() if held_out(line)]
+    assert [record[0] for record in records(encoded / "heldout/para", "de-fr")] == [ids(line) for line in german]
+
+
+@pytest.mark.parametrize("ranks", [0, 3])
+def test_the_same_bytes_for_any_number_of_processes(
+    encoded: Path, corpus: Path, vocab: Path, tmp_path: Path, data_prep: Run, ranks: int
+) -> None:
+    folders = ("--mono", corpus / "mono", "--para", corpus / "para", "--vocab", vocab, "--out", tmp_path / "out")
+    processes = () if ranks else ("--processes", 3)
+    split = ("--split", "heldout", "--heldout-share", SHARE)
+    done = data_prep("encode", *folders, *split, *processes, ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    assert "gave no text" not in done.stderr
+    assert tree(tmp_path / "out") == tree(encoded / "heldout")
+
+
+def test_duplicates_are_removed_on_each_side_alone(corpus: Path, vocab: Path, tmp_path: Path) -> None:
+    """The line that two thirds of the documents share stays once in each part, and moves no document."""
+    (tmp_path / "c.toml").write_text(
+        f'name = "c"\nwhere = "{corpus}/mono"\nformat = "cc100"\nfiles = "{{lang}}.txt"\nlanguages = ["en"]\n'
+        "[filters.exact_duplicates]\n"
+    )
+    documents = (corpus / "mono/en.txt").read_text().split("\n\n")
+    for part in PARTS:
+        asked = EncodeConfig(vocab, tmp_path / part, corpus=(str(tmp_path / "c.toml"),), heldout_share=SHARE)
+        run(replace(asked, split=part))  # type: ignore[arg-type]
+        own = [text.split("\n") for text in documents if held_out(text) == (part == "heldout")]
+        counts = read_manifest(tmp_path / part / "mono").counts["by_language"]["en"]
+        assert counts["documents"] == len(own)
+        assert counts["removed"]["exact_duplicates"] == sum(len(lines) - 1 for lines in own) - 1
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, 1.5, -0.1])
+def test_a_share_of_nothing(corpus: Path, vocab: Path, tmp_path: Path, share: float) -> None:
+    with pytest.raises(ValueError, match=r"--heldout-share is .*: it must be between 0 and 1"):
+        run(EncodeConfig(vocab, tmp_path, mono=corpus / "mono", split="train", heldout_share=share))
+
+
+def test_another_share_into_the_folder(encoded: Path, corpus: Path, vocab: Path) -> None:
+    asked = EncodeConfig(vocab, encoded / "train", mono=corpus / "mono", split="train", heldout_share=0.1)
+    with pytest.raises(ValueError, match=r"heldout_share was 0\.25, now 0\.1"):
+        run(asked)
+
+
+def test_held_out_text_is_not_trained_on(encoded: Path, vocab: Path, tmp_path: Path) -> None:
+    """Of the folders that mix makes of the parts, only those of one share go together."""
+    loaders = {}
+    for part in ("all", *PARTS):
+        asked = MixConfig(encoded / part, vocab, tmp_path / part, mono_rows=4, para_rows=4, row_tokens=64, alpha=0.0)
+        mix(asked)
+        loaders[part] = Loader(tmp_path / part, DataConfig(4, 4, micro_batch=4), 1, 0.15)
+    model = ModelConfig(vocabulary=loaders["all"].vocabulary_size, max_positions=64)
+    for theirs, ours in (("heldout", "train"), ("all", "all"), ("all", "train")):
+        fitting(loaders[theirs], model, loaders[ours])
+    for theirs, ours in (("heldout", "all"), ("heldout", "heldout"), ("train", "train"), ("train", "all")):
+        with pytest.raises(ValueError, match=rf"is text of encode --split {theirs} .* of --split {ours}"):
+            fitting(loaders[theirs], model, loaders[ours])
+    used = read_manifest(tmp_path / "heldout/mono").counts["by_language"]
+    assert used.keys() == {"de", "en", "fr"} and max(c["used"] for c in used.values()) <= 2  # alpha 0
+    for part in PARTS:
+        batch = pa.ipc.open_file(next((tmp_path / part / "mono").glob("*.arrow"))).read_all()
+        assert np.shape(batch["tokens"].to_pylist()) == (4, 64)
