@@ -50,6 +50,7 @@ EXTRAS = {
     "triton": ['triton>=3.5; platform_system == "Linux"'],
     "dev": [
         "pytest>=8",
+        "pytest-xdist>=3.6",  # make test runs two files of tests at a time
         "hypothesis>=6",
         "ruff>=0.12",
         "mypy>=1.15",

@@ -51,7 +51,8 @@ def environment(**variables: object) -> dict[str, str]:
 # Loaded by the time a process is forked, which saves it five seconds: what comes from elsewhere, nothing of ours.
 PRELOADED = (
     "torch._dynamo", "torch.distributed", "torch.utils.tensorboard", "deepspeed",
-    "deepspeed.runtime.zero.muon.muon_optimizer", "numba", "tyro", "matplotlib.pyplot", "sentencepiece",
+    "deepspeed.runtime.zero.muon.muon_optimizer", "numba", "tyro", "rich.progress",
+    "matplotlib.pyplot", "sentencepiece",
 )  # fmt: skip
 # Read while a process starts or by what is loaded: the same for all that are forked.
 FIXED = ("OMP_NUM_THREADS", "DS_ACCELERATOR", "PYTHONWARNINGS", "PYTHONPATH", "PYTHONHASHSEED")
