@@ -1,4 +1,4 @@
-"""Starting the ranks of a test as a launcher would."""
+"""Starting the ranks of a test as a launcher would, and other Python processes: forked, not loaded anew."""
 
 import atexit
 import contextlib
