@@ -1,7 +1,8 @@
 # make install   the environment in .venv, from the pinned set in constraints.txt
 # make pretrain  sample corpus -> data preparation -> pre-training -> runs/quickstart/report.html   (FRESH=1: start over)
 # make xl-step   three steps of the 2.4B-parameter XL in 20 GB of memory (80 GB of disk, libaio-dev, half an hour)
-# make test      the tests           make checks    ruff, mypy, import floors, and the site of docs/ in build/site
+# make test      the tests, two files of them at a time
+# make checks    ruff, mypy, import floors, and the site of docs/ in build/site
 #
 # On Linux a plain package index gives torch with CUDA; point pip at torch's CPU wheels first for the smaller build.
 
@@ -36,7 +37,7 @@ xl-step: $(STAMP)
 	@$(VENV)/bin/python -m bench.xl_step --out runs/xl_step
 
 test: $(STAMP)
-	@$(VENV)/bin/python -m pytest
+	@$(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 checks: $(STAMP)
 	@$(VENV)/bin/ruff format --check -q .

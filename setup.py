@@ -51,6 +51,7 @@ EXTRAS = {
     "wandb": ["wandb>=0.19"],  # train.wandb
     "dev": [
         "pytest>=8",
+        "pytest-xdist>=3.6",  # make test runs two files of tests at a time
         "hypothesis>=6",
         "ruff>=0.12",
         "mypy>=1.15",

@@ -7,6 +7,18 @@ import pytest
 
 from xlme_ds.engine.ranks import TORCH_VARIABLES
 
+# Files that take minutes, the longest first: `make test` runs two files at a time, and both ends come together.
+LONG = (
+    "engine/test_parity", "plan/test_memory", "finetune/test_run", "e2e/test_resume", "engine/test_elastic",
+    "e2e/test_compare", "engine/test_offload", "faults/test_campaign", "e2e/test_one_encoder", "slurm/test_jobs",
+    "e2e/test_quickstart", "engine/test_optimizer_rule", "faults/test_bad_steps", "data_prep/test_encode",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {f"tests/{name}.py": place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+
 
 @pytest.fixture(scope="module", autouse=True)
 def launcher_variables() -> Iterator[None]:

@@ -1,10 +1,24 @@
-"""Starting the ranks of a test as a launcher would."""
+"""Starting the ranks of a test as a launcher would, and other Python processes: forked, not loaded anew."""
 
+import atexit
+import contextlib
+import gc
+import importlib
+import json
 import os
+import runpy
+import select
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
+import traceback
+import types
+from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -34,22 +48,163 @@ def environment(**variables: object) -> dict[str, str]:
     return base | {key: str(value) for key, value in variables.items()}
 
 
-def run_ranks(world: int, arguments: list[str], timeout: float = 600) -> list[subprocess.CompletedProcess[str]]:
+# Loaded by the time a process is forked, which saves it five seconds: what comes from elsewhere, nothing of ours.
+PRELOADED = (
+    "torch._dynamo", "torch.distributed", "torch.utils.tensorboard", "deepspeed",
+    "deepspeed.runtime.zero.muon.muon_optimizer", "numba", "tyro", "rich.progress",
+    "matplotlib.pyplot", "sentencepiece",
+)  # fmt: skip
+# Read while a process starts or by what is loaded: the same for all that are forked.
+FIXED = ("OMP_NUM_THREADS", "DS_ACCELERATOR", "PYTHONWARNINGS", "PYTHONPATH", "PYTHONHASHSEED")
+
+
+class Python:
+    """`python ARGUMENTS` (-m, -c or a file), forked from a process that has loaded torch and DeepSpeed.
+
+    Even ranks come from one such process and odd ones from another: their hashes of strings differ, as they do where
+    every rank starts by itself. Tests of starting itself use `subprocess`.
+    """
+
+    _parents: ClassVar[dict[int, socket.socket]] = {}
+
+    def __init__(self, arguments: Sequence[str], **variables: object):
+        self.args, self.returncode = list(arguments), None
+        self._files = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        env = environment(**variables)
+        request = {"arguments": self.args, "env": env, "fixed": [env.get(name) for name in FIXED]}
+        self._told, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            files = [theirs.fileno(), *(file.fileno() for file in self._files)]
+            socket.send_fds(self._parent(int(env.get("RANK", 0)) % 2), [json.dumps(request).encode()], files)
+        said = self._told.recv(64)
+        assert said, f"one of {FIXED} differs: start it with subprocess"
+        self.pid = int(said)
+
+    @classmethod
+    def _parent(cls, number: int) -> socket.socket:
+        if number not in cls._parents:
+            cls._parents[number], theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:  # it ends when this process has ended
+                command = [sys.executable, "-m", "tests.launch"]
+                subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=theirs)
+        return cls._parents[number]
+
+    def poll(self) -> int | None:
+        """The exit code, minus the number of a signal; None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._told], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            self.returncode = int(self._told.recv(64))
+            self._told.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for the end; stdout and stderr."""
+        self.wait(timeout)
+        texts = []
+        for file in self._files:
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+            file.close()
+        return texts[0], texts[1]
+
+    def completed(self, timeout: float | None = None) -> "subprocess.CompletedProcess[str]":
+        out, err = self.communicate(timeout)
+        return subprocess.CompletedProcess(self.args, self.wait(), out, err)
+
+
+def python(*arguments: str, **variables: object) -> "subprocess.CompletedProcess[str]":
+    """`python ARGUMENTS` to its end."""
+    return Python(arguments, **variables).completed()
+
+
+def run_ranks(world: int, arguments: list[str], timeout: float = 600) -> list["subprocess.CompletedProcess[str]"]:
     """Run `python ARGUMENTS` on `world` ranks and wait for all."""
     port = free_port()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=ROOT,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment(**distributed(rank, world, port)),
-        )
-        for rank in range(world)
-    ]
-    done = []
-    for process in processes:
-        out, err = process.communicate(timeout=timeout)
-        done.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
-    return done
+    ranks = [Python(arguments, **distributed(rank, world, port)) for rank in range(world)]
+    return [rank.completed(timeout) for rank in ranks]
+
+
+def _serve(requests: socket.socket) -> None:
+    """Fork a process for every request, until the tests have ended."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.freeze()
+    assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
+    fixed = [os.environ.get(name) for name in FIXED]
+    signal.signal(signal.SIGCHLD, _reap)
+    while True:
+        message, files, *_ = socket.recv_fds(requests, 1 << 20, 3)
+        if not message:
+            return
+        request = json.loads(message)
+        if request["fixed"] == fixed and os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            requests.close()
+            child = os.fork()
+            if child == 0:
+                _become(request["arguments"], request["env"], files)
+            with socket.socket(fileno=files[0]) as told:  # of the number of the process, and how it ended
+                told.send(str(child).encode())
+                told.send(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])).encode())
+            os._exit(0)
+        for file in files:
+            os.close(file)
+
+
+def _reap(*_: object) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _become(arguments: list[str], env: dict[str, str], files: list[int]) -> NoReturn:
+    """Do what Python does with these arguments, and end as it ends."""
+    for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), *files[1:])):
+        os.dup2(file, number)
+    os.closerange(3, max(files) + 1)
+    os.environ.clear()
+    os.environ.update(env)
+    code = 1
+    try:
+        match arguments:
+            case ["-m", name, *rest]:
+                sys.argv = [name, *rest]
+                runpy.run_module(name, run_name="__main__", alter_sys=True)
+            case ["-c", program, *rest]:
+                sys.argv, main = ["-c", *rest], types.ModuleType("__main__")
+                sys.modules["__main__"] = main
+                exec(compile(program, "<string>", "exec"), main.__dict__)
+            case [path, *rest]:
+                sys.argv = [path, *rest]
+                sys.path.insert(0, str(Path(path).parent))
+                runpy.run_path(path, run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if end.code is not None and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]  # threads that are not daemons end first
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve(socket.socket(fileno=os.dup(0)))

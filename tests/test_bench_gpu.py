@@ -14,7 +14,7 @@ from bench.gpu import SECTIONS, Report
 from bench.gpu_parity import CASES, parity
 from bench.gpu_steps import Device
 from bench.synthetic import synthetic_batch
-from tests.launch import environment
+from tests.launch import environment, python
 from xlme_ds.data.schema import EOS, PAD
 from xlme_ds.models import attention, layers
 
@@ -39,8 +39,11 @@ def measured(out: Path, engine: str, sections: tuple[str, ...] = SECTIONS, absen
         f"import sys; sys.modules |= dict.fromkeys({absent}); from bench.gpu import main; sys.exit(main(sys.argv[1:]))"
     )
     flags = f"--device cpu --quick --json --engine {engine} --out {out} --sections {' '.join(sections)}".split()
-    command = [sys.executable, "-c", program, *flags]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment())
+    if absent:
+        command = [sys.executable, "-c", program, *flags]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment())
+    else:
+        done = python("-m", "bench.gpu", *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads((out / "gpu.json").read_text())
     assert json.loads(done.stdout) == figures

@@ -2,26 +2,19 @@
 
 import json
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.launch import ROOT, environment
+from tests.launch import python
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, RunConfig, TrainConfig
 from xlme_ds.recipes import RECIPES, recipe
 from xlme_ds.validate import deepspeed_settings, validate
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "xlme_ds.pretrain", *arguments],
-        cwd=ROOT,
-        env=environment(),
-        text=True,
-        capture_output=True,
-    )
+    return python("-m", "xlme_ds.pretrain", *arguments)
 
 
 def test_unknown_override_names_the_nearest() -> None:

@@ -2,14 +2,12 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.launch import ROOT, environment
+from tests.launch import ROOT, python
 
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.name != "lab_log.md")]
 WITH_COMMANDS = ("evaluate", "checkpoint", "report")
@@ -33,8 +31,7 @@ def commands(page: Path) -> list[list[str]]:
 
 @cache
 def help_of(*words: str) -> str:
-    command = [sys.executable, "-W", "ignore", "-m", *words, "--help"]
-    shown = subprocess.run(command, cwd=ROOT, env=environment(COLUMNS=200), capture_output=True, text=True)
+    shown = python("-m", *words, "--help", COLUMNS=200)
     assert shown.returncode == 0, f"{' '.join(words)} --help: {shown.stderr[-500:]}"
     return shown.stdout
 

@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.launch import python
 from tests.small import SMALL, language_model, lively, model, usual_batch
 from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, TrainConfig
 from xlme_ds.counting import count_parameters, flops_per_step, work_of
@@ -146,7 +146,7 @@ def test_published_parameters_of_xlm() -> None:
 
 
 def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "xlme_ds.plan", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return python("-m", "xlme_ds.plan", *arguments)
 
 
 def test_the_command_prints_json_with_overrides() -> None:

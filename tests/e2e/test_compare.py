@@ -3,7 +3,6 @@ off."""
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.finetune.tasks import write_entities
-from tests.launch import ROOT, environment
+from tests.launch import python
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.compare.__main__ import CompareSettings, planned
 from xlme_ds.compare.results import Value, overtaken
@@ -28,8 +27,7 @@ SETTINGS = (
 
 
 def run(*words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", *words]
-    return subprocess.run(command, cwd=ROOT, env=environment(), text=True, capture_output=True)
+    return python("-m", *words)
 
 
 @pytest.fixture(scope="module")

@@ -3,15 +3,13 @@ started from."""
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.launch import ROOT, environment, run_ranks
+from tests.launch import python, run_ranks
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.audit import examine
 from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig
@@ -91,11 +89,7 @@ def test_report(folder: Path) -> None:
 
 
 def test_export_and_evaluation(folder: Path, tmp_path: Path) -> None:
-    def run(*words: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", *words]
-        return subprocess.run(command, cwd=ROOT, env=environment(), text=True, capture_output=True)
-
-    done = run("xlme_ds.export", "--run", str(folder / "alone"), "--to", str(tmp_path / "export"))
+    done = python("-m", "xlme_ds.export", "--run", str(folder / "alone"), "--to", str(tmp_path / "export"))
     assert done.returncode == 0, done.stderr
     config = json.loads((tmp_path / "export/config.json").read_text())
     assert config["architectures"] == ["XLMEForMaskedLM"] and not (tmp_path / "export/generator").exists()
@@ -107,13 +101,13 @@ def test_export_and_evaluation(folder: Path, tmp_path: Path) -> None:
     assert torch.equal(torch.cat([ours["embedding_0"], ours["embedding_1"]]), theirs["embedding_0"])
     assert all(torch.equal(theirs[name], value) for name, value in ours.items() if not name.startswith("embedding"))
     pairs = ["xlme_ds.evaluate", "pairs", "--data", str(folder / "heldout"), "--model", str(folder / "alone")]
-    done = run(*pairs, "--random", "--json")
+    done = python("-m", *pairs, "--random", "--json")
     assert done.returncode == 0, done.stderr
     trained, untrained = json.loads(done.stdout)["models"]
     retrieval = json.loads((folder / "alone/retrieval.json").read_text())
     for found, when in ((trained, "after"), (untrained, "before")):
         assert found["overall"]["en_xx"] == pytest.approx(retrieval[when]["overall"]["en_xx"])
-    done = run(*pairs, "--which", "generator")
+    done = python("-m", *pairs, "--which", "generator")
     assert done.returncode == 2 and "was trained for mlm and has no generator: name encoder" in done.stderr
 
 
@@ -187,6 +181,6 @@ def test_other_models_start_from_it(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="was trained for mlm and has no discriminator: name encoder"):
         known("discriminator", "mlm")
     words = ["--run", str(folder / "alone"), "--to", str(tmp_path / "export")]
-    subprocess.run([sys.executable, "-m", "xlme_ds.export", *words], cwd=ROOT, env=environment(), check=True)
+    assert python("-m", "xlme_ds.export", *words).returncode == 0
     found = known("encoder", "mlm", tmp_path / "export")
     assert torch.equal(found["masked_head.bias"], state["masked_head.bias"])  # an export keeps its head

@@ -6,14 +6,13 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
 
-from tests.launch import ROOT, environment, free_port
+from tests.launch import ROOT, environment, free_port, python
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.train.run_folder import RunFolder
 
@@ -181,8 +180,7 @@ def test_it_goes_on_in_one_process_of_plain_torch(folder: Path, runs: tuple[Path
     moved = folder / "moved"
     shutil.copytree(runs[0], moved)
     shutil.rmtree(moved / "checkpoints" / f"step_{STEPS:08d}")
-    command = [sys.executable, "-m", *pretrain(folder, moved, engine__kind="plain")]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    done = python("-m", *pretrain(folder, moved, engine__kind="plain"))
     assert done.returncode == 0, done.stderr
     assert "resuming after step 36 of 40, 1 processes" in done.stdout
     ours, theirs = (lines(run / "metrics.jsonl") for run in (moved, runs[0]))

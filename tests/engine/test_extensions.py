@@ -2,14 +2,12 @@
 meet in it."""
 
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.launch import ROOT, environment
+from tests.launch import Python
 
 # As DeepSpeed does it: torch's own `load`, looked up where it is called.
 LOAD = """
@@ -38,13 +36,11 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def load(source: Path) -> subprocess.Popen[str]:
-    env = environment(TORCH_EXTENSIONS_DIR=source.parent / "extensions")
-    command = [sys.executable, "-c", LOAD, str(source)]
-    return subprocess.Popen(command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def load(source: Path) -> Python:
+    return Python(["-c", LOAD, str(source)], TORCH_EXTENSIONS_DIR=source.parent / "extensions")
 
 
-def end(process: subprocess.Popen[str]) -> str:
+def end(process: Python) -> str:
     out, err = process.communicate(timeout=120)  # a lock that is waited for is waited for without end
     assert (process.returncode, out) == (0, "answer 42\n"), err
     return err

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch import ROOT, environment, free_port
+from tests.launch import ROOT, environment, free_port, python
 from xlme_ds.engine.ranks import first_host, rendezvous
 
 # Of Slurm 22.05: sbatch --nodes=2 --ntasks-per-node=2, the batch script itself and task 3 of srun in it.
@@ -91,9 +91,7 @@ def test_first_host(nodes: str, first: str) -> None:
 def command(**variables: object) -> str:
     """The last line of the command's error, which it must leave with exit code 2."""
     words = ["-m", "xlme_ds.pretrain", "--recipe", "quickstart", "--data", "nowhere", "--out", "nowhere"]
-    done = subprocess.run(
-        [sys.executable, *words], cwd=ROOT, env=environment(**variables), text=True, capture_output=True
-    )
+    done = python(*words, **variables)
     assert done.returncode == 2, done.stderr
     return done.stderr.splitlines()[-1]
 

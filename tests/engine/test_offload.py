@@ -4,8 +4,6 @@ Offloading to the CPU's memory is in the matrix of test_parity.py.
 """
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +13,10 @@ from deepspeed.ops.op_builder import AsyncIOBuilder
 from safetensors.numpy import load_file
 
 from tests.engine.worker import tiny
-from tests.launch import environment, run_ranks
+from tests.launch import python, run_ranks
 from tests.rows import write_data
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, RunConfig
 from xlme_ds.validate import CONFIG_FOLDER, validate
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +80,8 @@ def async_io() -> None:
         "from xlme_ds.engine.deepspeed_compat import loading_extensions\n"
         "with loading_extensions(): AsyncIOBuilder().load(verbose=False)"
     )
-    subprocess.run([sys.executable, "-c", load], env=environment(), check=True, capture_output=True)
+    done = python("-c", load)
+    assert done.returncode == 0, done.stderr
 
 
 # No size is a multiple of anything: matrices of 7,951 × 69, which DeepSpeed swaps (from 1 MiB on), and smaller
@@ -159,8 +156,7 @@ def test_steps_with_all_state_on_the_disk(tmp_path: Path, async_io: None) -> Non
     )
     words = [*sizes.split(), "vocabulary-blocks", "1", "embedding-sharing", "gdes"]
     flags = [word for name, value in zip(words[::2], words[1::2], strict=True) for word in (f"--model.{name}", value)]
-    command = [sys.executable, "-m", "bench.xl_step", "--out", str(tmp_path / "xl"), "--data", str(data), *flags]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600)
+    done = python("-m", "bench.xl_step", "--out", str(tmp_path / "xl"), "--data", str(data), *flags)
     assert done.returncode == 0, done.stderr[-3000:]
     for line in done.stdout.splitlines()[-2:]:  # of loss and gradient norm
         first, second = (

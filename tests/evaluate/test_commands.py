@@ -1,8 +1,6 @@
 """`python -m xlme_ds.evaluate` on small run folders: tables, JSON, files, several models, and mistakes."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.evaluate.folders import sentence, write_alignment, write_run, write_tatoeba
+from tests.launch import python
 from tests.small import encoder_of
 from xlme_ds.config import ModelConfig
 from xlme_ds.evaluate.__main__ import main
@@ -212,16 +211,7 @@ def test_mistakes_end_in_one_sentence_and_exit_code_2(
 
 
 def test_the_module_is_a_command(run: Path, alignment: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "xlme_ds.evaluate",
-        "align",
-        "--model",
-        str(run),
-        "--data",
-        str(alignment),
-        "--json",
-    ]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    words = ["align", "--model", str(run), "--data", str(alignment), "--json"]
+    result = python("-m", "xlme_ds.evaluate", *words)
+    assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["test"] == "align"

@@ -1,8 +1,6 @@
 """Hugging Face's libraries, kept away from the network and from the caches of this account."""
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import huggingface_hub.constants
 import pytest
 import transformers.dynamic_module_utils
 
-from tests.launch import ROOT, environment
+from tests.launch import python
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.data.vocabulary import Vocabulary
 
@@ -53,7 +51,6 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     command += "--model.heads 4 --model.feed-forward 64 --model.generator-layers 1 --model.discriminator-layers 3 "
     command += "--model.max-positions 32 --model.embedding-sharing gdes"
     folders = ["--data", str(data / "mixed"), "--heldout", str(data / "heldout"), "--out", str(out)]
-    subprocess.run(
-        [sys.executable, "-m", "xlme_ds.pretrain", *command.split(), *folders], cwd=ROOT, env=environment(), check=True
-    )
+    done = python("-m", "xlme_ds.pretrain", *command.split(), *folders)
+    assert done.returncode == 0, done.stderr
     return out

@@ -2,20 +2,16 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.launch import ROOT, environment
+from tests.launch import python
 
 
 def campaign(folder: Path, layout: str, *kinds: str) -> dict:
-    command = [sys.executable, "-m", "tests.faults", "--json", "--quick", "--folder", str(folder), "--seed", "3"]
-    done = subprocess.run(
-        [*command, "--layouts", layout, "--kinds", *kinds], cwd=ROOT, env=environment(), capture_output=True, text=True
-    )
+    words = ["--json", "--quick", "--folder", str(folder), "--seed", "3", "--layouts", layout, "--kinds", *kinds]
+    done = python("-m", "tests.faults", *words)
     assert done.returncode == 0, done.stderr[-6000:]
     return json.loads(done.stdout)
 

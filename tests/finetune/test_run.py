@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from seqeval.metrics import f1_score
 
 from tests.finetune.tasks import write_base, write_entities, write_pairs, write_questions
-from tests.launch import ROOT, environment, run_ranks
+from tests.launch import ROOT, Python, distributed, environment, free_port, python, run_ranks
 from xlme_ds.config import EngineConfig
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.finetune.__main__ import _run
@@ -47,7 +47,7 @@ def scores(out: Path) -> dict:
 
 
 def finetune(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    return python(*arguments)
 
 
 def tagged(path: Path) -> list[list[str]]:
@@ -253,8 +253,15 @@ def test_words_on_two_ranks_and_after_a_stop(base: Path, tmp_path: Path) -> None
     )
 
     broken = words(base, "ner", data, tmp_path / "broken", *zero3)
-    killer = [sys.executable, "-c", KILLER, str(tmp_path / "broken"), *broken]
-    assert subprocess.run(killer, cwd=ROOT, env=environment(), capture_output=True, timeout=300).returncode == 0
+    port = free_port()
+    ranks = [Python(broken, **distributed(rank, 2, port)) for rank in range(2)]
+    while not list((tmp_path / "broken").glob("checkpoints/step_????????/complete.json")):
+        assert all(rank.poll() is None for rank in ranks)
+        time.sleep(0.02)
+    for rank in ranks:
+        rank.kill()
+    for rank in ranks:
+        rank.wait()
     assert not (tmp_path / "broken" / "scores.json").exists()
     for result in run_ranks(2, broken):
         assert result.returncode == 0, result.stderr
@@ -268,25 +275,6 @@ def test_words_on_two_ranks_and_after_a_stop(base: Path, tmp_path: Path) -> None
 
     again = finetune(words(base, "ner", data, tmp_path / "whole", *zero3))
     assert again.returncode == 0 and "is there already" in again.stdout
-
-
-KILLER = """
-import subprocess, sys, time
-from pathlib import Path
-from tests.launch import ROOT, environment, free_port
-out, port = Path(sys.argv[1]), free_port()
-ranks = [subprocess.Popen([sys.executable, *sys.argv[2:]], cwd=ROOT,
-         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-         env=environment(RANK=r, LOCAL_RANK=r, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1",
-                         MASTER_PORT=port)) for r in range(2)]
-while not list(out.glob("checkpoints/step_????????/complete.json")):
-    assert all(rank.poll() is None for rank in ranks)
-    time.sleep(0.02)
-for rank in ranks:
-    rank.kill()
-for rank in ranks:
-    rank.wait()
-"""
 
 
 def test_pairs_over_seeds_as_a_job_array_does(base: Path, tmp_path: Path) -> None:
@@ -340,10 +328,9 @@ def test_a_signal_in_the_second_of_two_runs_saves_it_too(base: Path, tmp_path: P
     """The runs of one call share their signals: the second must not lose them with the first."""
     data, out = write_entities(tmp_path / "panx"), tmp_path / "out"
     more = ["--seeds", 1, 2, "--tuning.epochs", 40, "--tuning.batch", 8, "--engine.kind", "plain"]
-    command = [sys.executable, *words(base, "ner", data, out, *more)]
-    process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
+    process = Python(words(base, "ner", data, out, *more))
     while RunFolder(out / "seed2").steps_logged() < 15:
-        assert process.poll() is None, process.stdout.read()
+        assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     process.send_signal(signal.SIGUSR1)
     said = process.communicate()[0]

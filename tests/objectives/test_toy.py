@@ -1,14 +1,12 @@
 """An objective is one file: one that no other file knows trains under every engine, and shows itself everywhere."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.engine.test_parity import pipe, plain, zero
-from tests.launch import ROOT, environment, run_ranks
+from tests.launch import python, run_ranks
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.config import DataConfig, ObjectiveConfig, RunConfig
 from xlme_ds.validate import validate
@@ -42,8 +40,7 @@ def test_every_engine_has_its_curve(tmp_path: Path) -> None:
 
 
 def run(*words: str) -> str:
-    command = [sys.executable, "-m", "tests.objectives.toy", *words]
-    done = subprocess.run(command, cwd=ROOT, env=environment(COLUMNS=200), text=True, capture_output=True)
+    done = python("-m", "tests.objectives.toy", *words, COLUMNS=200)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

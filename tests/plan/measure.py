@@ -8,7 +8,6 @@ import gc
 import io
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +54,18 @@ class Traffic(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def allocations(event: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[int, int, int, tuple[str, ...]]]:
+def allocations(roots: list[Any]) -> list[tuple[int, int, int, tuple[str, ...]]]:
     """(time, address, bytes, names of what was running) of every allocation and release, releases negative."""
-    if event.tag.name == "Allocation":
-        yield event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size, above
-    for child in event.children:
-        yield from allocations(child, (*above, event.name))
+    found = []
+    waiting: list[tuple[Any, tuple[str, ...]]] = [(root, ()) for root in reversed(roots)]
+    while waiting:
+        event, above = waiting.pop()
+        if event.tag.name == "Allocation":
+            found.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size, above))
+        elif children := event.children:
+            below = (*above, event.name)
+            waiting += [(child, below) for child in reversed(children)]
+    return found
 
 
 def peak(found: list[tuple[int, int, int, tuple[str, ...]]], last: str) -> dict[str, Any]:
@@ -112,7 +117,7 @@ def measure(case: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     with Traffic() as traffic:  # not in the measured step: passing through Python, tensors live a little longer
         engine.train_batch(STEPS, 1e-3, True)
     tree = profiled.profiler.kineto_results.experimental_event_tree()
-    found = [one for event in tree for one in allocations(event)]
+    found = allocations(tree)
     # Of two steps the lower: what a thread of gloo's released, and nobody took up again, counts in one of them.
     peaks = [peak(found, f"step {step}") for step in (STEPS - 2, STEPS - 1)]
     return min(peaks, key=lambda one: one["peak"]) | {"bytes": traffic.bytes}

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.launch import python
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.objectives import described
 from xlme_ds.report import figures, run_page
@@ -215,8 +214,7 @@ def test_retrieval_without_a_test_before_training(run: Path) -> None:
 )
 def test_damaged_file_is_one_sentence(run: Path, name: str, content: str | bytes, words: tuple[str, ...]) -> None:
     (run / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    command = [sys.executable, "-m", "xlme_ds.report", "--run", str(run)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    result = python("-m", "xlme_ds.report", "--run", str(run))
     assert result.returncode == 2 and not (run / "report.html").exists()
     (line,) = result.stderr.splitlines()
     assert line.startswith("xlme_ds.report: error: ") and all(word in line for word in words), line

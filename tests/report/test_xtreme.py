@@ -3,8 +3,6 @@ mistakes."""
 
 import csv
 import json
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from statistics import fmean, stdev
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.launch import python
 from xlme_ds.report.xtreme import gather
 from xlme_ds.report.xtreme_tables import TASKS, Cell, XtremeTable, published, tables, write_xtreme
 
@@ -325,16 +324,11 @@ def test_the_two_directions_of_an_alignment_do_not_share_a_cell(runs: Path) -> N
 
 
 def test_command(runs: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "xlme_ds.report", "xtreme", "--runs", str(runs / "ner"), str(runs / "xquad")]
-    result = subprocess.run(
-        [*command, "--out", str(tmp_path / "out")], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    command = ["-m", "xlme_ds.report", "xtreme", "--runs", str(runs / "ner"), str(runs / "xquad")]
+    result = python(*command, "--out", str(tmp_path / "out"))
+    assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == str(tmp_path / "out/xtreme.html") and (tmp_path / "out/xtreme.md").exists()
-    result = subprocess.run(
-        [*command[:-2], str(tmp_path), "--out", str(tmp_path / "o")], cwd=ROOT, capture_output=True, text=True
-    )
+    result = python(*command[:-2], str(tmp_path), "--out", str(tmp_path / "o"))
     assert result.returncode == 0, result.stderr  # the folder of all runs
-    result = subprocess.run(
-        [*command[:-2], str(tmp_path / "no"), "--out", "o"], cwd=ROOT, capture_output=True, text=True
-    )
+    result = python(*command[:-2], str(tmp_path / "no"), "--out", "o")
     assert result.returncode == 2 and len(result.stderr.splitlines()) == 1

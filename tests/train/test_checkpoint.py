@@ -4,8 +4,6 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +15,7 @@ import torch
 
 from tests.engine.worker import tiny
 from tests.faults.forked import obey_permissions
-from tests.launch import ROOT, environment, run_ranks
+from tests.launch import python, run_ranks
 from tests.rows import write_data
 from xlme_ds.checkpoint import __main__ as commands
 from xlme_ds.checkpoint.checkpoints import Checkpoints, complete
@@ -278,8 +276,7 @@ checkpoints.wait(trained)
 
 @pytest.mark.parametrize("end", ["killed", "full"])
 def test_a_save_that_fails_leaves_the_one_before(data: Path, tmp_path: Path, end: str) -> None:
-    done = subprocess.run([sys.executable, "-c", WORKER, str(data), str(tmp_path), end],
-                          cwd=ROOT, env=environment(), capture_output=True, text=True)  # fmt: skip
+    done = python("-c", WORKER, str(data), str(tmp_path), end)
     assert done.returncode == (-9 if end == "killed" else 1), done.stderr
     if end == "full":
         assert "SharedError" in done.stderr and f"{STATE_FILE}: File too large" in done.stderr

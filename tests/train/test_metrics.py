@@ -2,13 +2,12 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.launch import ROOT, environment
+from tests.launch import python
 
 WRITE = """
 import sys, time
@@ -41,8 +40,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_told_once(small_disk: Path) -> None:
-    command = [sys.executable, "-c", WRITE, str(small_disk)]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
+    done = python("-c", WRITE, str(small_disk))
     assert "told:" in done.stdout and "No space left on device" in done.stdout, done.stdout + done.stderr
     assert "Traceback" not in done.stderr, done.stderr
 
