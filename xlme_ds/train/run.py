@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, read_state
+from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints
+from ..checkpoint.state_files import checkpoints_of, read_state
 from ..config import DataConfig, RunConfig, Training
 from ..counting import count_parameters, flops_per_step
 from ..data.loader import Loader
 from ..data.schema import TASKS
 from ..data.shards import RowStore, unigram_nll
+from ..data.vocabulary import Vocabulary
 from ..engine.build import build_engine, open_data, resolve_precision
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, broadcast, data_parallel, gather, on_all_ranks, process_group
@@ -23,8 +25,8 @@ from ..folders import to_disk
 from ..models.init import Known
 from ..objectives import described, objective_of
 from ..objectives.protocol import BatchSource
-from ..trained import starting_weights
-from .loop import Callback, Evaluate, Guard, Record, Save, fit
+from ..trained import MODEL_FOLDER, pinned, starting_weights, write_vocabulary
+from .loop import Callback, Evaluate, Guard, Record, Save, Show, fit
 from .records import Console, StepLines, audit_reads
 from .run_folder import RunFolder, missing_steps, settled
 from .stop import StopRequest, Watchdog
@@ -57,7 +59,8 @@ class RunFacts(NamedTuple):
 
     `flops`: of a step, by the standard count; `vocabulary_sha256`: of what the ids were made with; `evaluation`: means,
     and what is constant, from the sums, counts and statistics of held-out rows; `objective`: what is trained for, in
-    words (`objectives.described`), None in fine-tuning.
+    words (`objectives.described`), None in fine-tuning; `folders`: of pre-training, its data and its held-out data if
+    it has any.
     """
 
     flops: float
@@ -65,6 +68,7 @@ class RunFacts(NamedTuple):
     vocabulary_sha256: str
     evaluation: Callable[..., dict[str, float]] | None = None
     objective: Mapping[str, Any] | None = None
+    folders: tuple[Path, ...] = ()
 
 
 def train(
@@ -89,8 +93,13 @@ def train(
     start, saved = _resume(engine, config, folder, checkpoints, state)
     state |= {"run": saved.get("run"), "settings": settled(config)}
     data = {"fingerprints": loader.fingerprints, "vocabulary_sha256": work.vocabulary_sha256}
-    known = data, engine.world, work.parameters, saved.get("run"), work.objective
+    if heldout is not None:
+        data["heldout_fingerprints"] = heldout.fingerprints
+    known = data | _places(work.folders, out), engine.world, work.parameters, saved.get("run"), work.objective
     on_all_ranks(lambda: folder.begin(config, *known) if root else None)
+    if work.folders:
+        vocabulary = work.folders[0] / "vocab"
+        on_all_ranks(lambda: write_vocabulary(out / MODEL_FOLDER, Vocabulary(vocabulary).path) if root else None)
     if start >= settings.steps:
         if root:
             print(f"{out}: all {start} steps are done")
@@ -113,6 +122,8 @@ def train(
         return {**state, "guard": guard.state, "records": {log.path.stem: log.sync() for log in logs}}
 
     callbacks.append(Save(checkpoints, engine, settings.save_every, to_save, start))
+    if root and work.folders:
+        callbacks.append(Show(out, settings, checkpoints))  # last: after the checkpoint that it is to show
     done = fit(engine, config, guard, callbacks, start, stop, watchdog)
     if console is not None:
         console.close()
@@ -121,6 +132,12 @@ def train(
     if root and done < settings.steps:
         print(f"{out}: stopped after step {done} of {settings.steps} and saved; the same command goes on from there")
     return done >= settings.steps
+
+
+def _places(folders: Sequence[Path], run: Path) -> dict[str, str]:
+    """The folders as seen from the run's, which may be moved with them."""
+    seen = (os.path.relpath(folder.resolve(), run.resolve()) for folder in folders)
+    return dict(zip(("folder", "heldout"), seen, strict=False))
 
 
 def _tell_missing(logs: Sequence[StepLines], config: Training, start: int, saved: Mapping[str, Any]) -> None:
@@ -193,6 +210,12 @@ def pretraining(config: RunConfig, loader: Loader, heldout: Loader | None, root:
     return RunFacts(*known, lambda **totals: summarise(**totals) | constants, words)
 
 
+def _source(config: RunConfig, out: Path) -> Path | None:
+    """What the first weights are read from, if anything: a run that resumes needs the folder that it started from no
+    more."""
+    return pinned(Path(config.start.folder)) if config.start.folder and not checkpoints_of(out) else None
+
+
 def pretrain(
     config: RunConfig,
     data: Path,
@@ -213,13 +236,14 @@ def pretrain(
         config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
         folder = RunFolder(out, root=rank == 0)
 
+        # The same checkpoint on every rank, of a run that goes on meanwhile.
+        source = broadcast(on_all_ranks(lambda: _source(config, out) if rank == 0 else None))
+
         def load() -> tuple[Loader, Loader | None, Known | None]:
             folder.claim(config)
             share, shares = data_parallel(config.engine, rank, world)
             loader = open_data(config, data, share, shares)
-            # A run that resumes needs the folder that it started from no more.
-            started = Checkpoints(out, config.train.keep_last, config.train.keep_every).all()
-            known = None if started else starting_weights(config, loader.vocabulary_sha256)
+            known = None if source is None else starting_weights(config, loader.vocabulary_sha256, source)
             if heldout is None:
                 return loader, None, known
             rows = heldout_data(config, heldout, shares)
@@ -236,6 +260,7 @@ def pretrain(
             return
         engine = build_engine(config, loader, unseen, known)
         work = on_all_ranks(lambda: pretraining(config, loader, unseen, root=rank == 0))
+        work = work._replace(folders=(data,) if heldout is None else (data, heldout))
         finished = train(engine, config, folder, loader, unseen, work, stop, watchdog)
         watchdog.close()
         state = engine.full_state() if finished else {}
