@@ -219,7 +219,8 @@ class StartConfig:
     """The first weights of a run; by default they are drawn from its seed."""
 
     folder: str = ""
-    """A finished run or an export, with the same vocabulary and the same shape of layers."""
+    """A run, one of its checkpoints (RUN@STEP), or an export, with the same vocabulary and the same shape of layers; a
+    run that is not finished counts as its newest checkpoint."""
     take: Literal["all", "generator", "discriminator", "encoder"] = "all"
     """all: every parameter, to go on with other data or another schedule; generator, discriminator, or encoder where
     there is only one: that encoder for every one here, as far up as they have layers (ELECTRA's head start), with the

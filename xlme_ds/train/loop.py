@@ -142,7 +142,7 @@ class Save(Callback):
 
 
 _PAGE = "import sys; from xlme_ds.report.__main__ import draw_for; draw_for(*sys.argv[1:])"
-_NICENESS = 10
+_NICENESS = 15
 
 
 class Show(Callback):
