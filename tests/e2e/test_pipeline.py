@@ -6,9 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.launch import ROOT, environment, free_port
 from tests.rows import train_vocabulary, write_data
+from xlme_ds.trained import load_run
 
 OVERRIDES = {
     "engine.kind": "pipeline",
@@ -65,6 +67,8 @@ def test_two_stages_train_and_report(folder: Path) -> None:
     heldout = [json.loads(line)["step"] for line in (out / "heldout.jsonl").read_text().splitlines()]
     assert heldout == [6, 12]
     assert (out / "report.html").exists() and (out / "model" / "model.safetensors").exists()
+    found = load_run(out.with_name("run@12")).state
+    assert all(torch.equal(found[name], value) for name, value in load_run(out).state.items())
     again = command(folder, out, 2, **{"engine.balance": "1 2"})
     assert again.returncode == 0 and "all 12 steps are done" in again.stdout, again.stdout + again.stderr
 

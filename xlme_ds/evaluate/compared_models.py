@@ -19,6 +19,7 @@ from ..trained import (
     GENERATOR_FOLDER,
     MODEL_TYPE,
     TrainedRun,
+    at_step,
     first_of,
     load_encoder,
     load_encoder_and_step,
@@ -135,7 +136,8 @@ def _exported_run(folder: Path) -> TrainedRun:
 def _named(models: Models) -> list[tuple[Path, str]]:
     """Every folder with the name of its model: its last part, or all of it where two are alike."""
     folders = [Path(folder) for folder in ([models] if isinstance(models, Path | str) else models)]
-    names = [folder.resolve().name for folder in folders]
+    parts = [at_step(folder) for folder in folders]
+    names = [run.resolve().name + ("" if step is None else f"@{step}") for run, step in parts]
     names = [name if names.count(name) == 1 else str(folder) for folder, name in zip(folders, names, strict=True)]
     refuse(
         [

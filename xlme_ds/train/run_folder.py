@@ -135,7 +135,6 @@ class RunFolder:
             raise ValueError(f"{path} is damaged: restore it, or choose another --out") from None
         return content
 
-
     def _require_same(self, what: str, stored: Any, config: Training) -> None:
         """Raise ValueError naming the first setting that `what` has otherwise, and what to do instead."""
         # A setting that is younger than the run had its default in it.
