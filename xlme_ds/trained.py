@@ -176,7 +176,7 @@ def load_run(folder: Path) -> TrainedRun:
         raise ValueError(
             f"{path} does not exist: copy it from the folder vocab of the run's data, or start its command again"
         )
-    return TrainedRun(folder, state, vocabulary=known_vocabulary(folder, path), step=step, **settings._asdict())
+    return TrainedRun(folder, state, vocabulary=known_vocabulary(run, path), step=step, **settings._asdict())
 
 
 def at_step(folder: Path) -> tuple[Path, int | None]:

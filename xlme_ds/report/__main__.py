@@ -57,6 +57,7 @@ def draw_for(folder: str, parent: str) -> None:
         time.sleep(10)
         os._exit(143)
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C, which the run has too
     signal.signal(signal.SIGTERM, leave)
     threading.Thread(target=follow, name="parent", daemon=True).start()
     try:

@@ -7,6 +7,7 @@ or its gradient norm exceeds the guard's limit. Norm and limit are the same on a
 
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -197,7 +198,7 @@ class Show(Callback):
     def _ended(self, process: "subprocess.Popen[bytes]") -> None:
         self.process = None
         lines = process.communicate()[1].decode(errors="replace").strip().splitlines()
-        if process.returncode:
+        if process.returncode not in (0, -signal.SIGINT):  # that is for the run, which stops
             self._tell(lines[-1] if lines else f"it ended with code {process.returncode}")
 
     def _tell(self, why: str) -> None:
