@@ -82,7 +82,8 @@ def _going_on(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | No
     step = run.metrics[-1]["step"] if run.metrics else 0
     if run.finished or step >= settings.get("steps", 0):
         return None
-    return {"step": step, "steps": settings["steps"], "shown": (run.samples or [{}])[0].get("step", 0)}
+    shown = (run.samples or [{}])[0].get("step", 0)
+    return {"step": max(step, shown), "steps": settings["steps"], "shown": shown}
 
 
 def _gaps(run: RunFiles, settings: Mapping[str, int]) -> dict[str, str]:

@@ -143,7 +143,7 @@ class Save(Callback):
 
 
 _PAGE = "import sys; from xlme_ds.report.__main__ import draw_for; draw_for(*sys.argv[1:])"
-_NICENESS = 15
+_NICENESS = 19
 
 
 class Show(Callback):
