@@ -92,14 +92,8 @@ def train(
     state = {"fingerprints": loader.fingerprints, "heldout": None if heldout is None else heldout.fingerprints}
     start, saved = _resume(engine, config, folder, checkpoints, state)
     state |= {"run": saved.get("run"), "settings": settled(config)}
-    data = {"fingerprints": loader.fingerprints, "vocabulary_sha256": work.vocabulary_sha256}
-    if heldout is not None:
-        data["heldout_fingerprints"] = heldout.fingerprints
-    known = data | _places(work.folders, out), engine.world, work.parameters, saved.get("run"), work.objective
-    on_all_ranks(lambda: folder.begin(config, *known) if root else None)
-    if work.folders:
-        vocabulary = work.folders[0] / "vocab"
-        on_all_ranks(lambda: write_vocabulary(out / MODEL_FOLDER, Vocabulary(vocabulary).path) if root else None)
+    known = folder, config, loader, heldout, work, engine.world, saved.get("run")
+    on_all_ranks(lambda: _begin(*known) if root else None)
     if start >= settings.steps:
         if root:
             print(f"{out}: all {start} steps are done")
@@ -132,6 +126,25 @@ def train(
     if root and done < settings.steps:
         print(f"{out}: stopped after step {done} of {settings.steps} and saved; the same command goes on from there")
     return done >= settings.steps
+
+
+def _begin(
+    folder: RunFolder,
+    config: Training,
+    loader: BatchSource,
+    heldout: BatchSource | None,
+    work: RunFacts,
+    world: int,
+    identity: str | None,
+) -> None:
+    """Write down what the run is; of pre-training also its vocabulary, with which its checkpoints are models."""
+    data: dict[str, Any] = {"fingerprints": loader.fingerprints, "vocabulary_sha256": work.vocabulary_sha256}
+    if heldout is not None:
+        data["heldout_fingerprints"] = heldout.fingerprints
+    data |= _places(work.folders, folder.path)
+    folder.begin(config, data, world, work.parameters, identity, work.objective)
+    for data_folder in work.folders[:1]:
+        write_vocabulary(folder.path / MODEL_FOLDER, Vocabulary(data_folder / "vocab").path)
 
 
 def _places(folders: Sequence[Path], run: Path) -> dict[str, str]:
