@@ -176,8 +176,8 @@ class TrainConfig:
     steps: int = 125_000
     log_every: int = 10
     eval_every: int = 5_000
-    """Held-out text is evaluated, and the report page brought up to date, at these steps and at the last; 0: at the last
-    only."""
+    """Held-out text is evaluated, and the report page brought up to date, at these steps and at the last; 0: at the
+    last only."""
     eval_rows: int = 512
     """Rows of each task of the held-out data that an evaluation reads, from its start."""
     save_every: int = 2_500
