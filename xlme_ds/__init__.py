@@ -4,17 +4,21 @@ import xlme_ds as xlme
 
 xlme.pretrain(xlme.recipe("quickstart"), data="mixed", out="runs/mine")
 model = xlme.load("runs/mine")
+scores = xlme.evaluate.pairs("runs/mine", "heldout")
+xlme.export.run("runs/mine", "exports/mine")
 """
 
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import evaluate, export
     from .api import TextModel
     from .config import RunConfig
 
 __version__ = "0.1.0"
-__all__ = ["load", "pretrain", "recipe"]
+__all__ = ["evaluate", "export", "load", "pretrain", "recipe"]
 
 
 def recipe(name: str) -> "RunConfig":
@@ -37,7 +41,17 @@ def pretrain(config: "RunConfig", data: Path | str, out: Path | str, heldout: Pa
 
 
 def load(folder: Path | str) -> "TextModel":
-    """The model in the folder of a finished run, or of an export. Raises ValueError when there is none."""
+    """The model in the folder of a run, or of an export. Raises ValueError when there is none.
+
+    Of a run that is not finished it is that of the newest checkpoint; RUN@STEP names another one.
+    """
     from .api import TextModel
 
     return TextModel(folder)
+
+
+def __getattr__(name: str) -> Any:
+    """The packages whose functions are used by `xlme.evaluate` and `xlme.export`, when they are first named."""
+    if name not in ("evaluate", "export"):
+        raise AttributeError(f"module {__name__} has no attribute {name}")
+    return import_module(f".{name}", __name__)

@@ -82,7 +82,7 @@ def rehearse(config: RunConfig, data: Path, out: Path, heldout: Path | None = No
     config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
     try:
         with closing(RunFolder(out, root=rank == 0, writes=False)) as folder:
-            loader, _, _ = run.read_inputs(config, data, heldout, folder, rank, world)
+            loader, _, _ = run.read_inputs(config, data, heldout, folder, run.started_from(config, out), rank, world)
     except (ValueError, OSError) as error:  # on every rank alike: they read the same files
         raise SharedError(in_words(error)) from None
     if rank:
@@ -126,18 +126,22 @@ class ScoredPiece(NamedTuple):
 
 
 class TextModel:
-    """A trained model, from the folder of a finished run or of an export; float32 on the CPU.
+    """A trained model, from the folder of a run, of one of its checkpoints (RUN@STEP), or of an export; float32 on the
+    CPU.
 
     Models with language embeddings need `language`, the code of the text's language, in every call.
     """
 
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
-        read_config(self.folder)  # names a folder that holds no model now
+        # Read now: a run that is not finished may delete the checkpoint later.
+        self._run = None if read_config(self.folder).get("model_type") == MODEL_TYPE else load_run(self.folder)
 
     @cached_property
     def _encoder(self) -> TrainedEncoder:
-        return load_encoder(self.folder)
+        if self._run is None:
+            return load_encoder(self.folder)
+        return TrainedEncoder(self._run.encoder(), self._run.vocabulary)
 
     @cached_property
     def _masked(self) -> tuple[TrainedEncoder, MaskedLanguageModelHead]:
@@ -193,11 +197,11 @@ class TextModel:
 
     def _with_head(self, prefix: str, kind: type[Head]) -> tuple[TrainedEncoder, Head]:
         """The encoder on which the head `prefix` was trained, and the head."""
-        if read_config(self.folder).get("model_type") == MODEL_TYPE:
+        run = self._run
+        if run is None:
             folders = [self.folder / name for name in (".", GENERATOR_FOLDER)]
             found = [(load_encoder(folder), read_heads(folder)) for folder in folders if folder.is_dir()]
         else:
-            run = load_run(self.folder)
             trained = [which for which, name in run.encoders.items() if name == prefix]
             found = [(TrainedEncoder(run.encoder(which), run.vocabulary), run.state) for which in trained]
         for model, state in found:

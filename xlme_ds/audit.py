@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from .checkpoint.checkpoints import Checkpoints, read_state
+from .checkpoint.checkpoints import Checkpoints
+from .checkpoint.state_files import read_state
 from .cli import fail, program
 from .config import DataConfig
 from .data.order import StepPlan

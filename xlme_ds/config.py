@@ -176,7 +176,8 @@ class TrainConfig:
     steps: int = 125_000
     log_every: int = 10
     eval_every: int = 5_000
-    """Held-out text is evaluated at these steps and at the last; 0: at the last only."""
+    """Held-out text is evaluated, and the report page brought up to date, at these steps and at the last; 0: at the
+    last only."""
     eval_rows: int = 512
     """Rows of each task of the held-out data that an evaluation reads, from its start."""
     save_every: int = 2_500
@@ -221,7 +222,8 @@ class StartConfig:
     """The first weights of a run; by default they are drawn from its seed."""
 
     folder: str = ""
-    """A finished run or an export, with the same vocabulary and the same shape of layers."""
+    """A run, one of its checkpoints (RUN@STEP), or an export, with the same vocabulary and the same shape of layers; a
+    run that is not finished counts as its newest checkpoint."""
     take: Literal["all", "generator", "discriminator", "encoder"] = "all"
     """all: every parameter, to go on with other data or another schedule; generator, discriminator, or encoder where
     there is only one: that encoder for every one here, as far up as they have layers (ELECTRA's head start), with the

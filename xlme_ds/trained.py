@@ -1,12 +1,16 @@
-"""Trained models from the folders that hold them: of a finished run, or in Hugging Face's form; and the first weights
-that a run takes from such a folder (`start.folder`).
+"""Trained models from the folders that hold them: of a run, or in Hugging Face's form; and the first weights that a run
+takes from such a folder (`start.folder`).
+
+The model of a finished run is that of its last step, of any other run that of its newest whole checkpoint; RUN@STEP in
+place of its folder names the checkpoint of that step.
 
 Hugging Face's form is written by `xlme_ds.export`; this file says what its names mean, for both directions.
 """
 
 import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +20,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from .checkpoint.state_files import (
+    KINDS,
+    StateReader,
+    checkpoints_of,
+    fault_of,
+    saved_step,
+    state_files,
+)
 from .cli import note
 from .config import Check, ModelConfig, ObjectiveConfig, RunConfig, refuse
 from .data.schema import read_json
@@ -27,7 +39,8 @@ from .objectives import objective_of
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
-MODEL_FOLDER = "model"  # of a run: float32 weights and vocabulary, written when the last step is done
+MODEL_FOLDER = "model"  # of a run: its vocabulary, and float32 weights when the last step is done
+_AT = re.compile(r"(.+)@(\d+)")
 
 MODEL_TYPE = "xlme"  # `model_type` in the `config.json` of an export
 GENERATOR_FOLDER = "generator"  # of an export: the generator, an export of its own
@@ -82,7 +95,7 @@ class RunSettings(NamedTuple):
 
 
 class TrainedRun(NamedTuple):
-    """The whole model of a finished run."""
+    """The whole model of a run."""
 
     folder: Path
     state: dict[str, Tensor]
@@ -90,6 +103,7 @@ class TrainedRun(NamedTuple):
     vocabulary: Vocabulary
     task: str  # what it was fine-tuned on; empty after pre-training
     objective: ObjectiveConfig  # what it was pre-trained for
+    step: int | None = None  # of the checkpoint that was read; None: the model of its last step
 
     @property
     def encoders(self) -> Mapping[Which, str]:
@@ -132,20 +146,100 @@ def load_encoder(folder: Path, which: Which | None = None) -> TrainedEncoder:
 
     Raises ValueError in one sentence when the folder holds none.
     """
+    return load_encoder_and_step(folder, which)[0]
+
+
+def load_encoder_and_step(folder: Path, which: Which | None = None) -> tuple[TrainedEncoder, int | None]:
+    """`load_encoder`, and the step of the checkpoint that was read (see `TrainedRun`)."""
     if read_config(folder).get("model_type") == MODEL_TYPE:
-        return _load_export(_exported(folder, which))
+        return _load_export(_exported(folder, which)), None
     run = load_run(folder)
-    return TrainedEncoder(run.encoder(which), run.vocabulary)
+    return TrainedEncoder(run.encoder(which), run.vocabulary), run.step
 
 
 def load_run(folder: Path) -> TrainedRun:
-    """Weights (float32, on the CPU), settings and vocabulary of a finished run; ValueError when it is none."""
-    settings = read_settings(folder)
-    weights = folder / MODEL_FOLDER / WEIGHTS_FILE
-    if not weights.exists():
-        raise ValueError(f"{weights} does not exist: the run is not finished, start its command again first")
-    vocabulary = known_vocabulary(folder, weights.parent)
-    return TrainedRun(folder, read_weights(weights), vocabulary=vocabulary, **settings._asdict())
+    """Weights (float32, on the CPU), settings and vocabulary of a run, or of one of its checkpoints, RUN@STEP.
+
+    Raises ValueError when the folder is of no run, or the run has no such checkpoint.
+    """
+    (run, step), settings = at_step(folder), read_settings(folder)
+    weights = run / MODEL_FOLDER / WEIGHTS_FILE
+    if step is None and weights.exists():
+        state = read_weights(weights)
+    elif settings.task:
+        raise ValueError(f"{run} was fine-tuned, and {weights} does not exist: start its command again, to its end")
+    else:
+        step, state = _checkpoint(run, step, settings)
+        note(f"{run}: the model of its checkpoint of step {step} is read")
+    path = run / MODEL_FOLDER / MODEL_FILE
+    if not path.exists():
+        raise ValueError(
+            f"{path} does not exist: copy it from the folder vocab of the run's data, or start its command again"
+        )
+    return TrainedRun(folder, state, vocabulary=known_vocabulary(run, path), step=step, **settings._asdict())
+
+
+def at_step(folder: Path) -> tuple[Path, int | None]:
+    """The parts of RUN@STEP; the step is None where the folder's name has none, or exists with it."""
+    found = None if folder.exists() else _AT.fullmatch(str(folder))
+    return (Path(found[1]), int(found[2])) if found else (folder, None)
+
+
+def pinned(folder: Path) -> Path:
+    """What `load_run` would read now, by a name that means the same on every rank: RUN@STEP for a run that is not
+    finished."""
+    run, step = at_step(folder)
+    if step is None and not (run / MODEL_FOLDER / WEIGHTS_FILE).exists() and "config" in read_config(folder):
+        return Path(f"{run}@{saved_step(whole_checkpoint(run))}")
+    return folder
+
+
+def whole_checkpoint(run: Path, step: int | None = None) -> Path:
+    """The newest whole checkpoint of a run, or that of `step`. Raises ValueError where there is none.
+
+    The run may be going on: what it deletes meanwhile is not there.
+    """
+    found = checkpoints_of(run)
+    for folder in reversed(found):
+        if step is None or saved_step(folder) == step:
+            fault = fault_of(folder)
+            if fault is None:
+                return folder
+            if checkpoints_of(run) != found:
+                return whole_checkpoint(run, step)
+            note(f"{folder} is left out: {fault}")
+    if step is None:
+        raise ValueError(
+            f"{run} has no whole checkpoint: wait for its first, or start its command again (train.save_every says "
+            "when it saves)"
+        )
+    names = ", ".join(str(saved_step(folder)) for folder in found if saved_step(folder) != step)
+    raise ValueError(
+        f"{run} has no whole checkpoint of step {step}: "
+        + (f"it has those of step {names}" if names else "it has none at all, wait for its first")
+    )
+
+
+def read_checkpoint(folder: Path, settings: RunSettings) -> dict[str, Tensor]:
+    """The float32 parameters of the whole model from a checkpoint of any engine, one tensor at a time."""
+    reader = StateReader(state_files(folder))
+    with torch.device("meta"):
+        state = objective_of(settings.objective).build(settings.model).state_dict()
+    for name, there in state.items():
+        state[name] = torch.empty(there.shape)
+        reader.read(name, KINDS[0], 0, state[name].view(-1))
+    return state
+
+
+def _checkpoint(run: Path, step: int | None, settings: RunSettings) -> tuple[int, dict[str, Tensor]]:
+    while True:
+        source = whole_checkpoint(run, step)
+        try:
+            return saved_step(source), read_checkpoint(source, settings)
+        except (ValueError, OSError):
+            if fault_of(source, checksums=False) is None:
+                raise
+            # The run deleted it meanwhile, for a newer one.
 
 
 def known_vocabulary(folder: Path, path: Path) -> Vocabulary:
@@ -173,7 +267,7 @@ def read_settings(folder: Path) -> RunSettings:
     """What a run, finished or not, is; ValueError when the folder holds none."""
     config = read_config(folder)
     if "config" not in config:
-        raise ValueError(f"{folder / CONFIG_FILE} is not of a run: name the folder of a finished run")
+        raise ValueError(f"{folder / CONFIG_FILE} is not of a run: name the folder of one")
     settings = config["config"]
     try:
         model = model_config(settings["model"])
@@ -201,16 +295,23 @@ def save_weights(state: Mapping[str, Tensor], path: Path, metadata: dict[str, st
 def write_model(folder: Path, state: Mapping[str, Tensor], vocabulary: Path) -> None:
     """Write the folder `model` of a run: float32 parameters of the whole model, and a copy of the SentencePiece
     file."""
+    write_vocabulary(folder, vocabulary)
+    # Last: the weights say that the folder is whole.
+    _write_whole(folder / WEIGHTS_FILE, lambda partial: save_weights(state, partial))
+
+
+def write_vocabulary(folder: Path, vocabulary: Path) -> None:
+    """The part of the folder `model` that a run has from its start."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, write in (
-        (MODEL_FILE, lambda partial: shutil.copyfile(vocabulary, partial)),
-        (WEIGHTS_FILE, lambda partial: save_weights(state, partial)),  # last: they say that the folder is whole
-    ):
-        partial = folder / f"{name}.tmp"
-        write(partial)  # safetensors renames a file of its own to it: so it is opened only then
-        with open(partial, "rb+") as file:
-            os.fsync(file.fileno())
-        partial.rename(folder / name)
+    _write_whole(folder / MODEL_FILE, lambda partial: shutil.copyfile(vocabulary, partial))
+
+
+def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    partial = path.with_name(f"{path.name}.tmp")
+    write(partial)  # safetensors renames a file of its own to it: so it is opened only then
+    with open(partial, "rb+") as file:
+        os.fsync(file.fileno())
+    partial.rename(path)
 
 
 def read_heads(folder: Path, which: Which | None = None) -> dict[str, Tensor]:
@@ -220,12 +321,15 @@ def read_heads(folder: Path, which: Which | None = None) -> dict[str, Tensor]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """`config.json` of a run or an export; ValueError when there is none."""
+    """`config.json` of a run, which RUN@STEP names as well, or an export; ValueError when there is none."""
+    folder, step = at_step(folder)
     try:
-        return read_json(folder / CONFIG_FILE, dict)
+        content: dict[str, Any] = read_json(folder / CONFIG_FILE, dict)
+        refuse([(step is None or "config" in content, f"{folder} is not a run and has no steps: leave out @{step}")])
+        return content
     except (FileNotFoundError, NotADirectoryError):
         hub = "" if folder.exists() else f"; a model on the Hub is fetched by `hf download {folder} --local-dir DIR`"
-        message = f"{folder} has no {CONFIG_FILE}: name the folder of a finished run or of an export{hub}"
+        message = f"{folder} has no {CONFIG_FILE}: name the folder of a run or of an export{hub}"
         raise ValueError(message) from None
 
 
@@ -275,14 +379,15 @@ def mismatch(weights: Path, folder: Path, error: Exception) -> ValueError:
     return ValueError(f"{weights} does not hold the model of {folder / CONFIG_FILE}: {why}")
 
 
-def starting_weights(config: RunConfig, vocabulary_sha256: str) -> Known | None:
+def starting_weights(config: RunConfig, vocabulary_sha256: str, source: Path | None = None) -> Known | None:
     """The first value of every parameter that `config.start` names; None when it names no folder.
 
-    Raises ValueError for a folder whose model has another vocabulary or shape.
+    `source`: that folder by the name that `pinned` gives. Raises ValueError for one whose model has another vocabulary
+    or shape.
     """
     if not config.start.folder:
         return None
-    folder, take = Path(config.start.folder), config.start.take
+    folder, take = source or Path(config.start.folder), config.start.take
     is_run = "config" in read_config(folder)
     run = load_run(folder) if is_run else None
     if run is not None and run.task:

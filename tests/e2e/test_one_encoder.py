@@ -83,9 +83,23 @@ def test_report(folder: Path) -> None:
     assert "masked language modelling of one encoder" in page and "discriminator" not in page.split("Settings</h2>")[0]
     wrong = sum(token["replaced"] for token in tokens if token["original"] not in ("<s>", "</s>"))
     assert f"it chose another token: {wrong}<" in page
+    assert {sample["step"] for sample in samples} == {STEPS}
     retrieval = json.loads((folder / "alone/retrieval.json").read_text())
+    assert retrieval["step"] == STEPS
     assert len(retrieval["after"]["overall"]["en_xx"]) == 4
     assert retrieval["after"] != retrieval["before"]
+
+
+def test_a_checkpoint_holds_the_model(folder: Path) -> None:
+    """Of ZeRO-3 on two processes; and of the middle, what the run that went on from there had."""
+    whole, last, middle = (load_run(folder / name) for name in ("alone", f"alone@{STEPS}", "alone@4"))
+    assert all(torch.equal(last.state[name], value) for name, value in whole.state.items())
+    assert whole.state.keys() == middle.state.keys()
+    assert not torch.equal(middle.state["embedding_0"], whole.state["embedding_0"])
+    config = RunConfig("next", model=whole.model, objective=whole.objective, start=StartConfig(f"{folder}/alone@4"))
+    values = starting_weights(config, whole.vocabulary.sha256)
+    assert values is not None
+    assert all(torch.equal(values(name), value) for name, value in middle.state.items())  # type: ignore[arg-type]
 
 
 def test_export_and_evaluation(folder: Path, tmp_path: Path) -> None:

@@ -6,9 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.launch import ROOT, environment, free_port
 from tests.rows import train_vocabulary, write_data
+from xlme_ds.trained import load_run
 
 OVERRIDES = {
     "engine.kind": "pipeline",
@@ -72,6 +74,8 @@ def test_two_stages_train_and_report(folder: Path) -> None:
         assert parts["terms"].keys() == {"mlm", "tlm", "mrtd", "trtd"} and parts["unigram"].keys() == {"mono", "para"}
         assert len(parts["terms"]["mlm"]) > 1
     assert (out / "report.html").exists() and (out / "model" / "model.safetensors").exists()
+    found = load_run(out.with_name("run@12")).state
+    assert all(torch.equal(found[name], value) for name, value in load_run(out).state.items())
     again = command(folder, out, 2, **{"engine.balance": "1 2"})
     assert again.returncode == 0 and "all 12 steps are done" in again.stdout, again.stdout + again.stderr
 

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from tests.launch import ROOT, environment, free_port, python
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.train.run_folder import RunFolder
+from xlme_ds.trained import load_run
 
 STEPS = 40
 TIMED = ("tokens_per_s", "flops_per_s")
@@ -157,6 +158,18 @@ def test_same_weights(runs: tuple[Path, Path, list[str]]) -> None:
     assert alone.keys() == broken.keys()
     for name in alone:
         assert alone[name].tobytes() == broken[name].tobytes(), name
+
+
+def test_a_checkpoint_holds_the_model(runs: tuple[Path, Path, list[str]]) -> None:
+    """Of ZeRO-3 on two processes, with language embeddings."""
+    found = load_run(runs[0].with_name(f"{runs[0].name}@{STEPS}"))
+    for name, value in load_file(runs[0] / "model" / "model.safetensors").items():
+        assert found.state[name].numpy().tobytes() == value.tobytes(), name
+    assert found.step == STEPS and found.encoder().cfg.language_embeddings == ("fr", "en", "de")
+    for run in runs[:2]:
+        left = [path for path in run.rglob("*.tmp") if path.is_file()]
+        samples = json.loads((run / "samples.json").read_text())
+        assert {sample["step"] for sample in samples} == {STEPS} and not left
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "heldout.jsonl"])

@@ -19,7 +19,7 @@ from xlme_ds.data.schema import UNK, Rows
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.evaluate.__main__ import main
-from xlme_ds.evaluate.perplexity import rows_by_language
+from xlme_ds.evaluate.predicted_tokens import rows_by_language
 from xlme_ds.export.__main__ import export_run
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import take_encoder

@@ -12,7 +12,7 @@ import torch
 from tests.evaluate.folders import WORDS, write_run
 from tests.small import encoder_of, model
 from xlme_ds.evaluate.__main__ import main
-from xlme_ds.evaluate.words import (
+from xlme_ds.evaluate.lookup_table import (
     JudgedPairs,
     correlation,
     ranks,

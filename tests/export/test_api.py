@@ -1,8 +1,11 @@
 """`xlme_ds.load`: what the model says in Python is what the export says in transformers."""
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoToke
 import xlme_ds as xlme
 from tests.launch import ROOT
 from xlme_ds.api import TextModel
+from xlme_ds.evaluate.__main__ import main as evaluate
 from xlme_ds.export.__main__ import main as export
 
 TEXT = "kalo mi ter un dorin"
@@ -31,7 +35,8 @@ def model(request: pytest.FixtureRequest, run: Path, exported: Path) -> TextMode
 
 
 def test_importing_the_package_loads_no_torch() -> None:
-    code = "import sys, xlme_ds; xlme_ds.recipe('base_zero1'); sys.exit('torch' in sys.modules)"
+    code = "import sys, xlme_ds; xlme_ds.recipe('base_zero1'), xlme_ds.evaluate"
+    code += "; xlme_ds.export.run; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
@@ -82,3 +87,39 @@ def test_refusals(model: TextModel, run: Path, tmp_path: Path) -> None:
         xlme.load(tmp_path / "none")
     with pytest.raises(ValueError, match="fetched by `hf download xlm-roberta-base --local-dir DIR`"):
         xlme.load("xlm-roberta-base")
+
+
+def test_the_guides_python(
+    run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The Python of docs/howto/evaluate.md; and every function returns what its command prints."""
+    text = (ROOT / "docs/howto/evaluate.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/base").symlink_to(run)
+    (tmp_path / "heldout").symlink_to(data / "heldout")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(code.replace("@20000", "@2"), names)
+    early, last, untrained = names["results"]["models"]
+    assert [model["step"] for model in (early, last, untrained)] == [2, None, None]
+    assert [model["model"] for model in (early, last, untrained)][:2] == ["small@2", "small"]
+    for key in ("overall", "languages", "pairs"):  # the checkpoint of the last step
+        assert early[key] == last[key]
+    assert early["overall"] != untrained["overall"]
+
+    folders = {"model": "runs/base", "data": "heldout"}
+    words = [word for name, value in folders.items() for word in (f"--{name}", value)]
+    for test, options, function in (
+        ("pairs", {"limit": 100, "layer": 1, "which": "generator"}, xlme.evaluate.pairs),
+        ("perplexity", {"passes": 2, "seed": 3, "limit": 5}, xlme.evaluate.perplexity),
+    ):
+        capsys.readouterr()
+        more = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        evaluate([test, *words, *more, "--json"])
+        found: dict[str, Any] = function(*folders.values(), **options)  # type: ignore[operator]
+        assert json.loads(capsys.readouterr().out) == found and found["models"][0]["step"] is None
+    with pytest.raises(ValueError, match="--limit 0 leaves no pair"):
+        xlme.evaluate.pairs("runs/base", "heldout", limit=0)
+    with pytest.raises(AttributeError, match="has no attribute nothing"):
+        _ = xlme.evaluate.nothing

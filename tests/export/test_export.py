@@ -29,6 +29,7 @@ from transformers import (
     XLMRobertaModel,
 )
 
+import xlme_ds as xlme
 from tests.launch import ROOT, environment
 from xlme_ds.checkpoint import __main__ as checkpoint
 from xlme_ds.config import ModelConfig
@@ -41,6 +42,7 @@ from xlme_ds.folders import lock
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import TextEncoder, one_item_a_row
+from xlme_ds.report.__main__ import main as report
 from xlme_ds.trained import load_encoder, load_run
 
 SENTENCES = ["kalo mi ter un", "dorin", "ve sa pe  kalo inun mi", ""]
@@ -199,7 +201,106 @@ def test_refusals(run: Path, exported: Path, tmp_path: Path, capsys: pytest.Capt
     save_file({name: t for name, t in state.items() if "qkv" not in name}, copy / "model" / "model.safetensors")
     assert "does not hold the model of" in refusal(capsys, no, "--run", str(copy))
     (copy / "model" / "model.safetensors").unlink()
-    assert "the run is not finished" in refusal(capsys, no, "--run", str(copy))
+    assert "no whole checkpoint of step 7: it has those of step 2" in refusal(capsys, no, "--run", f"{copy}@7")
+    assert "is not a run and has no steps: leave out @2" in refusal(capsys, no, "--run", f"{exported}@2")
+    shutil.rmtree(copy / "checkpoints")
+    assert "has no whole checkpoint: wait for its first" in refusal(capsys, no, "--run", str(copy))
+
+
+def unfinished(run: Path, copy: Path) -> Path:
+    """The run as it was before it wrote its model, with a checkpoint that was half written when it ended."""
+    shutil.copytree(run, copy)
+    for name in ("model/model.safetensors", "finished.json", "report.html", "retrieval.json", "samples.json"):
+        (copy / name).unlink()
+    shutil.copytree(copy / "checkpoints/step_00000002", copy / "checkpoints/step_00000003")
+    next((copy / "checkpoints/step_00000003").glob("state_0*")).write_bytes(b"half")
+    return copy
+
+
+def test_a_run_is_read_before_its_end(run: Path, exported: Path, tmp_path: Path) -> None:
+    """GDES and both encoders; the checkpoint has the layout of one process of plain torch."""
+    copy = unfinished(run, tmp_path / "run")
+    found = load_run(copy)
+    assert found.step == 2 and load_run(run).step is None
+    assert {"embedding_0", "difference_0"} <= found.state.keys()
+    for name, value in load_run(run).state.items():
+        assert torch.equal(found.state[name], value), name
+    for folder in (f"{copy}@2", f"{run}@2", copy):
+        to = tmp_path / f"export{len(list(tmp_path.iterdir()))}"
+        assert xlme.export.run(folder, to) == to
+        for name in ("model.safetensors", "generator/model.safetensors"):
+            assert (to / name).read_bytes() == (exported / name).read_bytes()
+        assert "**After step 2 of 2**" in (to / "README.md").read_text()
+    assert "After step" not in (exported / "README.md").read_text()
+    whole, early = (xlme.load(folder).judge("kalo mi") for folder in (run, copy))
+    assert whole == early
+    named = tmp_path / "run@2"
+    shutil.copytree(run, named)
+    assert load_run(named).step is None  # a folder of that name
+
+
+def test_the_page_of_a_run_is_brought_up_to_date(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = unfinished(run, tmp_path / "runs/run")
+    settings = json.loads((copy / "config.json").read_text())
+    assert not Path(settings["data"]["folder"]).is_absolute()
+    for name in ("folder", "heldout"):
+        settings["data"][name] = str((run / settings["data"][name]).resolve())
+    settings["config"]["train"]["steps"] = 5
+    (copy / "config.json").write_text(json.dumps(settings))
+    monkeypatch.chdir(tmp_path)
+    report(["--run", "runs/run"])
+    for name in ("samples.json", "retrieval.json", "languages.json"):  # as the run wrote them at its end
+        assert json.loads((copy / name).read_text()) == json.loads((run / name).read_text())
+    page = (copy / "report.html").read_text()
+    assert '<meta http-equiv="refresh"' in page and "refresh" not in (run / "report.html").read_text()
+    assert "Step 2 of 5; sentences and retrieval of step 2." in " ".join(page.split())
+    written = (copy / "samples.json").stat().st_mtime_ns
+    report(["--run", "runs/run"])
+    assert (copy / "samples.json").stat().st_mtime_ns == written  # nothing is newer
+    values = json.loads((copy / "retrieval.json").read_text())
+    values["before"]["overall"]["en_xx"][0] = 0.125  # so that it is seen where it comes from
+    (copy / "retrieval.json").write_text(json.dumps(values))
+    samples = json.loads((copy / "samples.json").read_text())
+    samples[0]["step"] = 1
+    (copy / "samples.json").write_text(json.dumps(samples))
+    report(["--run", "runs/run"])
+    assert json.loads((copy / "retrieval.json").read_text()) == values
+    (copy / "samples.json").unlink()
+    settings["data"]["fingerprints"]["mono"] = "other"
+    (copy / "config.json").write_text(json.dumps(settings))
+    capsys.readouterr()
+    report(["--run", "runs/run"])
+    assert "does not hold the data of runs/run any more: restore them" in capsys.readouterr().err
+    assert (
+        not (copy / "samples.json").exists() and "come after the first checkpoint" in (copy / "report.html").read_text()
+    )
+
+
+def test_a_checkpoint_that_the_run_deletes_while_it_is_read(run: Path, tmp_path: Path) -> None:
+    copy = unfinished(run, tmp_path / "run")
+    folder = copy / "checkpoints"
+    shutil.rmtree(folder / "step_00000003")
+    opened = 0
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        """At the third opening of a file of its state, after the checksums: the run is at step 9 by then."""
+        nonlocal opened
+        if event != "open" or not str(arguments[0]).startswith(str(folder / "step_00000002/state_0")):
+            return
+        opened += 1
+        if opened == 3:
+            shutil.copytree(folder / "step_00000002", tmp_path / "next")
+            (tmp_path / "next").rename(folder / "step_00000009")
+            shutil.rmtree(folder / "step_00000002")
+
+    sys.addaudithook(hook)
+    found = load_run(copy)
+    assert opened >= 3 and found.step == 9
+    assert all(torch.equal(found.state[name], value) for name, value in load_run(run).state.items())
+    with pytest.raises(ValueError, match="no whole checkpoint of step 2: it has those of step 9"):
+        load_run(Path(f"{copy}@2"))
 
 
 def test_another_vocabulary_is_refused_and_leaves_nothing(
@@ -279,7 +380,7 @@ def test_the_guides_commands(
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M)
     (export, imported) = (body.strip() for kind, body in blocks if not kind)
     code = "\n".join(body for kind, body in blocks if kind == "python")
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     shutil.copytree(run, tmp_path / "runs" / "base")
     config = XLMRobertaConfig(vocab_size=vocabulary.size, hidden_size=24, num_hidden_layers=1, layer_norm_eps=1e-5)
     XLMRobertaModel(config).save_pretrained(tmp_path / "xlm-roberta-base")
@@ -291,5 +392,6 @@ def test_the_guides_commands(
     main(arguments[2:])
     names: dict[str, Any] = {}
     exec(code, names)
+    assert load_encoder(names["folder"]).encoder.cfg.discriminator_layers == 2
     assert names["states"].last_hidden_state.shape[0] == len(names["vectors"]) == 2
     assert load_encoder(tmp_path / "exports/xlmr").encoder.cfg.relative_bias == "none"

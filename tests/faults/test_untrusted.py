@@ -12,8 +12,8 @@ import torch
 from data_prep.clean import Counts
 from data_prep.readers import find_pairs, pairs
 from tests.launch import ROOT
-from xlme_ds.checkpoint.checkpoints import complete, find_fault, read_state
-from xlme_ds.checkpoint.state_files import StateReader, StateWriter, state_file
+from xlme_ds.checkpoint.checkpoints import complete, find_fault
+from xlme_ds.checkpoint.state_files import StateReader, StateWriter, read_state, state_file
 
 
 def checkpoint(folder: Path) -> Path:

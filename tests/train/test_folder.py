@@ -20,7 +20,7 @@ from tests.rows import write_data
 from tests.train.test_guard import config as short
 from tests.train.test_guard import run
 from xlme_ds import quickstart
-from xlme_ds.config import EngineConfig, RunConfig
+from xlme_ds.config import EngineConfig, RunConfig, Training
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.folders import lock, made_whole
 from xlme_ds.report.run_page import write_report
@@ -75,6 +75,32 @@ def test_run_folder_refuses_other_settings(tmp_path: Path) -> None:
     (out / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json is damaged"):
         claimed(out, config)
+
+
+def test_what_to_do_instead_is_said(tmp_path: Path) -> None:
+    config = tiny(**PLAIN)
+    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=config.train.steps + 1))
+    out = tmp_path / "run"
+    with closing(claimed(out, config)) as folder:
+        folder.begin(config, {}, 1, {})
+    start = f"another --out (--start.folder {out} has it start from this run's weights)"
+    tuning = Training(**{field.name: getattr(config, field.name) for field in dataclasses.fields(Training)})
+
+    def refusal(changed: Training) -> str:
+        try:
+            claimed(out, changed).close()
+        except ValueError as error:  # which keeps the folder locked where it is kept
+            return str(error).partition(": ")[2]
+        return ""
+
+    schedule = "use the same settings to resume (the learning rate follows from the number of steps)"
+    assert refusal(longer) == f"{schedule}, or {start}"
+    folder.finish(config.train.steps)
+    claimed(out, config).close()
+    assert refusal(longer) == f"the run is finished and stays as it is, choose {start}"
+    # Fine-tuning starts from --model.
+    instead = "the run is finished and stays as it is, choose another --out"
+    assert refusal(dataclasses.replace(tuning, seed=7)) == instead
 
 
 def test_run_folder_is_for_one_process(tmp_path: Path) -> None:

@@ -81,9 +81,7 @@ def wandb_records(path: Path) -> Iterator[object]:
 
 def test_weights_and_biases_has_the_same_numbers(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="the extra [wandb] is not installed")
-    command = [sys.executable, "-c", WANDB, str(tmp_path)]
-    settings = environment() | {"WANDB_MODE": "offline"}
-    done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=300)
+    done = python("-c", WANDB, str(tmp_path), WANDB_MODE="offline")
     assert done.returncode == 0, done.stderr
     paths = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     assert [path.name for path in paths] == ["run-0123abcd.wandb"] * 2  # one run, sent twice

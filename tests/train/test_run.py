@@ -1,17 +1,30 @@
 """Held-out rows are shared evenly among micro-batches and ranks, whatever their number."""
 
+import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.engine.worker import tiny
+from tests.launch import ROOT, environment
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.data.loader import Loader
 from xlme_ds.train.run import heldout_data
+
+_TINY = (
+    "--engine.kind plain --engine.precision fp32 --data.mono-rows 4 --data.para-rows 4 --data.micro-batch 4 "
+    "--optimizer.warmup-steps 1 --model.width 16 --model.heads 2 --model.feed-forward 32 "
+    "--model.discriminator-layers 2 --model.generator-layers 1 --model.max-positions 32"
+)
 
 
 @pytest.mark.parametrize("rows", [2, 7, 50, 100])
@@ -76,13 +89,80 @@ def _pretrain_one_step(folder: Path, vocabulary: int, place: str) -> None:
     code: object = 1
     try:
         pretrain(
-            f"--recipe quickstart --data {folder}/mixed --out {folder}/run --engine.kind plain --engine.precision fp32 "
-            f"--model.vocabulary {vocabulary} --data.mono-rows 4 --data.para-rows 4 --data.micro-batch 4 "
-            "--train.steps 1 --optimizer.warmup-steps 1 --model.width 16 --model.heads 2 --model.feed-forward 32 "
-            "--model.discriminator-layers 2 --model.generator-layers 1 --model.max-positions 32".split()
+            f"--recipe quickstart --data {folder}/mixed --out {folder}/run --model.vocabulary {vocabulary} "
+            f"--train.steps 1 {_TINY}".split()
         )
         code = 0
     except SystemExit as left:
         code = left.code
     finally:
         os._exit(0 if code in (0, None) else 1)
+
+
+def test_a_run_shows_itself_while_it_trains(tmp_path: Path) -> None:
+    """Sentences, retrieval and page come from a process of their own, whose fault is a line, and which ends with the
+    run, however that ends."""
+    vocabulary = train_vocabulary(tmp_path / "data/vocab")
+    for name in ("data", "heldout"):
+        write_data(tmp_path / name, rows=16, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    shutil.copytree(tmp_path / "data/vocab", tmp_path / "heldout/vocab")
+    out, said = tmp_path / "run", tmp_path / "stderr"
+
+    def start() -> subprocess.Popen[bytes]:
+        words = f"--recipe quickstart --data {tmp_path}/data --heldout {tmp_path}/heldout --out {out} {_TINY} "
+        words += f"--model.vocabulary {vocabulary.size} --train.steps 1000000 --train.eval-every 5 --train.save-every 5"
+        command = [sys.executable, "-m", "xlme_ds.pretrain", *words.split()]
+        with said.open("wb") as errors:
+            return subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=errors)
+
+    def until(there: Callable[[], object], run: "subprocess.Popen[bytes]") -> None:
+        deadline = time.monotonic() + 300  # a hang must not hold the suite
+        while not there():
+            assert run.poll() is None and time.monotonic() < deadline, said.read_text()[-3000:]
+            time.sleep(0.05)
+
+    def shown() -> int:
+        return json.loads((out / "samples.json").read_text())[0]["step"] if (out / "samples.json").exists() else 0
+
+    def told() -> bool:
+        return "the report page is not brought up to date, training goes on: " in said.read_text()
+
+    run = start()
+    until(lambda: _page_processes(out), run)
+    run.send_signal(signal.SIGSTOP)  # leaves it the processor
+    until(shown, run)
+    until(lambda: not _page_processes(out), run)
+    step = shown()
+    assert step % 5 == 0 and json.loads((out / "retrieval.json").read_text())["step"] == step
+    page = (out / "report.html").read_text()
+    assert '<meta http-equiv="refresh"' in page and f"sentences and retrieval of step {step}." in " ".join(page.split())
+    (out / "samples.json").unlink()
+    (out / "samples.json").mkdir()
+    run.send_signal(signal.SIGCONT)
+    until(lambda: _page_processes(out) or told(), run)
+    run.send_signal(signal.SIGSTOP)
+    until(lambda: not _page_processes(out), run)
+    run.send_signal(signal.SIGCONT)
+    until(told, run)
+    assert "samples.json: Is a directory" in said.read_text()
+    until(lambda: _page_processes(out), run)
+    run.kill()
+    run.wait()
+    while _page_processes(out):
+        time.sleep(0.05)
+
+    run = start()
+    until(lambda: _page_processes(out), run)
+    run.terminate()
+    assert run.wait() == 0 and not _page_processes(out)
+    assert not [path for path in out.iterdir() if path.suffix == ".tmp"]
+
+
+def _page_processes(run: Path) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if str(run).encode() in words and any(b"draw_for" in word for word in words):
+                found.append(path.parent.name)
+    return found

@@ -10,15 +10,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 import tyro
 
 from ..cli import fail, program
 from ..folders import made_whole
-from ..objectives import objective_of
-from ..trained import CONFIG_FILE, MODEL_FOLDER, known_vocabulary, read_settings, write_model
-from .checkpoints import Checkpoints, find_fault, read_state, seal, state_files
-from .state_files import KINDS, StateReader, StateWriter, merge_state, state_file
+from ..trained import (
+    CONFIG_FILE,
+    MODEL_FOLDER,
+    known_vocabulary,
+    read_checkpoint,
+    read_settings,
+    whole_checkpoint,
+    write_model,
+)
+from .checkpoints import seal
+from .state_files import (
+    StateReader,
+    StateWriter,
+    checkpoints_of,
+    fault_of,
+    merge_state,
+    read_state,
+    state_file,
+    state_files,
+)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -60,7 +75,7 @@ def convert(run: Path, out: Path, step: int | None = None) -> None:
         out: Folder to make.
         step: The checkpoint of this step; without it the newest sound one.
     """
-    source = _chosen(run, step)
+    source = whole_checkpoint(run, step)
     with made_whole(out, "--out") as partial:
         writer = StateWriter(partial / state_file(0, 1), buffer_bytes=0)
         merge_state(StateReader(state_files(source)), writer)
@@ -69,25 +84,22 @@ def convert(run: Path, out: Path, step: int | None = None) -> None:
 
 
 def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = None) -> None:
-    """Write the model of a checkpoint as a finished run has it: a folder that evaluation, fine-tuning and export read.
+    """Write the model of a checkpoint as a finished run has it: a folder to keep or hand on.
+
+    Evaluation, fine-tuning and export read RUN@STEP themselves.
 
     Args:
         run: Run folder of pre-training.
         out: Folder to make.
         step: The checkpoint of this step; without it the newest sound one.
-        vocab: Folder or file of the vocabulary; a finished run has it itself.
+        vocab: Folder or file of the vocabulary, where an older version did not put it into the run.
     """
     settings = read_settings(run)
     if settings.task:
         raise ValueError(f"{run} was fine-tuned on {settings.task}: name a run of pre-training")
     vocabulary = known_vocabulary(run, run / MODEL_FOLDER if vocab is None else vocab)
-    source = _chosen(run, step)
-    reader = StateReader(state_files(source))
-    with torch.device("meta"):
-        state = objective_of(settings.objective).build(settings.model).state_dict()
-    for name, there in state.items():
-        state[name] = torch.empty(there.shape)
-        reader.read(name, KINDS[0], 0, state[name].view(-1))
+    source = whole_checkpoint(run, step)
+    state = read_checkpoint(source, settings)
     with made_whole(out, "--out") as partial:
         shutil.copyfile(run / CONFIG_FILE, partial / CONFIG_FILE)
         write_model(partial / MODEL_FOLDER, state, vocabulary.path)
@@ -98,7 +110,7 @@ def _show(run: Path, checksums: bool) -> bool:
     """Print a line for every checkpoint; True when all are sound."""
     sound = True
     for folder in _all(run):
-        fault = find_fault(folder, checksums=checksums)
+        fault = fault_of(folder, checksums=checksums)
         sound &= fault is None
         if fault is None:
             size = sum(path.stat().st_size for path in folder.iterdir()) / 2**20
@@ -108,20 +120,8 @@ def _show(run: Path, checksums: bool) -> bool:
     return sound
 
 
-def _chosen(run: Path, step: int | None) -> Path:
-    for folder in reversed(_all(run)):
-        if step is None or folder.name == f"step_{step:08d}":
-            fault = find_fault(folder)
-            if fault is None:
-                return folder
-            print(f"{folder} is left out: {fault}", file=sys.stderr)
-    raise ValueError(
-        f"{run} has no usable checkpoint{'' if step is None else f' of step {step}'}: see the command `list`"
-    )
-
-
 def _all(run: Path) -> list[Path]:
-    folders = Checkpoints(run, 1, 0).all()
+    folders = checkpoints_of(run)
     if not folders:
         raise ValueError(f"{run / 'checkpoints'} has no checkpoint: --run must name a run folder")
     return folders

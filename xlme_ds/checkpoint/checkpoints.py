@@ -6,7 +6,6 @@ it is no checkpoint, and all is on the disk before it is. Other names in `checkp
 """
 
 import math
-import re
 import shutil
 import sys
 import zlib
@@ -15,17 +14,26 @@ from pathlib import Path
 from typing import Any
 
 from ..cli import in_words
-from ..data.schema import naming, read_json, write_json
+from ..data.schema import naming, write_json
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, broadcast, gather, on_all_ranks
 from ..folders import to_disk
-from .state_files import StateReader, StateWriter, state_file
+from .state_files import (
+    COMPLETE,
+    STATE,
+    StateReader,
+    StateWriter,
+    checkpoint_name,
+    checkpoints_of,
+    fault_of,
+    is_checkpoint_name,
+    read_state,
+    saved_step,
+    state_file,
+    state_files,
+)
 
-_PREFIX = "step_"
-_NAME = re.compile(_PREFIX + r"(\d{8,})")
 _PARTIAL = ".partial"
-_COMPLETE = "complete.json"
-_STATE = "state.json"
 _LATEST = "latest.json"
 
 # How far the probe's loss may lie from the stored one, relative. float32: sums in another order. bf16 weights are the
@@ -43,6 +51,11 @@ class Checkpoints:
         self.buffer_bytes = buffer_bytes
         self._saving: tuple[dict[str, Any], StateWriter] | None = None  # the checkpoint that is being written
 
+    @property
+    def saving(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._saving is not None
+
     def save(self, engine: Engine, step: int, state: Mapping[str, Any]) -> None:
         """Copy the state after `step` steps and write it from a thread; `poll` or `wait` complete the checkpoint."""
         self.wait(engine)
@@ -52,7 +65,7 @@ class Checkpoints:
                 f"{self.folder.parent}: after {step} steps the loss of the probe batch is {probe}: nothing is saved "
                 "any more, start a run with a lower optimizer.learning_rate"
             )
-        partial = self.folder / f"{_PREFIX}{step:08d}{_PARTIAL}"
+        partial = self.folder / f"{checkpoint_name(step)}{_PARTIAL}"
         on_all_ranks(lambda: self._renew(partial) if engine.rank == 0 else None)
         writer = StateWriter(partial / state_file(engine.rank, engine.world), self.buffer_bytes)
         engine.save(writer)
@@ -106,15 +119,11 @@ class Checkpoints:
 
     def all(self) -> list[Path]:
         """Checkpoint folders, oldest first; whole or not."""
-        try:
-            found = [path for path in self.folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
-        except FileNotFoundError:
-            return []
-        return sorted(found, key=_step)
+        return checkpoints_of(self.folder.parent)
 
     def _renew(self, partial: Path) -> None:
         for rest in self.folder.glob(f"*{_PARTIAL}"):  # of saves that failed, and may hold the room that this one needs
-            if _NAME.fullmatch(rest.stem):
+            if is_checkpoint_name(rest.stem):
                 _remove(rest)
         partial.mkdir(parents=True)
 
@@ -124,16 +133,12 @@ class Checkpoints:
             write_json(self.folder / _LATEST, {"checkpoint": final.name})
             to_disk(self.folder)
         ours = [folder for folder in self.all() if not _foreign(folder, state.get("run"))]
-        older = [folder for folder in ours if _step(folder) <= state["step"]]
+        older = [folder for folder in ours if saved_step(folder) <= state["step"]]
         for folder in ours[len(older) :]:  # unusable: the run went on from one before it
             _remove(folder)
         for folder in older[: -self.keep_last]:
-            if not (self.keep_every and _step(folder) % self.keep_every == 0):
+            if not (self.keep_every and saved_step(folder) % self.keep_every == 0):
                 _remove(folder)
-
-
-def _step(folder: Path) -> int:
-    return int(folder.name.removeprefix(_PREFIX))
 
 
 def _foreign(folder: Path, run: str | None) -> bool:
@@ -168,73 +173,16 @@ def complete(partial: Path, state: Mapping[str, Any], files: Mapping[str, Mappin
 
 def seal(folder: Path, state: Mapping[str, Any], files: Mapping[str, Mapping[str, int]]) -> None:
     """Make a checkpoint of `folder`, whose state files are on the disk as `files` says."""
-    write_json(folder / _STATE, state)
-    text = (folder / _STATE).read_bytes()
-    to_disk(folder / _STATE, folder)
-    write_json(folder / _COMPLETE, {**files, _STATE: {"bytes": len(text), "crc32": zlib.crc32(text)}})
-    to_disk(folder / _COMPLETE, folder)
+    write_json(folder / STATE, state)
+    text = (folder / STATE).read_bytes()
+    to_disk(folder / STATE, folder)
+    write_json(folder / COMPLETE, {**files, STATE: {"bytes": len(text), "crc32": zlib.crc32(text)}})
+    to_disk(folder / COMPLETE, folder)
 
 
 def find_fault(folder: Path, rank: int = 0, world: int = 1, checksums: bool = True) -> str | None:
-    """What is wrong with a checkpoint, or None: sizes and checksums of all files, shared out among the ranks;
-    collective."""
-    try:
-        mine = list(_listed(folder).items())[rank::world]
-    except (OSError, ValueError):
-        fault: str | None = f"{_COMPLETE} is missing or damaged"
-    else:
-        fault = next((found for name, what in mine if (found := _file_fault(folder / name, *what, checksums))), None)
-    return next((found for found in gather(fault) if found), None)
-
-
-def state_files(folder: Path) -> list[Path]:
-    """The files of the ranks, of those that its marker lists. Raises ValueError where that is damaged."""
-    return [folder / name for name in _listed(folder) if name != _STATE]
-
-
-def _listed(folder: Path) -> dict[str, tuple[int, int]]:
-    """Bytes and CRC-32 of every file of a checkpoint, by name."""
-    path = folder / _COMPLETE
-    try:
-        files = {name: (entry["bytes"], entry["crc32"]) for name, entry in sorted(read_json(path, dict).items())}
-    except (KeyError, TypeError):
-        raise ValueError(f"{path} is damaged: resume from another checkpoint") from None
-    # A checkpoint from elsewhere reaches into no other folder.
-    if _STATE not in files or any(Path(name).name != name for name in files):
-        raise ValueError(f"{path} lists other files than a checkpoint has: resume from another checkpoint")
-    return files
-
-
-def _file_fault(path: Path, size: int, crc: int, checksum: bool) -> str | None:
-    """What is wrong with a file; of an error of reading it, too: one rank that fails alone would leave the others
-    waiting."""
-    try:
-        if not path.is_file():
-            return f"{path.name} is missing"
-        if path.stat().st_size != size:
-            return f"{path.name} has {path.stat().st_size} bytes instead of {size}"
-        found = 0
-        if checksum:
-            with open(path, "rb") as file:
-                while block := file.read(1 << 24):
-                    found = zlib.crc32(block, found)
-    except OSError as error:
-        return f"{path.name} cannot be read ({error.strerror})"
-    return None if found == crc or not checksum else f"{path.name} has changed since it was written (checksum)"
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself: `step`, `world` (processes that saved it), `probe`, data fingerprints; since
-    there are any, `run` (which one saved it) and its `settings`."""
-    try:
-        state: dict[str, Any] = read_json(folder / _STATE, dict)
-        int(state["step"]), int(state["world"]), float(state["probe"])
-        for name in ("settings", "records", "guard"):
-            if not isinstance(state.get(name, {}), dict):
-                raise TypeError(name)
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
-        raise ValueError(f"{folder / _STATE} is damaged ({error!r}): resume from another checkpoint") from None
-    return state
+    """What is wrong with a checkpoint, or None; the files are shared out among the ranks; collective."""
+    return next((found for found in gather(fault_of(folder, rank, world, checksums)) if found), None)
 
 
 def _matching(state: dict[str, Any], folder: Path, expected: Mapping[str, Any]) -> dict[str, Any]:

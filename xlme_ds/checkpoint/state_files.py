@@ -2,23 +2,31 @@
 
 A file is in safetensors form and holds flat float32 tensors named `parameter/kind/start`: elements from `start` on of
 the flattened parameter (kind `fp32`, the master weights) or of one of Adam's moments. Nothing in it depends on the
-engine.
+engine. What of a checkpoint folder is read without one is here too; `checkpoints.py` writes and removes them.
 """
 
 import json
 import os
+import re
 import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.schema import read_json
+
 MOMENTS = ("exp_avg", "exp_avg_sq")
 KINDS = ("fp32", *MOMENTS)
+COMPLETE = "complete.json"
+STATE = "state.json"
+_PREFIX = "step_"
+_NAME = re.compile(_PREFIX + r"(\d{8,})")
 CHUNK = 1 << 24  # elements that are copied, written or read at once: 64 MiB
 
 
@@ -196,3 +204,86 @@ def merge_state(reader: StateReader, writer: StateWriter) -> None:
                 reader.read(name, kind, start, values)
                 writer.put(values)
     writer.end()
+
+
+def checkpoint_name(step: int) -> str:
+    """Name of the folder of the checkpoint after `step` steps."""
+    return f"{_PREFIX}{step:08d}"
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a checkpoint may have it."""
+    return _NAME.fullmatch(name) is not None
+
+
+def saved_step(folder: Path) -> int:
+    """The steps after which a checkpoint was saved, by its name."""
+    return int(folder.name.removeprefix(_PREFIX))
+
+
+def checkpoints_of(run: Path) -> list[Path]:
+    """Checkpoint folders of a run, oldest first; whole or not."""
+    try:
+        found = [path for path in (run / "checkpoints").iterdir() if is_checkpoint_name(path.name) and path.is_dir()]
+    except FileNotFoundError:
+        return []
+    return sorted(found, key=saved_step)
+
+
+def fault_of(folder: Path, rank: int = 0, world: int = 1, checksums: bool = True) -> str | None:
+    """What is wrong with the share of rank `rank` of `world` of a checkpoint's files, in size or checksum; or None."""
+    try:
+        mine = list(_listed(folder).items())[rank::world]
+    except (OSError, ValueError):
+        return f"{COMPLETE} is missing or damaged"
+    return next((found for name, what in mine if (found := _file_fault(folder / name, *what, checksums))), None)
+
+
+def state_files(folder: Path) -> list[Path]:
+    """The files of the ranks, of those that its marker lists. Raises ValueError where that is damaged."""
+    return [folder / name for name in _listed(folder) if name != STATE]
+
+
+def _listed(folder: Path) -> dict[str, tuple[int, int]]:
+    """Bytes and CRC-32 of every file of a checkpoint, by name."""
+    path = folder / COMPLETE
+    try:
+        files = {name: (entry["bytes"], entry["crc32"]) for name, entry in sorted(read_json(path, dict).items())}
+    except (KeyError, TypeError):
+        raise ValueError(f"{path} is damaged: resume from another checkpoint") from None
+    # A checkpoint from elsewhere reaches into no other folder.
+    if STATE not in files or any(Path(name).name != name for name in files):
+        raise ValueError(f"{path} lists other files than a checkpoint has: resume from another checkpoint")
+    return files
+
+
+def _file_fault(path: Path, size: int, crc: int, checksum: bool) -> str | None:
+    """What is wrong with a file; of an error of reading it, too: one rank that fails alone would leave the others
+    waiting."""
+    try:
+        if not path.is_file():
+            return f"{path.name} is missing"
+        if path.stat().st_size != size:
+            return f"{path.name} has {path.stat().st_size} bytes instead of {size}"
+        found = 0
+        if checksum:
+            with open(path, "rb") as file:
+                while block := file.read(1 << 24):
+                    found = zlib.crc32(block, found)
+    except OSError as error:
+        return f"{path.name} cannot be read ({error.strerror})"
+    return None if found == crc or not checksum else f"{path.name} has changed since it was written (checksum)"
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself: `step`, `world` (processes that saved it), `probe`, data fingerprints; since
+    there are any, `run` (which one saved it) and its `settings`."""
+    try:
+        state: dict[str, Any] = read_json(folder / STATE, dict)
+        int(state["step"]), int(state["world"]), float(state["probe"])
+        for name in ("settings", "records", "guard"):
+            if not isinstance(state.get(name, {}), dict):
+                raise TypeError(name)
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise ValueError(f"{folder / STATE} is damaged ({error!r}): resume from another checkpoint") from None
+    return state

@@ -14,7 +14,8 @@ import numpy as np
 from ..config import refuse
 from ..data.schema import LAYOUTS
 from ..data.vocabulary import Vocabulary
-from ..models.text_encoder import TextEncoder
+from ..models.text_encoder import TextEncoder, Which
+from .compared_models import Models, load_encoders
 from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, split_lines
 from .vectors import hidden_states, unit_length
@@ -40,6 +41,26 @@ class Subwords(NamedTuple):
 
     ids: np.ndarray
     words: np.ndarray
+
+
+def align(
+    models: Models,
+    data: Path | str,
+    *,
+    apart: bool = False,
+    layer: int | None = None,
+    which: Which | None = None,
+    random: bool = False,
+) -> dict[str, Any]:
+    """Word alignment, scored against the links in the folder `data`; returns what `xlme evaluate align` writes as JSON,
+    and its options mean the same.
+
+    Raises ValueError for models and data that do not do.
+    """
+    compared, gold = load_encoders(models, layer, random, which), read_gold(Path(data))
+    scored = [model.facts | score_tests(model.encoder, model.vocabulary, gold, apart) for model in compared]
+    reading = "each sentence read alone" if apart else "a pair read as one item"
+    return {"test": "align", "reading": reading, "models": scored}
 
 
 def read_gold(folder: Path) -> dict[str, list[GoldPair]]:

@@ -4,7 +4,7 @@ the same shape."""
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -19,8 +19,10 @@ from ..trained import (
     GENERATOR_FOLDER,
     MODEL_TYPE,
     TrainedRun,
+    at_step,
     first_of,
     load_encoder,
+    load_encoder_and_step,
     load_run,
     read_config,
     read_heads,
@@ -32,7 +34,8 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class ComparedEncoder(NamedTuple):
-    """An encoder under the name that tables and plots use, and the layer whose scores the tables quote."""
+    """An encoder under the name that tables and plots use, and the layer whose scores the tables quote; `step` as in
+    `TrainedRun`."""
 
     name: str
     folder: Path
@@ -40,6 +43,13 @@ class ComparedEncoder(NamedTuple):
     cfg: ModelConfig
     vocabulary: Vocabulary
     layer: int
+    step: int | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What results say of the model."""
+        depth = self.cfg.discriminator_layers
+        return {"model": self.name, "folder": str(self.folder), "step": self.step, "depth": depth, "layer": self.layer}
 
 
 class Predictor(NamedTuple):
@@ -52,8 +62,10 @@ class Predictor(NamedTuple):
     model: nn.Module
     cfg: ModelConfig
     vocabulary: Vocabulary
+    step: int | None = None
 
 
+Models = Path | str | Sequence[Path | str]  # folders of runs (RUN@STEP: of one of their checkpoints) or of exports
 Compared = TypeVar("Compared", ComparedEncoder, Predictor)
 
 
@@ -64,38 +76,38 @@ def paper_layer(depth: int) -> int:
 
 
 def load_encoders(
-    folders: list[Path], layer: int | None, untrained: bool, which: Which | None = None
+    models: Models, layer: int | None, untrained: bool, which: Which | None = None
 ) -> list[ComparedEncoder]:
-    """The encoders in `folders`; with `untrained`, after them one with initial weights for every shape and seed.
+    """The encoders in the folders; with `untrained`, after them one with initial weights for every shape and seed.
 
     Raises ValueError on a folder without a model and on a layer that a model does not have.
     """
     found: list[ComparedEncoder] = []
     which_name = f" ({which})" if which == "generator" else ""
-    for folder, name in _named(folders):
-        encoder, vocabulary = load_encoder(folder, which)
+    for folder, name in _named(models):
+        (encoder, vocabulary), step = load_encoder_and_step(folder, which)
         depth = encoder.cfg.discriminator_layers
         if layer is not None and not 0 <= layer <= depth:
             raise ValueError(f"--layer {layer} does not exist in {folder}: it has layers 0 (embeddings) to {depth}")
         chosen = paper_layer(depth) if layer is None else layer
         encoder = _ready(encoder, folder)
-        found.append(ComparedEncoder(name + which_name, folder, encoder, encoder.cfg, vocabulary, chosen))
+        found.append(ComparedEncoder(name + which_name, folder, encoder, encoder.cfg, vocabulary, chosen, step))
     for like, objective_name, seed, name in _starts(found, which_name) if untrained else []:
         objective = objective_of(ObjectiveConfig(objective_name))
         model = objective.build(like.cfg)
         initialise(model, seed, like.cfg.init_std)
         encoder = take_encoder(model.state_dict(), like.cfg, which or first_of(objective.encoders))
-        found.append(like._replace(name=name, encoder=_ready(encoder, like.folder)))
+        found.append(like._replace(name=name, step=None, encoder=_ready(encoder, like.folder)))
     return found
 
 
-def load_predictors(folders: list[Path], untrained: bool) -> list[Predictor]:
-    """The whole models in `folders`; with `untrained`, after them one with initial weights for every shape and seed.
+def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
+    """The whole models in the folders; with `untrained`, after them one with initial weights for every shape and seed.
 
     Raises ValueError on a folder whose model predicts no tokens.
     """
     found: list[Predictor] = []
-    for folder, name in _named(folders):
+    for folder, name in _named(models):
         run = _exported_run(folder) if read_config(folder).get("model_type") == MODEL_TYPE else load_run(folder)
         if run.task:
             raise ValueError(f"{folder} was fine-tuned and predicts no tokens: name the run that it started from")
@@ -103,11 +115,11 @@ def load_predictors(folders: list[Path], untrained: bool) -> list[Predictor]:
         objective = objective_of(replace(run.objective, random_fraction=0.0, keep_fraction=0.0))
         model = objective.build(run.model)
         run.load_into(model)
-        found.append(Predictor(name, folder, objective, _ready(model, folder), run.model, run.vocabulary))
+        found.append(Predictor(name, folder, objective, _ready(model, folder), run.model, run.vocabulary, run.step))
     for like, _, seed, name in _starts(found) if untrained else []:
         model = like.objective.build(like.cfg)
         initialise(model, seed, like.cfg.init_std)
-        found.append(like._replace(name=name, model=_ready(model, like.folder)))
+        found.append(like._replace(name=name, step=None, model=_ready(model, like.folder)))
     return found
 
 
@@ -121,13 +133,15 @@ def _exported_run(folder: Path) -> TrainedRun:
     return TrainedRun(folder, encoder.state_dict() | heads, encoder.cfg, vocabulary, "", ObjectiveConfig("mlm"))
 
 
-def _named(folders: list[Path]) -> list[tuple[Path, str]]:
+def _named(models: Models) -> list[tuple[Path, str]]:
     """Every folder with the name of its model: its last part, or all of it where two are alike."""
-    names = [folder.resolve().name for folder in folders]
+    folders = [Path(folder) for folder in ([models] if isinstance(models, Path | str) else models)]
+    parts = [at_step(folder) for folder in folders]
+    names = [run.resolve().name + ("" if step is None else f"@{step}") for run, step in parts]
     names = [name if names.count(name) == 1 else str(folder) for folder, name in zip(folders, names, strict=True)]
     refuse(
         [
-            (bool(folders), "--model is missing: name the folder of a finished run, several times to compare"),
+            (bool(folders), "--model is missing: name the folder of a run, several times to compare"),
             (len(set(names)) == len(names), "two of the models have the same name: name every --model once"),
         ]
     )

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.console import Console
 from rich.table import Column, Table
+from typing_extensions import override
 
 from ..data.schema import replacing, write_json
 from ..models.text_encoder import Which
@@ -54,7 +55,8 @@ class CommonOptions:
     """Options of all tests."""
 
     models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.arg(name="model")]
-    """Folder of a finished run or of an export; give it several times to compare models."""
+    """Folder of a run or of an export; give it several times to compare models. RUN@STEP names a checkpoint of the
+    run; a run that is not finished counts as its newest one."""
     data: Path
     """Data of the test, described above."""
     random: bool = False
@@ -104,6 +106,11 @@ class EncoderOptions(CommonOptions):
     which: Which | None = None
     """Which encoder of a pre-training run; by default the one that it is for, XLM-E's discriminator."""
 
+    @property
+    def of_encoders(self) -> dict[str, Any]:
+        """What chooses the encoders, as arguments of the tests' functions."""
+        return {"which": self.which, "random": self.random}
+
 
 @dataclass(frozen=True)
 class LayerOptions(EncoderOptions):
@@ -112,6 +119,11 @@ class LayerOptions(EncoderOptions):
     layer: int | None = None
     """Layer that the tables quote, 0 for the embeddings; by default three quarters of the depth, the paper's 9 of
     12."""
+
+    @property
+    @override
+    def of_encoders(self) -> dict[str, Any]:
+        return {"layer": self.layer, **super().of_encoders}
 
 
 def percent(fraction: float) -> str:

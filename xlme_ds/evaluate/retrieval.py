@@ -17,7 +17,8 @@ from ..config import refuse
 from ..data.schema import EOS, LAYOUTS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
-from ..models.text_encoder import TextEncoder
+from ..models.text_encoder import TextEncoder, Which
+from .compared_models import Models, load_encoders
 from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, require_same_length, split_lines
 from .vectors import sentence_vectors, unit_length
@@ -45,6 +46,49 @@ SETS = {
 _TATOEBA_FILE = re.compile(r"tatoeba\.(?P<code>[a-z]{3})-eng\.(eng|(?P=code))")
 # The two files of a corpus with English, X.en-de.en and X.en-de.de, or its archive; X. may be absent.
 _PAIR_FILE = re.compile(rf"(.*\.)?({PIVOT}-(?P<after>[^.]+)|(?P<before>[^.]+)-{PIVOT})(\.txt\.zip|\.(?P<side>[^.]+))")
+
+
+def tatoeba(
+    models: Models, data: Path | str, *, layer: int | None = None, which: Which | None = None, random: bool = False
+) -> dict[str, Any]:
+    """Sentence retrieval on the Tatoeba test set in the folder `data`; returns what `xlme evaluate tatoeba` writes as
+    JSON, and its options mean the same.
+
+    Raises ValueError for models and data that do not do.
+    """
+    compared, text = load_encoders(models, layer, random, which), read_tatoeba(Path(data))
+    scored = []
+    for model in compared:
+        encode = model.vocabulary.encode
+        groups = {
+            language: ([encode(line) for line in ours], [encode(line) for line in theirs])
+            for language, (ours, theirs) in text.items()
+        }
+        scored.append(model.facts | retrieval_scores(model.encoder, groups))
+    return {"test": "tatoeba", "models": scored}
+
+
+def pairs(
+    models: Models,
+    data: Path | str,
+    *,
+    limit: int = 1000,
+    layer: int | None = None,
+    which: Which | None = None,
+    random: bool = False,
+) -> dict[str, Any]:
+    """The same on translation pairs kept out of training: `xlme evaluate pairs`."""
+    if limit < 1:
+        raise ValueError(f"--limit {limit} leaves no pair: it must be at least 1")
+    scored = []
+    for model in load_encoders(models, layer, random, which):
+        every = group_by_language(heldout_pairs(Path(data), model.vocabulary), smallest=1)
+        groups = {code: (a[:limit], b[:limit]) for code, (a, b) in every.items() if len(a) >= SMALLEST}
+        if not groups:
+            raise ValueError(f"{data} has no language with {SMALLEST} pairs or more: an accuracy needs candidates")
+        few = {code: len(a) for code, (a, _) in every.items() if code not in groups}
+        scored.append(model.facts | retrieval_scores(model.encoder, groups) | {"too_few": few})
+    return {"test": "pairs", "models": scored}
 
 
 def read_tatoeba(folder: Path) -> dict[str, tuple[list[str], list[str]]]:
@@ -157,7 +201,7 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
     return sides
 
 
-def group_by_language(pairs: Iterable[TranslationPair], smallest: int = SMALLEST) -> dict[str, Group]:
+def group_by_language(found: Iterable[TranslationPair], smallest: int = SMALLEST) -> dict[str, Group]:
     """Pairs with English on one side, as (English sentences, the other's) by language.
 
     Languages with fewer than `smallest` pairs are left out, and so are repetitions of a sentence, which no ranking
@@ -165,7 +209,7 @@ def group_by_language(pairs: Iterable[TranslationPair], smallest: int = SMALLEST
     """
     groups: dict[str, dict[bytes, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)
     seen: dict[str, set[bytes]] = defaultdict(set)
-    for first, second, *languages in pairs:
+    for first, second, *languages in found:
         if PIVOT not in languages or languages[0] == languages[1]:
             continue
         forward = languages[0] == PIVOT

@@ -1,6 +1,7 @@
-"""Results in the folder of a finished run: its model in one file, the retrieval test before and after training, and
-sentences as the model sees them."""
+"""What is shown of a run, in its folder: sentences as the model sees them, the retrieval test before and after
+training, the shares of the languages; and, when it is finished, its model in one file."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,26 +9,91 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..checkpoint.state_files import checkpoints_of, saved_step
 from ..config import RunConfig
 from ..data.collate import collate
-from ..data.schema import TASKS, read_manifest, write_json
+from ..data.schema import TASKS, read_json, read_manifest, write_json
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..models.init import initialise
 from ..models.text_encoder import take_encoder
 from ..objectives import objective_of
 from ..objectives.protocol import Pretraining
-from ..trained import MODEL_FOLDER, first_of, write_model
+from ..trained import MODEL_FOLDER, WEIGHTS_FILE, first_of, load_run, read_config, write_model
 from .retrieval import group_by_language, packed_pairs, retrieve
 
+State = Mapping[str, torch.Tensor]
 
-def showcase(run: Path, config: RunConfig, state: dict[str, torch.Tensor], data: Path, heldout: Path | None) -> None:
+
+def showcase(run: Path, config: RunConfig, state: State, data: Path, heldout: Path | None) -> None:
     """Write model/, retrieval.json, samples.json and languages.json into the run folder, from a whole float32 state."""
-    objective = objective_of(config.objective)
-    model = objective.build(config.model)
-    model.load_state_dict(state)
     vocabulary = Vocabulary(data / "vocab")
     write_model(run / MODEL_FOLDER, state, vocabulary.path)
+    for name, content in _shown(config, state, vocabulary, data, heldout, config.train.steps).items():
+        write_json(run / name, content)
+
+
+def bring_up_to_date(run: Path) -> None:
+    """Write the JSON files anew from the newest whole checkpoint of a run that goes on, where they are of an older one.
+
+    Raises ValueError where its data are not to be found.
+    """
+    if _finished(run) or max(map(saved_step, checkpoints_of(run)), default=0) <= shown_step(run):
+        return
+    content = read_config(run)
+    if "task" in content.get("config", {}):  # fine-tuned
+        return
+    trained = load_run(run)
+    if trained.step is None or trained.step <= shown_step(run):
+        return
+    data, heldout = _data_of(run, content["data"])
+    config = RunConfig(run.name, content["config"]["seed"], trained.model, objective=trained.objective)
+    place = trained.vocabulary, data, heldout, trained.step
+    found = _shown(config, trained.state, *place, earlier=_read(run / "retrieval.json", dict))
+    if not _finished(run) and shown_step(run) < trained.step:  # nobody wrote what is newer meanwhile
+        for name, value in found.items():
+            write_json(run / name, value)
+
+
+def shown_step(run: Path) -> int:
+    """The step of the model whose sentences are shown; 0 where there are none."""
+    return next((int(sample.get("step", 0)) for sample in _read(run / "samples.json", list)), 0)
+
+
+def _finished(run: Path) -> bool:
+    return (run / MODEL_FOLDER / WEIGHTS_FILE).exists()
+
+
+def _read(path: Path, kind: type) -> Any:
+    return read_json(path, kind) if path.exists() else kind()
+
+
+def _data_of(run: Path, noted: Mapping[str, Any]) -> tuple[Path, Path | None]:
+    """The folders of the data and the held-out data that `config.json` notes, if they hold what they did."""
+    if "folder" not in noted:
+        raise ValueError(f"{run / 'config.json'} does not say where its data are: start the run's command again")
+    found = {"folder": noted["fingerprints"], "heldout": noted.get("heldout_fingerprints") or {}}
+    for name, fingerprints in found.items():
+        for task, known in fingerprints.items():
+            folder = run / noted[name] / task
+            if not folder.is_dir() or read_manifest(folder).fingerprint() != known:
+                raise ValueError(f"{folder} does not hold the data of {run} any more: restore them")
+    return run / noted["folder"], run / noted["heldout"] if "heldout" in noted else None
+
+
+def _shown(
+    config: RunConfig,
+    state: State,
+    vocabulary: Vocabulary,
+    data: Path,
+    heldout: Path | None,
+    step: int,
+    earlier: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The content of the files by name, from the state after `step` steps.
+
+    `earlier`: of retrieval.json of this run, where the untrained model's scores are taken from.
+    """
     shares = {}
     for task in TASKS:
         if (data / task).is_dir():
@@ -36,23 +102,40 @@ def showcase(run: Path, config: RunConfig, state: dict[str, torch.Tensor], data:
                 code: {"share": c["share_after"], "share_before": c["share_before"], "repeat": c["repeat"]}
                 for code, c in counts.items()
             }
-    write_json(run / "languages.json", shares)
-    write_json(run / "samples.json", _sample_rows(config, objective, model.eval(), heldout or data, vocabulary))
-    if heldout is None or not (heldout / "para").is_dir():
-        return
+    found: dict[str, Any] = {"languages.json": shares}
+    if heldout is not None and (heldout / "para").is_dir():
+        found |= _retrieval(config, state, heldout, step, earlier or {})
+    objective = objective_of(config.objective)
+    model = objective.build(config.model)
+    model.load_state_dict(state)
+    samples = _sample_rows(config, objective, model.eval(), heldout or data, vocabulary)
+    return found | {"samples.json": [{"step": step, **sample} for sample in samples]}  # last: its step counts
+
+
+def _retrieval(
+    config: RunConfig, state: State, heldout: Path, step: int, earlier: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """The content of retrieval.json under its name, if any language has pairs enough."""
     groups = group_by_language(packed_pairs(RowStore(heldout / "para")))
-    if groups:
+    if not groups:
+        return {}
+    objective = objective_of(config.objective)
+    sizes = {language: len(ours) for language, (ours, _) in groups.items()}
+    retrieval: dict[str, Any] = {
+        "step": step,
+        "layers": list(range(config.model.discriminator_layers + 1)),
+        "pairs": sizes,
+        "candidates": sum(sizes.values()) / len(sizes),
+    }
+    which = first_of(objective.encoders)
+    if earlier.get("pairs") == sizes and "before" in earlier:
+        retrieval["before"] = earlier["before"]
+    else:
         untrained = objective.build(config.model)
         initialise(untrained, config.seed, config.model.init_std)
-        sizes = {language: len(ours) for language, (ours, _) in groups.items()}
-        retrieval = {
-            "layers": list(range(config.model.discriminator_layers + 1)),
-            "pairs": sizes,
-            "candidates": sum(sizes.values()) / len(sizes),
-        }
-        for when, weights in (("before", untrained.state_dict()), ("after", state)):
-            retrieval[when] = retrieve(take_encoder(weights, config.model, first_of(objective.encoders)), groups)
-        write_json(run / "retrieval.json", retrieval)
+        retrieval["before"] = retrieve(take_encoder(untrained.state_dict(), config.model, which), groups)
+    retrieval["after"] = retrieve(take_encoder(state, config.model, which), groups)
+    return {"retrieval.json": retrieval}
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ import tyro
 from ..cli import fail, program
 from ..finetune.downstream_tasks import TASKS, Kind
 from ..models.text_encoder import TextEncoder
-from ..trained import load_run
+from ..trained import at_step, load_run
 from .card import render_card, run_card
 from .exported_folder import Architecture, Exported, write_folder
 from .xlm_roberta import read_xlm_roberta
@@ -33,7 +33,8 @@ class ExportSettings:
     to: Path
     """Folder to make."""
     run: Path | None = None
-    """Folder of a finished run: pre-trained, or fine-tuned."""
+    """Folder of a run, pre-trained or fine-tuned. RUN@STEP names a checkpoint of pre-training; a run that is not
+    finished counts as its newest one."""
     from_hf: Path | None = None
     """Folder of an XLM-R model: config.json, model.safetensors or pytorch_model.bin, sentencepiece.bpe.model."""
     layer: int | None = None
@@ -56,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def export_run(folder: Path, to: Path, layer: int | None = None) -> None:
-    """A finished run: its encoder with the head, and the generator where it has one; its first layers alone with
+    """A run: its encoder with the head, and the generator where it has one; its first layers alone with
     `layer`."""
     run = load_run(folder)
     encoder = run.encoder()
@@ -70,7 +71,7 @@ def export_run(folder: Path, to: Path, layer: int | None = None) -> None:
             Exported(run.encoder(which), _PRETRAINED[head], run.state) for which, head in run.encoders.items()
         )
         generator = others[0] if others else None
-    card = run_card(folder, main.encoder, main.architecture, layer)
+    card = run_card(at_step(folder)[0], main.encoder, main.architecture, layer, run.step)
     write_folder(to, main, run.vocabulary, card, generator)
 
 

@@ -38,13 +38,24 @@ def render_card(
     )
 
 
-def run_card(folder: Path, encoder: TextEncoder, architecture: Architecture, layer: int | None) -> str:
-    """The card of the finished run in `folder`; ValueError when one of its files lacks something."""
+def run_card(
+    folder: Path, encoder: TextEncoder, architecture: Architecture, layer: int | None, step: int | None = None
+) -> str:
+    """The card of the run in `folder`, after `step` steps where that is not its end; what is known of other steps is
+    left out.
+
+    Raises ValueError when one of its files lacks something.
+    """
     run = RunFiles(folder)
     languages = run.languages or {}
     config = (run.config or {}).get("config", {})
     scores = read_optional(folder / "scores.json", dict)
-    last = run.heldout[-1] if run.heldout else {}
+    metrics, heldout = (
+        [record for record in records if step is None or record["step"] <= step]
+        for records in (run.metrics, run.heldout)
+    )
+    last = heldout[-1] if heldout else {}
+    shown = run.retrieval if step is None or (run.retrieval or {}).get("step") == step else None
     try:
         about = _render(
             "run.md.jinja",
@@ -52,13 +63,14 @@ def run_card(folder: Path, encoder: TextEncoder, architecture: Architecture, lay
             task=config.get("task"),
             objective=run.objective["description"],
             generator=architecture == "XLMEForPreTraining",
-            tokens=run.metrics[-1].get("tokens") if run.metrics else None,
+            tokens=metrics[-1].get("tokens") if metrics else None,
             shares={words: _shares(languages[task]) for task, words in _TASKS.items() if languages.get(task)},
-            step=last.get("step"),
+            measured=last.get("step"),
             metrics=_metrics(run.objective["quantities"], last),
-            retrieval=_retrieval(run.retrieval),
+            retrieval=_retrieval(shown),
             scores=scores and {"dev": None, "settings": 1} | scores,
             layer=layer,
+            step=step,
         )
     except (KeyError, jinja2.UndefinedError) as error:
         raise ValueError(f"a JSON file of the run {run.name} is not whole ({error}): restore or remove it") from None

@@ -95,7 +95,7 @@ class FinetuneSettings:
 
     task: Literal["pos", "ner", "conll", "xquad", "mlqa", "tydiqa", "xnli", "pawsx"]
     model: Path
-    """Folder of a finished pre-training run, or of an export."""
+    """Folder of a pre-training run (RUN@STEP: of one of its checkpoints), or of an export."""
     data: tuple[Path, ...]
     """Folders with the task's files by their usual names; questions may be trained on those of another folder."""
     out: Path

@@ -1,11 +1,16 @@
-"""Command line: `python -m xlme_ds.report --run DIR` writes `DIR/report.html`; `xtreme --runs DIR … --out DIR` the
-XTREME tables."""
+"""Command line: `python -m xlme_ds.report --run DIR` writes `DIR/report.html`, of a run that goes on from its newest
+checkpoint; `xtreme --runs DIR … --out DIR` the XTREME tables."""
 
+import os
+import signal
 import sys
+import threading
+import time
+from pathlib import Path
 
 import tyro
 
-from ..cli import fail, program
+from ..cli import fail, in_words, note, program
 from .run_page import write_report
 from .xtreme_tables import write_xtreme
 
@@ -17,9 +22,64 @@ def main(arguments: list[str] | None = None) -> None:
         if words[:1] == ["xtreme"]:
             print(tyro.cli(write_xtreme, prog=program("report xtreme"), args=words[1:]))
         else:
-            print(tyro.cli(write_report, prog=program("report"), args=words))
+            print(tyro.cli(draw, prog=program("report"), args=words))
     except (ValueError, OSError) as error:
         fail("xlme_ds.report", error)
+
+
+def draw(run: Path) -> Path:
+    """Write the report page of a run; `xtreme --help` explains the XTREME tables.
+
+    Of a run that is not finished, its sentences and retrieval are brought up to date from its newest checkpoint first.
+
+    Args:
+        run: Run folder, of a run that is finished, going on, or stopped.
+
+    Returns:
+        The page, `report.html` in the folder.
+    """
+    if trouble := _update(run):
+        note(trouble)
+    return write_report(run)
+
+
+def draw_for(folder: str, parent: str) -> None:
+    """The same in a process of the training process `parent`, whose end ends it, as SIGTERM does."""
+    run = Path(folder)
+
+    def leave(*_: object) -> None:
+        sys.exit(143)  # a file that is half written is taken away
+
+    def follow() -> None:
+        while os.getppid() == int(parent):
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+        os._exit(143)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C, which the run has too
+    signal.signal(signal.SIGTERM, leave)
+    threading.Thread(target=follow, name="parent", daemon=True).start()
+    try:
+        trouble = _update(run)
+        write_report(run)
+        if trouble:
+            raise ValueError(trouble)
+    except (ValueError, OSError) as error:
+        fail("xlme_ds.report", error)
+
+
+def _update(run: Path) -> str | None:
+    """Bring what is shown of a run that is not finished up to date; why it could not be."""
+    if (run / "finished.json").exists() or not (run / "checkpoints").is_dir():
+        return None
+    from ..evaluate.showcase import bring_up_to_date  # which loads torch
+
+    try:
+        bring_up_to_date(run)
+    except (ValueError, KeyError, OSError) as error:
+        return f"the sentences and the retrieval of {run} stay as they are: {in_words(error)}"
+    return None
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ class RunFiles:
         if not run.is_dir():
             raise ValueError(f"{run} is not a folder: name the --out folder of a pre-training run")
         self.name = run.resolve().name
+        self.finished = (run / "finished.json").exists()
         self.config = read_optional(run / "config.json", dict)
         self.metrics = read_steps(run / "metrics.jsonl")
         self.heldout = read_steps(run / "heldout.jsonl")

@@ -48,6 +48,7 @@ def _page_of(run: RunFiles) -> str:
         "run_page.html",
         run=run,
         title=_checked("config.json", lambda: settings.get("name")) or run.name,
+        going_on=_checked("config.json or samples.json", lambda: _going_on(run, settings.get("train", {}))),
         about=_checked("config.json", lambda: run.objective["description"]),
         cards=_checked("config.json, metrics.jsonl or heldout.jsonl", lambda: list(_cards(run))),
         panels=_checked(
@@ -75,6 +76,15 @@ def _checked(file: str, build: Callable[[], Any]) -> Any:
         raise ValueError(
             f"{file} has another form than the report needs ({error}): write it again or remove it"
         ) from None
+
+
+def _going_on(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | None:
+    """Of a run that is not finished the step it is at, of how many, and the step of the sentences that are shown."""
+    step = run.metrics[-1]["step"] if run.metrics else 0
+    if run.finished or step >= settings.get("steps", 0):
+        return None
+    shown = (run.samples or [{}])[0].get("step", 0)
+    return {"step": max(step, shown), "steps": settings["steps"], "shown": shown}
 
 
 def _gaps(run: RunFiles, settings: Mapping[str, int]) -> dict[str, str]:

@@ -1,15 +1,20 @@
 """The training loop, and what is called after every step on every rank, because some of it is collective: records,
-evaluation, checkpoints, and the guard that counts the steps that are left out.
+evaluation, checkpoints, the page that is shown, and the guard that counts the steps that are left out.
 
 The loop knows neither the model nor the engine. The engine leaves a step out when its loss or gradient is not finite,
 or its gradient norm exceeds the guard's limit. Norm and limit are the same on all ranks, and so is all that follows.
 """
 
 import math
+import os
+import signal
 import statistics
+import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,10 +24,11 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from typing_extensions import override
 
 from ..checkpoint.checkpoints import Checkpoints
+from ..cli import in_words
 from ..config import OptimizerConfig, TrainConfig, Training
 from ..data.schema import naming, replacing
 from ..engine.engine import Engine, StepStats
-from ..engine.ranks import on_all_ranks, raise_on_all_ranks
+from ..engine.ranks import TORCH_VARIABLES, on_all_ranks, raise_on_all_ranks
 from .records import Console, LanguageLog, MetricsLog, StepLines, Tracker, peak_memory
 from .run_folder import flatten
 from .stop import StopRequest, Watchdog
@@ -188,6 +194,71 @@ class Save(Callback):
     def _save(self, done: int) -> None:
         self.checkpoints.save(self.engine, done, on_all_ranks(self.state))
         self.saved = done
+
+
+_PAGE = "import sys; from xlme_ds.report.__main__ import draw_for; draw_for(*sys.argv[1:])"
+_NICENESS = 19
+
+
+class Show(Callback):
+    """Has the report page, with sentences and retrieval of the newest checkpoint, brought up to date at the cadence of
+    evaluation, by a process of low priority on one thread; the root's.
+
+    It neither waits for that process nor ends with it: what goes wrong there is a line on stderr.
+    """
+
+    def __init__(self, run: Path, config: TrainConfig, checkpoints: Checkpoints):
+        self.run = run
+        self.config = config
+        self.checkpoints = checkpoints
+        self.due = False
+        self.process: subprocess.Popen[bytes] | None = None
+        self.told = ""
+
+    @override
+    def after_step(self, done: int, stats: StepStats) -> None:
+        self.due |= bool(self.config.eval_every) and done % self.config.eval_every == 0
+        if self.process is not None and self.process.poll() is not None:
+            self._ended(self.process)
+        if self.due and self.process is None and not self.checkpoints.saving and done < self.config.steps:
+            self.due = False
+            try:
+                self._start()
+            except OSError as error:
+                self._tell(in_words(error))
+
+    @override
+    def close(self, done: int) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.communicate()
+
+    def _start(self) -> None:
+        alone = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        inherited = {name: value for name, value in os.environ.items() if name not in TORCH_VARIABLES}
+        command = [sys.executable, "-W", "ignore", "-c", _PAGE, str(self.run), str(os.getpid())]
+        self.process = subprocess.Popen(
+            command, env=inherited | alone, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, self.process.pid, _NICENESS)
+            # Where memory runs out, it is what the system ends first.
+            Path(f"/proc/{self.process.pid}/oom_score_adj").write_text("1000")
+
+    def _ended(self, process: "subprocess.Popen[bytes]") -> None:
+        self.process = None
+        lines = process.communicate()[1].decode(errors="replace").strip().splitlines()
+        if process.returncode not in (0, -signal.SIGINT):  # that is for the run, which stops
+            self._tell(lines[-1] if lines else f"it ended with code {process.returncode}")
+
+    def _tell(self, why: str) -> None:
+        if why != self.told:
+            self.told = why
+            print(f"{self.run}: the report page is not brought up to date, training goes on: {why}", file=sys.stderr)
 
 
 _WINDOW = 128  # steps; the rule and both numbers are OLMo-core's (SkipStepOptimizer)

@@ -12,13 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, read_state
+from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints
+from ..checkpoint.state_files import checkpoints_of, read_state
 from ..cli import number
 from ..config import DataConfig, RunConfig, Training
 from ..counting import count_parameters, flops_per_step
 from ..data.loader import Loader, unigram_by_language
 from ..data.schema import TASKS
 from ..data.shards import RowStore
+from ..data.vocabulary import Vocabulary
 from ..engine.build import build_engine, open_data, resolve_precision
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, broadcast, data_parallel, gather, on_all_ranks, process_group
@@ -27,8 +29,8 @@ from ..models.init import Known
 from ..objectives import described, objective_of
 from ..objectives.protocol import BatchSource
 from ..recipes import RECIPES, recipe
-from ..trained import starting_weights
-from .loop import Callback, Evaluate, Guard, Profile, Record, Save, fit
+from ..trained import MODEL_FOLDER, pinned, starting_weights, write_vocabulary
+from .loop import Callback, Evaluate, Guard, Profile, Record, Save, Show, fit
 from .records import Console, StepLines, Tracker, audit_reads, product_rate
 from .run_folder import RunFolder, flatten, missing_steps, settled
 from .stop import StopRequest, Watchdog
@@ -61,7 +63,8 @@ class RunFacts(NamedTuple):
 
     `flops`: of a step, by the standard count; `vocabulary_sha256`: of what the ids were made with; `evaluation`: from
     what an engine adds up over held-out rows, the numbers of the whole and those of every language; `objective`: what
-    is trained for, in words (`objectives.described`), None in fine-tuning.
+    is trained for, in words (`objectives.described`), None in fine-tuning;
+    `folders`: of pre-training, its data and its held-out data if it has any.
     """
 
     flops: float
@@ -69,6 +72,7 @@ class RunFacts(NamedTuple):
     vocabulary_sha256: str
     evaluation: Callable[..., tuple[dict[str, float], dict[str, Any]]] | None = None
     objective: Mapping[str, Any] | None = None
+    folders: tuple[Path, ...] = ()
 
 
 def train(
@@ -93,9 +97,8 @@ def train(
     state = {"fingerprints": loader.fingerprints, "heldout": None if heldout is None else heldout.fingerprints}
     start, saved = _resume(engine, config, folder, checkpoints, state)
     state |= {"run": saved.get("run"), "settings": settled(config)}
-    data = {"fingerprints": loader.fingerprints, "vocabulary_sha256": work.vocabulary_sha256}
-    known = data, engine.world, work.parameters, saved.get("run"), work.objective
-    on_all_ranks(lambda: folder.begin(config, *known) if root else None)
+    known = folder, config, loader, heldout, work, engine.world, saved.get("run")
+    on_all_ranks(lambda: _begin(*known) if root else None)
     if start >= settings.steps:
         if root:
             print(f"{out}: all {start} steps are done")
@@ -128,6 +131,8 @@ def train(
         return {**state, "guard": guard.state, "records": {log.path.stem: log.sync() for log in logs}}
 
     callbacks.append(Save(checkpoints, engine, settings.save_every, to_save, start))
+    if root and work.folders:
+        callbacks.append(Show(out, settings, checkpoints))  # last: after the checkpoint that it is to show
     done = fit(engine, config, guard, callbacks, start, stop, watchdog)
     for shown in (console, tracker):
         if shown is not None:
@@ -164,6 +169,31 @@ def opening(config: Training, out: Path, start: int, loader: BatchSource, world:
         other = [key for key in now if now[key] != usual.get(key) and key != "engine.precision"]
         lines += [f"  not as the recipe: {', '.join(f'{key} {now[key]}' for key in other)}"] * bool(other)
     return lines
+
+
+def _begin(
+    folder: RunFolder,
+    config: Training,
+    loader: BatchSource,
+    heldout: BatchSource | None,
+    work: RunFacts,
+    world: int,
+    identity: str | None,
+) -> None:
+    """Write down what the run is; of pre-training also its vocabulary, with which its checkpoints are models."""
+    data: dict[str, Any] = {"fingerprints": loader.fingerprints, "vocabulary_sha256": work.vocabulary_sha256}
+    if heldout is not None:
+        data["heldout_fingerprints"] = heldout.fingerprints
+    data |= _places(work.folders, folder.path)
+    folder.begin(config, data, world, work.parameters, identity, work.objective)
+    for data_folder in work.folders[:1]:
+        write_vocabulary(folder.path / MODEL_FOLDER, Vocabulary(data_folder / "vocab").path)
+
+
+def _places(folders: Sequence[Path], run: Path) -> dict[str, str]:
+    """The folders as seen from the run's, which may be moved with them."""
+    seen = (os.path.relpath(folder.resolve(), run.resolve()) for folder in folders)
+    return dict(zip(("folder", "heldout"), seen, strict=False))
 
 
 def _tell_missing(logs: Sequence[StepLines], config: Training, start: int, saved: Mapping[str, Any]) -> None:
@@ -257,20 +287,30 @@ def _means(codes: Sequence[str], sums: np.ndarray, counts: np.ndarray) -> tuple[
 
 
 def read_inputs(
-    config: RunConfig, data: Path, heldout: Path | None, folder: RunFolder, rank: int, world: int
+    config: RunConfig,
+    data: Path,
+    heldout: Path | None,
+    folder: RunFolder,
+    source: Path | None,
+    rank: int,
+    world: int,
 ) -> tuple[Loader, Loader | None, Known | None]:
-    """Claim the `folder`, and open the data, the held-out data, and what the run starts from. Raises ValueError for
-    what does not fit."""
+    """Claim the `folder`, and open the data, the held-out data, and the `source` of the first weights. Raises
+    ValueError for what does not fit."""
     folder.claim(config)
     share, shares = data_parallel(config.engine, rank, world)
     loader = open_data(config, data, share, shares)
-    # A run that resumes needs the folder that it started from no more.
-    started = Checkpoints(folder.path, config.train.keep_last, config.train.keep_every).all()
-    known = None if started else starting_weights(config, loader.vocabulary_sha256)
+    known = None if source is None else starting_weights(config, loader.vocabulary_sha256, source)
     if heldout is None:
         return loader, None, known
     rows = heldout_data(config, heldout, shares)
     return loader, open_data(config, heldout, share, shares, rows, like=loader), known
+
+
+def started_from(config: RunConfig, out: Path) -> Path | None:
+    """What the first weights are read from, if anything: a run that resumes needs the folder that it started from no
+    more."""
+    return pinned(Path(config.start.folder)) if config.start.folder and not checkpoints_of(out) else None
 
 
 def pretrain(
@@ -295,8 +335,11 @@ def pretrain(
         config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
         folder = RunFolder(out, root=rank == 0)
 
+        # The same checkpoint on every rank, of a run that goes on meanwhile.
+        source = broadcast(on_all_ranks(lambda: started_from(config, out) if rank == 0 else None))
+        inputs = config, data, heldout, folder, source, rank, world
         try:
-            loader, unseen, known = on_all_ranks(lambda: read_inputs(config, data, heldout, folder, rank, world))
+            loader, unseen, known = on_all_ranks(lambda: read_inputs(*inputs))
         except SharedError:
             folder.close()
             raise
@@ -306,6 +349,7 @@ def pretrain(
             return
         engine = build_engine(config, loader, unseen, known)
         work = on_all_ranks(lambda: pretraining(config, loader, unseen, root=rank == 0))
+        work = work._replace(folders=(data,) if heldout is None else (data, heldout))
         finished = train(engine, config, folder, loader, unseen, work, stop, watchdog, profiled)
         watchdog.close()
         state = engine.full_state() if finished else {}

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ..config import Training, refuse
+from ..config import RunConfig, Training, refuse
 from ..data.schema import read_json, write_json
 from ..folders import LOCK, lock
 
@@ -57,7 +57,7 @@ class RunFolder:
             self._lock = lock(self.path)
         stored = self._stored()
         if stored is not None:
-            _require_same(f"{self.path} was started", stored["config"], config)
+            self._require_same(f"{self.path} was started", stored["config"], config)
 
     def close(self) -> None:
         """Let other processes into the folder; the end of the process does the same."""
@@ -92,7 +92,7 @@ class RunFolder:
             ]
         )
         if "settings" in saved:
-            _require_same(f"{checkpoint} was saved", saved["settings"], config)
+            self._require_same(f"{checkpoint} was saved", saved["settings"], config)
         return saved.get("run")
 
     def begin(
@@ -138,6 +138,25 @@ class RunFolder:
             raise ValueError(f"{path} is damaged: restore it, or choose another --out") from None
         return content
 
+    def _require_same(self, what: str, stored: Any, config: Training) -> None:
+        """Raise ValueError naming the first setting that `what` has otherwise, and what to do instead."""
+        # A setting that is younger than the run had its default in it.
+        theirs, ours = _defaults(config) | flatten(stored), settled(config)
+        for key in sorted(ours.keys() | {key for key in theirs if not _may_change(key)}):
+            if ours.get(key) != theirs.get(key):
+                raise ValueError(
+                    f"{what} with {key} {theirs.get(key)}, this call has {ours.get(key)}: {self._instead(key, config)}"
+                )
+
+    def _instead(self, key: str, config: Training) -> str:
+        another = "another --out"
+        if isinstance(config, RunConfig):
+            another += f" (--start.folder {self.path} has it start from this run's weights)"
+        if (self.path / "finished.json").exists():
+            return f"the run is finished and stays as it is, choose {another}"
+        schedule = " (the learning rate follows from the number of steps)" if key == "train.steps" else ""
+        return f"use the same settings to resume{schedule}, or {another}"
+
 
 def step_of(line: bytes) -> int | None:
     """The whole number `step` of a line of JSON; None where it has none, as the half-written last line of a run that
@@ -168,18 +187,6 @@ def settled(config: Training) -> dict[str, Any]:
 
 def _may_change(key: str) -> bool:
     return key.startswith(_MAY_CHANGE) and key not in _MUST_STAY
-
-
-def _require_same(what: str, stored: Any, config: Training) -> None:
-    """Raise ValueError naming the first setting that `what` has otherwise."""
-    # A setting that is younger than the run had its default in it.
-    theirs, ours = _defaults(config) | flatten(stored), settled(config)
-    for key in sorted(ours.keys() | {key for key in theirs if not _may_change(key)}):
-        if ours.get(key) != theirs.get(key):
-            raise ValueError(
-                f"{what} with {key} {theirs.get(key)}, this call has {ours.get(key)}: "
-                "use the same settings to resume, or another --out"
-            )
 
 
 def _defaults(config: Training) -> dict[str, Any]:

@@ -19,10 +19,45 @@ from ..data.collate import collate
 from ..data.rows import TASKS, UNK, Rows
 from ..data.shards import RowStore, joined, unigram_costs
 from ..data.vocabulary import Vocabulary
-from .compared_models import Predictor
+from .compared_models import Models, Predictor, load_predictors
 from .output import ResultTable
 
 Costs = dict[str, tuple[float, int]]  # by language: mean −log p (nats) of the predicted tokens, and their number
+
+
+def perplexity(
+    models: Models,
+    data: Path | str,
+    *,
+    passes: int = 1,
+    seed: int = 1,
+    limit: int | None = None,
+    unigram: Path | str | None = None,
+    random: bool = False,
+) -> dict[str, Any]:
+    """Perplexity by language of the monolingual rows in the folder `data`; returns what `xlme evaluate perplexity`
+    writes as JSON, and its options mean the same.
+
+    Raises ValueError for models and data that do not do.
+    """
+    refuse(
+        (value is None or value >= 1, f"--{name} {value} leaves nothing to read: it must be at least 1")
+        for name, value in (("passes", passes), ("limit", limit))
+    )
+    predictors, store = load_predictors(models, random), open_text(Path(data))
+    for model in predictors:
+        require_readable(model, store)
+    rows, tokens_per_character = text_facts(store, predictors[0].vocabulary, limit)
+    counted = None if unigram is None else unigram_costs_by_language(open_text(Path(unigram)), store, limit)
+    scored = []
+    for model in predictors:
+        costs = mean_costs(model, open_text(Path(data), model.cfg.language_embeddings), seed, passes, limit)
+        facts = {"model": model.name, "folder": str(model.folder), "step": model.step, "term": model.objective.terms[0]}
+        scored.append(facts | perplexities(costs, tokens_per_character))
+    if counted is not None:
+        facts = {"model": "unigram", "folder": str(unigram), "term": "counted"}
+        scored.append(facts | perplexities(counted, tokens_per_character))
+    return {"test": "perplexity", "seed": seed, "passes": passes, "rows": rows, "models": scored}
 
 
 def open_text(folder: Path, languages: Sequence[str] = ()) -> RowStore:

@@ -16,7 +16,9 @@ import torch
 
 from ..config import refuse
 from ..data.schema import UNK
+from ..models.text_encoder import Which
 from ..trained import TrainedEncoder
+from .compared_models import Models, load_encoders
 from .output import ResultTable
 from .text_lines import require_same_length, split_lines
 from .vectors import unit_length
@@ -67,6 +69,25 @@ class JudgedPairs(NamedTuple):
 
     pairs: list[WordPair]
     scores: list[float]
+
+
+def words(models: Models, data: Path | str, *, which: Which | None = None, random: bool = False) -> dict[str, Any]:
+    """Words and their translations in the lookup table, by the tests in the folder `data`; returns what `xlme evaluate
+    words` writes as JSON, and its options mean the same.
+
+    Raises ValueError for models and data that do not do.
+    """
+    compared = load_encoders(models, None, random, which)
+    judged, dictionaries = read_word_tests(Path(data))
+    scored = []
+    for model in compared:
+        saved = TrainedEncoder(model.encoder, model.vocabulary)
+        found = {
+            "similarity": {name: similarity(saved, test) for name, test in judged.items()},
+            "dictionaries": {name: translations(saved, test) for name, test in dictionaries.items()},
+        }
+        scored.append({"model": model.name, "folder": str(model.folder), "step": model.step} | found)
+    return {"test": "words", "models": scored}
 
 
 def read_word_tests(folder: Path) -> tuple[dict[str, JudgedPairs], dict[str, list[WordPair]]]:
@@ -145,16 +166,16 @@ def _read_pairs(path: Path, separator: str | None) -> list[WordPair]:
     return pairs
 
 
-def word_vectors(model: TrainedEncoder, words: Sequence[str]) -> tuple[np.ndarray, int]:
+def word_vectors(model: TrainedEncoder, texts: Sequence[str]) -> tuple[np.ndarray, int]:
     """The words' vectors by the model's embedding, float64 [N, D], and how many words have a piece that the vocabulary
     lacks (they keep the vector of `<unk>`).
 
     Raises ValueError for a word that leaves no piece at all.
     """
-    ids, sizes = model.vocabulary.encode_lines(list(words))
+    ids, sizes = model.vocabulary.encode_lines(list(texts))
     if not sizes.all():
         raise ValueError(
-            f"{words[int(sizes.argmin())]!r} has no piece in {model.vocabulary.path}: take its pair out of the test"
+            f"{texts[int(sizes.argmin())]!r} has no piece in {model.vocabulary.path}: take its pair out of the test"
         )
     used, place = np.unique(ids, return_inverse=True)
     with torch.no_grad():
