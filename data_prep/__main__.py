@@ -30,6 +30,8 @@ def main(arguments: list[str]) -> int:
         return _usage(arguments)
     import tyro
 
+    import xlme_ds.cli  # noqa: F401: it makes tyro join the lines of a setting's sentence
+
     name = arguments[0]
     stage = importlib.import_module(f"data_prep.{name}")
     config = tyro.cli(
