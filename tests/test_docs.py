@@ -1,5 +1,4 @@
-"""The documents: the site builds with every link and anchor, and every option of a command in them exists, and every setting
-has a sentence."""
+"""The documents: every option of a command in them exists, and every setting has a sentence."""
 
 import ast
 import re

@@ -1,6 +1,5 @@
 """Command lines of the form `--recipe NAME [--section.key value ...]`: a recipe with overrides."""
 
-import ast
 import errno
 import inspect
 import os
@@ -18,11 +17,8 @@ Command = TypeVar("Command")
 with suppress(ImportError):  # engines have the words of errors from this file, and run where there is no tyro
     from docstring_parser import attrdoc
 
-    def _joined(node: ast.Constant) -> object:
-        return inspect.cleandoc(node.value) if isinstance(node.value, str) else node.value
-
     # tyro joins the lines of a setting's docstring only where they are not indented, as in every class they are.
-    attrdoc.ast_get_constant_value = _joined  # type: ignore[assignment]
+    attrdoc.ast_get_constant_value = lambda node: inspect.cleandoc(str(getattr(node, "value", "")))
 
 
 def program(command: str) -> str:
