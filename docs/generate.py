@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,9 @@ def commands() -> str:
     for title, words in calls:
         command = [sys.executable, "-W", "ignore", "-m", *words, "--help"]
         shown = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
+        shown = "".join(
+            textwrap.fill(line, 110) + "\n" if len(line) > 112 else line for line in shown.splitlines(keepends=True)
+        )
         pages.append(f"## {title}\n\n```text\n{shown}```\n")
     return "\n".join(pages)
 
