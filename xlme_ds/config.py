@@ -245,8 +245,7 @@ class StartConfig:
     """The first weights of a run; by default they are drawn from its seed."""
 
     folder: str = ""
-    """A run or an export whose weights this run starts from; same vocabulary and shape of layers. Empty: weights are
-    drawn from the seed."""
+    """A finished run or an export, with the same vocabulary and the same shape of layers."""
     take: Literal["all", "generator", "discriminator", "encoder"] = "all"
     """all: every parameter, to continue with other data or another schedule; generator, discriminator or encoder (where
     there is only one): that encoder for every one here, for as many layers as they have, with embedding and head

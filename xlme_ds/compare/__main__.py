@@ -1,10 +1,10 @@
-"""Systems under equal training: `python -m xlme_ds.compare --recipes A,B,C+D --budget FLOPS --data DIR --heldout DIR
+"""Systems under equal training: `xlme compare --recipes A,B,C+D --budget FLOPS --data DIR --heldout DIR
 --out DIR -- …`.
 
 Trains every recipe to the same number of operations, scores it several times on the way, and writes compare.md,
 compare.json and the plot. `C+D` is C for half the budget and D, started from its weights, for the other. Settings
-after `--` are those of `xlme_ds.pretrain` and go to all alike. Every run and test is a command that is printed first;
-what is done is not done again.
+after `--` are those of `xlme_ds.pretrain` and go to all alike. Every run and test is a command, printed first;
+finished ones are skipped.
 """
 
 import shlex
