@@ -201,7 +201,7 @@ class TrainConfig:
     log_every: int = 10
     """Steps from one line on the terminal and in `metrics.jsonl` to the next."""
     eval_every: int = 5_000
-    """Steps from one evaluation of held-out text to the next, and one at the last step; 0: that one only."""
+    """Held-out text is evaluated at these steps and at the last; 0: at the last only."""
     eval_rows: int = 512
     """Rows of each task of the held-out data that an evaluation reads, from their start; more give steadier figures."""
     save_every: int = 2_500
@@ -222,7 +222,8 @@ class TrainConfig:
     """End the run, with all stacks, if no step, save or part of the start finishes for this long; 0: never. Raise it
     above your longest evaluation."""
     audit: bool = False
-    """Record in `audit/` which rows each step read, with checksums of their tokens; `xlme audit` checks them."""
+    """Record in `audit/` which rows each step read, with checksums of their tokens; `python -m xlme_ds.audit` checks
+    them."""
 
 
 @dataclass(frozen=True)
