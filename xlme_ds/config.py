@@ -219,8 +219,8 @@ class TrainConfig:
     """Skip steps whose gradient norm is this many standard deviations above the mean of the last 128; 0: never. Try 6,
     as OLMo-core, if the loss jumps."""
     watchdog_minutes: float = 30.0
-    """End the run, with all stacks, if no step, save or part of the start finishes for this long; 0: never. Raise it
-    above your longest evaluation."""
+    """A process in which no step, save or part of the start finishes for so long ends the run, and says where it stood;
+    0: never."""
     audit: bool = False
     """Record in `audit/` which rows each step read, with checksums of their tokens; `python -m xlme_ds.audit` checks
     them."""
