@@ -1,6 +1,7 @@
 """`python -m data_prep STAGE --flags`: the stages of data preparation."""
 
 import importlib
+import inspect
 import sys
 import time
 import traceback
@@ -29,6 +30,10 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in STAGES:
         return _usage(arguments)
     import tyro
+    from docstring_parser import attrdoc
+
+    # tyro joins the lines of a setting's docstring only where they are not indented, as in `xlme_ds/cli.py`.
+    attrdoc.ast_get_constant_value = lambda node: inspect.cleandoc(str(getattr(node, "value", "")))
 
     name = arguments[0]
     stage = importlib.import_module(f"data_prep.{name}")

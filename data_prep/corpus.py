@@ -40,8 +40,8 @@ class TextConfig:
     """The flags of every stage that reads text."""
 
     mono: Path | None = None
-    """Folder of <lang>.txt[.xz|.gz|.bz2|.zst] (a paragraph a line, an empty line between documents), <lang>.jsonl[…]
-    or <lang>.parquet (a record a document, its text in the field `text`)."""
+    """Folder of <lang>.txt[.xz|.gz|.bz2|.zst] (a paragraph per line, an empty line between documents), <lang>.jsonl[…]
+    or <lang>.parquet (a document per record, its text in the field `text`)."""
     para: Path | None = None
     """Folder of a-b.txt.zip (OPUS), or of X.a-b.a and X.a-b.b; each side is text of its language."""
     corpus: UseAppendAction[tuple[str, ...]] = ()

@@ -31,15 +31,15 @@ class EncodeConfig(TextConfig):
     """Encode documents (CC-100's layout) and pairs (OPUS's) to Arrow shards; under mpiexec or srun on MPI ranks."""
 
     vocab: Path
-    """Folder of stage vocab, or a SentencePiece model file such as XLM-R's."""
+    """Folder that `vocab` or `vocap` wrote, or a SentencePiece model file such as XLM-R's."""
     out: Path
     """Folder to write: mono/ and para/."""
     processes: int = 1
-    """Local processes; the output is the same for any number. Under MPI the ranks are used instead."""
+    """Worker processes on this machine; the output is the same for any number. Under MPI the ranks work instead."""
     max_pair_tokens: int = 509
-    """Pairs with more tokens on both sides together are dropped, and counted: a row less its specials."""
+    """Pairs with more tokens on both sides together are dropped and counted; at most --row-tokens of `mix` less 3."""
     block_bytes: int = 64_000_000
-    """A new shard begins after this many bytes of text."""
+    """Bytes of text in a shard, and in a worker's unit of work."""
     split: Literal["all", "train", "heldout"] = "all"
     """Part of the text to encode: heldout takes the documents and pairs that --heldout-share holds out, train the
     others. A hash of the document, or of the English side of a pair, decides."""

@@ -45,23 +45,23 @@ class MixConfig:
     out: Path
     """Output folder: mono/, para/ and vocab/."""
     mono_rows: int = 0
-    """Monolingual rows to write, exactly; 0 leaves the task out."""
+    """Monolingual rows to write, exactly; 0 leaves the task out. A run that needs more reads the data again."""
     para_rows: int = 0
     """Rows of packed translation pairs to write, exactly; 0 leaves the task out."""
     row_tokens: int = 512
-    """Tokens of a row, special tokens included."""
+    """Tokens of a row, special tokens included; at most the model's `max_positions`."""
     alpha: float = 0.7
-    """Exponent of the sampling over languages and over pairs: 1 natural, 0 uniform."""
+    """Exponent of the sampling over languages and over pairs: 1 takes text as it is, 0 gives each the same; less helps
+    small languages."""
     layout: Literal["xlme", "xlm"] = "xlme"
-    """Special tokens of an item. xlme: `<s> text </s>`, pairs `<s> e </s> f </s>`; xlm: `</s> text </s>`, pairs
-    `</s> e </s></s> f </s>`, whose second side counts its positions anew. The model's setting of this name must be the
-    same."""
+    """Special tokens of an item; `model.layout` must be the same. xlme: `<s> text </s>`, pairs `<s> e </s> f </s>`;
+    xlm: `</s> text </s>`, pairs with positions that restart on the second side, `</s> e </s></s> f </s>`."""
     seed: int = 0
     """Seed of the order, and of which side of a pair comes first."""
     rows_per_shard: int = 65536
-    """Rows of every shard but the last."""
+    """Rows of every shard but the last; a training process reads a shard whole."""
     processes: int = 1
-    """Local processes; the output is the same for any number. Not used under MPI."""
+    """Worker processes on this machine; the output is the same for any number. Under MPI the ranks work instead."""
 
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""

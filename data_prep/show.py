@@ -33,7 +33,7 @@ class ShowConfig:
     rows: int = 5
     """Rows to print of each task."""
     start: int = 0
-    """Number of the first row to look at."""
+    """Number of the first row to look at, counted from 0."""
     language: str | None = None
     """Only rows with an item in this language."""
     seed: int = 1

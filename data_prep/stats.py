@@ -41,9 +41,9 @@ class StatsConfig:
     data: Path
     """Folder that `mix` wrote from it."""
     out: Path
-    """Output folder: stats.html."""
+    """Folder for the page, stats.html."""
     processes: int = 1
-    """Local processes that read lengths. Not used under MPI."""
+    """Worker processes on this machine. Not used under MPI."""
 
 
 class Line(NamedTuple):

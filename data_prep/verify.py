@@ -43,7 +43,7 @@ class VerifyConfig:
     data: Path
     """Folder that `encode` or `mix` wrote, or one of its task folders."""
     processes: int = 1
-    """Local processes. Not used under MPI."""
+    """Worker processes on this machine. Not used under MPI."""
 
 
 # What shards hold, by "records", "tokens" and (in encoded text alone) "unknown" ids; in rows also the items, by the

@@ -47,17 +47,20 @@ class VocabConfig(TextConfig):
     model: Path | None = None
     """An existing SentencePiece model, such as XLM-R's, to take instead of training one."""
     size: int = 250002
-    """Ids of the full vocabulary as the model sees it, <pad> and <mask> included."""
+    """Ids of the whole vocabulary as the model counts them, <pad> and <mask> included; smaller for small models and
+    corpora."""
     alpha: float = 0.7
-    """Exponent of the sampling over languages: 1 natural, 0 uniform."""
+    """Exponent of the sampling over languages: 1 takes text as it is, 0 gives every language the same; less helps small
+    languages."""
     sentences: int = 10_000_000
-    """Lines to sample over all languages; a language with fewer than its quota gives all it has, once."""
+    """Lines to sample over all languages; a language with fewer than its quota gives all it has, once. Fewer need less
+    memory."""
     seed: int = 0
     """Seed of the sample."""
     character_coverage: float = 0.9995
-    """Share of the characters of the sample that get a piece of their own."""
+    """Share of the sample's characters that get a piece of their own; the rest become <unk>."""
     processes: int = 1
-    """Local processes for reading; the output is the same for any number. Not used under MPI."""
+    """Worker processes on this machine; the output is the same for any number. Under MPI the ranks work instead."""
 
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""

@@ -49,25 +49,26 @@ class VocapConfig(TextConfig):
     out: Path
     """Output folder: sentencepiece.model, manifest.json, vocap.json and vocap.svg."""
     size: int = 524_288
-    """Ids of the full vocabulary as the model sees it, <pad> and <mask> included."""
+    """Ids of the whole vocabulary as the model counts them, <pad> and <mask> included."""
     step: int = 1000
-    """Pieces a language is given at once."""
+    """Most pieces that a language gets in one turn of the allocation; smaller for a small --size."""
     largest: int = 50_000
-    """Pieces of a language at most."""
+    """Most pieces that a language can get; smaller for a small --size or little text."""
     shrink: float = 0.8
-    """Each vocabulary on a language's curve has this share of the pieces of the next larger one."""
+    """Pieces of each vocabulary on a language's curve as a share of the next larger one's; nearer to 1: a finer curve,
+    more time."""
     sentences: int = 1_000_000
-    """Lines of a language at most."""
+    """Most lines that are sampled of a language; fewer need less time."""
     alpha: float = 0.7
     """Exponent of the language distribution q over the numbers of lines: 1 natural, 0 uniform."""
     beta: float = 0.7
-    """Exponent of q in the objective Σ q^β ALP: 0 counts every language the same."""
+    """Exponent of q in the objective Σ q^β ALP: 0 counts every language the same, 1 by its lines."""
     seed: int = 0
     """Seed of the choice of lines."""
     character_coverage: float = 0.9995
-    """Share of the characters of each language that get a piece of their own."""
+    """Share of each language's characters that get a piece of their own; the rest become <unk>."""
     processes: int = 1
-    """Local processes; the output is the same for any number. Not used under MPI."""
+    """Worker processes on this machine; the output is the same for any number. Under MPI the ranks work instead."""
 
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""

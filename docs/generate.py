@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,15 @@ def commands() -> str:
     calls = [("xlme", ["xlme_ds"])]
     calls += [(f"xlme {name}", ["xlme_ds", name]) for name in COMMANDS if name != "prep"]
     calls += [(f"data_prep {name}", ["data_prep", name]) for name in STAGES]
-    variables = os.environ | {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "110", "PYTHONPATH": str(ROOT)}
+    variables = os.environ | {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "80", "PYTHONPATH": str(ROOT)}
     for title, words in calls:
         command = [sys.executable, "-W", "ignore", "-m", *words, "--help"]
         shown = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
-        pages.append(f"## {title}\n\n```text\n{shown}```\n")
+        shown = "".join(
+            textwrap.fill(line, 80) + "\n" if len(line) > 82 else line for line in shown.splitlines(keepends=True)
+        )
+        shown = shown.replace("python -m xlme_ds ", "xlme ")
+        pages.append(f"## {title}\n\n```output\n{shown}```\n")
     return "\n".join(pages)
 
 

@@ -1,5 +1,6 @@
-"""The documents: the site builds with every link and anchor, and every option of a command in them exists."""
+"""The documents: every option of a command in them exists, and every setting has a sentence."""
 
+import ast
 import re
 import shlex
 from functools import cache
@@ -11,6 +12,7 @@ from tests.launch import ROOT, python
 
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.name != "lab_log.md")]
 WITH_COMMANDS = ("evaluate", "checkpoint", "report")
+SETTINGS = re.compile(r"(Config|Settings|Options)$|^(Pretrain|Quickstart|Training)$")
 MODULE = re.compile(r"(?:python -m |deepspeed .*--module |xlme )")
 
 
@@ -59,3 +61,32 @@ def test_every_option_of_a_command_exists(page: Path) -> None:
 
 def test_there_are_commands() -> None:
     assert sum(len(commands(page)) for page in PAGES) > 50
+
+
+def settings() -> list[tuple[str, ast.ClassDef]]:
+    """The dataclasses whose fields are options of a command, or settings of a run."""
+    found = []
+    for path in sorted(path for package in ("xlme_ds", "data_prep") for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and node.decorator_list and SETTINGS.search(node.name):
+                found.append((str(path.relative_to(ROOT)), node))
+    return found
+
+
+def test_every_setting_has_a_sentence() -> None:
+    found = settings()
+    assert {"ModelConfig", "PlanSettings", "FinetuneSettings", "MixConfig", "LayerOptions"} <= {
+        c.name for _, c in found
+    }
+    sections = {node.name for _, node in found}
+    without = [
+        f"{path}: {node.name}.{ast.unparse(field.target)}"
+        for path, node in found
+        for field, after in zip(node.body, [*node.body[1:], None], strict=True)
+        if isinstance(field, ast.AnnAssign)
+        and not sections & {word.id for word in ast.walk(field.annotation) if isinstance(word, ast.Name)}
+        and not (
+            isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and len(str(after.value.value)) > 12
+        )
+    ]
+    assert not without, f"no sentence: {', '.join(without)}"

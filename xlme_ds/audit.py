@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def examine(run: Path, data: Path) -> tuple[list[str], str]:
-    """A sentence for every row that was not read exactly once as it is in the data, and what was looked at.
+    """Check that a run read every row of its data exactly once: a sentence for every fault, and what was looked at.
 
     Args:
         run: Run folder.

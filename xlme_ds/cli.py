@@ -1,8 +1,10 @@
 """Command lines of the form `--recipe NAME [--section.key value ...]`: a recipe with overrides."""
 
 import errno
+import inspect
 import os
 import sys
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TypeVar
@@ -11,6 +13,12 @@ from .config import RunConfig
 from .recipes import RECIPES, recipe
 
 Command = TypeVar("Command")
+
+with suppress(ImportError):  # engines have the words of errors from this file, and run where there is no tyro
+    from docstring_parser import attrdoc
+
+    # tyro joins the lines of a setting's docstring only where they are not indented, as in every class they are.
+    attrdoc.ast_get_constant_value = lambda node: inspect.cleandoc(str(getattr(node, "value", "")))
 
 
 def program(command: str) -> str:
@@ -28,7 +36,7 @@ def parse(prog: str, command: type[Command], description: str, arguments: list[s
     Leaves the program with one message for a value of another type, or an unknown setting (the nearest one is named).
     Raises ValueError for an unknown recipe. What the values may be is checked by `xlme_ds.validate`.
     """
-    import tyro  # here: engines have the words of errors from this file, and run where there is no tyro
+    import tyro
 
     chosen, rest = _take_recipe(without_launcher(arguments))
     defaults = {field.name: tyro.MISSING for field in fields(command) if field.default is MISSING}  # type: ignore[arg-type]

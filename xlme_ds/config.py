@@ -27,50 +27,64 @@ class ModelConfig:
     vocabulary: int = 250_002
     """Ids, `<pad>` and `<mask>` included; must equal the vocabulary of the data."""
     width: int = 768
+    """Numbers in a hidden state (Base 768, Large 1,024, XL 1,536); a multiple of `heads`."""
     heads: int = 12
+    """Attention heads of a layer; XLM-E's heads have 64 numbers, so change it with `width`."""
     feed_forward: int = 3072
+    """Numbers in a feed-forward network's inner layer; four times `width` in all published sizes."""
     generator_layers: int = 4
+    """Transformer layers of the generator: a third (Base) to a sixth (XL) of the discriminator's."""
     discriminator_layers: int = 12
+    """Transformer layers of the discriminator, the model that is used afterwards, or of the one encoder."""
     max_positions: int = 512
     """Rows of the learned absolute position table; also the longest item."""
     absolute_positions: bool = True
+    """Add a learned vector of its place to every token; off: order is seen by the relative bias alone."""
     layout: Literal["xlme", "xlm"] = "xlme"
     """Special tokens around the sides of an item; must be the `--layout` that the data were mixed with."""
     language_embeddings: tuple[str, ...] = ()
-    """Codes of the languages that have a learned vector, added to the embedded tokens as positions are: all that the
-    data have."""
+    """Codes of the languages with a learned vector, which is added to their tokens; name every language of the data, or
+    none (XLM-E has none)."""
     dropout: float = 0.0
-    """Of the embedded tokens and of what attention and feed-forward network add, while training; XLM-E's generator
-    drops nothing."""
+    """Share of the embedded tokens and of each sublayer's output that is dropped in training, except in XLM-E's
+    generator; raise it (0.1) where a run repeats its data."""
     attention_dropout: float = 0.0
-    """Of the attention weights, while training; they then exist whole, as in no other case. XLM-E's generator drops
-    none."""
+    """Share of the attention weights that is dropped in training, except in XLM-E's generator; above 0 it needs more
+    memory, because the weights are stored."""
     norm: Literal["post", "pre"] = "post"
+    """Layer norm after each sublayer, as in Base, or before it, as in Large and XL; deep models train more stably with
+    pre."""
     embedding_norm: bool = False
     """Normalise the embedded tokens in pre-LN models too; post-LN models always do."""
     norm_epsilon: float = 1e-5
-    """Added to the variances (XLM: 1e-12)."""
+    """Added to the variance in every layer norm; change it only to match published weights (XLM: 1e-12)."""
     relative_bias: Literal["gated", "plain", "none"] = "gated"
-    """XLM-E section 3.3: gated, the plain bucket bias, or none (the paper's ablation)."""
+    """Bias of attention by distance: gated (XLM-E section 3.3), by bucket without the gate, or none (the paper's
+    ablation)."""
     relative_buckets: int = 32
+    """Distances that the relative bias tells apart, both directions together; more for longer rows."""
     relative_max_distance: int = 128
+    """Distance in tokens from which all share the last bucket."""
     embedding_sharing: Literal["tied", "gdes"] = "tied"
-    """gdes: the discriminator adds its own difference to a gradient-stopped copy (DeBERTa-v3)."""
+    """tied: both networks learn one embedding; gdes: the discriminator adds its own difference to a gradient-stopped
+    copy (DeBERTa-v3), for a second table of memory."""
     masked_head: Literal["dense", "linear"] = "dense"
-    """Before the decoder that is tied to the embedding: dense, GELU and norm, as of BERT and XLM-R, or nothing, as of
-    XLM."""
+    """What comes before the decoder tied to the embedding: dense, GELU and norm, as in BERT and XLM-R, or nothing, as
+    in XLM."""
     vocabulary_blocks: int = 1
-    """Store the embedding as this many parameters: bounds the buffers of offloading engines."""
+    """Store the embedding as this many parameters; more make the buffers of offloading engines smaller (XL: 16)."""
     init_std: float = 0.02
+    """Standard deviation of the initial weights; raise it for narrow models (0.05 at width 128)."""
     attention: Literal["sdpa", "triton"] = "sdpa"
-    """On a GPU: torch's scaled_dot_product_attention with the whole bias, or our Triton kernels. The CPU has a form of
-    its own."""
+    """Attention on a GPU: torch's scaled_dot_product_attention, which reads the whole bias, or our Triton kernels,
+    which save its memory and have not run on a GPU yet. A CPU ignores it."""
     compile: Literal["none", "layers", "graphs"] = "none"
-    """Of pre-training on a GPU. layers: torch compiles them, for a minute at the first step (on a CPU it gains little);
-    graphs: it replays them as CUDA graphs besides, with ZeRO 1 or 2 in bf16."""
+    """Speed on a GPU. layers: torch compiles the layers, which takes a minute at the first step; graphs: it also
+    replays them as CUDA graphs, under ZeRO 1 or 2 in bf16. Not run on a GPU yet."""
     head_chunk: int = 8192
-    """Ids of the vocabulary whose logits exist at the same time, at all masked positions of a micro-batch."""
+    """Ids of the vocabulary whose logits are computed at a time; lower it if the softmax runs out of memory."""
     activation_checkpointing: bool = False
+    """Recompute activations in the backward pass: far less memory for about a third more computing."""
 
 
 @dataclass(frozen=True)
@@ -81,16 +95,16 @@ class ObjectiveConfig:
     """electra: XLM-E's L_MLM + L_TLM + λ L_MRTD + λ L_TRTD; mlm: L_MLM + L_TLM of one encoder, as XLM and XLM-R;
     ernie_m: with L_CAMLM, ERNIE-M's first stage; btmlm: L_BTMLM, its second; clm: causal language modelling."""
     mask_fraction: float = 0.15
-    """Of the ordinary tokens of an item, those that are to be predicted; 1 for clm, which predicts ends of sentences
-    too."""
+    """Share of the ordinary tokens of an item that are predicted; 1 for clm, which predicts ends of sentences too."""
     random_fraction: float = 0.1
-    """Of the positions that are to be predicted, those that show a random token; electra masks them all."""
+    """Share of the predicted positions that show a random token; not read by electra, which masks them all."""
     keep_fraction: float = 0.1
-    """Those that show the original; the rest shows `<mask>`."""
+    """Share of the predicted positions that show the original token; the rest show `<mask>`. Not read by electra."""
     discriminator_weight: float = 50.0
-    """λ of the paper."""
+    """λ of the paper, the weight of the discriminator's losses; 0 trains the generator alone."""
     pseudo_fractions: tuple[float, ...] = ()
-    """Tokens that btmlm writes after a sentence, for a token of it: every sentence draws one of these."""
+    """btmlm: how many tokens the model writes after a sentence, as shares of its length, one drawn for each
+    sentence."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +112,13 @@ class DataConfig:
     """Rows that one optimizer step consumes of each task; 0 leaves a task out."""
 
     mono_rows: int = 2048
-    """Rows of monolingual text a step (2,048 rows of 512 are the paper's 1M tokens)."""
+    """Rows of monolingual text in a step (2,048 rows of 512 are the paper's 1M tokens); lower it, and the learning
+    rate, for small runs."""
     para_rows: int = 2048
-    """Rows of packed translation pairs a step."""
+    """Rows of packed translation pairs in a step."""
     micro_batch: int = 16
-    """Rows of each task that one process runs at once; the larger task is cut into as many pieces as the smaller."""
+    """Rows of each task that one process runs at once; lower it if memory runs out, the loss curve stays the same. The
+    larger task is cut into as many pieces as the smaller."""
     alternate: bool = False
     """Steps read monolingual rows and pairs in turns, as XLM's MLM and TLM, and no step reads both."""
 
@@ -118,14 +134,19 @@ class OptimizerConfig:
     """AdamW, linear warm-up then linear decay to zero at the last step (XLM-E, Table 10)."""
 
     learning_rate: float = 5e-4
+    """Peak learning rate, reached after the warm-up; lower it if the loss diverges."""
     warmup_steps: int = 10_000
+    """Steps in which the learning rate rises from zero; a tenth of a short run."""
     beta1: float = 0.9
+    """Decay of AdamW's mean of gradients, per step."""
     beta2: float = 0.98
+    """Decay of AdamW's mean of squared gradients, per step; raise it (0.999) for small batches."""
     epsilon: float = 1e-6
+    """Added to AdamW's divisor; change it only to follow another paper."""
     weight_decay: float = 0.01
-    """Decoupled; none on biases and norms."""
+    """Share of a weight, times the learning rate, that a step takes away; none of biases and norms."""
     clip: float = 2.0
-    """Largest global gradient norm."""
+    """Largest global gradient norm; larger gradients are scaled down to it."""
     layer_decay: float = 1.0
     """Fine-tuning: the learning rate falls by this factor from each layer to the one below it."""
 
@@ -135,26 +156,28 @@ class EngineConfig:
     """How the model is run; changes speed and memory, never the loss curve."""
 
     kind: Literal["deepspeed", "pipeline", "plain"] = "deepspeed"
-    """deepspeed: data parallel with ZeRO; pipeline: stages of layers, data parallel besides, with ZeRO-1;
-    plain: torch on one process, the reference the others are compared with."""
+    """deepspeed: data parallel with ZeRO; pipeline: stages of layers, with data parallelism and ZeRO-1; plain: torch on
+    one process, the reference for the others."""
     deepspeed: str = "zero1"
-    """A file of ds_configs/ by name, or a path to a DeepSpeed JSON that holds engine keys only."""
+    """A file of ds_configs/ by name (zero1, zero2, zero3, zero3_cpu …), or a path to a DeepSpeed JSON with engine keys
+    only; a higher stage partitions more state."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """auto: bf16 where the processor computes in it, else fp32."""
+    """Type of weights and activations while computing. auto: bf16 where the processor computes in it, else fp32."""
     gradient_precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """What micro-batches add up in, when computing in bf16, under ZeRO-1 or ZeRO-3; bf16 takes half of the memory.
-    auto: bf16 where a step has one micro-batch, whose gradients are bf16 before they get there, else fp32."""
+    """Type in which a step's micro-batches are added, when computing in bf16 under ZeRO-1 or ZeRO-3; bf16 takes half
+    the memory. auto: bf16 where a step has one micro-batch, else fp32."""
     pipeline_stages: int = 2
-    """Processes that share one copy of the model under engine.kind pipeline."""
+    """Processes that share one copy of the model under engine.kind pipeline; more for a model that does not fit."""
     pipeline_schedule: Literal["1f1b", "dualpipev"] = "1f1b"
-    """dualpipev: a process holds two parts of the model, and a step needs two micro-batches a stage."""
+    """dualpipev leaves fewer idle slots: a process holds two parts of the model, and a step needs two micro-batches a
+    stage."""
     balance: tuple[int, ...] = ()
-    """Layers of the discriminator (or the one encoder) in each part of the pipeline; empty: from counted operations.
-    The first may have none."""
+    """Layers of the discriminator, or the one encoder, in each part of the pipeline; empty: from counted operations.
+    Set it if one stage is measured to be slower. The first may have none."""
     offload_optimizer: Literal["none", "cpu", "nvme"] = "none"
-    """Where master weights and moments wait between the steps; nvme needs ZeRO-3."""
+    """Where master weights and moments are between steps, if the GPU has no room for them; nvme needs ZeRO-3."""
     offload_parameters: Literal["none", "cpu", "nvme"] = "none"
-    """Where the weights wait between the layers' turns; needs ZeRO-3."""
+    """Where weights are while no layer needs them, if the GPU has no room for them; needs ZeRO-3."""
     nvme_folder: str = ""
     """Folder on a local disk for what is offloaded to nvme; what is in it after a run may be deleted."""
 
@@ -174,25 +197,28 @@ class TrainConfig:
     """Length and cadence of a run, in optimizer steps."""
 
     steps: int = 125_000
+    """Optimizer steps of the whole run, over which the learning rate decays; fixed once the run has begun."""
     log_every: int = 10
+    """Steps from one line on the terminal and in `metrics.jsonl` to the next."""
     eval_every: int = 5_000
     """Held-out text is evaluated, and the report page brought up to date, at these steps and at the last; 0: at the
     last only."""
     eval_rows: int = 512
-    """Rows of each task of the held-out data that an evaluation reads, from its start."""
+    """Rows of each task of the held-out data that an evaluation reads, from their start; more give steadier figures."""
     save_every: int = 2_500
+    """Steps from one checkpoint to the next: what a fault costs at most."""
     keep_last: int = 3
-    """Newest checkpoints that are kept."""
+    """Newest checkpoints that are kept; a checkpoint has 12 bytes for a parameter."""
     keep_every: int = 25_000
     """Checkpoints of multiples of this step are kept for good; 0: none."""
     save_buffer_gib: float = 4.0
-    """Host memory of a process, in GiB, for what is copied and not yet written while training goes on; 0: training
-    waits."""
+    """Host memory of a process, in GiB, for state that is copied and not yet written while training goes on; 0:
+    training waits for every save."""
     max_bad_steps: int = 10
-    """After so many steps in a row that were left out (loss or gradient not finite, or a spike) the run ends."""
+    """The run ends after this many skipped steps in a row (loss or gradient not finite, or a spike)."""
     spike_sigma: float = 0.0
-    """Leave out steps whose gradient norm is so many standard deviations above the mean of the last 128; 0: none
-    (OLMo-core: 6)."""
+    """Skip steps whose gradient norm is this many standard deviations above the mean of the last 128; 0: never. Try 6,
+    as OLMo-core, if the loss jumps."""
     watchdog_minutes: float = 30.0
     """A process in which no step, save or part of the start finishes for so long ends the run, and says where it stood;
     0: never."""
@@ -208,8 +234,9 @@ class Training:
     """What every training run has: the sections that engines and the training loop read."""
 
     name: str
+    """Name of the run in its report and records."""
     seed: int = 1
-    """Seeds the initial weights, the masked positions and the generator's samples."""
+    """Seeds initial weights, masked positions and the generator's samples; change it to repeat a run."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -225,9 +252,9 @@ class StartConfig:
     """A run, one of its checkpoints (RUN@STEP), or an export, with the same vocabulary and the same shape of layers; a
     run that is not finished counts as its newest checkpoint."""
     take: Literal["all", "generator", "discriminator", "encoder"] = "all"
-    """all: every parameter, to go on with other data or another schedule; generator, discriminator, or encoder where
-    there is only one: that encoder for every one here, as far up as they have layers (ELECTRA's head start), with the
-    embedding and its head."""
+    """all: every parameter, to continue with other data or another schedule; generator, discriminator or encoder (where
+    there is only one): that encoder for every one here, for as many layers as they have, with embedding and head
+    (ELECTRA's head start)."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""The ten-minute road: sample corpus, data preparation, pre-training, report. `make pretrain` calls it.
+"""The ten-minute run: sample corpus, data preparation, pre-training, report. `make pretrain` calls it.
 
-Every step is the command that a large run uses, and each is printed before it runs. What is done is not done again.
+Every step is the command that a large run uses, and each is printed before it runs. Finished steps are skipped.
 """
 
 import os

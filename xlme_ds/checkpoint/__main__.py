@@ -55,7 +55,7 @@ def listing(run: Path) -> None:
 
 
 def check(run: Path) -> None:
-    """The same, with every file read and compared with its checksum; exit code 1 when a checkpoint is damaged.
+    """Compare every file of every checkpoint with its checksum; exit code 1 if one is damaged.
 
     Args:
         run: Run folder.
@@ -65,9 +65,9 @@ def check(run: Path) -> None:
 
 
 def convert(run: Path, out: Path, step: int | None = None) -> None:
-    """Write a checkpoint as one file of whole parameters, without a trace of the ranks that saved it.
+    """Write a checkpoint as one file of whole parameters, whatever ranks saved it.
 
-    Any engine resumes from it, put into `checkpoints/` of a run, as from the other. Needs 0.2 GiB of memory, however
+    Put into `checkpoints/` of a run, any engine resumes from it. Needs 0.2 GiB of memory, however
     large the model.
 
     Args:

@@ -1,10 +1,10 @@
-"""Systems under equal training: `python -m xlme_ds.compare --recipes A,B,C+D --budget FLOPS --data DIR --heldout DIR
+"""Systems under equal training: `xlme compare --recipes A,B,C+D --budget FLOPS --data DIR --heldout DIR
 --out DIR -- …`.
 
 Trains every recipe to the same number of operations, scores it several times on the way, and writes compare.md,
 compare.json and the plot. `C+D` is C for half the budget and D, started from its weights, for the other. Settings
-after `--` are those of `xlme_ds.pretrain` and go to all alike. Every run and test is a command that is printed first;
-what is done is not done again.
+after `--` are those of `xlme_ds.pretrain` and go to all alike. Every run and test is a command, printed first;
+finished ones are skipped.
 """
 
 import shlex
@@ -36,29 +36,34 @@ class CompareSettings:
     """Arguments of the command."""
 
     recipes: str
-    """Names with commas between them; the first is the one that the others are measured against."""
+    """Recipes with commas between them; the others are compared with the first. `a+b`: `a`, then `b` from its
+    weights."""
     budget: float
     """Floating-point operations of each system and seed, forward and backward, by the planner's count."""
     data_folder: Annotated[Path, tyro.conf.arg(name="data")]
     """Folder that `data_prep mix` wrote."""
     heldout: Path
-    """The same of text kept out of training; its pairs are the test of retrieval."""
+    """Folder that `data_prep mix` wrote of text kept out of training; its pairs test retrieval."""
     out: Path
+    """Folder for runs, scores, tables and plot; give it again to continue."""
     rows: int = 4096
-    """Rows of a step, shared out between text and pairs as each recipe does."""
+    """Rows of a step, divided between text and pairs as each recipe does."""
     points: int = 4
-    """How often every system is scored, at equal distances."""
+    """How many times each run is scored, at equal distances."""
     seeds: tuple[int, ...] = (1,)
+    """Seeds; every system is trained once with each. Several show how far scores vary by chance."""
     processes: int = 1
     """Training processes on this machine."""
     pairs: Path | None = None
-    """Held-out pairs as text instead of those of --heldout."""
+    """Folder of held-out pairs as text, in place of the pairs of --heldout."""
     tatoeba: Path | None = None
+    """Folder of Tatoeba's test, as `xlme evaluate tatoeba` reads it; without it that test is left out."""
     align: Path | None = None
+    """Folder of word alignment tests, as `xlme evaluate align` reads it; without it that test is left out."""
     ner: Path | None = None
-    """Folders of the tests, as `xlme_ds.evaluate` and `xlme_ds.finetune` read them; those not named are left out."""
+    """Folder of PAN-X, as `xlme finetune --task ner` reads it; without it that test is left out."""
     ner_points: int = 1
-    """Fine-tune the last so many points of each system."""
+    """Fine-tune at this many points of each run, the last ones."""
     tuning: str = ""
     """Settings of fine-tuning in one string, as `--tuning="--tuning.epochs 1 --tuning.batch 32"`."""
 

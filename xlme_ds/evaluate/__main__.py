@@ -41,13 +41,13 @@ def tatoeba(options: OfLayers) -> None:
 
 
 def pairs(options: OfLayers, limit: int = 1000) -> None:
-    """The same on translation pairs kept out of training.
+    """Sentence retrieval on translation pairs kept out of training.
 
     `--data`: data folder that holds para/, or folder of line-aligned text: X.en-de.en with X.en-de.de, or
     en-de.txt.zip.
 
     Args:
-        limit: The first so many pairs of a language, repetitions left out.
+        limit: Pairs of a language that are read, from the start; repetitions are left out.
     """
     _deliver_retrieval(retrieval.pairs(options.models, options.data, limit=limit, **options.of_encoders), options)
 

@@ -60,7 +60,7 @@ class CommonOptions:
     data: Path
     """Data of the test, described above."""
     random: bool = False
-    """Compare with untrained models of the same shape and seed."""
+    """Compare with untrained models of the same shape and seed: what is gained by training."""
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print the results as JSON instead of tables."""
     out: Path | None = None

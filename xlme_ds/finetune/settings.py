@@ -21,31 +21,37 @@ class TuningConfig:
     """Settings of one run; 0 takes the task's first published value (XLM-E, Table 11)."""
 
     learning_rate: float = 0.0
+    """Peak learning rate; 0: the task's first published one. Small models want a higher one (5e-4 at width 128)."""
     batch: int = 0
-    """Examples that one step consumes (windows, for questions)."""
+    """Examples that one step reads (windows, for questions); 0: the task's."""
     epochs: int = 0
+    """Times that the training examples are read; 0: the task's first published number."""
     warmup: float | None = None
-    """Share of the steps in which the learning rate rises; None takes the task's published one, a tenth, or XNLI's
-    12,500 steps."""
+    """Share of the steps in which the learning rate rises; None: the task's published one, a tenth, or XNLI's 12,500
+    steps."""
     layer_decay: float = 1.0
-    """The learning rate falls by this factor from layer to layer downwards (ERNIE-M: 0.8 or 0.9)."""
+    """Factor by which the learning rate falls from each layer to the one below it (ERNIE-M: 0.8 or 0.9); 1: none."""
     dropout: float = 0.1
+    """Share of the embedded tokens, of each sublayer's output and of the head's input that is dropped in training."""
     weight_decay: float = 0.0
+    """Share of a weight, times the learning rate, that a step takes away (ERNIE-M on CoNLL: 0.01)."""
     clip: float = 1.0
+    """Largest global gradient norm; larger gradients are scaled down to it."""
     max_tokens: int = 0
-    """Longest input; 0: the task's (128, of questions 384), or the model's longest where that is less."""
+    """Longest input in tokens; 0: the task's (128, for questions 384), or the model's longest if that is less."""
     stride: int = 128
-    """Tokens from a window over a context to the next, at most half a window."""
+    """Tokens from the start of one window over a long context to the next, at most half a window; fewer make more
+    windows."""
     question_tokens: int = 64
+    """Tokens of a question that are kept, at most a quarter of `max_tokens`."""
     micro_batch: int = 32
-    """Examples that one process runs at once."""
+    """Examples that one process runs at once; lower it if memory runs out, the result stays the same."""
     train_languages: tuple[str, ...] = ("en",)
-    """Languages whose training sets are read; `all`: every one there is (translate-train-all)."""
+    """Languages whose training sets are read; `all`: every one in --data (translate-train-all)."""
     train_examples: int = 0
-    """Read only so many of each language's training examples, from the start; 0: all."""
+    """Read only this many training examples of each language, from the start, for a quick try; 0: all."""
     held_out: bool = False
-    """Train on nine tenths and score the rest as the dev set; --grid does so where --data has no dev set to choose
-    on."""
+    """Train on nine tenths and use the rest as dev set; --grid does so if --data has no dev set to choose on."""
 
     def completed(self, task: DownstreamTask, model: ModelConfig) -> Self:
         """With the task's values in place of zeros. Raises ValueError for values that cannot be used."""
@@ -82,11 +88,13 @@ class TuningConfig:
 
 @dataclass(frozen=True)
 class FinetuneConfig(Training):
-    """The configuration in the `config.json` of a run; `base`: SHA-256 of the weights that it starts from."""
+    """The configuration in the `config.json` of a run."""
 
     task: str = "ner"
+    """Task that the model was fine-tuned on."""
     tuning: TuningConfig = field(default_factory=TuningConfig)
     base: str = ""
+    """SHA-256 of the weights that the run starts from."""
 
 
 @dataclass(frozen=True)
@@ -94,16 +102,20 @@ class FinetuneSettings:
     """Options of the command."""
 
     task: Literal["pos", "ner", "conll", "xquad", "mlqa", "tydiqa", "xnli", "pawsx"]
+    """Task to fine-tune on: parts of speech, entities (PAN-X or CoNLL), questions, inference or paraphrases."""
     model: Path
     """Folder of a pre-training run (RUN@STEP: of one of its checkpoints), or of an export."""
     data: tuple[Path, ...]
     """Folders with the task's files by their usual names; questions may be trained on those of another folder."""
     out: Path
+    """Folder for scores, predictions and weights; one below it for each run if there are several. Give it again to
+    resume."""
     seeds: tuple[int, ...] = (1,)
+    """Seeds of the head's weights, the order of examples and dropout; one run for each."""
     grid: bool = False
-    """Every published setting of the task (XLM-E, Table 11) that --tuning does not fix."""
+    """Run every published setting of the task (XLM-E, Table 11) that --tuning does not fix."""
     number: int | None = None
-    """Do one run of the list alone, counted from 0."""
+    """Do only this run of the list, counted from 0: one job of an array."""
     list: Annotated[bool, tyro.conf.arg(name="list")] = False
     """Print the folders of the runs and end."""
     tuning: TuningConfig = field(default_factory=TuningConfig)

@@ -24,15 +24,15 @@ class PlanSettings:
 
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
     gpus: int | None = None
-    """Default: as few as hold one copy of the model."""
+    """GPUs to plan for; by default as few as hold one copy of the model."""
     gpu: str = "a100-80g"
-    """One of h200, h100-80g, a100-80g, a100-40g, v100-32g, a10-24g, or "memory_gib,tflops" of any other."""
+    """One of h200, h100-80g, a100-80g, a100-40g, v100-32g, a10-24g, or "memory_gib,tflops" of another."""
     utilisation: float = UTILISATION
-    """Share of the peak that a GPU reaches while it computes: assumed, unless you measured it."""
+    """Share of its peak that a GPU reaches while it computes: assumed; measure yours with `python -m bench.gpu`."""
     layouts: int = 10
-    """Layouts to list, of those that fit."""
+    """Layouts to list, the fastest first."""
     json: bool = False
-    """Print JSON."""
+    """Print the same figures as JSON."""
 
 
 def main(arguments: list[str] | None = None) -> None:
