@@ -30,6 +30,7 @@ CORE = [
     "numpy>=2",
     "numba>=0.62",  # the loops over the rows of a batch, as machine code
     "tyro>=1",
+    "docstring_parser>=0.15",  # of `--help`
     "typing_extensions>=4.12",  # `override`, which Python 3.11 has not
     "rich>=14",
     "tensorboard>=2.19",
