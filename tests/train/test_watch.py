@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.launch import ROOT, environment
 from tests.rows import train_vocabulary, write_data
@@ -157,3 +158,20 @@ def test_the_bar_fits(width: int) -> None:
     assert lines and all(len(line) <= width for line in lines), text
     if width == 80:
         assert "loss 61.234" in lines[-1] and "31% of peak" in lines[-1] and "3 d 11 h left" in lines[-1], lines
+
+
+def test_tensorboard_has_settings_and_sentences(plain: Path) -> None:
+    def texts(name: str) -> dict[str, str]:
+        events = EventAccumulator(str(plain / "tensorboard" / name), size_guidance={"tensors": 0})
+        events.Reload()
+        tags = events.Tags()["tensors"]
+        return {tag: events.Tensors(tag)[-1].tensor_proto.string_val[0].decode() for tag in tags}
+
+    assert "    train.steps: 9\n" in texts("metrics")["settings/text_summary"]
+    sample = json.loads((plain / "samples.json").read_text())[0]
+    (said,) = [
+        text for tag, text in texts("samples").items() if tag.startswith(f"{sample['task']}/{sample['language']}/")
+    ]
+    for token in sample["tokens"]:
+        piece = token["piece"].replace("▁", " ").strip()
+        assert (f"**{piece}**" if token["masked"] else piece) in said

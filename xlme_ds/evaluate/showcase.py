@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.tensorboard import SummaryWriter
 
 from ..checkpoint.state_files import checkpoints_of, saved_step
 from ..config import RunConfig
@@ -29,8 +30,7 @@ def showcase(run: Path, config: RunConfig, state: State, data: Path, heldout: Pa
     """Write model/, retrieval.json, samples.json and languages.json into the run folder, from a whole float32 state."""
     vocabulary = Vocabulary(data / "vocab")
     write_model(run / MODEL_FOLDER, state, vocabulary.path)
-    for name, content in _shown(config, state, vocabulary, data, heldout, config.train.steps).items():
-        write_json(run / name, content)
+    _write(run, _shown(config, state, vocabulary, data, heldout, config.train.steps))
 
 
 def bring_up_to_date(run: Path) -> None:
@@ -51,13 +51,27 @@ def bring_up_to_date(run: Path) -> None:
     place = trained.vocabulary, data, heldout, trained.step
     found = _shown(config, trained.state, *place, earlier=_read(run / "retrieval.json", dict))
     if not _finished(run) and shown_step(run) < trained.step:  # nobody wrote what is newer meanwhile
-        for name, value in found.items():
-            write_json(run / name, value)
+        _write(run, found)
 
 
 def shown_step(run: Path) -> int:
     """The step of the model whose sentences are shown; 0 where there are none."""
     return next((int(sample.get("step", 0)) for sample in _read(run / "samples.json", list)), 0)
+
+
+def _write(run: Path, found: Mapping[str, Any]) -> None:
+    """The files, and the sentences as texts of TensorBoard: what a model put in a masked place is bold, the original
+    follows where it differs."""
+    for name, content in found.items():
+        write_json(run / name, content)
+    with SummaryWriter(str(run / "tensorboard" / "samples")) as board:
+        for sample in found["samples.json"]:
+            parts = []
+            for token in sample["tokens"]:
+                piece, original = (token[key].replace("▁", " ") for key in ("piece", "original"))
+                filled = f" **{piece.strip()}**" + (f" ({original.strip()})" if token["replaced"] else "")
+                parts.append(filled if token["masked"] else piece)
+            board.add_text(f"{sample['task']}/{sample['language']}", "".join(parts), sample["step"])
 
 
 def _finished(run: Path) -> bool:
