@@ -15,7 +15,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from ..cli import number
 
@@ -97,7 +97,7 @@ def curves(metrics: Records, heldout: Records, known: Quantities) -> dict[str, M
 
 
 def _panel(title: str, keys: Mapping[str, str], metrics: Records, heldout: Records, known: Quantities) -> Markup:
-    axes = _new_axes(5.6, 2.9)
+    axes = _new_axes(4.6, 2.8)
     axes.margins(y=0.08)
     for series, key in sorted(keys.items()):
         colour = _COLOURS[series]
@@ -113,7 +113,7 @@ def _panel(title: str, keys: Mapping[str, str], metrics: Records, heldout: Recor
     for series, key in keys.items():
         axes.plot(*thin(*points(metrics, key)), color=_COLOURS[series], linewidth=0.8, alpha=0.3, zorder=1.5)
     axes.set_xlabel("step")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(lambda value, _: number(value))
     return _svg(axes, title)
@@ -152,21 +152,9 @@ def smooth(values: np.ndarray) -> np.ndarray:
         return (sums[high] - sums[low]) / (counts[high] - counts[low])
 
 
-def shares(languages: Mapping[str, Mapping[str, float]]) -> Markup:
-    """Sampling share by language before (ring) and after temperature sampling (dot), on a logarithmic axis."""
-    names = sorted(languages, key=lambda name: (-languages[name]["share_before"], name))
-    before, after = ([100 * languages[name][kind] for name in names] for kind in ("share_before", "share"))
-    axes = _dumbbells(names, before, after)
-    axes.set(yscale="log", ylabel="share of the rows")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(lambda value, _: f"{number(value)}%")
-    return _svg(axes, "Sampling share by language before and after temperature sampling")
-
-
 def retrieval_by_layer(retrieval: Mapping[str, Any]) -> Markup:
     """Retrieval accuracy of every layer, both directions, before and after training, and the chance level."""
-    axes = _new_axes(7.4, 3.4)
+    axes = _new_axes(4.6, 2.8)
     for when in ("before", "after"):
         for direction, colour in (("en_xx", MONO), ("xx_en", PARA)):
             if retrieval.get(when):
@@ -180,26 +168,9 @@ def retrieval_by_layer(retrieval: Mapping[str, Any]) -> Markup:
     return _svg(axes, "Retrieval accuracy by layer before and after training")
 
 
-def retrieval_by_language(before: Mapping[str, float], after: Mapping[str, float]) -> Markup:
-    """Retrieval accuracy (fraction) by language before (ring) and after training (dot)."""
-    names = sorted(after, key=lambda name: (-after[name], name))
-    axes = _dumbbells(names, [100 * before.get(name, np.nan) for name in names], [100 * after[name] for name in names])
-    axes.set(ylim=(0, None), ylabel="accuracy")
-    axes.yaxis.set_major_formatter("{x:.3g}%")
-    return _svg(axes, "Retrieval accuracy by language before and after training")
-
-
-def _dumbbells(names: Sequence[str], before: Sequence[float], after: Sequence[float]) -> Axes:
-    """Two values a name joined by a line: a ring for the first, a dot for the second."""
-    axes = _new_axes(11.6, 3.2)
-    place = np.arange(len(names))
-    axes.vlines(place, before, after, color=MUTED, linewidth=1, alpha=0.5)
-    axes.scatter(place, before, s=20, facecolor=SURFACE, edgecolor=MUTED, linewidth=1.2, zorder=3)
-    axes.scatter(place, after, s=20, color=MONO, zorder=4)
-    axes.set_xlim(-0.8, len(names) - 0.2)
-    turned = len(names) > 24
-    axes.set_xticks(place, names, rotation=90 if turned else 0, fontsize=8 if turned else 11, color=INK)
-    return axes
+def nats(value: float | None) -> str:
+    """A loss, or a difference of losses, to a hundredth; a dash for none."""
+    return "–" if value is None else f"{value:.2f}".replace("-", "\N{MINUS SIGN}")
 
 
 def percent(fraction: float) -> str:

@@ -14,7 +14,8 @@ from ..cli import duration, number
 from ..data.schema import replacing
 from ..train.run_folder import flatten, missing_steps
 from . import figures
-from .figures import percent, points
+from .by_language import heldout_languages, named, tag
+from .figures import nats, percent, points
 from .files import RunFiles, render
 
 _TASKS = {"mono": "monolingual", "para": "parallel"}
@@ -26,8 +27,8 @@ def write_report(run: Path) -> Path:
     """Write the report page of a run; `xtreme --help` explains the XTREME tables.
 
     Args:
-        run: Run folder: reads config.json, metrics.jsonl, heldout.jsonl, retrieval.json, samples.json and
-            languages.json.
+        run: Run folder: reads config.json, metrics.jsonl, heldout.jsonl, heldout_languages.jsonl,
+            retrieval.json, samples.json and languages.json.
 
     Returns:
         The page, `report.html` in the folder.
@@ -44,6 +45,10 @@ def write_report(run: Path) -> Path:
 
 def _page_of(run: RunFiles) -> str:
     settings = (run.config or {}).get("config", {})
+    quantities = _checked("config.json", lambda: run.objective["quantities"])
+    panels = _checked("metrics.jsonl or heldout.jsonl", lambda: figures.curves(run.metrics, run.heldout, quantities))
+    # Those with the unigram model's line, of held-out text, come before the others.
+    first = {figures.family(key, quantities)[0] for key, known in quantities.items() if known["unigram"]}
     return render(
         "run_page.html",
         run=run,
@@ -51,17 +56,19 @@ def _page_of(run: RunFiles) -> str:
         going_on=_checked("config.json or samples.json", lambda: _going_on(run, settings.get("train", {}))),
         about=_checked("config.json", lambda: run.objective["description"]),
         cards=_checked("config.json, metrics.jsonl or heldout.jsonl", lambda: list(_cards(run))),
-        panels=_checked(
-            "metrics.jsonl or heldout.jsonl",
-            lambda: figures.curves(run.metrics, run.heldout, run.objective["quantities"]),
-        ),
+        losses={title: svg for title, svg in panels.items() if title in first and run.heldout},
+        panels={title: svg for title, svg in panels.items() if title not in first or not run.heldout},
+        by_language=_checked("heldout_languages.jsonl", lambda: heldout_languages(run.heldout_languages, quantities)),
         gaps=_checked("config.json", lambda: _gaps(run, settings.get("train", {}))),
         shares=_checked("languages.json", lambda: _language_shares(run.languages or {})),
         retrieval=_checked("retrieval.json", lambda: _retrieval(run.retrieval) if run.retrieval else None),
         samples=_checked("samples.json", lambda: _sentences(run.samples) if run.samples else None),
         settings=flatten(run.config or {}),
         tasks=_TASKS,
+        named=named,
+        tag=tag,
         number=number,
+        nats=nats,
         percent=percent,
     )
 
@@ -131,15 +138,39 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
 
 
 def _language_shares(languages: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For each task: the figure and the table of sampling shares, largest language first."""
+    """For each task: the chart of sampling shares on a logarithmic axis, largest language first."""
     result = []
     for task in _TASKS:
         if table := languages.get(task):
-            rows = sorted(table.items(), key=lambda item: (-item[1]["share_before"], item[0]))
+            order = sorted(table, key=lambda name: (-table[name]["share_before"], name))
+            before, after = ({name: math.log(table[name][key]) for name in order} for key in ("share_before", "share"))
+            rows = _dumbbells(before, after)
+            for row in rows:
+                share = table[row["code"]]
+                row["text"] = (
+                    f"{percent(share['share_before'])} → {percent(share['share'])}, ×{number(share['repeat'])}"
+                )
             most = max(table, key=lambda name: table[name]["repeat"])
-            facts = {"task": task, "rows": rows, "most": most, "repeat": table[most]["repeat"]}
-            result.append(facts | {"svg": figures.shares(table)})
+            shares = [row[key] for row in table.values() for key in ("share_before", "share")]
+            result.append(
+                {"task": task, "rows": rows, "most": most, "repeat": table[most]["repeat"]}
+                | {"low": min(shares), "high": max(shares)}
+            )
     return result
+
+
+def _dumbbells(
+    before: Mapping[str, float], after: Mapping[str, float], low: float | None = None
+) -> list[dict[str, Any]]:
+    """A row for each name of `after`: the places, 0 to 100, of both values on an axis from `low` or the least."""
+    values = [*before.values(), *after.values()]
+    start = min(values, default=0.0) if low is None else low
+    width = (max(values, default=0.0) - start) or 1.0
+
+    def place(values: Mapping[str, float], name: str) -> float | None:
+        return round(100 * (values[name] - start) / width, 1) if name in values else None
+
+    return [{"code": name, "before": place(before, name), "after": place(after, name)} for name in after]
 
 
 def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,6 +182,10 @@ def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
         for when, layer in best.items()
     }
     means_by_time = {when: overall[when][layer] for when, layer in best.items()}
+    trained = dict(sorted(means.get("after", {}).items(), key=lambda item: (-item[1], item[0])))
+    by_language = _dumbbells(means.get("before", {}), trained, low=0.0)
+    for row in by_language:
+        row["text"] = " → ".join(percent(of[row["code"]]) for of in means.values() if row["code"] in of)
     rows = []
     for name, pairs in sorted(values["pairs"].items()):
         row = {"language": name, "pairs": pairs}
@@ -160,7 +195,7 @@ def _retrieval(values: Mapping[str, Any]) -> dict[str, Any]:
         rows.append(row)
     return {
         "by_layer": figures.retrieval_by_layer(values),
-        "by_language": figures.retrieval_by_language(means.get("before", {}), means.get("after", {})),
+        "by_language": by_language,
         "rows": rows,
         "candidates": values["candidates"],
         "best": {when: values["layers"][layer] for when, layer in best.items()},
@@ -197,7 +232,7 @@ def _sentences(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _with_verdicts(sample: Mapping[str, Any], threshold: float) -> dict[str, Any]:
-    """The sample for the page: its sides as (direction of writing, tokens), and how many tokens got which verdict."""
+    """The sample for the page: its sides as (direction of writing, BCP 47 tag, tokens), and the verdicts' counts."""
     sides: list[list[dict[str, Any]]] = [[]]
     for token in sample["tokens"]:
         if token["original"] == "</s>":
@@ -206,13 +241,11 @@ def _with_verdicts(sample: Mapping[str, Any], threshold: float) -> dict[str, Any
             texts = {key: token[key].replace(_SPACE, " ").strip() for key in ("piece", "original")}
             spaced = token["piece"].startswith(_SPACE) and sides[-1] != []
             sides[-1].append(token | texts | {"spaced": spaced, "verdict": _verdict(token, threshold)})
-    # BCP 47 tag of a CC-100 code, which picks fonts and hyphenation: `bn_rom` is `bn-Latn`, `my_zaw` is `my`.
-    language, _, variant = sample["language"].partition("_")
+    codes = [*sample["language"].split("–"), ""]  # of a side without one, none
     return {
         "language": sample["language"],
         "task": sample["task"],
-        "tag": f"{language}-Latn" if variant == "rom" else language,
-        "sides": [(_direction(side), side) for side in sides if side],
+        "sides": [(_direction(side), tag(code), side) for code, side in zip(codes, sides, strict=False) if side],
         "counts": Counter(token["verdict"] for side in sides for token in side),
     }
 

@@ -1,0 +1,132 @@
+"""Languages on the report page: their names, and the held-out losses of each next to a unigram model."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+# English names of CC-100's languages, by ISO 639-1 code.
+_NAMES = """
+af Afrikaans, am Amharic, ar Arabic, as Assamese, az Azerbaijani, be Belarusian, bg Bulgarian, bn Bangla, br Breton,
+bs Bosnian, ca Catalan, cs Czech, cy Welsh, da Danish, de German, el Greek, en English, eo Esperanto, es Spanish,
+et Estonian, eu Basque, fa Persian, fi Finnish, fr French, fy Western Frisian, ga Irish, gd Scottish Gaelic,
+gl Galician, gu Gujarati, ha Hausa, he Hebrew, hi Hindi, hr Croatian, hu Hungarian, hy Armenian, id Indonesian,
+is Icelandic, it Italian, ja Japanese, jv Javanese, ka Georgian, kk Kazakh, km Khmer, kn Kannada, ko Korean,
+ku Kurdish, ky Kyrgyz, la Latin, lo Lao, lt Lithuanian, lv Latvian, mg Malagasy, mk Macedonian, ml Malayalam,
+mn Mongolian, mr Marathi, ms Malay, my Burmese, ne Nepali, nl Dutch, no Norwegian, om Oromo, or Odia, pa Punjabi,
+pl Polish, ps Pashto, pt Portuguese, ro Romanian, ru Russian, sa Sanskrit, sd Sindhi, si Sinhala, sk Slovak,
+sl Slovenian, so Somali, sq Albanian, sr Serbian, su Sundanese, sv Swedish, sw Swahili, ta Tamil, te Telugu, th Thai,
+tl Tagalog, tr Turkish, ug Uyghur, uk Ukrainian, ur Urdu, uz Uzbek, vi Vietnamese, xh Xhosa, yi Yiddish, zh Chinese
+"""
+NAMES: dict[str, str] = dict(entry.split(maxsplit=1) for entry in _NAMES.strip().split(","))
+_VARIANTS = {"rom": "romanized", "zaw": "Zawgyi", "Hans": "simplified", "Hant": "traditional"}
+_SHOWN = 24  # languages whose chart is not in a fold: half of them the best, half the worst
+
+
+def named(code: str) -> str:
+    """The English name of a CC-100 language or of a pair, `en–de` or `en-de`; empty for a code that is not one."""
+    first, _, second = code.replace("–", "-").partition("-")
+    if second and named(first) and named(second):
+        return f"{named(first)}–{named(second)}"
+    language, _, variant = code.replace("-", "_").partition("_")
+    name = NAMES.get(language, "")
+    return f"{name}, {_VARIANTS.get(variant, variant)}" if name and variant else name
+
+
+def tag(code: str) -> str:
+    """BCP 47 tag of a CC-100 code, which picks fonts and hyphenation: `bn_rom` is `bn-Latn`, `my_zaw` is `my`."""
+    language, _, variant = code.partition("_")
+    return f"{language}-Latn" if variant == "rom" else language
+
+
+def heldout_languages(
+    records: Sequence[Mapping[str, Any]], quantities: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any] | None:
+    """The held-out losses by language: a table for each task, best language first, and a little chart a language.
+
+    A task's loss is its quantity that a unigram model can be compared to; None where no record has one.
+    """
+    terms = {known["task"]: term for term, known in quantities.items() if known["unigram"]}
+    tables = {}
+    for task, term in terms.items():
+        others = [name for name, known in quantities.items() if known["task"] == task and name != term]
+        if table := _table(records, task, term, others):
+            others = [name for name in others if any(row["others"][name] is not None for row in table)]
+            tables[task] = _summary(table) | {"others": {name: quantities[name]["title"] for name in others}}
+    return {"tasks": tables, "charts": _charts(records, terms, tables)} if tables else None
+
+
+def _table(records: Sequence[Mapping[str, Any]], task: str, term: str, others: Sequence[str]) -> list[dict[str, Any]]:
+    """A row a language of the last record, largest gain first, those that have no unigram loss last."""
+    having = [record for record in records if record["terms"].get(term)]
+    rows = []
+    for code, loss in having[-1]["terms"][term].items() if having else ():
+        losses = [record["terms"][term][code] for record in having if code in record["terms"][term]]
+        unigram = having[-1]["unigram"].get(task, {}).get(code)
+        row = {"code": code, "tokens": having[-1]["tokens"][term][code], "loss": loss, "unigram": unigram}
+        row["gain"] = None if unigram is None else unigram - loss
+        row["change"] = loss - losses[0] if len(losses) > 1 else None
+        row["others"] = {name: having[-1]["terms"].get(name, {}).get(code) for name in others}
+        rows.append(row)
+    return sorted(rows, key=lambda row: (row["gain"] is None, -(row["gain"] or 0.0), row["code"]))
+
+
+def _summary(table: list[dict[str, Any]]) -> dict[str, Any]:
+    """The table, and what a sentence says of it."""
+    ranked = [row for row in table if row["gain"] is not None]
+    count = min(3, len(ranked) // 2)
+    return {
+        "rows": table,
+        "best": ranked[:count],
+        "worst": ranked[::-1][:count],
+        "median": median(row["gain"] for row in ranked) if ranked else None,
+        "behind": sum(row["gain"] <= 0 for row in ranked),
+        "ranked": len(ranked),
+        "tokens": sorted(row["tokens"] for row in table),
+    }
+
+
+def _charts(
+    records: Sequence[Mapping[str, Any]], terms: Mapping[str, str], tables: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Loss less the unigram model's over steps, as SVG points in a box of 100 by 50, all on the same axes.
+
+    Languages are in the order of their best task: of the first task, then those that only the second has.
+    """
+    gains = {task: {row["code"]: row["gain"] for row in table["rows"]} for task, table in tables.items()}
+    order = dict.fromkeys(code for of_task in gains.values() for code, gain in of_task.items() if gain is not None)
+    curves = {
+        code: {
+            task: [
+                (record["step"], record["terms"][terms[task]][code] - record["unigram"][task][code])
+                for record in records
+                if code in record["terms"].get(terms[task], {}) and code in record["unigram"].get(task, {})
+            ]
+            for task in tables
+            if gains[task].get(code) is not None
+        }
+        for code in order
+    }
+    if not curves:
+        return {"groups": {}, "zero": "0", "low": 0.0, "high": 0.0, "first": 0, "last": 0}
+    points = [point for by_task in curves.values() for line in by_task.values() for point in line]
+    (first, last), (low, high) = ((min(values), max(values)) for values in zip(*points, strict=True))
+    low, high = min(low, 0.0), max(high, 0.0)
+    tall, wide = (high - low) or 1.0, (last - first) or 1
+
+    def place(step: float, value: float) -> str:
+        return f"{2 + 96 * (step - first) / wide:.1f},{2 + 46 * (high - value) / tall:.1f}"
+
+    charts = [
+        {
+            "code": code,
+            "lines": {task: [place(*point) for point in line] for task, line in by_task.items()},
+            "gains": {task: gains[task][code] for task in by_task},
+        }
+        for code, by_task in curves.items()
+    ]
+    groups = {"": charts}
+    if len(charts) > _SHOWN:
+        half = _SHOWN // 2
+        groups = {"Best": charts[:half], "Worst": charts[: -half - 1 : -1], "All others": charts[half:-half]}
+    zero = 2 + 46 * high / tall
+    return {"groups": groups, "zero": f"{zero:.1f}", "low": low, "high": high, "first": first, "last": last}
