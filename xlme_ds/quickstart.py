@@ -6,6 +6,7 @@ Every step is the command that a large run uses, and each is printed before it r
 import os
 import shlex
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,8 @@ ROW_TOKENS = RUN.model.max_positions
 MONO_ROWS = RUN.train.steps * RUN.data.mono_rows
 PARA_ROWS = RUN.train.steps * RUN.data.para_rows
 _MARK = ".quickstart"  # a file in every folder that the quickstart made
+_TRIAL = 3.0  # seconds
+_WHOLE = 1.5  # what everything takes, in forward and backward passes of all steps; measured (docs/lab_log.md)
 HELDOUT_MONO_ROWS, HELDOUT_PARA_ROWS = 192, 280  # every held-out document and pair, about once
 
 
@@ -86,6 +89,58 @@ def begin(out: Path, fresh: bool) -> None:
         (out / _MARK).touch()
 
 
+def trial_seconds() -> float:
+    """Seconds of the forward and backward pass of one training step here, on all cores and random tokens: the fastest
+    of three, or of fewer where they take long."""
+    import numpy as np
+
+    from .data.collate import collate
+    from .data.rows import BOS, EOS, UNK, Rows
+    from .models.init import initialise
+    from .objectives import objective_of
+
+    count = RUN.data.mono_rows + RUN.data.para_rows
+    tokens = np.random.default_rng(0).integers(UNK + 1, RUN.model.vocabulary - 1, (count, ROW_TOKENS), dtype=np.int32)
+    tokens[:, 0], tokens[:, -1] = BOS, EOS
+    rows = Rows(tokens, np.ones(count, int), np.full(count, ROW_TOKENS), np.zeros(count, int))
+    batch = collate([(0, rows, np.arange(count))], RUN.seed, RUN.objective.mask_fraction)
+    objective = objective_of(RUN.objective)
+    model = objective.build(RUN.model)
+    initialise(model, RUN.seed, RUN.model.init_std)
+    seconds: list[float] = []
+    while len(seconds) < 3 and sum(seconds) < _TRIAL:
+        begun = time.perf_counter()
+        objective.sums(model(batch), batch).sum().backward()
+        seconds.append(time.perf_counter() - begun)
+    return min(seconds)
+
+
+def announce(out: Path) -> None:
+    """Say what will happen, and how long it takes here."""
+    step = trial_seconds()
+    minutes = max(round(_WHOLE * RUN.train.steps * step / 60), 1)
+    print(
+        f"This fetches 1.5 MB of text in 91 languages, prepares it, pre-trains a small XLM-E for {RUN.train.steps:,} "
+        f"steps and draws its report, all in {out}.\nIt takes about {minutes} minutes here (forward and backward pass "
+        f"of a step: {step:.2f} s). Stop it at any time; the same command goes on.",
+        flush=True,
+    )
+
+
+def next_steps(out: Path) -> list[list[str]]:
+    """Commands to try on the finished run."""
+    python = os.path.relpath(sys.executable)
+    python = python if python.startswith(".venv") else sys.executable
+    sentence = "Everyone has the right to droit life."
+    judge = f'import xlme_ds as xlme; print(xlme.load("{out}").judge("{sentence}"))'
+    results, heldout = out.with_name(f"{out.name}-retrieval"), out / "data" / "heldout"
+    return [
+        [python, "-c", judge],
+        [python, "-m", "xlme_ds", *f"evaluate pairs --random --model {out} --data {heldout} --out {results}".split()],
+        [python, "-m", "xlme_ds", *f"export --run {out} --to {out.with_name(f'{out.name}-export')}".split()],
+    ]
+
+
 def main(words: list[str] | None = None) -> None:
     """Run every step that is not done yet."""
     arguments = tyro.cli(Quickstart, prog=program("quickstart"), description=__doc__, args=words)
@@ -101,18 +156,24 @@ def main(words: list[str] | None = None) -> None:
     # them.
     settings = environment() | {"DS_ACCELERATOR": "cpu"}
     data = out / "data"
-    if not (data / "stats" / "stats.html").exists():
-        for stage in preparation(data, arguments.processes):
-            run([sys.executable, "-m", "data_prep", *stage], settings, quiet=stage[0] == "stats")
     finished = out / "finished.json"
+    if not finished.exists():
+        announce(out)
+    stages = preparation(data, arguments.processes)
+    if not (data / "stats" / "stats.html").exists():
+        for number, stage in enumerate(stages, start=1):
+            print(f"[{number}/{len(stages) + 1}] ", end="")
+            run([sys.executable, "-m", "data_prep", *stage], settings, quiet=stage[0] == "stats")
     if finished.exists():
         print(f"{out} is complete; open {out / 'report.html'} (make pretrain FRESH=1 starts over)")
         return
     threads = max((os.cpu_count() or 1) // arguments.processes, 1)
     settings |= {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore"}
+    print(f"[{len(stages) + 1}/{len(stages) + 1}] ", end="")
     run(training(data, out, arguments.processes), settings)
     if not finished.exists():  # stopped, or the launcher was killed, which it does not tell
         sys.exit(1)
+    print("What to try next:", *map(shlex.join, next_steps(out)), sep="\n  ")
 
 
 if __name__ == "__main__":

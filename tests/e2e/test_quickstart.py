@@ -1,6 +1,7 @@
 """The whole road on the real sample corpus, with a few training steps: every command of `make pretrain`."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.launch import ROOT, environment
+from tests.launch import ROOT, environment, python
 from xlme_ds import quickstart
 from xlme_ds.data.schema import read_manifest
 
@@ -87,3 +88,12 @@ def test_the_notebook(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), names)
     assert np.shape(names["vectors"]) == (3, quickstart.RUN.model.width)
+
+
+def test_what_it_says_first_and_last(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quickstart.announce(out)
+    said = capsys.readouterr().out
+    assert re.search(r"for 1,100 steps .*\nIt takes about \d+ minutes here", said), said
+    judged, retrieval, exported = (python(*command[1:]).stdout for command in quickstart.next_steps(out))
+    assert "ScoredPiece(text='▁right'" in judged and "untrained" in retrieval, judged + retrieval
+    assert "quickstart-export" in exported or "run-export" in exported, exported
