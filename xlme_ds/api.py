@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .cli import in_words, note, number
+from .cli import note, number
 from .config import RunConfig
 from .counting import count_parameters, flops_per_step
 from .data.schema import LAYOUTS
 from .engine.build import resolve_precision
-from .engine.ranks import SharedError, on_gpu, rendezvous
+from .engine.ranks import SharedError, on_all_ranks, on_gpu, process_group, rendezvous
 from .evaluate.showcase import showcase
 from .evaluate.vectors import hidden_states, sentence_vectors
 from .models.heads import MaskedLanguageModelHead, ReplacedTokenHead
@@ -76,30 +76,28 @@ def pretrain(
 
 
 def rehearse(config: RunConfig, data: Path, out: Path, heldout: Path | None = None) -> None:
-    """Find what would stop `pretrain` at its start, and print what it would take; nothing is written."""
-    world = _validate(config)
-    rank = int(rendezvous(os.environ).get("RANK", 0))
-    config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
-    try:
+    """Find what would stop `pretrain` at its start, and print what it would take; nothing is written. Collective."""
+    _validate(config)
+    minutes = config.train.watchdog_minutes
+    with process_group(config.engine, minutes) as (rank, world):
+        config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
         with closing(RunFolder(out, root=rank == 0, writes=False)) as folder:
-            loader, _, _ = run.read_inputs(config, data, heldout, folder, run.started_from(config, out), rank, world)
-    except (ValueError, OSError) as error:  # on every rank alike: they read the same files
-        raise SharedError(in_words(error)) from None
+            inputs = config, data, heldout, folder
+            loader, _, _ = on_all_ranks(lambda: run.read_inputs(*inputs, run.started_from(config, out), rank, world))
     if rank:
         return
-    try:
-        moment, sizes = peak(
-            ParallelLayout.of(config, world, config.engine.precision, loader.row_tokens, fused=on_gpu())
-        )
-        memory = f"{sum(sizes.values()) / 2**30:.2f} GiB a process, {moment}"
-    except ValueError as error:
-        memory = f"not counted ({error})"
     facts = run.RunFacts(
         flops_per_step(config, loader.row_tokens),
         count_parameters(config),
         loader.vocabulary_sha256,
         objective=described(config.objective),
     )
+    try:
+        layout = ParallelLayout.of(config, world, config.engine.precision, loader.row_tokens, fused=on_gpu())
+        moment, sizes = peak(layout)
+        memory = f"{sum(sizes.values()) / 2**30:.2f} GiB a process, {moment}"
+    except ValueError as error:  # an engine that the planner does not count
+        memory = f"not counted ({error})"
     print("\n".join(run.opening(config, out, 0, loader, world, facts)))
     print(
         f"  memory, by count: {memory}\n"
@@ -108,14 +106,12 @@ def rehearse(config: RunConfig, data: Path, out: Path, heldout: Path | None = No
     )
 
 
-def _validate(config: RunConfig) -> int:
-    """Check `config` for the processes that were launched; their number."""
+def _validate(config: RunConfig) -> None:
+    """Check `config` for the processes that were launched."""
     try:
-        world = int(rendezvous(os.environ).get("WORLD_SIZE", 1))
-        validate(config, world)
+        validate(config, int(rendezvous(os.environ).get("WORLD_SIZE", 1)))
     except ValueError as error:  # which every rank finds alike
         raise SharedError(str(error)) from None
-    return world
 
 
 class ScoredPiece(NamedTuple):

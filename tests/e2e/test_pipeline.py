@@ -57,6 +57,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_two_stages_train_and_report(folder: Path) -> None:
     out = folder / "run"
+    rehearsed = command(folder, out, 2, **{"engine.balance": "1 2", "dry-run": ""})
+    assert rehearsed.returncode == 0 and "a dry run: nothing was written" in rehearsed.stdout, rehearsed.stderr
+    assert "2 processes, pipeline pipe_zero1, fp32" in rehearsed.stdout and "GiB a process" in rehearsed.stdout
+    assert not out.exists()
     result = command(folder, out, 2, **{"engine.balance": "1 2"})
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     assert "embedding, generator, layer 0 (" in result.stdout and "| layers 1-2 (" in result.stdout

@@ -102,11 +102,10 @@ def test_a_profile_changes_nothing(folder: Path, config: RunConfig, plain: Path)
 
 def test_a_dry_run_writes_nothing(folder: Path, config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(folder.rglob("*"))
-    zero = replace(config, engine=EngineConfig("deepspeed", "zero1", precision="fp32"))
-    rehearse(zero, folder / "data", folder / "new", folder / "data")
+    rehearse(config, folder / "data", folder / "new", folder / "data")
     said = capsys.readouterr().out
     assert "starting at step 0 of 9" in said and "nothing was written" in said
-    assert re.search(r"memory, by count: 0\.\d\d GiB a process", said), said
+    assert "memory, by count: not counted (engine.kind plain" in said  # of others: tests/e2e/test_pipeline.py
     assert sorted(folder.rglob("*")) == before
 
 
