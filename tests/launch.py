@@ -23,6 +23,10 @@ from typing import ClassVar, NoReturn
 ROOT = Path(__file__).resolve().parents[1]
 
 
+# What a line of metrics.jsonl has of the machine and its load; everything else is the same in every run.
+TIMED = ("tokens_per_s", "flops_per_s", "peak_fraction", "data_wait", "memory_gib", "seconds_left")
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

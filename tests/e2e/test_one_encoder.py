@@ -9,14 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.launch import python, run_ranks
+from tests.launch import TIMED, python, run_ranks
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.audit import examine
 from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig
 from xlme_ds.trained import load_encoder, load_run, starting_weights
 
 STEPS = 8
-TIMED = {"tokens_per_s", "flops_per_s"}
 SETTINGS = (
     f"--recipe quickstart --objective.name mlm --engine.precision fp32 --train.steps {STEPS} --train.save-every 4 "
     "--train.log-every 1 --train.eval-every 4 --optimizer.warmup-steps 1 --data.mono-rows 4 --data.para-rows 4 "

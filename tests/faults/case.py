@@ -19,6 +19,7 @@ import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
 import torch
 
 from tests.faults.forked import Ended, ForkedRanks, LaunchedRanks, NotSurvived
+from tests.launch import TIMED
 from xlme_ds.audit import examine
 from xlme_ds.checkpoint.checkpoints import Checkpoints
 from xlme_ds.data.vocabulary import Vocabulary
@@ -43,7 +44,6 @@ _TRAIN = (
     f"--train.steps {STEPS} --train.log-every 1 --train.save-every {SAVE_EVERY} --train.keep-last 3 "
     "--train.keep-every 0 --train.max-bad-steps 3 --train.audit"
 )
-_TIMED = ("tokens_per_s", "flops_per_s")
 Patch = Callable[[int], None]  # run in a rank before the command: makes losses or gradients bad there
 Started = TypeVar("Started", bound=ForkedRanks)
 
@@ -216,7 +216,7 @@ class FaultCase:
             with contextlib.suppress(ValueError):  # a damaged one: its step is missing
                 lines.append(json.loads(line))
         return [
-            {key: value for key, value in line.items() if key not in _TIMED} for line in lines if "grad_norm" in line
+            {key: value for key, value in line.items() if key not in TIMED} for line in lines if "grad_norm" in line
         ]
 
 

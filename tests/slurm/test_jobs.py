@@ -215,7 +215,7 @@ def test_a_dead_rank_fewer_nodes_and_scancel(cluster: Cluster, folder: Path, dis
         cluster.recover("n2")
     said = job.said() + smaller.said()
     assert re.search(r"not finished \(exit code [1-9]\d*\), requeueing", said), said
-    starts = re.findall(r"(?:starting at|resuming after) step (\d+) of 1000, (\d) processes", said)
+    starts = re.findall(r"(?:starting at|resuming after) step (\d+) of 1000, (\d) process(?:es)?,", said)
     assert [processes for _, processes in starts] == ["2", "2", "1"], said
     assert 6 <= int(starts[1][0]) < int(starts[2][0]), said
     saved = json.loads((out / "checkpoints/latest.json").read_text())["checkpoint"]
