@@ -3,6 +3,7 @@
 N sentences, T tokens, D width, V vocabulary.
 """
 
+import importlib.util
 import os
 import warnings
 from collections.abc import Sequence
@@ -17,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .checkpoint.state_files import checkpoints_of, saved_step
 from .cli import note, number
-from .config import RunConfig
+from .config import RunConfig, refuse
 from .counting import count_parameters, flops_per_step
 from .data.schema import LAYOUTS
 from .engine.build import resolve_precision
@@ -52,9 +54,7 @@ def pretrain(
     """Train, and write what is shown of a finished run; collective over the ranks. `stop`: one that is made already;
     `profiled`: steps whose time is broken down."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
-    _validate(config)
-    if profiled < 0:
-        raise SharedError(f"--profile {profiled} is no number of steps: it must be at least 1, or 0 for none")
+    _validate(config, profiled)
 
     if heldout is None:
         note(
@@ -75,9 +75,9 @@ def pretrain(
     return out
 
 
-def rehearse(config: RunConfig, data: Path, out: Path, heldout: Path | None = None) -> None:
+def rehearse(config: RunConfig, data: Path, out: Path, heldout: Path | None = None, profiled: int = 0) -> None:
     """Find what would stop `pretrain` at its start, and print what it would take; nothing is written. Collective."""
-    _validate(config)
+    _validate(config, profiled)
     minutes = config.train.watchdog_minutes
     with process_group(config.engine, minutes) as (rank, world):
         config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
@@ -98,7 +98,8 @@ def rehearse(config: RunConfig, data: Path, out: Path, heldout: Path | None = No
         memory = f"{sum(sizes.values()) / 2**30:.2f} GiB a process, {moment}"
     except ValueError as error:  # an engine that the planner does not count
         memory = f"not counted ({error})"
-    print("\n".join(run.opening(config, out, 0, loader, world, facts)))
+    start = max(map(saved_step, checkpoints_of(out)), default=0)
+    print("\n".join(run.opening(config, out, start, loader, world, facts)))
     print(
         f"  memory, by count: {memory}\n"
         f"  operations: {number(facts.flops)} FLOP a step, {number(facts.flops * config.train.steps)} in all\n"
@@ -106,10 +107,17 @@ def rehearse(config: RunConfig, data: Path, out: Path, heldout: Path | None = No
     )
 
 
-def _validate(config: RunConfig) -> None:
+def _validate(config: RunConfig, profiled: int) -> None:
     """Check `config` for the processes that were launched."""
+    wandb = not config.train.wandb or importlib.util.find_spec("wandb") is not None
     try:
         validate(config, int(rendezvous(os.environ).get("WORLD_SIZE", 1)))
+        refuse(
+            [
+                (profiled >= 0, f"--profile {profiled} is no number of steps: it must be at least 1, or 0 for none"),
+                (wandb, "train.wandb needs a package that is missing: pip install wandb, or leave it empty"),
+            ]
+        )
     except ValueError as error:  # which every rank finds alike
         raise SharedError(str(error)) from None
 

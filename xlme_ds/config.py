@@ -223,7 +223,7 @@ class TrainConfig:
     """A process in which no step, save or part of the start finishes for so long ends the run, and says where it stood;
     0: never."""
     wandb: str = ""
-    """Project of Weights & Biases that the records go to as well (`pip install "xlme-ds[wandb]"`); empty: none."""
+    """Project of Weights & Biases that the records go to as well (`pip install wandb`); empty: none."""
     audit: bool = False
     """Record in `audit/` which rows each step read, with checksums of their tokens; `python -m xlme_ds.audit` checks
     them."""

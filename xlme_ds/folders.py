@@ -16,6 +16,18 @@ _HOLDER = b"xlme_ds: "
 _NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
+def in_use(folder: Path) -> bool:
+    """Whether a process holds the lock of `folder`; nothing is written."""
+    try:
+        with open(folder / LOCK, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass  # there is none
+    return False
+
+
 def lock(folder: Path) -> Any:
     """Keep other processes out of `folder`, which is made where it is missing, until the returned file is closed.
 

@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         asked = command.run, command.data_folder, command.out, command.heldout
         if command.dry_run:
-            rehearse(*asked)
+            rehearse(*asked, profiled=command.profile)
         else:
             pretrain(*asked, stop, command.profile)
     except SharedError as error:  # no other: one that a single rank has is a fault of ours, and keeps its traceback

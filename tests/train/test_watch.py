@@ -27,6 +27,7 @@ from xlme_ds.api import pretrain, rehearse
 from xlme_ds.config import DataConfig, EngineConfig, RunConfig
 from xlme_ds.counting import flops_per_step
 from xlme_ds.engine.ranks import SharedError
+from xlme_ds.folders import LOCK, lock
 from xlme_ds.recipes import recipe
 
 STEPS, EVERY = 9, 3
@@ -124,6 +125,23 @@ def test_a_dry_run_finds_what_a_run_would(folder: Path, config: RunConfig, plain
             call(wrong, folder / "data", plain)
         said.append(str(caught.value))
     assert said[0] == said[1]
+
+
+def test_a_dry_run_of_a_run_that_is_there(
+    folder: Path, config: RunConfig, plain: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rehearse(config, folder / "data", plain)
+    assert f"resuming after step {STEPS} of {STEPS}" in capsys.readouterr().out
+    with lock(plain):
+        held = (plain / LOCK).read_bytes()
+        with pytest.raises(SharedError, match="another process is still working in"):
+            rehearse(config, folder / "data", plain)
+        assert (plain / LOCK).read_bytes() == held
+    for call in (rehearse, pretrain):
+        with pytest.raises(SharedError, match="--profile -1 is no number of steps"):
+            call(config, folder / "data", plain, profiled=-1)
+    with pytest.raises(SharedError, match=r"manifest\.json is no folder: choose another --out"):
+        rehearse(config, folder / "data", folder / "data/mono/manifest.json/run")
 
 
 BAR = """

@@ -125,7 +125,7 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         note = f"in {run.metrics[-1]['step']:,} steps" + (f"; {int(skipped[-1])} skipped" if len(skipped) else "")
         yield "Tokens seen", number(tokens[-1]), note
     if len(rate):
-        note = "median of the logged steps" + (f"; {number(median_high(flops))}FLOP/s" if len(flops) else "")
+        note = "median of the logged steps" + (f"; {number(median_high(flops) / 1e9)} GFLOP/s" if len(flops) else "")
         yield "Throughput", f"{number(median_high(rate))} tokens/s", note
     if len(rate) and len(rate) == len(tokens):
         spent = np.diff(tokens, prepend=0.0)

@@ -141,6 +141,7 @@ class Profile(Callback):
     def __init__(self, run: Path, steps: int, device: torch.device):
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
         self.folder, self.order = run / "profile", f"self_{device.type}_time_total"
+        self.written = False
         self.profiler = profile(
             activities=kinds,
             schedule=schedule(skip_first=2, wait=0, warmup=1, active=steps, repeat=1),
@@ -150,13 +151,19 @@ class Profile(Callback):
         self.profiler.start()
 
     def _write(self, found: profile) -> None:
-        with naming(self.folder):
-            self.folder.mkdir(exist_ok=True)
-            found.export_chrome_trace(str(self.folder / "trace.json.gz"))
-            table = found.key_averages().table(sort_by=self.order, row_limit=40, max_name_column_width=60)
-            with replacing(self.folder / "operations.txt") as file:
-                file.write(table.encode())
-        print(f"{self.folder}: operations.txt, and trace.json.gz for https://ui.perfetto.dev", flush=True)
+        trace, self.written = self.folder / "trace.json.gz", True
+        try:
+            with naming(self.folder):
+                self.folder.mkdir(exist_ok=True)
+                found.export_chrome_trace(str(trace.with_name(f".{trace.name}")))
+                trace.with_name(f".{trace.name}").replace(trace)
+                table = found.key_averages().table(sort_by=self.order, row_limit=40, max_name_column_width=60)
+                with replacing(self.folder / "operations.txt") as file:
+                    file.write(table.encode())
+        except OSError as error:
+            print(f"no profile: {in_words(error)}; training goes on", flush=True)
+        else:
+            print(f"{self.folder}: operations.txt, and trace.json.gz for https://ui.perfetto.dev", flush=True)
 
     @override
     def after_step(self, done: int, stats: StepStats) -> None:
@@ -165,6 +172,8 @@ class Profile(Callback):
     @override
     def close(self, done: int) -> None:
         self.profiler.stop()
+        if not self.written:
+            print("no profile: the run ended within the first four steps", flush=True)
 
 
 class Save(Callback):

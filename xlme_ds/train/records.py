@@ -1,7 +1,6 @@
 """The run's records, `metrics.jsonl`, `heldout.jsonl`, `faults.jsonl` and TensorBoard events, continued exactly on
 resume; which rows every step read; and what the terminal shows."""
 
-import importlib.util
 import json
 import math
 import resource
@@ -9,7 +8,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +137,6 @@ class Tracker:
 
     def __init__(self, project: str, run: Path, identity: str, settings: dict[str, Any]):
         """Raises ValueError with what to do when the service cannot be used."""
-        if importlib.util.find_spec("wandb") is None:
-            raise ValueError("train.wandb needs a package that is missing: pip install wandb, or leave it empty")
         import wandb
 
         try:
@@ -152,7 +149,7 @@ class Tracker:
                 config=settings,
                 settings=wandb.Settings(console="off"),
             )
-        except (wandb.Error, OSError) as error:
+        except Exception as error:  # the service's own, of any kind
             raise ValueError(
                 f"train.wandb {project}: {error}: log in with `wandb login`, or set WANDB_MODE=offline and send "
                 "the run later with `wandb sync`"
@@ -161,17 +158,20 @@ class Tracker:
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Numbers of a step; those of steps that the service has from before a restart are equal, and it drops them."""
-        if self.failed:
-            return
-        try:
-            self.run.log(dict(values), step=step)
-        except Exception as error:  # the service's own, of any kind
-            self.failed = True
-            print(f"wandb: {error}; nothing more goes there, training and its records go on", flush=True)
+        self._try(lambda: self.run.log(dict(values), step=step))
 
     def close(self) -> None:
         """Send what is held back."""
-        self.run.finish()
+        self._try(self.run.finish)
+
+    def _try(self, call: Callable[[], object]) -> None:
+        if self.failed:
+            return
+        try:
+            call()
+        except Exception as error:  # the service's own, of any kind
+            self.failed = True
+            print(f"wandb: {error}; nothing more goes there, training and its records go on", flush=True)
 
 
 def product_rate(device: torch.device, precision: str) -> float:

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import sys
 import uuid
 from collections.abc import Iterable, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 from ..config import RunConfig, Training, refuse
 from ..data.schema import read_json, write_json
-from ..folders import LOCK, lock
+from ..folders import LOCK, in_use, lock
 
 # Settings that do not shape the curve; a run may be resumed with others.
 _MAY_CHANGE = (
@@ -52,12 +53,25 @@ class RunFolder:
 
         Raises ValueError naming the setting that differs, or when another process works in the folder.
         """
-        if self.root and (self.writes or (self.path / LOCK).exists()):
+        if self.root and not self.writes:
+            self._look()
+        elif self.root:
             self._made = not self.path.exists()
             self._lock = lock(self.path)
         stored = self._stored()
         if stored is not None:
             self._require_same(f"{self.path} was started", stored["config"], config)
+
+    def _look(self) -> None:
+        """Raise what `lock` would, as far as can be seen."""
+        place = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
+        refuse(
+            [
+                (not in_use(self.path), f"another process is still working in {self.path}: wait for its end"),
+                (place.is_dir(), f"{place} is no folder: choose another --out"),
+                (os.access(place, os.W_OK), f"{place} cannot be written: choose another --out"),
+            ]
+        )
 
     def close(self) -> None:
         """Let other processes into the folder; the end of the process does the same."""
