@@ -139,7 +139,7 @@ def test_corpus_text_is_escaped(run: Path) -> None:
 def test_key_figures_come_from_the_input(run: Path) -> None:
     text = " ".join(Page(write_report(run).read_text(encoding="utf-8")).text.split())
     shown = ["0.660", "0.600", "6.04 nats", "unigram model 7.29", "5.52 nats", "unigram model 7.12"]
-    shown += ["40K", "in 40 steps; 3 skipped", "500 tokens/s", "250GFLOP/s", "1 min 20 s"]
+    shown += ["40K", "in 40 steps; 3 skipped", "500 tokens/s", "250 GFLOP/s", "1 min 20 s"]
     shown += ["1.23M", "embedding 700K", "2 processes", "model.width", "61.2%", "17.4", "51.2%", "43.8%", "77"]
     shown += ["80 candidates", "Chance is 1.25%", "Before training the best layer is 2, with 25%"]
     shown += ["After training the best layer is 1, with 47.5%"]

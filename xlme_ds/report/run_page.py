@@ -125,7 +125,7 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         note = f"in {run.metrics[-1]['step']:,} steps" + (f"; {int(skipped[-1])} skipped" if len(skipped) else "")
         yield "Tokens seen", number(tokens[-1]), note
     if len(rate):
-        note = "median of the logged steps" + (f"; {number(median_high(flops) / 1e9)} GFLOP/s" if len(flops) else "")
+        note = "median of the logged steps" + (f"; {_operations(median_high(flops))}" if len(flops) else "")
         yield "Throughput", f"{number(median_high(rate))} tokens/s", note
     if len(rate) and len(rate) == len(tokens):
         spent = np.diff(tokens, prepend=0.0)
@@ -264,3 +264,8 @@ def _direction(side: Sequence[Mapping[str, Any]]) -> str:
     """Right to left when most letters of the original text are."""
     classes = Counter(unicodedata.bidirectional(letter) for token in side for letter in token["original"])
     return "rtl" if classes["R"] + classes["AL"] > classes["L"] else "ltr"
+
+
+def _operations(rate: float) -> str:
+    """Operations a second: `89 GFLOP/s`, `1.23 TFLOP/s`."""
+    return f"{number(rate / 1e12)} TFLOP/s" if rate >= 1e12 else f"{number(rate / 1e9)} GFLOP/s"
