@@ -106,22 +106,11 @@ def train(
     if root:
         print("\n".join(opening(config, out, start, loader, engine.world, work)), flush=True)
     peak = engine.world * product_rate(engine.device, config.engine.precision)  # on all ranks at the same time
-    tracker = on_all_ranks(
-        lambda: (
-            Tracker(settings.wandb, out, saved.get("run") or out.name, asdict(config))
-            if root and settings.wandb
-            else None
-        )
-    )
-
     audited = None
     if settings.audit and isinstance(loader, Loader):  # other sources refuse the setting
         audited = audit_reads(out, loader, start, engine.rank, engine.world)
-    console = Console(settings.steps, start, (work.objective or {}).get("terms", ())) if root else None
-    facts = engine, config, out, start, saved, loader, work, peak, console, tracker
-    guard, callbacks = on_all_ranks(lambda: _callbacks(*facts))
-    if root and profiled:
-        callbacks.append(Profile(out, profiled, engine.device))
+    facts = engine, config, out, start, saved, loader, work, peak, profiled
+    guard, callbacks, shown = on_all_ranks(lambda: _callbacks(*facts))
     logs = [log for each in (guard, *callbacks) for log in each.logs]
     _tell_missing(logs, config, start, saved)
 
@@ -134,9 +123,8 @@ def train(
     if root and work.folders:
         callbacks.append(Show(out, settings, checkpoints))  # last: after the checkpoint that it is to show
     done = fit(engine, config, guard, callbacks, start, stop, watchdog)
-    for shown in (console, tracker):
-        if shown is not None:
-            shown.close()
+    for each in shown:
+        each.close()
     if guard.fault is not None:
         raise SharedError(f"{out}: {guard.fault}")
     if root and done < settings.steps:
@@ -220,20 +208,25 @@ def _callbacks(
     loader: BatchSource,
     work: RunFacts,
     peak: float,
-    console: Console | None,
-    tracker: Tracker | None,
-) -> tuple[Guard, list[Callback]]:
-    """The guard, and what writes down how the run goes; the root has the `console` and the files. Raises OSError when
-    these cannot be written."""
-    faults = StepLines(out, "faults", start) if console is not None else None
-    guard = Guard(config.train, saved.get("guard", {}), loader.rows_of, faults)
+    profiled: int,
+) -> tuple[Guard, list[Callback], list[Console | Tracker]]:
+    """The guard, what writes down how the run goes, and what is to be closed after it; the root has the console and
+    the files. Raises OSError when these cannot be written."""
+    root, settings = engine.rank == 0, config.train
+    guard = Guard(settings, saved.get("guard", {}), loader.rows_of, StepLines(out, "faults", start) if root else None)
     callbacks: list[Callback] = []
-    if console is not None:
+    console, tracker = None, None
+    if root:
+        if settings.wandb:
+            tracker = Tracker(settings.wandb, out, saved.get("run") or out.name, asdict(config))
+        console = Console(settings.steps, start, (work.objective or {}).get("terms", ()))
         shown = console.step, lambda: guard.skipped
         callbacks.append(Record(out, config, start, engine, work.flops, peak, *shown, tracker))
     if work.evaluation is not None:
-        callbacks.append(Evaluate(out, engine, config.train, start, work.evaluation, console, tracker))
-    return guard, callbacks
+        callbacks.append(Evaluate(out, engine, settings, start, work.evaluation, console, tracker))
+    if root and profiled:
+        callbacks.append(Profile(out, profiled, engine.device))
+    return guard, callbacks, [each for each in (console, tracker) if each is not None]
 
 
 def _resume(
