@@ -230,7 +230,9 @@ def test_the_command_line_names_its_stages(data_prep: Run) -> None:
     assert "there is no stage 'encod'" in done.stderr
     done = data_prep("encode", "--help")
     assert done.returncode == 0
-    assert "Local processes; the output is the same for any number" in " ".join(done.stdout.replace("│", " ").split())
+    assert "Worker processes on this machine; the output is the same for any number" in " ".join(
+        done.stdout.replace("│", " ").split()
+    )
 
 
 LINES = st.one_of(

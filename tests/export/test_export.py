@@ -386,10 +386,10 @@ def test_the_guides_commands(
     XLMRobertaModel(config).save_pretrained(tmp_path / "xlm-roberta-base")
     shutil.copy(vocabulary.path, tmp_path / "xlm-roberta-base" / "sentencepiece.bpe.model")
     monkeypatch.chdir(tmp_path)
-    subprocess.run(export.replace("python", sys.executable, 1), shell=True, env=environment(), check=True)
+    subprocess.run(export.replace("xlme", f"{sys.executable} -m xlme_ds", 1), shell=True, env=environment(), check=True)
     program, *arguments = shlex.split(imported, comments=True)
-    assert [program, *arguments[:2]] == ["python", "-m", "xlme_ds.export"]
-    main(arguments[2:])
+    assert [program, arguments[0]] == ["xlme", "export"]
+    main(arguments[1:])
     names: dict[str, Any] = {}
     exec(code, names)
     assert load_encoder(names["folder"]).encoder.cfg.discriminator_layers == 2

@@ -53,7 +53,7 @@ def test_it_shows_itself(tmp_path: Path) -> None:
     terminal = run("xlme_ds.pretrain", *settings, "--data", data, "--heldout", data, "--out", out)
     last = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])
     assert last["loss"] == pytest.approx(last["toy_near"] + last["toy_far"] / 2)
-    assert f"toy_near: {TITLES[0]} (nats a token), mono" in terminal and f"toy_far: {TITLES[1]}" in terminal
+    assert f"toy_near: {TITLES[0]} (nats a token)" in terminal and f"toy_far: {TITLES[1]}" in terminal
     assert f"toy_near {last['toy_near']:.3f}  toy_far {last['toy_far']:.3f}" in terminal
     page = (tmp_path / "run/report.html").read_text()
     assert all(f"<figcaption>{title} (nats a token)" in page for title in TITLES) and "a toy of the tests" in page

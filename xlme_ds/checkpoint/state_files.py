@@ -19,8 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.schema import read_json
-
 MOMENTS = ("exp_avg", "exp_avg_sq")
 KINDS = ("fp32", *MOMENTS)
 COMPLETE = "complete.json"
@@ -248,7 +246,7 @@ def _listed(folder: Path) -> dict[str, tuple[int, int]]:
     """Bytes and CRC-32 of every file of a checkpoint, by name."""
     path = folder / COMPLETE
     try:
-        files = {name: (entry["bytes"], entry["crc32"]) for name, entry in sorted(read_json(path, dict).items())}
+        files = {name: (entry["bytes"], entry["crc32"]) for name, entry in sorted(_json(path).items())}
     except (KeyError, TypeError):
         raise ValueError(f"{path} is damaged: resume from another checkpoint") from None
     # A checkpoint from elsewhere reaches into no other folder.
@@ -279,7 +277,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     """What a checkpoint says of itself: `step`, `world` (processes that saved it), `probe`, data fingerprints; since
     there are any, `run` (which one saved it) and its `settings`."""
     try:
-        state: dict[str, Any] = read_json(folder / STATE, dict)
+        state: dict[str, Any] = _json(folder / STATE)
         int(state["step"]), int(state["world"]), float(state["probe"])
         for name in ("settings", "records", "guard"):
             if not isinstance(state.get(name, {}), dict):
@@ -287,3 +285,10 @@ def read_state(folder: Path) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise ValueError(f"{folder / STATE} is damaged ({error!r}): resume from another checkpoint") from None
     return state
+
+
+def _json(path: Path) -> dict[str, Any]:
+    from ..data.schema import read_json  # here: a step runs where there is no pyarrow
+
+    value: dict[str, Any] = read_json(path, dict)
+    return value

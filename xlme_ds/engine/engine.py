@@ -10,17 +10,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ..checkpoint.state_files import KINDS, MOMENTS, StateReader, StateWriter
 from ..data.batch import Batch
-from ..data.loader import Loader
 from ..objectives.protocol import BatchSource, Objective, Pretraining
 from .optimizer import set_learning_rate
 from .ranks import gather, on_all_ranks, raise_on_all_ranks
+
+if TYPE_CHECKING:  # this file runs where there is no pyarrow
+    from ..data.loader import Loader
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Engine:
         module: nn.Module,
         objective: Objective,
         loader: BatchSource,
-        heldout: Loader | None,
+        heldout: "Loader | None",
         device: torch.device,
         optimizer: Any,
         clip: float = math.inf,

@@ -150,8 +150,9 @@ def opening(config: Training, out: Path, start: int, loader: BatchSource, world:
     objective = work.objective or {"terms": (), "description": ""}
     if objective["description"]:
         lines.append(f"  objective: {objective['description']}")
-    for title, names in groupby(objective["terms"], lambda name: objective["quantities"][name]["title"]):
-        lines.append(f"  {', '.join(names)}: {title[0].lower()}{title[1:]}, in nats a token")
+    words = {name: objective["quantities"][name] for name in objective["terms"]}
+    for (title, unit), names in groupby(words, lambda name: (words[name]["title"], words[name]["unit"])):
+        lines.append(f"  {', '.join(names)}: {title} ({unit})")
     if config.name in RECIPES:
         usual, now = (flatten(asdict(one)) for one in (recipe(config.name), config))
         other = [key for key in now if now[key] != usual.get(key) and key != "engine.precision"]
