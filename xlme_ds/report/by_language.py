@@ -90,10 +90,13 @@ def _charts(
 ) -> dict[str, Any]:
     """Loss less the unigram model's over steps, as SVG points in a box of 100 by 50, all on the same axes.
 
-    Languages are in the order of their best task: of the first task, then those that only the second has.
+    Languages are in the order of their gain in the first task, or in the second where they have that alone.
     """
     gains = {task: {row["code"]: row["gain"] for row in table["rows"]} for task, table in tables.items()}
-    order = dict.fromkeys(code for of_task in gains.values() for code, gain in of_task.items() if gain is not None)
+    ranked: dict[str, float] = {}
+    for of_task in gains.values():
+        ranked = {code: gain for code, gain in of_task.items() if gain is not None} | ranked
+    order = sorted(ranked, key=lambda code: (-ranked[code], code))
     curves = {
         code: {
             task: [
