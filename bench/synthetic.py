@@ -6,6 +6,7 @@ from xlme_ds.config import RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.collate import collate
 from xlme_ds.data.order import plan_step
+from xlme_ds.data.pseudo_parallel import PseudoSides
 from xlme_ds.data.rows import BOS, EOS, PAD, UNK, Rows
 
 
@@ -31,25 +32,30 @@ def synthetic_rows(rng: np.random.Generator, count: int, row_tokens: int, vocabu
     return Rows(tokens, items, np.array(lengths, dtype=np.int64), languages)
 
 
-def synthetic_batch(rows: tuple[int, int], row_tokens: int, vocabulary: int, seed: int = 0) -> Batch:
-    """A micro-batch with `rows` of each task, corrupted as in training."""
+def synthetic_batch(
+    rows: tuple[int, int], row_tokens: int, vocabulary: int, seed: int = 0, pseudo_fractions: tuple[float, ...] = ()
+) -> Batch:
+    """A micro-batch with `rows` of each task, corrupted as in training; `pseudo_fractions` as in `PseudoSides`."""
     rng = np.random.default_rng(seed)
     parts = [
         (task, synthetic_rows(rng, count, row_tokens, vocabulary, pairs=task == 1), np.arange(count))
         for task, count in enumerate(rows)
+        if count
     ]
-    return collate(parts, seed, mask_fraction=0.15)
+    make = PseudoSides(pseudo_fractions, languages=1).collate if pseudo_fractions else collate
+    return make(parts, seed, mask_fraction=0.15)
 
 
 class SyntheticSource:
-    """Micro-batches for every step of `run` on one process, the same in each; a `BatchSource`."""
+    """Micro-batches of one process for every step of `run`, the same in each; a `BatchSource`."""
 
-    def __init__(self, run: RunConfig, row_tokens: int):
-        self.plan = plan_step(run.data, world=1)
+    def __init__(self, run: RunConfig, row_tokens: int, world: int = 1):
+        self.plan = plan_step(run.data, world)
         self.row_tokens = row_tokens
         rows = self.plan.micro[0], self.plan.micro[1]
         self.batches = [
-            synthetic_batch(rows, row_tokens, run.model.vocabulary, seed) for seed in range(self.plan.accumulation)
+            synthetic_batch(rows, row_tokens, run.model.vocabulary, seed, run.objective.pseudo_fractions)
+            for seed in range(self.plan.accumulation)
         ]
 
     def step(self, step: int) -> list[Batch]:

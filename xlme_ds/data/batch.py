@@ -24,14 +24,17 @@ class Batch(NamedTuple):
     masked_M: Tensor  # masked positions, as indices into the flattened tokens, ascending
     # Float32 in [0, 1): the generator's sample at each masked position is the inverse CDF at this value.
     uniforms_M: Tensor
+    # Places that the model fills before it trains, as indices into the flattened tokens, ascending [P]; mostly none.
+    open_P: Tensor = torch.empty(0, dtype=torch.int64)
 
     def task_of_masked(self) -> Tensor:
         """Task of every masked position, [M]."""
         return self.task_B[self.masked_M // self.tokens_BT.shape[1]]
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch on `device`."""
-        return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))
+        """The same batch on `device`; on a GPU by pinned memory, from which the host need not wait for the copy."""
+        pinned = (tensor.pin_memory() for tensor in self) if device.type == "cuda" else self
+        return Batch(*(tensor.to(device, non_blocking=True) for tensor in pinned))
 
 
 def sum_by_language(

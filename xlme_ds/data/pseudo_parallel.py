@@ -32,9 +32,11 @@ class PseudoSides:
         opened, languages_B = self.append(rows, numbers, seed)
         batch = collate([(task, opened, numbers)], seed, mask_fraction)
         inside_BT = batch.segments_BT > 0
-        second_BT = ((batch.tokens_BT == PAD) & inside_BT).cummax(1).values & inside_BT
+        open_BT = (batch.tokens_BT == PAD) & inside_BT
+        second_BT = open_BT.cummax(1).values & inside_BT
         languages_BT = torch.where(second_BT, torch.from_numpy(languages_B)[:, None], batch.languages_BT)
-        return batch._replace(sides_BT=second_BT.long(), languages_BT=languages_BT)
+        open_P = open_BT.flatten().nonzero().squeeze(1)  # found here: on a GPU the host would wait for their number
+        return batch._replace(sides_BT=second_BT.long(), languages_BT=languages_BT, open_P=open_P)
 
     def append(self, rows: Rows, numbers: np.ndarray, seed: int) -> tuple[Rows, np.ndarray]:
         """The rows with their places, and the language of each row's, int64 [B].

@@ -113,7 +113,8 @@ class Engine:
         self._counting = True
         self._norm_limit = math.inf
         self._applied: bool | None = None  # None: not decided yet, or left out by DeepSpeed itself
-        self._weights = objective.weights.to(device).float()  # of the terms, in a step over their counts
+        self._of_terms = objective.weights.to(device)
+        self._weights = self._of_terms.float()  # of the terms, in a step over their counts
         self._detailed = False
         self._languages = 0  # that sums are wanted by
         self._gathered: list[tuple[Tensor, ...]] = []  # sums, statistics, sums by language; by micro-batch
@@ -163,7 +164,7 @@ class Engine:
         self._norm_limit, self._applied, self._detailed = norm_limit, None, detailed
         self._losses.clear()
         batches, counts = self._read(step)
-        self._weights = (self.objective.weights.to(self.device) / counts.clamp(min=1)).float()
+        self._weights = (self._of_terms / counts.clamp(min=1)).float()
         set_learning_rate(self.optimizer, learning_rate)
         norm = self._take_step(batches)
         metrics = self.objective.summarise(**self._totals(counts)) if detailed else {}
@@ -181,7 +182,7 @@ class Engine:
         except (ValueError, OSError) as failure:
             error = failure
         self.seconds_reading += time.perf_counter() - begun
-        failed = torch.tensor([float(error is not None)], dtype=torch.float64, device=self.device)
+        failed = torch.full((1,), float(error is not None), dtype=torch.float64, device=self.device)
         reduced = self._reduce(torch.cat([self._own_counts(batches), failed]))
         if reduced[-1] > 0:
             raise_on_all_ranks(error)

@@ -144,7 +144,8 @@ class TaskBatch(NamedTuple):
 
     def to(self, device: torch.device) -> "TaskBatch":
         """The same batch on `device`."""
-        return TaskBatch(*(tensor.to(device, non_blocking=True) for tensor in self))
+        pinned = (tensor.pin_memory() for tensor in self) if device.type == "cuda" else self
+        return TaskBatch(*(tensor.to(device, non_blocking=True) for tensor in pinned))
 
 
 def collate_features(features: Sequence[Feature], kind: Kind, keys: Sequence[int] = ()) -> TaskBatch:

@@ -208,7 +208,8 @@ class MaskedLanguageModelHead(nn.Module):
         bias_V: Tensor = self.bias
         if ordinary:
             bias_V = bias_V.detach().clone()
-            bias_V[: UNK + 1] = bias_V[-1] = _NEVER
+            for never in (bias_V[: UNK + 1], bias_V[-1]):
+                never.fill_(_NEVER)  # assigned, the number would be copied to a GPU, for which the host waits
         if self.dense is not None and self.norm is not None:
             hidden_MD = self.norm(F.gelu(self.dense(hidden_MD)))
         return masked_softmax(hidden_MD, table(), bias_V, targets_M, uniforms_M, self.chunk)

@@ -49,10 +49,9 @@ def _open(batch: Batch) -> Tensor:
 def first_pass(batch: Batch) -> Batch:
     """What the model reads to fill the open places: they are the masked ones, in ascending order, all of them
     `<mask>`."""
-    places_P = _open(batch).flatten().nonzero().squeeze(1)
     # Above every share that is not `<mask>`.
-    always = torch.ones(len(places_P), dtype=torch.float32, device=places_P.device)
-    return batch._replace(masked_M=places_P, uniforms_M=always)
+    always = torch.ones(len(batch.open_P), dtype=torch.float32, device=batch.open_P.device)
+    return batch._replace(masked_M=batch.open_P, uniforms_M=always)
 
 
 def second_pass(batch: Batch, first: Batch, predicted_P: Tensor) -> Batch:
@@ -64,7 +63,7 @@ def second_pass(batch: Batch, first: Batch, predicted_P: Tensor) -> Batch:
     that nobody predicts.
     """
     tokens = batch.tokens_BT.flatten().index_copy(0, first.masked_M, predicted_P)
-    return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT))
+    return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), open_P=batch.open_P[:0])
 
 
 class BackTranslationModel(LanguageModel):

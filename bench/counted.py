@@ -1,0 +1,285 @@
+"""Every operation of a step on fake tensors: its kernels, the bytes that it reads and writes, its operations, and the
+time that these take at least on a GPU.
+
+A dispatch mode sees each call of an operator below autograd, with the shapes of all tensors. An operator counts as one
+kernel that reads its inputs and writes its outputs once, but for the exceptions in the tables here. Time is the
+largest of bytes over the rate of memory, operations over the rate of their kind, and the floor of a launch.
+
+What this cannot know: how well a kernel uses the GPU (the rates are those of good ones), what stays in the cache
+between two kernels, whether the host can launch as fast as the GPU computes, and what other processes cost.
+"""
+
+import re
+import traceback
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import flop_registry
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What kernels of one GPU reach: operations and bytes a second, and the seconds of the smallest kernel."""
+
+    products: float  # of bf16 matrices, as cuBLAS multiplies large ones
+    single: float  # of float32 matrices
+    attention: float  # of an attention kernel's products
+    memory: float
+    floor: float
+    peak: float  # dense bf16 peak of the data sheet
+    source: str
+
+
+# Products and memory of H100 and H200 are what large products and copies were seen to reach, less a tenth (790 TFLOP/s
+# and 4.3 TB/s on an H200, 3.0 TB/s on an H100); those of the A100 are the same shares of its data sheet. Attention and
+# floor are assumed.
+GPUS = {
+    "h200": Rates(700e12, 50e12, 300e12, 4.0e12, 3e-6, 989e12, "data sheet: 989 TFLOP/s, float32 67, 4.8 TB/s"),
+    "h100": Rates(700e12, 50e12, 300e12, 2.7e12, 3e-6, 989e12, "data sheet: 989 TFLOP/s, float32 67, 3.35 TB/s"),
+    "a100": Rates(220e12, 15e12, 100e12, 1.65e12, 3e-6, 312e12, "data sheet: 312 TFLOP/s, float32 19.5, 2.0 TB/s"),
+}
+
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
+_ATTENTION = {"_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward"}
+# Operators that read of their first input no more than they write, or write no more than they are given.
+_GATHERS = {"embedding", "index", "index_select", "gather"}
+_SCATTERS = {"index_put_", "index_put", "index_add_", "scatter_add_", "index_copy_", "scatter_", "index_fill_"}
+_OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_"}
+_NONE = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "lift_fresh",
+    "_unsafe_view",
+    "detach",
+}
+_NONE |= {"_reshape_alias", "alias", "is_pinned", "_pin_memory", "split_with_sizes", "unbind", "record_stream"}
+# Kernels of operators that take several (torch 2.13, native/cuda).
+_KERNELS = {
+    "embedding_dense_backward": 8,  # a sort by id, then sums of equal ones
+    "native_layer_norm_backward": 3,
+    "cumsum": 2,
+    "cummax": 2,
+    "cummin": 2,
+    "sort": 6,
+    "searchsorted": 1,
+    "index_put": 8,
+    "index_put_": 8,
+    "_unique2": 12,
+    "unique_dim": 12,
+    "nonzero": 4,
+    "argmax": 1,
+}
+_WAITS = {"nonzero", "_unique2", "unique_dim", "masked_select", "bincount", "is_nonzero", "equal"}
+_IN_A_LIST = 50  # tensors that one kernel of a `_foreach_` operator takes
+
+
+@dataclass
+class Operation:
+    """One operator call: `part` of the model, and which pass."""
+
+    name: str
+    part: str
+    kernels: int
+    bytes: float
+    flops: float
+    seconds: float
+
+
+# Of our own operators: (FLOPs, bytes, kernels, the kind of the rate), from their arguments and outputs.
+Formula = Callable[[Sequence[Any], Any], tuple[float, float, int, str]]
+
+
+class Counter(TorchDispatchMode):
+    """Counts what runs inside, by the module that runs, or whose backward pass does.
+
+    An operation of the backward pass belongs to the module that ran when its node was made: nodes are numbered.
+    """
+
+    def __init__(self, rates: Rates, formulas: dict[str, Formula], part: Callable[[str], str]):
+        super().__init__()
+        self.rates, self.formulas, self.part = rates, formulas, part
+        self.operations: list[Operation] = []
+        self.waits: dict[str, int] = defaultdict(int)  # times that the host waits for the GPU, by reason
+        self.sent: dict[str, float] = defaultdict(float)  # bytes handed to a collective, by its name
+        self.phase = ""  # "" inside forward and backward passes
+        self.names: dict[nn.Module, str] = {}
+        self._running: list[str] = []
+        self._nodes: list[tuple[int, str]] = []  # up to which number the nodes since the last one are a module's
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> "Counter":
+        def begin(module: nn.Module, given: Any) -> None:
+            self._mark()
+            self._running.append(self.names.get(module, ""))
+
+        def end(module: nn.Module, given: Any, output: Any) -> None:
+            self._mark()
+            self._running.pop()
+
+        self._hooks = [register_module_forward_pre_hook(begin), register_module_forward_hook(end, always_call=True)]
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
+
+    def forget(self) -> None:
+        """Count from here."""
+        for counted in (self.operations, self.waits, self.sent, self._nodes):
+            counted.clear()
+
+    def wait(self, reason: str) -> None:
+        """Note that the host waited, and at which line of ours or of DeepSpeed's."""
+        frames = [frame for frame in traceback.extract_stack() if re.search(r"/(xlme_ds|deepspeed)/", frame.filename)]
+        place = "/".join(frames[-1].filename.split("/")[-2:]) + f":{frames[-1].lineno}" if frames else "?"
+        self.waits[f"{self.phase or 'passes'}: {reason}, {place}"] += 1
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        name = func._schema.name.removeprefix("aten::")
+        if name == "_local_scalar_dense":
+            if args[0].is_cuda:
+                self.wait("a number read")
+            return False if args[0].dtype == torch.bool else 0.0 if args[0].is_floating_point() else 0  # no flag set
+        if name == "_pin_memory":
+            return args[0].clone()
+        out = func(*args, **(kwargs or {}))
+        self._count(name, func, args, kwargs or {}, out)
+        return out
+
+    def _count(self, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+        inputs, outputs = list(_tensors((args, kwargs))), list(_tensors(out))
+        if not any(tensor.is_cuda for tensor in (*inputs, *outputs)):
+            return
+        if name.startswith("c10d::"):
+            self.sent[name.removeprefix("c10d::").strip("_")] += sum(map(_bytes, inputs))
+            return
+        if name in _WAITS:
+            self.wait(name)
+        between = name in ("_to_copy", "copy_") and any(not tensor.is_cuda for tensor in (*inputs, *outputs))
+        if between and not (kwargs.get("non_blocking") or (name == "copy_" and args[2:] == (True,))):
+            self.wait("a copy between host and GPU")
+        if func.is_view or name in _NONE or name.startswith("prim::"):
+            return
+        part = self.phase or self.part(self._module())
+        if name in self.formulas:
+            flops, moved, kernels, kind = self.formulas[name](args, out)
+        else:
+            flops, kind = self._flops(func, name, args, kwargs, out)
+            moved, kernels = _moved(name, func, args, kwargs, inputs, outputs), _KERNELS.get(name, 1)
+            if name.startswith("_foreach") or name == "_fused_adamw_":
+                kernels = max(1, len(args[0]) // _IN_A_LIST)
+        rate = getattr(self.rates, kind)
+        seconds = max(moved / self.rates.memory, flops / rate, self.rates.floor * kernels)
+        self.operations.append(Operation(name, part, kernels, moved, flops, seconds))
+
+    def _module(self) -> str:
+        """The name of the module that runs, forward, again in a checkpoint, or backward."""
+        node = torch._C._current_autograd_node()
+        if node is not None and not self._running:
+            place = bisect_right(self._nodes, node._sequence_nr(), key=lambda each: each[0])
+            return self._nodes[place][1] if place < len(self._nodes) else ""
+        return self._running[-1] if self._running else ""
+
+    def _mark(self) -> None:
+        self._nodes.append((torch.autograd._get_sequence_nr(), self._running[-1] if self._running else ""))
+
+    def _flops(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> tuple[float, str]:
+        counted = flop_registry.get(func._overloadpacket)
+        if counted is None:
+            return 0.0, "products"
+        kwargs = {key: value for key, value in kwargs.items() if key not in ("out", "out_dtype")}
+        if name in _PRODUCTS:
+            args = [each for each in args if not isinstance(each, torch.dtype)]
+        kind = "attention" if name in _ATTENTION else "single" if args[-1].dtype == torch.float32 else "products"
+        return float(counted(*args, **kwargs, out_val=out)), kind
+
+
+def _moved(
+    name: str,
+    func: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+) -> float:
+    """Bytes that an operator reads and writes."""
+    written = [
+        tensor
+        for spec, value in [*zip(func._schema.arguments, args, strict=False)]
+        + [(spec, kwargs[spec.name]) for spec in func._schema.arguments if spec.name in kwargs]
+        if spec.alias_info is not None and spec.alias_info.is_write
+        for tensor in _tensors(value)
+    ]
+    fresh = [tensor for tensor in outputs if not any(tensor is other for other in written)]
+    wrote = sum(map(_bytes, fresh)) + sum(map(_bytes, written))
+    if name in _GATHERS:
+        return 2 * wrote + sum(map(_bytes, inputs[1:]))
+    if name in _SCATTERS:
+        whole = 2 * _bytes(inputs[0]) if not written else 0.0  # a copy is made first
+        return whole + 3 * sum(map(_bytes, inputs[1:]))
+    if name == "embedding_dense_backward":
+        return 3 * _bytes(inputs[0]) + _bytes(outputs[0]) + 8 * _bytes(inputs[1])
+    overwritten = written if name in _OVERWRITES or func._schema.overload_name == "out" else []
+    read = sum(_bytes(tensor) for tensor in inputs if not any(tensor is other for other in overwritten))
+    return (wrote + read) * (2 if name.startswith("cum") else 1)
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor))
+
+
+def _bytes(tensor: Tensor) -> float:
+    """What is really there of it: a dimension that was expanded holds one."""
+    numbers = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        numbers *= int(size) if stride else min(int(size), 1)
+    return float(numbers * tensor.element_size())
+
+
+@dataclass
+class Part:
+    """Sums over the operations of a part."""
+
+    kernels: int = 0
+    gigabytes: float = 0.0
+    tflops: float = 0.0
+    ms: float = 0.0
+
+    def add(self, operation: Operation) -> None:
+        """One more."""
+        self.kernels += operation.kernels
+        self.gigabytes += operation.bytes / 1e9
+        self.tflops += operation.flops / 1e12
+        self.ms += operation.seconds * 1e3
+
+
+@dataclass
+class Totals:
+    """Sums by part of the model and by operator, and of all."""
+
+    by_part: dict[str, Part] = field(default_factory=lambda: defaultdict(Part))
+    by_operator: dict[str, Part] = field(default_factory=lambda: defaultdict(Part))
+    all: Part = field(default_factory=Part)
+
+    @classmethod
+    def of(cls, operations: Sequence[Operation]) -> "Totals":
+        """The sums of `operations`."""
+        totals = cls()
+        for operation in operations:
+            for part in (totals.by_part[operation.part], totals.by_operator[operation.name], totals.all):
+                part.add(operation)
+        return totals

@@ -1,0 +1,51 @@
+"""Fake tensors on the device cuda, with a CPU build of torch: import this before torch.
+
+A CPU build has no guard and no hooks for that device; fake_cuda.cpp registers ones that do nothing. It is compiled
+with g++ at first use, once for a version of torch. A build of torch that has CUDA needs none of it, nor a GPU.
+"""
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+
+
+def _compiled(torch: Path) -> Path:
+    version = importlib.metadata.version("torch")
+    library = Path(tempfile.gettempdir()) / f"xlme_ds-{os.getuid()}" / f"fake_cuda-{version}-{_changed()}.so"
+    if not library.exists():
+        library.parent.mkdir(mode=0o700, exist_ok=True)
+        partial = library.with_suffix(f".{os.getpid()}")
+        include, linked = torch / "include", torch / "lib"
+        words = ["-std=c++20", "-shared", "-fPIC", "-O1", f"-I{include}", f"-I{include}/torch/csrc/api/include"]
+        command = ["g++", *words, str(SOURCE), "-o", str(partial), f"-L{linked}", "-lc10", "-ltorch_cpu"]
+        subprocess.run(command, check=True)
+        partial.rename(library)
+    return library
+
+
+def _changed() -> int:
+    return int(SOURCE.stat().st_mtime)
+
+
+def _load() -> None:
+    assert "torch" not in sys.modules, "torch looks for hooks once, when it is loaded: import bench.fake_cuda first"
+    found = importlib.util.find_spec("torch")
+    assert found is not None and found.origin is not None
+    torch = Path(found.origin).parent
+    if (torch / "lib" / "libtorch_cuda.so").exists():
+        return
+    library = _compiled(torch)
+    for pattern in ("libgomp*", "libc10.so", "libtorch_cpu.so"):
+        for needed in sorted((torch / "lib").glob(pattern)):
+            ctypes.CDLL(str(needed), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(library))
+
+
+_load()

@@ -1,0 +1,282 @@
+"""A training step counted without a GPU: the kernels of the real engine on fake tensors, and the time that their bytes
+and operations take at least.
+
+    python -m bench.roofline [--recipe base_zero1] [--gpu h200] [--gpus 1] [--json] [--section.key value ...]
+
+The step is DeepSpeed's, of one process of `--gpus`, on `data.micro_batch` synthetic rows of each task.
+`bench/counted.py` says how it is counted and what that cannot know. Needs g++ where torch is a build for the CPU, and
+the package triton for the Triton kernels.
+"""
+
+import bench.fake_cuda  # noqa: F401  # isort: skip  # before torch
+
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Annotated, Any
+
+os.environ |= {"DS_ACCELERATOR": "cpu"} | dict.fromkeys(("RANK", "LOCAL_RANK"), "0")
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import tyro
+from deepspeed.accelerator import set_accelerator
+from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+from deepspeed.runtime.zero import partitioned_param_coordinator
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.overrides import TorchFunctionMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from bench.counted import GPUS, Counter, Formula, Totals
+from bench.synthetic import SyntheticSource
+from xlme_ds.cli import fail, parse, program
+from xlme_ds.config import RunConfig
+from xlme_ds.counting import flops_per_step
+from xlme_ds.engine.build import assemble
+from xlme_ds.engine.engine import Engine
+from xlme_ds.models.attention import item_bounds
+from xlme_ds.models.attention_triton import TILES
+from xlme_ds.objectives import objective_of
+from xlme_ds.validate import validate
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of the command."""
+
+    run: Annotated[RunConfig, tyro.conf.arg(name="")]
+    gpu: str = "h200"
+    """One of h200, h100, a100: whose rates the time follows from."""
+    gpus: int = 1
+    """Processes of the run; one of them is counted, and what it sends is reported by bytes, not as time."""
+    micro_batches: int = 1
+    """Micro-batches of a step."""
+    operators: bool = False
+    """Also list the operators, the slowest first."""
+    json: bool = False
+    """Print the figures as JSON."""
+
+
+class _Gpu(CPU_Accelerator):
+    """What DeepSpeed asks of a GPU before and in a step, none being there."""
+
+    waited = staticmethod(lambda: None)
+
+    def device_name(self, device_index: int | None = None) -> str:
+        return "cuda"
+
+    def current_device_name(self) -> str:
+        return "cuda:0"
+
+    def current_device(self) -> int:
+        return 0
+
+    def device(self, device_index: int | None = None) -> torch.device:
+        return torch.device("cuda", 0)
+
+    def communication_backend_name(self) -> str:
+        return "fake"
+
+    def is_bf16_supported(self) -> bool:
+        return True
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        self.waited()
+
+
+class _EfficientAttention(TorchFunctionMode):
+    """torch chooses the kernel by the device that is there: here the one that it takes on a GPU where a bias has a
+    gradient."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return torch.ops.aten._scaled_dot_product_efficient_attention(*args[:3], kwargs.get("attn_mask"), True)[0]
+        return func(*args, **kwargs)
+
+
+def _unchanged(module: nn.Module, convert: Any, recurse: bool = True) -> nn.Module:
+    """In place of `nn.Module._apply`, which cannot replace fake parameters: they have type and device already."""
+    for parameter in module.parameters():
+        assert convert(parameter) is parameter
+    return module
+
+
+def _fill(model: nn.Module, whole: Any) -> None:
+    """Weights as DeepSpeed would make them."""
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and whole is None:  # ZeRO-3 has made its own
+                values = torch.empty(parameter.shape, device="cuda", dtype=torch.bfloat16)
+                module._parameters[name] = nn.Parameter(values)
+
+
+def _part(module: str) -> str:
+    """The part of the model that a module belongs to."""
+    found = re.match(r"(generator|discriminator|encoder)\b(\.layers\.\d+\.(attention|up|down)\b)?", module)
+    if found is None:
+        return module.split(".")[0].replace("_", " ") or "tables, losses, sums of gradients"
+    inside = {"attention": "attention", "up": "feed-forward", "down": "feed-forward"}.get(found[3] or "", "rest")
+    return f"{found[1]}: {inside}"
+
+
+def _attention(share: float, backward: bool, args: Any, out: Any) -> tuple[float, float, int, str]:
+    """`share` of the pairs of a query and a key lie in tiles that are computed: of two products forward, of seven
+    backward, by two kernels that both read q, k, v and the output's gradient."""
+    rows, heads, tokens, size = args[0].shape
+    products = (7 if backward else 2) * 2.0 * rows * heads * tokens**2 * size * share
+    one = 2.0 * args[0].numel()
+    return products, (12 if backward else 4) * one, 2 if backward else 1, "attention"
+
+
+def formulas(batch: Any) -> dict[str, Formula]:
+    """Of our own operators, on rows as in `batch`."""
+    tile = TILES[2]
+    first_BT, end_BT = item_bounds(batch.segments_BT)
+    tokens = first_BT.shape[1]
+    starts = torch.arange(0, tokens, tile)
+    low = first_BT[:, starts] // tile
+    high = -(-end_BT[:, (starts + tile - 1).clamp(max=tokens - 1)] // tile)
+    share = float((high - low).sum()) / (len(first_BT) * len(starts) ** 2)
+    return {
+        "xlme_ds::attend": partial(_attention, share, False),
+        "xlme_ds::attend_backward": partial(_attention, share, True),
+        # SplitMix64 in torch's integer operations, each reading and writing all of its words.
+        "xlme_ds::derive": lambda args, out: (0.0, 0.0, 12, "products"),
+        "xlme_ds::dropped": lambda args, out: (0.0, 26 * 2.0 * out.numel(), 13, "products"),
+    }
+
+
+@contextlib.contextmanager
+def _pretended(gpus: int) -> Iterator[None]:
+    """A GPU and `gpus` processes for DeepSpeed and torch; for the rest of the process."""
+    os.environ |= {"WORLD_SIZE": str(gpus), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    set_accelerator(_Gpu())
+    partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda numbers: None  # there are no others
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)  # type: ignore[assignment]
+    nn.Module._apply = _unchanged  # type: ignore[assignment, method-assign]
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=gpus)
+    try:
+        with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True), _EfficientAttention():
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+def count(settings: Settings) -> tuple[Counter, RunConfig]:
+    """The operations of one step, after one that makes the optimizer's state."""
+    run, gpus = settings.run, settings.gpus
+    rows = run.data.micro_batch * settings.micro_batches * gpus
+    data = replace(run.data, mono_rows=rows * (run.data.mono_rows > 0), para_rows=rows * (run.data.para_rows > 0))
+    run = replace(run, data=data, engine=replace(run.engine, precision="bf16"))
+    validate(run)
+    if run.engine.kind != "deepspeed":
+        raise ValueError(f"engine.kind {run.engine.kind} cannot be counted: choose a recipe with DeepSpeed's ZeRO")
+    source = SyntheticSource(run, run.model.max_positions, gpus)
+    counter = Counter(GPUS[settings.gpu], formulas(source.batches[0]), _part)
+    _Gpu.waited = staticmethod(lambda: counter.wait("DeepSpeed's synchronize"))
+    with _pretended(gpus):
+        engine = assemble(run, objective_of(run.objective), _fill, source, None)
+        _name_phases(engine, counter)
+        counter.names = {module: name for name, module in engine.module.module.named_modules()}
+        with counter:
+            engine.train_batch(0, 1e-4, detailed=False)
+            counter.forget()
+            engine.train_batch(1, 1e-4, detailed=False)
+    return counter, run
+
+
+def _name_phases(engine: Engine, counter: Counter) -> None:
+    """What is read before and updated after the passes counts under these names."""
+
+    def named(name: str, method: Any, *arguments: Any) -> Any:
+        counter.phase = name
+        try:
+            return method(*arguments)
+        finally:
+            counter.phase = ""
+
+    engine._read = partial(named, "reading", engine._read)  # type: ignore[method-assign]
+    engine._update = partial(named, "optimizer", engine._update)  # type: ignore[method-assign]
+
+
+def figures(settings: Settings) -> dict[str, Any]:
+    """The counted step as numbers."""
+    counter, run = count(settings)
+    totals, rates = Totals.of(counter.operations), GPUS[settings.gpu]
+    seconds, tokens = totals.all.ms / 1e3, sum(run.data.mean_rows) * run.model.max_positions / settings.gpus
+    done = flops_per_step(run, run.model.max_positions) / settings.gpus
+    return {
+        "recipe": run.name,
+        "gpu": settings.gpu,
+        "rows": [run.data.mono_rows // settings.gpus, run.data.para_rows // settings.gpus],
+        "tokens_per_s": tokens / seconds,
+        "fraction_of_peak": done / seconds / rates.peak,
+        "milliseconds": totals.all.ms,
+        "kernels": totals.all.kernels,
+        "gigabytes": totals.all.gigabytes,
+        "tflops": totals.all.tflops,
+        "host_syncs_per_step": sum(counter.waits.values()),
+        "host_syncs": dict(counter.waits),
+        "sent_gigabytes": {name: size / 1e9 for name, size in counter.sent.items()},
+        "by_part": {name: asdict(part) for name, part in totals.by_part.items()},
+        "by_operator": {name: asdict(part) for name, part in totals.by_operator.items()},
+        "rates": asdict(rates),
+    }
+
+
+def _show(found: dict[str, Any], kind: str, limit: int = 40) -> Table:
+    table = Table(title=f"{found['recipe']} on one {found['gpu']}, {found['rows']} rows", title_justify="left")
+    for column in (kind, "ms", "share", "kernels", "GB", "TFLOP"):
+        table.add_column(column, justify="left" if column == kind else "right")
+    parts = sorted(found[f"by_{kind}"].items(), key=lambda each: -each[1]["ms"])[:limit]
+    for name, part in parts:
+        share = part["ms"] / found["milliseconds"]
+        numbers = f"{part['ms']:.2f}", f"{share:.1%}", f"{part['kernels']:,}", f"{part['gigabytes']:.1f}"
+        table.add_row(name, *numbers, f"{part['tflops']:.2f}")
+    numbers = f"{found['milliseconds']:.1f}", "", f"{found['kernels']:,}", f"{found['gigabytes']:.1f}"
+    table.add_section()
+    table.add_row("all", *numbers, f"{found['tflops']:.2f}")
+    return table
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Count and print; a user's mistake ends it with one sentence and exit code 2."""
+    try:
+        given = sys.argv[1:] if arguments is None else arguments
+        settings = parse(program("roofline"), Settings, __doc__ or "", given)
+        if settings.gpu not in GPUS:
+            raise ValueError(f"--gpu {settings.gpu} is not known: choose one of {', '.join(GPUS)}")
+        with contextlib.redirect_stdout(sys.stderr):  # where DeepSpeed's log goes
+            found = figures(settings)
+    except ValueError as error:
+        fail("bench.roofline", error)
+    if settings.json:
+        print(json.dumps(found, indent=1))
+        return
+    console = Console(highlight=False)
+    for kind in ("part", "operator") if settings.operators else ("part",):
+        console.print(_show(found, kind))
+    waits = ", ".join(f"{reason} {times}" for reason, times in found["host_syncs"].items()) or "none"
+    console.print(
+        f"counted, not measured: {found['tokens_per_s']:,.0f} tokens/s, {found['fraction_of_peak']:.1%} of the dense "
+        f"bf16 peak\nthe host waits for the GPU {found['host_syncs_per_step']} times a step: {waits}"
+    )
+    if found["sent_gigabytes"]:
+        console.print(
+            "handed to collectives, GB: " + ", ".join(f"{k} {v:.3g}" for k, v in found["sent_gigabytes"].items())
+        )
+
+
+if __name__ == "__main__":
+    main()

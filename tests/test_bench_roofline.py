@@ -1,0 +1,124 @@
+"""The counted step: what it counts against numbers of other origin, and what a step on a GPU must not do."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.launch import ROOT, environment
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="fake CUDA tensors need the compiler g++"),
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="the package triton is not installed"),
+]
+
+# A process counts all cases, since torch and DeepSpeed take seconds to load. XLM's width gives heads of 16.
+COUNT = """
+import json, os, sys
+from dataclasses import replace
+import bench.roofline
+from bench.roofline import Settings, figures
+from xlme_ds.recipes import recipe
+from xlme_ds.objectives.electra import ElectraObjective
+
+SMALL = dict(vocabulary=1200, width=64, heads=4, feed_forward=256, generator_layers=1, discriminator_layers=2,
+             max_positions=64, head_chunk=512)
+
+def counted(name, micro_batches=2, gpus=1, settings={}, engine=None):
+    run = recipe(name)
+    run = replace(run, model=replace(run.model, **SMALL | settings), data=replace(run.data, micro_batch=2))
+    if engine:
+        run = replace(run, engine=replace(run.engine, deepspeed=engine))
+    return figures(Settings(run, micro_batches=micro_batches, gpus=gpus))
+
+class Reads(ElectraObjective):
+    def sums(self, output, batch):
+        found = super().sums(output, batch)
+        assert found.sum().item() == 0
+        return found
+
+for line in sys.stdin.read().splitlines():
+    case, child = json.loads(line), os.fork()  # DeepSpeed knows one process group in a process
+    if child == 0:
+        if case.pop("reads", False):
+            bench.roofline.objective_of = Reads
+        print(json.dumps(counted(**case)), flush=True)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        sys.exit(f"{case} failed")
+"""
+KERNELS = {"attention": "triton"}
+CASES: dict[str, dict[str, Any]] = {
+    "base": {"name": "base_zero1", "settings": KERNELS},
+    "base, torch's kernels": {"name": "base_zero1"},
+    "one micro-batch": {"name": "base_zero1", "settings": KERNELS, "micro_batches": 1},
+    "gdes, checkpointing": {
+        "name": "base_zero1", "settings": KERNELS | {"embedding_sharing": "gdes", "activation_checkpointing": True},
+    },
+    "dropout": {"name": "base_zero1", "settings": {"dropout": 0.1, "attention_dropout": 0.1}},
+    "zero2": {"name": "large_zero2", "settings": KERNELS, "engine": "zero2", "gpus": 4},
+    "zero3": {"name": "xl_zero3", "settings": KERNELS | {"vocabulary_blocks": 2}, "gpus": 4},
+    "mlm": {"name": "xlmr_tlm", "settings": KERNELS},
+    "xlm": {"name": "xlm"},
+    "clm": {"name": "xlm_clm"},
+    "camlm": {"name": "ernie_m"},
+    "btmlm": {"name": "ernie_m_stage2"},
+    "a number read in each micro-batch": {"name": "base_zero1", "reads": True},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def counted() -> dict[str, dict[str, Any]]:
+    """The figures of every case."""
+    lines = "".join(json.dumps(case) + "\n" for case in CASES.values())
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT], input=lines, cwd=ROOT, env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return dict(zip(CASES, found, strict=True))
+
+
+def waits_in_passes(found: dict[str, Any]) -> list[str]:
+    """Places inside the forward and backward passes where the host waits."""
+    return [place for place in found["host_syncs"] if place.startswith("passes: ")]
+
+
+@pytest.mark.parametrize("case", [name for name, case in CASES.items() if "reads" not in case])
+def test_the_host_never_waits_inside_a_micro_batch(counted: dict[str, dict[str, Any]], case: str) -> None:
+    # And no operation mixed devices: fake tensors raise where one does.
+    assert waits_in_passes(counted[case]) == []
+    assert counted[case]["host_syncs_per_step"] <= 12
+
+
+def test_a_number_read_inside_a_micro_batch_is_found(counted: dict[str, dict[str, Any]]) -> None:
+    (place,) = waits_in_passes(counted["a number read in each micro-batch"])
+    assert place.startswith("passes: a number read")
+
+
+def test_operations_of_the_products(counted: dict[str, dict[str, Any]]) -> None:
+    """Counted by hand for the small model: torch's attention, full rows."""
+    tokens, width, inner, layers, row = 4 * 64, 64, 256, 3, 64
+    scores = 2 * tokens * row * width  # a product of queries and keys, or of weights and values
+    head = 2 * tokens * width * (width + 1)
+    found = counted["base, torch's kernels"]["by_part"]
+    attention = sum(found[f"{name}: attention"]["tflops"] for name in ("generator", "discriminator"))
+    feed_forward = sum(found[f"{name}: feed-forward"]["tflops"] for name in ("generator", "discriminator"))
+    one_pass = 2  # micro-batches
+    assert feed_forward * 1e12 == pytest.approx(one_pass * layers * 3 * 2 * tokens * width * 2 * inner)
+    # Backward torch's kernel has five products, the scores' once more.
+    assert attention * 1e12 == pytest.approx(
+        one_pass * layers * (3 * 2 * tokens * width * 4 * width + 7 * scores), rel=0.02
+    )
+    assert found["replaced head"]["tflops"] * 1e12 == pytest.approx(one_pass * 3 * head, rel=0.02)
+
+
+def test_kernels_of_a_layer(counted: dict[str, dict[str, Any]]) -> None:
+    """Adding layers or micro-batches adds a bounded number of kernels."""
+    one, two = counted["one micro-batch"], counted["base"]
+    passes = two["kernels"] - one["kernels"]  # of one micro-batch
+    assert 0 < passes <= 2500
