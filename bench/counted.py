@@ -9,6 +9,7 @@ What this cannot know: how well a kernel uses the GPU (the rates are those of go
 between two kernels, whether the host can launch as fast as the GPU computes, and what other processes cost.
 """
 
+import contextlib
 import re
 import traceback
 from bisect import bisect_right
@@ -115,6 +116,7 @@ class Counter(TorchDispatchMode):
         self.waits: dict[str, int] = defaultdict(int)  # times that the host waits for the GPU, by reason
         self.sent: dict[str, float] = defaultdict(float)  # bytes handed to a collective, by its name
         self.phase = ""  # "" inside forward and backward passes
+        self.counting = True
         self.names: dict[nn.Module, str] = {}
         self._running: list[str] = []
         self._nodes: list[tuple[int, str]] = []  # up to which number the nodes since the last one are a module's
@@ -148,6 +150,15 @@ class Counter(TorchDispatchMode):
         place = "/".join(frames[-1].filename.split("/")[-2:]) + f":{frames[-1].lineno}" if frames else "?"
         self.waits[f"{self.phase or 'passes'}: {reason}, {place}"] += 1
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing inside."""
+        self.counting, before = False, self.counting
+        try:
+            yield
+        finally:
+            self.counting = before
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         name = func._schema.name.removeprefix("aten::")
         if name == "_local_scalar_dense":
@@ -157,7 +168,8 @@ class Counter(TorchDispatchMode):
         if name == "_pin_memory":
             return args[0].clone()
         out = func(*args, **(kwargs or {}))
-        self._count(name, func, args, kwargs or {}, out)
+        if self.counting:
+            self._count(name, func, args, kwargs or {}, out)
         return out
 
     def _count(self, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
@@ -174,17 +186,25 @@ class Counter(TorchDispatchMode):
             self.wait("a copy between host and GPU")
         if func.is_view or name in _NONE or name.startswith("prim::"):
             return
-        part = self.phase or self.part(self._module())
         if name in self.formulas:
-            flops, moved, kernels, kind = self.formulas[name](args, out)
-        else:
-            flops, kind = self._flops(func, name, args, kwargs, out)
-            moved, kernels = _moved(name, func, args, kwargs, inputs, outputs), _KERNELS.get(name, 1)
-            if name.startswith("_foreach") or name == "_fused_adamw_":
-                kernels = max(1, len(args[0]) // _IN_A_LIST)
-        rate = getattr(self.rates, kind)
-        seconds = max(moved / self.rates.memory, flops / rate, self.rates.floor * kernels)
-        self.operations.append(Operation(name, part, kernels, moved, flops, seconds))
+            self.add(name, *self.formulas[name](args, out))
+            return
+        flops, kind = self.flops(func, name, args, kwargs, out)
+        kernels = _KERNELS.get(name, 1)
+        if name.startswith("_foreach") or name == "_fused_adamw_":
+            kernels = max(1, len(args[0]) // _IN_A_LIST)
+        self.add(name, flops, moved(name, func, args, kwargs, out), kernels, kind)
+
+    def add(self, name: str, flops: float, size: float, kernels: int, kind: str) -> None:
+        """One operation more, of the module that runs: `size` bytes, and FLOPs at the rate of their `kind`."""
+        seconds = max(size / self.rates.memory, flops / getattr(self.rates, kind), self.rates.floor * kernels)
+        part = self.phase or self.part(self._module())
+        self.operations.append(Operation(name, part, kernels, size, flops, seconds))
+
+    @staticmethod
+    def multiplies(func: Any) -> bool:
+        """Whether an operator is a product or attention."""
+        return func._overloadpacket in flop_registry
 
     def _module(self) -> str:
         """The name of the module that runs, forward, again in a checkpoint, or backward."""
@@ -197,7 +217,8 @@ class Counter(TorchDispatchMode):
     def _mark(self) -> None:
         self._nodes.append((torch.autograd._get_sequence_nr(), self._running[-1] if self._running else ""))
 
-    def _flops(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> tuple[float, str]:
+    def flops(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> tuple[float, str]:
+        """FLOPs of an operator, and the kind of their rate."""
         counted = flop_registry.get(func._overloadpacket)
         if counted is None:
             return 0.0, "products"
@@ -208,15 +229,9 @@ class Counter(TorchDispatchMode):
         return float(counted(*args, **kwargs, out_val=out)), kind
 
 
-def _moved(
-    name: str,
-    func: Any,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    inputs: Sequence[Tensor],
-    outputs: Sequence[Tensor],
-) -> float:
+def moved(name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> float:
     """Bytes that an operator reads and writes."""
+    inputs, outputs = list(_tensors((args, kwargs))), list(_tensors(out))
     written = [
         tensor
         for spec, value in [*zip(func._schema.arguments, args, strict=False)]

@@ -37,6 +37,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from bench import fused
 from bench.counted import GPUS, Counter, Formula, Totals
 from bench.synthetic import SyntheticSource
 from xlme_ds.cli import fail, parse, program
@@ -44,6 +45,7 @@ from xlme_ds.config import RunConfig
 from xlme_ds.counting import flops_per_step
 from xlme_ds.engine.build import assemble
 from xlme_ds.engine.engine import Engine
+from xlme_ds.models import execution
 from xlme_ds.models.attention import item_bounds
 from xlme_ds.models.attention_triton import TILES
 from xlme_ds.objectives import objective_of
@@ -127,6 +129,8 @@ def _part(module: str) -> str:
     if found is None:
         return module.split(".")[0].replace("_", " ") or "tables, losses, sums of gradients"
     inside = {"attention": "attention", "up": "feed-forward", "down": "feed-forward"}.get(found[3] or "", "rest")
+    if re.fullmatch(r"\w+\.layers\.\d+", module):  # itself: compiled as one, its norms are counted with it
+        inside = "whole layers"
     return f"{found[1]}: {inside}"
 
 
@@ -184,6 +188,7 @@ def count(settings: Settings) -> tuple[Counter, RunConfig]:
         raise ValueError(f"engine.kind {run.engine.kind} cannot be counted: choose a recipe with DeepSpeed's ZeRO")
     source = SyntheticSource(run, run.model.max_positions, gpus)
     counter = Counter(GPUS[settings.gpu], formulas(source.batches[0]), _part)
+    execution.compiled = fused.compiled(counter)  # type: ignore[assignment]
     _Gpu.waited = staticmethod(lambda: counter.wait("DeepSpeed's synchronize"))
     with _pretended(gpus):
         engine = assemble(run, objective_of(run.objective), _fill, source, None)

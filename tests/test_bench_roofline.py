@@ -59,6 +59,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gdes, checkpointing": {
         "name": "base_zero1", "settings": KERNELS | {"embedding_sharing": "gdes", "activation_checkpointing": True},
     },
+    "compiled": {"name": "base_zero1", "settings": KERNELS | {"compile": "layers"}},
     "dropout": {"name": "base_zero1", "settings": {"dropout": 0.1, "attention_dropout": 0.1}},
     "zero2": {"name": "large_zero2", "settings": KERNELS, "engine": "zero2", "gpus": 4},
     "zero3": {"name": "xl_zero3", "settings": KERNELS | {"vocabulary_blocks": 2}, "gpus": 4},
@@ -115,6 +116,14 @@ def test_operations_of_the_products(counted: dict[str, dict[str, Any]]) -> None:
         one_pass * layers * (3 * 2 * tokens * width * 4 * width + 7 * scores), rel=0.02
     )
     assert found["replaced head"]["tflops"] * 1e12 == pytest.approx(one_pass * 3 * head, rel=0.02)
+
+
+def test_compiled_layers_have_the_same_products(counted: dict[str, dict[str, Any]]) -> None:
+    eager, compiled = counted["base"], counted["compiled"]
+    assert compiled["tflops"] == pytest.approx(eager["tflops"])
+    assert compiled["kernels"] < eager["kernels"] and compiled["gigabytes"] < eager["gigabytes"]
+    gelu = [found["by_operator"]["gelu"]["kernels"] for found in (eager, compiled)]
+    assert gelu == [2 * (3 + 2), 2 * 2]  # of two micro-batches: three layers and two heads; the heads alone
 
 
 def test_kernels_of_a_layer(counted: dict[str, dict[str, Any]]) -> None:
