@@ -12,6 +12,7 @@ between two kernels, whether the host can launch as fast as the GPU computes, an
 import contextlib
 import re
 import traceback
+import weakref
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
+from torch.utils.weak import WeakIdKeyDictionary
 
 aten = torch.ops.aten
 
@@ -117,6 +119,8 @@ class Counter(TorchDispatchMode):
         self.sent: dict[str, float] = defaultdict(float)  # bytes handed to a collective, by its name
         self.phase = ""  # "" inside forward and backward passes
         self.counting = True
+        self.allocated = self.peak = 0  # bytes of tensors
+        self._living = WeakIdKeyDictionary()
         self.names: dict[nn.Module, str] = {}
         self._running: list[str] = []
         self._nodes: list[tuple[int, str]] = []  # up to which number the nodes since the last one are a module's
@@ -143,6 +147,7 @@ class Counter(TorchDispatchMode):
         """Count from here."""
         for counted in (self.operations, self.waits, self.sent, self._nodes):
             counted.clear()
+        self.peak = self.allocated
 
     def wait(self, reason: str) -> None:
         """Note that the host waited, and at which line of ours or of DeepSpeed's."""
@@ -168,9 +173,24 @@ class Counter(TorchDispatchMode):
         if name == "_pin_memory":
             return args[0].clone()
         out = func(*args, **(kwargs or {}))
+        self._keep(out)
         if self.counting:
             self._count(name, func, args, kwargs or {}, out)
         return out
+
+    def _keep(self, out: Any) -> None:
+        """Count the memory of new tensors, until they are gone."""
+        for tensor in _tensors(out):
+            storage = tensor.untyped_storage()
+            if tensor.is_cuda and storage not in self._living:
+                size = storage.nbytes()
+                self._living[storage] = size
+                self.allocated += size
+                self.peak = max(self.peak, self.allocated)
+                weakref.finalize(storage, self._let_go, size)
+
+    def _let_go(self, size: int) -> None:
+        self.allocated -= size
 
     def _count(self, name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         inputs, outputs = list(_tensors((args, kwargs))), list(_tensors(out))

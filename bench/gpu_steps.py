@@ -183,14 +183,14 @@ def step(run: RunConfig, device: Device, engine: str, rounds: int, matmul_tflops
     }
 
 
-def planned_memory(run: RunConfig, row_tokens: int) -> float | str:
+def planned_memory(run: RunConfig, row_tokens: int, gpus: int = 1) -> float | str:
     """The planner's peak for `run` under DeepSpeed, or why there is none."""
     try:
         from xlme_ds.plan.layout import ParallelLayout
         from xlme_ds.plan.memory import peak
     except ImportError as error:
         return f"the planner cannot be imported: {error}"
-    return sum(peak(ParallelLayout.of(run, 1, "bf16", row_tokens))[1].values()) / 2**30
+    return sum(peak(ParallelLayout.of(run, gpus, "bf16", row_tokens))[1].values()) / 2**30
 
 
 def where_time_goes(run: RunConfig, device: Device, engine: str, top: int = 15) -> Figures:

@@ -39,6 +39,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench import fused
 from bench.counted import GPUS, Counter, Formula, Totals
+from bench.gpu_steps import planned_memory
 from bench.synthetic import SyntheticSource
 from xlme_ds.cli import fail, parse, program
 from xlme_ds.config import RunConfig
@@ -163,17 +164,18 @@ def formulas(batch: Any) -> dict[str, Formula]:
 
 @contextlib.contextmanager
 def _pretended(gpus: int) -> Iterator[None]:
-    """A GPU and `gpus` processes for DeepSpeed and torch; for the rest of the process."""
+    """A GPU and `gpus` processes for DeepSpeed and torch, once in a process."""
     os.environ |= {"WORLD_SIZE": str(gpus), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     set_accelerator(_Gpu())
     partitioned_param_coordinator.assert_ints_same_as_other_ranks = lambda numbers: None  # there are no others
     torch.cuda.get_device_capability = lambda device=None: (9, 0)  # type: ignore[assignment]
-    nn.Module._apply = _unchanged  # type: ignore[assignment, method-assign]
+    before, nn.Module._apply = nn.Module._apply, _unchanged  # type: ignore[assignment, method-assign]
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=gpus)
     try:
         with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True), _EfficientAttention():
             yield
     finally:
+        nn.Module._apply = before  # type: ignore[method-assign]
         dist.destroy_process_group()
 
 
@@ -191,10 +193,11 @@ def count(settings: Settings) -> tuple[Counter, RunConfig]:
     execution.compiled = fused.compiled(counter)  # type: ignore[assignment]
     _Gpu.waited = staticmethod(lambda: counter.wait("DeepSpeed's synchronize"))
     with _pretended(gpus):
-        engine = assemble(run, objective_of(run.objective), _fill, source, None)
-        _name_phases(engine, counter)
-        counter.names = {module: name for name, module in engine.module.module.named_modules()}
         with counter:
+            with counter.paused():
+                engine = assemble(run, objective_of(run.objective), _fill, source, None)
+            _name_phases(engine, counter)
+            counter.names = {module: name for name, module in engine.module.module.named_modules()}
             engine.train_batch(0, 1e-4, detailed=False)
             counter.forget()
             engine.train_batch(1, 1e-4, detailed=False)
@@ -229,6 +232,8 @@ def figures(settings: Settings) -> dict[str, Any]:
         "fraction_of_peak": done / seconds / rates.peak,
         "milliseconds": totals.all.ms,
         "kernels": totals.all.kernels,
+        "memory_gib": counter.peak / 2**30,
+        "planned_memory_gib": planned_memory(run, run.model.max_positions, settings.gpus),
         "gigabytes": totals.all.gigabytes,
         "tflops": totals.all.tflops,
         "host_syncs_per_step": sum(counter.waits.values()),
@@ -275,7 +280,9 @@ def main(arguments: list[str] | None = None) -> None:
     waits = ", ".join(f"{reason} {times}" for reason, times in found["host_syncs"].items()) or "none"
     console.print(
         f"counted, not measured: {found['tokens_per_s']:,.0f} tokens/s, {found['fraction_of_peak']:.1%} of the dense "
-        f"bf16 peak\nthe host waits for the GPU {found['host_syncs_per_step']} times a step: {waits}"
+        f"bf16 peak\n"
+        f"tensors take {found['memory_gib']:.1f} GiB at the fullest moment, the planner says "
+        f"{found['planned_memory_gib']:.1f}\nthe host waits for the GPU {found['host_syncs_per_step']} times a step: {waits}"
     )
     if found["sent_gigabytes"]:
         console.print(

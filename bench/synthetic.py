@@ -52,7 +52,7 @@ class SyntheticSource:
     def __init__(self, run: RunConfig, row_tokens: int, world: int = 1):
         self.plan = plan_step(run.data, world)
         self.row_tokens = row_tokens
-        rows = self.plan.micro[0], self.plan.micro[1]
+        rows = self.plan.micro[0], 0 if run.data.alternate else self.plan.micro[1]  # of alternating steps the first
         self.batches = [
             synthetic_batch(rows, row_tokens, run.model.vocabulary, seed, run.objective.pseudo_fractions)
             for seed in range(self.plan.accumulation)
