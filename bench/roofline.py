@@ -194,8 +194,9 @@ def count(settings: Settings) -> tuple[Counter, RunConfig]:
     _Gpu.waited = staticmethod(lambda: counter.wait("DeepSpeed's synchronize"))
     with _pretended(gpus):
         with counter:
-            with counter.paused():
-                engine = assemble(run, objective_of(run.objective), _fill, source, None)
+            counter.counting = False
+            engine = assemble(run, objective_of(run.objective), _fill, source, None)
+            counter.counting = True
             _name_phases(engine, counter)
             counter.names = {module: name for name, module in engine.module.module.named_modules()}
             engine.train_batch(0, 1e-4, detailed=False)
