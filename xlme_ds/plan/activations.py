@@ -10,7 +10,7 @@ from .layout import ParallelLayout
 
 INTEGER = 8  # token ids, positions, segments
 FLOAT = 4
-_GROUP = 128  # models/heads.py's
+_GROUP = 128  # models/masked_head.py's
 _TILES = {2: 64, 4: 32}  # models/attention_triton.py's
 _TILE = 2**21  # models/attention_cpu.py's, with one thread
 
