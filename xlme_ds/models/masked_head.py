@@ -265,5 +265,7 @@ def masked_softmax(
     chunk = -(-chunk // GROUP) * GROUP
     open_gradients = [getattr(block, "open_gradient", None) for block in blocks]
     module = triton_kernels(kernels, hidden_MD)
+    if module:
+        hidden_MD, targets_M = hidden_MD.contiguous(), targets_M.contiguous()
     given = hidden_MD, bias_V, targets_M, uniforms_M, chunk, module, open_gradients
     return MaskedTokens(*_MaskedSoftmax.apply(*given, *blocks))

@@ -18,12 +18,14 @@ from torch import Tensor
 
 from .masked_head import GROUP
 
-# Positions of a program, and its warps and stages; chosen by what the compiler makes of them
-# (tests/models/test_masked_head_kernels.py). fp32, in Triton's interpreter alone, takes the same.
-POSITIONS, WARPS, STAGES = 128, 8, 3
+# Positions of a program, and what the compiler is given for them: two programs are at work on a multiprocessor and
+# nothing spills (tests/models/test_masked_head_kernels.py).
+POSITIONS = 128
+OF_TILES = {"num_warps": 8, "num_stages": 3, "maxnreg": 128}
+OF_SAMPLES = {"num_warps": 4, "num_stages": 2}
 K = tl.constexpr(GROUP)
-# A batch has as many masked positions as it has: no compilation for every number that 16 divides, or 1.
-VARYING = ["positions"]
+# One code for all batches and blocks: none of its own for a 1, or for a number that 16 divides.
+VARYING = ["positions", "size", "first_id", "first_group", "groups"]
 
 
 @triton.jit
@@ -70,11 +72,11 @@ def _sample(  # type: ignore[no-untyped-def]
     """Of one position the sample (program 0 of the second axis) or the most likely id (1), [2, M], where the group
     chosen for it is in this block."""
     m, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    group = tl.load(chosen + which * positions + m) - first_group
+    group = tl.load(chosen + which * positions + m).to(tl.int32) - first_group
     if (group >= 0) & (group * K < size):
         n, column = tl.arange(0, K), tl.arange(0, BK)
         last = tl.minimum(size - group * K, K) - 1
-        table_at = table + (group * K + tl.minimum(n, last))[:, None] * D + column[None, :]
+        table_at = table + group.to(tl.int64) * K * D + tl.minimum(n, last)[:, None] * D + column[None, :]
         x_at = x + m * D + column
         acc = tl.zeros([K, BK], tl.float32)
         for _ in range(0, D, BK):
@@ -123,7 +125,7 @@ def group_sums(
         size, groups = len(block), triton.cdiv(len(block), GROUP)
         tensors = hidden_MD, block, bias_V[first_id:], targets_M, *out
         numbers = len(hidden_MD), size, first_id, first_group, highest_MG.shape[1]
-        _launch(_group_sums, (triton.cdiv(len(hidden_MD), POSITIONS) * groups,), *tensors, *numbers, BM=POSITIONS)
+        _launch(_group_sums, (triton.cdiv(len(hidden_MD), POSITIONS) * groups,), *tensors, *numbers, BM=POSITIONS, **OF_TILES)
         first_id, first_group = first_id + size, first_group + groups
     return out
 
@@ -145,7 +147,8 @@ def sample(
     first_id = first_group = 0
     for block in blocks:
         tensors = hidden_MD, block, bias_V[first_id:], chosen_2M, maximum_M, threshold_M, ids_2M
-        _launch(_sample, (len(hidden_MD), 2), *tensors, len(hidden_MD), len(block), first_id, first_group)
+        numbers = len(hidden_MD), len(block), first_id, first_group
+        _launch(_sample, (len(hidden_MD), 2), *tensors, *numbers, **OF_SAMPLES)
         first_id, first_group = first_id + len(block), first_group + triton.cdiv(len(block), GROUP)
     return ids_2M
 
@@ -160,7 +163,7 @@ def _gradients(
     part_MC, sums_NC = _empty_gradients(hidden_MD, rows_CD)
     tensors = hidden_MD, rows_CD, bias_C, targets_M, lse_M, grad_M, part_MC, sums_NC
     numbers = len(hidden_MD), len(rows_CD), part_MC.shape[1], first_id
-    _launch(_gradient, (len(sums_NC) * part_MC.shape[1] // GROUP,), *tensors, *numbers, BM=POSITIONS)
+    _launch(_gradient, (len(sums_NC) * part_MC.shape[1] // GROUP,), *tensors, *numbers, BM=POSITIONS, **OF_TILES)
     return part_MC, sums_NC
 
 
@@ -192,7 +195,12 @@ sample.register_fake(lambda hidden_MD, blocks, bias_V, sampled_M, *others: torch
 _gradients.register_fake(lambda hidden_MD, rows_CD, *others: _empty_gradients(hidden_MD, rows_CD))
 
 
-def _launch(kernel: Any, grid: tuple[int, ...], hidden_MD: Tensor, *others: Any, **constants: int) -> None:
+def columns(width: int) -> int:
+    """How many columns of the `width` a program multiplies at a time: all of them in whole pieces."""
+    return next(size for size in (64, 32, 16) if width % size == 0)
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], hidden_MD: Tensor, *others: Any, **options: int) -> None:
     width = hidden_MD.shape[1]
-    at_once = next(size for size in (64, 32, 16) if width % size == 0)
-    kernel[grid](hidden_MD, *others, D=width, BK=at_once, num_warps=WARPS, num_stages=STAGES, **constants)
+    assert all(each.is_contiguous() for each in (hidden_MD, *others) if isinstance(each, Tensor))
+    kernel[grid](hidden_MD, *others, D=width, BK=columns(width), **options)
