@@ -17,9 +17,9 @@ from bench.synthetic import synthetic_batch
 from xlme_ds.config import ModelConfig, ObjectiveConfig
 from xlme_ds.models.attention import RelativePositionTable, shared_bias, spread
 from xlme_ds.models.encoder import lookup
-from xlme_ds.models.masked_head import masked_softmax
 from xlme_ds.models.init import initialise
 from xlme_ds.models.layers import Attention
+from xlme_ds.models.masked_head import masked_softmax
 from xlme_ds.objectives.electra import ElectraObjective
 
 Tensors = dict[str, Tensor]

@@ -53,9 +53,7 @@ class Problem:
         return [self.hidden, self.bias, *self.blocks]
 
     def run(self) -> MaskedTokens:
-        return masked_softmax(
-            self.hidden, self.blocks, self.bias, self.targets, self.uniforms, CHUNK, kernels="triton"
-        )
+        return masked_softmax(self.hidden, self.blocks, self.bias, self.targets, self.uniforms, CHUNK, kernels="triton")
 
     def gradients(self, nll_M: Tensor) -> list[Tensor]:
         return list(torch.autograd.grad((nll_M * self.weights.to(nll_M.dtype)).sum(), self.inputs))
@@ -163,7 +161,7 @@ def nan() -> bool:
     with torch.no_grad():
         problem.hidden[[2, 8]] = float("nan")
     got = problem.run()
-    inside = all(((0 <= ids) & (ids < 200)).all() for ids in (got.sample_M, got.predicted_M))
+    inside = all(((ids >= 0) & (ids < 200)).all() for ids in (got.sample_M, got.predicted_M))
     return inside and got.nll_M.isnan().nonzero().flatten().tolist() == [2, 8]
 
 

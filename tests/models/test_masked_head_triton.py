@@ -87,7 +87,8 @@ def test_on_the_cpu_the_setting_changes_nothing() -> None:
     hidden, table, bias = (torch.randn(*shape, generator=g) for shape in ((9, 16), (300, 16), (300,)))
     targets, uniforms = torch.randint(300, (9,), generator=g), torch.rand(9, generator=g)
     runs = [
-        masked_softmax(hidden, [table], bias, targets, uniforms, 128, kernels) for kernels in ("auto", "torch", "triton")
+        masked_softmax(hidden, [table], bias, targets, uniforms, 128, kernels)
+        for kernels in ("auto", "torch", "triton")
     ]
     for run in runs[1:]:
         assert all(torch.equal(one, other) for one, other in zip(run, runs[0], strict=True))

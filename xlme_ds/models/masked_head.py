@@ -127,14 +127,14 @@ def _all_samples(
     for tile in _tiles(blocks, chunk):
         end = tile.start + tile.size
         borders += [(start, min(start + GROUP, end)) for start in range(tile.start, end, GROUP)]
-    table = blocks, bias_V, *torch.tensor(borders).to(hidden_MD.device, non_blocking=True).unbind(1)
+    starts_G, ends_G = torch.tensor(borders).to(hidden_MD.device, non_blocking=True).unbind(1)
     numbers = 2 * GROUP * hidden_MD.shape[1]  # of the embeddings of two groups
     if hidden_MD.is_cuda:
         at_once = _ROWS_BYTES // (numbers * hidden_MD.element_size())
     else:  # no more numbers than a tile
         at_once = len(hidden_MD) * chunk // numbers
     pieces = zip(*(array.split(max(at_once, 1)) for array in (hidden_MD, *arrays)), strict=True)
-    parts = [_sample(hidden, _choose_groups(*others), *table) for hidden, *others in pieces]
+    parts = [_sample(hidden, _choose_groups(*others), blocks, bias_V, starts_G, ends_G) for hidden, *others in pieces]
     return [torch.cat(each) for each in zip(*parts, strict=True)]
 
 
@@ -240,6 +240,7 @@ def triton_kernels(choice: str, hidden_MD: Tensor) -> ModuleType | None:
             "model.kernels triton needs the package triton, which torch's CUDA builds bring: install it, or set "
             "model.kernels to auto"
         ) from missing
+    assert masked_head_triton.GROUP == GROUP
     return masked_head_triton
 
 

@@ -5,7 +5,7 @@ rounded: X Wᵀ + b, [BM, K]. Programs that follow one another share the group, 
 memory once; the hidden states stay in L2. Every number is written by one program, and every sum has a fixed order: the
 same inputs give the same bits.
 
-M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width. Beside each operator is what it multiplies
+M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width. Above each operator is what it multiplies
 (FLOPs, an addition counted as one) and what it moves (bytes, each input read from memory once; e bytes a number).
 """
 
@@ -16,8 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .masked_head import GROUP
-
+GROUP = 128  # masked_head.py's
 # Positions of a program, and what the compiler is given for them: two programs are at work on a multiprocessor and
 # nothing spills (tests/models/test_masked_head_kernels.py).
 POSITIONS = 128
@@ -119,13 +118,20 @@ def group_sums(
     hidden_MD: Tensor, blocks: list[Tensor], bias_V: Tensor, targets_M: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Highest logits and sums of exponentials relative to them [M, G], and the targets' logits [M]; float32."""
-    highest_MG, sums_MG, at_target_M = out = _empty_sums(hidden_MD, blocks)
+    out = _empty_sums(hidden_MD, blocks)
     first_id = first_group = 0
     for block in blocks:
         size, groups = len(block), triton.cdiv(len(block), GROUP)
         tensors = hidden_MD, block, bias_V[first_id:], targets_M, *out
-        numbers = len(hidden_MD), size, first_id, first_group, highest_MG.shape[1]
-        _launch(_group_sums, (triton.cdiv(len(hidden_MD), POSITIONS) * groups,), *tensors, *numbers, BM=POSITIONS, **OF_TILES)
+        numbers = len(hidden_MD), size, first_id, first_group, out[0].shape[1]
+        _launch(
+            _group_sums,
+            (triton.cdiv(len(hidden_MD), POSITIONS) * groups,),
+            *tensors,
+            *numbers,
+            BM=POSITIONS,
+            **OF_TILES,
+        )
         first_id, first_group = first_id + size, first_group + groups
     return out
 
@@ -200,7 +206,8 @@ def columns(width: int) -> int:
     return next(size for size in (64, 32, 16) if width % size == 0)
 
 
-def _launch(kernel: Any, grid: tuple[int, ...], hidden_MD: Tensor, *others: Any, **options: int) -> None:
-    width = hidden_MD.shape[1]
-    assert all(each.is_contiguous() for each in (hidden_MD, *others) if isinstance(each, Tensor))
-    kernel[grid](hidden_MD, *others, D=width, BK=columns(width), **options)
+def _launch(kernel: Any, grid: tuple[int, ...], *given: Any, **options: int) -> None:
+    """`given` begins with the hidden states."""
+    width = given[0].shape[1]
+    assert all(each.is_contiguous() for each in given if isinstance(each, Tensor))
+    kernel[grid](*given, D=width, BK=columns(width), **options)
