@@ -17,9 +17,9 @@ from bench.synthetic import synthetic_batch
 from xlme_ds.config import ModelConfig, ObjectiveConfig
 from xlme_ds.models.attention import RelativePositionTable, shared_bias, spread
 from xlme_ds.models.encoder import lookup
-from xlme_ds.models.heads import masked_softmax
 from xlme_ds.models.init import initialise
 from xlme_ds.models.layers import Attention
+from xlme_ds.models.masked_head import masked_softmax
 from xlme_ds.objectives.electra import ElectraObjective
 
 Tensors = dict[str, Tensor]
@@ -78,6 +78,11 @@ def _with_gradients(outputs: Tensors, by: Mapping[str, Tensor]) -> Tensors:
     return outputs | {f"gradient of {name}": grad for name, grad in zip(by, gradients, strict=True)}
 
 
+def _equal_bits(found: Tensors, again: Tensors) -> None:
+    if not all(torch.equal(found[name], again[name]) for name in found):
+        raise RuntimeError("a second run on the same inputs gave other bits: a resumed run would leave its curve")
+
+
 def attention(device: torch.device, dtype: torch.dtype, kernel: str) -> Tensors:
     """Gated bias and block-diagonal mask, padding included, with the kernel that `model.attention` names on a GPU."""
     module = _fill_module(Attention(SMALL), 0.1, device, dtype)
@@ -92,9 +97,7 @@ def attention(device: torch.device, dtype: torch.dtype, kernel: str) -> Tensors:
         return _with_gradients({"output": out_BTD}, inputs)
 
     found = run()
-    again = run() if kernel == "triton" else found
-    if not all(torch.equal(found[name], again[name]) for name in found):
-        raise RuntimeError("a second run on the same inputs gave other bits: a resumed run would leave its curve")
+    _equal_bits(found, run() if kernel == "triton" else found)
     return found
 
 
@@ -123,25 +126,31 @@ def token_lookup(device: torch.device, dtype: torch.dtype) -> Tensors:
     return found
 
 
-def masked_head(device: torch.device, dtype: torch.dtype) -> Tensors:
+def masked_head(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors:
     """In chunks, in one block and in three: losses, predictions, samples by the same uniforms, gradients."""
     found: Tensors = {}
     for blocks in (1, 3):
-        hidden, table = _fill((100, 128), 1, 1.0, device, dtype), _fill((3000, 128), 2, 0.2, device, dtype)
-        bias = _fill((3000,), 3, 0.5, device, dtype)
-        g = torch.Generator().manual_seed(4)
-        targets, uniforms = torch.randint(3000, (100,), generator=g).to(device), torch.rand(100, generator=g).to(device)
-        got = masked_softmax(hidden, table.split(3000 // blocks), bias, targets, uniforms, 64)
-        cdf = (hidden.detach().double() @ table.detach().double().t() + bias.detach().double()).softmax(1).cumsum(1)
-        at = cdf.gather(1, got.sample_M[:, None]).squeeze(1)
-        before = torch.where(got.sample_M > 0, cdf.gather(1, (got.sample_M - 1).clamp(min=0)[:, None]).squeeze(1), 0.0)
-        outside = (before - uniforms).clamp(min=0) + (uniforms - at).clamp(min=0)
-        one = _with_gradients({"loss": got.nll_M}, {"hidden": hidden, "table": table, "bias": bias})
-        one["uniforms outside their sample's share of the CDF"] = outside
-        if dtype != torch.bfloat16:  # whose rounded logits move the borders by more than most tokens' share
-            one |= {"samples": got.sample_M, "predictions": got.predicted_M}
+        one = _masked_head(device, dtype, kernels, blocks)
+        _equal_bits(one, _masked_head(device, dtype, kernels, blocks) if kernels == "triton" else one)
         found |= {f"{key}, {blocks} blocks": value for key, value in one.items()}
     return found
+
+
+def _masked_head(device: torch.device, dtype: torch.dtype, kernels: str, blocks: int) -> Tensors:
+    hidden, table = _fill((300, 144), 1, 1.0, device, dtype), _fill((3000, 144), 2, 0.2, device, dtype)
+    bias = _fill((3000,), 3, 0.5, device, dtype)
+    g = torch.Generator().manual_seed(4)
+    targets, uniforms = torch.randint(3000, (300,), generator=g).to(device), torch.rand(300, generator=g).to(device)
+    got = masked_softmax(hidden, table.split(3000 // blocks), bias, targets, uniforms, 256, kernels)
+    cdf = (hidden.detach().double() @ table.detach().double().t() + bias.detach().double()).softmax(1).cumsum(1)
+    at = cdf.gather(1, got.sample_M[:, None]).squeeze(1)
+    before = torch.where(got.sample_M > 0, cdf.gather(1, (got.sample_M - 1).clamp(min=0)[:, None]).squeeze(1), 0.0)
+    one = _with_gradients({"loss": got.nll_M}, {"hidden": hidden, "table": table, "bias": bias})
+    outside = (before - uniforms).clamp(min=0) + (uniforms - at).clamp(min=0)
+    one["uniforms outside their sample's share of the CDF"] = outside
+    if dtype != torch.bfloat16 or device.type == "cuda":  # a CPU rounds logits, which moves borders by whole shares
+        one |= {"samples": got.sample_M, "predictions": got.predicted_M}
+    return one
 
 
 def electra(device: torch.device, dtype: torch.dtype) -> Tensors:
@@ -164,8 +173,11 @@ CASES: dict[str, Case] = {
     "relative position table": relative_table,
     "attention with gated bias and item mask": partial(attention, kernel="sdpa"),
     "token lookup": token_lookup,
-    "masked head": masked_head,
+    "masked head": partial(masked_head, kernels="torch"),
     "whole model": electra,
 }
-ON_A_GPU: dict[str, Case] = {"attention in Triton kernels, twice": partial(attention, kernel="triton")}
+ON_A_GPU: dict[str, Case] = {
+    "attention in Triton kernels, twice": partial(attention, kernel="triton"),
+    "masked head in Triton kernels, twice": partial(masked_head, kernels="triton"),
+}
 """Cases that would compare the CPU with itself there."""

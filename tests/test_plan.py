@@ -14,7 +14,7 @@ from tests.launch import python
 from tests.small import SMALL, language_model, lively, model, usual_batch
 from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, TrainConfig
 from xlme_ds.counting import count_parameters, flops_per_step, work_of
-from xlme_ds.models.heads import GROUP
+from xlme_ds.models.masked_head import GROUP
 from xlme_ds.models.text_encoder import LanguageModel
 from xlme_ds.objectives import objective_of
 from xlme_ds.plan.__main__ import main

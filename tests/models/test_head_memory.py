@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 import torch
 import torch.nn.functional as F
-from xlme_ds.models.heads import masked_softmax
+from xlme_ds.models.masked_head import masked_softmax
 
 def memory(field):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from scipy.stats import chi2
 from torch import Tensor
 
-from xlme_ds.models.heads import choose, masked_softmax
+from xlme_ds.models.masked_head import choose, masked_softmax
 
 M, D, V = 20, 16, 1300  # V is no multiple of the group of 128 ids
 BELOW_ONE = 1 - 2.0**-24  # the largest uniform that the corruption gives

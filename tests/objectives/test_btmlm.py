@@ -15,7 +15,7 @@ from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.counting import flops_per_step
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.schema import PAD
-from xlme_ds.models.heads import GROUP
+from xlme_ds.models.masked_head import GROUP
 from xlme_ds.models.text_encoder import LanguageModel
 from xlme_ds.objectives import objective_of
 from xlme_ds.objectives.btmlm import first_pass

@@ -113,7 +113,7 @@ def _pieces(tensor: Tensor, master: Tensor) -> list[Tensor]:
 def _open(
     optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: int
 ) -> Callable[[slice, Tensor], object]:
-    """Adds a gradient of some rows to the step's; see `models.heads`. To be called for all rows, once each."""
+    """Adds a gradient of some rows to the step's; see `models.masked_head`. To be called for all rows, once each."""
     total = optimizer.fp32_groups_gradients[group][index].view_as(parameter)
     arrived = optimizer.fp32_groups_has_gradients[group]
     first, arrived[index] = not arrived[index], True

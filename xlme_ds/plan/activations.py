@@ -10,7 +10,7 @@ from .layout import ParallelLayout
 
 INTEGER = 8  # token ids, positions, segments
 FLOAT = 4
-_GROUP = 128  # models/heads.py's
+_GROUP = 128  # models/masked_head.py's
 _TILES = {2: 64, 4: 32}  # models/attention_triton.py's
 _TILE = 2**21  # models/attention_cpu.py's, with one thread
 
@@ -128,14 +128,24 @@ def logits(layout: ParallelLayout, backward: bool) -> float:
     """The vocabulary softmax at its peak: a tile [M, C] in float32, and for a moment also in the type of the weights.
 
     The forward pass also holds two sums a group, and the rows of the table that some positions draw their samples from.
+    On a GPU in bf16, Triton kernels hold neither tile nor rows in the forward pass, and no float32 tile in the backward
+    pass; the groups' weights are cumulated in float64.
     """
     cfg, positions = layout.model, layout.objective.mask_fraction * layout.tokens
     size = min(-(-cfg.head_chunk // _GROUP) * _GROUP, -(-cfg.vocabulary // cfg.vocabulary_blocks))
+    kernels = layout.fused and layout.element < FLOAT and getattr(cfg, "kernels", "auto") != "torch"
     tile = positions * size * (FLOAT + (0 if layout.element == FLOAT else layout.element))
     if backward:
-        return tile + 2 * positions * cfg.width * FLOAT
+        # The kernels' sums over each 128 positions are a 64th of the tile in bf16.
+        return (
+            positions * size * (layout.element + FLOAT / 128) if kernels else tile
+        ) + 2 * positions * cfg.width * FLOAT
     groups = positions * (cfg.vocabulary / _GROUP) * 2 * FLOAT
+    if kernels:
+        return groups + min(groups / (2 * FLOAT) * 24, 2**30)
     at_once = min(positions, max(positions * cfg.head_chunk // (2 * _GROUP * cfg.width), 1))
+    if layout.fused:
+        at_once = min(positions, 2**28 // (2 * _GROUP * cfg.width * layout.element))
     rows = at_once * 2 * _GROUP * (cfg.width * layout.element + 3 * INTEGER)
     return groups + max(tile, rows)
 

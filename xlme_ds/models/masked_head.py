@@ -1,0 +1,272 @@
+"""The softmax over the vocabulary at masked positions: losses, samples and predictions without a whole row of logits.
+
+The vocabulary softmax takes some ids at a time: the logits of a batch never exist whole. The forward pass saves of
+every group of ids its highest logit and the sum of exponentials relative to it. They give the loss and the group of the
+inverse-CDF sample; only that group's logits are then looked at. The backward pass computes a tile's logits again and
+writes the gradient of the tile's embeddings in one product, straight into the sum of an engine that has given the block
+a method `open_gradient`. On a GPU the kernels of `masked_head_triton.py` do what is between the products.
+
+M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .encoder import lookup
+
+GROUP = 128
+# What a piece of positions may take on a GPU, in bytes: embeddings of two groups each; float64 sums of all groups.
+_ROWS_BYTES, _SUMS_BYTES = 2**28, 2**30
+
+
+class MaskedTokens(NamedTuple):
+    """What the generator says at the masked positions."""
+
+    nll_M: Tensor  # float32, −log p(target); carries the gradient
+    sample_M: Tensor  # int64, drawn from the softmax by the given uniforms; no gradient
+    predicted_M: Tensor  # int64, the most likely token
+
+
+class _Tile(NamedTuple):
+    """Consecutive ids of one block."""
+
+    block: int
+    rows: slice  # inside the block
+    start: int  # first id
+    size: int
+
+    def local(self, ids_M: Tensor) -> tuple[Tensor, Tensor]:
+        """(whether each id is in here, its place), both [M, 1]; the place of one that is not means nothing."""
+        place_M1 = (ids_M - self.start).unsqueeze(1)
+        return (place_M1 >= 0) & (place_M1 < self.size), place_M1.clamp(0, self.size - 1)
+
+
+def _tiles(blocks: Sequence[Tensor], chunk: int) -> Iterator[_Tile]:
+    start = 0
+    for n, block in enumerate(blocks):
+        for first in range(0, len(block), chunk):
+            size = min(chunk, len(block) - first)
+            yield _Tile(n, slice(first, first + size), start + first, size)
+        start += len(block)
+
+
+def _half_on_a_gpu(tensor: Tensor) -> bool:
+    """Whether products can leave their float32 sums as they are: torch.mm's `out_dtype` is CUDA's alone."""
+    return tensor.is_cuda and tensor.element_size() == 2
+
+
+def _logits(hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, tile: _Tile) -> Tensor:
+    rows_CD, bias_C = blocks[tile.block][tile.rows], bias_V[tile.start : tile.start + tile.size].float()
+    if _half_on_a_gpu(hidden_MD):
+        return torch.mm(hidden_MD, rows_CD.t(), out_dtype=torch.float32).add_(bias_C)
+    return (hidden_MD @ rows_CD.t()).float().add_(bias_C)
+
+
+def choose(weights_MN: Tensor, thresholds_M1: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the cumulated `weights_MN` (float64) pass the threshold, and the sum before it; both [M, 1].
+
+    Never a place of weight 0; where rounding lets the threshold pass the total, the last one of another weight.
+    """
+    cumulated_MN = weights_MN.cumsum(1)
+    last_M1 = weights_MN.shape[1] - 1 - (weights_MN > 0).flip(1).byte().argmax(1, keepdim=True)
+    place_M1 = torch.minimum(torch.searchsorted(cumulated_MN, thresholds_M1, right=True), last_M1)
+    return place_M1, cumulated_MN.gather(1, place_M1) - weights_MN.gather(1, place_M1)
+
+
+class _Groups(NamedTuple):
+    """Of each position, all [M, 1]: the group of its sample and that of its highest logit, this logit, and the
+    threshold that the sums of exponentials relative to it pass inside the sample's group (float64)."""
+
+    sampled: Tensor
+    best: Tensor
+    maximum: Tensor
+    threshold: Tensor
+
+
+def _choose_groups(highest_MG: Tensor, sums_MG: Tensor, uniforms_M: Tensor) -> _Groups:
+    maximum_M1, best_M1 = highest_MG.max(1, keepdim=True)
+    weights_MG = (sums_MG * (highest_MG - maximum_M1).exp_()).double()
+    thresholds_M1 = uniforms_M.double().unsqueeze(1) * weights_MG.sum(1, keepdim=True)
+    group_M1, before_M1 = choose(weights_MG, thresholds_M1)
+    return _Groups(group_M1, best_M1, maximum_M1, thresholds_M1 - before_M1)
+
+
+def _sample(
+    hidden_MD: Tensor, groups: _Groups, blocks: Sequence[Tensor], bias_V: Tensor, starts_G: Tensor, ends_G: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The inverse-CDF sample and the most likely id of M positions; int64 [M]."""
+    groups_M2 = torch.cat([groups.sampled, groups.best], dim=1)
+    ids_M2K = starts_G[groups_M2].unsqueeze(-1) + torch.arange(GROUP, device=starts_G.device)
+    outside_M2K = ids_M2K >= ends_G[groups_M2].unsqueeze(-1)
+    ids_M2K = ids_M2K.clamp(max=len(bias_V) - 1)
+    rows_MND = lookup(ids_M2K.flatten(1), blocks)
+    if _half_on_a_gpu(hidden_MD):
+        products_MN1 = torch.bmm(rows_MND, hidden_MD.unsqueeze(-1), out_dtype=torch.float32)
+    else:
+        products_MN1 = rows_MND @ hidden_MD.unsqueeze(-1)
+    logits_M2K = products_MN1.view_as(ids_M2K).float() + bias_V.float()[ids_M2K]
+    logits_M2K = logits_M2K.masked_fill_(outside_M2K, float("-inf"))
+    inside_MK = (logits_M2K[:, 0] - groups.maximum).exp_().double()
+    offset_M1, _ = choose(inside_MK, groups.threshold)
+    sample_M1 = ids_M2K[:, 0].gather(1, offset_M1)
+    predicted_M1 = ids_M2K[:, 1].gather(1, logits_M2K[:, 1].argmax(1, keepdim=True))
+    return sample_M1.squeeze(1), predicted_M1.squeeze(1)
+
+
+def _all_samples(
+    hidden_MD: Tensor, arrays: tuple[Tensor, ...], blocks: Sequence[Tensor], bias_V: Tensor, chunk: int
+) -> list[Tensor]:
+    """`_sample` of some positions at a time; `arrays` are highest_MG, sums_MG and uniforms_M."""
+    borders: list[tuple[int, int]] = []  # of every group: first id, and one after the last
+    for tile in _tiles(blocks, chunk):
+        end = tile.start + tile.size
+        borders += [(start, min(start + GROUP, end)) for start in range(tile.start, end, GROUP)]
+    starts_G, ends_G = torch.tensor(borders).to(hidden_MD.device, non_blocking=True).unbind(1)
+    numbers = 2 * GROUP * hidden_MD.shape[1]  # of the embeddings of two groups
+    if hidden_MD.is_cuda:
+        at_once = _ROWS_BYTES // (numbers * hidden_MD.element_size())
+    else:  # no more numbers than a tile
+        at_once = len(hidden_MD) * chunk // numbers
+    pieces = zip(*(array.split(max(at_once, 1)) for array in (hidden_MD, *arrays)), strict=True)
+    parts = [_sample(hidden, _choose_groups(*others), blocks, bias_V, starts_G, ends_G) for hidden, *others in pieces]
+    return [torch.cat(each) for each in zip(*parts, strict=True)]
+
+
+def _group_sums(
+    hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, targets_M: Tensor, chunk: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Highest logits and sums of exponentials relative to them [M, G], and the targets' logits [M]; float32."""
+    highest: list[Tensor] = []
+    sums: list[Tensor] = []
+    at_target_M1 = torch.zeros(len(hidden_MD), 1, dtype=torch.float32, device=hidden_MD.device)
+    for tile in _tiles(blocks, chunk):
+        logits_MC = _logits(hidden_MD, blocks, bias_V, tile)
+        inside_M1, place_M1 = tile.local(targets_M)
+        at_target_M1 = torch.where(inside_M1, logits_MC.gather(1, place_M1), at_target_M1)
+        ragged = -tile.size % GROUP
+        if ragged:
+            logits_MC = F.pad(logits_MC, (0, ragged), value=float("-inf"))
+        logits_MGK = logits_MC.unflatten(1, (-1, GROUP))
+        highest.append(logits_MGK.amax(-1))
+        sums.append(logits_MGK.sub_(highest[-1].unsqueeze(-1)).exp_().sum(-1))
+        del logits_MC, logits_MGK  # or they would still be there while the next tile is made
+    return torch.cat(highest, dim=1), torch.cat(sums, dim=1), at_target_M1.squeeze(1)
+
+
+def _gradient(
+    hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, tile: _Tile, softmax: tuple[Tensor, Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The gradient of a tile's logits [M, C] in the type of the hidden states, and its sum over positions [C];
+    `softmax` is targets_M, lse_M and grad_M."""
+    targets_M, lse_M, grad_M = softmax
+    grad_MC = _logits(hidden_MD, blocks, bias_V, tile).sub_(lse_M[:, None]).exp_()
+    inside_M1, place_M1 = tile.local(targets_M)
+    grad_MC.scatter_add_(1, place_M1, -inside_M1.to(grad_MC.dtype))
+    grad_MC.mul_(grad_M[:, None])
+    return grad_MC.to(hidden_MD.dtype), grad_MC.sum(0)
+
+
+class _MaskedSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, hidden_MD, bias_V, targets_M, uniforms_M, chunk, kernels, open_gradients, *blocks
+    ):
+        if kernels:
+            highest_MG, sums_MG, at_target_M = kernels.group_sums(hidden_MD, list(blocks), bias_V, targets_M)
+        else:
+            highest_MG, sums_MG, at_target_M = _group_sums(hidden_MD, blocks, bias_V, targets_M, chunk)
+        maximum_M1 = highest_MG.amax(1, keepdim=True)
+        lse_M1 = (sums_MG * (highest_MG - maximum_M1).exp_()).sum(1, keepdim=True).log() + maximum_M1
+        lse_M = lse_M1.squeeze(1)
+        arrays = highest_MG, sums_MG, uniforms_M
+        if kernels:
+            at_once = max(_SUMS_BYTES // (32 * highest_MG.shape[1]), 1)  # bytes of a group at `choose`'s peak
+            pieces = zip(*(array.split(at_once) for array in arrays), strict=True)
+            groups = [torch.cat(each).squeeze(1) for each in zip(*(_choose_groups(*p) for p in pieces), strict=True)]
+            sample_M, predicted_M = kernels.sample(hidden_MD, list(blocks), bias_V, *groups).unbind(0)
+        else:
+            sample_M, predicted_M = _all_samples(hidden_MD, arrays, blocks, bias_V, chunk)
+        ctx.save_for_backward(hidden_MD, bias_V, targets_M, lse_M, *blocks)
+        ctx.chunk, ctx.kernels, ctx.open_gradients = chunk, kernels, open_gradients
+        ctx.mark_non_differentiable(sample_M, predicted_M)
+        return lse_M - at_target_M, sample_M, predicted_M
+
+    @staticmethod
+    def backward(ctx, grad_M, _samples, _predicted):  # type: ignore[no-untyped-def]
+        hidden_MD, bias_V, targets_M, lse_M, *blocks = ctx.saved_tensors
+        grad_hidden = torch.zeros_like(hidden_MD, dtype=torch.promote_types(hidden_MD.dtype, torch.float32))
+        grad_bias = torch.empty_like(bias_V)
+        opened: list[Any] = [None if each is None else each() for each in ctx.open_gradients]
+        grad_blocks = [
+            torch.empty_like(block) if add is None else None for add, block in zip(opened, blocks, strict=True)
+        ]
+        gradient = ctx.kernels.gradient if ctx.kernels else _gradient
+        for tile in _tiles(blocks, ctx.chunk):
+            part_MC, sums_C = gradient(hidden_MD, blocks, bias_V, tile, (targets_M, lse_M, grad_M))
+            grad_bias[tile.start : tile.start + tile.size] = sums_C
+            grad_block, rows_CD = grad_blocks[tile.block], blocks[tile.block][tile.rows]
+            if grad_block is None:
+                opened[tile.block](tile.rows, part_MC.t() @ hidden_MD)
+            else:
+                torch.mm(part_MC.t(), hidden_MD, out=grad_block[tile.rows])
+            if _half_on_a_gpu(hidden_MD):
+                torch.addmm(grad_hidden, part_MC, rows_CD, out_dtype=torch.float32, out=grad_hidden)
+            else:
+                grad_hidden += part_MC @ rows_CD
+            del part_MC
+        return grad_hidden.to(hidden_MD.dtype), grad_bias, None, None, None, None, None, *grad_blocks
+
+
+def triton_kernels(choice: str, hidden_MD: Tensor) -> ModuleType | None:
+    """`masked_head_triton` where it computes what `model.kernels` asks for: on a GPU in bf16 or fp16, and on a CPU in
+    Triton's interpreter (which has no bf16 products) if the choice is triton."""
+    interpreted = choice == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+    on_cpu = interpreted and hidden_MD.dtype in (torch.float32, torch.float16)
+    fits = _half_on_a_gpu(hidden_MD) if hidden_MD.is_cuda else on_cpu
+    if choice == "torch" or not fits or hidden_MD.shape[1] % 16:
+        return None
+    try:
+        from . import masked_head_triton
+    except ImportError as missing:
+        if choice == "auto":
+            return None
+        raise ValueError(
+            "model.kernels triton needs the package triton, which torch's CUDA builds bring: install it, or set "
+            "model.kernels to auto"
+        ) from missing
+    assert masked_head_triton.GROUP == GROUP
+    return masked_head_triton
+
+
+def masked_softmax(
+    hidden_MD: Tensor,
+    blocks: Sequence[Tensor],
+    bias_V: Tensor,
+    targets_M: Tensor,
+    uniforms_M: Tensor,
+    chunk: int,
+    kernels: str = "auto",
+) -> MaskedTokens:
+    """Softmax over the vocabulary (`blocks` are the tied embedding's, V rows in all) at M positions, `chunk` ids at a
+    time (rounded up to a multiple of 128).
+
+    `targets_M` int64; `uniforms_M` float32 in [0, 1). Extra memory is little more than one float32 [M, `chunk`], with
+    the Triton kernels one [M, `chunk`] in the type of the hidden states, in the backward pass alone. `kernels` is
+    `model.kernels`: auto, torch or triton.
+    """
+    if len(hidden_MD) == 0:  # a row of padding alone; keeps the graph connected
+        empty, nothing = targets_M.new_empty(0), sum(0 * each.sum() for each in (bias_V, *blocks))
+        return MaskedTokens((hidden_MD.sum(1) + nothing).float(), empty, empty)
+    chunk = -(-chunk // GROUP) * GROUP
+    open_gradients = [getattr(block, "open_gradient", None) for block in blocks]
+    module = triton_kernels(kernels, hidden_MD)
+    if module:
+        hidden_MD, targets_M = hidden_MD.contiguous(), targets_M.contiguous()
+    given = hidden_MD, bias_V, targets_M, uniforms_M, chunk, module, open_gradients
+    return MaskedTokens(*_MaskedSoftmax.apply(*given, *blocks))

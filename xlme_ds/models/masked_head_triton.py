@@ -1,0 +1,213 @@
+"""The masked head's vocabulary softmax (`masked_head.py`) as Triton kernels: logits exist in registers alone.
+
+A program takes BM positions and the K = GROUP ids of a group, and multiplies over D with float32 sums that are never
+rounded: X Wᵀ + b, [BM, K]. Programs that follow one another share the group, so its rows of the table are read from
+memory once; the hidden states stay in L2. Every number is written by one program, and every sum has a fixed order: the
+same inputs give the same bits.
+
+M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width. Above each operator is what it multiplies
+(FLOPs, an addition counted as one) and what it moves (bytes, each input read from memory once; e bytes a number).
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+GROUP = 128  # masked_head.py's
+# Positions of a program, and what the compiler is given for them: two programs are at work on a multiprocessor and
+# nothing spills (tests/models/test_masked_head_kernels.py).
+POSITIONS = 128
+OF_TILES = {"num_warps": 8, "num_stages": 3, "maxnreg": 128}
+OF_SAMPLES = {"num_warps": 4, "num_stages": 2}
+K = tl.constexpr(GROUP)
+# One code for all batches and blocks: none of its own for a 1, or for a number that 16 divides.
+VARYING = ["positions", "size", "first_id", "first_group", "groups"]
+
+
+@triton.jit
+def _logits(x, table, bias, start, group, positions, size, BM: tl.constexpr, BK: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[BM, K] in float32; −inf past the last id, and past the last position that one's."""
+    row = tl.minimum(tl.arange(0, BM), positions - start - 1)[:, None]
+    n = tl.arange(0, K)
+    last = size - group * K - 1
+    id, column = tl.minimum(n, last)[:, None], tl.arange(0, BK)[None, :]
+    x_at = x + start.to(tl.int64) * D + row * D + column
+    table_at = table + group.to(tl.int64) * K * D + id * D + column
+    acc = tl.zeros([BM, K], tl.float32)
+    for _ in range(0, D, BK):
+        acc = tl.dot(tl.load(x_at), tl.trans(tl.load(table_at)), acc, input_precision="ieee")
+        x_at, table_at = x_at + BK, table_at + BK
+    return acc + tl.load(bias + group * K + n, n <= last, other=float("-inf")).to(tl.float32)[None, :]
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _group_sums(  # type: ignore[no-untyped-def]
+    x, table, bias, targets, highest, sums, at_target,
+    positions, size, first_id, first_group, groups, BM: tl.constexpr, BK: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Highest logit and sum of exponentials [M, G], and the target's logit where it is here [M]."""
+    tiles = tl.cdiv(positions, BM)
+    start, group = tl.program_id(0) % tiles * BM, tl.program_id(0) // tiles
+    logits = _logits(x, table, bias, start, group, positions, size, BM, BK, D)
+    m = start + tl.arange(0, BM)
+    top = tl.max(logits, 1)
+    at = m.to(tl.int64) * groups + first_group + group
+    tl.store(highest + at, top, m < positions)
+    tl.store(sums + at, tl.sum(tl.exp(logits - top[:, None]), 1), m < positions)
+    place = tl.load(targets + m, m < positions, other=-1) - first_id - group * K
+    here = (place >= 0) & (place < tl.minimum(size - group * K, K))
+    found = tl.sum(tl.where(tl.arange(0, K)[None, :] == place[:, None], logits, 0.0), 1)
+    tl.store(at_target + m, found, here)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _sample(  # type: ignore[no-untyped-def]
+    x, table, bias, chosen, maximum, threshold, ids,
+    positions, size, first_id, first_group, BK: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Of one position the sample (program 0 of the second axis) or the most likely id (1), [2, M], where the group
+    chosen for it is in this block."""
+    m, which = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    group = tl.load(chosen + which * positions + m).to(tl.int32) - first_group
+    if (group >= 0) & (group * K < size):
+        n, column = tl.arange(0, K), tl.arange(0, BK)
+        last = tl.minimum(size - group * K, K) - 1
+        table_at = table + group.to(tl.int64) * K * D + tl.minimum(n, last)[:, None] * D + column[None, :]
+        x_at = x + m * D + column
+        acc = tl.zeros([K, BK], tl.float32)
+        for _ in range(0, D, BK):
+            acc += tl.load(table_at).to(tl.float32) * tl.load(x_at).to(tl.float32)[None, :]
+            x_at, table_at = x_at + BK, table_at + BK
+        logits = tl.sum(acc, 1) + tl.load(bias + group * K + n, n <= last, other=float("-inf")).to(tl.float32)
+        if which == 0:  # masked_head.choose; here sums are made in a tree, so they may fall by a rounding
+            weights = tl.exp(logits - tl.load(maximum + m)).to(tl.float64)
+            passed = (weights > 0) & (tl.cumsum(weights, 0) > tl.load(threshold + m))
+            place = tl.minimum(tl.min(tl.where(passed, n, K), 0), tl.max(tl.where(weights > 0, n, 0), 0))
+        else:
+            place = tl.minimum(tl.argmax(logits, 0), last)  # NaNs have no largest
+        tl.store(ids + which * positions + m, first_id + group * K + place)
+
+
+@triton.jit(do_not_specialize=VARYING)
+def _gradient(  # type: ignore[no-untyped-def]
+    x, table, bias, targets, lse, grad, part, sums,
+    positions, size, width, first_id, BM: tl.constexpr, BK: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """(exp(logit − lse) − 1[target]) · g of the loss, [M, width], and its sum over the tile's positions; 0 past the
+    last id."""
+    tiles = tl.cdiv(positions, BM)
+    start, group = tl.program_id(0) % tiles * BM, tl.program_id(0) // tiles
+    logits = _logits(x, table, bias, start, group, positions, size, BM, BK, D)
+    m, n = start + tl.arange(0, BM), tl.arange(0, K)
+    row = tl.minimum(m, positions - 1)
+    place = tl.load(targets + row) - first_id - group * K
+    p = tl.exp(logits - tl.load(lse + row)[:, None]) - (n[None, :] == place[:, None]).to(tl.float32)
+    p *= tl.load(grad + m, m < positions, other=0.0)[:, None]
+    at = m.to(tl.int64)[:, None] * width + group * K + n[None, :]
+    tl.store(part + at, p.to(part.dtype.element_ty), (m < positions)[:, None])
+    tl.store(sums + tl.program_id(0) % tiles * width + group * K + n, tl.sum(p, 0))
+
+
+# Operators of their own, into which torch.compile does not look.
+# 2·M·V·D FLOPs; e·D·(V + M) + e·V + 8·M·G bytes.
+@torch.library.custom_op("xlme_ds::masked_head_group_sums", mutates_args=())
+def group_sums(
+    hidden_MD: Tensor, blocks: list[Tensor], bias_V: Tensor, targets_M: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Highest logits and sums of exponentials relative to them [M, G], and the targets' logits [M]; float32."""
+    out = _empty_sums(hidden_MD, blocks)
+    first_id = first_group = 0
+    for block in blocks:
+        size, groups = len(block), triton.cdiv(len(block), GROUP)
+        tensors = hidden_MD, block, bias_V[first_id:], targets_M, *out
+        numbers = len(hidden_MD), size, first_id, first_group, out[0].shape[1]
+        _launch(
+            _group_sums,
+            (triton.cdiv(len(hidden_MD), POSITIONS) * groups,),
+            *tensors,
+            *numbers,
+            BM=POSITIONS,
+            **OF_TILES,
+        )
+        first_id, first_group = first_id + size, first_group + groups
+    return out
+
+
+# 4·M·K·D FLOPs; 2·e·M·K·D bytes, from L2 where positions share a group.
+@torch.library.custom_op("xlme_ds::masked_head_sample", mutates_args=())
+def sample(
+    hidden_MD: Tensor,
+    blocks: list[Tensor],
+    bias_V: Tensor,
+    sampled_M: Tensor,
+    best_M: Tensor,
+    maximum_M: Tensor,
+    threshold_M: Tensor,
+) -> Tensor:
+    """The samples and the most likely ids, int64 [2, M], of what `masked_head._choose_groups` chose."""
+    chosen_2M = torch.stack([sampled_M, best_M])
+    ids_2M = torch.empty_like(chosen_2M)
+    first_id = first_group = 0
+    for block in blocks:
+        tensors = hidden_MD, block, bias_V[first_id:], chosen_2M, maximum_M, threshold_M, ids_2M
+        numbers = len(hidden_MD), len(block), first_id, first_group
+        _launch(_sample, (len(hidden_MD), 2), *tensors, *numbers, **OF_SAMPLES)
+        first_id, first_group = first_id + len(block), first_group + triton.cdiv(len(block), GROUP)
+    return ids_2M
+
+
+# 2·M·C·D FLOPs; e·D·(C + M) + e·C + e·M·C + 4·C·M/BM bytes.
+@torch.library.custom_op("xlme_ds::masked_head_gradient", mutates_args=())
+def _gradients(
+    hidden_MD: Tensor, rows_CD: Tensor, bias_C: Tensor, targets_M: Tensor, lse_M: Tensor, grad_M: Tensor, first_id: int
+) -> tuple[Tensor, Tensor]:
+    """The gradient of a tile's logits, and its sums over the positions of each program [programs, C]; C is filled up
+    to whole groups with zeros."""
+    part_MC, sums_NC = _empty_gradients(hidden_MD, rows_CD)
+    tensors = hidden_MD, rows_CD, bias_C, targets_M, lse_M, grad_M, part_MC, sums_NC
+    numbers = len(hidden_MD), len(rows_CD), part_MC.shape[1], first_id
+    _launch(_gradient, (len(sums_NC) * part_MC.shape[1] // GROUP,), *tensors, *numbers, BM=POSITIONS, **OF_TILES)
+    return part_MC, sums_NC
+
+
+def gradient(
+    hidden_MD: Tensor, blocks: list[Tensor], bias_V: Tensor, tile: Any, softmax: tuple[Tensor, Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """As `masked_head._gradient`."""
+    bias_C = bias_V[tile.start : tile.start + tile.size]
+    targets_M, lse_M, grad_M = softmax
+    given = targets_M, lse_M, grad_M.contiguous(), tile.start
+    part_MC, sums_NC = _gradients(hidden_MD, blocks[tile.block][tile.rows], bias_C, *given)
+    return part_MC[:, : tile.size], sums_NC.sum(0)[: tile.size]
+
+
+def _empty_sums(hidden_MD: Tensor, blocks: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    groups = sum(triton.cdiv(len(block), GROUP) for block in blocks)
+    shapes = (len(hidden_MD), groups), (len(hidden_MD), groups), (len(hidden_MD),)
+    highest_MG, sums_MG, at_target_M = (hidden_MD.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    return highest_MG, sums_MG, at_target_M
+
+
+def _empty_gradients(hidden_MD: Tensor, rows_CD: Tensor) -> tuple[Tensor, Tensor]:
+    width, programs = triton.cdiv(len(rows_CD), GROUP) * GROUP, triton.cdiv(len(hidden_MD), POSITIONS)
+    return hidden_MD.new_empty(len(hidden_MD), width), hidden_MD.new_empty(programs, width, dtype=torch.float32)
+
+
+group_sums.register_fake(lambda hidden_MD, blocks, *others: _empty_sums(hidden_MD, blocks))
+sample.register_fake(lambda hidden_MD, blocks, bias_V, sampled_M, *others: torch.stack([sampled_M, sampled_M]))
+_gradients.register_fake(lambda hidden_MD, rows_CD, *others: _empty_gradients(hidden_MD, rows_CD))
+
+
+def columns(width: int) -> int:
+    """How many columns of the `width` a program multiplies at a time: all of them in whole pieces."""
+    return next(size for size in (64, 32, 16) if width % size == 0)
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], *given: Any, **options: int) -> None:
+    """`given` begins with the hidden states."""
+    width = given[0].shape[1]
+    assert all(each.is_contiguous() for each in given if isinstance(each, Tensor))
+    kernel[grid](*given, D=width, BK=columns(width), **options)
