@@ -35,6 +35,7 @@ class Rates:
     """What kernels of one GPU reach: operations and bytes a second, and the seconds of the smallest kernel."""
 
     products: float  # of bf16 matrices, as cuBLAS multiplies large ones
+    triton: float  # of bf16 matrices, as a Triton kernel does
     single: float  # of float32 matrices
     attention: float  # of an attention kernel's products
     memory: float
@@ -44,12 +45,16 @@ class Rates:
 
 
 # Products and memory of H100 and H200 are what large products and copies were seen to reach, less a tenth (790 TFLOP/s
-# and 4.3 TB/s on an H200, 3.0 TB/s on an H100); those of the A100 are the same shares of its data sheet. Attention and
-# floor are assumed.
+# and 4.3 TB/s on an H200, 3.0 TB/s on an H100); those of the A100 are the same shares of its data sheet. What Triton
+# kernels and attention reach, and the floor, are assumed.
 GPUS = {
-    "h200": Rates(700e12, 50e12, 300e12, 4.0e12, 3e-6, 989e12, "data sheet: 989 TFLOP/s, float32 67, 4.8 TB/s"),
-    "h100": Rates(700e12, 50e12, 300e12, 2.7e12, 3e-6, 989e12, "data sheet: 989 TFLOP/s, float32 67, 3.35 TB/s"),
-    "a100": Rates(220e12, 15e12, 100e12, 1.65e12, 3e-6, 312e12, "data sheet: 312 TFLOP/s, float32 19.5, 2.0 TB/s"),
+    "h200": Rates(700e12, 500e12, 50e12, 300e12, 4.0e12, 3e-6, 989e12, "data sheet: 989 TFLOP/s, float32 67, 4.8 TB/s"),
+    "h100": Rates(
+        700e12, 500e12, 50e12, 300e12, 2.7e12, 3e-6, 989e12, "data sheet: 989 TFLOP/s, float32 67, 3.35 TB/s"
+    ),
+    "a100": Rates(
+        220e12, 160e12, 15e12, 100e12, 1.65e12, 3e-6, 312e12, "data sheet: 312 TFLOP/s, float32 19.5, 2.0 TB/s"
+    ),
 }
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}

@@ -49,6 +49,7 @@ from xlme_ds.engine.engine import Engine
 from xlme_ds.models import execution
 from xlme_ds.models.attention import item_bounds
 from xlme_ds.models.attention_triton import TILES
+from xlme_ds.models.masked_head import GROUP
 from xlme_ds.objectives import objective_of
 from xlme_ds.validate import validate
 
@@ -131,7 +132,7 @@ def _part(module: str) -> str:
         return module.split(".")[0].replace("_", " ") or "tables, losses, sums of gradients"
     inside = {"attention": "attention", "up": "feed-forward", "down": "feed-forward"}.get(found[3] or "", "rest")
     if re.fullmatch(r"\w+\.layers\.\d+", module):  # itself: compiled as one, its norms are counted with it
-        inside = "whole layers"
+        inside = "layers"
     return f"{found[1]}: {inside}"
 
 
@@ -142,6 +143,20 @@ def _attention(share: float, backward: bool, args: Any, out: Any) -> tuple[float
     products = (7 if backward else 2) * 2.0 * rows * heads * tokens**2 * size * share
     one = 2.0 * args[0].numel()
     return products, (12 if backward else 4) * one, 2 if backward else 1, "attention"
+
+
+def _group_sums(args: Any, out: Any) -> tuple[float, float, int, str]:
+    """The product of hidden states and table, and two numbers a group; a kernel a block."""
+    hidden_MD, blocks = args[:2]
+    read = hidden_MD.numel() + sum(block.numel() for block in blocks)
+    return 2.0 * len(hidden_MD) * (read - hidden_MD.numel()), 2.0 * read + 8.0 * out[0].numel(), len(blocks), "triton"
+
+
+def _logit_gradient(args: Any, out: Any) -> tuple[float, float, int, str]:
+    """The same product for a tile of ids, whose gradient is written."""
+    hidden_MD, rows_CD = args[:2]
+    moved = 2.0 * (hidden_MD.numel() + rows_CD.numel() + out[0].numel()) + 4.0 * out[1].numel()
+    return 2.0 * len(hidden_MD) * rows_CD.numel(), moved, 1, "triton"
 
 
 def formulas(batch: Any) -> dict[str, Formula]:
@@ -156,6 +171,14 @@ def formulas(batch: Any) -> dict[str, Formula]:
     return {
         "xlme_ds::attend": partial(_attention, share, False),
         "xlme_ds::attend_backward": partial(_attention, share, True),
+        "xlme_ds::masked_head_group_sums": _group_sums,
+        "xlme_ds::masked_head_sample": lambda args, out: (
+            4.0 * len(args[0]) * GROUP * args[0].shape[1],
+            4.0 * args[0].numel() * GROUP,
+            len(args[1]),
+            "single",
+        ),
+        "xlme_ds::masked_head_gradient": _logit_gradient,
         # SplitMix64 in torch's integer operations, each reading and writing all of its words.
         "xlme_ds::derive": lambda args, out: (0.0, 0.0, 12, "products"),
         "xlme_ds::dropped": lambda args, out: (0.0, 26 * 2.0 * out.numel(), 13, "products"),
@@ -192,16 +215,15 @@ def count(settings: Settings) -> tuple[Counter, RunConfig]:
     counter = Counter(GPUS[settings.gpu], formulas(source.batches[0]), _part)
     execution.compiled = fused.compiled(counter)  # type: ignore[assignment]
     _Gpu.waited = staticmethod(lambda: counter.wait("DeepSpeed's synchronize"))
-    with _pretended(gpus):
-        with counter:
-            counter.counting = False
-            engine = assemble(run, objective_of(run.objective), _fill, source, None)
-            counter.counting = True
-            _name_phases(engine, counter)
-            counter.names = {module: name for name, module in engine.module.module.named_modules()}
-            engine.train_batch(0, 1e-4, detailed=False)
-            counter.forget()
-            engine.train_batch(1, 1e-4, detailed=False)
+    with _pretended(gpus), counter:
+        counter.counting = False
+        engine = assemble(run, objective_of(run.objective), _fill, source, None)
+        counter.counting = True
+        _name_phases(engine, counter)
+        counter.names = {module: name for name, module in engine.module.module.named_modules()}
+        engine.train_batch(0, 1e-4, detailed=False)
+        counter.forget()
+        engine.train_batch(1, 1e-4, detailed=False)
     return counter, run
 
 
@@ -278,17 +300,16 @@ def main(arguments: list[str] | None = None) -> None:
     console = Console(highlight=False)
     for kind in ("part", "operator") if settings.operators else ("part",):
         console.print(_show(found, kind))
-    waits = ", ".join(f"{reason} {times}" for reason, times in found["host_syncs"].items()) or "none"
+
+    def listed(values: dict[str, float]) -> str:
+        return ", ".join(f"{name} {value:.3g}" for name, value in values.items()) or "none"
+
     console.print(
         f"counted, not measured: {found['tokens_per_s']:,.0f} tokens/s, {found['fraction_of_peak']:.1%} of the dense "
-        f"bf16 peak\n"
-        f"tensors take {found['memory_gib']:.1f} GiB at the fullest moment, the planner says "
-        f"{found['planned_memory_gib']:.1f}\nthe host waits for the GPU {found['host_syncs_per_step']} times a step: {waits}"
+        f"bf16 peak\ntensors take {found['memory_gib']:.1f} GiB at the fullest moment, the planner says "
+        f"{found['planned_memory_gib']:.1f}\nthe host waits for the GPU {found['host_syncs_per_step']} times a step: "
+        f"{listed(found['host_syncs'])}\nhanded to collectives, GB: {listed(found['sent_gigabytes'])}"
     )
-    if found["sent_gigabytes"]:
-        console.print(
-            "handed to collectives, GB: " + ", ".join(f"{k} {v:.3g}" for k, v in found["sent_gigabytes"].items())
-        )
 
 
 if __name__ == "__main__":
