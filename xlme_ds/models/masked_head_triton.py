@@ -124,14 +124,8 @@ def group_sums(
         size, groups = len(block), triton.cdiv(len(block), GROUP)
         tensors = hidden_MD, block, bias_V[first_id:], targets_M, *out
         numbers = len(hidden_MD), size, first_id, first_group, out[0].shape[1]
-        _launch(
-            _group_sums,
-            (triton.cdiv(len(hidden_MD), POSITIONS) * groups,),
-            *tensors,
-            *numbers,
-            BM=POSITIONS,
-            **OF_TILES,
-        )
+        grid = (triton.cdiv(len(hidden_MD), POSITIONS) * groups,)
+        _launch(_group_sums, grid, *tensors, *numbers, BM=POSITIONS, **OF_TILES)
         first_id, first_group = first_id + size, first_group + groups
     return out
 
