@@ -94,8 +94,9 @@ def _kernels(counter: Counter, graph: fx.GraphModule) -> Any:
         inside = set(nodes)
         if all(_is_view(node) for node in nodes):
             continue
-        # A view is what it is a view of: that is read or written once.
-        reads = {(_base(each), _size(each)) for node in nodes for each in node.all_input_nodes if each not in inside}
+        # A view is what it is a view of: that is read or written once. Of several outputs one is taken.
+        edges = [(each, node) for node in nodes for each in node.all_input_nodes if each not in inside]
+        reads = {(_base(each), _size(each if isinstance(each.meta["val"], Tensor) else node)) for each, node in edges}
         writes = {_base(node) for node in nodes if any(user not in inside for user in node.users)} & inside
         sums = sum(_over_rows(node) for node in nodes)
         moves = sum(size for _, size in reads) + sum(map(_size, writes))

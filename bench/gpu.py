@@ -33,37 +33,37 @@ NEEDED_BY_DEEPSPEED = ("deepspeed", "pyarrow", "sentencepiece")
 # The last is the feed-forward product of Base on 32 rows of 512.
 SHAPES = ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 768, 3072))
 ROWS = 64  # of each task a step: the published batch on 32 GPUs
-# Recipe, rows of each task in a micro-batch, activation checkpointing, ids of a tile of the softmax, attention,
+# Recipe, rows of each task in a micro-batch, activation checkpointing, ids of a tile of the softmax, model.kernels,
 # model.compile.
 STEPS = (
-    ("base_zero1", 32, False, 8192, "sdpa", "none"),
+    ("base_zero1", 32, False, 8192, "torch", "none"),
     ("base_zero1", 32, False, 8192, "triton", "none"),
     ("base_zero1", 32, False, 8192, "triton", "layers"),
     ("base_zero1", 32, False, 8192, "triton", "graphs"),
-    ("large_zero2", 8, False, 8192, "sdpa", "none"),
-    ("base_zero1", 16, False, 8192, "sdpa", "none"),
-    ("base_zero1", 64, False, 8192, "sdpa", "none"),
+    ("large_zero2", 8, False, 8192, "torch", "none"),
+    ("base_zero1", 16, False, 8192, "torch", "none"),
+    ("base_zero1", 64, False, 8192, "torch", "none"),
     ("base_zero1", 64, False, 8192, "triton", "layers"),
-    ("base_zero1", 32, False, 8192, "sdpa", "layers"),
+    ("base_zero1", 32, False, 8192, "torch", "layers"),
     ("base_zero1", 8, False, 8192, "triton", "none"),
     ("base_zero1", 8, False, 8192, "triton", "layers"),
     ("base_zero1", 8, False, 8192, "triton", "graphs"),
-    ("base_zero1", 32, False, 32_768, "sdpa", "none"),
-    ("large_zero2", 16, False, 8192, "sdpa", "none"),
+    ("base_zero1", 32, False, 32_768, "torch", "none"),
+    ("large_zero2", 16, False, 8192, "torch", "none"),
     ("large_zero2", 16, False, 8192, "triton", "none"),
     ("large_zero2", 16, False, 8192, "triton", "layers"),
-    ("base_zero1", 64, True, 8192, "sdpa", "none"),
-    ("large_zero2", 32, False, 8192, "sdpa", "none"),
+    ("base_zero1", 64, True, 8192, "torch", "none"),
+    ("large_zero2", 32, False, 8192, "torch", "none"),
     ("large_zero2", 32, False, 8192, "triton", "layers"),
-    ("large_zero2", 32, True, 8192, "sdpa", "none"),
+    ("large_zero2", 32, True, 8192, "torch", "none"),
 )
 QUICK_STEPS = (
-    ("base_zero1", 1, False, 256, "sdpa", "none"),
-    ("base_zero1", 1, False, 256, "sdpa", "layers"),
-    ("large_zero2", 2, True, 256, "sdpa", "none"),
+    ("base_zero1", 1, False, 256, "torch", "none"),
+    ("base_zero1", 1, False, 256, "torch", "layers"),
+    ("large_zero2", 2, True, 256, "torch", "none"),
 )
-PROFILES = (("sdpa", "none"), ("triton", "none"), ("triton", "layers"))
-"""Attention and model.compile; the CPU runs the first."""
+PROFILES = (("torch", "none"), ("triton", "none"), ("triton", "layers"))
+"""model.kernels and model.compile; the CPU runs the first."""
 
 
 class Report:
@@ -138,15 +138,15 @@ def measure_all(report: Report, device: Device, engine: str, quick: bool) -> Non
         for dtype in DTYPES:
             report.run("parity", {"case": name, "dtype": dtype}, partial(parity, case, device, dtype))
     rows = 2 if quick else ROWS
-    for name, micro_batch, checkpointing, chunk, kernel, compile in QUICK_STEPS if quick else STEPS:
-        run = run_config(name, rows, micro_batch, checkpointing, chunk, quick, kernel, compile)
+    for name, micro_batch, checkpointing, chunk, kernels, compile in QUICK_STEPS if quick else STEPS:
+        run = run_config(name, rows, micro_batch, checkpointing, chunk, quick, kernels, compile)
         labels = {"recipe": name, "micro_batch": micro_batch, "checkpointing": checkpointing, "head_chunk": chunk}
-        labels |= {"attention": kernel, "compile": compile}
+        labels |= {"model_kernels": kernels, "compile": compile}
         report.run("steps", labels, partial(step, run, device, engine, rounds, report.matmul_tflops()))
     micro_batch = 1 if quick else 32
-    for kernel, compile in PROFILES if device.kind == "cuda" else PROFILES[:1]:
-        run = run_config("base_zero1", rows, micro_batch, False, 256 if quick else 8192, quick, kernel, compile)
-        labels = {"recipe": "base_zero1", "micro_batch": micro_batch, "attention": kernel, "compile": compile}
+    for kernels, compile in PROFILES if device.kind == "cuda" else PROFILES[:1]:
+        run = run_config("base_zero1", rows, micro_batch, False, 256 if quick else 8192, quick, kernels, compile)
+        labels = {"recipe": "base_zero1", "micro_batch": micro_batch, "model_kernels": kernels, "compile": compile}
         report.run("profile", labels, partial(where_time_goes, run, device, engine))
 
 

@@ -5,6 +5,7 @@ largest number; of integers, the share that differs.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -83,8 +84,9 @@ def _equal_bits(found: Tensors, again: Tensors) -> None:
         raise RuntimeError("a second run on the same inputs gave other bits: a resumed run would leave its curve")
 
 
-def attention(device: torch.device, dtype: torch.dtype, kernel: str) -> Tensors:
-    """Gated bias and block-diagonal mask, padding included, with the kernel that `model.attention` names on a GPU."""
+def attention(device: torch.device, dtype: torch.dtype, kernels: str) -> Tensors:
+    """Gated bias and block-diagonal mask, padding included, with the kernels that `model.kernels` names on a GPU."""
+    cfg = replace(SMALL, kernels=kernels)  # type: ignore[arg-type]
     module = _fill_module(Attention(SMALL), 0.1, device, dtype)
     table = _fill_module(RelativePositionTable(SMALL.heads, 32, 128), 0.5, device, dtype)
     x_BTD = _fill((3, 192, SMALL.width), 9, 1.0, device, dtype)
@@ -93,11 +95,11 @@ def attention(device: torch.device, dtype: torch.dtype, kernel: str) -> Tensors:
     inputs = {"x": x_BTD, "table": table.weight, **dict(module.named_parameters())}
 
     def run() -> Tensors:
-        out_BTD = module(x_BTD, shared_bias(kernel, segments_BT, table(192), dtype))
+        out_BTD = module(x_BTD, shared_bias(cfg, segments_BT, table(192), dtype))
         return _with_gradients({"output": out_BTD}, inputs)
 
     found = run()
-    _equal_bits(found, run() if kernel == "triton" else found)
+    _equal_bits(found, run() if kernels == "triton" else found)
     return found
 
 
@@ -171,13 +173,13 @@ def electra(device: torch.device, dtype: torch.dtype) -> Tensors:
 
 CASES: dict[str, Case] = {
     "relative position table": relative_table,
-    "attention with gated bias and item mask": partial(attention, kernel="sdpa"),
+    "attention with gated bias and item mask": partial(attention, kernels="torch"),
     "token lookup": token_lookup,
     "masked head": partial(masked_head, kernels="torch"),
     "whole model": electra,
 }
 ON_A_GPU: dict[str, Case] = {
-    "attention in Triton kernels, twice": partial(attention, kernel="triton"),
+    "attention in Triton kernels, twice": partial(attention, kernels="triton"),
     "masked head in Triton kernels, twice": partial(masked_head, kernels="triton"),
 }
 """Cases that would compare the CPU with itself there."""

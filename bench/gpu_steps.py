@@ -130,12 +130,12 @@ class MasterWeights(Engine):
 
 def run_config(
     name: str, rows: int, micro_batch: int, checkpointing: bool, chunk: int, quick: bool,
-    kernel: str = "sdpa", compile: str = "none",
+    kernels: str = "torch", compile: str = "none",
 ) -> RunConfig:  # fmt: skip
     """A recipe on one process with `rows` of each task a step; `quick`: the same shape of model, tiny."""
     run = recipe(name)
     model = replace(
-        run.model, activation_checkpointing=checkpointing, head_chunk=chunk, attention=kernel, compile=compile
+        run.model, activation_checkpointing=checkpointing, head_chunk=chunk, kernels=kernels, compile=compile
     )
     if quick:
         model = replace(

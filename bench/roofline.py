@@ -48,8 +48,7 @@ from xlme_ds.engine.build import assemble
 from xlme_ds.engine.engine import Engine
 from xlme_ds.models import execution
 from xlme_ds.models.attention import item_bounds
-from xlme_ds.models.attention_triton import TILES
-from xlme_ds.models.masked_head import GROUP
+from xlme_ds.models.tiles import GROUP, tiling
 from xlme_ds.objectives import objective_of
 from xlme_ds.validate import validate
 
@@ -139,10 +138,11 @@ def _part(module: str) -> str:
 def _attention(share: float, backward: bool, args: Any, out: Any) -> tuple[float, float, int, str]:
     """`share` of the pairs of a query and a key lie in tiles that are computed: of two products forward, of seven
     backward, by two kernels that both read q, k, v and the output's gradient."""
-    rows, heads, tokens, size = args[0].shape
+    rows, tokens, _, heads, size = args[0].shape
     products = (7 if backward else 2) * 2.0 * rows * heads * tokens**2 * size * share
-    one = 2.0 * args[0].numel()
-    return products, (12 if backward else 4) * one, 2 if backward else 1, "attention"
+    one = 2.0 * rows * tokens * heads * size
+    of_d = 4.0 * out[1].numel() if backward else 0.0
+    return products, (12 if backward else 4) * one + of_d, 3 if backward else 1, "attention"
 
 
 def _group_sums(args: Any, out: Any) -> tuple[float, float, int, str]:
@@ -161,7 +161,7 @@ def _logit_gradient(args: Any, out: Any) -> tuple[float, float, int, str]:
 
 def formulas(batch: Any) -> dict[str, Formula]:
     """Of our own operators, on rows as in `batch`."""
-    tile = TILES[2]
+    tile = tiling(64, 2).tile
     first_BT, end_BT = item_bounds(batch.segments_BT)
     tokens = first_BT.shape[1]
     starts = torch.arange(0, tokens, tile)

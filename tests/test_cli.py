@@ -73,8 +73,8 @@ def test_recipes_are_legal(name: str) -> None:
         (RunConfig("x", model=ModelConfig(norm_epsilon=0.0)), "model.norm_epsilon is 0"),
         (RunConfig("x", model=ModelConfig(attention_dropout=1.0)), "model.attention_dropout is 1.0"),
         (
-            RunConfig("x", model=ModelConfig(attention_dropout=0.1, attention="triton")),
-            "model.attention triton never has attention weights whole, .* set it to sdpa",
+            RunConfig("x", model=ModelConfig(attention_dropout=0.1, kernels="triton")),
+            "model.kernels triton never has attention weights whole, .* set it to auto",
         ),
         (
             RunConfig("x", model=ModelConfig(vocabulary=10, vocabulary_blocks=7)),

@@ -127,7 +127,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
 }
 ENGINES = {"zero1": ("deepspeed", 1), "zero2": ("deepspeed", 2), "zero3": ("deepspeed", 3), "pipe": ("pipeline", 1)}
 # These change speed and memory, not the curve.
-FREE = ("vocabulary_blocks", "attention", "compile", "head_chunk", "activation_checkpointing")
+FREE = ("vocabulary_blocks", "kernels", "compile", "head_chunk", "activation_checkpointing")
 NOT_READ = (
     "generator_layers",
     "relative_buckets",

@@ -75,9 +75,9 @@ class ModelConfig:
     """Store the embedding as this many parameters; more make the buffers of offloading engines smaller (XL: 16)."""
     init_std: float = 0.02
     """Standard deviation of the initial weights; raise it for narrow models (0.05 at width 128)."""
-    attention: Literal["sdpa", "triton"] = "sdpa"
-    """Attention on a GPU: torch's scaled_dot_product_attention, which reads the whole bias, or our Triton kernels,
-    which save its memory and have not run on a GPU yet. A CPU ignores it."""
+    kernels: Literal["auto", "torch", "triton"] = "auto"
+    """Attention and vocabulary softmax on a GPU: our Triton kernels or torch's operations. auto takes Triton's in bf16
+    where they can do it (no attention dropout, heads of 16, 32, 64 or 128 numbers); a CPU ignores it."""
     compile: Literal["none", "layers", "graphs"] = "none"
     """Speed on a GPU. layers: torch compiles the layers, which takes a minute at the first step; graphs: it also
     replays them as CUDA graphs, under ZeRO 1 or 2 in bf16. Not run on a GPU yet."""

@@ -279,8 +279,10 @@ def read_settings(folder: Path) -> RunSettings:
 
 
 def model_config(settings: Mapping[str, Any]) -> ModelConfig:
-    """From what JSON has, which are lists for tuples."""
-    model = ModelConfig(**settings)
+    """From what JSON has, which are lists for tuples, of this version or an older one."""
+    settings = dict(settings)
+    kernels = settings.pop("attention", None)  # the name before kernels
+    model = ModelConfig(**settings if kernels is None else {"kernels": kernels.replace("sdpa", "torch"), **settings})
     return replace(model, language_embeddings=tuple(model.language_embeddings))
 
 

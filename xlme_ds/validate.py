@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from .config import Check, EngineConfig, RunConfig, Training, refuse
 from .data.order import plan_step
+from .models.tiles import HEAD_SIZES
 from .objectives import objective_of
 
 Config = TypeVar("Config", bound=Training)
@@ -112,9 +113,9 @@ def _model(config: Training) -> list[Check]:
             f"{model.vocabulary_blocks}: use {-(-model.vocabulary // block)}",
         ),
         (
-            model.attention == "sdpa" or head_size in (16, 32, 64, 128),
-            "model.attention triton takes heads of size 16, 32, 64 or 128, model.width / model.heads is "
-            f"{head_size}: set it to sdpa",
+            model.kernels != "triton" or head_size in HEAD_SIZES,
+            "model.kernels triton takes heads of size 16, 32, 64 or 128, model.width / model.heads is "
+            f"{head_size}: set it to auto",
         ),
         (
             model.compile != "graphs" or not model.activation_checkpointing,
@@ -122,9 +123,9 @@ def _model(config: Training) -> list[Check]:
             "model.activation_checkpointing off",
         ),
         (
-            model.attention == "sdpa" or not model.attention_dropout,
-            "model.attention triton never has attention weights whole, which model.attention_dropout drops from: set "
-            "it to sdpa",
+            model.kernels != "triton" or not model.attention_dropout,
+            "model.kernels triton never has attention weights whole, which model.attention_dropout drops from: set "
+            "it to auto",
         ),
         (
             len(set(model.language_embeddings)) == len(model.language_embeddings),

@@ -323,7 +323,7 @@ def test_every_setting_of_the_model_is_exported_or_is_none_of_an_encoder() -> No
         "generator_layers",
         "embedding_sharing",
         "vocabulary_blocks",
-        "attention",
+        "kernels",
         "head_chunk",
         "activation_checkpointing",
     }

@@ -109,7 +109,7 @@ def test_attention_equals_the_papers_equations(kind: str, dtype: torch.dtype) ->
         expected = naive_attention(attention, used, x, SEGMENTS, cfg.relative_max_distance)
         attention, table = attention.to(dtype), table.to(dtype)
         distance = None if kind == "none" else table(SEGMENTS.shape[1])
-        actual = attention(x.to(dtype), shared_bias("sdpa", SEGMENTS, distance, dtype))
+        actual = attention(x.to(dtype), shared_bias(cfg, SEGMENTS, distance, dtype))
     # Rounding of sums of ~30 terms of size ~1: a few hundred units in the last place.
     bound = 1e-12 if dtype == torch.float64 else 3e-5
     torch.testing.assert_close(actual.double(), expected, atol=bound, rtol=0)
@@ -123,7 +123,7 @@ def test_the_bias_matters() -> None:
         cfg = replace(SMALL, relative_bias=kind)
         table = lively(RelativePositionTable(cfg.heads, cfg.relative_buckets, cfg.relative_max_distance), 1, std=1.0)
         distance = None if kind == "none" else table(SEGMENTS.shape[1])
-        outputs.append(lively(Attention(cfg))(x, shared_bias("sdpa", SEGMENTS, distance, x.dtype)))
+        outputs.append(lively(Attention(cfg))(x, shared_bias(cfg, SEGMENTS, distance, x.dtype)))
     for a, b in ((0, 1), (0, 2), (1, 2)):
         assert (outputs[a] - outputs[b]).abs().max() > 0.05
 
@@ -145,7 +145,7 @@ def test_gradients_of_the_gated_bias_by_finite_differences() -> None:
     def run(d: Tensor, x: Tensor, *values: Tensor) -> Tensor:
         distance = torch.func.functional_call(table, {"weight": d}, (7,))
         replaced = dict(zip(names, values, strict=True))
-        return torch.func.functional_call(attention, replaced, (x, shared_bias("sdpa", segments, distance, x.dtype)))
+        return torch.func.functional_call(attention, replaced, (x, shared_bias(cfg, segments, distance, x.dtype)))
 
     inputs = [
         table.weight.detach().requires_grad_(),

@@ -10,38 +10,44 @@ import pytest
 
 from tests.models.compiled_kernels import reports
 
+SIZES = (32, 64, 128)  # of heads
 COMPILE = """
-import json
+import json, sys
 from tests.models.compiled_kernels import TARGETS, report
 from xlme_ds.models import attention_triton as kernels
+from xlme_ds.models.tiles import Tiling, tiling
 
-FLOATS, INTEGERS, COUNTS = {"d", "lse", "delta", "grad_d"}, {"first", "end"}, {"tokens", "heads"}
-NUMBERS = {"scale": "fp32", "TILE": "constexpr", "K": "constexpr"}
-STRIDES = {"row_stride", "head_stride", "token_stride"}
+FLOATS = "d lse gate delta grad_d grad_gates grad_scale".split()
+INTEGERS, COUNTS = {"first", "end"}, {"tokens", "heads"}
+NUMBERS = {"factor": "fp32", "TILE": "constexpr", "K": "constexpr", "GATED": "constexpr"}
 
 def types(kernel):
     found = {}
     for name in kernel.arg_names:
-        number = NUMBERS.get(name, "i32" if name in STRIDES | COUNTS else None)
+        number = NUMBERS.get(name, "i32" if name in COUNTS else None)
         found[name] = number or ("*fp32" if name in FLOATS else "*i32" if name in INTEGERS else "*bf16")
     return found
 
-constants = {"TILE": kernels.TILES[2], "K": 64}
-options = {"num_warps": kernels.WARPS, "num_stages": kernels.STAGES}
-print(json.dumps([
-    report(kernel, types(kernel), constants, STRIDES, options, gpu)
-    for gpu in TARGETS
-    for kernel in (kernels._forward, kernels._backward_queries, kernels._backward_keys)
-]))
-"""
+def made(kernel, size, gpu, tiled):
+    constants = {"TILE": tiled.tile, "K": size, "GATED": True}
+    options = {"num_warps": tiled.warps, "num_stages": tiled.stages}
+    return report(kernel, types(kernel), constants, (), options, gpu) | {"head_size": size, "tile": tiled.tile}
+
+KERNELS = kernels._forward, kernels._backward_queries, kernels._backward_keys
+if __name__ == "__main__":
+    print(json.dumps([
+        made(kernel, size, gpu, tiling(size, 2)) for gpu in TARGETS for size in SIZES for kernel in KERNELS
+    ]))
+""".replace("SIZES", str(SIZES))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="the package triton is not installed")
 def test_kernels_compile_and_fit(tmp_path: Path) -> None:
     kernels = reports(COMPILE, tmp_path)
-    assert len(kernels) == 6
+    assert len(kernels) == 2 * 3 * len(SIZES)
     for kernel in kernels:
         assert kernel["atomics"] == 0, "two runs would differ"
-        # Two blocks hide each other's waits; a few spilled numbers cost nothing, a hundred do.
-        assert kernel["blocks_per_multiprocessor"] >= 2, kernel
+        # Eight warps hide each other's waits; a few spilled numbers cost nothing, a hundred do.
+        assert kernel["blocks_per_multiprocessor"] * kernel["threads"] >= 8 * 32, kernel
+        assert kernel["wgmma" if kernel["gpu"] != "A100" else "mma"] > 0, kernel
         assert kernel["spilled_bytes"] <= 256, kernel

@@ -124,7 +124,7 @@ def test_weights_that_are_whole_attend_as_tiles_do(relative_bias: str) -> None:
     """`dropping_attend` at rate 0, with its gradients: next to it dropping is the only difference."""
     batch, cfg = usual_batch(), replace(SMALL, relative_bias=relative_bias)
     encoder = lively(Encoder(cfg, 1))
-    bias = shared_bias("sdpa", batch.segments_BT, encoder.distances(40), torch.float32)
+    bias = shared_bias(encoder.cfg, batch.segments_BT, encoder.distances(40), torch.float32)
     g, shape = torch.Generator().manual_seed(3), (len(batch.tokens_BT), cfg.heads, 40)
     read = [torch.randn(*shape, cfg.width // cfg.heads, generator=g).requires_grad_() for _ in range(3)]
     read += [torch.rand(*shape, 1, generator=g).requires_grad_()] if relative_bias == "gated" else []

@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.plan.test_activations import kept_by_a_layer, layout
 from tests.small import SMALL, model, usual_batch
 from xlme_ds.config import ObjectiveConfig
-from xlme_ds.models.attention import ItemBias, plain_attend, shared_bias, triton_attend
+from xlme_ds.models.attention import Gate, ItemBias, plain_attend, shared_bias, triton_attend
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.plan import activations
 
@@ -28,7 +28,7 @@ ROWS = {
     "whole tiles": [[64, 64], [100, 28]],
     "less than a tile": [[4, 3], [7]],
 }
-SIZES = {"triton": replace(SMALL, width=48, attention="triton"), "sdpa": replace(SMALL, width=48)}
+SIZES = {name: replace(SMALL, width=48, kernels=name) for name in ("triton", "torch")}
 
 
 def segments(rows: list[list[int]]) -> Tensor:
@@ -38,38 +38,53 @@ def segments(rows: list[list[int]]) -> Tensor:
     )
 
 
-def inputs(kind: str, rows: int, tokens: int, dtype: torch.dtype, fused: bool) -> dict[str, Tensor]:
-    """q, k, v (views of one tensor, as a fused projection gives them, or not), gate and d, as the kind of bias has
-    them."""
+def inputs(kind: str, rows: int, tokens: int, dtype: torch.dtype, size: int = 16) -> dict[str, Tensor]:
+    """The fused projection's output, the gate's weights and d, as the kind of bias has them."""
     g = torch.Generator().manual_seed(0)
-    qkv = torch.randn(rows, tokens, 3, 2, 16, generator=g).to(dtype)
-    found = dict(zip("qkv", qkv.permute(2, 0, 3, 1, 4), strict=True))
-    if not fused:
-        found["q"] = found["q"].contiguous()
+    found = {"qkv": torch.randn(rows, tokens, 3, 2, size, generator=g).to(dtype)}
     if kind == "gated":
-        found["gate"] = (torch.rand(rows, 2, tokens, 1, generator=g) * 2).to(dtype)
+        for name, shape in (("update", size), ("reset", size), ("scale", 2)):
+            found[name] = torch.randn(shape, generator=g).to(dtype)
     if kind != "none":
         found["distance"] = torch.randn(2, 2 * tokens - 1, generator=g)
     return {name: value.requires_grad_() for name, value in found.items()}
 
 
-def run(given: dict[str, Tensor], segments_BT: Tensor, kernel: str, traced: bool = False) -> dict[str, Tensor]:
-    bias = shared_bias(kernel, segments_BT, given.get("distance"), given["q"].dtype)
-    attend = triton_attend if isinstance(bias, ItemBias) else plain_attend
+def gate_of(given: dict[str, Tensor]) -> Gate | None:
+    if "update" not in given:
+        return None
+    gate = Gate(len(given["scale"]), len(given["update"]))
+    for name in ("update", "reset", "scale"):
+        del gate._parameters[name]
+        setattr(gate, name, given[name])
+    return gate
+
+
+def run(given: dict[str, Tensor], segments_BT: Tensor, kernels: str, traced: bool = False) -> dict[str, Tensor]:
+    size = given["qkv"].shape[-1]
+    cfg = replace(SMALL, width=2 * size, heads=2, kernels=kernels)  # type: ignore[arg-type]
+    bias, gate = shared_bias(cfg, segments_BT, given.get("distance"), given["qkv"].dtype), gate_of(given)
+
+    def attend(qkv_BT3HK: Tensor) -> Tensor:
+        if isinstance(bias, ItemBias):
+            return triton_attend(qkv_BT3HK, gate, bias)
+        q, k, v = qkv_BT3HK.permute(2, 0, 3, 1, 4)
+        return plain_attend(q, k, v, None if gate is None else gate(q), bias).transpose(1, 2)
+
     if traced:
         attend = torch.compile(attend, fullgraph=True, dynamic=False, backend="aot_eager")
-    out = attend(given["q"], given["k"], given["v"], given.get("gate"), bias)  # type: ignore[arg-type]
+    out = attend(given["qkv"])
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
     gradients = torch.autograd.grad((out * weights).sum(), list(given.values()))
     return {"output": out.detach(), **dict(zip(given, gradients, strict=True))}
 
 
-def error(rows: list[list[int]], kind: str, dtype: torch.dtype, fused: bool) -> dict[str, float]:
+def error(rows: list[list[int]], kind: str, dtype: torch.dtype, size: int = 16) -> dict[str, float]:
     """Of every tensor, over the largest number of the plain form's in float64."""
     segments_BT = segments(rows)
-    given = inputs(kind, *segments_BT.shape, dtype, fused)
+    given = inputs(kind, *segments_BT.shape, dtype, size)
     exact = {name: value.detach().double().requires_grad_() for name, value in given.items()}
-    found, expected = run(given, segments_BT, "triton"), run(exact, segments_BT, "sdpa")
+    found, expected = run(given, segments_BT, "triton"), run(exact, segments_BT, "torch")
     return {name: float((found[name] - value).abs().max() / value.abs().max()) for name, value in expected.items()}
 
 
@@ -77,20 +92,18 @@ def poisoned() -> dict[str, bool]:
     """Items of whole tiles, every number of the second one NaN: a tile of two items that was computed would spread
     them."""
     segments_BT = segments([[64, 64]])
-    given = inputs("gated", 1, 128, torch.float32, True)
+    given = inputs("gated", 1, 128, torch.float32)
     with torch.no_grad():
-        for name in ("q", "k", "v", "gate"):
-            given[name][:, :, 64:] = float("nan")
+        given["qkv"][:, 64:] = float("nan")
     found = run(given, segments_BT, "triton")
-    return {name: bool(found[name][:, :, :64].isfinite().all()) for name in ("output", "q", "k", "v", "gate")}
+    return {name: bool(found[name][:, :64].isfinite().all()) for name in ("output", "qkv")}
 
 
 def traced() -> bool:
     """Whether torch.compile takes the kernels into one graph, and they give the same bits there."""
     segments_BT = segments(ROWS["less than a tile"])
     ours, eager = (
-        run(inputs("gated", *segments_BT.shape, torch.float32, True), segments_BT, "triton", how)
-        for how in (True, False)
+        run(inputs("gated", *segments_BT.shape, torch.float32), segments_BT, "triton", how) for how in (True, False)
     )
     return all(torch.equal(ours[name], value) for name, value in eager.items())
 
@@ -100,13 +113,13 @@ def whole_model() -> dict[str, float]:
     objective, batch = ElectraObjective(ObjectiveConfig()), usual_batch()
     found = {}
     for name in SIZES:
-        one = model(width=48, attention=name)
+        one = model(width=48, kernels=name)
         output = one(batch)
         losses = objective.sums(output, batch) / objective.counts(batch)
         (losses * objective.weights).sum().backward()
         gradients = torch.cat([p.grad.flatten() for p in one.parameters() if p.grad is not None])
         found[name] = losses.detach(), gradients
-    pairs = zip(("losses", "gradients"), found["triton"], found["sdpa"], strict=True)
+    pairs = zip(("losses", "gradients"), found["triton"], found["torch"], strict=True)
     return {name: float((ours - theirs).abs().max() / theirs.abs().max()) for name, ours, theirs in pairs}
 
 
@@ -121,11 +134,12 @@ def kept() -> dict[str, list[float]]:
 
 def main() -> None:
     found = {
-        "fp32": {name: error(rows, "gated", torch.float32, True) for name, rows in ROWS.items()},
-        "fp16": {name: error(rows, "gated", torch.float16, True) for name, rows in ROWS.items()},
-        "separate q, k, v": error(ROWS["whole tiles"], "gated", torch.float32, False),
-        "plain": error(ROWS["whole tiles"], "plain", torch.float32, True),
-        "none": error(ROWS["whole tiles"], "none", torch.float32, True),
+        "fp32": {name: error(rows, "gated", torch.float32) for name, rows in ROWS.items()},
+        "fp16": {name: error(rows, "gated", torch.float16) for name, rows in ROWS.items()},
+        "heads of 64": error(ROWS["whole tiles"], "gated", torch.float16, 64),
+        "heads of 128": error(ROWS["the last tile a part"], "gated", torch.float16, 128),
+        "plain": error(ROWS["whole tiles"], "plain", torch.float32),
+        "none": error(ROWS["whole tiles"], "none", torch.float32),
         "poisoned": poisoned(),
         "traced": traced(),
         "whole model": whole_model(),

@@ -12,6 +12,7 @@ each layer.
 """
 
 import functools
+import importlib.util
 import os
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,8 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..config import ModelConfig
 from .attention_cpu import attend, item_mask
 from .dropout import drop
+from .tiles import HEAD_SIZES
 
 
 @functools.cache
@@ -115,17 +118,27 @@ def item_bounds(segments_BT: Tensor) -> tuple[Tensor, Tensor]:
     return first_BT, end_BT.flip(1).cummin(1).values.flip(1)
 
 
+def triton_can(cfg: ModelConfig, allowed: Callable[[Tensor], Tensor] = item_mask) -> bool:
+    """Whether the Triton kernels compute the attention that a model asks for."""
+    return cfg.width // cfg.heads in HEAD_SIZES and not cfg.attention_dropout and allowed is item_mask
+
+
+def _takes_triton(cfg: ModelConfig, on_gpu: bool, dtype: torch.dtype) -> bool:
+    if cfg.kernels == "triton":  # on a CPU in Triton's interpreter alone
+        return on_gpu or os.environ.get("TRITON_INTERPRET") == "1"
+    half = dtype in (torch.bfloat16, torch.float16)
+    return cfg.kernels == "auto" and on_gpu and half and importlib.util.find_spec("triton") is not None
+
+
 def shared_bias(
-    kernel: str,
+    cfg: ModelConfig,
     groups_BT: Tensor,
     distance_HW: Tensor | None,
     dtype: torch.dtype,
     allowed: Callable[[Tensor], Tensor] = item_mask,
 ) -> AttentionBias | ItemBias:
-    """What the layers share, for the kernel that `model.attention` names. `allowed` says of the groups who sees whom;
-    triton knows no other than `item_mask`."""
-    # Triton runs on a GPU, and in its interpreter on the CPU.
-    if kernel == "triton" and (groups_BT.is_cuda or os.environ.get("TRITON_INTERPRET") == "1"):
+    """What the layers share, for the kernels that `model.kernels` names. `allowed` says of the groups who sees whom."""
+    if triton_can(cfg, allowed) and _takes_triton(cfg, groups_BT.is_cuda, dtype):
         return ItemBias(*item_bounds(groups_BT), distance_HW)
     distance_HTT = None if distance_HW is None else spread(distance_HW).to(dtype)
     if allowed is item_mask and not groups_BT.is_cuda:
@@ -151,7 +164,8 @@ def fused_attend(
     assert bias.allowed_B1TT is not None
     mask = torch.where(bias.allowed_B1TT, distance, float("-inf")).to(q_BHTK.dtype)
     # cuDNN's kernel, torch's first choice on Hopper, has no gradient for the bias and misreads one of another type.
-    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+    # Where the one that is left does not fit torch says so: on a GPU whole scores are never made instead.
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION if q_BHTK.is_cuda else SDPBackend.MATH):
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
 
 
@@ -177,13 +191,15 @@ def dropping_attend(
     return drop(weights_BHTT.flatten(1, 2), rate, keys_B).view_as(weights_BHTT) @ v_BHTK
 
 
-def triton_attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, gate_BHT1: Tensor | None, bias: ItemBias) -> Tensor:
-    """The same by our kernels: neither scores nor bias exist whole, and tiles without a common item are passed over."""
+def triton_attend(qkv_BT3HK: Tensor, gate: Gate | None, bias: ItemBias) -> Tensor:
+    """The same by our kernels, [B, T, H, K]: neither scores nor bias exist whole, and tiles without a common item are
+    passed over; the gate is made of the queries inside."""
     try:
         from .attention_triton import attend
     except ImportError:
         raise ValueError(
-            "model.attention triton needs the package triton, which torch's CUDA builds bring: install it, or set "
-            "model.attention to sdpa"
+            "model.kernels triton needs the package triton, which torch's CUDA builds bring: install it, or set "
+            "model.kernels to auto"
         ) from None
-    return attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias.distance_HW, bias.first_BT, bias.end_BT)
+    weights = None if gate is None else (gate.update, gate.reset, gate.scale)
+    return attend(qkv_BT3HK, weights, bias.distance_HW, bias.first_BT, bias.end_BT)

@@ -158,7 +158,7 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """The layers, and the norm after the last: [B, T, D] to [B, T, D]; `allowed` says of the groups who sees
         whom."""
-        bias = shared_bias(self.cfg.attention, groups_BT, distance_HW, x_BTD.dtype, allowed)
+        bias = shared_bias(self.cfg, groups_BT, distance_HW, x_BTD.dtype, allowed)
         keys_B = self._dropping(keys_B)
         for number, layer in self.layers.items():
             x_BTD = layer(x_BTD, bias, None if keys_B is None else derive(keys_B, 1 + int(number)))
@@ -182,7 +182,7 @@ class Encoder(nn.Module):
         """Hidden states [B, T, D] of the embeddings (index 0) and of every layer; in evaluation mode the last one is
         `forward`'s."""
         distance_HW = self.distances(segments_BT.shape[1])
-        bias = shared_bias(self.cfg.attention, segments_BT, distance_HW, embedded_BTD.dtype)
+        bias = shared_bias(self.cfg, segments_BT, distance_HW, embedded_BTD.dtype)
         states = [self.embed(embedded_BTD, positions_BT, languages_BT)]
         for layer in self.layers.values():
             states.append(layer(states[-1], bias))

@@ -24,7 +24,7 @@ class MaskedLanguageModelHead(nn.Module):
     def __init__(self, cfg: ModelConfig):
         super().__init__()
         self.chunk = cfg.head_chunk
-        self.kernels = getattr(cfg, "kernels", "auto")
+        self.kernels = cfg.kernels
         between = cfg.masked_head == "dense"
         self.dense = nn.Linear(cfg.width, cfg.width) if between else None
         self.norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon) if between else None

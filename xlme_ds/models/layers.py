@@ -57,18 +57,21 @@ class Attention(nn.Module):
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
         """Attention output, [B, T, D]; weights are dropped by `keys_B`, if there are any."""
         rows, tokens, width = x_BTD.shape
+        qkv_BT3HK = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1)
+        if isinstance(bias, ItemBias):  # where no attention weights are dropped
+            return self.output(triton_attend(qkv_BT3HK, self.gate, bias).view(rows, tokens, width))
         dropping = keys_B is not None and self.dropout > 0
-        attend = triton_attend if isinstance(bias, ItemBias) else fused_attend if x_BTD.is_cuda else plain_attend
-        qkv = self.qkv(x_BTD).view(rows, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        attend = fused_attend if x_BTD.is_cuda else plain_attend
+        qkv = qkv_BT3HK.permute(2, 0, 3, 1, 4)
         if dropping or attend is plain_attend:
             qkv = qkv.contiguous()  # they read it often
         q_BHTK, k_BHTK, v_BHTK = qkv
         gate_BHT1 = None if self.gate is None else self.gate(q_BHTK)
         if dropping:
-            assert keys_B is not None and isinstance(bias, AttentionBias)  # validate sees to the latter
+            assert keys_B is not None
             out_BHTK = dropping_attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias, self.dropout, keys_B)
         else:
-            out_BHTK = attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias)  # type: ignore[arg-type]
+            out_BHTK = attend(q_BHTK, k_BHTK, v_BHTK, gate_BHT1, bias)
         return self.output(out_BHTK.transpose(1, 2).reshape(rows, tokens, width))
 
 

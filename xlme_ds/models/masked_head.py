@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .encoder import lookup
+from .tiles import GROUP
 
-GROUP = 128
 # What a piece of positions may take on a GPU, in bytes: embeddings of two groups each; float64 sums of all groups.
 _ROWS_BYTES, _SUMS_BYTES = 2**28, 2**30
 
@@ -240,7 +240,6 @@ def triton_kernels(choice: str, hidden_MD: Tensor) -> ModuleType | None:
             "model.kernels triton needs the package triton, which torch's CUDA builds bring: install it, or set "
             "model.kernels to auto"
         ) from missing
-    assert masked_head_triton.GROUP == GROUP
     return masked_head_triton
 
 

@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-GROUP = 128  # masked_head.py's
+from .tiles import GROUP
+
 # Positions of a program, and what the compiler is given for them: two programs are at work on a multiprocessor and
 # nothing spills (tests/models/test_masked_head_kernels.py).
 POSITIONS = 128

@@ -45,9 +45,9 @@ class MaskedLanguageModelling:
     def kernel_check(self, run: RunConfig) -> Check:
         """The Triton kernel lets every position see its whole item, which some maskings do not."""
         return (
-            run.model.attention == "sdpa" or self.masking.allowed is item_mask,
-            f"model.attention triton lets a position see its whole item, which is not so under objective.name "
-            f"{run.objective.name}: set it to sdpa",
+            run.model.kernels != "triton" or self.masking.allowed is item_mask,
+            f"model.kernels triton lets a position see its whole item, which is not so under objective.name "
+            f"{run.objective.name}: set it to auto",
         )
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:

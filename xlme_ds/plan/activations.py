@@ -6,12 +6,11 @@ tile. Which tensors autograd saves is tested against autograd itself.
 
 from dataclasses import replace
 
+from ..models.tiles import GROUP, tiling
 from .layout import ParallelLayout
 
 INTEGER = 8  # token ids, positions, segments
 FLOAT = 4
-_GROUP = 128  # models/masked_head.py's
-_TILES = {2: 64, 4: 32}  # models/attention_triton.py's
 _TILE = 2**21  # models/attention_cpu.py's, with one thread
 
 
@@ -20,14 +19,16 @@ def layer(layout: ParallelLayout) -> float:
 
     Eight tensors of width D: the inputs and outputs of both norms, the input of the output projection, and q, k and v;
     on the GPU two more for the gate, which copies q for each of its two products. Dropout saves its mask, a byte an
-    element, twice. Attention with dropout saves one more, the scaled q; it runs in no fused kernel.
+    element, twice. Attention with dropout saves one more, the scaled q; it runs in no fused kernel. The Triton kernels
+    save of the gate a number a head.
     """
     cfg, tokens = layout.model, layout.tokens
     gated, dropping = cfg.relative_bias == "gated", cfg.attention_dropout > 0
-    wide_tensors = (9 if dropping else 10 if gated and layout.fused else 8) * tokens * cfg.width
+    copies = gated and layout.fused and not layout.triton
+    wide_tensors = (9 if dropping else 10 if copies else 8) * tokens * cfg.width
     feed_forward = 2 * tokens * cfg.feed_forward
-    gates = 5 if gated else int(layout.triton)  # the Triton kernels take a gate of ones where there is none
-    per_head = tokens * cfg.heads * (gates * layout.element + (FLOAT if layout.fused and not dropping else 0))
+    gates = gated * (FLOAT if layout.triton else 5 * layout.element)
+    per_head = tokens * cfg.heads * (gates + (FLOAT if layout.fused and not dropping else 0))
     norms = 4 * tokens * (FLOAT if layout.fused else layout.element)
     dropped = 2 * tokens * cfg.width if cfg.dropout else 0
     return (wide_tensors + feed_forward) * layout.element + _scores(layout) + per_head + norms + dropped
@@ -49,7 +50,11 @@ def _scores(layout: ParallelLayout) -> float:
 
 def _distances(layout: ParallelLayout) -> int:
     """Numbers of d for one head; a tile may read beyond a row's ends."""
-    return 2 * (layout.row_tokens + _TILES[layout.element]) - 1
+    return 2 * (layout.row_tokens + _tile(layout)) - 1
+
+
+def _tile(layout: ParallelLayout) -> int:
+    return tiling(layout.model.width // layout.model.heads, layout.element).tile
 
 
 def wide(layout: ParallelLayout) -> float:
@@ -114,7 +119,7 @@ def working(layout: ParallelLayout) -> float:
     cfg, tokens = layout.model, layout.tokens
     feed_forward = 2 * tokens * cfg.feed_forward * layout.element
     if layout.triton:  # each tile of queries has its share of d's gradient
-        scores = tokens / _TILES[layout.element] * cfg.heads * _distances(layout) * FLOAT
+        scores = tokens / _tile(layout) * cfg.heads * _distances(layout) * FLOAT
     elif layout.fused or cfg.attention_dropout:
         heads = cfg.heads if cfg.relative_bias != "none" or cfg.attention_dropout else 1
         scores = 3 * tokens * layout.row_tokens * heads * layout.element - feed_forward
@@ -132,21 +137,21 @@ def logits(layout: ParallelLayout, backward: bool) -> float:
     pass; the groups' weights are cumulated in float64.
     """
     cfg, positions = layout.model, layout.objective.mask_fraction * layout.tokens
-    size = min(-(-cfg.head_chunk // _GROUP) * _GROUP, -(-cfg.vocabulary // cfg.vocabulary_blocks))
-    kernels = layout.fused and layout.element < FLOAT and getattr(cfg, "kernels", "auto") != "torch"
+    size = min(-(-cfg.head_chunk // GROUP) * GROUP, -(-cfg.vocabulary // cfg.vocabulary_blocks))
+    kernels = layout.fused and layout.element < FLOAT and cfg.kernels != "torch"
     tile = positions * size * (FLOAT + (0 if layout.element == FLOAT else layout.element))
     if backward:
         # The kernels' sums over each 128 positions are a 64th of the tile in bf16.
         return (
             positions * size * (layout.element + FLOAT / 128) if kernels else tile
         ) + 2 * positions * cfg.width * FLOAT
-    groups = positions * (cfg.vocabulary / _GROUP) * 2 * FLOAT
+    groups = positions * (cfg.vocabulary / GROUP) * 2 * FLOAT
     if kernels:
         return groups + min(groups / (2 * FLOAT) * 24, 2**30)
-    at_once = min(positions, max(positions * cfg.head_chunk // (2 * _GROUP * cfg.width), 1))
+    at_once = min(positions, max(positions * cfg.head_chunk // (2 * GROUP * cfg.width), 1))
     if layout.fused:
-        at_once = min(positions, 2**28 // (2 * _GROUP * cfg.width * layout.element))
-    rows = at_once * 2 * _GROUP * (cfg.width * layout.element + 3 * INTEGER)
+        at_once = min(positions, 2**28 // (2 * GROUP * cfg.width * layout.element))
+    rows = at_once * 2 * GROUP * (cfg.width * layout.element + 3 * INTEGER)
     return groups + max(tile, rows)
 
 

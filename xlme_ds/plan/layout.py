@@ -8,6 +8,7 @@ from ..config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from ..counting import parameter_sizes, work_of
 from ..data.order import plan_step
 from ..engine.build import resolve_gradient_precision
+from ..models.attention import item_mask, triton_can
 from ..models.pipeline import Part, Work, parts, pipeline_balance
 from ..objectives import objective_of
 from ..validate import deepspeed_settings, validate
@@ -72,6 +73,13 @@ def zero_settings(engine: EngineConfig) -> dict[str, int]:
     return {name: int(zero[name]) for name in ("stage", "overlap_comm", *_ZERO_DEFAULTS)}
 
 
+def _takes_triton(run: RunConfig, precision: str) -> bool:
+    """Whether attention on a GPU runs in the Triton kernels."""
+    masking = getattr(objective_of(run.objective), "masking", None)  # of objectives that have another than by item
+    can = triton_can(run.model, item_mask if masking is None else masking.allowed)
+    return can and (run.model.kernels == "triton" or (run.model.kernels == "auto" and precision == "bf16"))
+
+
 @dataclass(frozen=True)
 class ParallelLayout:
     """`replicas` of a pipeline of `len(stages)` stages, `gpus` processes in all.
@@ -134,7 +142,7 @@ class ParallelLayout:
             tokens=step.micro_rows * row_tokens,
             element=2 if precision == "bf16" else 4,
             fused=fused,
-            triton=fused and run.model.attention == "triton",
+            triton=fused and _takes_triton(run, precision),
             offloads_optimizer=run.engine.offload_optimizer != "none",
         )
 

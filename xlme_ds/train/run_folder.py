@@ -26,7 +26,8 @@ _MAY_CHANGE = (
     "train.watchdog_minutes",
     "train.audit",
     "train.wandb",
-    "model.attention",
+    "model.kernels",
+    "model.attention",  # its name in older runs
     "model.compile",
     "model.head_chunk",
     "model.activation_checkpointing",
