@@ -54,6 +54,7 @@ _OURS = (
     "bf16",
     "fp16",
     "data_types",
+    "communication_data_type",
 )
 
 
