@@ -160,7 +160,8 @@ class EngineConfig:
     one process, the reference for the others."""
     deepspeed: str = "zero1"
     """A file of ds_configs/ by name (zero1, zero2, zero3, zero3_cpu …), or a path to a DeepSpeed JSON with engine keys
-    only; a higher stage partitions more state."""
+    only; a higher stage partitions more state. auto: what the planner finds faster, zero3 where a step has one
+    micro-batch, else zero1."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Type of weights and activations while computing. auto: bf16 where the processor computes in it, else fp32."""
     gradient_precision: Literal["auto", "fp32", "bf16"] = "auto"

@@ -1,4 +1,4 @@
-"""One rank of test_sums.py: the gradients that its backward passes give, and what the optimizer is given of their sum."""
+"""One rank of test_sums.py: the gradients of its backward passes, and what the optimizer is given of their sum."""
 
 import json
 import sys

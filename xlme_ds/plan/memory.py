@@ -139,7 +139,7 @@ def _reductions(layout: ParallelLayout, stage: int, idle: Memory, turn: Memory, 
 
 
 def uses_bf16_optimizer(layout: ParallelLayout) -> bool:
-    """Whether DeepSpeed takes `BF16_Optimizer`, which reduces all gradients at once after the backward pass."""
+    """Whether DeepSpeed takes `BF16_Optimizer`, whose flat buffers we sum over the ranks where they are."""
     return layout.zero["stage"] == 1 and layout.element == 2 and not layout.offloads_optimizer
 
 
@@ -239,18 +239,28 @@ def _buckets(layout: ParallelLayout, stage: int, backward: bool) -> float:
 
 
 def _reducing(layout: ParallelLayout, stage: int, size: int) -> float:
-    if uses_bf16_optimizer(layout):  # in the type that is sent
-        return layout.element * size if layout.replicas > 1 else 0.0
-    if layout.zero["stage"] == 3:
-        return size * (layout.element + FLOAT / layout.replicas)
+    """Buffers that gradients are summed over the ranks in, `size` of them at a time."""
     sizes = layout.sizes(stage)
-    part = min(size, sizes.largest, sizes.total // layout.replicas)
-    return layout.element * size + (FLOAT * part if layout.element == 2 else 0)
+    converted = layout.sum_bytes if layout.sum_bytes != layout.element else 0
+    if uses_bf16_optimizer(layout):
+        return _copies(layout, stage, min(2 * max(sizes.largest, layout.zero["reduce_bucket_size"]), sizes.total))
+    if layout.zero["stage"] == 3:  # converted, then joined rank by rank
+        return size * (converted + layout.sum_bytes)
+    return (layout.element + converted) * size
+
+
+def _copies(layout: ParallelLayout, stage: int, size: int) -> float:
+    """Gradients that ZeRO-1 sends in another type than they lie in: of two groups at a time, and this rank's sums."""
+    if layout.gradient_bytes == layout.sum_bytes or layout.replicas == 1:
+        return 0.0
+    return layout.sum_bytes * (size + layout.sizes(stage).total / layout.replicas)
 
 
 def _updating(layout: ParallelLayout, stage: int) -> float:
     part = layout.sizes(stage).total / layout.replicas
-    if layout.offloads_optimizer or uses_bf16_optimizer(layout):
+    if uses_bf16_optimizer(layout):
+        return _copies(layout, stage, 0)
+    if layout.offloads_optimizer:
         return 0.0
     if layout.zero["stage"] == 3:
         return FLOAT * min(part, layout.zero["sub_group_size"])
