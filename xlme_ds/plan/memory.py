@@ -115,11 +115,15 @@ def _reductions(layout: ParallelLayout, stage: int, idle: Memory, turn: Memory, 
     """Moments of reductions: `turn` is the memory where the backward pass begins, `idle` that between steps."""
     sizes, layers = layout.sizes(stage), len(layout.stages[stage].layers)
     everything = _reduced_gradients(layout, stage)
-    if uses_bf16_optimizer(layout):
-        return {"reduction": _plus(idle, gradients=everything, buffers=_reducing(layout, stage, sizes.total))}
     bucket = min(layout.zero["reduce_bucket_size"], sizes.total)
     # The backward pass is through so many layers when it has filled the first bucket.
     done = min(layers, bucket * layers // max(1, sizes.discriminator))
+    if uses_bf16_optimizer(layout):
+        first = _plus(turn, activations=-done * activations.saved_layer(layout), buffers=_copies(layout, stage, bucket))
+        return {
+            "first reduction": first,
+            "reduction": _plus(idle, gradients=everything, buffers=_reducing(layout, stage, sizes.total)),
+        }
     arrived = _arriving_gradients(layout, stage, bucket) + _waiting(layout, stage)
     if layout.element == FLOAT:  # the gradient that waits is one of those that are collected whole
         arrived = min(arrived, FLOAT * sizes.total)
