@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from xlme_ds.cli import parse
-from xlme_ds.config import EngineConfig
+from xlme_ds.config import EngineConfig, Training
 from xlme_ds.plan.__main__ import PlanSettings, main
 from xlme_ds.plan.layout import ParallelLayout
 from xlme_ds.plan.memory import peak
@@ -79,6 +79,8 @@ def test_the_engine_follows_the_micro_batches_of_a_step() -> None:
     stages = [ParallelLayout.of(recipe("base"), gpus, "bf16", 512).zero["stage"] for gpus in (8, 32, 64, 512)]
     assert stages == [1, 1, 3, 3]
     assert [validate(recipe("base"), world).engine.deepspeed for world in (32, 64)] == ["zero1", "zero3"]
+    with pytest.raises(ValueError, match="engine.deepspeed auto is for pre-training: set it to zero1 or zero3"):
+        validate(Training("xnli", engine=EngineConfig(deepspeed="auto")))
 
 
 def test_what_waits_counted_by_hand() -> None:
