@@ -79,7 +79,7 @@ def test_the_engine_follows_the_micro_batches_of_a_step() -> None:
     stages = [ParallelLayout.of(recipe("base"), gpus, "bf16", 512).zero["stage"] for gpus in (8, 32, 64, 512)]
     assert stages == [1, 1, 3, 3]
     assert [validate(recipe("base"), world).engine.deepspeed for world in (32, 64)] == ["zero1", "zero3"]
-    with pytest.raises(ValueError, match="engine.deepspeed auto is for pre-training: set it to zero1 or zero3"):
+    with pytest.raises(ValueError, match=r"engine.deepspeed auto is for pre-training: set it to zero1 or zero3"):
         validate(Training("xnli", engine=EngineConfig(deepspeed="auto")))
 
 
