@@ -38,7 +38,8 @@ class ZeroEngine(Engine):
         with loading_extensions():
             adam = build_optimizer(module, optimizer)
             zero, bf16 = ds_config["zero_optimization"], ds_config["bf16"]["enabled"]
-            if zero["stage"] == 1 and bf16 and dist.get_world_size() > 1 and not isinstance(module, PipelineModule):
+            ours = zero["stage"] == 1 and bf16 and "offload_optimizer" not in zero  # DeepSpeed takes BF16_Optimizer
+            if ours and dist.get_world_size() > 1 and not isinstance(module, PipelineModule):
                 cut_groups(adam, module, zero.get("reduce_bucket_size", 5e8))
             engine, *_ = deepspeed.initialize(model=module, optimizer=adam, config=ds_config)
             spare_passes(engine, halved_gradients)

@@ -10,7 +10,9 @@ From step to step DeepSpeed 0.19.8 holds, of Ψ parameters of the stage on N rep
 | ZeRO-2 | eΨ | 4Ψ/N from the first reduction on | 12Ψ/N |
 | ZeRO-3 | eΨ/N, and what is gathered | the same over N | 12Ψ/N |
 
-The ZeRO paper (arXiv:1910.02054, section 3) counts gradients as 2Ψ: here several micro-batches add up in float32.
+The ZeRO paper (arXiv:1910.02054, section 3) counts gradients as 2Ψ: here several micro-batches add up in float32. Over
+the ranks all add up in float32: ZeRO-1 with one micro-batch has copies of two groups at a time and 4Ψ/N of sums, ZeRO-2
+and 3 copies of what they reduce at once.
 tests/plan/test_memory.py compares the peak with what the engines allocate.
 """
 
