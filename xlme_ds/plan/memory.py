@@ -121,7 +121,9 @@ def _reductions(layout: ParallelLayout, stage: int, idle: Memory, turn: Memory, 
     # The backward pass is through so many layers when it has filled the first bucket.
     done = min(layers, bucket * layers // max(1, sizes.discriminator))
     if uses_bf16_optimizer(layout):
-        first = _plus(turn, activations=-done * activations.saved_layer(layout), buffers=_copies(layout, stage, bucket))
+        first = _plus(
+            turn, activations=-done * activations.saved_layer(layout), buffers=_copies(layout, bucket, bucket)
+        )
         return {
             "first reduction": first,
             "reduction": _plus(idle, gradients=everything, buffers=_reducing(layout, stage, sizes.total)),
@@ -249,23 +251,24 @@ def _reducing(layout: ParallelLayout, stage: int, size: int) -> float:
     sizes = layout.sizes(stage)
     converted = layout.sum_bytes if layout.sum_bytes != layout.element else 0
     if uses_bf16_optimizer(layout):
-        return _copies(layout, stage, min(2 * max(sizes.largest, layout.zero["reduce_bucket_size"]), sizes.total))
+        two = min(2 * max(sizes.largest, layout.zero["reduce_bucket_size"]), sizes.total)
+        return _copies(layout, two, sizes.total)
     if layout.zero["stage"] == 3:  # converted, then joined rank by rank
         return size * (converted + layout.sum_bytes)
     return (layout.element + converted) * size
 
 
-def _copies(layout: ParallelLayout, stage: int, size: int) -> float:
-    """Gradients that ZeRO-1 sends in another type than they lie in: of two groups at a time, and this rank's sums."""
+def _copies(layout: ParallelLayout, size: int, done: int) -> float:
+    """`size` gradients that ZeRO-1 sends in another type than they lie in, and this rank's part of `done` sums."""
     if layout.gradient_bytes == layout.sum_bytes or layout.replicas == 1:
         return 0.0
-    return layout.sum_bytes * (size + layout.sizes(stage).total / layout.replicas)
+    return layout.sum_bytes * (size + done / layout.replicas)
 
 
 def _updating(layout: ParallelLayout, stage: int) -> float:
     part = layout.sizes(stage).total / layout.replicas
     if uses_bf16_optimizer(layout):
-        return _copies(layout, stage, 0)
+        return _copies(layout, 0, layout.sizes(stage).total)
     if layout.offloads_optimizer:
         return 0.0
     if layout.zero["stage"] == 3:
