@@ -15,7 +15,7 @@
 #SBATCH --output=%x-%j.out
 set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
-XLME_RECIPE=${XLME_RECIPE:-base_zero1}
+XLME_RECIPE=${XLME_RECIPE:-base}
 XLME_DATA=${XLME_DATA:-mixed}
 XLME_OUT=${XLME_OUT:-runs/base}
 . slurm/train.sh

@@ -1,5 +1,5 @@
 #!/bin/bash
-# XLM-E Large on 64 GPUs, XLME_ENGINE=zero2 or pipe: XLME_ENGINE=pipe sbatch slurm/pretrain_large.sh [--section.key value ...]
+# XLM-E Large on 64 GPUs, with XLME_ENGINE=pipe as a pipeline: XLME_ENGINE=pipe sbatch slurm/pretrain_large.sh [--section.key value ...]
 #SBATCH --job-name=xlme-large
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node=8      # one process a GPU
@@ -15,7 +15,7 @@
 #SBATCH --output=%x-%j.out
 set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
-XLME_RECIPE=${XLME_RECIPE:-large_${XLME_ENGINE:-zero2}}
+XLME_RECIPE=${XLME_RECIPE:-large${XLME_ENGINE:+_$XLME_ENGINE}}
 XLME_DATA=${XLME_DATA:-mixed}
 XLME_OUT=${XLME_OUT:-runs/large}
 . slurm/train.sh

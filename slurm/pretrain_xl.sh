@@ -1,5 +1,5 @@
 #!/bin/bash
-# XLM-E XL on 128 GPUs, XLME_ENGINE=zero3 or pipe: XLME_ENGINE=pipe sbatch slurm/pretrain_xl.sh [--section.key value ...]
+# XLM-E XL on 128 GPUs, with XLME_ENGINE=zero3 or pipe so: XLME_ENGINE=pipe sbatch slurm/pretrain_xl.sh [--section.key value ...]
 #SBATCH --job-name=xlme-xl
 #SBATCH --nodes=16
 #SBATCH --ntasks-per-node=8      # one process a GPU
@@ -15,7 +15,7 @@
 #SBATCH --output=%x-%j.out
 set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
-XLME_RECIPE=${XLME_RECIPE:-xl_${XLME_ENGINE:-zero3}}
+XLME_RECIPE=${XLME_RECIPE:-xl${XLME_ENGINE:+_$XLME_ENGINE}}
 XLME_DATA=${XLME_DATA:-mixed}
 XLME_OUT=${XLME_OUT:-runs/xl}
 . slurm/train.sh

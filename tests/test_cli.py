@@ -59,7 +59,7 @@ def test_a_mistake_is_one_sentence(arguments: list[str], message: str, tmp_path:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_are_legal(name: str) -> None:
-    config = validate(recipe(name))
+    config = validate(recipe(name), world=4)
     assert deepspeed_settings(config.engine)["zero_optimization"]["stage"] in (1, 2, 3)
 
 

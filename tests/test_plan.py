@@ -30,8 +30,9 @@ PUBLISHED = {"base": 279e6, "large": 840e6, "xl": 2.2e9}  # parameters of the di
 def test_every_recipe_is_legal_and_can_be_built(name: str) -> None:
     run = validate(recipe(name))
     assert run.model.width % run.model.heads == 0
-    (stage,) = re.findall(r"zero(\d)", run.engine.deepspeed)
-    assert deepspeed_settings(run.engine)["zero_optimization"]["stage"] == int(stage)
+    if run.engine.deepspeed != "auto":
+        (stage,) = re.findall(r"zero(\d)", run.engine.deepspeed)
+        assert deepspeed_settings(run.engine)["zero_optimization"]["stage"] == int(stage)
     with torch.device("meta"):
         built = objective_of(run.objective).build(run.model)
     assert all(parameter.is_meta for parameter in built.parameters())

@@ -54,7 +54,7 @@ def pretrain(
     """Train, and write what is shown of a finished run; collective over the ranks. `stop`: one that is made already;
     `profiled`: steps whose time is broken down."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
-    _validate(config, profiled)
+    config = _validated(config, profiled)
 
     if heldout is None:
         note(
@@ -77,7 +77,7 @@ def pretrain(
 
 def rehearse(config: RunConfig, data: Path, out: Path, heldout: Path | None = None, profiled: int = 0) -> None:
     """Find what would stop `pretrain` at its start, and print what it would take; nothing is written. Collective."""
-    _validate(config, profiled)
+    config = _validated(config, profiled)
     minutes = config.train.watchdog_minutes
     with process_group(config.engine, minutes) as (rank, world):
         config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
@@ -107,11 +107,11 @@ def rehearse(config: RunConfig, data: Path, out: Path, heldout: Path | None = No
     )
 
 
-def _validate(config: RunConfig, profiled: int) -> None:
-    """Check `config` for the processes that were launched."""
+def _validated(config: RunConfig, profiled: int) -> RunConfig:
+    """`config` for the processes that were launched."""
     wandb = not config.train.wandb or importlib.util.find_spec("wandb") is not None
     try:
-        validate(config, int(rendezvous(os.environ).get("WORLD_SIZE", 1)))
+        config = validate(config, int(rendezvous(os.environ).get("WORLD_SIZE", 1)))
         refuse(
             [
                 (profiled >= 0, f"--profile {profiled} is no number of steps: it must be at least 1, or 0 for none"),
@@ -120,6 +120,7 @@ def _validate(config: RunConfig, profiled: int) -> None:
         )
     except ValueError as error:  # which every rank finds alike
         raise SharedError(str(error)) from None
+    return config
 
 
 class ScoredPiece(NamedTuple):

@@ -160,12 +160,14 @@ class EngineConfig:
     one process, the reference for the others."""
     deepspeed: str = "zero1"
     """A file of ds_configs/ by name (zero1, zero2, zero3, zero3_cpu …), or a path to a DeepSpeed JSON with engine keys
-    only; a higher stage partitions more state."""
+    only; a higher stage partitions more state. auto: what the planner finds faster, zero3 where a step has one
+    micro-batch, else zero1."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Type of weights and activations while computing. auto: bf16 where the processor computes in it, else fp32."""
     gradient_precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Type in which a step's micro-batches are added, when computing in bf16 under ZeRO-1 or ZeRO-3; bf16 takes half
-    the memory. auto: bf16 where a step has one micro-batch, else fp32."""
+    """Type in which gradients are added, when computing in bf16 under ZeRO-1 or ZeRO-3; bf16 takes half the memory, and
+    its error grows with the processes. auto and fp32: over the processes in fp32; over a step's micro-batches in fp32
+    too (auto under ZeRO-1: bf16 where there is but one)."""
     pipeline_stages: int = 2
     """Processes that share one copy of the model under engine.kind pipeline; more for a model that does not fit."""
     pipeline_schedule: Literal["1f1b", "dualpipev"] = "1f1b"

@@ -5,6 +5,7 @@ A check is a pair: whether the settings fit, and the sentence that names the set
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,14 +56,24 @@ _OURS = (
     "bf16",
     "fp16",
     "data_types",
+    "communication_data_type",
 )
 
 
 def validate(config: Config, world: int | None = None) -> Config:
     """`config`, if all its settings fit each other, and `world` processes where their number is known already.
 
-    Raises ValueError, in one sentence that names the setting.
+    Raises ValueError, in one sentence that names the setting. `engine.deepspeed auto` is what it becomes on `world`
+    processes, and all that it can become where their number is not known.
     """
+    if config.engine.deepspeed == "auto":
+        refuse([(isinstance(config, RunConfig), "engine.deepspeed auto is for pre-training: set it to zero1 or zero3")])
+        if world is None:
+            for name in ("zero1", "zero3"):
+                validate(replace(config, engine=replace(config.engine, deepspeed=name)))
+            return config
+        refuse(processes_fit(config.engine, world))
+        config = choose_engine(config, world)
     for checks in (_ranges, _model, _objective, _data, _engine, _engine_file, _pipeline):
         refuse(checks(config))
     if world is not None:
@@ -76,6 +87,18 @@ def validate(config: Config, world: int | None = None) -> Config:
                 f"{config.data.micro_batch} gives {accumulation}: lower it, or use 1f1b"
             )
     return config
+
+
+def choose_engine(config: Config, world: int) -> Config:
+    """`config` with the file that `engine.deepspeed auto` is on `world` processes.
+
+    A step of one micro-batch sends the same under ZeRO-1 and ZeRO-3, which sends more of it while computing; with more
+    micro-batches ZeRO-3 sends it in each one. Raises ValueError where the rows do not divide.
+    """
+    if config.engine.deepspeed != "auto":
+        return config
+    step = plan_step(config.data, world // config.engine.processes_per_replica)
+    return replace(config, engine=replace(config.engine, deepspeed="zero3" if step.accumulation == 1 else "zero1"))
 
 
 def _ranges(config: Training) -> list[Check]:

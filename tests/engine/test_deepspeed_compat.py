@@ -7,7 +7,7 @@ from xlme_ds.config import EngineConfig
 from xlme_ds.engine.deepspeed_compat import PROVEN, check_deepspeed
 from xlme_ds.engine.ranks import SharedError, start_process_group
 
-REDUCE = "runtime.engine:DeepSpeedEngine.allreduce_and_copy"
+REDUCE = "runtime.engine:DeepSpeedEngine.buffered_allreduce_fallback"
 
 
 def test_the_installed_one_is_the_proven_one() -> None:
@@ -23,10 +23,10 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_changed_signature_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def changed(self: object, small_bucket: object, dp_group: object) -> None:
+    def changed(self: object, grads: object = None) -> None:
         """One argument less."""
 
-    monkeypatch.setattr(deepspeed.DeepSpeedEngine, "allreduce_and_copy", changed)
+    monkeypatch.setattr(deepspeed.DeepSpeedEngine, "buffered_allreduce_fallback", changed)
     with pytest.raises(ValueError, match=f"{deepspeed.__version__} is installed, .* in which {REDUCE} takes"):
         check_deepspeed()
 

@@ -53,6 +53,8 @@ CASES: dict[str, tuple[int, int, str, tuple[int, int, int], dict[str, Any], dict
     "middle zero2 bf16": (1, 2, "bf16", (4, 4, 4), MIDDLE, {}),
     "middle zero3 fp32": (1, 3, "fp32", (4, 4, 4), MIDDLE, {}),
     "middle zero1 bf16, accumulating, on 2": (2, 1, "bf16", (8, 8, 2), MIDDLE, {}),
+    "middle zero1 bf16 on 2": (2, 1, "bf16", (8, 8, 4), MIDDLE, {}),
+    "middle zero1 bf16, bf16 sums, on 2": (2, 1, "bf16", (8, 8, 2), MIDDLE, dict(gradient_precision="bf16")),
     "middle zero2 bf16, accumulating, on 2": (2, 2, "bf16", (8, 8, 2), MIDDLE, {}),
     "middle zero3 bf16, accumulating, on 2": (2, 3, "bf16", (8, 8, 2), MIDDLE, {}),
     "middle zero3 bf16, pre-LN, blocks, checkpointing, on 2": (2, 3, "bf16", (8, 8, 4), LARGE_LIKE, {}),

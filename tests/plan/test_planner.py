@@ -2,16 +2,19 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 
 from xlme_ds.cli import parse
+from xlme_ds.config import EngineConfig, Training
 from xlme_ds.plan.__main__ import PlanSettings, main
 from xlme_ds.plan.layout import ParallelLayout
 from xlme_ds.plan.memory import peak
 from xlme_ds.plan.planner import plan
-from xlme_ds.plan.speed import GPU, GPUS, gpu_of, speed
+from xlme_ds.plan.speed import GPU, GPUS, communication, gpu_of, speed
 from xlme_ds.recipes import RECIPES, recipe
+from xlme_ds.validate import validate
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
 
@@ -56,6 +59,49 @@ def test_settings_are_ready_for_the_command_line(xl: dict) -> None:
 def test_recipes_fit_the_gpus_they_are_for(name: str) -> None:
     result = plan(recipe(name), 64, gpu_of("a100-80g"), layouts=0)
     assert result["fits"], result["memory_per_gpu_gib"]
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [("base", "a100-80g"), ("large", "a100-80g"), ("xl", "a100-80g"), ("base", "h200"), ("large", "h200")],
+)
+def test_recipes_for_any_number_of_gpus_are_near_the_fastest_layout(name: str, gpu: str) -> None:
+    """Of all layouts. Not the recipes with an engine in their names, for less memory or slow networks (`_pipe`), nor XL
+    on H200s, which have room for larger micro-batches and on 512 are faster with a pipeline."""
+    for gpus in (8, 64, 512):
+        found = plan(recipe(name), gpus, gpu_of(gpu), layouts=1)
+        (fastest,) = found["layouts"]
+        assert found["fits"] and found["tokens_per_s"] >= 0.97 * fastest["tokens_per_s"], (gpus, fastest["settings"])
+
+
+def test_the_engine_follows_the_micro_batches_of_a_step() -> None:
+    """Base's 2,048 rows are two micro-batches of 32 on 32 GPUs, and one on 64."""
+    stages = [ParallelLayout.of(recipe("base"), gpus, "bf16", 512).zero["stage"] for gpus in (8, 32, 64, 512)]
+    assert stages == [1, 1, 3, 3]
+    assert [validate(recipe("base"), world).engine.deepspeed for world in (32, 64)] == ["zero1", "zero3"]
+    with pytest.raises(ValueError, match=r"engine.deepspeed auto is for pre-training: set it to zero1 or zero3"):
+        validate(Training("xnli", engine=EngineConfig(deepspeed="auto")))
+
+
+def test_what_waits_counted_by_hand() -> None:
+    """XL on 64 GPUs, 4 micro-batches: Ψ parameters, of which τ are in tables, whose part of 63/64 is sent."""
+    run, gpu = recipe("xl"), GPU("slow", 1000, 1e6, link=1, network=1)  # computing takes no time, sending all of it
+    for engine in ("zero1", "zero3"):
+        chosen = replace(run, engine=EngineConfig(deepspeed=engine))
+        layout = ParallelLayout.of(chosen, 64, "bf16", 512)
+        sizes, sent = layout.sizes(0), communication(layout)
+        total, tables = (63 / 64 * size for size in (sizes.total, sizes.tables))
+        assert layout.accumulation == 4
+        if engine == "zero1":
+            assert sent["gradients"] == pytest.approx(4 * total) and sent["weights"] == pytest.approx(2 * total)
+            assert sent["exposed"] == pytest.approx(4 * tables + 2 * total)
+        else:
+            assert sent["gradients"] == pytest.approx(4 * 4 * total) and sent["weights"] == pytest.approx(4 * 2 * total)
+            assert sent["exposed"] == pytest.approx(4 * (4 + 2) * tables)
+        everything, rate = sent["gradients"] + sent["weights"], 0.7e9
+        costs = speed(chosen, layout, gpu, 0.4)
+        window = costs["compute"] * (1 if engine == "zero3" else 2 / 3 / 4)
+        assert costs["transfer"] == pytest.approx(everything / rate - window)
 
 
 def test_the_papers_run() -> None:

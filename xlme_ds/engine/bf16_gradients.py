@@ -1,14 +1,17 @@
-"""The gradients of DeepSpeed's BF16_Optimizer (0.19.8) in fewer passes over memory, and without further buffers.
+"""The gradients of DeepSpeed's BF16_Optimizer (0.19.8) in fewer passes over memory, and summed over ranks in float32.
 
 They add up in one flat buffer a group, of float32, or of bf16 where a step has one micro-batch. DeepSpeed itself
-converts each into a new buffer before it is added; it then joins the flat ones in another, converts that to the type
-that is sent, and back, and copies it home, on one process too. Where a new buffer takes its pages one by one, a pass
-over the gradients of Base costs as much as several of its layers. The largest gradient, the vocabulary softmax's of its
-table, is written there tile by tile and is never a tensor of its own. What each part saves is in docs/lab_log.md.
+converts each into a new buffer before it is added; it then joins the flat ones in another, all-reduces that in bf16,
+converts it back, and copies it home, on one process too. Where a new buffer takes its pages one by one, a pass over the
+gradients of Base costs as much as several of its layers. The largest gradient, the vocabulary softmax's of its table,
+is written there tile by tile and is never a tensor of its own. What each part saves is in docs/lab_log.md.
+
+Over the ranks a group's gradients go by one reduce-scatter: a rank needs the sum of its own part alone. In float32 that
+takes the bytes of an all-reduce in bf16, whose error grows with the ranks.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,25 +23,124 @@ from torch import Tensor, nn
 
 from .engine import first_state
 
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its name from torch 2.13 on
 _AT_ONCE = 2**18
 _PIECE = {"cpu": 2**19, "cuda": 2**26}  # what caches hold; what keeps launches few
+
+
+def cut_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float) -> None:
+    """Cut the optimizer's groups into groups of at most `size` elements or of one parameter, in the order in which the
+    backward pass completes them: from the last layer to the first.
+
+    Those of the tables are last, and `late`: they take gradients at both ends of the model.
+    """
+    order = {p: n for n, (_, p) in enumerate(reversed(list(module.named_parameters())))}
+    late = {p for name, p in module.named_parameters() if name.split(".")[-1].startswith(("embedding_", "difference_"))}
+    cut: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        parameters = sorted(group["params"], key=lambda p: (p in late, order[p]))
+        for n, p in enumerate(parameters):
+            room = n > 0 and sum(each.numel() for each in cut[-1]["params"]) + p.numel() <= size
+            if room and cut[-1]["late"] == (p in late):
+                cut[-1]["params"].append(p)
+            else:
+                cut.append(group | {"params": [p], "late": p in late})
+    cut.sort(key=lambda group: (group["late"], order[group["params"][-1]]))
+    optimizer.param_groups[:] = cut
 
 
 def spare_passes(engine: Any, halved: bool = False) -> None:
     """Have a DeepSpeed engine add and reduce gradients in their buffers, if its optimizer is a BF16_Optimizer.
 
-    `halved`: the buffers are bf16, which is what the backward pass gives.
+    `halved`: the buffers are bf16, which is what the backward pass gives. The sums over ranks are in the engine's
+    `communication_data_type`.
     """
     optimizer = engine.optimizer
     if isinstance(optimizer, BF16_Optimizer):
         if halved:
             _halve(optimizer)
-        optimizer._update_hp_grad = partial(_add, optimizer)
+        sums = _Sums(engine)
+        if halved or sums.replicas > 1:
+            optimizer.optimizer.step = partial(_update, optimizer, sums, optimizer.optimizer.step)
+            optimizer.step = partial(_step, optimizer, sums)
+        optimizer._update_hp_grad = partial(_add, optimizer, sums)
         optimizer.clear_hp_grads = partial(_forget, optimizer)
-        engine.allreduce_and_copy = partial(_reduce, engine)
+        engine.buffered_allreduce_fallback = sums.finish
         for group, parameters in enumerate(optimizer.bf16_groups):
             for index, parameter in enumerate(parameters):
                 parameter.open_gradient = partial(_open, optimizer, parameter, group, index)
+
+
+class _Sums:
+    """The averages over the replicas, of every group the part that this rank updates.
+
+    A group that is not `late` is sent once the last micro-batch's gradients of it and of all groups before it are
+    there, the others after the backward pass (so are all groups of a pipeline, where the tied table's gradient comes
+    then): the same order on every rank, in whatever order gradients arrive.
+    """
+
+    def __init__(self, engine: Any):
+        self.engine, self.optimizer = engine, engine.optimizer
+        self.type, self.replicas = engine.communication_data_type, engine.dp_world_size
+        self.parts: list[Any] = list(self.optimizer.fp32_groups_gradient_flat_partition)
+        late = [group.get("late", True) for group in self.optimizer.param_groups]
+        overlaps = self.replicas > 1 and engine.zero_overlap_comm() and not engine.pipeline_parallelism
+        self.early = [*late, True].index(True) if overlaps else 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self.sent = 0
+        self.on_their_way: list[tuple[dist.Work, Tensor]] = []
+        self.missing = [set(range(len(group))) for group in self.optimizer.bf16_groups]
+
+    def arrived(self, group: int, index: int) -> None:
+        """The gradient of a parameter in one micro-batch was added."""
+        if self.early and self.engine.is_gradient_accumulation_boundary():
+            assert group >= self.sent, "a gradient came after its group was sent"
+            self.missing[group].discard(index)
+            while self.sent < self.early and not self.missing[self.sent]:
+                self._send()
+
+    def _send(self) -> None:
+        group, optimizer = self.sent, self.optimizer
+        self.sent += 1
+        arrived = optimizer.fp32_groups_has_gradients[group]
+        for total, has in zip(optimizer.fp32_groups_gradients[group], arrived, strict=True):
+            if not has:  # of the step before
+                total.zero_()
+        arrived[:] = [True] * len(arrived)
+        if self.replicas == 1:
+            return
+        flat, part = optimizer.fp32_groups_gradients_flat[group], optimizer.fp32_groups_gradient_flat_partition[group]
+        if flat.dtype != self.type:
+            for work, _ in self.on_their_way[:-1]:  # two groups at a time, or the copies would take more than is saved
+                work.wait()
+            del self.on_their_way[:-1]
+            flat, part = flat.to(self.type), torch.empty_like(part, dtype=self.type)
+        self.parts[group] = part
+        work = _reduce_scatter(part, flat, group=optimizer.real_dp_process_group[group], async_op=True)
+        self.on_their_way.append((work, flat))
+
+    def finish(self, **_: Any) -> None:
+        """In place of `buffered_allreduce_fallback`, after the last backward pass: send what is left, and wait."""
+        while self.sent < len(self.parts):
+            self._send()
+        for work, _flat in self.on_their_way:
+            work.wait()
+        if self.replicas > 1:
+            for part in self.parts:
+                part.mul_(1 / self.replicas)
+        self._begin()
+
+    def norm(self) -> Tensor:
+        """Of all gradients, over the replicas and the stages."""
+        optimizer = self.optimizer
+        pieces = [piece for part in self.parts for piece in part.split(_PIECE[part.device.type])]
+        squares = torch.stack([piece.float().norm() for piece in pieces]).double().square().sum()
+        dist.all_reduce(squares, group=optimizer.dp_process_group)
+        if optimizer.mpu is not None:
+            dist.all_reduce(squares, group=optimizer.mpu.get_model_parallel_group())
+        return squares.sqrt().float()
 
 
 def _halve(optimizer: BF16_Optimizer) -> None:
@@ -57,16 +159,17 @@ def _halve(optimizer: BF16_Optimizer) -> None:
         optimizer.fp32_groups_actual_gradients_flat[group] = flat[: sum(sizes)]
         optimizer.fp32_groups_gradient_flat_partition[group] = flat[start : start + ours]
     optimizer.grad_acc_dtype = torch.bfloat16
-    optimizer.optimizer.step = partial(_update, optimizer, optimizer.optimizer.step)
-    optimizer.step = partial(_step, optimizer)
 
 
 @torch.no_grad()
-def _step(optimizer: BF16_Optimizer) -> None:
-    """In place of `step`, which would clip in bf16 and convert all gradients at once."""
-    gradients, _ = optimizer.get_grads_for_norm()
-    pieces = [piece for gradient in gradients for piece in gradient.split(_PIECE[gradient.device.type])]
-    norm = get_global_norm_of_tensors(pieces, norm_type=optimizer.norm_type, mpu=optimizer.mpu)
+def _step(optimizer: BF16_Optimizer, sums: _Sums) -> None:
+    """In place of `step`, which would look at all gradients on every rank, clip in bf16 and convert all at once."""
+    if sums.replicas > 1:
+        norm = sums.norm()
+    else:
+        gradients, _ = optimizer.get_grads_for_norm()
+        pieces = [piece for gradient in gradients for piece in gradient.split(_PIECE[gradient.device.type])]
+        norm = get_global_norm_of_tensors(pieces, norm_type=optimizer.norm_type, mpu=optimizer.mpu)
     optimizer.overflow = not 0 <= float(norm) < math.inf  # DeepSpeed turns what is not finite into -1
     optimizer._global_grad_norm = math.inf if optimizer.overflow else norm
     if optimizer.overflow:
@@ -75,9 +178,10 @@ def _step(optimizer: BF16_Optimizer) -> None:
         optimizer.optimizer.step()
         optimizer._lazy_init_hp_params_optimizer_state()
     optimizer.clear_hp_grads()
+    sums.parts[:] = optimizer.fp32_groups_gradient_flat_partition  # not the copies
 
 
-def _update(optimizer: BF16_Optimizer, take_step: Callable[[], object]) -> None:
+def _update(optimizer: BF16_Optimizer, sums: _Sums, take_step: Callable[[], object]) -> None:
     """In place of the step of torch's optimizer, which it takes on one piece of this rank's part after the other;
     collective."""
     excess = ((optimizer._global_grad_norm + 1e-6) / optimizer.clip_grad).clamp(min=1)
@@ -86,7 +190,7 @@ def _update(optimizer: BF16_Optimizer, take_step: Callable[[], object]) -> None:
     for number, group in enumerate(groups):
         master = optimizer.fp32_groups_flat_partition[number]
         states[master] = states[master] or first_state(master)
-        flat = master.detach(), optimizer.fp32_groups_gradient_flat_partition[number], *states[master].values()
+        flat = master.detach(), sums.parts[number], *states[master].values()
         for each in groups:
             each["params"] = []
         for piece, gradient, *state in zip(*(_pieces(tensor, master) for tensor in flat), strict=True):
@@ -122,7 +226,9 @@ def _open(
 
 
 @torch.no_grad()
-def _add(optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: int, clear_lp_grads: bool) -> None:
+def _add(
+    optimizer: BF16_Optimizer, sums: _Sums, parameter: nn.Parameter, group: int, index: int, clear_lp_grads: bool
+) -> None:
     """In place of `_update_hp_grad`: the step's first gradient of a parameter overwrites what the last step left."""
     if parameter.grad is None:
         return
@@ -138,6 +244,7 @@ def _add(optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: 
     arrived[index] = True
     if clear_lp_grads:
         parameter.grad.zero_()
+    sums.arrived(group, index)
 
 
 def _accumulate(total: Tensor, part: Tensor) -> None:
@@ -158,18 +265,3 @@ def _accumulate(total: Tensor, part: Tensor) -> None:
 def _forget(optimizer: BF16_Optimizer) -> None:
     """In place of `clear_hp_grads`, without filling them with zeros."""
     optimizer.fp32_groups_has_gradients = [[False] * len(group) for group in optimizer.fp32_groups_gradients]
-
-
-def _reduce(engine: Any, gradients: Sequence[Tensor], group: dist.ProcessGroup, replicas: float | None = None) -> None:
-    """In place of `allreduce_and_copy`: the average over `group` of flat gradients, one after the other."""
-    optimizer = engine.optimizer
-    for totals, arrived in zip(optimizer.fp32_groups_gradients, optimizer.fp32_groups_has_gradients, strict=True):
-        for total, has in zip(totals, arrived, strict=True):
-            if not has:  # of the step before
-                total.zero_()
-        arrived[:] = [True] * len(arrived)  # once a step, though large models are reduced in several calls
-    if dist.get_world_size(group) > 1:
-        for flat in gradients:
-            engine.allreduce_bucket(
-                [flat], group, replicas
-            )  # alone it is not joined, and what is sent comes back into it

@@ -7,6 +7,7 @@ from typing import Any
 
 import deepspeed
 import torch.distributed as dist
+from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.utils import safe_get_full_fp32_param
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from ..config import OptimizerConfig
 from ..data.loader import Loader
 from ..objectives.protocol import BatchSource, Objective
-from .bf16_gradients import spare_passes
+from .bf16_gradients import cut_groups, spare_passes
 from .deepspeed_compat import align_gradients, loading_extensions
 from .engine import Bucket, Engine, Piece
 from .optimizer import build_optimizer
@@ -36,6 +37,10 @@ class ZeroEngine(Engine):
     ):
         with loading_extensions():
             adam = build_optimizer(module, optimizer)
+            zero, bf16 = ds_config["zero_optimization"], ds_config["bf16"]["enabled"]
+            ours = zero["stage"] == 1 and bf16 and "offload_optimizer" not in zero  # DeepSpeed takes BF16_Optimizer
+            if ours and dist.get_world_size() > 1 and not isinstance(module, PipelineModule):
+                cut_groups(adam, module, zero.get("reduce_bucket_size", 5e8))
             engine, *_ = deepspeed.initialize(model=module, optimizer=adam, config=ds_config)
             spare_passes(engine, halved_gradients)
             align_gradients(engine.optimizer)

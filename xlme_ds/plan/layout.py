@@ -11,7 +11,7 @@ from ..engine.build import resolve_gradient_precision
 from ..models.attention import item_mask, triton_can
 from ..models.pipeline import Part, Work, parts, pipeline_balance
 from ..objectives import objective_of
-from ..validate import deepspeed_settings, validate
+from ..validate import choose_engine, deepspeed_settings, validate
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,10 @@ class ParallelLayout:
     """`replicas` of a pipeline of `len(stages)` stages, `gpus` processes in all.
 
     `work`: operations of the forward pass, a token; `zero`: ZeRO's settings under DeepSpeed's names; `gradient_bytes`:
-    of an element of the gradients that micro-batches add up in; `rows`: of both tasks in a micro-batch; `tokens`:
-    positions of a micro-batch; `element`: the size of a weight or activation in bytes; `fused`: attention runs in the
-    GPU's fused kernel; `triton`: in the Triton kernels; `offloads_optimizer`: its states are in the host's memory.
+    of an element of the gradients that micro-batches add up in; `sum_bytes`: of those that are summed over ranks;
+    `rows`: of both tasks in a micro-batch; `tokens`: positions of a micro-batch; `element`: the size of a weight or
+    activation in bytes; `fused`: attention runs in the GPU's fused kernel; `triton`: in the Triton kernels;
+    `offloads_optimizer`: its states are in the host's memory.
     """
 
     objective: ObjectiveConfig
@@ -96,6 +97,7 @@ class ParallelLayout:
     work: Work
     zero: Mapping[str, int]
     gradient_bytes: int
+    sum_bytes: int
     stages: tuple[Part, ...]
     replicas: int
     gpus: int
@@ -112,7 +114,7 @@ class ParallelLayout:
     def of(run: RunConfig, gpus: int, precision: str, row_tokens: int, fused: bool = True) -> "ParallelLayout":
         """The layout of `run` on `gpus` processes. Raises ValueError, in the words of the run, where it is not
         legal."""
-        validate(run)
+        run = choose_engine(validate(run), gpus)
         if run.engine.kind == "plain":
             raise ValueError("engine.kind plain is for comparisons on one process: plan for deepspeed or pipeline")
         if run.engine.pipeline_schedule != "1f1b":
@@ -133,6 +135,7 @@ class ParallelLayout:
             work=work,
             zero=zero_settings(run.engine),
             gradient_bytes=2 if resolve_gradient_precision(run.engine, precision, step.accumulation) == "bf16" else 4,
+            sum_bytes=2 if run.engine.gradient_precision == "bf16" else 4,
             stages=tuple(stages),
             replicas=gpus // group,
             gpus=gpus,

@@ -10,7 +10,9 @@ From step to step DeepSpeed 0.19.8 holds, of Ψ parameters of the stage on N rep
 | ZeRO-2 | eΨ | 4Ψ/N from the first reduction on | 12Ψ/N |
 | ZeRO-3 | eΨ/N, and what is gathered | the same over N | 12Ψ/N |
 
-The ZeRO paper (arXiv:1910.02054, section 3) counts gradients as 2Ψ: here several micro-batches add up in float32.
+The ZeRO paper (arXiv:1910.02054, section 3) counts gradients as 2Ψ: here several micro-batches add up in float32. Over
+the ranks all add up in float32: ZeRO-1 with one micro-batch has copies of two groups at a time and 4Ψ/N of sums, ZeRO-2
+and 3 copies of what they reduce at once.
 tests/plan/test_memory.py compares the peak with what the engines allocate.
 """
 
@@ -115,11 +117,17 @@ def _reductions(layout: ParallelLayout, stage: int, idle: Memory, turn: Memory, 
     """Moments of reductions: `turn` is the memory where the backward pass begins, `idle` that between steps."""
     sizes, layers = layout.sizes(stage), len(layout.stages[stage].layers)
     everything = _reduced_gradients(layout, stage)
-    if uses_bf16_optimizer(layout):
-        return {"reduction": _plus(idle, gradients=everything, buffers=_reducing(layout, stage, sizes.total))}
     bucket = min(layout.zero["reduce_bucket_size"], sizes.total)
     # The backward pass is through so many layers when it has filled the first bucket.
     done = min(layers, bucket * layers // max(1, sizes.discriminator))
+    if uses_bf16_optimizer(layout):
+        first = _plus(
+            turn, activations=-done * activations.saved_layer(layout), buffers=_copies(layout, bucket, bucket)
+        )
+        return {
+            "first reduction": first,
+            "reduction": _plus(idle, gradients=everything, buffers=_reducing(layout, stage, sizes.total)),
+        }
     arrived = _arriving_gradients(layout, stage, bucket) + _waiting(layout, stage)
     if layout.element == FLOAT:  # the gradient that waits is one of those that are collected whole
         arrived = min(arrived, FLOAT * sizes.total)
@@ -139,7 +147,7 @@ def _reductions(layout: ParallelLayout, stage: int, idle: Memory, turn: Memory, 
 
 
 def uses_bf16_optimizer(layout: ParallelLayout) -> bool:
-    """Whether DeepSpeed takes `BF16_Optimizer`, which reduces all gradients at once after the backward pass."""
+    """Whether DeepSpeed takes `BF16_Optimizer`, whose flat buffers we sum over the ranks where they are."""
     return layout.zero["stage"] == 1 and layout.element == 2 and not layout.offloads_optimizer
 
 
@@ -239,18 +247,29 @@ def _buckets(layout: ParallelLayout, stage: int, backward: bool) -> float:
 
 
 def _reducing(layout: ParallelLayout, stage: int, size: int) -> float:
-    if uses_bf16_optimizer(layout):  # in the type that is sent
-        return layout.element * size if layout.replicas > 1 else 0.0
-    if layout.zero["stage"] == 3:
-        return size * (layout.element + FLOAT / layout.replicas)
+    """Buffers that gradients are summed over the ranks in, `size` of them at a time."""
     sizes = layout.sizes(stage)
-    part = min(size, sizes.largest, sizes.total // layout.replicas)
-    return layout.element * size + (FLOAT * part if layout.element == 2 else 0)
+    converted = layout.sum_bytes if layout.sum_bytes != layout.element else 0
+    if uses_bf16_optimizer(layout):
+        two = min(2 * max(sizes.largest, layout.zero["reduce_bucket_size"]), sizes.total)
+        return _copies(layout, two, sizes.total)
+    if layout.zero["stage"] == 3:  # converted, then joined rank by rank
+        return size * (converted + layout.sum_bytes)
+    return (layout.element + converted) * size
+
+
+def _copies(layout: ParallelLayout, size: int, done: int) -> float:
+    """`size` gradients that ZeRO-1 sends in another type than they lie in, and this rank's part of `done` sums."""
+    if layout.gradient_bytes == layout.sum_bytes or layout.replicas == 1:
+        return 0.0
+    return layout.sum_bytes * (size + done / layout.replicas)
 
 
 def _updating(layout: ParallelLayout, stage: int) -> float:
     part = layout.sizes(stage).total / layout.replicas
-    if layout.offloads_optimizer or uses_bf16_optimizer(layout):
+    if uses_bf16_optimizer(layout):
+        return _copies(layout, 0, layout.sizes(stage).total)
+    if layout.offloads_optimizer:
         return 0.0
     if layout.zero["stage"] == 3:
         return FLOAT * min(part, layout.zero["sub_group_size"])

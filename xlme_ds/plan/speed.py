@@ -4,22 +4,34 @@ A step takes, on the GPU that has most to do, with m micro-batches and p stages:
 
     compute   = operations executed / (peak · utilisation)        with checkpointed layers and logits computed again
     bubble    = compute · (p − 1) / m                             1F1B: (p−1) of (m+p−1) slots are idle
-    transfer  = bytes sent / (bandwidth · LINK_EFFICIENCY)        overlapped transfers count where they exceed compute
+    transfer  = exposed + what of the rest takes longer than the computing meanwhile, at bandwidth · LINK_EFFICIENCY
     offload   = bytes of optimizer and gradients through PCIe and the host's memory
 
-Bytes are those that DeepSpeed 0.19.8 really sends. An all-reduce of n bytes over N ranks sends 2n(N−1)/N bytes a rank,
-a reduce-scatter or an all-gather n(N−1)/N (ring algorithms; ZeRO paper, arXiv:1910.02054, section 7, in units of Ψ: 2
-for ZeRO-1 and 2, 3 for ZeRO-3). With several micro-batches a step:
+Bytes are those that the engines really send. An all-reduce of n bytes over N ranks sends 2n(N−1)/N bytes a rank, a
+reduce-scatter or an all-gather n(N−1)/N (ring algorithms). Weights go in the type that is computed in, sums of
+gradients in float32, with `engine.gradient_precision bf16` in bf16. With several micro-batches a step:
 
 | | gradients | weights |
 |---|---|---|
-| ZeRO-1 | all-reduce, once a step | all-gather, once a step |
+| ZeRO-1, bf16 | reduce-scatter, once a step | all-gather, once a step |
+| ZeRO-1, fp32 or offloaded | all-reduce, once a step | all-gather, once a step |
 | ZeRO-2 | all-reduce in every micro-batch (`use_multi_rank_bucket_allreduce`, its default) | all-gather, once a step |
 | ZeRO-3 | reduce-scatter in every micro-batch | all-gather in every micro-batch, again for weights that were not held
 |        |                                      | until the backward pass (`stage3_max_live_parameters`) |
 
-All in the type of the weights. A pipeline also sends hidden states forward and their gradients back. A pass that goes
-ahead sends hidden states forward once more, and under ZeRO-3 gathers weights that are not held until the pass after it.
+A pipeline also sends hidden states forward and their gradients back. A pass that goes ahead sends hidden states forward
+once more, and under ZeRO-3 gathers weights that are not held until the pass after it.
+
+Exposed is what is sent while nothing computes. The gradient of a table is complete at the very end of a backward pass,
+so its sum over the ranks is exposed, under ZeRO-2 and 3 in every micro-batch; so is the gathering of the tables that
+begins each of ZeRO-3's, as they belong to the root module; and the gathering of the new weights after the update under
+ZeRO-1 and 2. All that a pipeline sends is exposed, and all with `overlap_comm` off. The rest goes on during
+
+| | |
+|---|---|
+| ZeRO-1 | the backward pass of the last micro-batch: BACKWARD · compute / m |
+| ZeRO-2 | all backward passes: BACKWARD · compute |
+| ZeRO-3 | all of compute |
 """
 
 from dataclasses import dataclass
@@ -37,6 +49,7 @@ from .memory import FLOAT, OPTIMIZER, reused_weights, uses_bf16_optimizer
 UTILISATION = 0.4
 LINK_EFFICIENCY = 0.7
 HOST = 10e9
+BACKWARD = 2 / 3  # of the operations of a step: two matrix products for each one of the forward pass
 DAY = 86_400.0
 
 
@@ -89,27 +102,31 @@ def gpu_of(text: str) -> GPU:
 
 def communication(layout: ParallelLayout) -> dict[str, float]:
     """Bytes that the busiest GPU sends in an optimizer step: `gradients` and `weights` to the replicas of its stage,
-    `stages` to other stages, and their total.
-
-    `overlapped`: the engine sends while it computes; ZeRO-1 and 2 gather the new weights after the update all the same.
-    """
-    busiest = max((_sent_by(layout, stage) for stage in range(len(layout.stages))), key=lambda sent: sum(sent.values()))
-    # BF16_Optimizer reduces after the last backward pass, whatever overlap_comm says.
-    overlapped = bool(layout.zero["overlap_comm"]) and not uses_bf16_optimizer(layout)
-    return busiest | {"overlapped": overlapped, "total": sum(busiest.values())}
+    `stages` to other stages, and their total; `exposed`: those sent while nothing computes."""
+    by_stage = [_sent_by(layout, stage) for stage in range(len(layout.stages))]
+    totals = [sent["gradients"] + sent["weights"] + sent["stages"] for sent in by_stage]
+    busiest = by_stage[totals.index(max(totals))]
+    return busiest | {"exposed": busiest["exposed"] + busiest["stages"], "total": max(totals)}
 
 
 def _sent_by(layout: ParallelLayout, stage: int) -> dict[str, float]:
     sizes, micro_batches = layout.sizes(stage), layout.accumulation
-    once = layout.element * sizes.total * (layout.replicas - 1) / layout.replicas
+    share = (layout.replicas - 1) / layout.replicas
+    once, reduced = layout.element * sizes.total * share, layout.sum_bytes * sizes.total * share
+    tables = sizes.tables / sizes.total
     if layout.zero["stage"] == 3:
         # The tables belong to the root module, which has not left them when its backward pass begins.
         again = once * (1 - (sizes.tables + sum(reused_weights(layout, stage))) / sizes.total)
         held = not layout.work.layer_ahead or sizes.discriminator <= layout.zero["stage3_max_reuse_distance"]
         ahead = 0.0 if held else once * sizes.discriminator / sizes.total
-        gradients, weights = micro_batches * once, micro_batches * (once + again + ahead)
+        gradients, weights = micro_batches * reduced, micro_batches * (once + again + ahead)
+        exposed = micro_batches * tables * (reduced + once)
     else:
-        gradients, weights = 2 * once * (micro_batches if layout.zero["stage"] == 2 else 1), once
+        passes = 1 if uses_bf16_optimizer(layout) else 2
+        gradients, weights = passes * reduced * (micro_batches if layout.zero["stage"] == 2 else 1), once
+        exposed = tables * gradients + weights
+    if not layout.zero["overlap_comm"] or len(layout.stages) > 1:
+        exposed = gradients + weights
     last = stage == len(layout.stages) - 1
     forward_again = layout.work.layer_ahead > 0 and not last
     between = micro_batches * (layout.neighbours(stage) + forward_again) * activations.between_stages(layout)
@@ -117,7 +134,7 @@ def _sent_by(layout: ParallelLayout, stage: int) -> dict[str, float]:
         between += layout.element * layout.borrowed
     elif last:
         between += FLOAT * layout.borrowed
-    return {"gradients": gradients, "weights": weights, "stages": between}
+    return {"gradients": gradients, "weights": weights, "stages": between, "exposed": exposed}
 
 
 def speed(run: RunConfig, layout: ParallelLayout, gpu: GPU, utilisation: float) -> dict[str, float]:
@@ -147,10 +164,8 @@ def _transfer(layout: ParallelLayout, gpu: GPU, compute: float) -> float:
     among_replicas = gpu.link if layout.replicas <= gpu.per_node else gpu.network
     among_stages = gpu.link if layout.gpus <= gpu.per_node else gpu.network
     rate = LINK_EFFICIENCY * 1e9
-    gradients, weights = sent["gradients"] / (among_replicas * rate), sent["weights"] / (among_replicas * rate)
     between = sent["stages"] / (among_stages * rate)
-    if not sent["overlapped"]:
-        return gradients + weights + between
-    if layout.zero["stage"] == 3:
-        return max(0.0, gradients + weights - compute) + between
-    return max(0.0, gradients - compute) + weights + between
+    exposed = (sent["exposed"] - sent["stages"]) / (among_replicas * rate)
+    rest = (sent["gradients"] + sent["weights"]) / (among_replicas * rate) - exposed
+    meanwhile = {1: BACKWARD / layout.accumulation, 2: BACKWARD, 3: 1.0}[layout.zero["stage"]] * compute
+    return between + exposed + max(0.0, rest - meanwhile)

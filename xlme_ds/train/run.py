@@ -28,7 +28,7 @@ from ..folders import to_disk
 from ..models.init import Known
 from ..objectives import described, objective_of
 from ..objectives.protocol import BatchSource
-from ..recipes import RECIPES, recipe
+from ..recipes import RECIPES
 from ..trained import MODEL_FOLDER, pinned, starting_weights, write_vocabulary
 from .loop import Callback, Evaluate, Guard, Profile, Record, Save, Show, fit
 from .records import Console, StepLines, Tracker, audit_reads, product_rate
@@ -153,11 +153,20 @@ def opening(config: Training, out: Path, start: int, loader: BatchSource, world:
     words = {name: objective["quantities"][name] for name in objective["terms"]}
     for (title, unit), names in groupby(words, lambda name: (words[name]["title"], words[name]["unit"])):
         lines.append(f"  {', '.join(names)}: {title} ({unit})")
-    if config.name in RECIPES:
-        usual, now = (flatten(asdict(one)) for one in (recipe(config.name), config))
-        other = [key for key in now if now[key] != usual.get(key) and key != "engine.precision"]
-        lines += [f"  not as the recipe: {', '.join(f'{key} {now[key]}' for key in other)}"] * bool(other)
+    other = _unusual(config)
+    lines += [f"  not as the recipe: {', '.join(other)}"] * bool(other)
     return lines
+
+
+def _unusual(config: Training) -> list[str]:
+    """The settings in which a run differs from its recipe; of several with its name, from the one most like it."""
+    now, found = flatten(asdict(config)), []
+    for one in RECIPES.values():
+        if one.name == config.name:
+            usual = flatten(asdict(one))
+            chosen = {"engine.precision"} | ({"engine.deepspeed"} if one.engine.deepspeed == "auto" else set())
+            found.append([f"{key} {now[key]}" for key in now if now[key] != usual.get(key) and key not in chosen])
+    return min(found, key=len, default=[])
 
 
 def _begin(
