@@ -227,7 +227,8 @@ def read_checkpoint(folder: Path, settings: RunSettings) -> dict[str, Tensor]:
         state = objective_of(settings.objective).build(settings.model).state_dict()
     for name, there in state.items():
         state[name] = torch.empty(there.shape)
-        reader.read(name, KINDS[0], 0, state[name].view(-1))
+    sizes = {name: value.numel() for name, value in state.items()}
+    reader.read(((name, KINDS[0], 0, value.view(-1)) for name, value in state.items()), sizes)
     return state
 
 
@@ -421,11 +422,11 @@ def _everything(folder: Path, run: TrainedRun | None, config: RunConfig, vocabul
         )
     refuse(_start_checks(folder, run.model, config.model, run.vocabulary, vocabulary_sha256))
     of_two = ("generator_layers", "embedding_sharing") if len(encoders) > 1 else ()
-    for name in (*of_two, "discriminator_layers", "vocabulary_blocks"):
+    for name in (*of_two, "discriminator_layers"):
         there, here = getattr(run.model, name), getattr(config.model, name)
         setting = f"{folder} has model.{name} {there}, this run has {here}"
         refuse([(there == here, f"{setting}: set it to that, or start.take to {alone}")])
-    return run.state.get
+    return (run.state | _in_blocks(run.state, config.model)).get
 
 
 def _start_checks(

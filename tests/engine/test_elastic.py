@@ -92,7 +92,7 @@ def test_every_load_brings_all_state_back_bitwise(out: Path, chain: str) -> None
         for name, size in saved.sizes().items():
             for kind in KINDS:
                 ours, theirs = torch.empty(size), torch.empty(size)
-                saved.read(name, kind, 0, ours)
-                copy.read(name, kind, 0, theirs)
+                saved.read([(name, kind, 0, ours)])
+                copy.read([(name, kind, 0, theirs)])
                 assert torch.equal(ours, theirs), (step, name, kind)
                 assert kind == "fp32" or ours.any() or name.startswith("difference"), (step, name, kind)

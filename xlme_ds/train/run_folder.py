@@ -29,6 +29,7 @@ _MAY_CHANGE = (
     "model.attention",
     "model.compile",
     "model.head_chunk",
+    "model.vocabulary_blocks",
     "model.activation_checkpointing",
     "data.micro_batch",
     "engine.",
