@@ -58,7 +58,6 @@ _XLME_XL = replace(
     feed_forward=6144,
     generator_layers=8,
     discriminator_layers=48,
-    vocabulary_blocks=16,
     activation_checkpointing=True,
 )
 # 125K steps of 1M tokens a task. Base fits one GPU, so only the optimizer is partitioned.

@@ -176,7 +176,20 @@ def load_run(folder: Path) -> TrainedRun:
         raise ValueError(
             f"{path} does not exist: copy it from the folder vocab of the run's data, or start its command again"
         )
+    state = _in_blocks(state, settings.model)  # a finished run may have been called again with other blocks
     return TrainedRun(folder, state, vocabulary=known_vocabulary(run, path), step=step, **settings._asdict())
+
+
+def _in_blocks(state: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
+    """`state` with each table of the vocabulary in the blocks of `model`; what is not of its size is left as it is."""
+    for first in [name for name in state if name.endswith(("embedding_0", "difference_0"))]:
+        table = first.removesuffix("0")
+        names = [name for n in range(len(state)) if (name := f"{table}{n}") in state]
+        if sum(len(state[name]) for name in names) == model.vocabulary and len(names) != model.vocabulary_blocks:
+            blocks = torch.cat([state[name] for name in names]).split(block_sizes(model))
+            state = {name: value for name, value in state.items() if name not in names}
+            state |= {f"{table}{n}": block for n, block in enumerate(blocks)}
+    return state
 
 
 def at_step(folder: Path) -> tuple[Path, int | None]:
