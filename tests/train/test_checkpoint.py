@@ -87,9 +87,7 @@ def test_resumed_run_continues_exactly(data: Path, tmp_path: Path, settings: dic
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 3)])
-def test_a_run_goes_on_with_the_vocabulary_in_other_blocks(
-    data: Path, tmp_path: Path, before: int, after: int
-) -> None:
+def test_a_run_goes_on_with_the_vocabulary_in_other_blocks(data: Path, tmp_path: Path, before: int, after: int) -> None:
     config = tiny(**PLAIN, embedding_sharing="gdes", vocabulary_blocks=before)
     other = dataclasses.replace(config, model=dataclasses.replace(config.model, vocabulary_blocks=after))
     straight, resumed = engine(data, config), engine(data, other)

@@ -224,7 +224,7 @@ class StateReader:
                     file.seek(offset)
                     for chunk in out.split(CHUNK):
                         values = np.empty(len(chunk), np.float32)
-                        if file.readinto(values) < values.nbytes:
+                        if file.readinto(values.data) < values.nbytes:
                             raise ValueError(
                                 f"{self.files[number]} became shorter while it was read: resume from another checkpoint"
                             )
@@ -260,8 +260,8 @@ def _merge(headers: Sequence[Headers]) -> tuple[dict[str, int], dict[tuple[str, 
     tables = []
     for names, _, parts in headers:
         known = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
-        name, kind = np.divmod(parts[:, 0], len(KINDS))
-        tables.append(np.column_stack([known[name] * len(KINDS) + kind, parts[:, 1:]]))
+        of, kinds = np.divmod(parts[:, 0], len(KINDS))
+        tables.append(np.column_stack([known[of] * len(KINDS) + kinds, parts[:, 1:]]))
     table = np.concatenate(tables)
     ends = np.zeros((len(numbers), len(KINDS)), np.int64)
     np.maximum.at(ends.reshape(-1), table[:, 0], table[:, 1] + table[:, 2])
