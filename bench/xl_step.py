@@ -35,6 +35,7 @@ STEPS = 3
 SAVED_AFTER = 2
 # Bytes a parameter: weights (2), master weights, moments and gradients (16) in the swap folder, the checkpoint (12).
 _SWAP, _CHECKPOINT = 18, 12
+_BLOCKS = 16  # of the embedding: XL's are then as large as the buffers of ds_configs/zero3_offload.json
 _TOLERANCE = 1e-3  # relative, for weights whose bf16 values are those of the saved float32 ones
 _LEARNING_RATE = 1e-5  # where the published warm-up is after 200 steps
 
@@ -62,7 +63,11 @@ def small(run: RunConfig, folder: Path) -> RunConfig:
     )
     return replace(
         run,
-        model=replace(run.model, head_chunk=min(run.model.head_chunk, 4096)),
+        model=replace(
+            run.model,
+            head_chunk=min(run.model.head_chunk, 4096),
+            vocabulary_blocks=max(run.model.vocabulary_blocks, _BLOCKS),
+        ),
         data=DataConfig(1, 1, micro_batch=1),
         engine=engine,
         train=replace(run.train, steps=STEPS),

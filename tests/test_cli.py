@@ -87,6 +87,38 @@ def test_illegal_settings_are_named(broken: RunConfig, message: str) -> None:
         validate(broken)
 
 
+def test_pretraining_lets_the_memory_of_a_gpu_grow_in_place() -> None:
+    """What somebody set stays."""
+    code = (
+        "import os\n"
+        "from xlme_ds.pretrain import main\n"
+        "for given in ({}, {'PYTORCH_ALLOC_CONF': 'a:b'}, {'PYTORCH_CUDA_ALLOC_CONF': 'c:d'}):\n"
+        "    for name in ('PYTORCH_ALLOC_CONF', 'PYTORCH_CUDA_ALLOC_CONF'): os.environ.pop(name, None)\n"
+        "    os.environ.update(given)\n"
+        "    try: main(['--recipe', 'none'])\n"
+        "    except SystemExit: print(sorted(i for i in os.environ.items() if 'ALLOC_CONF' in i[0]))"
+    )
+    done = python("-c", code)
+    assert done.stdout.splitlines() == [
+        "[('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segments:True')]",
+        "[('PYTORCH_ALLOC_CONF', 'a:b')]",
+        "[('PYTORCH_CUDA_ALLOC_CONF', 'c:d')]",
+    ], done.stderr
+
+
+def test_an_embedding_that_does_not_go_through_the_buffers_to_nvme() -> None:
+    """XL's 524,288 × 1,536 through buffers of 50,331,648 elements: 16 of them, or that many processes."""
+    xl = recipe("xl_zero3")
+    engine = EngineConfig(deepspeed="zero3_offload", offload_parameters="nvme", nvme_folder="/nvme")
+    config = replace(xl, engine=engine)
+    with pytest.raises(ValueError, match=r"an embedding of 1 model\.vocabulary_blocks has 805306368: set these to 16"):
+        validate(config, world=1)
+    with pytest.raises(ValueError, match="set these to 2"):
+        validate(config, world=8)
+    validate(config, world=16)
+    validate(replace(config, model=replace(xl.model, vocabulary_blocks=16)), world=1)
+
+
 def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"zero_optimization": {"stage": 1}, "gradient_clipping": 1.0}))

@@ -1,5 +1,7 @@
 """A run starts from the weights of another one: all of them, or one encoder for both."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +54,25 @@ def export(source: TrainedRun, to: Path) -> None:
 
 def test_nothing_named() -> None:
     assert starting_weights(RunConfig("none"), "") is None
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_everything_in_other_blocks(blocks: int, source: TrainedRun) -> None:
+    ours = started("all", source, vocabulary_blocks=blocks)
+    for table in ("embedding", "difference"):
+        whole = [torch.cat([state[f"{table}_{n}"] for n in range(count)])
+                 for state, count in ((ours, blocks), (source.state, 2))]  # fmt: skip
+        assert torch.equal(*whole)
+
+
+def test_a_finished_run_that_was_called_with_other_blocks_is_read(source: TrainedRun, tmp_path: Path) -> None:
+    shutil.copytree(source.folder, tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    content = json.loads(path.read_text())
+    content["config"]["model"]["vocabulary_blocks"] = 1
+    path.write_text(json.dumps(content))
+    ours, theirs = (run.encoder().state_dict() for run in (load_run(tmp_path / "run"), source))
+    assert torch.equal(ours["embedding_0"], torch.cat([theirs["embedding_0"], theirs["embedding_1"]]))
 
 
 def test_everything(source: TrainedRun) -> None:

@@ -72,7 +72,8 @@ class ModelConfig:
     """What comes before the decoder tied to the embedding: dense, GELU and norm, as in BERT and XLM-R, or nothing, as
     in XLM."""
     vocabulary_blocks: int = 1
-    """Store the embedding as this many parameters; more make the buffers of offloading engines smaller (XL: 16)."""
+    """Store the embedding as this many parameters. One is fastest on a GPU; more make the buffers of offloading engines
+    smaller (XL on NVMe: 16). A run may be resumed with another number."""
     init_std: float = 0.02
     """Standard deviation of the initial weights; raise it for narrow models (0.05 at width 128)."""
     kernels: Literal["auto", "torch", "triton"] = "auto"

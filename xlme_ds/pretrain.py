@@ -3,6 +3,7 @@
 The same with `python -m xlme_ds.pretrain` runs on one process. A second call with the same folder resumes.
 """
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,9 @@ class Pretrain:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
+    # The number of masked positions is another in every batch: blocks of many sizes would leave gaps that none fits.
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # read once, when torch is loaded
     stop = StopRequest()  # before torch is loaded, which takes a while: a job may be told to leave at any time
     try:
         command = parse(program("pretrain"), Pretrain, __doc__ or "", sys.argv[1:] if arguments is None else arguments)

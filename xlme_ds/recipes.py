@@ -58,7 +58,6 @@ _XLME_XL = replace(
     feed_forward=6144,
     generator_layers=8,
     discriminator_layers=48,
-    vocabulary_blocks=16,
     activation_checkpointing=True,
 )
 _AUTO = EngineConfig(deepspeed="auto")

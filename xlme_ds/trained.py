@@ -176,7 +176,20 @@ def load_run(folder: Path) -> TrainedRun:
         raise ValueError(
             f"{path} does not exist: copy it from the folder vocab of the run's data, or start its command again"
         )
+    state = _in_blocks(state, settings.model)  # a finished run may have been called again with other blocks
     return TrainedRun(folder, state, vocabulary=known_vocabulary(run, path), step=step, **settings._asdict())
+
+
+def _in_blocks(state: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
+    """`state` with each table of the vocabulary in the blocks of `model`; what is not of its size is left as it is."""
+    for first in [name for name in state if name.endswith(("embedding_0", "difference_0"))]:
+        table = first.removesuffix("0")
+        names = [name for n in range(len(state)) if (name := f"{table}{n}") in state]
+        if sum(len(state[name]) for name in names) == model.vocabulary and len(names) != model.vocabulary_blocks:
+            blocks = torch.cat([state[name] for name in names]).split(block_sizes(model))
+            state = {name: value for name, value in state.items() if name not in names}
+            state |= {f"{table}{n}": block for n, block in enumerate(blocks)}
+    return state
 
 
 def at_step(folder: Path) -> tuple[Path, int | None]:
@@ -227,7 +240,8 @@ def read_checkpoint(folder: Path, settings: RunSettings) -> dict[str, Tensor]:
         state = objective_of(settings.objective).build(settings.model).state_dict()
     for name, there in state.items():
         state[name] = torch.empty(there.shape)
-        reader.read(name, KINDS[0], 0, state[name].view(-1))
+    sizes = {name: value.numel() for name, value in state.items()}
+    reader.read(((name, KINDS[0], 0, value.view(-1)) for name, value in state.items()), sizes)
     return state
 
 
@@ -423,11 +437,11 @@ def _everything(folder: Path, run: TrainedRun | None, config: RunConfig, vocabul
         )
     refuse(_start_checks(folder, run.model, config.model, run.vocabulary, vocabulary_sha256))
     of_two = ("generator_layers", "embedding_sharing") if len(encoders) > 1 else ()
-    for name in (*of_two, "discriminator_layers", "vocabulary_blocks"):
+    for name in (*of_two, "discriminator_layers"):
         there, here = getattr(run.model, name), getattr(config.model, name)
         setting = f"{folder} has model.{name} {there}, this run has {here}"
         refuse([(there == here, f"{setting}: set it to that, or start.take to {alone}")])
-    return run.state.get
+    return (run.state | _in_blocks(run.state, config.model)).get
 
 
 def _start_checks(

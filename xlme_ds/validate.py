@@ -79,6 +79,7 @@ def validate(config: Config, world: int | None = None) -> Config:
     if world is not None:
         engine = config.engine
         refuse(processes_fit(engine, world))
+        refuse(_swap_fits(config, world))
         accumulation = plan_step(config.data, world // engine.processes_per_replica).accumulation
         needed = 2 * engine.pipeline_stages
         if engine.kind == "pipeline" and engine.pipeline_schedule == "dualpipev" and accumulation < needed:
@@ -286,6 +287,24 @@ def _pipeline(config: Training) -> list[Check]:
             not balance or sum(balance) == layers,
             f"engine.balance {balance} adds up to {sum(balance)}, model.discriminator_layers is {layers}",
         ),
+    ]
+
+
+def _swap_fits(config: Config, world: int) -> list[Check]:
+    """Whether a process's share of the embedding goes through DeepSpeed's buffers to NVMe, which has no word for it."""
+    model, engine = config.model, config.engine
+    if engine.offload_parameters != "nvme":
+        return []
+    room = deepspeed_settings(engine)["zero_optimization"].get("offload_param", {}).get("buffer_size", 100_000_000)
+    rows = -(-model.vocabulary // model.vocabulary_blocks)
+    share = -(-rows * model.width // world)
+    return [
+        (
+            share <= room,
+            f"engine.offload_parameters nvme has buffers of {room} elements, and a process's share of an embedding of "
+            f"{model.vocabulary_blocks} model.vocabulary_blocks has {share}: set these to "
+            f"{-(-model.vocabulary * model.width // (world * room))}",
+        )
     ]
 
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 
 from tests.engine.worker import tiny
 from xlme_ds.checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints
@@ -17,7 +18,8 @@ STEPS = 4  # of a link
 
 
 def go_on(engine: Engine, chain: Path, tolerance: float) -> list[float]:
-    """Load the newest checkpoint of `chain`, save it again as `copies/`, take some steps and save."""
+    """Load the newest checkpoint of `chain`, save it again as `copies/`, take some steps, in which no process waits for
+    its device, and save."""
     checkpoints = Checkpoints(chain, keep_last=99, keep_every=0)
     newest, complaints = checkpoints.newest(engine.rank, engine.world)
     assert not complaints, complaints
@@ -27,7 +29,11 @@ def go_on(engine: Engine, chain: Path, tolerance: float) -> list[float]:
         copies = Checkpoints(chain / "copies", keep_last=99, keep_every=0, buffer_bytes=0)
         copies.save(engine, start, {})
         copies.wait(engine)
+    waits: list[int] = []  # for the device, by DeepSpeed
+    accelerator = get_accelerator()
+    accelerator.synchronize = lambda device_index=None: waits.append(start)
     losses = [engine.train_batch(step, 1e-3, True).metrics["loss"] for step in range(start, start + STEPS)]
+    assert not waits, f"{len(waits)} in {STEPS} steps"
     checkpoints.save(engine, start + STEPS, {})
     checkpoints.wait(engine)
     return losses

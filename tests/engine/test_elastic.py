@@ -44,7 +44,9 @@ ALONE = {"issue": PLAIN, "all": PLAIN, "bf16": zero(1, "bf16"), "mlm": PLAIN}
 
 
 def case(chain: str, engine: dict) -> dict:
-    return dict(engine=engine, micro_batch=2) | {"all": VARIANT, "mlm": MLM}.get(chain, {})
+    """The vocabulary is in other blocks from link to link."""
+    found = dict(engine=engine, micro_batch=2) | {"all": VARIANT, "mlm": MLM}.get(chain, {})
+    return found | ({"vocabulary_blocks": 1} if chain in ("all", "mlm") and engine in (zero(1), zero(3), DUAL) else {})
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +90,11 @@ def test_every_load_brings_all_state_back_bitwise(out: Path, chain: str) -> None
             for root in (out / chain, out / chain / "copies")
         )
         assert saved.step == copy.step == step
-        assert saved.sizes() == copy.sizes()
+        assert sum(saved.sizes().values()) == sum(copy.sizes().values())
         for name, size in saved.sizes().items():
             for kind in KINDS:
                 ours, theirs = torch.empty(size), torch.empty(size)
-                saved.read(name, kind, 0, ours)
-                copy.read(name, kind, 0, theirs)
+                saved.read([(name, kind, 0, ours)])
+                copy.read([(name, kind, 0, theirs)], saved.sizes())
                 assert torch.equal(ours, theirs), (step, name, kind)
                 assert kind == "fp32" or ours.any() or name.startswith("difference"), (step, name, kind)

@@ -36,7 +36,7 @@ def header_of(path: Path) -> tuple[dict, bytes]:
 def test_the_file_written_here_is_read(tmp_path: Path) -> None:
     checkpoint(tmp_path / "c")
     out = torch.empty(6)
-    StateReader([tmp_path / "c" / state_file(0, 1)]).read("w", "fp32", 0, out)
+    StateReader([tmp_path / "c" / state_file(0, 1)]).read([("w", "fp32", 0, out)])
     assert out.tolist() == [0, 1, 2, 3, 4, 5]
 
 

@@ -105,6 +105,18 @@ def catches(process: int, number: signal.Signals) -> bool:
     return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
+def test_caches_are_in_a_folder_of_the_job_on_the_nodes_disk(tmp_path: Path) -> None:
+    names = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "NUMBA_CACHE_DIR")
+    variables = {name: value for name, value in os.environ.items() if name not in names}
+    for given, where in (({}, "/tmp"), ({"TMPDIR": "/t"}, "/t"), ({"TMPDIR": "/t", "SLURM_TMPDIR": "/s"}, "/s")):
+        own = {name: value for name, value in variables.items() if name != "TMPDIR"} | given
+        own |= {"SLURM_JOB_ID": "7", "TRITON_CACHE_DIR": "/mine"}
+        shown = subprocess.run(["bash", "-c", f". slurm/env.sh; echo ${' $'.join(names)}"], cwd=ROOT, env=own,
+                               capture_output=True, text=True, check=True).stdout.split()  # fmt: skip
+        job = f"{where}/xlme-{os.getuid()}-7"
+        assert shown == ["/mine", f"{job}/inductor", f"{job}/numba"]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("slurm") / "my runs"

@@ -8,8 +8,11 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
+import numpy as np
 import pytest
+import safetensors.numpy
 import safetensors.torch
 import torch
 
@@ -18,8 +21,9 @@ from tests.faults.forked import obey_permissions
 from tests.launch import python, run_ranks
 from tests.rows import write_data
 from xlme_ds.checkpoint import __main__ as commands
+from xlme_ds.checkpoint import state_files
 from xlme_ds.checkpoint.checkpoints import Checkpoints, complete
-from xlme_ds.checkpoint.state_files import StateWriter
+from xlme_ds.checkpoint.state_files import KINDS, StateWriter, state_file
 from xlme_ds.config import RunConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
@@ -80,6 +84,80 @@ def test_resumed_run_continues_exactly(data: Path, tmp_path: Path, settings: dic
         resumed.train_batch(step, 1e-3, False)
     ours, theirs = resumed.full_state(), straight.full_state()
     assert all((ours[name] == theirs[name]).all() for name in theirs)
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 3)])
+def test_a_run_goes_on_with_the_vocabulary_in_other_blocks(data: Path, tmp_path: Path, before: int, after: int) -> None:
+    config = tiny(**PLAIN, embedding_sharing="gdes", vocabulary_blocks=before)
+    other = dataclasses.replace(config, model=dataclasses.replace(config.model, vocabulary_blocks=after))
+    straight, resumed = engine(data, config), engine(data, other)
+    for step in range(2):
+        straight.train_batch(step, 1e-3, False)
+    folder = save(Checkpoints(tmp_path, keep_last=1, keep_every=0), straight, 2)
+    Checkpoints(tmp_path, keep_last=1, keep_every=0).load(resumed, folder, {}, 1e-6)
+    moved = resumed.optimizer.state, dict(resumed.named_parameters())
+    kept = straight.optimizer.state, dict(straight.named_parameters())
+    for table in ("embedding", "difference"):
+        for kind in ("weights", "exp_avg", "exp_avg_sq"):
+            ours, theirs = (
+                torch.cat([p if kind == "weights" else states[p][kind] for p in blocks])
+                for states, parameters in (moved, kept)
+                for blocks in [[p for name, p in parameters.items() if name.startswith(table)]]
+            )
+            assert len(ours) == config.model.vocabulary and torch.equal(ours, theirs) and ours.any(), (table, kind)
+    for step in (2, 3):
+        ours, theirs = (each.train_batch(step, 1e-3, True) for each in (resumed, straight))
+        assert ours.metrics["loss"] == pytest.approx(theirs.metrics["loss"], rel=1e-6)
+        assert ours.gradient_norm == pytest.approx(theirs.gradient_norm, rel=1e-5)
+
+
+def shares(size: int, rank: int, world: int) -> slice:
+    """ZeRO-3's: equal parts, the last ranks' shorter or empty."""
+    each = -(-size // world)
+    return slice(min(each * rank, size), min(each * (rank + 1), size))
+
+
+def test_a_rank_opens_the_files_that_hold_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint of 512 ranks: all headers are read once, by the ranks together."""
+    sizes, world = {"embedding_0": 3000, "embedding_1": 2000, "layers.0.bias": 100, "layers.0.weight": 5000}, 512
+    whole = {(name, kind): np.random.default_rng(len(name)).standard_normal(size, np.float32) + k
+             for name, size in sizes.items() for k, kind in enumerate(KINDS)}  # fmt: skip
+    files = [tmp_path / state_file(rank, world) for rank in range(world)]
+    for rank, path in enumerate(files):
+        mine = {(name, kind): values[shares(len(values), rank, world)] for (name, kind), values in whole.items()}
+        starts = {name: shares(size, rank, world).start for name, size in sizes.items()}
+        written = {f"{name}/{kind}/{starts[name]}": part for (name, kind), part in mine.items() if len(part)}
+        safetensors.numpy.save_file(written, path, {"step": "7"})
+    opened: list[Path] = []
+
+    def counted(path: Path, mode: str) -> IO[bytes]:
+        opened.append(path)
+        return open(path, mode)
+
+    monkeypatch.setattr(state_files, "open", counted, raising=False)
+    headers = [state_files.read_headers(files, rank, world) for rank in range(world)]
+    assert opened == files
+    reader = state_files.StateReader(files, headers)
+    assert opened == files and reader.step == 7 and reader.sizes() == sizes
+    in_one = {"embedding_0": 5000, "layers.0.bias": 100, "layers.0.weight": 5000}
+    table = {kind: np.concatenate([whole["embedding_0", kind], whole["embedding_1", kind]]) for kind in KINDS}
+    for ranks, asked in ((512, sizes), (256, sizes), (384, in_one), (1, sizes)):
+        for rank in {0, ranks // 3, ranks - 1}:
+            opened.clear()
+            parts = [(name, kind, shares(size, rank, ranks)) for name, size in asked.items() for kind in KINDS]
+            outs = [torch.empty(part.stop - part.start) for *_, part in parts]
+            asking = zip(parts, outs, strict=True)
+            reader.read(((name, kind, part.start, out) for (name, kind, part), out in asking), asked)
+            needed = set()  # of every element the file that it is in
+            for (name, kind, part), out in zip(parts, outs, strict=True):
+                moved = asked is in_one and name == "embedding_0"
+                assert np.array_equal(out.numpy(), (table[kind] if moved else whole[name, kind])[part]), (name, kind)
+                for element in range(part.start, part.stop):
+                    second = moved and element >= 3000
+                    size = 2000 if second else sizes[name]
+                    needed.add(files[(element - 3000 * second) // -(-size // world)])
+            assert sorted(opened) == sorted(needed), (ranks, rank)
+        assert len(needed) < 8 or ranks == 1
 
 
 def test_what_is_written_is_the_state_at_the_time_of_the_save(data: Path, tmp_path: Path) -> None:

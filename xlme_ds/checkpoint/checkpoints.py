@@ -27,6 +27,7 @@ from .state_files import (
     checkpoints_of,
     fault_of,
     is_checkpoint_name,
+    read_headers,
     read_state,
     saved_step,
     state_file,
@@ -102,7 +103,9 @@ class Checkpoints:
         model's probe loss is further than `tolerance` (relative) from the stored one.
         """
         state = on_all_ranks(lambda: _matching(read_state(folder), folder, expected))
-        engine.load(on_all_ranks(lambda: StateReader(state_files(folder))))
+        files = broadcast(on_all_ranks(lambda: state_files(folder) if engine.rank == 0 else []))
+        headers = gather(on_all_ranks(lambda: read_headers(files, engine.rank, engine.world)))
+        engine.load(on_all_ranks(lambda: StateReader(files, headers)))
         probe = broadcast(engine.probe_loss())
         if not math.isclose(probe, state["probe"], rel_tol=tolerance):
             raise SharedError(

@@ -10,10 +10,12 @@ import os
 import re
 import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +27,10 @@ COMPLETE = "complete.json"
 STATE = "state.json"
 _PREFIX = "step_"
 _NAME = re.compile(_PREFIX + r"(\d{8,})")
+# A table of the vocabulary is one flat array, in whatever number of consecutive blocks the model stores it.
+_BLOCK = re.compile(r"((?:.*\.)?(?:embedding|difference))_(\d+)")
+_MOST = 1 << 40  # more elements than any parameter has
+_NO_PARTS = np.zeros((0, 4), np.int64)
 CHUNK = 1 << 24  # elements that are copied, written or read at once: 64 MiB
 
 
@@ -125,70 +131,153 @@ class StateWriter:
                 self._let_go(block)
 
 
+class Headers(NamedTuple):
+    """What the headers of some files say: the names of parameters, the steps, and for every part that the files hold a
+    row of numbers: name and kind (`3 · name + kind`, by their places in `names` and `KINDS`), its first element and
+    number of elements, file (by its place among the checkpoint's), and byte in it."""
+
+    names: list[str]
+    steps: set[int]
+    parts: np.ndarray
+
+
+def read_headers(files: Sequence[Path], rank: int = 0, world: int = 1) -> Headers:
+    """The share of rank `rank` of `world` of the headers of a checkpoint's files. Raises ValueError for one that is no
+    state file."""
+    first, last = (len(files) * n // world for n in (rank, rank + 1))
+    names: dict[str, int] = {}
+    found = [_read_header(files[number], number, names) for number in range(first, last)]
+    parts = [np.zeros((0, 5), np.int64), *(parts for _, parts in found)]
+    return Headers(list(names), {step for step, _ in found}, np.concatenate(parts))
+
+
+def _read_header(path: Path, number: int, names: dict[str, int]) -> tuple[int, np.ndarray]:
+    """Believes nothing: whatever a header says of places must lie inside the file."""
+    try:
+        end = path.stat().st_size
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if 8 + length > end:
+                raise ValueError(f"a header of {length} bytes in a file of {end}")
+            header = json.loads(file.read(length))
+        step = int(header.pop("__metadata__")["step"])
+        parts = []
+        for key, entry in header.items():
+            name, kind, text = key.rsplit("/", 2)
+            (numel,), (first, last), start = entry["shape"], entry["data_offsets"], int(text)
+            if entry["dtype"] != "F32" or not 0 <= first <= last <= end - 8 - length or last - first != 4 * numel:
+                raise ValueError(f"{key} is at {first} to {last}")
+            if not 0 <= start < _MOST:
+                raise ValueError(f"{key} is from {start} on")
+            place = len(KINDS) * names.setdefault(name, len(names)) + KINDS.index(kind)
+            parts.append((place, start, numel, number, 8 + length + first))
+        return step, np.array(parts, np.int64).reshape(-1, 5)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{path} is no state file ({error!r}): resume from another checkpoint") from None
+
+
+def _places(sizes: Mapping[str, int]) -> dict[str, tuple[str, int]]:
+    """For every block of a table of the vocabulary, the table and the element of it that the block begins at; `sizes`:
+    elements of every parameter."""
+    blocks = sorted((found[1], int(found[2]), name) for name in sizes if (found := _BLOCK.fullmatch(name)))
+    places: dict[str, tuple[str, int]] = {}
+    ends: dict[str, int] = {}
+    for table, _, name in blocks:
+        first = ends.get(table, 0)
+        places[name], ends[table] = (table, first), first + sizes[name]
+    return places
+
+
 class StateReader:
     """Reads any part of the state from the files of a checkpoint. Raises ValueError when they do not fit together."""
 
-    def __init__(self, files: Sequence[Path]):
-        """`files`: those that the checkpoint's marker lists, all in one folder."""
+    def __init__(self, files: Sequence[Path], headers: Sequence[Headers] | None = None):
+        """`files`: those that the checkpoint's marker lists, all in one folder; `headers`: of all of them, where they
+        were read already."""
         if not files:
             raise ValueError("the checkpoint lists no state files: resume from another one")
-        self.folder = folder = files[0].parent
-        self._parts: dict[tuple[str, str], list[tuple[int, int, Path, int]]] = {}  # start, numel, file, byte offset
-        steps = {self._index(path) for path in sorted(files)}
+        self.files, self.folder = files, files[0].parent
+        headers = [read_headers(files)] if headers is None else headers
+        steps = set[int]().union(*(part.steps for part in headers))
         if len(steps) != 1:
-            raise ValueError(f"{folder} holds state of steps {sorted(steps)}: resume from another checkpoint")
+            raise ValueError(f"{self.folder} holds state of steps {sorted(steps)}: resume from another checkpoint")
         (self.step,) = steps
-        for parts in self._parts.values():
-            parts.sort()
+        self._sizes, self._parts = _merge(headers)
 
     def sizes(self) -> dict[str, int]:
         """Elements of every parameter."""
-        return {name: max(start + numel for start, numel, *_ in self._parts[name, kind])
-                for name, kind in sorted(self._parts) if kind == KINDS[0]}  # fmt: skip
+        return self._sizes
 
-    def read(self, name: str, kind: str, start: int, out: Tensor) -> None:
-        """Fill `out` (flat, any float type and device) with elements from `start` on; in pieces, to need little memory.
+    def read(self, parts: Iterable[tuple[str, str, int, Tensor]], sizes: Mapping[str, int] | None = None) -> None:
+        """Fill tensors (flat, any float type and device): of each its parameter, kind, and the element of that it
+        begins with. Every file that is needed is opened once, and read in order.
 
-        Raises ValueError when the files do not hold them all.
+        `sizes`: elements of every parameter of the model that asks, where it may have its vocabulary in other blocks.
+        Raises ValueError when the files do not hold all.
         """
-        done = 0
-        for first, numel, path, offset in self._parts.get((name, kind), []):
-            skip = start + done - first
-            count = min(first + numel - start, out.numel()) - done
-            if skip < 0 or count <= 0:
-                continue
-            for at in range(0, count, CHUNK):
-                size = min(CHUNK, count - at)
-                values = np.fromfile(path, np.float32, size, offset=offset + 4 * (skip + at))
-                if len(values) < size:
-                    raise ValueError(f"{path} became shorter while it was read: resume from another checkpoint")
-                out[done + at : done + at + size] = torch.from_numpy(values)
-            done += count
+        places = _places(self._sizes if sizes is None else sizes)
+        stretches = [found for part in parts for found in self._stretches(places, *part)]
+        stretches.sort(key=itemgetter(0, 1))
+        for number, of_file in groupby(stretches, itemgetter(0)):
+            with open(self.files[number], "rb") as file:
+                for _, offset, out in of_file:
+                    file.seek(offset)
+                    for chunk in out.split(CHUNK):
+                        values = np.empty(len(chunk), np.float32)
+                        if file.readinto(values.data) < values.nbytes:
+                            raise ValueError(
+                                f"{self.files[number]} became shorter while it was read: resume from another checkpoint"
+                            )
+                        chunk.copy_(torch.from_numpy(values))
+
+    def _stretches(
+        self, places: Mapping[str, tuple[str, int]], name: str, kind: str, start: int, out: Tensor
+    ) -> list[tuple[int, int, Tensor]]:
+        """The files, bytes in them and pieces of `out` that go there."""
+        table, block = places.get(name, (name, 0))
+        parts = self._parts.get((table, kind), _NO_PARTS)
+        begin, end, done = block + start, block + start + out.numel(), 0
+        near = slice(max(int(np.searchsorted(parts[:, 0], begin, "right")) - 1, 0), np.searchsorted(parts[:, 0], end))
+        found = []
+        for first, numel, number, offset in parts[near].tolist():
+            skip = begin + done - first
+            count = min(first + numel - begin, out.numel()) - done
+            if skip >= 0 and count > 0:
+                found.append((number, offset + 4 * skip, out[done : done + count]))
+                done += count
         if done != out.numel():
             raise ValueError(
                 f"{self.folder} has {done} of {out.numel()} elements of {kind} of {name} from {start} on: "
                 "it belongs to another model, resume from another checkpoint"
             )
+        return found
 
-    def _index(self, path: Path) -> int:
-        """Believes nothing: whatever a header says of places must lie inside the file."""
-        try:
-            end = path.stat().st_size
-            with open(path, "rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                if 8 + length > end:
-                    raise ValueError(f"a header of {length} bytes in a file of {end}")
-                header = json.loads(file.read(length))
-            step = int(header.pop("__metadata__")["step"])
-            for key, entry in header.items():
-                name, kind, start = key.rsplit("/", 2)
-                (numel,), (first, last) = entry["shape"], entry["data_offsets"]
-                if entry["dtype"] != "F32" or not 0 <= first <= last <= end - 8 - length or last - first != 4 * numel:
-                    raise ValueError(f"{key} is at {first} to {last}")
-                self._parts.setdefault((name, kind), []).append((int(start), numel, path, 8 + length + first))
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise ValueError(f"{path} is no state file ({error!r}): resume from another checkpoint") from None
-        return step
+
+def _merge(headers: Sequence[Headers]) -> tuple[dict[str, int], dict[tuple[str, str], np.ndarray]]:
+    """Elements of every parameter; and by parameter and kind, in order, first element, number of elements, file and
+    byte of every part. The blocks of a table of the vocabulary are one parameter there."""
+    numbers: dict[str, int] = {}
+    tables = []
+    for names, _, parts in headers:
+        known = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
+        of, kinds = np.divmod(parts[:, 0], len(KINDS))
+        tables.append(np.column_stack([known[of] * len(KINDS) + kinds, parts[:, 1:]]))
+    table = np.concatenate(tables)
+    ends = np.zeros((len(numbers), len(KINDS)), np.int64)
+    np.maximum.at(ends.reshape(-1), table[:, 0], table[:, 1] + table[:, 2])
+    weights = set((table[table[:, 0] % len(KINDS) == 0, 0] // len(KINDS)).tolist())
+    sizes = {name: int(ends[number, 0]) for name, number in sorted(numbers.items()) if number in weights}
+    for name, (whole, first) in _places(sizes).items():
+        into = numbers.setdefault(whole, len(numbers))
+        for kind in range(len(KINDS)):
+            of_block = table[:, 0] == len(KINDS) * numbers[name] + kind
+            table[of_block, 0] = len(KINDS) * into + kind
+            table[of_block, 1] += first
+    table = table[np.lexsort((table[:, 2], table[:, 1], table[:, 0]))]
+    keys, firsts = np.unique(table[:, 0], return_index=True)
+    ordered = list(numbers)
+    places = [(ordered[key // len(KINDS)], KINDS[key % len(KINDS)]) for key in keys.tolist()]
+    return sizes, dict(zip(places, np.split(table[:, 1:], firsts[1:]), strict=False))
 
 
 def merge_state(reader: StateReader, writer: StateWriter) -> None:
@@ -199,7 +288,7 @@ def merge_state(reader: StateReader, writer: StateWriter) -> None:
         for kind in KINDS:
             for start in range(0, size, CHUNK):
                 values = torch.empty(min(CHUNK, size - start))
-                reader.read(name, kind, start, values)
+                reader.read([(name, kind, start, values)])
                 writer.put(values)
     writer.end()
 

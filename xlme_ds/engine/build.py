@@ -206,4 +206,5 @@ def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> 
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,
+        "timers": {"throughput": {"enabled": False}},  # it would wait for the GPU twice a micro-batch; nobody reads it
     }

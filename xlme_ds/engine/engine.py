@@ -301,11 +301,14 @@ class Engine:
 
     @torch.no_grad()
     def _read_state(self, reader: StateReader) -> None:
+        sizes = {name: getattr(p, "ds_numel", p.numel()) for name, p in self.named_parameters()}  # of ZeRO-3: the whole
         for bucket in self._buckets():
             with bucket.opened(to_write=True) as buffers:
-                for piece, kind in product(bucket.pieces, KINDS):
-                    part = buffers[kind][piece.offset : piece.offset + piece.numel]
-                    reader.read(piece.name, kind, piece.start, part)
+                parts = (
+                    (piece.name, kind, piece.start, buffers[kind][piece.offset : piece.offset + piece.numel])
+                    for piece, kind in product(bucket.pieces, KINDS)
+                )
+                reader.read(parts, sizes)
                 buffers["step"].fill_(reader.step)
 
     def any(self, flag: bool) -> bool:

@@ -30,6 +30,7 @@ _MAY_CHANGE = (
     "model.attention",  # its name in older runs
     "model.compile",
     "model.head_chunk",
+    "model.vocabulary_blocks",
     "model.activation_checkpointing",
     "data.micro_batch",
     "engine.",
