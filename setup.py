@@ -39,6 +39,7 @@ CORE = [
     "psutil>=6",
     "safetensors>=0.5",
 ]
+TRITON = 'triton>=3.5; platform_system == "Linux"'
 EXTRAS = {
     # The other sides of bench/tokenize.py and bench/loader.py; the latter says how to add those that pin older
     # packages.
@@ -46,9 +47,9 @@ EXTRAS = {
     "hf": ["tokenizers>=0.21", "transformers>=4.57"],  # an export is written with the first and loaded with the second
     "finetune": ["seqeval>=1.2.2"],  # F1 of entities
     "mpi": ["mpi4py>=4.1", "mpich>=4.3"],  # the mpich wheel brings mpiexec; on a cluster, its own MPI serves as well
-    # model.attention triton, and its tests on a CPU. torch's CUDA builds bring it; for its CPU builds it is 198 MB
-    # more.
-    "triton": ['triton>=3.5; platform_system == "Linux"'],
+    # model.kernels. torch's CUDA builds bring it; for its CPU builds, where tests and bench.roofline use it, it is 198
+    # MB more.
+    "triton": [TRITON],
     "wandb": ["wandb>=0.19"],  # train.wandb
     "dev": [
         "pytest>=8",
@@ -64,6 +65,7 @@ EXTRAS = {
         "POT>=0.9.5",  # optimal transport against a second opinion
         "mkdocs-material>=9.6",  # the site of docs/
         "wandb>=0.19",
+        TRITON,
         "setuptools>=77",  # the packaging test builds a wheel
         "wheel",
     ],

@@ -208,7 +208,7 @@ def count(settings: Settings) -> tuple[Counter, RunConfig]:
     rows = run.data.micro_batch * settings.micro_batches * gpus
     data = replace(run.data, mono_rows=rows * (run.data.mono_rows > 0), para_rows=rows * (run.data.para_rows > 0))
     run = replace(run, data=data, engine=replace(run.engine, precision="bf16"))
-    validate(run)
+    run = validate(run, gpus)
     if run.engine.kind != "deepspeed":
         raise ValueError(f"engine.kind {run.engine.kind} cannot be counted: choose a recipe with DeepSpeed's ZeRO")
     source = SyntheticSource(run, run.model.max_positions, gpus)
