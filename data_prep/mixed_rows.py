@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from data_prep.encoded import EncodedShard, copy_words, group_languages
 from data_prep.sampling import Integers, Order, apportion, hashed, key_of, permute, temperature_shares
-from data_prep.store import Stage, write_arrow
+from data_prep.store import Stage, write_arrow, write_file
 from data_prep.token_ids import list_array
+from xlme_ds.data.row_index import SUFFIX, group_checks, index_of
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
 
 BLOCK = {"mono": 1 << 16, "para": 1 << 18}  # slots that are shuffled together: some 30,000 rows or more
@@ -122,11 +123,20 @@ def write_shard(
             batches = _mono_rows(plan, start, stop, tally)
         else:
             batches = _rechunked(_para_rows(plan, first_rows, start, stop, tally), BATCH_ROWS, schema)
-        shard = write_arrow(path, schema, batches, stage.folder)
+        checks: list[np.ndarray] = []
+        shard = write_arrow(path, schema, _checked(batches, checks), stage.folder)
         assert shard.rows == stop - start
-        result = {"shard": asdict(shard), "used": tally.used.tolist(), "tokens": tally.tokens}
+        index = write_file(path.with_suffix(SUFFIX), index_of(path, shard.sha256, checks), stage.folder)
+        result = {"shard": asdict(shard), "files": [asdict(index)], "used": tally.used.tolist(), "tokens": tally.tokens}
         stage.finish_task(f"shard-{name}", result)
     return result
+
+
+def _checked(batches: Iterable[pa.RecordBatch], checks: list[np.ndarray]) -> Iterator[pa.RecordBatch]:
+    """`batches`, each of whose checksums are added to `checks`, taken while it is in memory."""
+    for batch in batches:
+        checks.append(group_checks(batch))
+        yield batch
 
 
 def _mono_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:

@@ -17,6 +17,7 @@ from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import refuse, say
 from data_prep.sampling import apportion, temperature_shares
 from data_prep.store import recorded, written_files
+from xlme_ds.data.row_index import SUFFIX, group_checks, index_of
 from xlme_ds.data.schema import (
     BOS,
     DOCUMENTS,
@@ -125,12 +126,15 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
     refuse([(file_sha256(path) == shard.sha256, changed)])
     schema, faults_of, count = _rules(folder, manifest)
     found: Found = Counter()
+    index, checks = path.with_suffix(SUFFIX), list[np.ndarray]()
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
             columns, wanted = (", ".join(f"{c.name} {c.type}" for c in one) for one in (reader.schema, schema))
             refuse([(reader.schema == schema, f"{path} has columns {columns}, not {wanted}: {_again(folder)}")])
             for batch in map(reader.get_batch, range(reader.num_record_batches)):
                 batch.validate(full=True)
+                if index.exists():
+                    checks.append(group_checks(batch))
                 faults = [(int(np.argmax(mask)), words) for mask, words in faults_of(batch) if mask.any()]
                 if faults:
                     row, words = min(faults, key=lambda fault: fault[0])
@@ -139,6 +143,9 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
     except pa.ArrowInvalid as error:
         words = f"{path} is not readable from row {found['records']} on ({error}): {_again(folder)}"
         raise ValueError(words) from None
+    if index.exists():  # older versions wrote none
+        fits = index.read_bytes() == index_of(path, shard.sha256, checks)
+        refuse([(fits, f"{index} is not the index of {path.name}: delete it, and training reads {path.name} whole")])
     rows = found["records"]
     refuse([(rows == shard.rows, f"{path} has {rows} rows, the manifest says {shard.rows}: {_again(folder)}")])
     return found

@@ -44,7 +44,7 @@ FLOORS = {
     "xlme_ds.__main__": 9,
     "xlme_ds.quickstart": 8,
 }
-SHARED_WITH_DATA_PREP = {"xlme_ds.data.schema", "xlme_ds.data.vocabulary", "xlme_ds.data.corrupt"}
+SHARED_WITH_DATA_PREP = {f"xlme_ds.data.{name}" for name in ("schema", "vocabulary", "corrupt", "row_index")}
 
 
 def module_name(path: Path) -> str:

@@ -109,6 +109,11 @@ class Loader:
     def step(self, step: int) -> list[Batch]:
         """All micro-batches of this rank in step `step`."""
         read = [self._read(step, micro) for micro in range(self.plan.accumulation)]
+        for task, store in self.stores.items():
+            for micro in range(self.plan.accumulation):
+                coming = self.plan.numbers(step + 1, self.rank, micro, task)
+                if len(coming):
+                    store.ahead(int(coming[0]) % store.rows, int(coming[-1]) % store.rows)
         if self.watch is not None:
             self.watch(step, read)
         return [self._collate(parts, self.seed, self.mask_fraction) for parts in read]

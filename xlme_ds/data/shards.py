@@ -1,15 +1,17 @@
-"""Random access to the rows of a mixed data folder, from shards that have the manifest's checksum; counts of tokens.
+"""Random access to the rows of a mixed data folder, each compared with a checksum; counts of tokens.
 
-A shard is read whole into memory and compared with the manifest's SHA-256 when it is first needed, and rows are taken
-from that memory: so no byte that changes on the disk, before or after, gets into a batch, and a file that is cut short
-cannot end the process as it would under a memory map.
+Rows are read from a shard where its index says (`row_index.py`), each time with their checksums. A shard of an older
+version has no index: it is read whole into memory and compared with the manifest's SHA-256 when it is first needed. So
+no byte that changes on the disk, before or after, gets into a batch, and a file that is cut short cannot end the
+process as it would under a memory map.
 """
 
 import hashlib
 import struct
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -20,10 +22,12 @@ from numba.types import boolean, int32, int64
 
 from ..config import refuse
 from .compiled import compiled, reads
+from .row_index import SUFFIX, IndexedShard
 from .rows import PAD, UNK, Rows
 from .schema import Manifest, read_manifest, record_batches, row_schema
 
-_OPEN = 2  # shards that are held
+_OPEN = 2  # shards that are held in memory
+_INDEXED = 16  # shards that are open
 
 
 class _Block(NamedTuple):
@@ -82,6 +86,7 @@ class RowStore:
         self._starts = [0, *accumulate(shard.rows for shard in self.manifest.shards)]
         self._open: dict[int, list[_Block]] = {}
         self._coming: dict[int, Future[list[_Block]]] = {}
+        self._indexed: dict[int, IndexedShard | None] = {}
         self._reader = ThreadPoolExecutor(1, f"shards of {self.folder.name}")  # starts its thread with the first work
 
     def read(self, records: np.ndarray) -> Rows:
@@ -97,10 +102,19 @@ class RowStore:
         return joined(pieces)
 
     def prepare(self, record: int) -> None:
-        """Begin to read the shard of `record`, if it is not there, in a thread: `read` waits for it."""
+        """Begin to read the shard of `record`, if it has no index and is not there, in a thread: `read` waits for
+        it."""
         shard = self._shard_of(record)
-        if shard not in self._open and shard not in self._coming:
+        if self._shard(shard) is None and shard not in self._open and shard not in self._coming:
             self._coming[shard] = self._reader.submit(self._read_whole, shard)
+
+    def ahead(self, first: int, last: int) -> None:
+        """Tell the system that records `first` to `last` are read next, if they lie in one shard with an index: it
+        fetches them meanwhile."""
+        shard = self._shard_of(first)
+        indexed = self._shard(shard) if first <= last and shard == self._shard_of(last) else None
+        if indexed is not None:
+            indexed.ahead(first - self._starts[shard], last + 1 - self._starts[shard])
 
     def _shard_of(self, record: int) -> int:
         return bisect_right(self._starts, record) - 1
@@ -108,11 +122,17 @@ class RowStore:
     def _piece(self, start: int, stop: int) -> Rows:
         """Records `start` … `stop` − 1, or as many of them as are in the block of the first."""
         shard = self._shard_of(start)
-        blocks = self._blocks(shard)
-        # All blocks but the last of a shard are of one size.
-        number, first = divmod(start - self._starts[shard], len(blocks[0].tokens))
-        block = blocks[number]
-        rows = block.rows(first, min(first + stop - start, len(block.tokens)))
+        indexed = self._shard(shard)
+        if indexed is not None:
+            with self._said(shard):
+                first = start - self._starts[shard]
+                rows = _rows_of(*indexed.read(first, min(first + stop - start, self.manifest.shards[shard].rows)))
+        else:
+            blocks = self._blocks(shard)
+            # All blocks but the last of a shard are of one size.
+            number, first = divmod(start - self._starts[shard], len(blocks[0].tokens))
+            block = blocks[number]
+            rows = block.rows(first, min(first + stop - start, len(block.tokens)))
         if not _possible(*rows, self.manifest.vocabulary_size, len(self.manifest.languages)):
             raise ValueError(
                 f"{self._path(shard)} has ids or lengths that no row can have, near row {start - self._starts[shard]}: "
@@ -122,6 +142,31 @@ class RowStore:
 
     def _path(self, shard: int) -> Path:
         return self.folder / self.manifest.shards[shard].name
+
+    def _shard(self, number: int) -> IndexedShard | None:
+        """The shard, to be read by its index; None where it has none."""
+        if number not in self._indexed:
+            path, listed = self._path(number), self.manifest.shards[number]
+            known = None
+            if path.with_suffix(SUFFIX).exists():
+                with self._said(number):
+                    known = IndexedShard(path, listed.rows, self.row_tokens, listed.bytes, listed.sha256)
+            while len(self._indexed) >= _INDEXED:
+                self._indexed.pop(next(iter(self._indexed)))
+            self._indexed[number] = known
+        return self._indexed[number]
+
+    @contextmanager
+    def _said(self, shard: int) -> Iterator[None]:
+        """What is wrong with a shard, in one sentence."""
+        try:
+            yield
+        except (OSError, ValueError, StopIteration, struct.error, pa.ArrowException) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise ValueError(
+                f"{self._path(shard)} cannot be read ({why}): check the folder with `python -m data_prep verify`, "
+                "restore the file or mix again"
+            ) from None
 
     def _blocks(self, shard: int) -> list[_Block]:
         if shard not in self._open:
@@ -138,7 +183,7 @@ class RowStore:
 
     def _read_whole(self, shard: int) -> list[_Block]:
         path, listed = self._path(shard), self.manifest.shards[shard]
-        try:
+        with self._said(shard):
             content = path.read_bytes() if path.stat().st_size == listed.bytes else b""
             if len(content) != listed.bytes or hashlib.sha256(content).hexdigest() != listed.sha256:
                 raise ValueError("it is not the file that the manifest lists, its bytes changed")
@@ -148,12 +193,11 @@ class RowStore:
             if len({batch.num_rows for batch in batches[:-1]}) > 1 or batches[-1].num_rows > batches[0].num_rows:
                 raise ValueError("its record batches have different sizes")
             return [_Block.of(batch) for batch in batches]
-        except (OSError, ValueError, StopIteration, struct.error, pa.ArrowException) as error:
-            why = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise ValueError(
-                f"{path} cannot be read ({why}): check the folder with `python -m data_prep verify`, restore the file "
-                "or mix again"
-            ) from None
+
+
+def _rows_of(tokens: np.ndarray, lists: Sequence[tuple[np.ndarray, np.ndarray]]) -> Rows:
+    (item_offsets, lengths), (_, languages) = lists
+    return Rows(tokens, np.diff(item_offsets).astype(np.int64), lengths.astype(np.int64), languages.astype(np.int64))
 
 
 @compiled(boolean(reads(int32, 2), reads(int64), reads(int64), reads(int64), int64, int64))

@@ -1,0 +1,156 @@
+"""Shards that are read by their index: the rows that Arrow reads, damage of every kind found, and no byte more than is
+needed."""
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.data.test_shards import plain_rows, unpacked
+from tests.rows import write_data
+from xlme_ds.config import DataConfig
+from xlme_ds.data.order import plan_step
+from xlme_ds.data.row_index import group_checks, index_of
+from xlme_ds.data.schema import Manifest, Shard, file_sha256, read_manifest, row_schema, write_manifest
+from xlme_ds.data.shards import RowStore
+
+ROWS = 53  # three shards of 16 rows in batches of 6, 6 and 4, and a last one of 5: groups of 4, 2, 4, 2, 4
+
+
+def add_indices(folder: Path) -> Path:
+    for shard in read_manifest(folder).shards:
+        path = folder / shard.name
+        with pa.memory_map(str(path)) as mapped:
+            reader = pa.ipc.open_file(mapped)
+            checks = [group_checks(reader.get_batch(number)) for number in range(reader.num_record_batches)]
+        path.with_suffix(".index").write_bytes(index_of(path, shard.sha256, checks))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_data(tmp_path_factory.mktemp("data") / "mixed", ROWS, rows_per_batch=6)
+    for task in ("mono", "para"):
+        add_indices(folder / task)
+    return folder
+
+
+@pytest.mark.parametrize("task", ["mono", "para"])
+def test_any_records_in_any_order(data: Path, task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RowStore, "_read_whole", None)  # nothing is read whole
+    store, expected = RowStore(data / task), plain_rows(data / task)
+    rng = np.random.default_rng(0)
+    for records in ([*range(ROWS)], [16], [52], [0, 52, 0, 17], *(rng.integers(0, ROWS, 9) for _ in range(40))):
+        rows = store.read(np.array(records))
+        assert unpacked(rows) == [expected[n] for n in records]
+        assert rows.tokens.dtype == np.int32
+        assert rows.items.dtype == rows.lengths.dtype == rows.languages.dtype == np.int64
+
+
+def test_the_system_is_told_what_is_read_next(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, told = RowStore(data / "mono"), []
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, at, size, what: told.append((at, size)))
+    store.ahead(19, 21)  # rows 3 to 5 of the second shard
+    store.ahead(14, 18)  # of two shards
+    content = (data / "mono" / "00001.arrow").read_bytes()
+    ((at, size),) = told
+    assert (
+        np.frombuffer(content[at : at + size], "<i4").tolist() == store.read(np.arange(19, 22)).tokens.ravel().tolist()
+    )
+
+
+@pytest.mark.parametrize("task", ["mono", "para"])
+def test_every_byte_of_the_rows_is_checked(data: Path, task: str, tmp_path: Path) -> None:
+    """A bit of each byte of a shard in turn: either all rows are as before, for it is none of theirs, or it is told."""
+    folder = tmp_path / task
+    shutil.copytree(data / task, folder)
+    expected, path = plain_rows(folder), folder / "00000.arrow"
+    content, told = path.read_bytes(), 0
+    for at in range(0, len(content), 7):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 16]) + content[at + 1 :])
+        try:
+            assert unpacked(RowStore(folder).read(np.arange(16))) == expected[:16]
+        except ValueError as error:
+            assert "00000.arrow cannot be read" in str(error)
+            told += 1
+    of_rows = sum(4 * len(row["tokens"]) + 2 * len(row["lengths"] + row["languages"]) for row in expected[:16])
+    assert told >= of_rows / 7
+
+
+def test_a_damaged_or_foreign_index_is_told(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mono"
+    shutil.copytree(data / "mono", folder)
+    index = folder / "00000.index"
+    content = index.read_bytes()
+    for at in range(len(content)):
+        index.write_bytes(content[:at] + bytes([content[at] ^ 16]) + content[at + 1 :])
+        with pytest.raises(ValueError, match=r"00000\.arrow cannot be read .*verify"):
+            RowStore(folder).read(np.arange(16))
+    for other in (content[:-4], content[:40], b"", (folder / "00001.index").read_bytes()):
+        index.write_bytes(other)
+        with pytest.raises(ValueError, match=r"00000\.arrow cannot be read"):
+            RowStore(folder).read(np.arange(16))
+    index.write_bytes(content)
+    (folder / "00000.arrow").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"00000\.arrow cannot be read \(it is not the file that the manifest lists"):
+        RowStore(folder).read(np.arange(16))
+    (folder / "00000.arrow").unlink()
+    with pytest.raises(ValueError, match=r"00000\.arrow cannot be read \(No such file or directory\)"):
+        RowStore(folder).read(np.arange(16))
+
+
+def written(folder: Path, rows: int, row_tokens: int, items: int) -> Path:
+    """A task of `rows` rows of so many items in two shards, as `mix` writes them."""
+    folder.mkdir()
+    rng, shards, sides = np.random.default_rng(0), [], 1 if items == 1 else 2
+    half = rows // 2
+    for number in range(2):
+        path = folder / f"{number:05d}.arrow"
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, row_schema(row_tokens)) as writer:
+            for _ in range(half // 1024):
+                tokens = pa.array(rng.integers(4, 200, 1024 * row_tokens).astype(np.int32))
+                lengths = np.full((1024, items), row_tokens // items, dtype=np.int16)
+                languages = np.zeros((1024, items * sides), dtype=np.int16)
+                columns = [
+                    pa.FixedSizeListArray.from_arrays(tokens, row_tokens),
+                    *(pa.array(list(values), pa.list_(pa.int16())) for values in (lengths, languages)),
+                ]
+                writer.write_batch(pa.record_batch(columns, schema=row_schema(row_tokens)))
+        shards.append(Shard(path.name, half, path.stat().st_size, file_sha256(path)))
+    settings = {"row_tokens": row_tokens, "rows": rows}
+    language = {name: 1.0 for name in ("share_before", "share_after", "repeat")}
+    counts = {"by_language": {"en": language}}
+    write_manifest(folder, Manifest("mix", settings, 200, "0" * 64, ("en",), tuple(shards), counts))
+    return add_indices(folder)
+
+
+@pytest.mark.parametrize("items", [1, 8])
+def test_64_ranks_read_little_more_than_they_use(tmp_path: Path, items: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, row_tokens, world = 8192, 512, 64
+    folder = written(tmp_path / "mono", rows, row_tokens, items)
+    plan = plan_step(DataConfig(mono_rows=2048, para_rows=0, micro_batch=16), world)
+    read = [0]
+
+    def counted(file: int, count: int, at: int) -> bytes:
+        content = pread(file, count, at)
+        read[0] += len(content)
+        return content
+
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", counted)
+    monkeypatch.setattr(RowStore, "_read_whole", None)
+    headers = sum(64 + 40 * (rows // 2 // 1024) + 4 for _ in range(2))
+    used = rows * (4 * row_tokens + 2 * items + 2 * items * (1 if items == 1 else 2)) / world
+    seen = []
+    for rank in range(world):
+        read[0], store = headers, RowStore(folder)
+        for step in range(rows // 2048):
+            for micro_batch in range(plan.accumulation):
+                numbers = plan.numbers(step, rank, micro_batch, 0)
+                store.read(numbers)
+                seen.append(numbers)
+        assert used <= read[0] <= 1.2 * used
+    assert sorted(np.concatenate(seen).tolist()) == [*range(rows)]
