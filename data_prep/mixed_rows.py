@@ -13,7 +13,6 @@ from data_prep.encoded import EncodedShard, copy_words, group_languages
 from data_prep.sampling import Integers, Order, apportion, hashed, key_of, permute, temperature_shares
 from data_prep.store import Stage, write_arrow, write_file
 from data_prep.token_ids import list_array
-from xlme_ds.data.row_index import SUFFIX, group_checks, index_of
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
 
 BLOCK = {"mono": 1 << 16, "para": 1 << 18}  # slots that are shuffled together: some 30,000 rows or more
@@ -111,7 +110,10 @@ class SampledPairs(NamedTuple):
 def write_shard(
     stage: Stage, plan: MixPlan, first_rows: np.ndarray | None, rows_per_shard: int, rows: int, number: int
 ) -> dict[str, Any]:
-    """Write shard `number` of `rows_per_shard` rows, the last one shorter, unless it is there; its result."""
+    """Write shard `number` of `rows_per_shard` rows, the last one shorter, with its index, unless it is there; its
+    result."""
+    from xlme_ds.data.row_index import SUFFIX, index_of  # here: it loads numba, which other stages do without
+
     name = f"{number:05d}"
     path = stage.folder / f"{name}.arrow"
     result = stage.task_result(f"shard-{name}")
@@ -134,6 +136,8 @@ def write_shard(
 
 def _checked(batches: Iterable[pa.RecordBatch], checks: list[np.ndarray]) -> Iterator[pa.RecordBatch]:
     """`batches`, each of whose checksums are added to `checks`, taken while it is in memory."""
+    from xlme_ds.data.row_index import group_checks
+
     for batch in batches:
         checks.append(group_checks(batch))
         yield batch

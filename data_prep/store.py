@@ -76,11 +76,14 @@ class Stage:
         an unfinished folder. `moved` names files that need not be there any more.
         """
         manifest, damaged, files = on_root(self._read_records)
+        files = [(task, shard) for task, shard in files if shard.name not in moved]
         if manifest is not None:
-            if not damaged and not self._lost([("", shard) for shard in manifest.shards], processes):
+            listed = {shard.name for shard in manifest.shards}
+            whole = [("", shard) for shard in manifest.shards] + [file for file in files if file[1].name not in listed]
+            if not damaged and not self._lost(whole, processes):
                 return True
             on_root((self.folder / "manifest.json").unlink)
-        lost = self._lost([(task, shard) for task, shard in files if shard.name not in moved], processes)
+        lost = self._lost(files, processes)
         on_root(lambda: self.forget_tasks(lost))
         return False
 

@@ -17,7 +17,6 @@ from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import refuse, say
 from data_prep.sampling import apportion, temperature_shares
 from data_prep.store import recorded, written_files
-from xlme_ds.data.row_index import SUFFIX, group_checks, index_of
 from xlme_ds.data.schema import (
     BOS,
     DOCUMENTS,
@@ -126,7 +125,9 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
     refuse([(file_sha256(path) == shard.sha256, changed)])
     schema, faults_of, count = _rules(folder, manifest)
     found: Found = Counter()
-    index, checks = path.with_suffix(SUFFIX), list[np.ndarray]()
+    index, checks = path.with_suffix(".index"), list[np.ndarray]()
+    if index.exists():  # older versions wrote none
+        from xlme_ds.data.row_index import group_checks, index_of  # here: it loads numba, which others do without
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
             columns, wanted = (", ".join(f"{c.name} {c.type}" for c in one) for one in (reader.schema, schema))
@@ -143,7 +144,7 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
     except pa.ArrowInvalid as error:
         words = f"{path} is not readable from row {found['records']} on ({error}): {_again(folder)}"
         raise ValueError(words) from None
-    if index.exists():  # older versions wrote none
+    if index.exists():
         fits = index.read_bytes() == index_of(path, shard.sha256, checks)
         refuse([(fits, f"{index} is not the index of {path.name}: delete it, and training reads {path.name} whole")])
     rows = found["records"]
@@ -290,7 +291,7 @@ def _record_checks(folder: Path, manifest: Manifest) -> Checks:
     for task, result in record.items():
         for shard in written_files(result):
             yield (
-                listed.get(shard.name) == shard,
+                listed.get(shard.name) == shard or shard.name.endswith(".index"),
                 f"{path} does not say of {shard.name} what {task}.json in tasks says: {_again(folder)}",
             )
     inputs = Counter(source[0] for source in manifest.settings.get("inputs", ()))
