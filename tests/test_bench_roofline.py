@@ -120,13 +120,13 @@ def test_operations_of_the_products(counted: dict[str, dict[str, Any]]) -> None:
 def test_compiled_layers_have_the_same_products(counted: dict[str, dict[str, Any]]) -> None:
     eager, compiled = counted["base"], counted["compiled"]
     assert compiled["tflops"] == pytest.approx(eager["tflops"])
-    assert compiled["kernels"] < eager["kernels"] and compiled["gigabytes"] < eager["gigabytes"]
+    assert compiled["gigabytes"] < eager["gigabytes"] and "fused" in compiled["by_operator"]
     gelu = [found["by_operator"]["gelu"]["kernels"] for found in (eager, compiled)]
     assert gelu == [2 * (3 + 2), 2 * 2]  # of two micro-batches: three layers and two heads; the heads alone
 
 
-def test_kernels_of_a_layer(counted: dict[str, dict[str, Any]]) -> None:
-    """Adding layers or micro-batches adds a bounded number of kernels."""
+def test_kernels_of_a_micro_batch(counted: dict[str, dict[str, Any]]) -> None:
+    """Of three layers, two heads and the tables."""
     one, two = counted["one micro-batch"], counted["base"]
     passes = two["kernels"] - one["kernels"]  # of one micro-batch
-    assert 0 < passes <= 2500
+    assert 0 < passes <= 450

@@ -86,6 +86,15 @@ def test_the_planner_counts_what_is_kept(measured: Any, kind: str) -> None:
     assert kept == pytest.approx(counted, abs=64)
 
 
+@needs_triton
+def test_wrong_kernels_are_told_before_a_run(measured: Any) -> None:
+    right, attention, head = measured["checked"]
+    assert right == ""
+    assert "kernels of the attention are wrong on this cpu (output by" in attention
+    assert "set model.kernels to torch" in attention
+    assert "kernels of the vocabulary softmax are wrong" in head and "the gradient of" in head
+
+
 def test_bounds_say_what_the_mask_says() -> None:
     segments_BT = torch.tensor([[1] * 5 + [2] + [3] * 4 + [0] * 2, [1] * 12, [1] * 11 + [0]])
     first_BT, end_BT = item_bounds(segments_BT)

@@ -17,7 +17,9 @@ from torch import Tensor
 from tests.plan.test_activations import kept_by_a_layer, layout
 from tests.small import SMALL, model, usual_batch
 from xlme_ds.config import ObjectiveConfig
+from xlme_ds.models import attention_triton, masked_head_triton
 from xlme_ds.models.attention import Gate, ItemBias, plain_attend, shared_bias, triton_attend
+from xlme_ds.models.kernel_check import check_kernels
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.plan import activations
 
@@ -132,6 +134,23 @@ def kept() -> dict[str, list[float]]:
     }
 
 
+def checked() -> list[str]:
+    """What the check before a run says of the kernels as they are, and of two that are wrong."""
+    cfg, device, said = replace(SIZES["triton"], vocabulary=1000), torch.device("cpu"), []
+    right = attention_triton.attend, masked_head_triton.gradient
+    wrong_attention = lambda *given: right[0](*given) * 1.1  # noqa: E731
+    wrong_head = lambda *given: tuple(each * 1.1 for each in right[1](*given))  # noqa: E731
+    for attend, gradient in (right, (wrong_attention, right[1]), (right[0], wrong_head)):
+        attention_triton.attend, masked_head_triton.gradient = attend, gradient
+        try:
+            check_kernels(cfg, device, torch.float16)
+            said.append("")
+        except ValueError as error:
+            said.append(str(error))
+    attention_triton.attend, masked_head_triton.gradient = right
+    return said
+
+
 def main() -> None:
     found = {
         "fp32": {name: error(rows, "gated", torch.float32) for name, rows in ROWS.items()},
@@ -144,6 +163,7 @@ def main() -> None:
         "traced": traced(),
         "whole model": whole_model(),
         "kept": kept(),
+        "checked": checked(),
     }
     Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
 

@@ -13,6 +13,7 @@ from ..data.loader import Loader
 from ..data.vocabulary import Vocabulary
 from ..models.execution import applied
 from ..models.init import Known, Whole, initialise
+from ..models.kernel_check import check_kernels
 from ..models.layers import TransformerLayer
 from ..models.pipeline import describe_balance, parts, pipeline_balance
 from ..objectives import objective_of
@@ -20,7 +21,7 @@ from ..objectives.protocol import BatchSource, Objective
 from ..validate import deepspeed_settings, zero_stage
 from .engine import Engine
 from .optimizer import build_optimizer
-from .ranks import SharedError, on_gpu
+from .ranks import SharedError, on_all_ranks, on_gpu
 
 # Gives every parameter of a model its first value; `Whole` is entered around each one.
 Fill = Callable[[nn.Module, Whole | None], None]
@@ -129,6 +130,7 @@ def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None, know
     if config.engine.kind == "pipeline":
         from .pipeline_engine import PipelineEngine
 
+        _check_kernels(config)
         counted = config.engine, objective.work(config.model, loader.row_tokens), config.model.activation_checkpointing
         if torch.distributed.get_rank() == 0:
             print(describe_balance(*counted), flush=True)
@@ -142,8 +144,15 @@ def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None, know
     return assemble(config, objective, fill, loader, heldout)
 
 
+def _check_kernels(config: Training) -> None:
+    """Raise SharedError where the model's Triton kernels are wrong on the GPU of a rank."""
+    if on_gpu() and resolve_precision(config.engine) == "bf16":
+        on_all_ranks(lambda: check_kernels(config.model, torch.device("cuda", torch.cuda.current_device())))
+
+
 def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSource, heldout: Loader | None) -> Engine:
     """A data-parallel engine around the objective's model, whose parameters `fill` gives their first values."""
+    _check_kernels(config)
     if config.engine.kind == "plain":
         device = torch.device("cuda" if on_gpu() else "cpu")
         model = applied(objective.build(config.model), config.model)

@@ -221,8 +221,9 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_BTHK):  # type: ignore[no-untyped-def]
-        _, update, _, scale, *_ = ctx.saved_tensors
-        grad_qkv, of_d, of_gates, of_scale = _gradients(*ctx.saved_tensors, grad_BTHK.contiguous())
+        saved = ctx.saved_tensors  # once: a checkpointed layer makes them when they are asked for
+        _, update, _, scale, *_ = saved
+        grad_qkv, of_d, of_gates, of_scale = _gradients(*saved, grad_BTHK.contiguous())
         grads = None, None, None
         if update is not None:
             grads = *of_gates.sum((0, 1, 2)).to(update.dtype), of_scale.sum((0, 2)).to(scale.dtype)
