@@ -59,7 +59,7 @@ class MixConfig:
     seed: int = 0
     """Seed of the order, and of which side of a pair comes first."""
     rows_per_shard: int = 65536
-    """Rows of every shard but the last; a training process reads a shard whole."""
+    """Rows of every shard but the last; a file is about 2 KB times as large, for rows of 512 tokens."""
     processes: int = 1
     """Worker processes on this machine; the output is the same for any number. Under MPI the ranks work instead."""
 

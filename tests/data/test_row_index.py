@@ -3,6 +3,8 @@ needed."""
 
 import os
 import shutil
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +54,12 @@ def test_any_records_in_any_order(data: Path, task: str, monkeypatch: pytest.Mon
 
 def test_the_system_is_told_what_is_read_next(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, told = RowStore(data / "mono"), []
-    monkeypatch.setattr(os, "posix_fadvise", lambda file, at, size, what: told.append((at, size)))
+
+    def listed(file: int, at: int, size: int, what: int) -> None:
+        if what == os.POSIX_FADV_WILLNEED:
+            told.append((at, size))
+
+    monkeypatch.setattr(os, "posix_fadvise", listed)
     store.ahead(19, 21)  # rows 3 to 5 of the second shard
     store.ahead(14, 18)  # of two shards
     content = (data / "mono" / "00001.arrow").read_bytes()
@@ -100,6 +107,49 @@ def test_a_damaged_or_foreign_index_is_told(data: Path, tmp_path: Path) -> None:
     (folder / "00000.arrow").unlink()
     with pytest.raises(ValueError, match=r"00000\.arrow cannot be read \(No such file or directory\)"):
         RowStore(folder).read(np.arange(16))
+
+
+@pytest.mark.parametrize(
+    ("at", "kind", "value"),
+    [(20, "<I", 0), (24, "<I", 0), (24, "<I", 1), (28, "<I", 1), (64, "<q", -1), (64, "<q", 2**63 - 1)],
+)
+def test_an_index_from_elsewhere_with_a_right_checksum(
+    data: Path, tmp_path: Path, at: int, kind: str, value: int
+) -> None:
+    """Rows of a group, rows of a record batch, record batches, or a place that no index of the shard has."""
+    folder = tmp_path / "mono"
+    shutil.copytree(data / "mono", folder)
+    content = bytearray((folder / "00000.index").read_bytes())
+    (batches,) = struct.unpack_from("<I", content, 28)
+    end = 64 + 40 * batches
+    struct.pack_into(kind, content, at, value)
+    head = bytes(content[: 64 + 40] if (at, value) == (28, 1) else content[:end])
+    (folder / "00000.index").write_bytes(head + struct.pack("<I", zlib.crc32(head)) + content[end + 4 :])
+    store = RowStore(folder)
+    store.ahead(13, 15)
+    with pytest.raises(ValueError, match=r"00000\.arrow cannot be read \(its index (does not have|has places)"):
+        store.read(np.array([0, 13]))
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")])
+def test_a_damaged_shard_is_no_error_before_its_rows_are_read(data: Path, tmp_path: Path, damage) -> None:  # type: ignore[no-untyped-def]
+    folder = tmp_path / "mono"
+    shutil.copytree(data / "mono", folder)
+    damage(folder / "00001.arrow")
+    store, expected = RowStore(folder), plain_rows(data / "mono")
+    store.ahead(16, 19)
+    assert unpacked(store.read(np.arange(16))) == expected[:16]
+    with pytest.raises(ValueError, match=r"00001\.arrow cannot be read"):
+        store.read(np.array([16]))
+
+
+def test_one_of_several_ranks_has_nothing_read_around_its_rows(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, at, size, what: told.append(what))
+    RowStore(data / "mono").read(np.arange(3))
+    assert told == []
+    RowStore(data / "mono", scattered=True).read(np.arange(3))
+    assert told == [os.POSIX_FADV_RANDOM] * 2  # the shard and its index
 
 
 def written(folder: Path, rows: int, row_tokens: int, items: int) -> Path:

@@ -36,7 +36,7 @@ class Loader:
         self.plan: StepPlan = plan_step(data, world)
         self.rank, self.seed, self.mask_fraction = rank, seed, mask_fraction
         self.stores = {
-            task: RowStore(Path(folder) / name, languages)
+            task: RowStore(Path(folder) / name, languages, scattered=world > 1)
             for task, name in enumerate(TASKS)
             if self.plan.rows[task] > 0
         }

@@ -104,7 +104,7 @@ def _addresses(batch: pa.RecordBatch) -> list[int]:
 class IndexedShard:
     """A shard whose rows are read where they are, and compared with their checksums. Raises ValueError or OSError."""
 
-    def __init__(self, path: Path, rows: int, row_tokens: int, size: int, sha256: str):
+    def __init__(self, path: Path, rows: int, row_tokens: int, size: int, sha256: str, scattered: bool):
         self.row_tokens = row_tokens
         with open(path.with_suffix(SUFFIX), "rb") as file:
             header = file.read(_HEADER.size)
@@ -117,11 +117,17 @@ class IndexedShard:
             if zlib.crc32(header + places).to_bytes(4, "little") != file.read(4):
                 raise ValueError("its index changed since it was written")
             self._checks_at = file.tell()
+        self._rows, self._places = rows, np.frombuffer(places, "<i8").reshape(-1, _PLACES)
+        if min(self._group, self._batch_rows) < 1 or len(self._places) != -(-rows // self._batch_rows):
+            raise ValueError("its index does not have all its rows")
+        if ((self._places < 0) | (self._places > size)).any():
+            raise ValueError("its index has places that are not in the file")
         if path.stat().st_size != size:
             raise ValueError("it is not the file that the manifest lists, its bytes changed")
-        self._rows, self._places = rows, np.frombuffer(places, "<i8").reshape(-1, _PLACES)
         self._file = os.open(path, os.O_RDONLY)
         self._index = os.open(path.with_suffix(SUFFIX), os.O_RDONLY)
+        for descriptor in (self._file, self._index) if scattered else ():  # else the system reads on after each place
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
 
     def __del__(self) -> None:
         for descriptor in (getattr(self, "_file", None), getattr(self, "_index", None)):

@@ -11,7 +11,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -56,12 +56,13 @@ class _Block(NamedTuple):
 class RowStore:
     """One task of a mixed data folder, addressed by record number 0 … rows−1.
 
-    `languages`: codes that the languages of its rows are numbered by; by default the data's own list. Raises ValueError
-    for a folder that holds no rows, or text in another language.
+    `languages`: codes that the languages of its rows are numbered by; by default the data's own list. `scattered`:
+    few rows are read here and there, so the disk shall not read on after them, which is faster where they follow one
+    another. Raises ValueError for a folder that holds no rows, or text in another language.
     """
 
-    def __init__(self, folder: Path, languages: Sequence[str] = ()):
-        self.folder = Path(folder)
+    def __init__(self, folder: Path, languages: Sequence[str] = (), scattered: bool = False):
+        self.folder, self._scattered = Path(folder), scattered
         self.manifest: Manifest = read_manifest(self.folder)
         stage = f"{folder} was written by the stage {self.manifest.stage}: name the folder that `data_prep mix` wrote"
         refuse([(self.manifest.stage == "mix", stage)])
@@ -110,11 +111,13 @@ class RowStore:
 
     def ahead(self, first: int, last: int) -> None:
         """Tell the system that records `first` to `last` are read next, if they lie in one shard with an index: it
-        fetches them meanwhile."""
+        fetches them meanwhile. A shard that cannot be read is an error when `read` needs it, for a run may end before.
+        """
         shard = self._shard_of(first)
-        indexed = self._shard(shard) if first <= last and shard == self._shard_of(last) else None
-        if indexed is not None:
-            indexed.ahead(first - self._starts[shard], last + 1 - self._starts[shard])
+        with suppress(OSError, ValueError):
+            indexed = self._shard(shard) if first <= last and shard == self._shard_of(last) else None
+            if indexed is not None:
+                indexed.ahead(first - self._starts[shard], last + 1 - self._starts[shard])
 
     def _shard_of(self, record: int) -> int:
         return bisect_right(self._starts, record) - 1
@@ -150,7 +153,8 @@ class RowStore:
             known = None
             if path.with_suffix(SUFFIX).exists():
                 with self._said(number):
-                    known = IndexedShard(path, listed.rows, self.row_tokens, listed.bytes, listed.sha256)
+                    identity = listed.rows, self.row_tokens, listed.bytes, listed.sha256
+                    known = IndexedShard(path, *identity, self._scattered)
             while len(self._indexed) >= _INDEXED:
                 self._indexed.pop(next(iter(self._indexed)))
             self._indexed[number] = known
