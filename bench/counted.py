@@ -291,7 +291,7 @@ def _bytes(tensor: Tensor) -> float:
 
 
 @dataclass
-class Part:
+class Sums:
     """Sums over the operations of a part."""
 
     kernels: int = 0
@@ -311,9 +311,9 @@ class Part:
 class Totals:
     """Sums by part of the model and by operator, and of all."""
 
-    by_part: dict[str, Part] = field(default_factory=lambda: defaultdict(Part))
-    by_operator: dict[str, Part] = field(default_factory=lambda: defaultdict(Part))
-    all: Part = field(default_factory=Part)
+    by_part: dict[str, Sums] = field(default_factory=lambda: defaultdict(Sums))
+    by_operator: dict[str, Sums] = field(default_factory=lambda: defaultdict(Sums))
+    all: Sums = field(default_factory=Sums)
 
     @classmethod
     def of(cls, operations: Sequence[Operation]) -> "Totals":

@@ -1,14 +1,14 @@
 """A training step counted without a GPU: the kernels of the real engine on fake tensors, and the time that their bytes
 and operations take at least.
 
-    python -m bench.roofline [--recipe base_zero1] [--gpu h200] [--gpus 1] [--json] [--section.key value ...]
+    python -m bench.roofline --recipe NAME [--gpu h200] [--gpus 1] [--json] [--section.key value ...]
 
 The step is DeepSpeed's, of one process of `--gpus`, on `data.micro_batch` synthetic rows of each task.
 `bench/counted.py` says how it is counted and what that cannot know. Needs g++ where torch is a build for the CPU, and
 the package triton for the Triton kernels.
 """
 
-import bench.fake_cuda  # noqa: F401  # isort: skip  # before torch
+import bench.fake_cuda  # isort: skip  # before torch
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ from bench import fused
 from bench.counted import GPUS, Counter, Formula, Totals
 from bench.gpu_steps import planned_memory
 from bench.synthetic import SyntheticSource
-from xlme_ds.cli import fail, parse, program
+from xlme_ds.cli import fail, parse
 from xlme_ds.config import RunConfig
 from xlme_ds.counting import flops_per_step
 from xlme_ds.engine.build import assemble
@@ -204,6 +204,10 @@ def _pretended(gpus: int) -> Iterator[None]:
 
 def count(settings: Settings) -> tuple[Counter, RunConfig]:
     """The operations of one step, after one that makes the optimizer's state."""
+    if not bench.fake_cuda.READY:
+        raise ValueError(
+            "torch was loaded before bench.fake_cuda: count in a process that imports bench.roofline first"
+        )
     run, gpus = settings.run, settings.gpus
     rows = run.data.micro_batch * settings.micro_batches * gpus
     data = replace(run.data, mono_rows=rows * (run.data.mono_rows > 0), para_rows=rows * (run.data.para_rows > 0))
@@ -287,7 +291,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Count and print; a user's mistake ends it with one sentence and exit code 2."""
     try:
         given = sys.argv[1:] if arguments is None else arguments
-        settings = parse(program("roofline"), Settings, __doc__ or "", given)
+        settings = parse("python -m bench.roofline", Settings, __doc__ or "", given)
         if settings.gpu not in GPUS:
             raise ValueError(f"--gpu {settings.gpu} is not known: choose one of {', '.join(GPUS)}")
         with contextlib.redirect_stdout(sys.stderr):  # where DeepSpeed's log goes
