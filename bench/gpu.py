@@ -36,33 +36,33 @@ ROWS = 64  # of each task a step: the published batch on 32 GPUs
 # Recipe, rows of each task in a micro-batch, activation checkpointing, ids of a tile of the softmax, model.kernels,
 # model.compile.
 STEPS = (
-    ("base_zero1", 32, False, 8192, "torch", "none"),
     ("base_zero1", 32, False, 8192, "triton", "none"),
+    ("base_zero1", 32, False, 8192, "torch", "none"),
     ("base_zero1", 32, False, 8192, "triton", "layers"),
     ("base_zero1", 32, False, 8192, "triton", "graphs"),
-    ("large_zero2", 8, False, 8192, "torch", "none"),
-    ("base_zero1", 16, False, 8192, "torch", "none"),
-    ("base_zero1", 64, False, 8192, "torch", "none"),
-    ("base_zero1", 64, False, 8192, "triton", "layers"),
-    ("base_zero1", 32, False, 8192, "torch", "layers"),
+    ("large_zero2", 16, False, 8192, "triton", "none"),
+    ("base_zero1", 64, False, 8192, "triton", "none"),
+    ("base_zero1", 16, False, 8192, "triton", "none"),
+    ("base_zero1", 32, False, 32_768, "triton", "none"),
+    ("large_zero2", 16, False, 8192, "torch", "none"),
+    ("large_zero2", 16, False, 8192, "triton", "layers"),
     ("base_zero1", 8, False, 8192, "triton", "none"),
     ("base_zero1", 8, False, 8192, "triton", "layers"),
     ("base_zero1", 8, False, 8192, "triton", "graphs"),
-    ("base_zero1", 32, False, 32_768, "torch", "none"),
-    ("large_zero2", 16, False, 8192, "torch", "none"),
-    ("large_zero2", 16, False, 8192, "triton", "none"),
-    ("large_zero2", 16, False, 8192, "triton", "layers"),
-    ("base_zero1", 64, True, 8192, "torch", "none"),
+    ("base_zero1", 64, False, 8192, "triton", "layers"),
+    ("base_zero1", 32, False, 8192, "torch", "layers"),
+    ("base_zero1", 64, True, 8192, "triton", "none"),
+    ("large_zero2", 32, False, 8192, "triton", "none"),
+    ("large_zero2", 8, False, 8192, "triton", "none"),
+    ("large_zero2", 32, True, 8192, "triton", "none"),
     ("large_zero2", 32, False, 8192, "torch", "none"),
-    ("large_zero2", 32, False, 8192, "triton", "layers"),
-    ("large_zero2", 32, True, 8192, "torch", "none"),
 )
 QUICK_STEPS = (
     ("base_zero1", 1, False, 256, "torch", "none"),
     ("base_zero1", 1, False, 256, "torch", "layers"),
     ("large_zero2", 2, True, 256, "torch", "none"),
 )
-PROFILES = (("torch", "none"), ("triton", "none"), ("triton", "layers"))
+PROFILES = (("triton", "none"), ("torch", "none"), ("triton", "layers"))
 """model.kernels and model.compile; the CPU runs the first."""
 
 
