@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -147,6 +148,8 @@ def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None, know
 def _check_kernels(config: Training) -> None:
     """Raise SharedError where the model's Triton kernels are wrong on the GPU of a rank."""
     if on_gpu() and resolve_precision(config.engine) == "bf16":
+        if config.model.kernels == "auto" and find_spec("triton") is None:
+            print("model.kernels auto: torch's operations, the package triton is not installed", flush=True)
         on_all_ranks(lambda: check_kernels(config.model, torch.device("cuda", torch.cuda.current_device())))
 
 
