@@ -172,7 +172,7 @@ SCRIPTS = tuple(_RANGES)
 
 
 @cache
-def _table() -> np.ndarray:
+def script_numbers() -> np.ndarray:
     """uint8 for every code point: 0 no letter of these scripts, else 1 + the index in SCRIPTS."""
     table = np.zeros(0x110000, np.uint8)
     for number, ranges in enumerate(_RANGES.values(), 1):
@@ -184,7 +184,7 @@ def _table() -> np.ndarray:
 
 def letters(lines: Sequence[str], scripts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """int64 letters of each (non-empty) line that belong to `scripts`, and letters of any script."""
-    found = _table()[np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)]
+    found = script_numbers()[np.frombuffer("".join(lines).encode("utf-32-le"), np.uint32)]
     wanted = np.zeros(len(SCRIPTS) + 1, bool)
     wanted[[1 + SCRIPTS.index(script) for script in scripts]] = True
     lengths = np.fromiter(map(len, lines), np.int64, len(lines))

@@ -6,8 +6,6 @@ side of a pair, that the filters of its corpus leave. Filters that count tokens 
 equal lines stay.
 """
 
-import io
-import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,23 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sentencepiece as spm
 
 from data_prep.clean import Counts, Sides, doubts, make_filters
 from data_prep.corpus import TextConfig, find_sources
+from data_prep.model_file import SPECIALS, serialize
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import refuse, say, warn
 from data_prep.readers import DOCUMENT_READERS, PAIR_READERS, READERS, Input
 from data_prep.sampling import apportion, key_of, permute, temperature_shares
 from data_prep.store import Stage, new_file, write_file
+from data_prep.word_counts import count_words
 from xlme_ds.data.schema import Manifest, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
 _SAMPLE = "sample"  # folder of the chosen lines, sample/<language>/<input>.txt in the stage's folder
-_LINE_CHARACTERS = 1000  # SentencePiece skips lines over 4,192 bytes; longer ones are cut instead
+_LINE_CHARACTERS = 1000  # of a line count; the rest would change little
 _BLOCK = 1 << 18  # bytes of text that are filtered and chosen from at once
 _SETTINGS = ("size", "alpha", "sentences", "seed", "character_coverage")  # those that shape the bytes
-_THREADS = 16  # a constant: SentencePiece sums by thread, so another number gives other bytes
 
 
 @dataclass(frozen=True)
@@ -135,38 +133,26 @@ def _train(config: VocabConfig) -> None:
 
 def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
     """Bytes of a SentencePiece unigram model. Raises ValueError when the text does not allow the size asked for."""
-    model = io.BytesIO()
-    try:
-        spm.SentencePieceTrainer.train(
-            sentence_iterator=sentences,
-            model_writer=model,
-            model_type="unigram",
-            vocab_size=config.size - 2,  # <pad> and <mask> are ids of the model, not pieces
-            character_coverage=config.character_coverage,
-            normalization_rule_name="nmt_nfkc",
-            unk_id=0,
-            bos_id=1,
-            eos_id=2,
-            pad_id=-1,
-            num_threads=_THREADS,
-            input_sentence_size=0,
-            shuffle_input_sentence=False,
-            train_extremely_large_corpus=config.sentences > 10_000_000,
-            minloglevel=2,
-        )
-    except (RuntimeError, OSError) as error:
-        if found := re.search(r"value <= (\d+)", str(error)):
-            raise ValueError(
-                f"--size is {config.size}, but the sampled text allows no more than {int(found[1]) + 2}: take that, "
-                "or more text"
-            ) from None
-        if found := re.search(r"required_chars\D*\d+\D+(\d+)", str(error)):
-            raise ValueError(
-                f"--size is {config.size}, but the characters alone need more than {int(found[1]) + 2}: take a larger "
-                "size, or lower --character-coverage"
-            ) from None
-        raise
-    return model.getvalue()
+    from data_prep.unigram import UnigramPath  # here: it loads numba, which other stages do without
+
+    size = config.size - len(SPECIALS) - 2  # <pad> and <mask> are ids of the model, not pieces
+    path = UnigramPath(count_words(sentences), config.character_coverage)
+    found = path.at(size).pieces
+    refuse(
+        [
+            (
+                path.characters <= size,
+                f"--size is {config.size}, but the characters alone need {config.size + path.characters - size}: take "
+                "a larger size, or lower --character-coverage",
+            ),
+            (
+                len(found) >= size,
+                f"--size is {config.size}, but the sampled text allows no more than {config.size + len(found) - size}: "
+                "take that, or more text",
+            ),
+        ]
+    )
+    return serialize(dict(sorted(found.items(), key=lambda piece: (-piece[1], piece[0]))))
 
 
 def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]:

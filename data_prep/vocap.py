@@ -16,28 +16,36 @@ those weights.
 import math
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from data_prep.corpus import TextConfig
+from data_prep.model_file import SPECIALS, parse, serialize
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import refuse
 from data_prep.sampling import temperature_shares
 from data_prep.stats import svg_figure
 from data_prep.store import Stage, write_file
 from data_prep.vocab import finish_vocabulary, read_lines, sample_lines, sampled_inputs, say_size
-from data_prep.vocap_curve import SPECIALS, Pieces, curve, fitting_words, parse, serialize
+from data_prep.word_counts import WordCounts, thinned_words
 from xlme_ds.data.schema import write_json
 
+if TYPE_CHECKING:
+    from data_prep.unigram import Unigrams
+
+Pieces = dict[str, float]  # piece -> natural logarithm of its probability
 Curve = Sequence[tuple[int, float]]  # (pieces, ALP) by rising size; the first point is the characters alone
 
 _CURVES = "curves"
+_ROOM = 1.25  # rare pieces are left out at this times the largest size, so that others can be in their place
+_LEAST_COUNT = 2.0  # expected occurrences of a piece longer than a character: a piece used once is memorized
+_MEMORY = 900_000_000  # bytes for the training of a language
 _SETTINGS = ("size", "step", "largest", "shrink", "sentences", "alpha", "beta", "seed", "character_coverage")
 _CURVE, _CHOSEN = "#c3cddc", "#1f5fa8"
 
@@ -120,16 +128,41 @@ def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, tuple[Path,
     marker = f"curve-{code}"
     result = stage.task_result(marker)
     if result is None:
-        text = fitting_words(partial(read_lines, paths))
+        text = thinned_words(partial(read_lines, paths), _MEMORY)
         points, files = [], []
-        if text.words:
+        if len(text.words):
             for point in curve(text, config.largest, config.step, config.shrink, config.character_coverage):
-                points.append((len(point.pieces), point.alp))
+                points.append((len(point.pieces), point.score / text.sentences))
                 path = _curve_file(stage, code, len(point.pieces))
                 files.append(asdict(write_file(path, serialize(point.pieces), stage.folder)))
         result = {"curve": points[::-1], "sentences": text.sentences, "words": len(text.words), "files": files}
         stage.finish_task(marker, result)
     return result
+
+
+def curve(text: WordCounts, largest: int, least: int, shrink: float, coverage: float) -> Iterator["Unigrams"]:
+    """Nested vocabularies from `largest` pieces by factors of `shrink` to `least` and last the characters, specials not
+    counted; a text that has fewer pieces starts where it can.
+
+    The paper trains fifty vocabularies from nothing; we follow one pruning path, as a training does itself on its way
+    from a million seeds to the size asked for.
+    """
+    from data_prep.unigram import UnigramPath  # here: it loads numba, which other stages do without
+
+    path = UnigramPath(text, coverage)
+    if path.characters >= largest:
+        raise ValueError(
+            f"--largest is too small for a language with {path.characters} characters: take more, or lower "
+            "--character-coverage"
+        )
+    path.at(round(largest * _ROOM), _LEAST_COUNT)
+    first = min(largest, path.size)
+    grid = [round(largest * shrink**k) for k in range(math.ceil(math.log(least / largest, shrink)) + 1)]
+    for size in [first, *(size for size in grid if least <= size < first)]:
+        found = path.at(max(size, path.characters))
+        if path.size > path.characters:
+            yield found
+    yield path.at(path.characters)
 
 
 def _curve_file(stage: Stage, code: str, size: int) -> Path:

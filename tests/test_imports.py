@@ -44,7 +44,9 @@ FLOORS = {
     "xlme_ds.__main__": 9,
     "xlme_ds.quickstart": 8,
 }
-SHARED_WITH_DATA_PREP = {f"xlme_ds.data.{name}" for name in ("schema", "vocabulary", "corrupt", "row_index")}
+SHARED_WITH_DATA_PREP = {
+    f"xlme_ds.data.{name}" for name in ("schema", "vocabulary", "corrupt", "row_index", "compiled")
+}
 
 
 def module_name(path: Path) -> str:

@@ -20,10 +20,10 @@ import pytest
 import sentencepiece as spm
 
 from data_prep.mix import MixConfig, run
+from data_prep.model_file import serialize
 from data_prep.store import write_arrow
 from data_prep.verify import VerifyConfig
 from data_prep.verify import run as run_verify
-from data_prep.vocap_curve import serialize
 from xlme_ds.data.schema import (
     BOS,
     DOCUMENTS,

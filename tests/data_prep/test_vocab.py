@@ -160,7 +160,7 @@ def test_too_large_a_size_names_the_largest_that_works(corpus: Path, tmp_path: P
 
 
 def test_too_small_a_size_for_the_characters(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--size is 50, but the characters alone need more than"):
+    with pytest.raises(ValueError, match="--size is 50, but the characters alone need 2"):
         run(config(corpus, tmp_path, size=50))
 
 
