@@ -25,8 +25,8 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from numba import njit
 
+from bench.rehearsal_lines import SHORTEST, mono_block, pair_block
 from data_prep.languages import letters, scripts_of
 from data_prep.sampling import key_of
 from xlme_ds.data.schema import replacing, write_json
@@ -57,10 +57,6 @@ _UN = {"ar", "es", "fr", "ru", "zh-Hans"}
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ufeff\ufffd]")
 _BLOCK = 4_000_000  # bytes of text that are made at once
 _FAST = [{"id": lzma.FILTER_LZMA2, "preset": 0, "mf": lzma.MF_HC4, "nice_len": 32, "depth": 1, "dict_size": 1 << 18}]
-_DUPLICATES, _DAMAGED = 0.02, 0.001  # of the lines
-_KNOWN, _NEW = 1 / 3, 1 / 6  # of the words
-_HEAPS = 0.6
-_SHORTEST, _LONGEST = 24, 3_000  # bytes of a line
 _MONO_DAMAGE = ("boilerplate_length", "script", "invalid_utf8", "control_character")
 _PARA_DAMAGE = ("empty_side", "identical_sides", "invalid_utf8", "control_character", "score")
 
@@ -146,13 +142,18 @@ class Words:
     lines: np.ndarray
     documents: np.ndarray
 
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """What the loops take."""
+        return self.data, self.starts, self.middles, self.tokens, self.lines
+
 
 def _read_mono(source: Path, language: str) -> Words:
     with lzma.open(source / "mono" / f"{_file_code(language)}.txt.xz", "rt", encoding="utf-8") as file:
         lines = [line.strip() for line in file]
     breaks = np.flatnonzero([not line for line in [*lines, ""]])
     documents = np.diff(breaks, prepend=-1) - 1
-    return _words([line for line in lines if len(line.encode()) > _SHORTEST], documents[documents > 0], language)
+    return _words([line for line in lines if len(line.encode()) > SHORTEST], documents[documents > 0], language)
 
 
 @cache
@@ -192,199 +193,6 @@ def _words(lines: list[str], documents: np.ndarray, language: str) -> Words:
     return Words(data, starts, middles, tokens, ends, documents.astype(np.int64))
 
 
-# Lines, as machine code
-
-
-@njit(inline="always")
-def _random(state):
-    """The next 64 bits of splitmix64."""
-    state[0] += np.uint64(0x9E3779B97F4A7C15)
-    x = state[0]
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-@njit(inline="always")
-def _share(state):
-    return (_random(state) >> np.uint64(11)) * (1.0 / (1 << 53))
-
-
-@njit(inline="always")
-def _below(state, n):
-    return np.int64(_random(state) % np.uint64(n))
-
-
-@njit
-def _copy(out, at, data, begin, end):
-    for i in range(begin, end):
-        out[at] = data[i]
-        at += 1
-    return at
-
-
-@njit
-def _word(out, at, data, starts, middles, tokens, state, number):
-    """Write word `number`, or another one in its place."""
-    kind = _share(state)
-    if number < 0 or kind < _KNOWN:
-        number = np.int32(-1)
-        while number < 0:
-            number = tokens[_below(state, len(tokens))]
-    elif kind < _KNOWN + _NEW:
-        form = np.uint64(min(1e15, 100.0 * (_share(state) + 1e-12) ** (-_HEAPS / (1 - _HEAPS)) - 100.0))
-        own = np.array([form * np.uint64(0xD1342543DE82EF95) + np.uint64(1)])
-        count = len(middles)
-        first, last = _below(own, count), _below(own, count)
-        at = _copy(out, at, data, starts[first], middles[first])
-        if form > 1_000_000:
-            between = _below(own, count)
-            at = _copy(out, at, data, starts[between], middles[between])
-        return _copy(out, at, data, middles[last], starts[last + 1])
-    return _copy(out, at, data, starts[number], starts[number + 1])
-
-
-@njit
-def _line(out, at, data, starts, middles, tokens, lines, number, least, state):
-    """Write a line like real line `number`, of `least` bytes or more, without a space at its end."""
-    begin = at
-    for i in range(lines[number], lines[number + 1]):
-        at = _word(out, at, data, starts, middles, tokens, state, tokens[i])
-        if at - begin > _LONGEST:
-            break
-    while at > begin and out[at - 1] == 32:
-        at -= 1
-    while at - begin < least:
-        out[at] = 32
-        at = _word(out, at + 1, data, starts, middles, tokens, state, np.int32(-1))
-        while at > begin and out[at - 1] == 32:
-            at -= 1
-    return at
-
-
-@njit
-def _hash(out, begin, end, value):
-    for i in range(begin, end):
-        value = (value ^ np.uint64(out[i])) * np.uint64(0x100000001B3)
-    return value ^ (value >> np.uint64(29))
-
-
-@njit(cache=True)
-def _mono_block(
-    out, data, starts, middles, tokens, lines, documents, foreign, first, first_lines, state, size, planted
-):
-    """Fill `out` with documents up to about `size` bytes. Returns (bytes, hashes of the lines that stay, where good
-    lines begin and end). `planted`: all lines, then damaged ones by kind."""
-    hashes, places = np.empty(size // 8 + 64, np.uint64), np.empty((size // 8 + 64, 2), np.int64)
-    at = kept = good = left = 0
-    basis = np.uint64(0xCBF29CE484222325)
-    while at < size:
-        if left == 0:
-            left = documents[_below(state, len(documents))]
-            if at:
-                out[at] = 10
-                at += 1
-        left -= 1
-        planted[0] += 1
-        begin, kind = at, _share(state)
-        if kind < _DUPLICATES and good:
-            if len(first_lines) and kind < _DUPLICATES / 2:
-                row = _below(state, len(first_lines))
-                at = _copy(out, at, first, first_lines[row, 0], first_lines[row, 1])
-            else:
-                row = _below(state, good)
-                at = _copy(out, at, out, places[row, 0], places[row, 1])
-            hashes[kept] = _hash(out, begin, at, basis)
-            kept += 1
-        elif kind < _DUPLICATES + _DAMAGED:
-            damage = _below(state, 4)
-            planted[1 + damage] += 1
-            if damage == 0:
-                for _ in range(8):
-                    out[at] = 97 + _below(state, 26)
-                    at += 1
-            elif damage == 1:
-                at = _copy(out, at, foreign, 0, len(foreign))
-            else:
-                at = _line(
-                    out, at, data, starts, middles, tokens, lines, _below(state, len(lines) - 1), _SHORTEST, state
-                )
-                hashes[kept] = _hash(out, begin, at, basis)
-                kept += 1
-                out[at] = 0xFF if damage == 2 else 1
-                at += 1
-                if damage == 2:
-                    hashes[kept - 1] = _hash(out, begin, at, basis)
-        else:
-            at = _line(out, at, data, starts, middles, tokens, lines, _below(state, len(lines) - 1), _SHORTEST, state)
-            hashes[kept] = _hash(out, begin, at, basis)
-            kept += 1
-            places[good, 0], places[good, 1] = begin, at
-            good += 1
-        out[at] = 10
-        at += 1
-    return at, hashes[:kept].copy(), places[:good].copy()
-
-
-@njit(cache=True)
-def _pair_block(
-    out,
-    other,
-    data,
-    starts,
-    middles,
-    tokens,
-    lines,
-    data2,
-    starts2,
-    middles2,
-    tokens2,
-    lines2,
-    state,
-    size,
-    planted,
-    low,
-):
-    """The same for pairs: sides in `out` and `other`. `low` [n] is whether a pair gets a low score; empty: no scores.
-    Returns the bytes of both sides, pairs, and hashes of those that stay."""
-    hashes, places = np.empty(size // 4 + 64, np.uint64), np.empty((size // 4 + 64, 4), np.int64)
-    at = at2 = kept = good = n = 0
-    basis = np.uint64(0xCBF29CE484222325)
-    while at + at2 < size:
-        planted[0] += 1
-        begin, begin2, kind = at, at2, _share(state)
-        if kind < _DUPLICATES and good:
-            row = _below(state, good)
-            at = _copy(out, at, out, places[row, 0], places[row, 1])
-            at2 = _copy(other, at2, other, places[row, 2], places[row, 3])
-            damage = -1
-        else:
-            damage = _below(state, 5 if len(low) else 4) if kind < _DUPLICATES + _DAMAGED else -1
-            row = _below(state, len(lines) - 1)
-            at = _line(out, at, data, starts, middles, tokens, lines, row, 3, state)
-            if damage == 1:
-                at2 = _copy(other, at2, out, begin, at)
-            elif damage != 0:
-                at2 = _line(other, at2, data2, starts2, middles2, tokens2, lines2, row, 3, state)
-        if damage >= 0:
-            planted[1 + damage] += 1
-        if damage == -1 or damage == 2 or damage == 3:
-            hashes[kept] = _hash(other, begin2, at2, _hash(out, begin, at, basis) + np.uint64(1))
-            kept += 1
-        if damage == -1 and kind >= _DUPLICATES + _DAMAGED:
-            places[good, 0], places[good, 1], places[good, 2], places[good, 3] = begin, at, begin2, at2
-            good += 1
-        if damage == 2 or damage == 3:
-            other[at2] = 0xFF if damage == 2 else 1
-            at2 += 1
-        out[at] = other[at2] = 10
-        at, at2 = at + 1, at2 + 1
-        if len(low):
-            low[n] = damage == 4
-        n += 1
-    return at, at2, n, hashes[:kept].copy()
-
-
 # Files
 
 
@@ -415,8 +223,8 @@ def _write_mono(file: TextFile, source: Path, path: Path, state: np.ndarray) -> 
     with replacing(path) as stream:
         while written < file.text_bytes:
             size = min(_BLOCK, file.text_bytes - written)
-            fields = words.data, words.starts, words.middles, words.tokens, words.lines, words.documents
-            filled, kept, lines = _mono_block(out, *fields, alien, first, first_lines, state, size, planted)
+            block = alien, first, first_lines, state, size, planted
+            filled, kept, lines = mono_block(out, words.arrays, words.documents, *block)
             if not len(first_lines):
                 first, first_lines = out[:filled].copy(), lines
             stream.write(lzma.compress(out[:filled].data, filters=_FAST))
@@ -428,7 +236,7 @@ def _write_mono(file: TextFile, source: Path, path: Path, state: np.ndarray) -> 
 
 
 def _write_pairs(file: TextFile, source: Path, path: Path, state: np.ndarray) -> tuple[Planted, np.ndarray]:
-    sides = _read_pairs(source, file.languages[1])
+    one, two = _read_pairs(source, file.languages[1])
     tables = file.corpus in ("wikimatrix", "ccaligned")
     out, other = (np.empty(_BLOCK + 1_000_000, np.uint8) for _ in range(2))
     planted, hashes = np.zeros(6, np.int64), []
@@ -438,10 +246,8 @@ def _write_pairs(file: TextFile, source: Path, path: Path, state: np.ndarray) ->
         while written < file.text_bytes:
             size = min(_BLOCK, file.text_bytes - written)
             low = np.zeros(size if tables else 0, bool)
-            fields = [
-                getattr(side, name) for side in sides for name in ("data", "starts", "middles", "tokens", "lines")
-            ]
-            a, b, pairs, kept = _pair_block(out, other, *fields, state, size, planted, low)
+            sides = one.arrays, two.arrays
+            a, b, pairs, kept = pair_block(out, other, *sides, state, size, planted, low)
             hashes.append(kept)
             written += a + b
             yield out[:a].tobytes(), other[:b].tobytes(), low[:pairs]
