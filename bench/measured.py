@@ -6,6 +6,7 @@ FOLDER".
 """
 
 import atexit
+import contextlib
 import json
 import os
 import re
@@ -60,10 +61,8 @@ class Notes:
     def keep_writing(self) -> None:
         """For a thread of its own; a full disk must not end the module."""
         while True:
-            try:
+            with contextlib.suppress(OSError):
                 self.write()
-            except OSError:
-                pass
             time.sleep(INTERVAL)
 
 

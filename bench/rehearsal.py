@@ -3,7 +3,7 @@
     python -m bench.rehearsal --gigabytes N [--source FOLDER] [--out FOLDER] [--no-kills] [-- SBATCH_OPTION...]
 
 Text, vocap, vocab, encode, mix, verify, stats, and 20 steps of training that are stopped in the middle: each stage is a
-job of `slurm/stage.sh` or `slurm/pretrain_base.sh`, with the options of sbatch after `--` (two nodes of one rank without).
+job of `slurm/stage.sh` or `slurm/pretrain_base.sh`, with the options of sbatch after `--`.
 While a stage that leaves markers of its tasks runs, one of its ranks, or the whole step, is killed with SIGKILL. What
 came out is checked by `bench.rehearsal_checks`; the first difference ends the rehearsal. The same command goes on after
 an interruption: OUT/rehearsal.json has what is done, and a table is printed at the end.
@@ -16,6 +16,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -107,7 +108,9 @@ class Progress:
     def of(rehearsal: Rehearsal) -> "Progress":
         """What an earlier call of the same rehearsal left."""
         made = Progress(rehearsal.out / "rehearsal.json")
-        settings = {key: str(value) for key, value in asdict(rehearsal).items() if key not in ("options", "ways", "keep")}
+        settings = {
+            key: str(value) for key, value in asdict(rehearsal).items() if key not in ("options", "ways", "keep")
+        }
         if made.path.exists():
             found = json.loads(made.path.read_text())
             if found["settings"] != settings:
@@ -177,6 +180,7 @@ class Killer:
     before: int = 0
 
     def __call__(self) -> None:
+        """Look whether the moment has come; at the end, whether Slurm has requeued the job."""
         ways = [self.job.kill_rank, self.job.kill_step, *(partial(way, self.job) for way in self.rehearsal.ways)]
         if not self.rehearsal.kills or len(self.killed) == len(ways):
             return
@@ -199,7 +203,9 @@ class Killer:
             self.at, self.before = 0.0, markers
 
 
-def stage(rehearsal: Rehearsal, progress: Progress, name: str, words: Sequence[object], out: Path | None = None) -> None:
+def stage(
+    rehearsal: Rehearsal, progress: Progress, name: str, words: Sequence[object], out: Path | None = None
+) -> None:
     """A stage of data preparation as a job; `name` may have a part after a dot, for its second call."""
     if name in progress.done["stages"]:
         return
@@ -229,20 +235,17 @@ def write_text_files(rehearsal: Rehearsal, progress: Progress) -> None:
     text, begin = rehearsal.out / "text", time.time()
     if "text" not in progress.done["stages"]:
         print(f"{time.strftime('%H:%M:%S')} text", flush=True)
-        words = ["-m", "bench.rehearsal_text", "--gigabytes", rehearsal.gigabytes, "--source", rehearsal.source.resolve(),
-                 "--out", text, "--seed", rehearsal.seed]  # fmt: skip
-        run = " ".join(f"'{word}'" for word in words)
-        wrapped = f". slurm/job.sh; begin /dev/null; srun --mpi=$XLME_MPI_TYPE \"${{python[@]}}\" {run}"
-        job = submit(rehearsal, "text", [f"--wrap=exec bash -c {_quoted(wrapped)}"])
+        source = rehearsal.source.resolve()
+        words = ["-m", "bench.rehearsal_text", "--gigabytes", rehearsal.gigabytes, "--source", source]
+        words += ["--out", text, "--seed", rehearsal.seed]
+        run = shlex.join(map(str, words))
+        wrapped = f'. slurm/job.sh; begin /dev/null; srun --mpi=$XLME_MPI_TYPE "${{python[@]}}" {run}'
+        job = submit(rehearsal, "text", [f"--wrap=exec bash -c {shlex.quote(wrapped)}"])
         wait(job, lambda: None)
         found = checks.measured(job.notes) | {"seconds": time.time() - begin, "kills": []}
         found["files"] = sum(path.is_file() for path in text.rglob("*"))
         progress.note("stages", "text", found)
     check(progress, "slice", lambda: checks.cut_slice(text, rehearsal.out / "slice", rehearsal.gigabytes))
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def run(rehearsal: Rehearsal) -> dict[str, Any]:
@@ -252,10 +255,10 @@ def run(rehearsal: Rehearsal) -> dict[str, Any]:
     write_text_files(rehearsal, progress)
     small = rehearsal.ids < 100_000
     curves = ["--shrink", 0.5, "--largest", max(rehearsal.ids // 8, 16), "--step", max(rehearsal.ids // 500, 1)]
-    go("vocap", [*rehearsal.text, "--size", rehearsal.ids, "--sentences", rehearsal.sentences, *(curves if small else [])],
-       out / "vocap")  # fmt: skip
-    go("vocab", [*rehearsal.text, "--size", min(250_002, rehearsal.ids // 2 + 2), "--sentences", 10 * rehearsal.sentences],
-       out / "vocab")  # fmt: skip
+    lines = ["--sentences", rehearsal.sentences, *(curves if small else [])]
+    go("vocap", [*rehearsal.text, "--size", rehearsal.ids, *lines], out / "vocap")
+    lines = ["--sentences", 10 * rehearsal.sentences]
+    go("vocab", [*rehearsal.text, "--size", min(250_002, rehearsal.ids // 2 + 2), *lines], out / "vocab")
     go("encode", [*rehearsal.text, "--vocab", out / "vocap"], out / "encoded")
     look("planted", lambda: checks.planted(out / "text", files(rehearsal.gigabytes), out / "encoded"))
     if not rehearsal.keep:
@@ -330,8 +333,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.rehearsal", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--gigabytes", type=float, required=True, help="of text before compression")
-    parser.add_argument("--source", type=Path, default=ROOT.parent / "shared/data/corpus", help="real text: mono/, para/")
-    parser.add_argument("--out", type=Path, default=Path("runs/rehearsal"), help="folder, on a file system of all nodes")
+    parser.add_argument(
+        "--source", type=Path, default=ROOT.parent / "shared/data/corpus", help="real text: mono/, para/"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/rehearsal"), help="folder, on a file system of all nodes"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the text, the order and the moments of the kills")
     parser.add_argument("--ids", type=int, default=524_288, help="ids of vocap's vocabulary")
     parser.add_argument("--rows", type=int, default=10_000_000, help="rows of each task to mix")
