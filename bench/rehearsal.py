@@ -94,7 +94,7 @@ class Job:
 
     def kill_step(self) -> None:
         """SIGKILL to all of its ranks."""
-        slurm("scancel", "--signal=KILL", str(self.number))
+        slurm("scancel", "--signal=KILL", f"{self.number}.0")
 
 
 @dataclass
@@ -166,6 +166,11 @@ def wait(job: Job, disturb: Callable[[], None]) -> None:
         raise ValueError(f"job {job.number} ended as {state}: see {job.log}")
 
 
+def finished_tasks(out: Path) -> int:
+    """Markers of tasks in the folder of a stage."""
+    return sum(not path.name.endswith(".begun.json") for path in out.glob("**/tasks/*.json"))
+
+
 @dataclass
 class Killer:
     """Kills a stage at a random moment after the first task that it finishes, once for every way."""
@@ -177,14 +182,17 @@ class Killer:
     rng: random.Random
     killed: list[str] = field(default_factory=list)
     at: float = 0.0
-    before: int = 0
+    before: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.before = finished_tasks(self.out)
 
     def __call__(self) -> None:
         """Look whether the moment has come; at the end, whether Slurm has requeued the job."""
         ways = [self.job.kill_rank, self.job.kill_step, *(partial(way, self.job) for way in self.rehearsal.ways)]
         if not self.rehearsal.kills or len(self.killed) == len(ways):
             return
-        markers = sum(not path.name.endswith(".begun.json") for path in self.out.glob("**/tasks/*.json"))
+        markers = finished_tasks(self.out)
         if not self.at:
             if markers > self.before and self.job.field("JobState") == "RUNNING":
                 self.at = time.time() + self.rng.random() * min(self.predicted / len(ways) / 2, 600)
@@ -200,7 +208,7 @@ class Killer:
                 time.sleep(0.2)
             else:
                 self.killed.append("none: too late")
-            self.at, self.before = 0.0, markers
+            self.at, self.before = 0.0, finished_tasks(self.out)
 
 
 def stage(

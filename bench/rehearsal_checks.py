@@ -24,6 +24,7 @@ from xlme_ds.data.schema import TASKS, file_sha256, read_manifest
 
 ALPHA, WORLD, ROW_TOKENS = 0.7, 512, 512
 RATES = {"xz": 72e6, "vocap": 41e6, "encode": 10e6, "mix": 120e6, "verify": 400e6}  # bytes/s of a core: lab log
+BY_TOKENS = ("length_ratio", "too_long", "no_token")  # the vocabulary decides: nothing of the kind is planted
 SUMS = ("cpu_seconds", "read", "written", "disk_read", "disk_written")
 
 
@@ -67,6 +68,13 @@ def planted(text: Path, written: Sequence[TextFile], encoded: Path) -> dict[str,
             for key in ("repaired", "removed") if task == "mono" else ("repaired", "dropped"):
                 found.update({f"{key} {reason}": number for reason, number in counts[key].items()})
             expected = wanted.pop(_codes(name, task, wanted))
+            own = sum(found.pop(f"dropped {reason}", 0) for reason in BY_TOKENS)
+            looked["dropped for their tokens"] += own
+            doubled, less = f"{'removed' if task == 'mono' else 'dropped'} exact_duplicates", 0
+            if own:  # a planted duplicate may be among them
+                less = expected[doubled] - found[doubled]
+                _refuse(not 0 <= less <= own, f"{encoded / task}: {name} has {found[doubled]} {doubled}")
+                expected[doubled] -= less
             for what in sorted(expected.keys() | found.keys()):
                 words = f"{name} has {found[what]} lines {what}, {expected[what]} were planted"
                 _refuse(expected[what] != found[what], f"{encoded / task}: {words}")
