@@ -258,6 +258,15 @@ def write_text_files(rehearsal: Rehearsal, progress: Progress) -> None:
 
 def run(rehearsal: Rehearsal) -> dict[str, Any]:
     """The whole road; returns what OUT/rehearsal.json holds."""
+    progress = prepare(rehearsal)
+    train(rehearsal, progress)
+    check(progress, "xl", lambda: checks.xl(rehearsal.ids))
+    many(rehearsal, progress)
+    return progress.done
+
+
+def prepare(rehearsal: Rehearsal) -> Progress:
+    """From text to rows, checked."""
     progress, out = Progress.of(rehearsal), rehearsal.out
     go, look = partial(stage, rehearsal, progress), partial(check, progress)
     write_text_files(rehearsal, progress)
@@ -290,11 +299,8 @@ def run(rehearsal: Rehearsal) -> dict[str, Any]:
     look("passes", lambda: checks.passes(out / "mixed" / "mono"))
     look("epoch", lambda: checks.epoch(rehearsal.rows))
     look("first batch", lambda: checks.first_batch(out / "mixed"))
-    train(rehearsal, progress)
-    look("xl", lambda: checks.xl(rehearsal.ids))
-    many(rehearsal, progress)
-    progress.note("checks", "sha256", checks.sums(out))
-    return progress.done
+    look("sha256", lambda: checks.sums(out))
+    return progress
 
 
 def train(rehearsal: Rehearsal, progress: Progress) -> None:

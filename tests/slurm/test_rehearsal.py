@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.rehearsal import GOES_ON, Job, Rehearsal, run
+from bench.rehearsal import GOES_ON, Job, Rehearsal, prepare, run
 from bench.rehearsal_report import report
 from tests.launch import ROOT
 from tests.slurm.cluster import SLURM_CONF, Cluster, wait_until
@@ -44,5 +44,5 @@ def test_killed_stages_end_with_the_same_bytes(
     alone = tmp_path / "alone"
     alone.mkdir()
     (alone / "text").symlink_to(tmp_path / "killed/text")
-    undisturbed = run(replace(settings, out=alone, kills=False, ways=()))
-    assert undisturbed["checks"]["sha256"] == found["checks"]["sha256"]
+    undisturbed = prepare(replace(settings, out=alone, kills=False, ways=()))
+    assert undisturbed.done["checks"]["sha256"] == found["checks"]["sha256"]
