@@ -15,12 +15,14 @@ cd "$SLURM_SUBMIT_DIR"
 out=/dev/null  # verify writes nothing
 for ((n = 1; n <= $#; n++)); do case ${!n} in --out) out=${*:n+1:1} ;; --out=*) out=${!n#--out=} ;; esac; done
 begin "$out"
-# Before the limit these two are requeued, and go on after the blocks that are finished; the others begin anew.
+# Before the limit, and when a rank dies, these are requeued, and go on after the tasks that are finished; the others begin anew.
+requeued=
 case $1 in
-    encode | mix) trap 'requeue "time limit" || true' USR1 ;;
-    *) trap 'echo "$1 does not go on in another try: if the time limit ends it, raise --time" >&2' USR1 ;;
+    encode | mix | vocap) goes_on=1; trap 'if requeue "time limit"; then requeued=1; fi' USR1 ;;
+    *) goes_on=; trap 'echo "$1 does not go on in another try: if the time limit ends it, raise --time" >&2' USR1 ;;
 esac
 srun --mpi="$XLME_MPI_TYPE" --kill-on-bad-exit=1 --wait=0 "${python[@]}" -m data_prep "$@" &
 step=$!
 while status=0; wait $step || status=$?; [ $status = 138 ]; do :; done  # 128 + USR1: the wait was interrupted
+if [ $status != 0 ] && [ "$goes_on" ] && [ -z "$requeued" ]; then end_of_try $status; fi
 exit $status

@@ -1,0 +1,234 @@
+"""What a rehearsal must have made, computed apart from the program: each check raises ValueError at the first
+difference, and returns what it looked at."""
+
+import io
+import json
+import lzma
+import math
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from bench.rehearsal_text import TextFile
+from xlme_ds.config import DataConfig
+from xlme_ds.data.order import plan_step
+from xlme_ds.data.schema import TASKS, file_sha256, read_manifest
+
+ALPHA, WORLD, ROW_TOKENS = 0.7, 512, 512
+RATES = {"xz": 72e6, "vocap": 41e6, "encode": 10e6, "mix": 120e6, "verify": 400e6}  # bytes/s of a core: lab log
+BY_TOKENS = ("length_ratio", "too_long", "no_token")  # the vocabulary decides: nothing of the kind is planted
+SUMS = ("cpu_seconds", "read", "written", "disk_read", "disk_written")
+
+
+def _refuse(different: bool, words: str) -> None:
+    if different:
+        raise ValueError(words)
+
+
+def predicted(gigabytes: float, rows: int, cores: int = 2) -> dict[str, float]:
+    """Seconds of each stage by the rates of the lab log; vocap's curves and vocab's training are not in it."""
+    text, made = gigabytes * 1e9, rows * 4 * ROW_TOKENS
+    seconds = {"vocap": 2 * text / RATES["vocap"], "vocab": 2 * text / RATES["vocap"], "encode": text / RATES["encode"]}
+    seconds |= {"mix": made / RATES["mix"], "verify": 2 * made / RATES["verify"]}
+    return {name: value / cores for name, value in seconds.items()}
+
+
+def measured(notes: Path) -> dict[str, Any]:
+    """All processes of a stage, with those that were killed: sums, and the largest peak and number of open files."""
+    samples = [json.loads(path.read_text()) for path in notes.glob("*.json")]
+    found: dict[str, Any] = {key: sum(sample[key] for sample in samples) for key in SUMS}
+    for key in ("peak_bytes", "open_files"):
+        found[key] = max((sample[key] for sample in samples), default=0)
+    return found | {"processes": len(samples)}
+
+
+def planted(text: Path, written: Sequence[TextFile], encoded: Path) -> dict[str, int]:
+    """Every defect and duplicate that was planted was counted, to the line, by language and by pair; and no other."""
+    wanted: dict[frozenset[str], Counter[str]] = {}
+    for file in written:
+        note = json.loads((text / f"{file.path}.planted.json").read_text())
+        counts = wanted.setdefault(frozenset(file.languages), Counter())
+        pairs = len(file.languages) == 2
+        counts["in"] += note["pairs"] if pairs else note["lines"]
+        counts[f"{'dropped' if pairs else 'removed'} exact_duplicates"] += note["exact_duplicates"]
+        for key, reasons in note["damage"].items():
+            counts.update({f"{key} {reason}": number for reason, number in reasons.items()})
+    looked = Counter[str]()
+    for task in TASKS:
+        for name, counts in read_manifest(encoded / task).counts["by_language"].items():
+            found = Counter({"in": counts["paragraphs_in" if task == "mono" else "pairs_in"]})
+            for key in ("repaired", "removed") if task == "mono" else ("repaired", "dropped"):
+                found.update({f"{key} {reason}": number for reason, number in counts[key].items()})
+            expected = wanted.pop(_codes(name, task, wanted))
+            own = sum(found.pop(f"dropped {reason}", 0) for reason in BY_TOKENS)
+            looked["dropped for their tokens"] += own
+            doubled, less = f"{'removed' if task == 'mono' else 'dropped'} exact_duplicates", 0
+            if own:  # a planted duplicate may be among them
+                less = expected[doubled] - found[doubled]
+                _refuse(not 0 <= less <= own, f"{encoded / task}: {name} has {found[doubled]} {doubled}")
+                expected[doubled] -= less
+            for what in sorted(expected.keys() | found.keys()):
+                words = f"{name} has {found[what]} lines {what}, {expected[what]} were planted"
+                _refuse(expected[what] != found[what], f"{encoded / task}: {words}")
+            looked.update(expected)
+    _refuse(bool(wanted), f"{encoded}: {sorted(map(sorted, wanted))} were written, and not encoded")
+    return dict(looked)
+
+
+def _codes(name: str, task: str, wanted: dict[frozenset[str], Counter[str]]) -> frozenset[str]:
+    """The languages of a name such as en-zh-Hans."""
+    if task == "mono":
+        return frozenset([name])
+    return next((codes for codes in wanted if len(codes) == 2 and name in {"-".join(p) for p in _orders(codes)}),
+                frozenset([name]))  # fmt: skip
+
+
+def _orders(codes: frozenset[str]) -> Iterator[tuple[str, ...]]:
+    first, second = codes
+    yield from ((first, second), (second, first))
+
+
+def mixed_rows(out: Path, task: str, rows: int) -> dict[str, Any]:
+    """Exactly the rows asked; shares of p_j = m_j^0.7 / sum; and what mix read next to the ids that it used."""
+    mixed, folder = read_manifest(out / "mixed" / task), out / "mixed" / task
+    held = sum(_rows(folder / shard.name) for shard in mixed.shards)
+    _refuse(held != rows, f"{folder} holds {held} rows, {rows} were asked for")
+    by_language = mixed.counts["by_language"]
+    weights = {name: entry["available"] ** ALPHA for name, entry in by_language.items()}
+    total, used = math.fsum(weights.values()), sum(entry["used"] for entry in by_language.values())
+    cut = mixed.counts["sampled"] - used  # pairs that were sampled and did not fit into the last row
+    worst = 0.0
+    for name, entry in by_language.items():
+        off = entry["used"] - mixed.counts["sampled"] * weights[name] / total
+        _refuse(not -1 - cut <= off <= 1, f"{folder}: {name} is used {entry['used']} times, {off:+.2f} of its share")
+        worst = max(worst, abs(off))
+    bytes_used = 4 * mixed.counts["tokens"]
+    stage = json.loads((out / "rehearsal.json").read_text())["stages"][f"mix.{task}"]
+    ratio = stage["disk_read"] / bytes_used
+    _refuse(bytes_used > 1e9 and not stage["kills"] and ratio > 2, f"mix {task} read {ratio:.2f} bytes a byte of ids")
+    return {"rows": held, "worst_share": worst, "read_a_byte": ratio, "fill": mixed.counts["fill"],
+            "most_repeats": max(entry["repeat"] for entry in by_language.values())}  # fmt: skip
+
+
+def _rows(path: Path) -> int:
+    with pa.memory_map(str(path)) as source:
+        file = pa.ipc.open_file(source)
+        return sum(file.get_batch(number).num_rows for number in range(file.num_record_batches))
+
+
+def passes(folder: Path) -> dict[str, int]:
+    """A language's rows come all once before any comes again: of the rows as they lie, by a hash of their ids."""
+    manifest = read_manifest(folder)
+    factors = np.random.default_rng(0).integers(1, 1 << 63, ROW_TOKENS, dtype=np.uint64) | np.uint64(1)
+    hashes, languages = [], []
+    for shard in manifest.shards:
+        with pa.memory_map(str(folder / shard.name)) as source:
+            file = pa.ipc.open_file(source)
+            for number in range(file.num_record_batches):
+                batch = file.get_batch(number)
+                ids = batch.column("tokens").flatten().to_numpy().reshape(batch.num_rows, ROW_TOKENS).astype(np.uint64)
+                hashes.append((ids * factors).sum(axis=1, dtype=np.uint64))
+                languages.append(batch.column("languages").flatten().to_numpy().copy())
+    every, of = np.concatenate(hashes), np.concatenate(languages)
+    complete = repeated = 0
+    for index, code in enumerate(manifest.languages):
+        mine, available = every[of == index], manifest.counts["by_language"].get(code, {}).get("available", 0)
+        parts = [mine[first : first + available] for first in range(0, len(mine), max(available, 1))]
+        known = np.unique(parts[0]) if parts else mine
+        for part in parts:
+            distinct = np.unique(part)
+            _refuse(len(distinct) != len(part), f"{folder}: a row of {code} comes twice in one pass")
+            _refuse(
+                len(np.setdiff1d(distinct, known)) > 0,
+                f"{folder}: a later pass of {code} has rows that the first lacks",
+            )
+            complete += len(part) == available
+        repeated += len(parts) > 1
+    return {"rows": len(every), "languages_repeated": repeated, "complete_passes": complete}
+
+
+def epoch(rows: int) -> dict[str, int]:
+    """Every row once, by the orders of 512 ranks at the paper's batch; the last step reads beyond the end."""
+    plan = plan_step(DataConfig(), WORLD)
+    steps = -(-rows // plan.rows[0])
+    for task in range(len(TASKS)):
+        seen = np.zeros(steps * plan.rows[task], np.uint8)
+        for step in range(steps):
+            for rank in range(WORLD):
+                for micro_batch in range(plan.accumulation):
+                    seen[plan.numbers(step, rank, micro_batch, task)] += 1
+        _refuse(
+            not (seen == 1).all(), f"{TASKS[task]} row {int(np.argmax(seen != 1))} is not read exactly once an epoch"
+        )
+    return {"steps": steps, "ranks": WORLD, "rows": 2 * steps * plan.rows[0]}
+
+
+def first_batch(mixed: Path) -> dict[str, float]:
+    """Seconds to the first batch of a run that begins in the middle of the data; its rows are those that lie there."""
+    from xlme_ds.data.loader import Loader
+
+    rows = read_manifest(mixed / "mono").rows
+    step, begin = rows // 2 // 16, time.perf_counter()
+    (batch,) = Loader(mixed, DataConfig(16, 16, 16), 1, 0.15).step(step)
+    seconds, first = time.perf_counter() - begin, step * 16
+    for shard in read_manifest(mixed / "mono").shards:
+        if first < shard.rows:
+            with pa.memory_map(str(mixed / "mono" / shard.name)) as source:
+                column = pa.ipc.open_file(source).read_all().column("tokens").slice(first, 1)
+                row = np.array(column.to_pylist()[0])
+            break
+        first -= shard.rows
+    _refuse(not (batch.tokens_BT[0].numpy() == row).all(), f"{mixed}: step {step} does not begin with row {step * 16}")
+    return {"step": step, "seconds": seconds}
+
+
+def audit(run: Path, mixed: Path) -> str:
+    """What `xlme_ds.audit` says of the training."""
+    command = [sys.executable, "-m", "xlme_ds.audit", "--run", str(run), "--data", str(mixed)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    _refuse(done.returncode != 0, f"{run}: {(done.stdout + done.stderr).strip()[-400:]}")
+    return done.stdout.strip()
+
+
+def xl(ids: int) -> dict[str, float]:
+    """XL's parameters with this vocabulary, by the planner, which builds it on the meta device."""
+    command = [sys.executable, "-m", "xlme_ds.plan", "--recipe", "xl", "--model.vocabulary", str(ids), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    _refuse(done.returncode != 0, f"the plan of XL failed: {done.stderr.strip()[-400:]}")
+    found = json.loads(done.stdout)
+    return {key: value for key, value in found.items() if isinstance(value, int | float)}
+
+
+def cut_slice(text: Path, out: Path, gigabytes: float) -> dict[str, int]:
+    """The begins of the largest documents' files, and the block size by which they make 70,000 shards, fewer for less
+    than a gigabyte."""
+    out.mkdir(parents=True, exist_ok=True)
+    shards = int(70_000 * min(gigabytes, 1.0))
+    size = 0
+    paths = sorted((text / "cc100").glob("*.txt.xz"), key=lambda path: (-path.stat().st_size, path.name))[:8]
+    for path in paths:
+        with lzma.open(path) as stream:
+            lines = io.BytesIO(stream.read(500 * shards // len(paths)))
+            kept = lines.getvalue()[: lines.getvalue().rfind(b"\n") + 1]
+        (out / path.name.removesuffix(".xz")).write_bytes(kept)
+        size += len(kept)
+    return {"shards": shards, "block_bytes": max(size // (2 * shards), 64), "bytes": size}
+
+
+def shards(folder: Path) -> int:
+    """Shards of an encoded folder, by its manifest."""
+    return len(read_manifest(folder).shards)
+
+
+def sums(out: Path) -> dict[str, str]:
+    """SHA-256 of every manifest, which has those of all shards."""
+    found = {path.relative_to(out).as_posix(): file_sha256(path) for path in sorted(out.glob("*/**/manifest.json"))}
+    return {name: value for name, value in found.items() if not name.startswith(("views", "text", f"run{os.sep}"))}

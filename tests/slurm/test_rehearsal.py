@@ -1,0 +1,48 @@
+"""bench/rehearsal.py on the small cluster: with a rank, a step and a node killed, the bytes are those of a run left
+alone."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.rehearsal import GOES_ON, Job, Rehearsal, prepare, run
+from bench.rehearsal_report import report
+from tests.launch import ROOT
+from tests.slurm.cluster import SLURM_CONF, Cluster, wait_until
+
+CORPUS = ROOT.parent / "shared/data/corpus"
+
+
+def test_killed_stages_end_with_the_same_bytes(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not CORPUS.exists():
+        pytest.skip(f"the rehearsal's text is made from {CORPUS}, which is not here")
+    for name, value in {"SLURM_CONF": SLURM_CONF, "DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}.items():
+        monkeypatch.setenv(name, value)
+
+    def lose_node(job: Job) -> None:
+        restarts = int(job.field("Restarts"))
+        cluster.fail("n2")
+        wait_until(lambda: int(job.field("Restarts")) > restarts or job.field("JobState") != "RUNNING", "the requeue")
+        cluster.recover("n2")
+
+    settings = Rehearsal(0.02, CORPUS, tmp_path / "killed", ids=12_000, rows=4000, sentences=2000, keep=True,
+                         rows_per_shard=200, ways=(lose_node,))  # fmt: skip
+    found = run(settings)
+    killed = {name: taken["kills"] for name, taken in found["stages"].items() if name.split(".")[0] in GOES_ON}
+    for stage in GOES_ON:
+        ways = {
+            way for name, some in killed.items() for way in some if name.split(".")[0] == stage and "many" not in name
+        }
+        assert ways & {"kill_rank", "kill_step", "lose_node"}, killed
+    assert found["stages"]["train"]["kills"] and "each once" in found["checks"]["audit"]
+    assert found["checks"]["planted"]["in"] > 100_000 and found["checks"]["many"]["shards"] > 1000
+    table = report(found, settings.gigabytes, settings.rows)
+    assert "mix.para" in table and "64 x 64 cores" in table
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "text").symlink_to(tmp_path / "killed/text")
+    undisturbed = prepare(replace(settings, out=alone, kills=False, ways=()))
+    assert undisturbed.done["checks"]["sha256"] == found["checks"]["sha256"]
