@@ -34,7 +34,7 @@ from xlme_ds.data.schema import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, STOP_AT = 20, 8
-GOES_ON = ("vocap", "encode", "mix")
+GOES_ON = ("vocap", "vocab", "encode", "mix")
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 TRAINING = {
     "model.width": 32, "model.heads": 4, "model.feed-forward": 64, "model.generator-layers": 1,
@@ -276,12 +276,13 @@ def prepare(rehearsal: Rehearsal) -> Progress:
     go("vocap", [*rehearsal.text, "--size", rehearsal.ids, *lines], out / "vocap")
     lines = ["--sentences", 10 * rehearsal.sentences]
     go("vocab", [*rehearsal.text, "--size", min(250_002, rehearsal.ids // 2 + 2), *lines], out / "vocab")
+    go("vocab.large", [*rehearsal.text, "--size", rehearsal.ids, *lines], out / "vocab_large")
+    look("tokens", lambda: checks.tokens(out, files(rehearsal.gigabytes)))
     go("encode", [*rehearsal.text, "--vocab", out / "vocap"], out / "encoded")
     look("planted", lambda: checks.planted(out / "text", files(rehearsal.gigabytes), out / "encoded"))
     if not rehearsal.keep:
-        for file in files(rehearsal.gigabytes):
-            for path in file.paths:
-                (out / "text" / path).unlink(missing_ok=True)
+        for name in {file.corpus for file in files(rehearsal.gigabytes)}:
+            shutil.rmtree(out / "text" / name, ignore_errors=True)
     for task in ("mono", "para"):
         mix = ["--encoded", out / "encoded", "--vocab", out / "vocap", f"--{task}-rows", rehearsal.rows]
         go(f"mix.{task}", [*mix, "--seed", rehearsal.seed, "--rows-per-shard", rehearsal.rows_per_shard], out / "mixed")

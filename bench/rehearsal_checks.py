@@ -10,21 +10,24 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from bench.rehearsal_text import TextFile
+from bench.rehearsal_text import TextFile, note_of, repeated
 from xlme_ds.config import DataConfig
 from xlme_ds.data.order import plan_step
 from xlme_ds.data.schema import TASKS, file_sha256, read_manifest
+from xlme_ds.data.vocabulary import Vocabulary
 
 ALPHA, WORLD, ROW_TOKENS = 0.7, 512, 512
 RATES = {"xz": 72e6, "vocap": 41e6, "encode": 10e6, "mix": 120e6, "verify": 400e6}  # bytes/s of a core: lab log
-BY_TOKENS = ("length_ratio", "too_long", "no_token")  # the vocabulary decides: nothing of the kind is planted
+BY_TOKENS = ("length_ratio", "length", "too_long", "no_token")  # the vocabulary decides: nothing of the kind is planted
+LINES = 2_000  # of a language, whose tokens are counted
 SUMS = ("cpu_seconds", "read", "written", "disk_read", "disk_written")
 
 
@@ -52,48 +55,53 @@ def measured(notes: Path) -> dict[str, Any]:
 
 def planted(text: Path, written: Sequence[TextFile], encoded: Path) -> dict[str, int]:
     """Every defect and duplicate that was planted was counted, to the line, by language and by pair; and no other."""
-    wanted: dict[frozenset[str], Counter[str]] = {}
-    for file in written:
-        note = json.loads((text / f"{file.path}.planted.json").read_text())
-        counts = wanted.setdefault(frozenset(file.languages), Counter())
-        pairs = len(file.languages) == 2
-        counts["in"] += note["pairs"] if pairs else note["lines"]
-        counts[f"{'dropped' if pairs else 'removed'} exact_duplicates"] += note["exact_duplicates"]
-        for key, reasons in note["damage"].items():
-            counts.update({f"{key} {reason}": number for reason, number in reasons.items()})
     looked = Counter[str]()
-    for task in TASKS:
+    for task, read, lost in (("mono", "paragraphs_in", "removed"), ("para", "pairs_in", "dropped")):
         for name, counts in read_manifest(encoded / task).counts["by_language"].items():
-            found = Counter({"in": counts["paragraphs_in" if task == "mono" else "pairs_in"]})
-            for key in ("repaired", "removed") if task == "mono" else ("repaired", "dropped"):
-                found.update({f"{key} {reason}": number for reason, number in counts[key].items()})
-            expected = wanted.pop(_codes(name, task, wanted))
-            own = sum(found.pop(f"dropped {reason}", 0) for reason in BY_TOKENS)
+            notes = [
+                note_of(file, text) for file in written if (file.name, file.corpus == "cc100") == (name, task == "mono")
+            ]
+            found = Counter({"lines": counts[read]}) + Counter(counts[lost]) + Counter(counts["repaired"])
+            wanted = _planted(notes, task)
+            own = sum(found.pop(reason, 0) for reason in BY_TOKENS)
             looked["dropped for their tokens"] += own
-            doubled, less = f"{'removed' if task == 'mono' else 'dropped'} exact_duplicates", 0
-            if own:  # a planted duplicate may be among them
-                less = expected[doubled] - found[doubled]
-                _refuse(not 0 <= less <= own, f"{encoded / task}: {name} has {found[doubled]} {doubled}")
-                expected[doubled] -= less
-            for what in sorted(expected.keys() | found.keys()):
-                words = f"{name} has {found[what]} lines {what}, {expected[what]} were planted"
-                _refuse(expected[what] != found[what], f"{encoded / task}: {words}")
-            looked.update(expected)
-    _refuse(bool(wanted), f"{encoded}: {sorted(map(sorted, wanted))} were written, and not encoded")
+            less = wanted["exact_duplicates"] - found["exact_duplicates"]
+            if 0 < less <= own:  # a planted duplicate may be among them
+                wanted["exact_duplicates"] -= less
+            for what in sorted(wanted.keys() | found.keys()):
+                words = f"{name} has {found[what]} {what}, {wanted[what]} were planted"
+                _refuse(found[what] != wanted[what], f"{encoded / task}: {words}")
+            looked.update(wanted)
+    _refuse(looked["lines"] == 0, f"{encoded} has no text")
     return dict(looked)
 
 
-def _codes(name: str, task: str, wanted: dict[frozenset[str], Counter[str]]) -> frozenset[str]:
-    """The languages of a name such as en-zh-Hans."""
-    if task == "mono":
-        return frozenset([name])
-    return next((codes for codes in wanted if len(codes) == 2 and name in {"-".join(p) for p in _orders(codes)}),
-                frozenset([name]))  # fmt: skip
+def _planted(notes: Sequence[Path], task: str) -> Counter[str]:
+    """What is planted in all files of a language or pair."""
+    wanted = Counter[str]()
+    for note in (json.loads(path.read_text()) for path in notes):
+        wanted.update(note["damaged"] | {"lines": note["lines"], "exact_duplicates": note["exact_duplicates"]})
+    if task == "para":  # duplicates are sought in all files of a pair
+        wanted["exact_duplicates"] = repeated(np.concatenate([np.load(path.with_suffix(".npy")) for path in notes]))
+    return wanted
 
 
-def _orders(codes: frozenset[str]) -> Iterator[tuple[str, ...]]:
-    first, second = codes
-    yield from ((first, second), (second, first))
+def tokens(out: Path, written: Sequence[TextFile]) -> dict[str, Any]:
+    """Tokens per character of the first lines of every language under each vocabulary, and medians of their ratios."""
+    names = ("vocap", "vocab", "vocab_large")
+    vocabularies = [Vocabulary(out / name) for name in names]
+    found = {}
+    for file in written:
+        if file.corpus == "cc100":
+            with lzma.open(out / "text" / file.path, "rt", encoding="utf-8", errors="replace") as lines:
+                some = [line.strip() for line in islice(lines, LINES) if line.strip()]
+            characters = sum(map(len, some))
+            found[file.name] = [sum(len(v.encode(line)) for line in some) / characters for v in vocabularies]
+    table = np.array(list(found.values()))
+    by_size = np.array_split(np.arange(len(table)), 3)  # largest first, as the files are
+    thirds = {f"vocap/{name}": [float(np.median(table[part, 0] / table[part, column])) for part in by_size]
+              for column, name in enumerate(names) if column}  # fmt: skip
+    return {"by_language": found, "median_of_thirds": thirds}
 
 
 def mixed_rows(out: Path, task: str, rows: int) -> dict[str, Any]:

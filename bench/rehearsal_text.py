@@ -18,7 +18,6 @@ import lzma
 import re
 import zipfile
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from itertools import chain
@@ -28,6 +27,8 @@ import numpy as np
 
 from bench.rehearsal_lines import SHORTEST, mono_block, pair_block
 from data_prep.languages import letters, scripts_of
+from data_prep.parallel import on_root, run_tasks
+from data_prep.progress import say
 from data_prep.sampling import key_of
 from xlme_ds.data.schema import replacing, write_json
 
@@ -83,6 +84,11 @@ class Planted:
     text_bytes: int
     exact_duplicates: int
     damaged: dict[str, int]
+
+
+def note_of(file: TextFile, out: Path) -> Path:
+    """Where it is noted what is planted in a file."""
+    return out / "planted" / f"{file.path}.json"
 
 
 def files(gigabytes: float) -> list[TextFile]:
@@ -198,7 +204,7 @@ def _words(lines: list[str], documents: np.ndarray, language: str) -> Words:
 
 def write_text(file: TextFile, source: Path, out: Path, seed: int) -> Planted:
     """Write one file, and next to it what is planted in it; a pure function of the file, the source and the seed."""
-    path, note = out / file.path, out / "planted" / f"{file.path}.json"
+    path, note = out / file.path, note_of(file, out)
     if note.exists():
         return Planted(**json.loads(note.read_text()))
     for folder in (path.parent, note.parent):
@@ -309,13 +315,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", help="corpora to write; the others keep their share")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=1, help="on this machine; under MPI the ranks work instead")
     options = parser.parse_args()
     wanted = [file for file in files(options.gigabytes) if not options.only or file.corpus in options.only]
     write = partial(write_text, source=options.source, out=options.out, seed=options.seed)
-    with ProcessPoolExecutor(options.processes) as pool:
-        total = sum(planted.text_bytes for planted in pool.map(write, wanted))
-    print(f"{options.out}: {len(wanted)} files, {total / 1e9:.2f} GB of text")
+    sizes = [file.text_bytes for file in wanted]
+    planted = run_tasks(write, wanted, sizes, options.processes, "text")
+    total = sum(each.text_bytes for each in planted)
+    on_root(lambda: say(f"{options.out}: {len(wanted)} files, {total / 1e9:.2f} GB of text"))
 
 
 if __name__ == "__main__":
