@@ -336,6 +336,9 @@ def many(rehearsal: Rehearsal, progress: Progress) -> None:
     go("mix.many", ["--encoded", folder / "encoded", "--vocab", out / "vocap", "--mono-rows", 2000], folder / "mixed")
     go("verify.many", ["--data", folder / "encoded"])
     shards = checks.shards(folder / "encoded" / "mono")
+    wanted = progress.done["checks"]["slice"]["shards"]
+    if shards < 0.9 * wanted:
+        raise ValueError(f"{folder / 'encoded'} has {shards} shards, not about {wanted}")
     for name in ("encode.many", "mix.many", "verify.many"):
         opened = progress.done["stages"][name]["open_files"]
         if opened > 500:
