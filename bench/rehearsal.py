@@ -271,7 +271,7 @@ def prepare(rehearsal: Rehearsal) -> Progress:
     go, look = partial(stage, rehearsal, progress), partial(check, progress)
     write_text_files(rehearsal, progress)
     small = rehearsal.ids < 100_000
-    curves = ["--shrink", 0.5, "--largest", max(rehearsal.ids // 8, 16), "--step", max(rehearsal.ids // 500, 1)]
+    curves = ["--shrink", 0.5, "--largest", max(rehearsal.ids // 4, 16), "--step", max(rehearsal.ids // 500, 1)]
     lines = ["--sentences", rehearsal.sentences, *(curves if small else [])]
     go("vocap", [*rehearsal.text, "--size", rehearsal.ids, *lines], out / "vocap")
     lines = ["--sentences", 10 * rehearsal.sentences]
@@ -337,6 +337,9 @@ def many(rehearsal: Rehearsal, progress: Progress) -> None:
     go("mix.many", ["--encoded", folder / "encoded", "--vocab", out / "vocap", "--mono-rows", 2000], folder / "mixed")
     go("verify.many", ["--data", folder / "encoded"])
     shards = checks.shards(folder / "encoded" / "mono")
+    wanted = progress.done["checks"]["slice"]["shards"]
+    if shards < 0.9 * wanted:
+        raise ValueError(f"{folder / 'encoded'} has {shards} shards, not about {wanted}")
     for name in ("encode.many", "mix.many", "verify.many"):
         opened = progress.done["stages"][name]["open_files"]
         if opened > 500:

@@ -1,7 +1,6 @@
 """What a rehearsal must have made, computed apart from the program: each check raises ValueError at the first
 difference, and returns what it looked at."""
 
-import io
 import json
 import lzma
 import math
@@ -216,19 +215,17 @@ def xl(ids: int) -> dict[str, float]:
 
 
 def cut_slice(text: Path, out: Path, gigabytes: float) -> dict[str, int]:
-    """The begins of the largest documents' files, and the block size by which they make 70,000 shards, fewer for less
+    """Lines of the largest files of documents, each a document and a shard by this block size: 70,000, fewer for less
     than a gigabyte."""
     out.mkdir(parents=True, exist_ok=True)
     shards = int(70_000 * min(gigabytes, 1.0))
-    size = 0
     paths = sorted((text / "cc100").glob("*.txt.xz"), key=lambda path: (-path.stat().st_size, path.name))[:8]
+    size = 0
     for path in paths:
         with lzma.open(path) as stream:
-            lines = io.BytesIO(stream.read(500 * shards // len(paths)))
-            kept = lines.getvalue()[: lines.getvalue().rfind(b"\n") + 1]
-        (out / path.name.removesuffix(".xz")).write_bytes(kept)
-        size += len(kept)
-    return {"shards": shards, "block_bytes": max(size // (2 * shards), 64), "bytes": size}
+            lines = islice((line for line in stream if len(line) > 64), -(-shards // len(paths)))
+            size += (out / path.name.removesuffix(".xz")).write_bytes(b"\n".join(lines))
+    return {"shards": shards, "block_bytes": 32, "bytes": size}
 
 
 def shards(folder: Path) -> int:

@@ -1,6 +1,9 @@
 """bench/rehearsal.py on the small cluster: with a rank, a step and a node killed, the bytes are those of a run left
 alone."""
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import pytest
 
 from bench.rehearsal import GOES_ON, Job, Rehearsal, prepare, run
 from bench.rehearsal_report import report
-from tests.launch import ROOT
+from tests.launch import ROOT, environment
 from tests.slurm.cluster import SLURM_CONF, Cluster, wait_until
 
 CORPUS = ROOT.parent / "shared/data/corpus"
@@ -46,3 +49,16 @@ def test_killed_stages_end_with_the_same_bytes(
     (alone / "text").symlink_to(tmp_path / "killed/text")
     undisturbed = prepare(replace(settings, out=alone, kills=False, ways=()))
     assert undisturbed.done["checks"]["sha256"] == found["checks"]["sha256"]
+
+
+def test_measuring_changes_neither_exit_code_nor_output(tmp_path: Path) -> None:
+    command = ["-m", "data_prep", "verify", "--data", str(tmp_path / "none")]
+    plain, noted = (
+        subprocess.run([sys.executable, *more, *command], cwd=ROOT, env=environment(), capture_output=True, text=True)
+        for more in ([], ["-m", "bench.measured", str(tmp_path / "notes")])
+    )
+    assert (plain.returncode, plain.stdout, plain.stderr) == (noted.returncode, noted.stdout, noted.stderr)
+    assert plain.returncode == 2
+    (note,) = (json.loads(path.read_text()) for path in (tmp_path / "notes").glob("*.json"))
+    assert note["stage"] == "verify" and note["open_files"] > 2 and 0 < note["cpu_seconds"] < 600
+    assert note["peak_bytes"] > 1 << 20 and note["read"] > 0
