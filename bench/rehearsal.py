@@ -173,42 +173,37 @@ def finished_tasks(out: Path) -> int:
 
 @dataclass
 class Killer:
-    """Kills a stage at a random moment after the first task that it finishes, once for every way."""
+    """Kills a stage once, at a random moment after the first task that it finishes."""
 
     rehearsal: Rehearsal
     job: Job
     out: Path
-    predicted: float
-    rng: random.Random
+    way: Callable[["Job"], None]
+    at: float  # seconds after that task, then the time of the kill
     killed: list[str] = field(default_factory=list)
-    at: float = 0.0
     before: int = field(init=False)
+    due: bool = False
 
     def __post_init__(self) -> None:
         self.before = finished_tasks(self.out)
 
     def __call__(self) -> None:
-        """Look whether the moment has come; at the end, whether Slurm has requeued the job."""
-        ways = [self.job.kill_rank, self.job.kill_step, *(partial(way, self.job) for way in self.rehearsal.ways)]
-        if not self.rehearsal.kills or len(self.killed) == len(ways):
+        """Look whether the moment has come, and after the kill whether Slurm has requeued the job."""
+        if self.killed or not self.rehearsal.kills:
             return
-        markers = finished_tasks(self.out)
-        if not self.at:
-            if markers > self.before and self.job.field("JobState") == "RUNNING":
-                self.at = time.time() + self.rng.random() * min(self.predicted / len(ways) / 2, 600)
+        if not self.due:
+            if finished_tasks(self.out) > self.before and self.job.field("JobState") == "RUNNING":
+                self.due, self.at = True, time.time() + self.at
         elif time.time() > self.at:
-            way = ways[len(self.killed)]
             restarts = int(self.job.field("Restarts") or 0)
-            way()
+            self.way(self.job)
             deadline = time.time() + 120  # a rank that had ended before the signal leads to no restart
             while time.time() < deadline and self.job.field("JobState") not in OVER:
                 if int(self.job.field("Restarts") or 0) > restarts:
-                    self.killed.append(getattr(way, "__name__", "node"))
-                    break
+                    self.killed.append(self.way.__name__)
+                    return
                 time.sleep(0.2)
-            else:
-                self.killed.append("none: too late")
-            self.at, self.before = 0.0, finished_tasks(self.out)
+            self.killed.append("none: too late")
 
 
 def stage(
@@ -220,10 +215,12 @@ def stage(
     kind, begin = name.split(".")[0], time.time()
     print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
     job = submit(rehearsal, name, ["slurm/stage.sh", kind, *map(str, words), *(["--out", str(out)] if out else [])])
-    predicted = checks.predicted(rehearsal.gigabytes, rehearsal.rows).get(kind, 60.0)
     killer = None
     if kind in GOES_ON and out is not None and not name.endswith("many"):
-        killer = Killer(rehearsal, job, out, predicted, random.Random(f"{rehearsal.seed} {name}"))
+        ways = (Job.kill_rank, Job.kill_step, *rehearsal.ways)
+        predicted = checks.predicted(rehearsal.gigabytes, rehearsal.rows)[kind]
+        moment = random.Random(f"{rehearsal.seed} {name}").random() * min(predicted / 2, 600)
+        killer = Killer(rehearsal, job, out, ways[len(progress.done["stages"]) % len(ways)], moment)
     wait(job, killer or (lambda: None))
     written = sum(path.is_file() for path in out.rglob("*")) if out else 0
     found = checks.measured(job.notes)

@@ -35,13 +35,10 @@ def test_killed_stages_end_with_the_same_bytes(
                          rows_per_shard=200, ways=(lose_node,))  # fmt: skip
     found = run(settings)
     killed = {name: taken["kills"] for name, taken in found["stages"].items() if name.split(".")[0] in GOES_ON}
-    for stage in GOES_ON:
-        ways = {
-            way for name, some in killed.items() for way in some if name.split(".")[0] == stage and "many" not in name
-        }
-        assert ways & {"kill_rank", "kill_step", "lose_node"}, killed
+    ways = {way for name, some in killed.items() for way in some if not name.endswith(".many")}
+    assert ways >= {"kill_rank", "kill_step", "lose_node"}, killed
     assert found["stages"]["train"]["kills"] and "each once" in found["checks"]["audit"]
-    assert found["checks"]["planted"]["in"] > 100_000 and found["checks"]["many"]["shards"] > 1000
+    assert found["checks"]["planted"]["lines"] > 100_000 and found["checks"]["many"]["shards"] > 1000
     table = report(found, settings.gigabytes, settings.rows)
     assert "mix.para" in table and "64 x 64 cores" in table
     alone = tmp_path / "alone"
