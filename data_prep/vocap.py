@@ -14,7 +14,6 @@ those weights.
 """
 
 import math
-import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,7 +30,7 @@ from data_prep.progress import refuse
 from data_prep.sampling import temperature_shares
 from data_prep.stats import svg_figure
 from data_prep.store import Stage, write_file
-from data_prep.vocab import finish_vocabulary, read_lines, sample_lines, sampled_inputs, say_size
+from data_prep.vocab import SAMPLE, discard_work, finish_vocabulary, read_lines, sample_lines, sampled_inputs, say_size
 from data_prep.vocap_curve import SPECIALS, Pieces, curve, fitting_words, parse, serialize
 from xlme_ds.data.schema import write_json
 
@@ -105,22 +104,21 @@ def run(config: VocapConfig) -> None:
 
     with stage.open():
         if not stage.finished(config.processes):
-            lines, sizes, chosen = sample_lines(stage, inputs, quotas, config.seed, config.processes)
-            tasks = [(code, tuple(files[code] for files in chosen if code in files)) for code in lines]
+            lines, sizes, chosen = sample_lines(stage, inputs, quotas, config.sentences, config.seed, config.processes)
             write = partial(_write_curve, stage, config)
-            results = run_tasks(write, tasks, list(sizes.values()), config.processes, "curves")
+            results = run_tasks(write, list(chosen.items()), list(sizes.values()), config.processes, "curves")
             on_root(lambda: _merge(stage, config, lines, dict(zip(lines, results, strict=True))))
-        on_root(lambda: shutil.rmtree(stage.folder / _CURVES, ignore_errors=True))
+        on_root(lambda: discard_work(stage, SAMPLE, _CURVES))
     on_root(lambda: say_size(config.out))
 
 
-def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, tuple[Path, ...]]) -> dict[str, Any]:
+def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> dict[str, Any]:
     """Write the vocabularies of one language; the result is its curve, smallest first."""
-    code, paths = task
+    code, path = task
     marker = f"curve-{code}"
     result = stage.task_result(marker)
     if result is None:
-        text = fitting_words(partial(read_lines, paths))
+        text = fitting_words(partial(read_lines, [path]))
         points, files = [], []
         if text.words:
             for point in curve(text, config.largest, config.step, config.shrink, config.character_coverage):

@@ -124,7 +124,7 @@ def described(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[t
     return (str(folder / "web.toml"), str(folder / "mined.toml")), folder
 
 
-def test_described_corpora_are_sampled_behind_their_filters(
+def test_described_corpora_are_sampled_after_their_filters(
     described: tuple[tuple[str, str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The vocabulary is that of the text that the filters leave; those that count tokens or compare lines wait."""
@@ -145,7 +145,7 @@ def test_described_corpora_are_sampled_behind_their_filters(
 
 def test_a_named_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "de.txt")
-    with pytest.raises(ValueError, match=r"de\.txt is a named pipe, but lines are sampled in two passes"):
+    with pytest.raises(ValueError, match=r"de\.txt is a named pipe, but a vocabulary"):
         run(VocabConfig(tmp_path / "out", mono=tmp_path))
 
 
