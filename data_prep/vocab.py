@@ -35,6 +35,7 @@ from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 SAMPLE = "sample"  # folder of the chosen lines, <language>.txt, and of the candidates, <language>/<input>.txt
 _CHOICE = "the lines with the least hashes"  # a setting: the sample of an earlier version is another
 _SPARE = 8  # candidates that an input may keep, as a multiple of the lines it gives by its share of the bytes
+_LEAST_KEPT = 1000  # and these more
 _ALL = (1 << 64) - 1  # the largest hash
 _LINE_CHARACTERS = 1000  # SentencePiece skips lines over 4,192 bytes; longer ones are cut instead
 _BLOCK = 1 << 18  # bytes of text that are filtered and chosen from at once
@@ -218,6 +219,7 @@ def sample_lines(
         choose = partial(_choose_lines, stage, found, wanted)
         missing = run_tasks(choose, list(lines), list(lines.values()), processes, "choose lines")
         if not any(missing):
+            on_root(partial(_remove_candidates, stage))
             return lines, wanted, {code: _chosen(stage, code) for code in lines}
         again = set(chain.from_iterable(missing))  # rarely: too few candidates were kept, or a file is damaged
         bounds = [{code: max(kept, wanted.get(code, 0)) for code, kept in bound.items()} for bound in bounds]
@@ -234,9 +236,15 @@ def _first_bounds(
         total.update(dict.fromkeys(source.languages, size))
     guess = quotas(dict(total))
     return [
-        {code: min(1000 + _SPARE * guess[code] * size // total[code], most) for code in source.languages}
+        {code: min(_LEAST_KEPT + _SPARE * guess[code] * size // total[code], most) for code in source.languages}
         for source, size in zip(inputs, sizes, strict=True)
     ]
+
+
+def _remove_candidates(stage: Stage) -> None:
+    for path in (stage.folder / SAMPLE).iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
 
 
 def read_lines(paths: Sequence[Path]) -> Iterator[str]:
@@ -322,7 +330,6 @@ def _choose_lines(stage: Stage, found: Sequence[dict[str, Any]], wanted: dict[st
         for line in compress(read_lines([path for path, _ in paths]), chosen):
             file.write(f"{line}\n".encode())
     stage.finish_task(f"chosen-{code}", {"files": [asdict(file.shard(_chosen(stage, code), stage.folder))]})
-    shutil.rmtree(stage.folder / SAMPLE / code)
     return []
 
 

@@ -277,6 +277,8 @@ def test_a_relaunch_keeps_finished_languages(corpus: Path, tmp_path: Path, monke
     run(config(corpus, tmp_path / "again"))
     assert len(begun) == 3 + 4
     assert made(tmp_path / "again") == made(tmp_path / "whole")
+    run(config(corpus, tmp_path / "again"))
+    assert len(begun) == 3 + 4  # and a finished folder is kept
     with pytest.raises(ValueError, match=r"beta was 0\.7, now 0\.5"):
         run(config(corpus, tmp_path / "again", beta=0.5))
 
