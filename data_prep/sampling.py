@@ -98,6 +98,23 @@ def apportion(total: int, shares: Sequence[Fraction]) -> list[int]:
     return quotas
 
 
+class Least:
+    """The least hashes shown so far: `bound` of them or more, at most twice as many and those shown last."""
+
+    def __init__(self, bound: int):
+        self.bound, self.limit, self.held, self.number = bound, np.uint64((1 << 64) - 1), [np.empty(0, np.uint64)], 0
+
+    def among(self, hashes: np.ndarray) -> np.ndarray:
+        """Whether each of more hashes can be among the least `bound`."""
+        among = hashes <= self.limit
+        self.held.append(hashes[among])
+        self.number += len(self.held[-1])
+        if self.number >= 2 * self.bound:
+            least = np.partition(np.concatenate(self.held), self.bound - 1)[: self.bound]
+            self.limit, self.held, self.number = least.max(), [least], self.bound
+        return among
+
+
 @dataclass(frozen=True)
 class Order:
     """The sampled examples in training order: every example of a language comes once before any comes again.

@@ -1,9 +1,10 @@
 """Stage `vocab`: a SentencePiece unigram vocabulary from lines sampled by temperature over languages.
 
-The sample is exact, without replacement, and takes constant memory: lines are counted once, then read again and chosen
-by a keyed permutation of their numbers, so it is the same whatever the number of processes. A line is a paragraph, or a
-side of a pair, that the filters of its corpus leave. Filters that count tokens need a vocabulary and are left out here;
-equal lines stay.
+The sample is uniform, without replacement: every line has a hash of the seed, its language, its input and its number
+there, and the lines with the least hashes are chosen, so it is the same whatever the number of processes. Inputs are
+read once: the lines that may be among the chosen are kept aside meanwhile. A line is a paragraph, or a side of a pair,
+that the filters of its corpus leave. Filters that count tokens need a vocabulary and are left out here; equal lines
+stay.
 """
 
 import shutil
@@ -24,13 +25,16 @@ from data_prep.model_file import SPECIALS, serialize
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import refuse, say, warn
 from data_prep.readers import DOCUMENT_READERS, PAIR_READERS, READERS, Input
-from data_prep.sampling import apportion, key_of, permute, temperature_shares
-from data_prep.store import Stage, new_file, write_file
+from data_prep.sampling import Least, apportion, hashed, key_of, temperature_shares
+from data_prep.store import Stage, is_whole, new_file, write_file
 from data_prep.word_counts import count_words
-from xlme_ds.data.schema import Manifest, write_manifest
+from xlme_ds.data.schema import Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
-_SAMPLE = "sample"  # folder of the chosen lines, sample/<language>/<input>.txt in the stage's folder
+SAMPLE = "sample"  # folder of the chosen lines, <language>.txt, and of the candidates, <language>/<input>.txt
+_SPARE = 8  # candidates that an input may keep, as a multiple of the lines it gives by its share of the bytes
+_LEAST_KEPT = 1000  # and these more
+_ALL = (1 << 64) - 1  # the largest hash
 _LINE_CHARACTERS = 1000  # of a line count; the rest would change little
 _BLOCK = 1 << 18  # bytes of text that are filtered and chosen from at once
 _SETTINGS = ("size", "alpha", "sentences", "seed", "character_coverage")  # those that shape the bytes
@@ -117,7 +121,7 @@ def _train(config: VocabConfig) -> None:
 
     with stage.open():
         if not stage.finished(config.processes):
-            lines, chosen, files = sample_lines(stage, inputs, quotas, config.seed, config.processes)
+            lines, chosen, files = sample_lines(stage, inputs, quotas, config.sentences, config.seed, config.processes)
             by_language = {
                 code: {
                     "lines": number,
@@ -127,8 +131,9 @@ def _train(config: VocabConfig) -> None:
                 }
                 for code, number in lines.items()
             }
-            sentences = read_lines(list(chain.from_iterable(paths.values() for paths in files)))
+            sentences = read_lines(list(files.values()))
             on_root(lambda: finish_vocabulary(stage, _train_model(sentences, config), by_language))
+        on_root(lambda: discard_work(stage, SAMPLE))
 
 
 def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
@@ -163,7 +168,7 @@ def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]
     sources = find_sources(text).values()
     inputs = tuple(chain.from_iterable(found.inputs for found in sources))
     refuse(
-        (not path.pipe, f"{path} is a named pipe, but lines are sampled in two passes: store it as a file")
+        (not path.pipe, f"{path} is a named pipe, but a vocabulary's lines are sampled from files: store it as one")
         for path in chain.from_iterable(source.paths for source in inputs)
     )
     settings = {key: value for found in sources for key, value in found.settings.items()}
@@ -178,21 +183,52 @@ def sample_lines(
     stage: Stage,
     inputs: Sequence[Input],
     quotas: Callable[[dict[str, int]], dict[str, int]],
+    most: int,
     seed: int,
     processes: int,
-) -> tuple[dict[str, int], dict[str, int], list[dict[str, Path]]]:
-    """Choose lines by `quotas`, which gives the lines wanted of each language from the lines that it has.
+) -> tuple[dict[str, int], dict[str, int], dict[str, Path]]:
+    """Choose lines by `quotas`, which gives the lines wanted of each language, `most` or less, from those it has.
 
-    Returns both by language, and the files of the chosen lines by language, an entry an input. Raises ValueError when
-    the inputs have no text.
+    Returns both by language, and the file of the chosen lines, in input order. Raises ValueError when the inputs have
+    no text.
     """
     numbers, sizes = range(len(inputs)), [source.size for source in inputs]
-    counted = run_tasks(partial(_count_lines, stage, inputs), numbers, sizes, processes, "count lines")
-    lines = dict(sorted(sum(counted, Counter[str]()).items()))
-    refuse([(bool(lines), f"there is no text in {inputs[0].paths[0].folder}: a vocabulary needs some lines")])
-    wanted = quotas(lines)
-    choose = partial(_choose_lines, stage, inputs, counted, lines, wanted, seed)
-    return lines, wanted, run_tasks(choose, numbers, sizes, processes, "sample lines")
+    bounds = _first_bounds(inputs, quotas, most)
+    while True:
+        read = partial(_read_lines, stage, inputs, bounds, seed)
+        found = run_tasks(read, numbers, sizes, processes, "read lines")
+        lines = dict(sorted((+sum((Counter(result["lines"]) for result in found), Counter[str]())).items()))
+        refuse([(bool(lines), f"there is no text in {inputs[0].paths[0].folder}: a vocabulary needs some lines")])
+        wanted = quotas(lines)
+        choose = partial(_choose_lines, stage, found, wanted)
+        missing = run_tasks(choose, list(lines), list(lines.values()), processes, "choose lines")
+        if not any(missing):
+            on_root(partial(_remove_candidates, stage))
+            return lines, wanted, {code: _chosen(stage, code) for code in lines}
+        again = set(chain.from_iterable(missing))  # rarely: too few candidates were kept, or a file is damaged
+        bounds = [{code: max(kept, wanted.get(code, 0)) for code, kept in bound.items()} for bound in bounds]
+        on_root(partial(stage.forget_tasks, map(_read_task, again)))
+
+
+def _first_bounds(
+    inputs: Sequence[Input], quotas: Callable[[dict[str, int]], dict[str, int]], most: int
+) -> list[dict[str, int]]:
+    """How many lines an input may give of each language, guessed from its bytes."""
+    sizes = [source.size // len(source.languages) + 1 for source in inputs]
+    total: Counter[str] = Counter()
+    for source, size in zip(inputs, sizes, strict=True):
+        total.update(dict.fromkeys(source.languages, size))
+    guess = quotas(dict(total))
+    return [
+        {code: min(_LEAST_KEPT + _SPARE * guess[code] * size // total[code], most) for code in source.languages}
+        for source, size in zip(inputs, sizes, strict=True)
+    ]
+
+
+def _remove_candidates(stage: Stage) -> None:
+    for path in (stage.folder / SAMPLE).iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
 
 
 def read_lines(paths: Sequence[Path]) -> Iterator[str]:
@@ -221,49 +257,64 @@ def _sides(source: Input, read: Counts) -> Iterator[tuple[list[str], ...]]:
             yield tuple(list(compress(side, kept)) for side in sides.texts)
 
 
-def _count_lines(stage: Stage, inputs: Sequence[Input], number: int) -> Counter[str]:
-    name = f"count-{number:05d}"
-    result = stage.task_result(name)
-    if result is None:
-        counts: Counter[str] = Counter()
-        source, read = inputs[number], Counts("lines")
-        for sides in _sides(source, read):
-            counts.update(dict(zip(source.languages, map(len, sides), strict=True)))
-        for words in doubts(read.paragraphs_in + 2 * read.units_in * (len(source.languages) == 2), read.repaired):
-            warn(f"{' and '.join(map(str, source.paths))}: {words}")
-        result = dict(+counts)
-        stage.finish_task(name, result)
-    return Counter(result)
+def _read_task(number: int) -> str:
+    return f"lines-{number:05d}"
 
 
-def _choose_lines(
-    stage: Stage,
-    inputs: Sequence[Input],
-    counted: Sequence[Counter[str]],
-    lines: dict[str, int],
-    quotas: dict[str, int],
-    seed: int,
-    number: int,
-) -> dict[str, Path]:
-    """Write the chosen lines of one input; a language's lines are numbered through all inputs."""
-    paths = {code: stage.folder / _SAMPLE / code / f"{number:05d}.txt" for code in inputs[number].languages}
-    name = f"{_SAMPLE}-{number:05d}"
-    if stage.task_result(name) is not None:
-        return paths
-    done = sum(counted[:number], Counter[str]())
+def _chosen(stage: Stage, language: str) -> Path:
+    return stage.folder / SAMPLE / f"{language}.txt"
+
+
+def _read_lines(
+    stage: Stage, inputs: Sequence[Input], bounds: Sequence[dict[str, int]], seed: int, number: int
+) -> dict[str, Any]:
+    """Count the lines of one input, and write those that may be chosen, and their hashes; all up to `limits`."""
+    result = stage.task_result(_read_task(number))
+    if result is not None:
+        return result
+    source, counts, read = inputs[number], Counter[str](), Counts("lines")
+    keys = {code: key_of(seed, "lines", code, str(number)) for code in source.languages}
+    least = {code: Least(bounds[number][code]) for code in source.languages}
+    paths = [stage.folder / SAMPLE / code / f"{number:05d}.{kind}" for code in keys for kind in ("txt", "hashes")]
     with ExitStack() as stack:
-        files = [stack.enter_context(new_file(path)) for path in paths.values()]
-        for sides in _sides(inputs[number], Counts("lines")):
-            for language, side, file in zip(paths, sides, files, strict=True):
-                if side:
-                    index = done[language] + np.arange(len(side))
-                    chosen = permute(index, lines[language], key_of(seed, "vocab", language)) < quotas[language]
-                    text = "".join(line[:_LINE_CHARACTERS] + "\n" for line in compress(side, chosen))
-                    file.write(text.encode())
-                    done[language] += len(side)
-    written = (file.shard(path, stage.folder) for file, path in zip(files, paths.values(), strict=True))
-    stage.finish_task(name, {"files": list(map(asdict, written))})
-    return paths
+        files = [stack.enter_context(new_file(path)) for path in paths]
+        for sides in _sides(source, read):
+            for code, side, text, numbers in zip(keys, sides, files[::2], files[1::2], strict=True):
+                hashes = hashed(keys[code], counts[code] + np.arange(len(side)))
+                among = least[code].among(hashes)
+                text.write("".join(line[:_LINE_CHARACTERS] + "\n" for line in compress(side, among)).encode())
+                numbers.write(hashes[among].tobytes())
+                counts[code] += len(side)
+    for words in doubts(read.paragraphs_in + 2 * read.units_in * (len(source.languages) == 2), read.repaired):
+        warn(f"{' and '.join(map(str, source.paths))}: {words}")
+    written = [asdict(file.shard(path, stage.folder)) for file, path in zip(files, paths, strict=True)]
+    candidates = {code: written[2 * i : 2 * i + 2] for i, code in enumerate(keys)}
+    limits = {code: int(kept.limit) for code, kept in least.items()}
+    result = {"lines": dict(+counts), "limits": limits, "candidates": candidates}
+    stage.finish_task(_read_task(number), result)
+    return result
+
+
+def _choose_lines(stage: Stage, found: Sequence[dict[str, Any]], wanted: dict[str, int], code: str) -> list[int]:
+    """Write the chosen lines of a language; if they are not all among the candidates, the inputs to be read again."""
+    if stage.task_result(f"chosen-{code}") is not None:
+        return []
+    of = {number: result for number, result in enumerate(found) if code in result["candidates"]}
+    files = {number: [Shard(**file) for file in result["candidates"][code]] for number, result in of.items()}
+    if damaged := [number for number, both in files.items() if not all(is_whole(stage.folder, f) for f in both)]:
+        return damaged
+    paths = [[stage.folder / file.name for file in both] for both in files.values()]
+    hashes = np.concatenate([np.fromfile(path, np.uint64) for _, path in paths])
+    complete = np.flatnonzero(hashes <= np.uint64(min(result["limits"][code] for result in of.values())))
+    if len(complete) < wanted[code]:
+        return [number for number, result in of.items() if result["limits"][code] < _ALL]
+    chosen = np.zeros(len(hashes), bool)
+    chosen[complete[np.argsort(hashes[complete], kind="stable")[: wanted[code]]]] = True
+    with new_file(_chosen(stage, code)) as file:
+        for line in compress(read_lines([path for path, _ in paths]), chosen):
+            file.write(f"{line}\n".encode())
+    stage.finish_task(f"chosen-{code}", {"files": [asdict(file.shard(_chosen(stage, code), stage.folder))]})
+    return []
 
 
 def finish_vocabulary(stage: Stage, model: bytes, by_language: Mapping[str, Any]) -> None:
@@ -272,7 +323,6 @@ def finish_vocabulary(stage: Stage, model: bytes, by_language: Mapping[str, Any]
     written = write_file(path, model, stage.folder)
     vocabulary = Vocabulary(path)
     shard = replace(written, rows=vocabulary.processor.get_piece_size())
-    shutil.rmtree(stage.folder / _SAMPLE, ignore_errors=True)  # before the marker, so that a killed run leaves none
     write_manifest(
         stage.folder,
         Manifest(
@@ -285,3 +335,10 @@ def finish_vocabulary(stage: Stage, model: bytes, by_language: Mapping[str, Any]
             {"by_language": by_language},
         ),
     )
+
+
+def discard_work(stage: Stage, *folders: str) -> None:
+    """Remove what a finished stage needs no more: its markers first, for they vouch for the files."""
+    stage.forget_tasks(path.stem for path in (stage.folder / "tasks").glob("*.json"))
+    for folder in folders:
+        shutil.rmtree(stage.folder / folder, ignore_errors=True)

@@ -14,7 +14,6 @@ those weights.
 """
 
 import math
-import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +31,7 @@ from data_prep.progress import refuse
 from data_prep.sampling import temperature_shares
 from data_prep.stats import svg_figure
 from data_prep.store import Stage, write_file
-from data_prep.vocab import finish_vocabulary, read_lines, sample_lines, sampled_inputs, say_size
+from data_prep.vocab import SAMPLE, discard_work, finish_vocabulary, read_lines, sample_lines, sampled_inputs, say_size
 from data_prep.word_counts import WordCounts, thinned_words
 from xlme_ds.data.schema import write_json
 
@@ -113,28 +112,27 @@ def run(config: VocapConfig) -> None:
 
     with stage.open():
         if not stage.finished(config.processes):
-            lines, sizes, chosen = sample_lines(stage, inputs, quotas, config.seed, config.processes)
-            tasks = [(code, tuple(files[code] for files in chosen if code in files)) for code in lines]
+            lines, sizes, chosen = sample_lines(stage, inputs, quotas, config.sentences, config.seed, config.processes)
             write = partial(_write_curve, stage, config)
-            results = run_tasks(write, tasks, list(sizes.values()), config.processes, "curves")
+            results = run_tasks(write, list(chosen.items()), list(sizes.values()), config.processes, "curves")
             on_root(lambda: _merge(stage, config, lines, dict(zip(lines, results, strict=True))))
-        on_root(lambda: shutil.rmtree(stage.folder / _CURVES, ignore_errors=True))
+        on_root(lambda: discard_work(stage, SAMPLE, _CURVES))
     on_root(lambda: say_size(config.out))
 
 
-def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, tuple[Path, ...]]) -> dict[str, Any]:
+def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> dict[str, Any]:
     """Write the vocabularies of one language; the result is its curve, smallest first."""
-    code, paths = task
-    marker = f"curve-{code}"
+    code, path = task
+    marker = f"path-{code}"  # another name than that of earlier versions, whose curves are others
     result = stage.task_result(marker)
     if result is None:
-        text = thinned_words(partial(read_lines, paths), _MEMORY)
+        text = thinned_words(partial(read_lines, [path]), _MEMORY)
         points, files = [], []
         if len(text.words):
             for point in curve(text, config.largest, config.step, config.shrink, config.character_coverage):
                 points.append((len(point.pieces), point.score / text.sentences))
-                path = _curve_file(stage, code, len(point.pieces))
-                files.append(asdict(write_file(path, serialize(point.pieces), stage.folder)))
+                file = _curve_file(stage, code, len(point.pieces))
+                files.append(asdict(write_file(file, serialize(point.pieces), stage.folder)))
         result = {"curve": points[::-1], "sentences": text.sentences, "words": len(text.words), "files": files}
         stage.finish_task(marker, result)
     return result

@@ -8,9 +8,14 @@ import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from data_prep.vocab import VocabConfig, run
+import data_prep.vocab as vocab_stage
+from data_prep.readers import Input
+from data_prep.sampling import hashed, key_of
+from data_prep.store import Stage
+from data_prep.vocab import VocabConfig, run, sample_lines, sampled_inputs
 from xlme_ds.data.schema import read_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
@@ -124,7 +129,7 @@ def described(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[t
     return (str(folder / "web.toml"), str(folder / "mined.toml")), folder
 
 
-def test_described_corpora_are_sampled_behind_their_filters(
+def test_described_corpora_are_sampled_after_their_filters(
     described: tuple[tuple[str, str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The vocabulary is that of the text that the filters leave; those that count tokens or compare lines wait."""
@@ -145,8 +150,128 @@ def test_described_corpora_are_sampled_behind_their_filters(
 
 def test_a_named_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "de.txt")
-    with pytest.raises(ValueError, match=r"de\.txt is a named pipe, but lines are sampled in two passes"):
+    with pytest.raises(ValueError, match=r"de\.txt is a named pipe, but a vocabulary"):
         run(VocabConfig(tmp_path / "out", mono=tmp_path))
+
+
+# the sample
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[Input, ...], dict[str, list[list[str]]]]:
+    """Inputs of several blocks each, and their lines by language: Swahili has fewer than are wanted."""
+    folder = tmp_path_factory.mktemp("texts")
+    counts = {"mono/en.txt": 7000, "mono/sw.txt": 90, "para/X.de-en.de": 6000, "para/X.de-en.en": 6000}
+    counts |= {"para/Y.de-en.de": 2000, "para/Y.de-en.en": 2000}
+    lines: dict[str, list[list[str]]] = {"de": [], "en": [], "sw": []}
+    for name, count in counts.items():
+        path, code = folder / name, name.split(".")[-1 if "para" in name else 0].split("/")[-1]
+        lines[code].append([f"{number} {name} {'word ' * 14}".strip() for number in range(count)])
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(lines[code][-1]) + "\n", encoding="utf-8")
+    inputs, _ = sampled_inputs(VocabConfig(folder, mono=folder / "mono", para=folder / "para"))
+    return inputs, lines
+
+
+def few(lines: dict[str, int]) -> dict[str, int]:
+    return {code: min(1500, number) for code, number in lines.items()}
+
+
+def brute_force(inputs: tuple[Input, ...], lines: dict[str, list[list[str]]], seed: int) -> dict[str, list[str]]:
+    """All lines sorted by hash, the first 1,500 taken, and put back in their order."""
+    chosen = {}
+    for code, parts in lines.items():
+        numbers = [number for number, source in enumerate(inputs) if code in source.languages]
+        keyed = []
+        for number, part in zip(numbers, parts, strict=True):
+            draws = hashed(key_of(seed, "lines", code, str(number)), np.arange(len(part))).tolist()
+            keyed += [(draw, number, index, line) for index, (draw, line) in enumerate(zip(draws, part, strict=True))]
+        chosen[code] = [line for *_, line in sorted(sorted(keyed)[:1500], key=lambda entry: entry[1:3])]
+    return chosen
+
+
+@pytest.fixture
+def inputs_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The inputs that are read in this process, one entry a pass over one."""
+    read: list[str] = []
+    sides = vocab_stage._sides
+
+    def counted(source: Input, *arguments: object) -> object:
+        read.append(source.paths[0].name)
+        return sides(source, *arguments)
+
+    monkeypatch.setattr(vocab_stage, "_sides", counted)
+    return read
+
+
+def sample(folder: Path, inputs: tuple[Input, ...], seed: int = 3, processes: int = 1) -> dict[str, list[str]]:
+    """The chosen lines by language."""
+    stage = Stage(folder, "vocab", {"seed": seed})
+    with stage.open():
+        assert not stage.finished(processes)
+        counted, wanted, files = sample_lines(stage, inputs, few, 1500, seed, processes)
+    assert counted == {"de": 8000, "en": 15000, "sw": 90} and wanted == {"de": 1500, "en": 1500, "sw": 90}
+    assert sorted((folder / "sample").iterdir()) == sorted(files.values())  # and no candidates
+    return {code: path.read_text(encoding="utf-8").splitlines() for code, path in files.items()}
+
+
+def test_the_least_hashes_are_chosen_in_one_pass(
+    texts: tuple[tuple[Input, ...], dict[str, list[list[str]]]], inputs_read: list[str], tmp_path: Path
+) -> None:
+    assert sample(tmp_path / "one", texts[0]) == brute_force(*texts, seed=3)
+    assert sorted(inputs_read) == ["X.de-en.de", "Y.de-en.de", "en.txt", "sw.txt"]
+    assert sample(tmp_path / "three", texts[0], processes=3) == brute_force(*texts, seed=3)
+
+
+def test_inputs_that_kept_too_few_lines_are_read_again(
+    texts: tuple[tuple[Input, ...], dict[str, list[list[str]]]],
+    inputs_read: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(vocab_stage, "_SPARE", 0)
+    monkeypatch.setattr(vocab_stage, "_LEAST_KEPT", 200)
+    assert sample(tmp_path, texts[0]) == brute_force(*texts, seed=3)
+    assert inputs_read.count("en.txt") == 2 and inputs_read.count("sw.txt") == 1
+
+
+def test_a_sample_is_taken_up_after_a_kill_and_damage(
+    texts: tuple[tuple[Input, ...], dict[str, list[list[str]]]],
+    inputs_read: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Killed when German is chosen; then candidates are damaged, and a file that was chosen is lost."""
+    choose = vocab_stage._choose_lines
+
+    def killed(*arguments: object) -> object:
+        if arguments[-1] == "en":
+            raise KeyboardInterrupt
+        return choose(*arguments)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(vocab_stage, "_choose_lines", killed)
+        sample(tmp_path, texts[0])
+    assert (tmp_path / "sample" / "de.txt").exists() and len(inputs_read) == 4
+    with open(tmp_path / "sample" / "en" / "00000.hashes", "r+b") as file:
+        file.write(b"damage")
+    assert sample(tmp_path, texts[0]) == brute_force(*texts, seed=3)
+    assert inputs_read[4:] == ["en.txt"]
+    (tmp_path / "sample" / "de.txt").unlink()
+    assert sample(tmp_path, texts[0]) == brute_force(*texts, seed=3)
+    assert inputs_read[5:] == ["X.de-en.de", "Y.de-en.de"]
+
+
+def test_every_line_is_chosen_as_often() -> None:
+    """4 of 12 lines of two inputs, by 6,000 seeds: chi-squared of the lines, and of neighbours chosen together."""
+    counts, together = np.zeros(12), 0
+    for seed in range(6000):
+        draws = [hashed(key_of(seed, "lines", "en", str(number)), np.arange(6)) for number in range(2)]
+        chosen = np.argsort(np.concatenate(draws))[:4]
+        counts[chosen] += 1
+        together += int((np.diff(np.sort(chosen)) == 1).sum())
+    assert ((counts - 2000) ** 2 / (2000 * 2 / 3)).sum() * 11 / 12 < 40  # 11 degrees of freedom
+    assert abs(together / 6000 - 11 * (4 * 3) / (12 * 11)) < 0.06
 
 
 def test_too_large_a_size_names_the_largest_that_works(corpus: Path, tmp_path: Path) -> None:
@@ -164,11 +289,14 @@ def test_too_small_a_size_for_the_characters(corpus: Path, tmp_path: Path) -> No
         run(config(corpus, tmp_path, size=50))
 
 
-def test_changed_settings_are_refused(corpus: Path, tmp_path: Path) -> None:
+def test_a_finished_vocabulary_is_kept_and_changed_settings_are_refused(
+    corpus: Path, inputs_read: list[str], tmp_path: Path
+) -> None:
     run(config(corpus, tmp_path))
     before = folder_bytes(tmp_path)
+    assert sorted(before) == [".lock", "manifest.json", MODEL_FILE, "settings.json"]
     run(config(corpus, tmp_path))
-    assert folder_bytes(tmp_path) == before
+    assert folder_bytes(tmp_path) == before and len(inputs_read) == len(ARTICLES)
     with pytest.raises(ValueError, match="size was 330, now 331"):
         run(config(corpus, tmp_path, size=331))
 

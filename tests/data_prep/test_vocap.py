@@ -342,10 +342,12 @@ def test_a_relaunch_keeps_finished_languages(corpus: Path, tmp_path: Path, monke
     monkeypatch.setattr("data_prep.vocap.curve", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(config(corpus, tmp_path / "again"))
-    assert len(list((tmp_path / "again" / "tasks").glob("curve-*.json"))) == 2
+    assert len(list((tmp_path / "again" / "tasks").glob("path-*.json"))) == 2
     run(config(corpus, tmp_path / "again"))
     assert len(begun) == 3 + 4
     assert made(tmp_path / "again") == made(tmp_path / "whole")
+    run(config(corpus, tmp_path / "again"))
+    assert len(begun) == 3 + 4  # and a finished folder is kept
     with pytest.raises(ValueError, match=r"beta was 0\.7, now 0\.5"):
         run(config(corpus, tmp_path / "again", beta=0.5))
 
