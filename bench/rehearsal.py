@@ -58,7 +58,7 @@ class Rehearsal:
     keep: bool = False
     kills: bool = True
     options: Sequence[str] = ("--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=1", "--mem=0")
-    ways: Sequence[Callable[["Job"], None]] = ()
+    ways: Sequence[Callable[["BatchJob"], None]] = ()
     """More ways to disturb a job than SIGKILL to a rank and to a step."""
     rows_per_shard: int = 65_536
 
@@ -71,7 +71,7 @@ class Rehearsal:
 
 
 @dataclass(frozen=True)
-class Job:
+class BatchJob:
     """A batch job of the rehearsal."""
 
     number: int
@@ -98,16 +98,16 @@ class Job:
 
 
 @dataclass
-class Progress:
+class Record:
     """OUT/rehearsal.json: what is done."""
 
     path: Path
     done: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def of(rehearsal: Rehearsal) -> "Progress":
-        """What an earlier call of the same rehearsal left."""
-        made = Progress(rehearsal.out / "rehearsal.json")
+    def of(rehearsal: Rehearsal) -> "Record":
+        """What an earlier call left."""
+        made = Record(rehearsal.out / "rehearsal.json")
         settings = {
             key: str(value) for key, value in asdict(rehearsal).items() if key not in ("options", "ways", "keep")
         }
@@ -145,7 +145,7 @@ def _read(path: Path) -> Any:
         return None
 
 
-def submit(rehearsal: Rehearsal, name: str, script: Sequence[str], **variables: object) -> Job:
+def submit(rehearsal: Rehearsal, name: str, script: Sequence[str], **variables: object) -> BatchJob:
     """`sbatch` of a script, measured."""
     logs, notes = rehearsal.out / "logs", rehearsal.out / "measured" / name
     logs.mkdir(parents=True, exist_ok=True)
@@ -154,10 +154,10 @@ def submit(rehearsal: Rehearsal, name: str, script: Sequence[str], **variables: 
     said = slurm("sbatch", "--parsable", f"--job-name=rehearsal-{name}", f"--output={log}", *rehearsal.options, *script,
                  XLME_PYTHON=python, OMP_NUM_THREADS=1, **variables)  # fmt: skip
     number = int(said.strip().split(";")[0])
-    return Job(number, Path(str(log).replace("%j", str(number))), notes)
+    return BatchJob(number, Path(str(log).replace("%j", str(number))), notes)
 
 
-def wait(job: Job, disturb: Callable[[], None]) -> None:
+def wait(job: BatchJob, disturb: Callable[[], None]) -> None:
     """Wait for the end of a job, and disturb it meanwhile; ValueError where it fails."""
     while (state := job.field("JobState")) not in OVER:
         disturb()
@@ -176,9 +176,9 @@ class Killer:
     """Kills a stage once, at a random moment after the first task that it finishes."""
 
     rehearsal: Rehearsal
-    job: Job
+    job: BatchJob
     out: Path
-    way: Callable[["Job"], None]
+    way: Callable[["BatchJob"], None]
     at: float  # seconds after that task, then the time of the kill
     killed: list[str] = field(default_factory=list)
     before: int = field(init=False)
@@ -206,9 +206,7 @@ class Killer:
             self.killed.append("none: too late")
 
 
-def stage(
-    rehearsal: Rehearsal, progress: Progress, name: str, words: Sequence[object], out: Path | None = None
-) -> None:
+def stage(rehearsal: Rehearsal, progress: Record, name: str, words: Sequence[object], out: Path | None = None) -> None:
     """A stage of data preparation as a job; `name` may have a part after a dot, for its second call."""
     if name in progress.done["stages"]:
         return
@@ -217,7 +215,7 @@ def stage(
     job = submit(rehearsal, name, ["slurm/stage.sh", kind, *map(str, words), *(["--out", str(out)] if out else [])])
     killer = None
     if kind in GOES_ON and out is not None and not name.endswith("many"):
-        ways = (Job.kill_rank, Job.kill_step, *rehearsal.ways)
+        ways = (BatchJob.kill_rank, BatchJob.kill_step, *rehearsal.ways)
         predicted = checks.predicted(rehearsal.gigabytes, rehearsal.rows)[kind]
         moment = random.Random(f"{rehearsal.seed} {name}").random() * min(predicted / 2, 600)
         killer = Killer(rehearsal, job, out, ways[len(progress.done["stages"]) % len(ways)], moment)
@@ -228,14 +226,14 @@ def stage(
     progress.note("stages", name, found)
 
 
-def check(progress: Progress, name: str, look: Callable[[], Any]) -> None:
+def check(progress: Record, name: str, look: Callable[[], Any]) -> None:
     """A check, once; ValueError at the first difference."""
     if name not in progress.done["checks"]:
         print(f"{time.strftime('%H:%M:%S')} check {name}", flush=True)
         progress.note("checks", name, look())
 
 
-def write_text_files(rehearsal: Rehearsal, progress: Progress) -> None:
+def write_text_files(rehearsal: Rehearsal, progress: Record) -> None:
     """The corpus, over all ranks; and a slice of it for the case of many shards."""
     text, begin = rehearsal.out / "text", time.time()
     if "text" not in progress.done["stages"]:
@@ -262,9 +260,9 @@ def run(rehearsal: Rehearsal) -> dict[str, Any]:
     return progress.done
 
 
-def prepare(rehearsal: Rehearsal) -> Progress:
+def prepare(rehearsal: Rehearsal) -> Record:
     """From text to rows, checked."""
-    progress, out = Progress.of(rehearsal), rehearsal.out
+    progress, out = Record.of(rehearsal), rehearsal.out
     go, look = partial(stage, rehearsal, progress), partial(check, progress)
     write_text_files(rehearsal, progress)
     small = rehearsal.ids < 100_000
@@ -301,7 +299,7 @@ def prepare(rehearsal: Rehearsal) -> Progress:
     return progress
 
 
-def train(rehearsal: Rehearsal, progress: Progress) -> None:
+def train(rehearsal: Rehearsal, progress: Record) -> None:
     """Twenty narrow steps of Base's recipe with the whole vocabulary, stopped and resumed, and their audit."""
     if "train" in progress.done["stages"]:
         return
@@ -325,7 +323,7 @@ def train(rehearsal: Rehearsal, progress: Progress) -> None:
     progress.note("stages", "train", found)
 
 
-def many(rehearsal: Rehearsal, progress: Progress) -> None:
+def many(rehearsal: Rehearsal, progress: Record) -> None:
     """As many shards as the whole corpus has, of a slice of the text."""
     out, go = rehearsal.out, partial(stage, rehearsal, progress)
     size = progress.done["checks"]["slice"]["block_bytes"]

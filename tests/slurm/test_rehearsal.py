@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.rehearsal import GOES_ON, Job, Rehearsal, prepare, run
+from bench.rehearsal import GOES_ON, BatchJob, Rehearsal, prepare, run
 from bench.rehearsal_report import report
 from tests.launch import ROOT, environment
 from tests.slurm.cluster import SLURM_CONF, Cluster, wait_until
@@ -25,7 +25,7 @@ def test_killed_stages_end_with_the_same_bytes(
     for name, value in {"SLURM_CONF": SLURM_CONF, "DS_ACCELERATOR": "cpu", "PYTHONWARNINGS": "ignore"}.items():
         monkeypatch.setenv(name, value)
 
-    def lose_node(job: Job) -> None:
+    def lose_node(job: BatchJob) -> None:
         restarts = int(job.field("Restarts"))
         cluster.fail("n2")
         wait_until(lambda: int(job.field("Restarts")) > restarts or job.field("JobState") != "RUNNING", "the requeue")
