@@ -31,7 +31,7 @@ def _full(stages: dict[str, Any], gigabytes: float, rows: int) -> list[tuple[str
     text, made = FULL / (gigabytes * 1e9), FULL_ROWS / (2 * rows)
     lines = [("of the whole corpus", "CPU h", *(f"{nodes} x {CORES} cores, h" for nodes in (1, 8, 64)))]
     lines.append(("download", "-", *(f"{0.22 * FULL / NETWORK / 3600:.1f}",) * 3))
-    alone = {"vocap": 2 * ENGLISH / RATES["vocap"], "encode": ENGLISH / RATES["xz"]}
+    alone = {"vocap": ENGLISH / RATES["vocap"], "encode": ENGLISH / RATES["xz"]}
     for name, scale in (("vocap", text), ("encode", text), ("mix", made), ("verify", made)):
         parts = [stages[part] for part in (name, f"{name}.mono", f"{name}.para") if part in stages]
         cpu = scale * sum(part["cpu_seconds"] for part in parts)
