@@ -17,7 +17,16 @@ from typing import Any, Literal
 
 from data_prep.clean import OTHER_SPLIT, add_counts, doubts
 from data_prep.corpus import TextConfig, find_sources
-from data_prep.encode_input import STAGED, EncodeTask, SharedWork, discard, encode_inputs, forget_encoded, moved_shards
+from data_prep.encode_input import (
+    STAGED,
+    EncodeTask,
+    SharedWork,
+    discard,
+    discard_changed,
+    encode_inputs,
+    forget_encoded,
+    moved_shards,
+)
 from data_prep.parallel import on_root, run_tasks, world_size
 from data_prep.progress import say, warn
 from data_prep.remove_duplicates import is_final, remove_duplicates
@@ -91,6 +100,7 @@ def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[Enc
     open_tasks = tuple(task for task in todo if task.name not in encoded)
     members = world_size() if world_size() > 1 else config.processes
     if open_tasks:
+        on_root(lambda: discard_changed(stage, open_tasks))
         work = partial(encode_inputs, stage, open_tasks, config.vocab, shared)
         run_tasks(work, range(members), [1] * members, config.processes, f"encode {kind}", visible=False)
     if doubled:
@@ -116,11 +126,12 @@ def _todo(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeTask]:
     for task in todo:
         forget_encoded(stage, task)
     again = {task.source.name for task in todo if task.filters.exact_duplicates and not is_final(stage, task)}
-    for task in tasks:
-        if task not in todo and task.source.name in again and task.filters.exact_duplicates:
-            discard(stage, task)
-            stage.forget_tasks([task.name])
-    return [task for task in tasks if task in todo or stage.task_result(task.name) is None]
+    names = {task.name for task in todo}
+    others = [t for t in tasks if t.source.name in again and t.name not in names and t.filters.exact_duplicates]
+    discard(stage, others)
+    stage.forget_tasks(task.name for task in others)
+    names.update(task.name for task in others)
+    return [task for task in tasks if task.name in names]
 
 
 def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:

@@ -221,7 +221,7 @@ def _read(stage: Stage, task: EncodeTask, shared: SharedWork, work: EncodeBlock)
                 return
     except ValueError:
         shared.take_back(task.name, lambda *_: None)
-        discard(stage, task)  # it will be fetched again, and may be another one then
+        discard(stage, [task])  # it will be fetched again, and may be another one then
         raise
     if shared.take_back(task.name, work):
         if task.filters.exact_duplicates:
@@ -258,26 +258,27 @@ def encode_block(stage: Stage, task: EncodeTask, vocab: Path, number: int, block
 
 
 def begin_input(stage: Stage, task: EncodeTask) -> None:
-    """Go on where an earlier run stopped, if the input is the same."""
-    files = [list(file) for file in task.source.files]
-    begun = stage.task_result(f"{task.name}.begun")
-    if begun is None or begun["inputs"] != files:
-        discard(stage, task)
-        stage.finish_task(f"{task.name}.begun", {"inputs": files})
+    """Note that an input is begun, for `discard_changed`."""
+    if stage.task_result(f"{task.name}.begun") is None:
+        stage.finish_task(f"{task.name}.begun", {"inputs": task.source.files})
 
 
-def discard(stage: Stage, task: EncodeTask) -> None:
-    """Remove all that there is of an unfinished input."""
-    clear_markers(stage, task)
+def discard_changed(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
+    """Keep what an earlier run made of unfinished inputs if they are the same; by one process before all begin."""
+    files = {task.name: {"inputs": [list(file) for file in task.source.files]} for task in tasks}
+    discard(stage, [task for task in tasks if stage.task_result(f"{task.name}.begun") != files[task.name]])
+
+
+def discard(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
+    """Remove all that there is of unfinished inputs, in one look at each folder: there may be many inputs."""
+    names = {task.name for task in tasks}
+    for path in (stage.folder / "tasks").glob("*.*.json"):
+        if path.name.partition(".")[0] in names:
+            path.unlink(missing_ok=True)
     for folder in (stage.folder, stage.folder / STAGED):
-        for path in (folder / task.source.name).glob(f"{task.index:03d}-*"):
-            path.unlink()
-
-
-def clear_markers(stage: Stage, task: EncodeTask) -> None:
-    """Remove the markers that only an unfinished input needs."""
-    for path in (stage.folder / "tasks").glob(f"{task.name}.*.json"):
-        path.unlink()
+        for path in folder.glob("*/*-*"):
+            if f"{path.parent.name}-{path.name.partition('-')[0]}" in names:
+                path.unlink(missing_ok=True)
 
 
 def moved_shards(stage: Stage) -> set[str]:
@@ -309,10 +310,11 @@ def forget_encoded(stage: Stage, task: EncodeTask) -> None:
 def finish(stage: Stage, task: EncodeTask, blocks: Iterable[dict[str, Any] | None]) -> None:
     """Mark an input as finished, from the results of its blocks."""
     counts = Counts("documents" if task.mono else "pairs", files=1).as_json()
-    shards = []
-    for block in blocks:
+    shards, markers = [], [f"{task.name}.begun", f"{task.name}.encoded"]
+    for number, block in enumerate(blocks):
+        markers += [task.block_name(number), f"{task.block_name(number)}.final"]
         assert block is not None, f"a block of {task.name} has no result"
         counts = add_counts(counts, block["counts"])
         shards += [block["shard"]] if block["shard"] else []
     stage.finish_task(task.name, {"inputs": task.source.files, "shards": shards, "counts": counts})
-    clear_markers(stage, task)
+    stage.forget_tasks(markers)

@@ -3,6 +3,7 @@
 import itertools
 import json
 import lzma
+import os
 import re
 import subprocess
 import tempfile
@@ -18,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from data_prep.encode import EncodeConfig, _plans, run
-from data_prep.encode_input import EncodeTask, SharedWork, begin_input, encode_block
+from data_prep.encode_input import EncodeTask, SharedWork, begin_input, discard_changed, encode_block
 from data_prep.readers import READERS, find_documents
 from data_prep.vocab import VocabConfig
 from data_prep.vocab import run as train
@@ -328,7 +329,7 @@ def test_finished_blocks_of_a_killed_run_are_kept(
     out = tmp_path / "killed"
     flags = ["encode", "--mono", huge, "--vocab", vocab, "--block-bytes", 50_000, "--processes", 2, "--out", out]
     killed = start_data_prep(*flags)
-    while not (out / "mono" / "tasks" / "en-000.00007.json").exists():
+    while not all((out / "mono" / "tasks" / f"en-000.0000{number}.json").exists() for number in (0, 7)):
         assert killed.poll() is None, "it ended before it could be killed"
         time.sleep(0.001)
     killed.kill()
@@ -353,11 +354,37 @@ def test_an_input_that_changed_behind_a_kill_is_read_anew(vocab: Path, tmp_path:
     begin_input(stage, task)
     encode_block(stage, task, vocab, 0, next(READERS[task.source.format].blocks(task.source, 500)))
     assert stage.task_result(task.block_name(0))
-    begin_input(stage, task)
+    discard_changed(stage, [task])
     assert stage.task_result(task.block_name(0))  # the same input
     run(replace(config, mono=tmp_path / "changed"))
     run(replace(config, mono=tmp_path / "changed", out=tmp_path / "expected"))
     assert tree(tmp_path / "out") == tree(tmp_path / "expected")
+
+
+def test_folders_are_listed_as_often_for_many_inputs(
+    vocab: Path, tmp_path: Path, sentences: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else encoding many inputs takes time that grows with their square: each adds files to be listed."""
+    listed: list[str] = []
+    scandir = os.scandir
+
+    def counted(path: str = ".") -> object:
+        listed.append(str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", counted)
+    often = []
+    for inputs in (2, 12):
+        source, out = tmp_path / f"in{inputs}", tmp_path / f"out{inputs}"
+        source.mkdir()
+        for number in range(inputs):
+            for code, sentence in zip(("de", "en"), sentences, strict=False):
+                (source / f"C{number}.de-en.{code}").write_text(f"{sentence}\n{number}\n")
+        listed.clear()
+        run(EncodeConfig(vocab, out, para=source))
+        assert len(read_manifest(out / "para").shards) == inputs
+        often.append(sum(path in (f"{out}/para/tasks", f"{out}/para/de-en") for path in listed))
+    assert often[0] == often[1] > 0
 
 
 def test_filters_are_counted_by_name_and_nothing_is_lost(vocab: Path, tmp_path: Path, sentences: list[str]) -> None:
