@@ -13,7 +13,7 @@ from tests.slurm.cluster import MINISLURM, Cluster
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged", "unshare", "ip")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not the session: another process's files wait for the lock
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if os.geteuid() != 0:
         pytest.skip("a Slurm cluster on this machine needs root")
