@@ -33,7 +33,8 @@ from data_prep.unigram_loops import (
 from data_prep.word_counts import SPACE, WordCounts
 
 UNKNOWN_PENALTY = 10.0  # nats below the least likely piece, as in SentencePiece
-_SEEDS = 1_000_000  # pieces that training begins with
+_SEEDS = 1_000_000  # pieces that training begins with, or as many times the largest vocabulary as this:
+_SEEDS_A_PIECE = 4  # expectation maximisation drops half of the seeds at once
 _SEED_CHARACTERS = 20_000_000  # of distinct words, the most frequent ones, whose substrings are counted
 _SHRINK = 0.75  # of the pieces stay in a round of pruning
 _ROUNDS = 2  # of expectation maximisation after it
@@ -81,11 +82,12 @@ class Unigrams:
 class UnigramPath:
     """Vocabularies from all seeds down to the characters; each call of `at` goes on from the size before."""
 
-    def __init__(self, text: WordCounts, coverage: float):
-        """Train on words; characters beyond the share `coverage` of all occurrences are unknown."""
+    def __init__(self, text: WordCounts, coverage: float, largest: int = 0):
+        """Train on words; characters beyond the share `coverage` of all occurrences are unknown. `largest`: pieces of
+        the largest vocabulary that is wanted."""
         words = _read_words(text, coverage)
         self.characters = len(words.alphabet)
-        longer, occurrences = _seeds(words)
+        longer, occurrences = _seeds(words, max(_SEEDS, _SEEDS_A_PIECE * largest))
         self._pieces = words.alphabet + longer
         self._lengths = np.array([1, *map(len, self._pieces)], np.uint8)
         self._counts = words.counts
@@ -208,8 +210,9 @@ def _scripts(alphabet: list[str]) -> Numbers:
     return np.append(np.int8(ANY), scripts)
 
 
-def _seeds(text: _Words) -> tuple[list[str], Numbers]:
-    """The longer pieces to begin with, by falling score, and for all pieces a first guess at their occurrences.
+def _seeds(text: _Words, number: int) -> tuple[list[str], Numbers]:
+    """The longer pieces to begin with, `number` with the characters, by falling score, and for all pieces a first guess
+    at their occurrences.
 
     They are the substrings that occur twice and can be followed by more than one character (SentencePiece takes the
     inner nodes of a suffix tree), those of the highest product of occurrences and length.
@@ -228,7 +231,7 @@ def _seeds(text: _Words) -> tuple[list[str], Numbers]:
             found.append((scores, places[good], np.full(len(scores), length - 1)))
         occurrences, places = longer, following
     scores, where, sizes = (np.concatenate(column) for column in zip(*found, strict=True))
-    ranked = np.argsort(-scores, kind="stable")[: max(_SEEDS - len(text.alphabet), 0)]
+    ranked = np.argsort(-scores, kind="stable")[: max(number - len(text.alphabet), 0)]
     letters = ["", *text.alphabet]
     pieces = [
         "".join([letters[n] for n in characters[place : place + size].tolist()])

@@ -141,7 +141,7 @@ def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
     from data_prep.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
     size = config.size - len(SPECIALS) - 2  # <pad> and <mask> are ids of the model, not pieces
-    path = UnigramPath(count_words(sentences), config.character_coverage)
+    path = UnigramPath(count_words(sentences), config.character_coverage, size)
     found = path.at(size).pieces
     refuse(
         [

@@ -147,7 +147,7 @@ def curve(text: WordCounts, largest: int, least: int, shrink: float, coverage: f
     """
     from data_prep.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
-    path = UnigramPath(text, coverage)
+    path = UnigramPath(text, coverage, largest)
     if path.characters >= largest:
         raise ValueError(
             f"--largest is too small for a language with {path.characters} characters: take more, or lower "

@@ -205,8 +205,19 @@ def test_seeds_are_the_substrings_that_branch(lines: dict[str, list[str]]) -> No
     for piece, count in counted.items():
         follow[piece[:-1]] = max(follow[piece[:-1]], count * alike(piece))
     wanted = {p for p, n in counted.items() if 2 <= len(p) <= 16 and n >= 2 and follow[p] < n and alike(p)}
-    found, _ = unigram._seeds(unigram._read_words(words, 1.0))
+    found, _ = unigram._seeds(unigram._read_words(words, 1.0), 1_000_000)
     assert set(found) == wanted and len(found) > 100
+
+
+def test_a_large_vocabulary_begins_with_more_seeds(
+    lines: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Maximisation drops half of the seeds at once, so a number of them that is fixed bounds the vocabulary."""
+    monkeypatch.setattr(unigram, "_SEEDS", 120)
+    words = count_words(lines["de"])
+    fixed = unigram.UnigramPath(words, 1.0).size
+    assert fixed < 110 <= unigram.UnigramPath(words, 1.0, 110).size
+    assert len(unigram.UnigramPath(words, 1.0, 110).at(110).pieces) == 110
 
 
 def test_lines_are_thinned_until_their_words_fit_into_memory() -> None:
