@@ -130,6 +130,8 @@ def mono_block(out, words, documents, foreign, first, first_lines, state, size, 
             out[at] = 0xFF
             at += 1
         if damage < 0 or damage > 1:
+            while out[begin] == 32:  # which cleaning takes away
+                begin += 1
             hashes[kept] = _hash(out, begin, at, _BASIS)
             kept += 1
         if damage == 3:
@@ -138,6 +140,18 @@ def mono_block(out, words, documents, foreign, first, first_lines, state, size, 
         out[at] = 10
         at += 1
     return at, hashes[:kept].copy(), places[:good].copy()
+
+
+@njit
+def _alike(one, two):
+    """Whether two sides are the same but for the case of ASCII letters."""
+    if len(one) != len(two):
+        return False
+    for i in range(len(one)):
+        a, b = one[i], two[i]
+        if a != b and not (a ^ b == 32 and 97 <= a | 32 <= 122):
+            return False
+    return True
 
 
 @njit(cache=True)
@@ -161,6 +175,9 @@ def pair_block(out, other, words, other_words, state, size, planted, low):
                 at2 = _copy(other, at2, out, begin, at)
             elif damage != 0:
                 at2 = _line(other, at2, other_words, row, 3, state)
+            if damage == -1 and _alike(out[begin:at], other[begin2:at2]):
+                other[at2] = 120  # an x: equal sides are planted, and no others
+                at2 += 1
             if damage == -1:
                 places[good, 0], places[good, 1], places[good, 2], places[good, 3] = begin, at, begin2, at2
                 good += 1

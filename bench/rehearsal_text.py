@@ -56,6 +56,7 @@ _SPACELESS = {"zh", "zh_hant", "ja", "th", "lo", "km", "my"}
 _UN = {"ar", "es", "fr", "ru", "zh-Hans"}
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ufeff\ufffd]")
+_SPACES = re.compile(r"\s")  # lines are cut at those that are read as such
 _BLOCK = 4_000_000  # bytes of text that are made at once
 _FAST = [{"id": lzma.FILTER_LZMA2, "preset": 0, "mf": lzma.MF_HC4, "nice_len": 32, "depth": 1, "dict_size": 1 << 18}]
 _MONO_DAMAGE = ("boilerplate_length", "script", "invalid_utf8", "control_character")
@@ -178,7 +179,7 @@ def _read_pairs(source: Path, language: str) -> tuple[Words, Words]:
 
 def _words(lines: list[str], documents: np.ndarray, language: str) -> Words:
     """Number the words; -1 is one in another script, in whose place comes another word of the language."""
-    lines = [_CONTROL.sub("", line) for line in lines]
+    lines = [_SPACES.sub(" ", _CONTROL.sub("", line)) for line in lines]
     if _file_code(language) in _SPACELESS:
         cut = re.compile(r"[ -~]+|[^ -~]{2,5}")
         split = [cut.findall(line) for line in lines]

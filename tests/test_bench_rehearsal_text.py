@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.rehearsal_lines import mono_block, pair_block
 from bench.rehearsal_text import CC100, TextFile, files, repeated, write_text
 from data_prep.encode import EncodeConfig
 from data_prep.encode import run as encode
@@ -90,3 +91,22 @@ def test_encode_finds_what_is_planted(text: Path, tmp_path: Path) -> None:
             assert planted - by_tokens <= got.pop("exact_duplicates") <= planted
             assert planted > 0.01 * found[read] == 0.01 * sum(note["lines"] for note in notes.values())
             assert got == +wanted, name
+
+
+def test_lines_are_told_apart_as_they_are_read() -> None:
+    """Words of spaces and one letter: lines that differ by spaces at their ends are one. Pairs of equal sides: none but
+    those that are planted."""
+    spaced = [np.frombuffer(b"a \x20a", np.uint8), np.array([0, 2, 4]), np.array([1, 3])]
+    words = (*spaced, np.array([0, 1, 1, 0], np.int32), np.array([0, 2, 4]))
+    out, other, state = np.empty(2_000_000, np.uint8), np.empty(2_000_000, np.uint8), np.array([1], np.uint64)
+    planted = np.zeros(5, np.int64)
+    none = np.zeros(0, np.uint8), np.zeros((0, 2), np.int64)
+    size, hashes, _ = mono_block(out, words, np.array([3]), np.zeros(30, np.uint8), *none, state, 100_000, planted)
+    lines = [line.strip() for line in out[:size].tobytes().decode("latin-1").split("\n") if set(line) <= {"a", " "}]
+    assert any(line.startswith(" ") for line in out[:size].tobytes().decode("latin-1").split("\n"))
+    lines = [line for line in lines if line]
+    assert abs(repeated(hashes) - (len(lines) - len(set(lines)))) <= planted[1:].sum()
+    low, planted = np.zeros(0, bool), np.zeros(6, np.int64)
+    size, size2, pairs, _ = pair_block(out, other, words, words, state, 100_000, planted, low)
+    sides = zip(*(each.tobytes().split(b"\n")[:-1] for each in (out[:size], other[:size2])), strict=True)
+    assert sum(a == b for a, b in sides) == planted[2] and pairs > 1000
