@@ -24,7 +24,7 @@ from xlme_ds.data.schema import TASKS, file_sha256, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 
 ALPHA, WORLD, ROW_TOKENS = 0.7, 512, 512
-RATES = {"xz": 72e6, "vocap": 41e6, "encode": 10e6, "mix": 120e6, "verify": 400e6}  # bytes/s of a core: lab log
+RATES = {"xz": 72e6, "vocap": 41e6, "encode": 6.5e6, "mix": 120e6, "verify": 400e6}  # bytes/s of a core: lab log
 BY_TOKENS = ("length_ratio", "length", "too_long", "no_token")  # the vocabulary decides: nothing of the kind is planted
 CURVE = 45.0  # seconds of a core, of a million lines
 LINES = 2_000  # of a language, whose tokens are counted
