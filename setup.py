@@ -45,7 +45,10 @@ EXTRAS = {
     # packages.
     "bench": ["datasets>=4", "tokenizers>=0.21", "transformers>=4.57"],
     "hf": ["tokenizers>=0.21", "transformers>=4.57"],  # an export is written with the first and loaded with the second
+    "translate": ["sacrebleu>=2.4"],  # BLEU and chrF
     "finetune": ["seqeval>=1.2.2"],  # F1 of entities
+    "langid": ["py3langid>=0.4,<0.5"],  # the filter `language`; its model is a file of the package
+    "mteb": ["mteb>=2.26", "sentence-transformers>=5"],  # bench.mteb
     "mpi": ["mpi4py>=4.1", "mpich>=4.3"],  # the mpich wheel brings mpiexec; on a cluster, its own MPI serves as well
     # model.kernels. torch's CUDA builds bring it; for its CPU builds, where tests and bench.roofline use it, it is 198
     # MB more.
@@ -59,12 +62,15 @@ EXTRAS = {
         "mypy>=1.15",
         "transformers>=4.57",  # parity tests against Hugging Face's XLM-R
         "seqeval>=1.2.2",
-        "sentence-transformers>=5",  # loads an export
-        "scikit-learn>=1.6",  # AUC and retrieval metrics against a second opinion
+        "sentence-transformers[train]>=5",  # loads an export and trains it
+        "scikit-learn>=1.6",  # AUC, F1, accuracy and retrieval against a second opinion
+        "torchmetrics>=1.4",  # SQuAD's F1 and exact match against a second opinion
         "nltk>=3.9",  # alignment error rate against a second opinion
+        "sacrebleu>=2.4",
         "POT>=0.9.5",  # optimal transport against a second opinion
         "mkdocs-material>=9.6",  # the site of docs/
         "wandb>=0.19",
+        "py3langid>=0.4,<0.5",
         TRITON,
         "setuptools>=77",  # the packaging test builds a wheel
         "wheel",

@@ -24,7 +24,8 @@ from xlme_ds.data.schema import TASKS, file_sha256, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 
 ALPHA, WORLD, ROW_TOKENS = 0.7, 512, 512
-RATES = {"xz": 72e6, "vocap": 41e6, "encode": 6.5e6, "mix": 120e6, "verify": 400e6}  # bytes/s of a core: lab log
+# Bytes/s of a core, of text or of rows: lab log.
+RATES = {"xz": 72e6, "vocap": 41e6, "encode": 6.5e6, "mix": 110e6, "mix.para": 23e6, "verify": 120e6}
 BY_TOKENS = ("length_ratio", "length", "too_long", "no_token")  # the vocabulary decides: nothing of the kind is planted
 CURVE = 45.0  # seconds of a core, of a million lines
 LINES = 2_000  # of a language, whose tokens are counted
@@ -43,7 +44,7 @@ def predicted(gigabytes: float, rows: int, cores: int = 2) -> dict[str, float]:
     sampled = text / RATES["vocap"]
     few = min(1.0, gigabytes / 10)  # of less text, curves are shorter
     seconds = {"vocap": sampled + 100 * CURVE * few, "vocab": sampled + 2 * 300 * few, "encode": text / RATES["encode"]}
-    seconds |= {"mix": made / RATES["mix"], "verify": 2 * made / RATES["verify"]}
+    seconds |= {name: made / RATES[name] for name in ("mix", "mix.para")} | {"verify": 2 * made / RATES["verify"]}
     return {name: value / cores for name, value in seconds.items()}
 
 

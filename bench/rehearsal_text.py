@@ -52,6 +52,7 @@ _GIB = 1.073741824
 # Text of a related script where there is none: Latin script for romanised languages.
 _RELATED = {"bn_rom": "id", "hi_rom": "ms", "ta_rom": "sw", "te_rom": "so", "ur_rom": "tl", "my_zaw": "my"}
 _RELATED |= {"zh-Hans": "zh", "zh-Hant": "zh_hant"}
+_LONGEST = 64  # characters of a word: whole rows of a longer one, such as a list of names, would come again and again
 _SPACELESS = {"zh", "zh_hant", "ja", "th", "lo", "km", "my"}
 _UN = {"ar", "es", "fr", "ru", "zh-Hans"}
 
@@ -181,10 +182,10 @@ def _words(lines: list[str], documents: np.ndarray, language: str) -> Words:
     """Number the words; -1 is one in another script, in whose place comes another word of the language."""
     lines = [_SPACES.sub(" ", _CONTROL.sub("", line)) for line in lines]
     if _file_code(language) in _SPACELESS:
-        cut = re.compile(r"[ -~]+|[^ -~]{2,5}")
-        split = [cut.findall(line) for line in lines]
+        cut = re.compile(rf"[ -~]{{1,{_LONGEST}}}|[^ -~]{{2,5}}")
     else:
-        split = [re.findall(r"\S+\s?", line) for line in lines]
+        cut = re.compile(rf"\S{{1,{_LONGEST}}}\s?")
+    split = [cut.findall(line) for line in lines]
     numbers: dict[str, int] = {}
     found = [[numbers.setdefault(word, len(numbers)) for word in words] for words in split]
     right, of_any = letters(list(numbers), scripts_of(language))

@@ -146,10 +146,15 @@ def _attention(share: float, backward: bool, args: Any, out: Any) -> tuple[float
 
 
 def _group_sums(args: Any, out: Any) -> tuple[float, float, int, str]:
-    """The product of hidden states and table, and two numbers a group; a kernel a block."""
+    """The product of hidden states and table, and two numbers a group, three with a temperature; a kernel a block."""
     hidden_MD, blocks = args[:2]
     read = hidden_MD.numel() + sum(block.numel() for block in blocks)
-    return 2.0 * len(hidden_MD) * (read - hidden_MD.numel()), 2.0 * read + 8.0 * out[0].numel(), len(blocks), "triton"
+    return (
+        2.0 * len(hidden_MD) * (read - hidden_MD.numel()),
+        2.0 * read + 4.0 * sum(each.numel() for each in out[:2]),
+        len(blocks),
+        "triton",
+    )
 
 
 def _logit_gradient(args: Any, out: Any) -> tuple[float, float, int, str]:

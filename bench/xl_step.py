@@ -91,7 +91,7 @@ def work(config: RunConfig, data: Path, out: Path, first: bool) -> tuple[float, 
     from xlme_ds.data.loader import Loader
     from xlme_ds.engine.build import build_engine, resolve_precision
     from xlme_ds.engine.ranks import process_group
-    from xlme_ds.train.loop import learning_rate
+    from xlme_ds.train.schedule import learning_rate
 
     begin = time.perf_counter()
 

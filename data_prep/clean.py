@@ -10,7 +10,8 @@ No text is lost silently: damage is repaired and counted by reason, text of no u
 U+2028 and U+0085 end no line: only LF does. White space at both ends is removed without being counted.
 
 A corpus description names the filters that it wants, with their settings: `[filters.NAME]`. They run in its order,
-those that need token counts after the others. `exact_duplicates` is dedup.py's: it needs the whole language.
+those that need token counts after the others, and
+`column` where the file is read, before all of them. `exact_duplicates` is dedup.py's: it needs the whole language.
 """
 
 import difflib
@@ -20,10 +21,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from data_prep.column_filters import COLUMN, column_filters
+from data_prep.corpus_files import Place, read_text
+from data_prep.language_id import in_another_language
 from data_prep.languages import letters, scripts_of
 from data_prep.progress import refuse
 
@@ -137,7 +142,7 @@ def clean_lines(data: bytes, repaired: Counter[str]) -> list[str]:
     return [clean_line(line, repaired) for line in data.removesuffix(b"\n").split(b"\n")]
 
 
-EXACT_DUPLICATES = "exact_duplicates"
+EXACT_DUPLICATES, LANGUAGE = "exact_duplicates", "language"
 
 
 @dataclass(frozen=True)
@@ -199,12 +204,19 @@ def _score(sides: Sides, *, least: float = 1.04) -> np.ndarray:
     return ~(sides.scores >= least)
 
 
+def _language(sides: Sides, *, probability: float = 0.99) -> np.ndarray:
+    """A paragraph or side is in another language by more than `probability`, says py3langid's model."""
+    pairs = zip(sides.texts, sides.languages, strict=True)
+    return np.logical_or.reduce([in_another_language(side, language, probability) for side, language in pairs])
+
+
 # What each filter drops by: text, and numbers of tokens; and the tasks that it is for.
 _FILTERS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "length": (_length, _length_tokens, ("mono", "para")),
     "length_ratio": (None, _length_ratio, ("para",)),
     "identical_sides": (_identical_sides, None, ("para",)),
     "script": (_script, None, ("mono", "para")),
+    LANGUAGE: (_language, None, ("mono", "para")),
     "boilerplate_length": (_boilerplate_length, None, ("mono",)),
     "score": (_score, None, ("para",)),
     EXACT_DUPLICATES: (None, None, ("mono", "para")),
@@ -230,6 +242,36 @@ class Split:
         return held_out if self.part == "train" else ~held_out
 
 
+HELD_OUT_TEXT = "held_out_text"
+
+
+@dataclass(frozen=True)
+class HeldOutText:
+    """Lines, for example of a test set, that are to be in no encoded text; as hashes."""
+
+    digests: frozenset[bytes]
+
+    @staticmethod
+    def read(paths: Iterable[Path]) -> "HeldOutText":
+        """The lines of UTF-8 files, compressed or not. Raises ValueError where one is none."""
+        digests: set[bytes] = set()
+        for path in paths:
+            data = b"".join(read_text(Place(str(path.absolute().parent), path.name)))
+            repaired = Counter[str]()
+            lines = clean_lines(data, repaired)
+            refuse([(not repaired["invalid_utf8"], f"{path} is not UTF-8: convert it")])
+            digests.update(map(_digest, filter(None, lines)))
+        return HeldOutText(frozenset(digests))
+
+    def left_out(self, texts: Iterable[str]) -> np.ndarray:
+        """bool for each text: it is one of the lines."""
+        return np.array([_digest(text) in self.digests for text in texts], bool)
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=16).digest()
+
+
 @dataclass(frozen=True)
 class Filters:
     """The filters of one input, ready to run: each with the name that it counts under."""
@@ -242,10 +284,13 @@ class Filters:
 def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> Filters:
     """Filters from a description's tables. Raises ValueError, which names `where`, for a wrong name or setting."""
     made: list[list[tuple[str, Any]]] = [[], []]
-    for name, values in settings.items():
+    if COLUMN in settings:
+        column_filters(settings, where)
+    for name, values in ((name, values) for name, values in settings.items() if name != COLUMN):
         if name not in _FILTERS:
-            near = difflib.get_close_matches(name, list(_FILTERS), n=1)
-            meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_FILTERS)}"
+            names = [*_FILTERS, COLUMN]
+            near = difflib.get_close_matches(name, names, n=1)
+            meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
             raise ValueError(f"{where}: there is no filter {name!r}: {meant}")
         *functions, tasks = _FILTERS[name]
         known = [key for function in functions if function for key in function.__kwdefaults__ or ()]

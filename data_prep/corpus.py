@@ -8,7 +8,10 @@ files = "{lang}.txt.xz"         or a list, the first that exists counts; pairs h
 languages = ["af", "zh|zh_CN"]  as the files spell them (of a|b the first that has a file counts); or "any"
 pairs = ["en-hi"]               the same; "any": those that the file names show
 columns = ["score", "source", "target"]     of a .tsv format, from left to right; other names are not used;
-                                of jsonl and parquet the one that has the text
+                                of jsonl, parquet and arrow the one that has the text; of pairs in records, and of tsv,
+                                {source = …, target = …, score = …} by name, in which {src} and {tgt} are the codes, or
+                                by number
+line_end = '\\n'                 what ends a line inside of a record's text besides a line feed
 [filters.length]                clean.py has all
 min_characters = 10
 """
@@ -23,15 +26,19 @@ from typing import Any
 
 from tyro.conf import UseAppendAction
 
-from data_prep.clean import make_filters
+from data_prep.clean import LANGUAGE, make_filters
+from data_prep.column_filters import column_filters
 from data_prep.corpus_files import Place, files_in
+from data_prep.language_id import labels_of, model_name
 from data_prep.languages import canonical
 from data_prep.progress import warn
 from data_prep.readers import READERS, Input, find_documents, find_pairs, split_pair
-from data_prep.readers.reader import named_code
+from data_prep.readers.plain_pairs import TableReader
+from data_prep.readers.reader import Reader, named_code
+from data_prep.readers.records import RecordDocuments
 from xlme_ds.data.schema import TASKS
 
-_KEYS = {"name", "where", "format", "files", "languages", "pairs", "columns", "filters"}
+_KEYS = {"name", "where", "format", "files", "languages", "pairs", "columns", "filters", "line_end"}
 _CODE = r"[a-z]{2,3}(?:_[A-Za-z]{2,4}|-Han[st])?"
 
 
@@ -73,6 +80,7 @@ class CorpusDescription:
     codes: tuple[str, ...] | None
     columns: tuple[str, ...]
     filters: dict[str, dict[str, Any]]
+    line_end: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,18 +107,29 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
         inputs = find(folder) if folder else []
         settings: dict[str, Any] = {}
         for corpus in (corpus for corpus in corpora if corpus.task == task):
-            inputs += corpus_inputs(corpus, text.allow_missing)
+            found = corpus_inputs(corpus, text.allow_missing)
+            inputs += found
             own: dict[str, Any] = {
                 "format": corpus.format,
                 "columns": list(corpus.columns),
                 "filters": list(corpus.filters),
             }
+            own |= {"line_end": corpus.line_end} if corpus.line_end else {}
+            own |= {"language_model": _language_model(found)} if LANGUAGE in corpus.filters else {}
             settings |= {f"{corpus.name}.{key}": value for key, value in (own | corpus.filters).items()}
         if inputs:
             _refuse_doubles(inputs)
             inputs.sort(key=lambda source: source.name)  # stable
             sources[task] = Sources(tuple(inputs), settings)
     return sources
+
+
+def _language_model(inputs: list[Input]) -> str:
+    """The model of filter `language`, which shapes what it drops; a warning names the languages it does not know."""
+    languages = sorted({language for source in inputs for language in source.languages})
+    if unknown := [language for language in languages if not labels_of(language)]:
+        warn(f"filter language leaves {', '.join(unknown)} as they are: its model does not know them")
+    return model_name()
 
 
 def _refuse_doubles(inputs: list[Input]) -> None:
@@ -168,15 +187,14 @@ def _read(description: str, places: dict[str, str]) -> CorpusDescription:
     place = places.get(values["name"], values.get("where", ""))
     if not place:
         raise ValueError(f"{where} does not say where the corpus is: give --where {values['name']}=FOLDER")
-    columns = tuple(values.get("columns", reader.columns))
-    if "text" in reader.columns and len(columns) != 1:
-        raise ValueError(f"{where}: columns are {list(columns)}: name the one that has the text")
-    if "source" in reader.columns and not {"source", "target"} <= set(columns):
-        raise ValueError(f"{where}: columns are {list(columns)}: 'source' and 'target' must be among them")
+    columns = _columns(values, reader, where)
     filters = values.get("filters", {})
-    make_filters(filters, reader.task, where)
-    if "score" in filters and "score" not in columns:
-        raise ValueError(f"{where}: filter score needs a column 'score': take the filter out, or name the column")
+    _check_filters(filters, reader, columns, where)
+    line_end = values.get("line_end", "")
+    if line_end and not (isinstance(line_end, str) and isinstance(reader, RecordDocuments)):
+        raise ValueError(
+            f"{where}: line_end is {line_end!r}: it is a string, of a format that has records of documents"
+        )
     patterns = [values["files"]] if isinstance(values["files"], str) else values["files"]
     shown = "{lang}" if reader.task == "mono" else "{src}"
     for pattern in patterns:
@@ -185,9 +203,27 @@ def _read(description: str, places: dict[str, str]) -> CorpusDescription:
         if "*" in pattern and "{side}" in pattern:
             raise ValueError(f"{where}: files are {pattern!r}: * and {{side}} cannot be in one name, list the names")
     listed = None if codes == "any" else tuple(codes)
-    return CorpusDescription(
-        where, reader.task, values["name"], place, values["format"], tuple(patterns), listed, columns, filters
-    )
+    names = values["name"], place, values["format"], tuple(patterns)
+    return CorpusDescription(where, reader.task, *names, listed, columns, filters, line_end)
+
+
+def _columns(values: dict[str, Any], reader: Reader, where: str) -> tuple[str, ...]:
+    try:
+        return reader.read_columns(values.get("columns", reader.columns))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _check_filters(filters: dict[str, dict[str, Any]], reader: Reader, columns: tuple[str, ...], where: str) -> None:
+    make_filters(filters, reader.task, where)
+    scored = isinstance(reader, TableReader) and "score" in reader.roles(columns)
+    if "score" in filters and not scored:
+        raise ValueError(f"{where}: filter score needs a column 'score': take the filter out, or name the column")
+    for rule in column_filters(filters, where):
+        if not reader.has_column(columns, rule.column):
+            raise ValueError(
+                f"{where}: filter column needs a column {rule.column!r}: take the filter out, or name it in columns"
+            )
 
 
 def _check_codes(codes: Sequence[str], where: str) -> None:
@@ -238,8 +274,9 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
                     READERS[corpus.format].members(places[0], codes),
                     corpus.format,
                     corpus.name,
-                    corpus.columns,
+                    tuple(_filled(column, codes) for column in corpus.columns),
                     corpus.filters,
+                    corpus.line_end,
                 )
             )
     words = f"{len(missing)} of {len(wanted)} files of {corpus.name} are not in {corpus.where} ({_some(missing)})"
@@ -265,15 +302,20 @@ def _wanted(corpus: CorpusDescription, listed: dict[str, Place]) -> list[list[tu
 
 def _files_of(patterns: Sequence[str], codes: tuple[str, ...], listed: Collection[str]) -> list[tuple[str, ...]]:
     """The inputs of a language or pair, a file each (two with {side}), by the first pattern whose files are listed."""
-    for pattern in patterns:
-        for key, code in zip(("{lang}",) if len(codes) == 1 else ("{src}", "{tgt}"), codes, strict=True):
-            pattern = pattern.replace(key, code)
+    for pattern in (_filled(pattern, codes) for pattern in patterns):
         names = tuple(dict.fromkeys(pattern.replace("{side}", code) for code in codes))
         if "*" in pattern and (found := list(filter(_matcher(pattern).fullmatch, listed))):
             return [(name,) for name in found]
         if all(name in listed for name in names):
             return [names]
     return []
+
+
+def _filled(pattern: str, codes: tuple[str, ...]) -> str:
+    """A name with the codes of a language or pair in place of {lang}, or {src} and {tgt}."""
+    for key, code in zip(("{lang}",) if len(codes) == 1 else ("{src}", "{tgt}"), codes, strict=True):
+        pattern = pattern.replace(key, code)
+    return pattern
 
 
 def _match_any(corpus: CorpusDescription, listed: dict[str, Place]) -> list[tuple[str, ...]]:

@@ -15,7 +15,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from data_prep.clean import OTHER_SPLIT, add_counts, doubts
+from tyro.conf import UseAppendAction
+
+from data_prep.clean import HELD_OUT_TEXT, OTHER_SPLIT, HeldOutText, add_counts, doubts
 from data_prep.corpus import TextConfig, find_sources
 from data_prep.encode_input import (
     STAGED,
@@ -31,7 +33,7 @@ from data_prep.parallel import on_root, run_tasks, world_size
 from data_prep.progress import say, warn
 from data_prep.remove_duplicates import is_final, remove_duplicates
 from data_prep.store import Stage
-from xlme_ds.data.schema import Manifest, Shard, write_manifest
+from xlme_ds.data.schema import Manifest, Shard, file_sha256, write_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 
 
@@ -54,6 +56,11 @@ class EncodeConfig(TextConfig):
     others. A hash of the document, or of the English side of a pair, decides."""
     heldout_share: float = 0.001
     """Share of the documents, and of the pairs, that are held out; give the same for both parts."""
+    without: UseAppendAction[tuple[Path, ...]] = ()
+    """UTF-8 text, for example a side of a test set: paragraphs, and pairs of which either side, that are one of its
+    lines are dropped and counted; may be given several times."""
+    sentences: bool = False
+    """Make every paragraph of monolingual text a record of its own, for `mix --sentences`."""
 
 
 def run(config: EncodeConfig) -> None:
@@ -71,6 +78,8 @@ def run(config: EncodeConfig) -> None:
 def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[EncodeTask]]]]:
     """The vocabulary's size, and the work of each task (mono and para): all ranks have the same before it begins."""
     vocabulary = Vocabulary(config.vocab)
+    HeldOutText.read(config.without)  # before anything is written
+    held_out = sorted(file_sha256(path) for path in config.without)
     plans = {}
     for kind, sources in find_sources(config).items():
         settings: dict[str, Any] = {
@@ -81,6 +90,10 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
         }
         if config.split != "all":
             settings |= {"split": config.split, "heldout_share": config.heldout_share}
+        if config.without:
+            settings["without"] = held_out
+        if config.sentences and kind == "mono":
+            settings["sentences"] = True
         if kind == "para":
             settings["max_pair_tokens"] = config.max_pair_tokens
         stage = Stage(config.out / kind, "encode", settings | sources.settings)
@@ -101,7 +114,7 @@ def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[Enc
     members = world_size() if world_size() > 1 else config.processes
     if open_tasks:
         on_root(lambda: discard_changed(stage, open_tasks))
-        work = partial(encode_inputs, stage, open_tasks, config.vocab, shared)
+        work = partial(encode_inputs, stage, open_tasks, config.vocab, shared, config.without)
         run_tasks(work, range(members), [1] * members, config.processes, f"encode {kind}", visible=False)
     if doubled:
         remove_duplicates(stage, doubled, config.processes)
@@ -148,8 +161,8 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
         assert result is not None, f"{task.name} has no result"
         shards += [Shard(**shard) for shard in result["shards"]]
         by_language[task.source.name] = add_counts(by_language.get(task.source.name, {}), result["counts"])
-        other = result["counts"]["dropped"].get(OTHER_SPLIT, 0)
-        if not result["shards"] and not other:
+        elsewhere = any(result["counts"]["dropped"].get(reason) for reason in (OTHER_SPLIT, HELD_OUT_TEXT))
+        if not result["shards"] and not elsewhere:
             warn(f"{task.source.paths[0]} gave no text: see its counts in the manifest")
         counts = result["counts"]
         lines = counts["paragraphs_in"] if task.mono else 2 * counts["pairs_in"]

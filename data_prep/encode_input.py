@@ -21,10 +21,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from data_prep.clean import Counts, Filters, Split, add_counts, make_filters
+import numpy as np
+
+from data_prep.clean import Counts, Filters, HeldOutText, Split, add_counts, make_filters
 from data_prep.dedup import Run
 from data_prep.progress import Status
 from data_prep.readers import DOCUMENT_READERS, PAIR_READERS, READERS, Input, TextBlock
+from data_prep.readers.reader import Paragraphs
 from data_prep.store import Stage, make_folder, write_arrow
 from data_prep.token_ids import IdEncoder
 from xlme_ds.data.schema import DOCUMENTS, PAIRS, naming
@@ -191,13 +194,21 @@ class EncodeTask:
         return f"{self.source.name}/{self.index:03d}-{number:05d}.arrow"
 
 
-def encode_inputs(stage: Stage, tasks: Sequence[EncodeTask], vocab: Path, shared_folder: Path, member: int) -> None:
+def encode_inputs(
+    stage: Stage,
+    tasks: Sequence[EncodeTask],
+    vocab: Path,
+    shared_folder: Path,
+    without: tuple[Path, ...],
+    member: int,
+) -> None:
     """Encode the inputs and blocks that no other member encodes, until all are encoded or a member failed."""
     shared = SharedWork(shared_folder, member)
     by_name = {task.name: task for task in tasks}
+    held_out = HeldOutText.read(without) if without else None
 
     def work(name: str, number: int, block: TextBlock) -> None:
-        encode_block(stage, by_name[name], vocab, number, block)
+        encode_block(stage, by_name[name], vocab, number, block, held_out)
         shared.report(sum(map(len, block.sides)), len(tasks), stage.folder.name)
 
     with shared.stopping_all():
@@ -231,16 +242,20 @@ def _read(stage: Stage, task: EncodeTask, shared: SharedWork, work: EncodeBlock)
         shared.finish(task.name)
 
 
-def encode_block(stage: Stage, task: EncodeTask, vocab: Path, number: int, block: TextBlock) -> None:
+def encode_block(
+    stage: Stage, task: EncodeTask, vocab: Path, number: int, block: TextBlock, without: HeldOutText | None = None
+) -> None:
     """Write the shard of one block, then its marker."""
     filters = task.filters
     run = Run() if filters.exact_duplicates else None
     settings = stage.settings
     split = Split(settings["split"], settings["heldout_share"]) if "split" in settings else None
-    encoder = IdEncoder(_vocabulary(vocab), task.source.languages, filters, run, split)
+    encoder = IdEncoder(_vocabulary(vocab), task.source.languages, filters, run, split, without)
     counts = Counts("documents" if task.mono else "pairs")
     if task.mono:
         paragraphs = DOCUMENT_READERS[task.source.format].paragraphs(task.source, block, counts)
+        if settings.get("sentences"):
+            paragraphs = _apart(paragraphs, counts)
         schema, batches = DOCUMENTS, encoder.documents(paragraphs, counts)
     else:
         units = PAIR_READERS[task.source.format].pairs(task.source, block, counts)
@@ -255,6 +270,13 @@ def encode_block(stage: Stage, task: EncodeTask, vocab: Path, number: int, block
         "counts": counts.as_json(),
     }
     stage.finish_task(task.block_name(number), result)
+
+
+def _apart(documents: Iterable[Paragraphs], counts: Counts) -> Iterator[Paragraphs]:
+    """Every paragraph as a document."""
+    for lines, of_document in documents:
+        counts.units_in += len(lines) - len(of_document)
+        yield Paragraphs(lines, np.ones(len(lines), np.int64))
 
 
 def begin_input(stage: Stage, task: EncodeTask) -> None:

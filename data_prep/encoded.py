@@ -146,8 +146,8 @@ def _word(column: pa.ListArray, number: int, file: pa.Buffer) -> int:
 class EncodedShard:
     """An encoded shard as examples of one group (a language, or a language pair).
 
-    Task mono: `examples` training rows. Task para: pairs that fit into a row, `tokens` ids in their items (specials
-    included); `unfit` are the others' records, in order. `batches` locate the ids.
+    Task mono: `examples` training rows. Pairs, and sentences: those that fit into a row, `tokens` ids in their items
+    (specials included); `unfit` are the others' records, in order. `batches` locate the ids.
     """
 
     group: str
@@ -157,26 +157,29 @@ class EncodedShard:
     unfit: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     def records(self, examples: np.ndarray) -> np.ndarray:
-        """The records of examples that are pairs."""
+        """The records of examples that are pairs or sentences."""
         fitting_before = self.unfit - np.arange(len(self.unfit))
         return examples + np.searchsorted(fitting_before, examples, side="right")
 
 
-def survey(folder: Path, row_tokens: int, layout: Layout, longest: int | None, name: str) -> EncodedShard:
+def survey(
+    folder: Path, row_tokens: int, layout: Layout, longest: int | None, sentences: bool, name: str
+) -> EncodedShard:
     """Count the examples of the encoded shard `name` (`group/number.arrow`) of task folder `folder`.
 
     A document shard is cut every `row_tokens` - 2 ids. A last slice of one id is no row: it is the last document's
-    `</s>`. `longest`: ids that no pair has more of, where that is known; if all fit, their lengths need not be read.
+    `</s>`. Of `sentences` each is an example, after the token that opens it. `longest`: ids that no pair has more of,
+    where that is known; if all fit, their lengths need not be read.
     """
     group = name.split("/")[0]
     batches = read_batches(folder / name)
     tokens, records = int(batches.tokens.sum()), int(batches.records.sum())
-    if len(batches.tokens) == 1:
+    if len(batches.tokens) == 1 and not sentences:
         rows, rest = divmod(tokens, row_tokens - 2)
         return EncodedShard(group, rows + (rest > 1), tokens, batches)
     if longest is not None and longest + layout.pair_specials <= row_tokens:
         return EncodedShard(group, records, tokens + layout.pair_specials * records, batches)
-    lengths = batches.all_lengths().sum(0) + layout.pair_specials
+    lengths = batches.all_lengths().sum(0) + (1 if sentences else layout.pair_specials)
     fits = lengths <= row_tokens
     return EncodedShard(group, int(fits.sum()), int(lengths[fits].sum()), batches, np.flatnonzero(~fits))
 

@@ -4,15 +4,18 @@ A pure function of the encoded manifests and the settings. Every output shard ca
 is computed, never stored (see `sampling.Order`).
 """
 
+import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from tyro.conf import UseAppendAction
 
 from data_prep.encoded import EncodedShard, survey
+from data_prep.languages import canonical
 from data_prep.mixed_rows import (
     BATCH_ROWS,
     BLOCK,
@@ -26,12 +29,14 @@ from data_prep.mixed_rows import (
     write_shard,
 )
 from data_prep.parallel import on_root, run_tasks
-from data_prep.progress import say
+from data_prep.progress import refuse, say, warn
+from data_prep.sampling import Order, Sampling
 from data_prep.store import Stage, write_file
 from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, file_sha256, read_manifest, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
 _WINDOWS_A_TASK = 64
+_ROUNDS = 20
 
 
 @dataclass(frozen=True)
@@ -53,11 +58,23 @@ class MixConfig:
     alpha: float = 0.7
     """Exponent of the sampling over languages and over pairs: 1 takes text as it is, 0 gives each the same; less helps
     small languages."""
+    share: UseAppendAction[tuple[str, ...]] = ()
+    """LANGUAGE=SHARE or PAIR=SHARE in place of what --alpha gives it; sw+yo=0.02 is the share of both together; may be
+    given several times."""
+    max_repeats: float = 0.0
+    """Use of a language or pair at most so many times its available examples, the rest going to the others; 0 sets no
+    bound."""
     layout: Literal["xlme", "xlm"] = "xlme"
     """Special tokens of an item; `model.layout` must be the same. xlme: `<s> text </s>`, pairs `<s> e </s> f </s>`;
     xlm: `</s> text </s>`, pairs with positions that restart on the second side, `</s> e </s></s> f </s>`."""
     seed: int = 0
     """Seed of the order, and of which side of a pair comes first."""
+    sentences: bool = False
+    """Monolingual rows of whole records, packed as pairs are, for denoising and back-translation: of `encode
+    --sentences`."""
+    into: str = ""
+    """Language that is the second side, into which is translated, of every pair that has it; the first side of other
+    pairs is drawn."""
     rows_per_shard: int = 65536
     """Rows of every shard but the last; a file is about 2 KB times as large, for rows of 512 tokens."""
     processes: int = 1
@@ -75,13 +92,17 @@ class MixConfig:
             raise ValueError(f"--rows-per-shard is {self.rows_per_shard}: it must be at least 1")
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"--alpha is {self.alpha}: it must be between 0 (uniform) and 1 (natural distribution)")
+        if not 0 <= self.max_repeats < float("inf"):
+            raise ValueError(f"--max-repeats is {self.max_repeats}: it must be a number above 0, or 0 for no bound")
 
 
 def run(config: MixConfig) -> None:
     """Write `config.out`. Raises ValueError for settings or inputs that cannot work."""
     on_root(config.validate)
+    config = replace(config, into=on_root(lambda: canonical(config.into)) if config.into else "")
     wanted = {task: rows for task, rows in zip(TASKS, (config.mono_rows, config.para_rows), strict=True) if rows}
     encoded, vocabulary, languages = on_root(lambda: _read_inputs(config, list(wanted)))
+    on_root(lambda: _refuse_unknown(config, encoded))
     for task, rows in wanted.items():
         _mix(config, task, rows, encoded[task], languages)
     on_root(lambda: _copy(vocabulary, config.out / "vocab" / MODEL_FILE))
@@ -103,6 +124,35 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
     return encoded, vocabulary.path, tuple(sorted(languages))
 
 
+def _names(encoded: Manifest) -> set[str]:
+    """The languages or pairs that have text."""
+    return {shard.name.split("/")[0] for shard in encoded.shards}
+
+
+def _refuse_unknown(config: MixConfig, encoded: dict[str, Manifest]) -> None:
+    """Raise ValueError for a set share of what is not mixed, or of languages and pairs together."""
+    names = {task: _names(manifest) for task, manifest in encoded.items()}
+    known = set().union(*names.values())
+    of_pairs = encoded["para"].languages if "para" in encoded else ()
+    words = f"--into {config.into} is in no pair that is mixed from {config.encoded}: name a language of the pairs"
+    refuse([(not config.into or config.into in of_pairs, words)])
+    for group in Sampling(config.alpha, config.share).set_shares():
+        for name in group:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known)[:8])} …"
+                raise ValueError(f"--share names {name!r}, of which nothing is mixed from {config.encoded}: {meant}")
+        if not any(set(group) <= own for own in names.values()):
+            raise ValueError(f"--share {'+'.join(group)}=… has languages and pairs: give those of each a share")
+
+
+def _sampling(config: MixConfig, encoded: Manifest) -> Sampling:
+    """The settings of one task: the shares that are set for its languages or pairs."""
+    own = _names(encoded)
+    share = [line for line in config.share if set(line.rpartition("=")[0].split("+")) <= own]
+    return Sampling(config.alpha, tuple(sorted(share)), config.max_repeats)
+
+
 def _copy(source: Path, target: Path) -> None:
     if not target.exists() or file_sha256(target) != file_sha256(source):
         write_file(target, source.read_bytes(), target.parent)
@@ -121,24 +171,38 @@ def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: 
         "languages": list(languages),
         "batch_rows": BATCH_ROWS,
         "window": WINDOW,
-        "order": ORDER.format(BLOCK[task], STRETCH),
+        "order": ORDER.format(BLOCK["packed" if _packed(config, task) else "cut"], STRETCH),
     }
     settings |= {key: encoded.settings[key] for key in ("split", "heldout_share") if key in encoded.settings}
+    sentences = task == "mono" and _packed(config, task)
+    words = f"{config.encoded / task} was encoded without --sentences, which mix --sentences needs: encode it so"
+    refuse([(not sentences or encoded.settings.get("sentences", False), words)])
+    settings |= {"sentences": True} if sentences else {}
+    settings |= {"into": config.into} if config.into and task == "para" else {}
+    sampling = _sampling(config, encoded)
+    set_ones = {"share": list(sampling.share), "max_repeats": sampling.max_repeats}
+    settings |= {key: value for key, value in set_ones.items() if value}
     stage = Stage(config.out / task, "mix", settings)
+    on_root(stage.begun)
+    plan = None
+    if not on_root((stage.folder / "manifest.json").exists):  # before the folder, so that a refusal leaves none
+        plan = _plan(config, task, rows, encoded, languages)
     with stage.open():
         if stage.finished(config.processes):
             on_root(lambda: say(f"{stage.folder} is complete"))
         else:
-            _write(config, stage, rows, encoded, languages)
+            _write(config, stage, rows, encoded, plan or _plan(config, task, rows, encoded, languages))
 
 
-def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> None:
-    task = stage.settings["task"]
-    plan = _plan(config, task, encoded, languages)
+def _packed(config: MixConfig, task: str) -> bool:
+    """Whether rows hold whole records, instead of slices of one text."""
+    return task == "para" or config.sentences
+
+
+def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, plan: MixPlan) -> None:
+    task, languages = stage.settings["task"], tuple(stage.settings["languages"])
     first_rows = None
-    if task == "mono":
-        plan = with_total(plan, rows)
-    else:
+    if _packed(config, task):
         plan, first_rows = _sampled_pairs(stage, plan, rows, config.processes)
     count = -(-rows // config.rows_per_shard)
     sizes = [min(config.rows_per_shard, rows - i * config.rows_per_shard) for i in range(count)]
@@ -155,35 +219,80 @@ def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, langua
     on_root(lambda: say(f"{stage.folder}: {words}"))
 
 
-def _plan(config: MixConfig, task: str, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:
+def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:
+    """The plan of a task, of pairs with about as many as fill the rows; its table is printed."""
     folder = config.encoded / task
     names = [shard.name for shard in encoded.shards]
     sizes = [shard.bytes for shard in encoded.shards]
-    look = partial(survey, folder, config.row_tokens, LAYOUTS[config.layout], encoded.settings.get("max_pair_tokens"))
+    packed = _packed(config, task)
+    look = partial(survey, folder, config.row_tokens, LAYOUTS[config.layout], encoded.settings.get("max_pair_tokens"),
+                   packed and task == "mono")  # fmt: skip
     shards: Sequence[EncodedShard] = run_tasks(look, names, sizes, config.processes, f"survey {task}")
     if not any(shard.examples for shard in shards):
         more = "raise --heldout-share" if encoded.settings.get("split") == "heldout" else "encode some text first"
         raise ValueError(f"{folder} has nothing that fills a row of {config.row_tokens} tokens: {more}")
-    return plan_rows(shards, config.row_tokens, config.layout, languages, task, config.alpha, config.seed)
+    sampling = _sampling(config, encoded)
+    into = languages.index(config.into) if config.into in languages else None
+    plan = plan_rows(shards, config.row_tokens, config.layout, languages, task, sampling, config.seed, packed, into)
+    plan = _enough_pairs(plan, rows) if packed else with_total(plan, rows)
+    on_root(lambda: _say_shares(plan.order))
+    if packed and (left_out := sum(len(shard.unfit) for shard in shards)):
+        what = "pairs" if task == "para" else "sentences"
+        on_root(lambda: warn(f"{folder}: {left_out:,} {what} are too long for a row of {config.row_tokens} tokens"))
+    return plan
+
+
+def _say_shares(order: Order) -> None:
+    """Print what is sampled: a line a language, largest first."""
+    available, name = sum(order.examples), "language" if order.label == "mono" else "pair"
+    say(f"{name:<12} {'available':>15} {'share before':>12} {'share after':>12} {'repeats':>8}")
+    for j in sorted(range(len(order.names)), key=lambda j: (-order.examples[j], order.names[j])):
+        examples, quota = order.examples[j], order.quotas[j]
+        shares = f"{examples / available:>12.3%} {quota / order.total:>12.3%} {quota / max(examples, 1):>7.2f}×"
+        say(f"{order.names[j]:<12} {examples:>15,} {shares}")
+
+
+def _enough_pairs(plan: MixPlan, rows: int) -> MixPlan:
+    """Sample about as many pairs as fill `rows` rows. Raises ValueError where a bound on repeats allows no so many."""
+    order = plan.order
+    groups = [group for group in zip(range(len(plan.tokens)), plan.tokens, order.examples, strict=True) if group[2]]
+    limits = plan.sampling.limits(order.examples)
+    if limits is not None:
+        most = sum(limits[j] * tokens // examples for j, tokens, examples in groups) // plan.row_tokens
+        if most < rows:
+            raise ValueError(
+                f"--{order.label}-rows is {rows:,}, but with --max-repeats {plan.sampling.max_repeats:g} the "
+                f"{'pairs' if order.label == 'para' else 'sentences'} fill {most:,} rows without gaps: raise it, or "
+                "ask for fewer rows"
+            )
+    for _ in range(_ROUNDS):  # the shares under a bound depend on the total, and the total on the shares
+        mean = sum(float(plan.order.shares[j]) * tokens / examples for j, tokens, examples in groups)
+        total = int(rows * plan.row_tokens / mean) + 1  # packing leaves gaps, so these nearly always suffice
+        total = min(total, sum(limits)) if limits is not None else total
+        if total == plan.order.total:
+            break
+        plan = with_total(plan, total)
+    return plan
 
 
 def _sampled_pairs(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple[MixPlan, np.ndarray]:
     """Sample as many pairs as pack into at least `rows` rows; (plan, rows before each window [windows + 1])."""
-    groups = zip(plan.order.shares, plan.tokens, plan.order.examples, strict=True)
-    mean = sum(float(share) * tokens / examples for share, tokens, examples in groups if examples)
-    total = int(rows * plan.row_tokens / mean) + 1  # packing leaves gaps, so these nearly always suffice
     while True:
-        plan = with_total(plan, total)
+        total = plan.order.total
         windows = -(-total // WINDOW)
         parts = range(0, windows, _WINDOWS_A_TASK)
         count = partial(_count_windows, stage, plan, windows)
         results = run_tasks(
-            count, parts, [min(_WINDOWS_A_TASK, windows - part) for part in parts], processes, "pack para"
+            count,
+            parts,
+            [min(_WINDOWS_A_TASK, windows - part) for part in parts],
+            processes,
+            f"pack {plan.order.label}",
         )
         first_rows = np.cumsum([0] + [number for result in results for number in result["rows"]])
         if first_rows[-1] >= rows:
             return plan, first_rows
-        total = int(total * 1.002 * rows / max(int(first_rows[-1]), 1)) + 1
+        plan = with_total(plan, int(total * 1.002 * rows / max(int(first_rows[-1]), 1)) + 1)
 
 
 def _count_windows(stage: Stage, plan: MixPlan, windows: int, start: int) -> dict[str, Any]:

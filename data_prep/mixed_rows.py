@@ -10,12 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.encoded import EncodedShard, copy_words, group_languages
-from data_prep.sampling import Integers, Order, apportion, hashed, key_of, permute, temperature_shares
+from data_prep.sampling import Integers, Order, Sampling, apportion, hashed, key_of, permute
 from data_prep.store import Stage, write_arrow, write_file
 from data_prep.token_ids import list_array
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
 
-BLOCK = {"mono": 1 << 16, "para": 1 << 18}  # slots that are shuffled together: some 30,000 rows or more
+# Slots that are shuffled together, some 30,000 rows or more: rows are cut from documents, or packed from records.
+BLOCK = {"cut": 1 << 16, "packed": 1 << 18}
 STRETCH = 8192  # ids of a side, in about one piece of a file, that are used in the same block
 ORDER = "every example of a language once a pass, pass after pass; blocks of {} slots, stretches of {} ids"
 BATCH_ROWS = 1024
@@ -37,6 +38,13 @@ class MixPlan:
     tokens: tuple[int, ...]
     mean_tokens: float
     order: Order
+    sampling: Sampling
+    into: int | None = None  # the language that is every pair's second side
+
+    @property
+    def specials(self) -> int:
+        """Ids of an item that no record has: a sentence's has its last one."""
+        return self.layout.pair_specials if len(self.group_languages[0]) == 2 else 1
 
     @cached_property
     def _first(self) -> np.ndarray:
@@ -64,25 +72,29 @@ def plan_rows(
     layout: str,
     languages: Sequence[str],
     task: str,
-    alpha: float,
+    sampling: Sampling,
     seed: int,
+    packed: bool,
+    into: int | None = None,
 ) -> MixPlan:
     """The plan of a task with no slots yet, which `with_total` gives it."""
     shards = sorted(shards, key=lambda shard: (shard.group, shard.batches.path.name))
     by_group = {group: list(same) for group, same in groupby(shards, key=lambda shard: shard.group)}
     examples = tuple(sum(shard.examples for shard in same) for same in by_group.values())
     tokens = tuple(sum(shard.tokens for shard in same) for same in by_group.values())
-    shares = tuple(temperature_shares(examples, alpha))
+    shares = tuple(sampling.shares(tuple(by_group), examples))
     members = tuple(group_languages(group, languages) for group in by_group)
     mean_tokens = max(sum(tokens), 1) / max(sum(examples), 1)
+    block = BLOCK["packed" if packed else "cut"]
     neighbours = max(int(STRETCH * len(members[0]) / mean_tokens), 1)
-    order = Order(tuple(by_group), examples, shares, (), seed, task, BLOCK[task], neighbours)
-    return MixPlan(row_tokens, LAYOUTS[layout], members, tuple(shards), tokens, mean_tokens, order)
+    order = Order(tuple(by_group), examples, shares, (), seed, task, block, neighbours)
+    return MixPlan(row_tokens, LAYOUTS[layout], members, tuple(shards), tokens, mean_tokens, order, sampling, into)
 
 
 def with_total(plan: MixPlan, total: int) -> MixPlan:
-    """The same examples, sampled `total` times."""
-    return replace(plan, order=replace(plan.order, quotas=tuple(apportion(total, plan.order.shares))))
+    """The same examples, sampled `total` times. Raises ValueError for more than a bound on repeats allows."""
+    shares = tuple(plan.sampling.shares(plan.order.names, plan.order.examples, total))
+    return replace(plan, order=replace(plan.order, shares=shares, quotas=tuple(apportion(total, shares))))
 
 
 @dataclass
@@ -94,7 +106,8 @@ class Tally:
 
 
 class SampledPairs(NamedTuple):
-    """Where pairs are; `starts` and `lengths` are [2, pairs] in the order of the sides in the row.
+    """Where pairs are; `starts` and `lengths` are [2, pairs] in the order of the sides in the row; of sentences [1,
+    sentences].
 
     `tokens`: ids of each pair as an item.
     """
@@ -146,7 +159,7 @@ def _checked(batches: Iterable[pa.RecordBatch], checks: list[np.ndarray]) -> Ite
 def _mono_rows(plan: MixPlan, start: int, stop: int, tally: Tally) -> Iterator[pa.RecordBatch]:
     """Rows [start, stop) of the order: the token that opens an item, a slice of a shard's token stream without `</s>`
     at its ends, and `</s>`."""
-    held = min(BLOCK["mono"], max(_HELD // plan.row_tokens // BATCH_ROWS, 1) * BATCH_ROWS)
+    held = min(plan.order.block, max(_HELD // plan.row_tokens // BATCH_ROWS, 1) * BATCH_ROWS)
     languages = np.array([index for (index,) in plan.group_languages])
     for first in range(start, stop, held):
         group, shards, example = plan.find(np.arange(first, min(first + held, stop)))
@@ -204,7 +217,7 @@ def _packed_windows(plan: MixPlan, first: int, last: int) -> Iterator[tuple[int,
 
     Of each part the number of its first window, its pairs, and the pairs of each row of each window.
     """
-    most = int(min(BLOCK["para"], _HELD / plan.mean_tokens)) // WINDOW or 1
+    most = int(min(plan.order.block, _HELD / plan.mean_tokens)) // WINDOW or 1
     key = key_of(plan.order.seed, plan.order.label, "rows")
     while first < last:
         stop = min(first - first % most + most, last)
@@ -221,16 +234,20 @@ def _packed_windows(plan: MixPlan, first: int, last: int) -> Iterator[tuple[int,
 def _find_pairs(plan: MixPlan, slots: np.ndarray) -> SampledPairs:
     """Look up where the pairs of these slots are, without reading their ids."""
     group, shards, example = plan.find(slots)
-    starts, lengths = np.empty((2, 2, len(slots)), dtype=np.int64)
+    sides = np.array(plan.group_languages)[group]
+    starts, lengths = np.empty((2, sides.shape[1], len(slots)), dtype=np.int64)
     for shard, at in plan.by_shard(shards):
         starts[:, at], lengths[:, at] = shard.batches.bounds(shard.records(example[at]))
-    swapped = plan.order.swapped(slots)
+    swapped = plan.order.swapped(slots) & (sides.shape[1] == 2)
+    if plan.into is not None:
+        swapped = np.where((sides == plan.into).any(1), sides[:, 0] == plan.into, swapped)
     starts[:, swapped], lengths[:, swapped] = starts[::-1, swapped], lengths[::-1, swapped]
-    return SampledPairs(group, shards, starts, lengths, swapped, lengths.sum(0) + plan.layout.pair_specials)
+    return SampledPairs(group, shards, starts, lengths, swapped, lengths.sum(0) + plan.specials)
 
 
 def _render(plan: MixPlan, pairs: SampledPairs, rows: Sequence[np.ndarray]) -> pa.RecordBatch:
-    """The rows with the given items, each item `<s> e </s> f </s>`, or as else the plan lays them out."""
+    """The rows with the given items, each item `<s> e </s> f </s>`, or as else the plan lays them out; of sentences,
+    which have their `</s>`, `<s> x`."""
     items = np.concatenate(rows)
     counts = np.array([len(row) for row in rows])
     lengths = pairs.tokens[items]
@@ -241,17 +258,18 @@ def _render(plan: MixPlan, pairs: SampledPairs, rows: Sequence[np.ndarray]) -> p
     at = ends - lengths + np.repeat(padding, counts)
     flat = np.full(len(rows) * plan.row_tokens, PAD, dtype=np.int32)
     flat[at] = plan.layout.opening
-    after_first = at + 1 + first
-    for n, separator in enumerate(plan.layout.between):
-        flat[after_first + n] = separator
-    flat[at + lengths - 1] = EOS
     starts, wide = pairs.starts[:, items], pairs.lengths[:, items]
-    places = np.stack([at + 1, after_first + len(plan.layout.between)])
+    after_first = at + 1 + first
+    if len(starts) == 2:
+        for n, separator in enumerate(plan.layout.between):
+            flat[after_first + n] = separator
+        flat[at + lengths - 1] = EOS
+    places = np.stack([at + 1, after_first + len(plan.layout.between)])[: len(starts)]
     for shard, same in plan.by_shard(pairs.shard[items]):
         copy_words(shard.batches.path, starts[:, same].ravel(), wide[:, same].ravel(), flat, places[:, same].ravel())
     sides = np.array(plan.group_languages)[pairs.group[items]]
     sides[pairs.swapped[items]] = sides[pairs.swapped[items], ::-1]
-    return _batch(flat.reshape(len(rows), -1), counts, lengths, 2 * counts, sides.ravel())
+    return _batch(flat.reshape(len(rows), -1), counts, lengths, len(starts) * counts, sides.ravel())
 
 
 def _batch(

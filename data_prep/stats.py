@@ -67,9 +67,10 @@ class Line(NamedTuple):
     used: int
     available: int
 
-    def cells(self, task: str) -> dict[str, str]:
-        """The values as people read them, by the headings of a task's table."""
-        name, units, used = ("language", "documents", "rows") if task == "mono" else ("pair", "pairs", "pairs")
+    def cells(self, task: str, packed: bool = False) -> dict[str, str]:
+        """The values as people read them, by the headings of a task's table; `packed`: documents were, into rows."""
+        name, units = ("language", "documents") if task == "mono" else ("pair", "pairs")
+        used = "rows" if task == "mono" and not packed else units
         return {
             name: self.name,
             "size": decimal(self.bytes),
@@ -209,11 +210,12 @@ class Section(NamedTuple):
     lines: list[Line]
     lengths: dict[str, np.ndarray]
     losses: list[LossTable]
+    packed: bool = False
 
     @property
     def rows(self) -> list[dict[str, str]]:
         """Cells of every line, and of their sum at the end."""
-        return [line.cells(self.task) for line in (*self.lines, total(self.lines))]
+        return [line.cells(self.task, self.packed) for line in (*self.lines, total(self.lines))]
 
 
 def run(config: StatsConfig) -> None:
@@ -235,7 +237,8 @@ def _section(config: StatsConfig, task: str) -> Section:
     lines = on_root(lambda: lines_of(config.encoded, config.data, task))
     encoded = on_root(lambda: read_manifest(config.encoded / task))
     lengths = length_histograms(config.encoded / task, encoded, config.processes)
-    return Section(task, lines, {line.name: lengths[line.name] for line in lines}, loss_tables(encoded))
+    packed = on_root(lambda: "sentences" in read_manifest(config.data / task).settings)
+    return Section(task, lines, {line.name: lengths[line.name] for line in lines}, loss_tables(encoded), packed)
 
 
 def _show(config: StatsConfig, sections: Sequence[Section]) -> None:

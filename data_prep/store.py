@@ -61,13 +61,21 @@ class Stage:
         for leftover in self.folder.rglob(".*.tmp"):
             leftover.unlink()
         path = self.folder / "settings.json"
-        begun = next(filter(_says_settings, map(_readable, (path, self.folder / "manifest.json"))), None)
-        if begun is not None:
-            _refuse_changes(self.folder, begun, self._wanted)
+        begun = self.begun()
         if _readable(path, unsigned=False) is None:
             if begun is not None:  # by an earlier version, or settings.json is lost
                 self._sign_markers()
             write_signed(path, self._wanted)
+
+    def begun(self) -> dict[str, Any] | None:
+        """What the folder was begun with, if it was. Raises ValueError for another stage or other settings."""
+        if not self.folder.is_dir():
+            return None
+        paths = self.folder / "settings.json", self.folder / "manifest.json"
+        begun = next(filter(_says_settings, map(_readable, paths)), None)
+        if begun is not None:
+            _refuse_changes(self.folder, begun, self._wanted)
+        return begun
 
     def finished(self, processes: int, moved: Collection[str] = ()) -> bool:
         """Whether all is done, and every file is there with its checksum; collective under MPI.

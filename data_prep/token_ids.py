@@ -8,7 +8,16 @@ from itertools import compress, pairwise
 import numpy as np
 import pyarrow as pa
 
-from data_prep.clean import EXACT_DUPLICATES, OTHER_SPLIT, Counts, Filters, Sides, Split
+from data_prep.clean import (
+    EXACT_DUPLICATES,
+    HELD_OUT_TEXT,
+    OTHER_SPLIT,
+    Counts,
+    Filters,
+    HeldOutText,
+    Sides,
+    Split,
+)
 from data_prep.dedup import Run
 from data_prep.readers.reader import Paragraphs, ScoredPair
 from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, UNK
@@ -24,8 +33,8 @@ Ragged = tuple[np.ndarray, np.ndarray]  # sequences one after the other: values 
 class IdEncoder:
     """How the text of one input becomes ids: vocabulary, languages of the sides, filters.
 
-    `run` notes the text that is written, for the removal of duplicates; `split` is the part of the text that is read;
-    None where that is not asked for.
+    `run` notes the text that is written, for the removal of duplicates; `split` is the part of the text that is read,
+    `without` has lines that are not; None where that is not asked for.
     """
 
     vocabulary: Vocabulary
@@ -33,6 +42,7 @@ class IdEncoder:
     filters: Filters = Filters()  # noqa: RUF009 - frozen
     run: Run | None = None
     split: Split | None = None
+    without: HeldOutText | None = None
 
     def documents(self, paragraphs: Iterable[Paragraphs], counts: Counts) -> Iterator[pa.RecordBatch]:
         """Record batches of schema DOCUMENTS.
@@ -47,6 +57,8 @@ class IdEncoder:
                 ends = np.cumsum(of_document).tolist()
                 documents = ("\n".join(lines[first:last]) for first, last in pairwise([0, *ends]))
                 reasons.add(OTHER_SPLIT, self.split.left_out(documents)[owner])
+            if self.without is not None:
+                reasons.add(HELD_OUT_TEXT, self.without.left_out(lines))
             self._text_filters(reasons, Sides((lines,), self.languages))
             kept = reasons.kept
             encoded = self.vocabulary.encode_lines(_kept(lines, kept))
@@ -81,6 +93,8 @@ class IdEncoder:
             if self.split is not None:  # by English, whose sentences have translations in several languages
                 side = self.languages.index("en" if "en" in self.languages else min(self.languages))
                 reasons.add(OTHER_SPLIT, self.split.left_out(batch[side]))
+            if self.without is not None:
+                reasons.add(HELD_OUT_TEXT, np.logical_or.reduce([self.without.left_out(side) for side in batch]))
             self._text_filters(reasons, Sides(batch, self.languages, scores))
             kept = reasons.kept
             sides = [self.vocabulary.encode_lines(_kept(side, kept)) for side in batch]

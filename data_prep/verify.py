@@ -15,7 +15,7 @@ from data_prep.encoded import group_languages
 from data_prep.languages import LANGUAGES
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import refuse, say
-from data_prep.sampling import apportion, temperature_shares
+from data_prep.sampling import Sampling, apportion
 from data_prep.store import recorded, written_files
 from xlme_ds.data.schema import (
     BOS,
@@ -165,6 +165,7 @@ def _rules(
             sides=sides,
             languages=len(manifest.languages),
             layout=LAYOUTS[manifest.layout],
+            packed=sides == 2 or manifest.settings.get("sentences", False),
         )
         return row_schema(manifest.settings["row_tokens"]), faults, partial(_count_rows, sides)
     if folder.name == "para":
@@ -204,15 +205,17 @@ def _pair_faults(batch: pa.RecordBatch, text_end: int) -> Faults:
         yield _any(record, special, batch.num_rows), f"<s>, <pad> or </s> on the {side} side"
 
 
-def _row_faults(batch: pa.RecordBatch, text_end: int, sides: int, languages: int, layout: Layout) -> Faults:
-    """Faults of training rows; `sides` 1 for monolingual rows, 2 for pairs."""
+def _row_faults(
+    batch: pa.RecordBatch, text_end: int, sides: int, languages: int, layout: Layout, packed: bool
+) -> Faults:
+    """Faults of training rows; `sides` 1 for monolingual rows, 2 for pairs; `packed`: a row may have several items."""
     width = batch.schema.field("tokens").type.list_size
     rows = batch.column("tokens").flatten().to_numpy().reshape(-1, width)
     lengths, items, record = _flat(batch.column("lengths"))
     codes, sides_of, code_record = _flat(batch.column("languages"))
     used = np.bincount(record, weights=lengths, minlength=len(rows)).astype(np.int64)
     yield ((rows < 0) | (rows >= text_end)).any(1), f"an id outside [0, {text_end})"
-    yield (items == 0) | ((items > 1) & (sides == 1)), "an impossible number of items"
+    yield (items == 0) | ((items > 1) & (not packed)), "an impossible number of items"
     yield _any(record, lengths < 1 + 2 * sides, len(rows)) | (used > width), "lengths that the row cannot have"
     padding = (np.arange(width) >= used[:, None]) != (rows == PAD)
     yield padding.any(1), "<pad> where text belongs, or text after the last item"
@@ -220,13 +223,19 @@ def _row_faults(batch: pa.RecordBatch, text_end: int, sides: int, languages: int
     yield _any(code_record, (codes < 0) | (codes >= languages), len(rows)), f"a language index outside [0, {languages})"
     opening = "<s>" if layout.opening == BOS else "</s>"
     yield (
-        _item_faults(rows, lengths.astype(np.int64), record, used, sides, layout),
+        _item_faults(rows, lengths.astype(np.int64), record, used, sides, layout, packed),
         f"an item that does not start with {opening}, end with </s>, or have the separators of its task",
     )
 
 
 def _item_faults(
-    rows: np.ndarray, lengths: np.ndarray, record: np.ndarray, used: np.ndarray, sides: int, layout: Layout
+    rows: np.ndarray,
+    lengths: np.ndarray,
+    record: np.ndarray,
+    used: np.ndarray,
+    sides: int,
+    layout: Layout,
+    packed: bool,
 ) -> np.ndarray:
     """Whether a row has an item that is not laid out as its kind is; impossible lengths are left out."""
     width = rows.shape[1]
@@ -239,10 +248,12 @@ def _item_faults(
     begins[first] = True
     bad = _any(record, (flat[first] != layout.opening) | (flat[last] != EOS), len(rows))
     bad |= ((rows == BOS) & ~begins.reshape(rows.shape)).any(1)
-    if sides == 2:
+    if packed:
         separators = np.concatenate([[0], np.cumsum(flat == EOS)])
-        bad |= _any(record, separators[last] - separators[first + 1] != len(layout.between), len(rows))
+        wanted = len(layout.between) if sides == 2 else 0
+        bad |= _any(record, separators[last] - separators[first + 1] != wanted, len(rows))
         bad |= _any(record, (flat[first + 1] == EOS) | (flat[last - 1] == EOS), len(rows))
+    if sides == 2:
         between = np.append(np.flatnonzero(flat == EOS), flat.size)[separators[first + 1]]
         ends = np.minimum(between + len(layout.between) - 1, flat.size - 1)
         bad |= _any(record, flat[ends] != EOS, len(rows))
@@ -347,9 +358,11 @@ def _mixed_checks(folder: Path, manifest: Manifest, found: Sequence[Found]) -> C
         derived == given and counts["fill"] == whole["tokens"] / (manifest.rows * manifest.settings["row_tokens"]),
         f"the shares in {path} do not follow from its own counts: {_again(folder)}",
     )
-    alpha, exact = manifest.settings["alpha"], manifest.settings["task"] == "mono"
-    sampled = counts.get("sampled", sum(used))  # of pairs, the last few have no row
-    quotas = apportion(sampled, temperature_shares(available, alpha))
+    settings = manifest.settings
+    exact = settings["task"] == "mono" and "sentences" not in settings
+    sampling = Sampling(settings["alpha"], tuple(settings.get("share", ())), settings.get("max_repeats", 0.0))
+    sampled = counts.get("sampled", sum(used))  # of what is packed, the last few have no row
+    quotas = apportion(sampled, sampling.shares(list(by_name), available, sampled))
     fits = all(n == q if exact else n <= q for n, q in zip(used, quotas, strict=True))
     unknown = not exact and "sampled" not in counts  # by an earlier version
-    yield fits or unknown, f"{path} says alpha {alpha}, which samples other amounts: {_again(folder)}"
+    yield fits or unknown, f"{path} says alpha {sampling.alpha}, which samples other amounts: {_again(folder)}"

@@ -1,4 +1,5 @@
-"""Stage `vocab`: a SentencePiece unigram vocabulary from lines sampled by temperature over languages.
+"""Stage `vocab`: a SentencePiece unigram vocabulary from lines sampled by temperature over languages, or more pieces
+for one that there is.
 
 The sample is uniform, without replacement: every line has a hash of the seed, its language, its input and its number
 there, and the lines with the least hashes are chosen, so it is the same whatever the number of processes. Inputs are
@@ -9,7 +10,7 @@ stay.
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -24,9 +25,10 @@ from data_prep.corpus import TextConfig, find_sources
 from data_prep.model_file import SPECIALS, serialize
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import refuse, say, warn
-from data_prep.readers import DOCUMENT_READERS, PAIR_READERS, READERS, Input
+from data_prep.readers import DOCUMENT_READERS, PAIR_READERS, READERS, Input, find_documents
 from data_prep.sampling import Least, apportion, hashed, key_of, temperature_shares
 from data_prep.store import Stage, is_whole, new_file, write_file
+from data_prep.vocab_extension import cutting, described, extend, room_in
 from data_prep.word_counts import count_words
 from xlme_ds.data.schema import Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
@@ -42,12 +44,16 @@ _SETTINGS = ("size", "alpha", "sentences", "seed", "character_coverage")  # thos
 
 @dataclass(frozen=True)
 class VocabConfig(TextConfig):
-    """Train a vocabulary, or take over an existing SentencePiece model."""
+    """Train a vocabulary, take over an existing SentencePiece model, or extend one by new languages."""
 
     out: Path
     """Output folder: sentencepiece.model and manifest.json."""
     model: Path | None = None
-    """An existing SentencePiece model, such as XLM-R's, to take instead of training one."""
+    """An existing SentencePiece model, such as XLM-R's, to take instead of training one; with text, to extend: its
+    pieces keep their ids, and new ones of the text follow up to --size."""
+    compare: Path | None = None
+    """Folder of text laid out as for --mono, in the languages of the --model that is extended, to see how much its
+    segmentation changes."""
     size: int = 250002
     """Ids of the whole vocabulary as the model counts them, <pad> and <mask> included; smaller for small models and
     corpora."""
@@ -74,9 +80,8 @@ class VocabConfig(TextConfig):
                     "over",
                 ),
                 (
-                    self.model is None or not self.names_text,
-                    "--model takes a vocabulary over as it is: leave out --mono, --para and --corpus, or leave out "
-                    "--model",
+                    self.compare is None or (self.model is not None and self.names_text),
+                    "--compare is for a vocabulary that is extended: give --model and the new languages' text too",
                 ),
                 (
                     self.size >= 16 and self.sentences >= 1,
@@ -93,7 +98,7 @@ class VocabConfig(TextConfig):
 def run(config: VocabConfig) -> None:
     """Write `config.out`. Raises ValueError for settings or inputs that cannot work."""
     on_root(config.validate)
-    if config.model is None:
+    if config.model is None or config.names_text:
         _train(config)
     else:
         source = on_root(partial(Vocabulary, config.model))
@@ -112,7 +117,13 @@ def say_size(out: Path) -> None:
 
 def _train(config: VocabConfig) -> None:
     inputs, text_settings = on_root(lambda: sampled_inputs(config))
-    stage = Stage(config.out, "vocab", {name: getattr(config, name) for name in _SETTINGS} | text_settings)
+    settings = {name: getattr(config, name) for name in _SETTINGS} | text_settings
+    old = None if config.model is None else on_root(partial(Vocabulary, config.model))
+    compared = [] if config.compare is None else on_root(partial(find_documents, config.compare))
+    if old is not None:
+        on_root(partial(room_in, old.path, config.size))
+        settings |= {"model": old.sha256, "compare": _names(compared)}
+    stage = Stage(config.out, "vocab", settings)
 
     def quotas(lines: dict[str, int]) -> dict[str, int]:
         """m_j^alpha of each language's m_j lines; one with fewer than its quota gives all, once."""
@@ -132,8 +143,35 @@ def _train(config: VocabConfig) -> None:
                 for code, number in lines.items()
             }
             sentences = read_lines(list(files.values()))
-            on_root(lambda: finish_vocabulary(stage, _train_model(sentences, config), by_language))
+            if old is None:
+                on_root(lambda: finish_vocabulary(stage, _train_model(sentences, config), by_language))
+            else:
+                on_root(partial(_finish_extended, stage, config, old, files, compared, by_language))
         on_root(lambda: discard_work(stage, SAMPLE))
+
+
+def _finish_extended(
+    stage: Stage,
+    config: VocabConfig,
+    old: Vocabulary,
+    files: Mapping[str, Path],
+    compared: Sequence[Input],
+    by_language: Mapping[str, Any],
+) -> None:
+    """Extend the old vocabulary, and say how the sampled lines, and those to compare, are cut before and after."""
+    model = extend(old.path, read_lines(list(files.values())), config.size, config.character_coverage)
+    before, changes = old.path.read_bytes(), {}
+    lines = {code: partial(read_lines, [path]) for code, path in files.items()}
+    lines |= {source.name: partial(_lines_of, source) for source in compared if source.name not in lines}
+    for code, read in lines.items():
+        both = cutting(before, read()), cutting(model, read())
+        changes[code] = dict(zip(("before", "after"), both, strict=True))
+        say(described(code, *both))
+    finish_vocabulary(stage, model, by_language, {"segmentation": changes})
+
+
+def _lines_of(source: Input) -> Iterator[str]:
+    return (line for (side,) in _sides(source, Counts("lines")) for line in side)
 
 
 def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
@@ -172,11 +210,15 @@ def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]
         for path in chain.from_iterable(source.paths for source in inputs)
     )
     settings = {key: value for found in sources for key, value in found.settings.items()}
-    settings["inputs"] = [
+    settings["inputs"] = _names(inputs)
+    return inputs, settings
+
+
+def _names(inputs: Iterable[Input]) -> list[Any]:
+    return [
         [source.name, [list(file) for file in source.files], *([source.corpus] if source.corpus else [])]
         for source in inputs
     ]
-    return inputs, settings
 
 
 def sample_lines(
@@ -317,7 +359,9 @@ def _choose_lines(stage: Stage, found: Sequence[dict[str, Any]], wanted: dict[st
     return []
 
 
-def finish_vocabulary(stage: Stage, model: bytes, by_language: Mapping[str, Any]) -> None:
+def finish_vocabulary(
+    stage: Stage, model: bytes, by_language: Mapping[str, Any], counts: Mapping[str, Any] | None = None
+) -> None:
     """Write a SentencePiece model, then the manifest that marks the folder as complete."""
     path = stage.folder / MODEL_FILE
     written = write_file(path, model, stage.folder)
@@ -332,7 +376,7 @@ def finish_vocabulary(stage: Stage, model: bytes, by_language: Mapping[str, Any]
             shard.sha256,
             tuple(by_language),
             (shard,),
-            {"by_language": by_language},
+            {"by_language": by_language} | dict(counts or {}),
         ),
     )
 

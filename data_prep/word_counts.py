@@ -29,12 +29,14 @@ class WordCounts:
     sentences: int
 
 
-def count_words(lines: Iterable[str], memory: float = math.inf) -> WordCounts:
-    """Normalise lines of text and count their words.
+def count_words(
+    lines: Iterable[str], memory: float = math.inf, normalize: Callable[[list[str]], list[str]] | None = None
+) -> WordCounts:
+    """Normalise lines of text, as our own models do if `normalize` is not given, and count their words.
 
     Raises MemoryError when training on them would take more than `memory` bytes.
     """
-    normalize = spm.SentencePieceNormalizer(rule_name=NORMALIZATION).normalize
+    normalize = normalize or spm.SentencePieceNormalizer(rule_name=NORMALIZATION).normalize
     tables = [_counted(pa.array([], pa.large_string()), np.zeros(0, np.int64))]
     sentences = new = 0
     for some in _batches(iter(lines)):

@@ -1,5 +1,6 @@
 # The part that all pretrain_*.sh share: train, and go on in the next try of the same job as long as that gets on.
-# Needs XLME_RECIPE, XLME_DATA and XLME_OUT; the words after the script's name on the command line go to xlme_ds.pretrain.
+# Needs XLME_RECIPE, XLME_DATA (several folders of phases with a colon between them) and XLME_OUT, XLME_BRANCH=RUN@STEP in
+# place of the recipe; the words after the script's name on the command line go to xlme_ds.pretrain.
 . slurm/job.sh
 
 begin "$XLME_OUT"
@@ -9,16 +10,20 @@ if [ -n "${SLURM_RESTART_COUNT:-}" ] && [ -d "$XLME_OUT" ]; then
 fi
 
 # What prep.sh keeps out of training; XLME_HELDOUT= names none.
-XLME_HELDOUT=${XLME_HELDOUT-$(dirname "$XLME_DATA")/heldout}
+IFS=: read -ra data <<<"$XLME_DATA"
+XLME_HELDOUT=${XLME_HELDOUT-$(dirname "${data[0]}")/heldout}
 heldout=()
 if [ -n "$XLME_HELDOUT" ] && [ -d "$XLME_HELDOUT" ]; then heldout=(--heldout "$XLME_HELDOUT"); fi
+
+origin=(--recipe "$XLME_RECIPE")
+if [ -n "${XLME_BRANCH:-}" ]; then origin=(--branch "$XLME_BRANCH"); fi
 
 choose_port
 status=0
 # A dead rank would leave the others waiting in a collective: srun ends them all. Its exit code is the worst of them.
 # --wait=0: the first rank writes the report when the others have left, which some sites allow only for a while.
 srun --kill-on-bad-exit=1 --wait=0 \
-    "${python[@]}" -m xlme_ds.pretrain --recipe "$XLME_RECIPE" --data "$XLME_DATA" --out "$XLME_OUT" \
+    "${python[@]}" -m xlme_ds.pretrain "${origin[@]}" --data "${data[@]}" --out "$XLME_OUT" \
     "${heldout[@]}" "$@" || status=$?
 
 [ -e "$XLME_OUT/finished.json" ] || end_of_try $status

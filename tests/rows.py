@@ -1,10 +1,13 @@
-"""Small mixed data folders, written straight from the contract, for tests of what reads them."""
+"""Small mixed data folders, written straight from the contract, for tests of what reads them; and files of records."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import sentencepiece as spm
+from pyarrow import parquet
 
 from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, Shard, file_sha256, row_schema, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
@@ -104,3 +107,16 @@ def train_vocabulary(folder: Path, size: int = 120) -> Vocabulary:
     )
     prefix.with_suffix(".vocab").unlink()
     return Vocabulary(folder)
+
+
+def write_records(path: Path, rows: list[dict[str, Any]]) -> str:
+    """A file of records of the kind that its name says, in parts of two rows; its name."""
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".parquet":
+        parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
+    else:
+        table = pa.Table.from_pylist(rows)
+        with pa.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
+    return path.name

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench import rehearsal_text
 from bench.rehearsal_lines import mono_block, pair_block
 from bench.rehearsal_text import CC100, TextFile, files, repeated, write_text
 from data_prep.encode import EncodeConfig
@@ -91,6 +92,13 @@ def test_encode_finds_what_is_planted(text: Path, tmp_path: Path) -> None:
             assert planted - by_tokens <= got.pop("exact_duplicates") <= planted
             assert planted > 0.01 * found[read] == 0.01 * sum(note["lines"] for note in notes.values())
             assert got == +wanted, name
+
+
+def test_no_word_fills_a_row() -> None:
+    """A list of names without spaces is cut, so that different rows of text do not lie within copies of it."""
+    for language, line in (("cs", ",".join(["Aban", "Seliandra"] * 200)), ("ja", "a, " * 400 + "あ" * 300)):
+        words = rehearsal_text._words([line] * 2, np.ones(2, np.int64), language)
+        assert np.diff(words.starts).max() <= 65
 
 
 def test_lines_are_told_apart_as_they_are_read() -> None:

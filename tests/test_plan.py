@@ -14,6 +14,7 @@ from tests.launch import python
 from tests.small import SMALL, language_model, lively, model, usual_batch
 from xlme_ds.config import DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, TrainConfig
 from xlme_ds.counting import count_parameters, flops_per_step, work_of
+from xlme_ds.models.electra import Electra
 from xlme_ds.models.masked_head import GROUP
 from xlme_ds.models.text_encoder import LanguageModel
 from xlme_ds.objectives import objective_of
@@ -95,12 +96,28 @@ def causal() -> LanguageModel:
     return lively(objective_of(ObjectiveConfig("clm", mask_fraction=1.0)).build(SMALL))
 
 
+def no_generator() -> Electra:
+    return lively(objective_of(ObjectiveConfig("rts")).build(SMALL))
+
+
+def all_tokens() -> Electra:
+    return lively(objective_of(ObjectiveConfig("all_tokens")).build(SMALL))
+
+
 def linear_head(**changes: Any) -> LanguageModel:
     return language_model(masked_head="linear", **changes)
 
 
 @pytest.mark.parametrize(
-    ("name", "built"), [("electra", model), ("mlm", language_model), ("mlm", linear_head), ("clm", causal)]
+    ("name", "built"),
+    [
+        ("electra", model),
+        ("mlm", language_model),
+        ("mlm", linear_head),
+        ("clm", causal),
+        ("rts", no_generator),
+        ("all_tokens", all_tokens),
+    ],
 )
 def test_operations_equal_torchs_counter(name: Any, built: Any) -> None:
     """Matrix products that a real forward pass performs, counted by torch, every position masked as the fraction
@@ -114,8 +131,11 @@ def test_operations_equal_torchs_counter(name: Any, built: Any) -> None:
     objective = ObjectiveConfig(name, mask_fraction=len(batch.masked_M) / (rows * tokens))
     cfg = replace(SMALL, masked_head="linear") if built is linear_head else SMALL
     expected = rows * tokens * work_of(RunConfig("test", model=cfg, objective=objective), tokens).forward
-    # The sampler computes the logits of two groups of ids again; that, as all that is computed twice, is no work done.
-    expected += 2 * len(batch.masked_M) * 2 * GROUP * SMALL.width
+    # Logits of groups of ids are computed again, of one for the most likely id and of another for the generator's
+    # sample; that, as all that is computed twice, is no work done.
+    masked = len(batch.masked_M)
+    groups = {"electra": 2 * masked, "rts": 0, "all_tokens": 2 * masked + rows * tokens}.get(name, masked)
+    expected += 2 * groups * GROUP * SMALL.width
     # The gates' products with a vector are left out by both.
     assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
 

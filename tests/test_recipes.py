@@ -19,7 +19,7 @@ from xlme_ds.finetune.downstream_tasks import TASKS
 from xlme_ds.finetune.settings import TuningConfig, grid, settings
 from xlme_ds.objectives import objective_of
 from xlme_ds.recipes import RECIPES, recipe
-from xlme_ds.train.loop import learning_rate
+from xlme_ds.train.schedule import learning_rate
 from xlme_ds.validate import zero_stage
 
 # XLM-E, Tables 8 (generator) and 9 (discriminator). "250K" is XLM-R's vocabulary, 250,002 with `<mask>`; "500K" is
@@ -46,7 +46,8 @@ SETTLED = {
 ALL = dict(
     max_positions=512, absolute_positions=True, layout="xlme", language_embeddings=(), dropout=0.0,
     attention_dropout=0.0,
-    embedding_norm=False, norm_epsilon=1e-5, relative_bias="gated", embedding_sharing="tied", masked_head="dense",
+    embedding_norm=False, decoder="xlm", decoder_layers=0,
+    norm_epsilon=1e-5, relative_bias="gated", embedding_sharing="tied", masked_head="dense",
     init_std=0.02,
 )  # fmt: skip
 # XLM-E, Table 10.
@@ -76,17 +77,25 @@ XLM_MODEL = dict(
     language_embeddings=("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh-Hans"),
     dropout=0.1, attention_dropout=0.1, norm="post", norm_epsilon=1e-12, relative_bias="none", masked_head="linear",
 )  # fmt: skip
+# XLM's translation: section 5.1 and its code's `adam_inverse_sqrt,beta1=0.9,beta2=0.98,lr=0.0001`, of 4,000 steps of
+# warm-up.
+MT_ADAM = XLM_ADAM | dict(warmup_steps=4000, beta2=0.98)
+LINEAR = dict(name="linear", decay_steps=0)
+INVERSE_SQRT = dict(name="inverse_sqrt", decay_steps=0)
 ONE_ENCODER = dict(norm="post", relative_bias="none")  # XLM-R's, and what goes on from it
 MILLION = 2048  # rows of 512: 2^20 tokens, "1M" (XLM-E, appendix B)
 
 # λ of XLM-E (section 3.2) and what is masked; 80/10/10 for the others (BERT's, of XLM-R and XLM).
 OBJECTIVE = dict(
-    mask_fraction=0.15, random_fraction=0.1, keep_fraction=0.1, discriminator_weight=50.0, pseudo_fractions=()
-)
+    mask_fraction=0.15, random_fraction=0.1, keep_fraction=0.1, discriminator_weight=50.0, pseudo_fractions=(),
+    denoising=(), back_translation=(),
+    generator_temperature=1.0, z_loss=0.0,
+)  # fmt: skip
 ELECTRA, MLM = OBJECTIVE | dict(name="electra"), OBJECTIVE | dict(name="mlm")
 STAGE_1 = OBJECTIVE | dict(name="ernie_m")
 STAGE_2 = OBJECTIVE | dict(name="btmlm", pseudo_fractions=(0.05, 0.1, 0.15, 0.2))
 CLM = OBJECTIVE | dict(name="clm", mask_fraction=1.0)
+MT = OBJECTIVE | dict(name="mt", mask_fraction=1.0)
 
 
 def xlme(size: str, rows: tuple[int, int] = (MILLION, MILLION), **model: Any) -> dict[str, Any]:
@@ -121,6 +130,11 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "xlme_no_gate": xlme("base", (MILLION, 0), relative_bias="none"),
     "xlmr": one(_BASE, MLM, TABLE_10),
     "xlmr_tlm": one(_BASE, MLM, TABLE_10, rows=(MILLION, MILLION)),
+    # Ours: XLM-E's models in XLM-R's shape at the rates at which ERNIE-M goes on from it, a quarter of the warm-up.
+    "continue_xlmr": xlme("base")
+    | dict(optimizer=TABLE_10 | dict(learning_rate=2e-4, warmup_steps=2500), steps=50_000, take="encoder"),
+    "continue_xlmr_large": xlme("large", norm="post", vocabulary=250_002)
+    | dict(optimizer=TABLE_10 | dict(learning_rate=1e-4, warmup_steps=2500), steps=50_000, take="encoder"),
     "ernie_m": ernie_m("base", 150_000, STAGE_1, (1024, 1024)),
     "ernie_m_stage2": ernie_m("base", 150_000, STAGE_2, (2048, 0)),
     "ernie_m_large": ernie_m("large", 200_000, STAGE_1, (1024, 1024)),
@@ -128,6 +142,39 @@ EXPECTED: dict[str, dict[str, Any]] = {
     # 64 streams of 256 tokens on each of 64 GPUs (section 5.1); MLM and TLM in turns.
     "xlm": one(XLM_MODEL, MLM, XLM_ADAM, rows=(4096, 4096), alternate=True),
     "xlm_clm": one(XLM_MODEL, CLM, XLM_ADAM, rows=(4096, 0)),
+    # 64 rows of 256 are 2,000 tokens on each of 8 GPUs; 60,000 is the number of its codes.
+    "xlm_mt": one(
+        XLM_MODEL | dict(vocabulary=60_000, discriminator_layers=6, language_embeddings=("en", "ro")),
+        MT,
+        MT_ADAM,
+        rows=(0, 64),
+        steps=100_000,
+        take="encoder",
+        schedule=INVERSE_SQRT,
+    ),
+    # The weights of section 5.2's code: denoising fades from 1 to 0.1 at 100,000 steps, to 0 at 300,000.
+    "xlm_umt": one(
+        XLM_MODEL | dict(vocabulary=60_000, discriminator_layers=6, language_embeddings=("en", "fr")),
+        MT | dict(denoising=("0:1", "100000:0.1", "300000:0"), back_translation=("0:1",)),
+        MT_ADAM,
+        rows=(64, 0),
+        steps=100_000,
+        take="encoder",
+        schedule=INVERSE_SQRT,
+    ),
+    # Base with half as many layers in DeltaLM's decoder (its 12 + 6), and XNLI's languages.
+    "xlme_mt": dict(
+        model=ALL
+        | SETTLED["base"]
+        | XLME["base"]
+        | dict(dropout=0.1, decoder="interleaved", language_embeddings=XLM_MODEL["language_embeddings"]),
+        objective=MT,
+        optimizer=MT_ADAM,
+        rows=(0, 64),
+        steps=100_000,
+        take="discriminator",
+        schedule=INVERSE_SQRT,
+    ),
 }
 ENGINES = {"zero1": ("deepspeed", 1), "zero2": ("deepspeed", 2), "zero3": ("deepspeed", 3), "pipe": ("pipeline", 1)}
 # These change speed and memory, not the curve.
@@ -146,7 +193,8 @@ def stated(run: RunConfig) -> dict[str, Any]:
     without = FREE if "generator" in objective_of(run.objective).encoders else FREE + NOT_READ
     assert sections["optimizer"].pop("layer_decay") == 1.0, "it is for fine-tuning"
     data = sections["data"]
-    assert data.keys() == {"mono_rows", "para_rows", "micro_batch", "alternate"}
+    assert data.keys() == {"mono_rows", "para_rows", "micro_batch", "alternate", "phase_steps", "phase_mask_fractions"}
+    assert not data["phase_steps"] and not data["phase_mask_fractions"], "all read one folder"
     return {
         "model": {name: value for name, value in sections["model"].items() if name not in without},
         "objective": sections["objective"],
@@ -154,6 +202,7 @@ def stated(run: RunConfig) -> dict[str, Any]:
         "rows": (data["mono_rows"], data["para_rows"]),
         "alternate": data["alternate"],
         "steps": run.train.steps,
+        "schedule": sections["schedule"],
         "take": run.start.take,
     }
 
@@ -164,7 +213,7 @@ def test_every_recipe_is_stated() -> None:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_recipe_is_its_papers_tables(name: str) -> None:
-    run, expected = recipe(name), dict(alternate=False, take="all") | EXPECTED[name]
+    run, expected = recipe(name), dict(alternate=False, take="all", schedule=LINEAR) | EXPECTED[name]
     found = stated(run)
     if "generator" not in objective_of(run.objective).encoders:
         expected["model"] = {key: value for key, value in expected["model"].items() if key not in NOT_READ}
@@ -173,7 +222,8 @@ def test_a_recipe_is_its_papers_tables(name: str) -> None:
     kind, stage = ENGINES.get(name.rsplit("_", 1)[1] if "_" in name else "", ("deepspeed", 1))
     assert run.engine.kind == kind
     assert run.engine.deepspeed == "auto" if name in ("base", "large", "xl") else zero_stage(run.engine) == stage
-    assert run.seed == 1 and not run.start.folder
+    assert run.seed == 1
+    assert not run.start.folder or name.startswith("continue_xlmr"), "which would be something else without it"
 
 
 SCHEDULES = {

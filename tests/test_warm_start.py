@@ -1,22 +1,30 @@
 """A run starts from the weights of another one: all of them, or one encoder for both."""
 
 import json
+import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from sentencepiece import sentencepiece_model_pb2
 from torch import Tensor
 
+from data_prep.vocab_extension import extend
 from tests.evaluate.folders import write_run
+from tests.rows import train_vocabulary
+from xlme_ds.checkpoint.__main__ import average
 from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig
-from xlme_ds.export.exported_folder import Exported, write_folder
+from xlme_ds.data.vocabulary import Vocabulary
+from xlme_ds.export.__main__ import export_run
+from xlme_ds.first_weights import starting_weights
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
 from xlme_ds.train.run_folder import RunFolder
-from xlme_ds.trained import TrainedRun, load_run, starting_weights
+from xlme_ds.trained import TrainedRun, load_run
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +36,20 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
 
 
 def started(
-    take: str, source: TrainedRun, folder: Path | None = None, name: str = "electra", **changes: object
+    take: str,
+    source: TrainedRun,
+    folder: Path | None = None,
+    name: str = "electra",
+    data: Vocabulary | None = None,
+    into: str = "both",
+    **changes: object,
 ) -> dict[str, Tensor]:
-    """The parameters of a model that starts from `source`."""
+    """The parameters of a model that starts from `source`, on data with its vocabulary, or another."""
     cfg: ModelConfig = replace(source.model, **changes)  # type: ignore[arg-type]
-    start = StartConfig(str(folder or source.folder), take)  # type: ignore[arg-type]
+    start = StartConfig(str(folder or source.folder), take, into)  # type: ignore[arg-type]
     objective = ObjectiveConfig(name)  # type: ignore[arg-type]
     config = RunConfig("started", model=cfg, objective=objective, start=start)
-    known = starting_weights(config, source.vocabulary.sha256)
+    known = starting_weights(config, data or source.vocabulary)
     model = objective_of(objective).build(cfg)
     initialise(model, 5, cfg.init_std, known=known)
     return dict(model.state_dict())
@@ -47,13 +61,14 @@ def fresh(source: TrainedRun, **changes: object) -> dict[str, Tensor]:
     return dict(model.state_dict())
 
 
-def export(source: TrainedRun, to: Path) -> None:
-    generator = Exported(source.encoder("generator"), "XLMEForMaskedLM", source.state)
-    write_folder(to, Exported(source.encoder(), "XLMEModel"), source.vocabulary, "", generator)
+def export(source: TrainedRun, to: Path) -> Path:
+    """As `xlme export` does it, with the heads of both."""
+    export_run(source.folder, to)
+    return to
 
 
-def test_nothing_named() -> None:
-    assert starting_weights(RunConfig("none"), "") is None
+def test_nothing_named(source: TrainedRun) -> None:
+    assert starting_weights(RunConfig("none"), source.vocabulary) is None
 
 
 @pytest.mark.parametrize("blocks", [1, 3])
@@ -99,7 +114,7 @@ def test_one_encoder_for_both(take: str, source: TrainedRun) -> None:
 
 
 def test_from_an_export(source: TrainedRun, tmp_path: Path) -> None:
-    """Another number of blocks, and no heads."""
+    """Another number of blocks."""
     export(source, tmp_path / "export")
     for take in ("generator", "discriminator"):
         ours = started(take, source, tmp_path / "export", vocabulary_blocks=1)
@@ -107,6 +122,62 @@ def test_from_an_export(source: TrainedRun, tmp_path: Path) -> None:
         assert torch.equal(ours["embedding_0"], torch.cat([whole["embedding_0"], whole["embedding_1"]]))
         for which in ("generator", "discriminator"):
             assert torch.equal(ours[f"{which}.layers.1.up.weight"], whole["encoder.layers.1.up.weight"])
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("sharing", ["tied", "gdes"])
+def test_an_export_goes_back_whole(sharing: str, blocks: int, tmp_path: Path) -> None:
+    """To the bit, with both heads and the difference, which no subtraction of tables gives back."""
+    settings = {"generator_layers": 1, "embedding_sharing": sharing, "vocabulary_blocks": 2}
+    run = load_run(write_run(tmp_path / "run", layers=2, **settings))
+    folder = export(run, tmp_path / "export")
+    ours = started("all", run, folder, vocabulary_blocks=blocks)
+    wanted = started("all", run, vocabulary_blocks=blocks)
+    assert ours.keys() == wanted.keys() and ("difference_0" in ours) == (sharing == "gdes")
+    assert all(torch.equal(ours[name], value) for name, value in wanted.items())
+    if sharing == "gdes":
+        tables = [
+            load_file(folder / path / "model.safetensors")["xlme.embedding.weight"] for path in (".", "generator")
+        ]
+        difference = torch.cat([run.state["difference_0"], run.state["difference_1"]])
+        assert not torch.equal(tables[0] - tables[1], difference)
+    with pytest.raises(ValueError, match=r"has model\.generator_layers 1, this run has 2: set it to that"):
+        started("all", run, folder, generator_layers=2)
+    with pytest.raises(
+        ValueError, match=r"the encoder in \S+ has no masked_head, which start.take all takes: set start"
+    ):
+        started("all", run, folder, name="mlm")
+
+
+def test_the_export_of_one_encoder_goes_back_whole(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path / "run", layers=2, objective="mlm"))
+    folder = export(run, tmp_path / "export")
+    ours = started("all", run, folder, name="mlm")
+    assert ours.keys() == run.state.keys()
+    assert all(torch.equal(ours[name], value) for name, value in run.state.items())
+    with pytest.raises(ValueError, match=r"has no generator, which start\.take all takes: set start\.take to encoder"):
+        started("all", run, folder)
+
+
+def test_parts_that_are_missing_or_of_another_model(source: TrainedRun, tmp_path: Path) -> None:
+    folder = export(source, tmp_path / "export")
+    difference = (folder / "difference.safetensors").rename(tmp_path / "difference")
+    with pytest.raises(ValueError, match=r"is not the generator's and difference\.safetensors together: export"):
+        started("all", source, folder)
+    shutil.copy(difference, folder / "difference.safetensors")
+    for part in (folder, folder / "generator"):
+        whole = load_file(part / "model.safetensors")
+        save_file({name: value for name, value in whole.items() if "_head" not in name}, part / "model.safetensors")
+        with pytest.raises(ValueError, match=r"in \S+ has no (replaced|masked)_head, which start.take all takes: set"):
+            started("all", source, folder)
+        save_file(whole, part / "model.safetensors")
+    config = json.loads((folder / "generator/config.json").read_text())
+    (folder / "generator/config.json").write_text(json.dumps(config | {"relative_max_distance": 99}))
+    with pytest.raises(ValueError, match="generator is of another model than"):
+        started("all", source, folder)
+    shutil.rmtree(folder / "generator")
+    with pytest.raises(ValueError, match=r"has no generator, which start\.take all takes: set start\.take to encoder"):
+        started("all", source, folder)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +194,93 @@ def test_what_does_not_fit(take: str, changes: dict[str, object], message: str, 
         started(take, source, **changes)
 
 
+TWO = dict(name="mt", language_embeddings=("de", "en"))
+DRAWN = ("languages", "cross_attention", "cross_norm")  # what no encoder of the source has
+
+
+def sides(state: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The parameters of encoder and decoder, those that are drawn left out."""
+    return {
+        side: {
+            name.removeprefix(f"{side}."): value
+            for name, value in state.items()
+            if name.startswith(f"{side}.") and not any(part in name for part in DRAWN)
+        }
+        for side in ("encoder", "decoder")
+    }
+
+
+@pytest.mark.parametrize("take", ["generator", "discriminator"])
+@pytest.mark.parametrize("into", ["both", "encoder", "decoder"])
+def test_a_translating_model_starts_from_an_encoder(take: str, into: str, source: TrainedRun) -> None:
+    """Bit for bit, all but cross-attention; what is not started is drawn as ever."""
+    ours, theirs = started(take, source, into=into, **TWO), source.encoder(take).state_dict()  # type: ignore[arg-type]
+    drawn = objective_of(ObjectiveConfig("mt")).build(replace(source.model, language_embeddings=("de", "en")))
+    initialise(drawn, 5, drawn.cfg.init_std)
+    for side, values in sides(ours).items():
+        assert len(values) > 20
+        for name, value in values.items():
+            from_source = into in ("both", side)
+            expected = theirs[f"encoder.{name}"] if from_source else drawn.state_dict()[f"{side}.{name}"]
+            assert torch.equal(value, expected), (side, name)
+    assert all(torch.equal(ours[f"embedding_{n}"], theirs[f"embedding_{n}"]) for n in range(2))
+    for name in [name for name in ours if any(part in name for part in DRAWN)]:
+        assert torch.equal(ours[name], drawn.state_dict()[name])
+    head = source.state if take == "generator" else drawn.state_dict()
+    assert all(torch.equal(ours[name], head[name]) for name in ours if name.startswith("masked_head."))
+
+
+def test_an_interleaved_decoder_takes_two_layers_for_one(source: TrainedRun) -> None:
+    """DeltaLM: self-attention and its feed-forward network from the first, cross-attention and its own from the
+    second."""
+    ours, theirs = started("discriminator", source, decoder="interleaved", **TWO), source.state
+    width = source.model.width
+    for name in ("attention.qkv.weight", "attention.gate.update", "attention_norm.bias", "up.weight", "down.bias"):
+        assert torch.equal(ours[f"decoder.layers.0.{name}"], theirs[f"discriminator.layers.0.{name}"])
+    for kind in ("weight", "bias"):
+        qkv = theirs[f"discriminator.layers.1.attention.qkv.{kind}"]
+        assert torch.equal(ours[f"decoder.layers.1.attention.query.{kind}"], qkv[:width])
+        assert torch.equal(ours[f"decoder.layers.1.attention.key_value.{kind}"], qkv[width:])
+        for name in ("attention.output", "attention_norm", "up", "down", "feed_forward_norm"):
+            place = f"layers.1.{name}.{kind}"
+            assert torch.equal(ours[f"decoder.{place}"], theirs[f"discriminator.{place}"])
+    assert not any(name.startswith("decoder.layers.2.") for name in ours)
+    with pytest.raises(ValueError, match=r"has 2 layers, and the decoder takes 4: lower model.decoder_layers, or set"):
+        started("discriminator", source, decoder="interleaved", decoder_layers=2, **TWO)
+
+
+def test_a_deep_interleaved_decoder(tmp_path: Path) -> None:
+    """Its second layer from the third and fourth; and where the source has no relative bias, that of both sides begins
+    at 0."""
+    run = load_run(write_run(tmp_path, layers=4, relative_bias="none"))
+    ours = started("discriminator", run, decoder="interleaved", decoder_layers=2, relative_bias="plain", **TWO)
+    for number, name in ((2, "attention.qkv.weight"), (2, "up.weight"), (3, "down.weight")):
+        place = f"layers.{number}.{name}"
+        assert torch.equal(ours[f"decoder.{place}"], run.state[f"discriminator.{place}"])
+    qkv = run.state["discriminator.layers.3.attention.qkv.weight"]
+    assert torch.equal(ours["decoder.layers.3.attention.query.weight"], qkv[: run.model.width])
+    assert torch.equal(ours["decoder.layers.3.attention.key_value.weight"], qkv[run.model.width :])
+    assert not any(ours[f"{side}.relative.weight"].any() for side in ("encoder", "decoder"))
+
+
+def test_all_of_a_model_with_another_decoder_is_refused(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path, objective="mt", language_embeddings=("de", "en"), decoder_layers=2))
+    with pytest.raises(ValueError, match=r"has model.decoder xlm, this run has interleaved: set it to that"):
+        started("all", run, name="mt", decoder="interleaved", decoder_layers=1)
+
+
+def test_a_decoder_is_not_all_of_another_model(tmp_path: Path) -> None:
+    """An encoder with a masked head has the same parts as a translating model, but for the decoder."""
+    run = load_run(write_run(tmp_path, objective="mlm"))
+    with pytest.raises(
+        ValueError, match=r"trained for mlm, whose model has other parts than that of mt: set start.take"
+    ):
+        started("all", run, **TWO)
+    ours = started("encoder", run, **TWO)
+    assert torch.equal(ours["decoder.layers.1.up.weight"], run.state["encoder.layers.1.up.weight"])
+    assert torch.equal(ours["masked_head.bias"], run.state["masked_head.bias"])
+
+
 def test_layout_and_new_languages_are_no_obstacle(source: TrainedRun) -> None:
     ours = started("generator", source, name="mlm", layout="xlm", language_embeddings=("de", "en"))
     assert torch.equal(ours["embedding_1"], source.state["embedding_1"])
@@ -130,11 +288,89 @@ def test_layout_and_new_languages_are_no_obstacle(source: TrainedRun) -> None:
 
 
 def test_other_vocabularies_and_kinds_are_refused(source: TrainedRun, tmp_path: Path) -> None:
+    other = train_vocabulary(tmp_path / "other", size=110)
     with pytest.raises(ValueError, match="another vocabulary than the data"):
-        starting_weights(RunConfig("small", model=source.model, start=StartConfig(str(source.folder))), "0" * 64)
-    export(source, tmp_path / "export")
-    with pytest.raises(ValueError, match="is not a pre-training run"):
-        started("all", source, tmp_path / "export")
+        starting_weights(RunConfig("small", model=source.model, start=StartConfig(str(source.folder))), other)
+
+
+# a vocabulary that grew
+
+
+@pytest.fixture(scope="module")
+def larger(source: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    """The source's vocabulary with pieces of other made-up words; the old one has no letter g."""
+    rng = random.Random(3)
+    syllables = ["ka", "lo", "mun", "sal", "gor", "per", "vin", "de"]
+    lines = [" ".join("".join(rng.choices(syllables, k=rng.randint(1, 3))) for _ in range(8)) for _ in range(300)]
+    path = tmp_path_factory.mktemp("larger") / "sentencepiece.model"
+    path.write_bytes(extend(source.vocabulary.path, lines, source.vocabulary.size + 40, 1.0))
+    return Vocabulary(path)
+
+
+def best_cut(piece: str, vocabulary: Vocabulary) -> list[int]:
+    """The likeliest sequence of ids that spells `piece`, of all there are; unknown letters as SentencePiece scores
+    them, several in a row as one."""
+    scores = {vocabulary.piece(n): vocabulary.processor.get_score(n - 1) for n in range(4, vocabulary.mask)}
+    ids = {vocabulary.piece(n): n for n in range(4, vocabulary.mask)}
+    best: list[tuple[float, list[int]]] = [(0.0, [])]
+    for end in range(1, len(piece) + 1):
+        ways = [(best[begin][0] + scores[part], [*best[begin][1], ids[part]])
+                for begin in range(end) if (part := piece[begin:end]) in scores]  # fmt: skip
+        ways.append((best[end - 1][0] + min(scores.values()) - 10, [*best[end - 1][1], 3]))
+        best.append(max(ways))
+    cut = best[-1][1]
+    return [n for place, n in enumerate(cut) if n != 3 or cut[place - 1 : place] != [3]]
+
+
+@pytest.mark.parametrize("take", ["all", "generator", "discriminator"])
+@pytest.mark.parametrize("exported", [False, True])
+def test_new_pieces_start_from_those_they_were_cut_into(
+    take: str, exported: bool, source: TrainedRun, larger: Vocabulary, tmp_path: Path
+) -> None:
+    folder = export(source, tmp_path / "export") if exported else None
+    old = source.vocabulary
+    grown = started(take, source, folder, vocabulary=larger.size, vocabulary_blocks=3, data=larger)
+    whole = started(take, source, folder)
+
+    def rows(state: dict[str, Tensor], name: str) -> Tensor:
+        return torch.cat([state[f"{name}_{n}"] for n in range(3) if f"{name}_{n}" in state])
+
+    tables = [(rows(grown, name), rows(whole, name)) for name in ("embedding", "difference")]
+    if take != "discriminator":  # which has no masked head
+        tables.append((grown["masked_head.bias"], whole["masked_head.bias"]))
+    cuts = [best_cut(larger.piece(token), old) for token in range(old.mask, larger.mask)]
+    assert [3] in [cut[-1:] for cut in cuts] and max(map(len, cuts)) > 3 and len(cuts) == 40
+    for found, before in tables:
+        assert len(found) == larger.size
+        assert torch.equal(found[: old.mask], before[: old.mask]) and torch.equal(found[-1], before[-1])
+        for token, cut in enumerate(cuts, start=old.mask):
+            torch.testing.assert_close(found[token], before[cut].mean(0))
+    tables_of = ("embedding_", "difference_", "masked_head.bias")
+    for name, value in whole.items():
+        if not name.startswith(tables_of):
+            assert torch.equal(grown[name], value), name
+
+
+def test_both_heads_of_all_tokens_grow(source: TrainedRun, larger: Vocabulary, tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path / "run", layers=2, objective="all_tokens", like=source.folder))
+    grown = started("all", run, name="all_tokens", vocabulary=larger.size, data=larger)
+    first, mask = run.vocabulary.mask, larger.mask
+    cut = best_cut(larger.piece(first), run.vocabulary)
+    for name in ("masked_head.bias", "token_head.bias"):
+        before = run.state[name]
+        assert torch.equal(grown[name][:first], before[:first]) and grown[name][mask] == before[-1]
+        torch.testing.assert_close(grown[name][first], before[cut].mean())
+
+
+def test_a_vocabulary_that_is_no_extension_is_refused(source: TrainedRun, larger: Vocabulary, tmp_path: Path) -> None:
+    model = sentencepiece_model_pb2.ModelProto.FromString(larger.path.read_bytes())
+    model.pieces[20].piece, model.pieces[21].piece = model.pieces[21].piece, model.pieces[20].piece
+    (tmp_path / "exchanged.model").write_bytes(model.SerializeToString())
+    for take in ("all", "generator"):
+        with pytest.raises(ValueError, match="another vocabulary than the data: encode the data with its own, or with"):
+            started(take, source, vocabulary=larger.size, data=Vocabulary(tmp_path / "exchanged.model"))
+        with pytest.raises(ValueError, match=f"has vocabulary {larger.size}, model.vocabulary is 120: set it to the"):
+            started(take, source, data=larger)
 
 
 def test_a_run_goes_on_with_the_start_it_had(source: TrainedRun, tmp_path: Path) -> None:
@@ -147,3 +383,21 @@ def test_a_run_goes_on_with_the_start_it_had(source: TrainedRun, tmp_path: Path)
         with pytest.raises(ValueError, match=r"was started with start.(folder|take) .*, this call has"):
             folder.claim(replace(first, start=start))
         folder.close()
+
+
+def test_the_mean_of_exports_is_whole(source: TrainedRun, tmp_path: Path) -> None:
+    """With GDES the discriminator's table is the sum of the means; exports of other settings are refused."""
+    settings = {"generator_layers": 2, "embedding_sharing": "gdes", "vocabulary_blocks": 2}
+    other = load_run(write_run(tmp_path / "other", seed=2, layers=2, like=source.folder, **settings))
+    exports = [tmp_path / "one", tmp_path / "two"]
+    for run, place in zip((source, other), exports, strict=True):
+        export_run(run.folder, place)
+    average(exports, tmp_path / "mean")
+    found = started("all", source, tmp_path / "mean")
+    for name, value in source.state.items():
+        torch.testing.assert_close(found[name], (value + other.state[name]) / 2, rtol=1e-6, atol=1e-7)
+    path = exports[1] / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"relative_max_distance": 6}))
+    with pytest.raises(ValueError, match=r"has relative_max_distance 6, .* has 12: average models of one kind"):
+        average(exports, tmp_path / "none")
+    assert not (tmp_path / "none").exists()

@@ -8,6 +8,7 @@ scores = xlme.evaluate.pairs("runs/mine", "heldout")
 xlme.export.run("runs/mine", "exports/mine")
 """
 
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,11 @@ def recipe(name: str) -> "RunConfig":
     return recipes.recipe(name)
 
 
-def pretrain(config: "RunConfig", data: Path | str, out: Path | str, heldout: Path | str | None = None) -> Path:
-    """Train `config` on the folder `data` of `data_prep mix` into the run folder `out`, and return that.
+def pretrain(
+    config: "RunConfig", data: Path | str | Sequence[Path | str], out: Path | str, heldout: Path | str | None = None
+) -> Path:
+    """Train `config` on the folder `data` of `data_prep mix` into the run folder `out`, and return that; `data` may be
+    several folders, those of `data.phase_steps`.
 
     What the command `xlme pretrain` does, in this process: on one rank, or as one of those that a launcher started. A
     second call resumes. A signal to stop saves and returns; called outside the main thread, it leaves signals alone.
@@ -37,7 +41,7 @@ def pretrain(config: "RunConfig", data: Path | str, out: Path | str, heldout: Pa
     """
     from . import api
 
-    return api.pretrain(config, Path(data), Path(out), None if heldout is None else Path(heldout))
+    return api.pretrain(config, data, Path(out), None if heldout is None else Path(heldout))
 
 
 def load(folder: Path | str) -> "TextModel":

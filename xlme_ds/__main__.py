@@ -18,6 +18,7 @@ COMMANDS = {
     "audit": ("xlme_ds.audit", "prove that a run read every row exactly once"),
     "evaluate": ("xlme_ds.evaluate.__main__", "retrieval, word alignment, perplexity and word similarity"),
     "finetune": ("xlme_ds.finetune.__main__", "fine-tune on XTREME's tasks and score every language"),
+    "translate": ("xlme_ds.translate.__main__", "translate a file with a model that has a decoder, and score it"),
     "compare": ("xlme_ds.compare.__main__", "train several recipes with equal compute and score them"),
     "report": ("xlme_ds.report.__main__", "draw the page of a run, or the XTREME tables"),
     "export": ("xlme_ds.export.__main__", "write a model for transformers and sentence-transformers"),

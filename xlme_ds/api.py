@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .checkpoint.state_files import checkpoints_of, saved_step
 from .cli import note, number
 from .config import RunConfig, refuse
 from .counting import count_parameters, flops_per_step
@@ -27,16 +26,26 @@ from .engine.build import resolve_precision
 from .engine.ranks import SharedError, on_all_ranks, on_gpu, process_group, rendezvous
 from .evaluate.showcase import showcase
 from .evaluate.vectors import hidden_states, sentence_vectors
+from .folders import checkpoints_of, saved_step
 from .models.heads import MaskedLanguageModelHead, ReplacedTokenHead
 from .models.text_encoder import TextEncoder
-from .objectives import described
+from .objectives import described, has_decoder
 from .plan.layout import ParallelLayout
 from .plan.memory import peak
 from .report import run_page
 from .train import run
-from .train.run_folder import RunFolder
+from .train.run_folder import RunFolder, first_step
 from .train.stop import StopRequest
-from .trained import GENERATOR_FOLDER, MODEL_TYPE, TrainedEncoder, load_encoder, load_run, read_config, read_heads
+from .trained import (
+    GENERATOR_FOLDER,
+    MODEL_TYPE,
+    TrainedEncoder,
+    load_encoder,
+    load_run,
+    read_config,
+    read_heads,
+    translates,
+)
 from .validate import validate
 
 MASK = "<mask>"
@@ -45,16 +54,18 @@ Head = TypeVar("Head", MaskedLanguageModelHead, ReplacedTokenHead)
 
 def pretrain(
     config: RunConfig,
-    data: Path,
+    data: Path | str | Sequence[Path | str],
     out: Path,
     heldout: Path | None = None,
     stop: StopRequest | None = None,
     profiled: int = 0,
 ) -> Path:
-    """Train, and write what is shown of a finished run; collective over the ranks. `stop`: one that is made already;
+    """Train, and write what is shown of a finished run; collective over the ranks. `data`: a folder, or those of
+    `data.phase_steps`; `stop`: one that is made already;
     `profiled`: steps whose time is broken down."""
     warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed 0.19.8 on torch 2.13's renamed collectives
     config = _validated(config, profiled)
+    folders = _folders(data)
 
     if heldout is None:
         note(
@@ -63,26 +74,32 @@ def pretrain(
         )
 
     def report(state: dict[str, Tensor]) -> Path:
-        showcase(out, config, state, data, heldout)
+        showcase(out, config, state, folders[0], heldout)
         return run_page.write_report(out)
 
     mine = stop or StopRequest()
     try:
-        run.pretrain(config, data, out, heldout, mine, report, profiled)
+        run.pretrain(config, folders, out, heldout, mine, report, profiled)
     finally:
         if stop is None:
             mine.release()
     return out
 
 
-def rehearse(config: RunConfig, data: Path, out: Path, heldout: Path | None = None, profiled: int = 0) -> None:
+def rehearse(
+    config: RunConfig,
+    data: Path | str | Sequence[Path | str],
+    out: Path,
+    heldout: Path | None = None,
+    profiled: int = 0,
+) -> None:
     """Find what would stop `pretrain` at its start, and print what it would take; nothing is written. Collective."""
     config = _validated(config, profiled)
     minutes = config.train.watchdog_minutes
     with process_group(config.engine, minutes) as (rank, world):
         config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
         with closing(RunFolder(out, root=rank == 0, writes=False)) as folder:
-            inputs = config, data, heldout, folder
+            inputs = config, _folders(data), heldout, folder
             loader, _, _ = on_all_ranks(lambda: run.read_inputs(*inputs, run.started_from(config, out), rank, world))
     if rank:
         return
@@ -98,13 +115,17 @@ def rehearse(config: RunConfig, data: Path, out: Path, heldout: Path | None = No
         memory = f"{sum(sizes.values()) / 2**30:.2f} GiB a process, {moment}"
     except ValueError as error:  # an engine that the planner does not count
         memory = f"not counted ({error})"
-    start = max(map(saved_step, checkpoints_of(out)), default=0)
+    start = max(map(saved_step, checkpoints_of(out)), default=first_step(config))
     print("\n".join(run.opening(config, out, start, loader, world, facts)))
     print(
         f"  memory, by count: {memory}\n"
         f"  operations: {number(facts.flops)} FLOP a step, {number(facts.flops * config.train.steps)} in all\n"
         "a dry run: nothing was written, and everything that can be checked before the first step holds"
     )
+
+
+def _folders(data: Path | str | Sequence[Path | str]) -> list[Path]:
+    return [Path(data)] if isinstance(data, str | Path) else [Path(folder) for folder in data]
 
 
 def _validated(config: RunConfig, profiled: int) -> RunConfig:
@@ -204,10 +225,12 @@ class TextModel:
         """The encoder on which the head `prefix` was trained, and the head."""
         run = self._run
         if run is None:
-            folders = [self.folder / name for name in (".", GENERATOR_FOLDER)]
+            # Of a translating model the head was trained on the decoder.
+            folders = [] if translates(self.folder) else [self.folder / name for name in (".", GENERATOR_FOLDER)]
             found = [(load_encoder(folder), read_heads(folder)) for folder in folders if folder.is_dir()]
         else:
-            trained = [which for which, name in run.encoders.items() if name == prefix]
+            own = {} if has_decoder(run.objective) else run.encoders
+            trained = [which for which, name in own.items() if name == prefix]
             found = [(TrainedEncoder(run.encoder(which), run.vocabulary), run.state) for which in trained]
         for model, state in found:
             weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

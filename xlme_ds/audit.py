@@ -6,6 +6,7 @@ done again is left out.
 """
 
 import sys
+from bisect import bisect_right
 from collections import defaultdict
 from pathlib import Path
 
@@ -15,11 +16,12 @@ import tyro
 from .checkpoint.checkpoints import Checkpoints
 from .checkpoint.state_files import read_state
 from .cli import fail, program
-from .config import DataConfig
-from .data.order import StepPlan
+from .config import RunConfig, from_json, refuse
+from .data.order import StepPlan, phases
 from .data.schema import TASKS
 from .data.shards import RowStore
 from .train.records import ATTEMPTS, AUDIT_FOLDER, audit_lines, row_checksums
+from .train.run_folder import first_step
 from .trained import CONFIG_FILE, read_config
 
 _SHOWN = 10
@@ -37,12 +39,12 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(1 if faults else 0)
 
 
-def examine(run: Path, data: Path) -> tuple[list[str], str]:
+def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
     """Check that a run read every row of its data exactly once: a sentence for every fault, and what was looked at.
 
     Args:
         run: Run folder.
-        data: The mixed folder that it was trained on.
+        data: The mixed folder that it was trained on, or those of its phases.
     """
     newest, _ = Checkpoints(run, 1, 0).newest()
     if newest is None:
@@ -51,19 +53,25 @@ def examine(run: Path, data: Path) -> tuple[list[str], str]:
         raise ValueError(f"{run / AUDIT_FOLDER} does not exist: only a run with --train.audit can be examined")
     steps = int(read_state(newest)["step"])
     try:
-        settings = DataConfig(**read_config(run)["config"]["data"])
+        config = from_json(RunConfig, read_config(run)["config"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"{run / CONFIG_FILE} is not of a pre-training run ({error!r}): restore it") from None
+    settings, begins = config.data, [phase.first for phase in phases(config.data, 0.0)]
+    refuse([(len(begins) == len(data), f"{run} read {len(begins)} folders, --data names {len(data)}: name them all")])
+    first = first_step(config)
     rows = settings.mono_rows, settings.para_rows
     plan = StepPlan(rows, rows, 1, 1, settings.alternate)
     read = _read_rows(run / AUDIT_FOLDER, steps)
     faults, seen = [], []
     for number, task in enumerate(TASKS):
         if rows[number]:
-            asked = {step: found for step in range(steps) if (found := plan.step_rows(step, number))}
-            faults += _compare(task, asked, read[task], RowStore(data / task))
+            asked = {step: found for step in range(first, steps) if (found := plan.step_rows(step, number))}
+            stores = [RowStore(folder / task) for folder in data]
+            faults += _compare(
+                task, asked, read[task], {step: stores[bisect_right(begins, step) - 1] for step in asked}
+            )
             seen.append(f"{sum(map(len, asked.values())):,} {task} rows")
-    return faults, f"{' and '.join(seen)} of {steps} steps"
+    return faults, f"{' and '.join(seen)} of {steps - first} steps"
 
 
 def _read_rows(folder: Path, steps: int) -> dict[str, dict[int, list[tuple[int, int]]]]:
@@ -83,11 +91,14 @@ def _read_rows(folder: Path, steps: int) -> dict[str, dict[int, list[tuple[int, 
     return read
 
 
-def _compare(task: str, asked: dict[int, range], read: dict[int, list[tuple[int, int]]], store: RowStore) -> list[str]:
-    """`asked`: the rows of every step that reads some, in order."""
-    rows = max((numbers.stop for numbers in asked.values()), default=0)
-    faults = [f"{task} row {row} was read though no step asks for it" for row in read if not 0 <= row < rows]
+def _compare(
+    task: str, asked: dict[int, range], read: dict[int, list[tuple[int, int]]], stores: dict[int, RowStore]
+) -> list[str]:
+    """`asked`: the rows of every step that reads some, in order; `stores`: where they are."""
+    rows = {row for numbers in asked.values() for row in numbers}
+    faults = [f"{task} row {row} was read though no step asks for it" for row in read if row not in rows]
     for step, numbers in asked.items():
+        store = stores[step]
         expected = row_checksums(store.read(np.arange(numbers.start, numbers.stop) % store.rows).tokens)
         for row, checksum in zip(numbers, expected, strict=True):
             readings = read.get(row, [])

@@ -9,7 +9,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TypeVar
 
-from .config import RunConfig
+from .config import RunConfig, refuse
 from .recipes import RECIPES, recipe
 
 Command = TypeVar("Command")
@@ -30,22 +30,26 @@ def program(command: str) -> str:
     return f"python -m xlme_ds{' ' if of_package else '.'}{command}"
 
 
-def parse(prog: str, command: type[Command], description: str, arguments: list[str]) -> Command:
-    """Fill the dataclass `command` from `arguments`; its field `run` is the recipe's configuration with the overrides.
+def parse(
+    prog: str, command: type[Command], description: str, arguments: list[str], base: RunConfig | None = None
+) -> Command:
+    """Fill the dataclass `command` from `arguments`; its field `run` is the recipe's configuration with the overrides,
+    or `base` with them.
 
     Leaves the program with one message for a value of another type, or an unknown setting (the nearest one is named).
     Raises ValueError for an unknown recipe. What the values may be is checked by `xlme_ds.validate`.
     """
     import tyro
 
-    chosen, rest = _take_recipe(without_launcher(arguments))
+    rest, chosen = take_flag(without_launcher(arguments), "--recipe")
     defaults = {field.name: tyro.MISSING for field in fields(command) if field.default is MISSING}  # type: ignore[arg-type]
-    defaults["run"] = recipe(chosen) if chosen is not None else RunConfig(name="custom")
-    if chosen is None and not {"-h", "--help"}.intersection(rest):
+    defaults["run"] = recipe(chosen) if chosen is not None else base or RunConfig(name="custom")
+    refuse([(chosen is None or base is None, "--recipe and --branch exclude each other: leave one out")])
+    if chosen is None and base is None and not {"-h", "--help"}.intersection(rest):
         raise ValueError("--recipe is missing: name one, for example --recipe quickstart")
     return tyro.cli(
         command,
-        prog=f"{prog} --recipe {chosen or 'NAME'}",
+        prog=f"{prog} --branch RUN@STEP" if base is not None else f"{prog} --recipe {chosen or 'NAME'}",
         default=command(**defaults),
         args=rest,
         description=f"{description.rstrip()}\n\nRecipes: {', '.join(RECIPES)}.",
@@ -58,13 +62,14 @@ def without_launcher(arguments: list[str]) -> list[str]:
     return [argument for argument in arguments if not argument.startswith("--local_rank")]
 
 
-def _take_recipe(arguments: list[str]) -> tuple[str | None, list[str]]:
+def take_flag(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
+    """`arguments` without `flag` and its value, and this value; None where it is not there."""
     for i, argument in enumerate(arguments):
-        if argument == "--recipe" and i + 1 < len(arguments):
-            return arguments[i + 1], arguments[:i] + arguments[i + 2 :]
-        if argument.startswith("--recipe="):
-            return argument.removeprefix("--recipe="), arguments[:i] + arguments[i + 1 :]
-    return None, arguments
+        if argument == flag and i + 1 < len(arguments):
+            return arguments[:i] + arguments[i + 2 :], arguments[i + 1]
+        if argument.startswith(f"{flag}="):
+            return arguments[:i] + arguments[i + 1 :], argument.removeprefix(f"{flag}=")
+    return arguments, None
 
 
 def fail(program: str, error: Exception) -> None:

@@ -3,10 +3,13 @@
 A recipe (`xlme_ds.recipes`) returns one `RunConfig`; parts of the program take the section they need and no more.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Literal
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from itertools import pairwise
+from typing import Any, Literal, TypeVar, get_type_hints
 
+Settings = TypeVar("Settings")
 Check = tuple[bool, str]  # whether something fits, and the sentence for the user if it does not
 
 
@@ -15,6 +18,25 @@ def refuse(checks: Iterable[Check]) -> None:
     for fits, sentence in checks:
         if not fits:
             raise ValueError(sentence)
+
+
+def weight_at(points: Sequence[str], step: int) -> float:
+    """The weight in `step` of a term whose weights are given as 0:1 100000:0.1 300000:0, linear between those steps and
+    the same after the last one; 0 where none are given. Raises ValueError for what is not of that form."""
+    weight, before = 0.0, -1
+    try:
+        pairs = [(int(at), float(weight)) for at, _, weight in (point.partition(":") for point in points)]
+    except ValueError:
+        pairs = [(-1, -1.0)]
+    rising = all(a < b for (a, _), (b, _) in pairwise(pairs))
+    right = (not pairs or pairs[0][0] == 0) and rising and all(0 <= one < math.inf for _, one in pairs)
+    words = f"the weights {' '.join(points)} are not STEP:WEIGHT from step 0 on, as 0:1 100000:0.1 300000:0"
+    refuse([(right, words)])
+    for at, new in pairs:
+        if step < at:
+            return weight + (new - weight) * (step - before) / (at - before)
+        weight, before = new, at
+    return weight
 
 
 @dataclass(frozen=True)
@@ -45,6 +67,12 @@ class ModelConfig:
     language_embeddings: tuple[str, ...] = ()
     """Codes of the languages with a learned vector, which is added to their tokens; name every language of the data, or
     none (XLM-E has none)."""
+    decoder_layers: int = 0
+    """Layers of a translating model's decoder; 0: as many as the encoder's, or half as many where they are
+    interleaved."""
+    decoder: Literal["xlm", "interleaved"] = "xlm"
+    """xlm: a layer of the decoder is self-attention, cross-attention, feed-forward; interleaved: self-attention,
+    feed-forward, cross-attention, feed-forward, as DeltaLM's, which starts from two layers of an encoder."""
     dropout: float = 0.0
     """Share of the embedded tokens and of each sublayer's output that is dropped in training, except in XLM-E's
     generator; raise it (0.1) where a run repeats its data."""
@@ -94,18 +122,34 @@ class ObjectiveConfig:
 
     name: str = "electra"
     """electra: XLM-E's L_MLM + L_TLM + λ L_MRTD + λ L_TRTD; mlm: L_MLM + L_TLM of one encoder, as XLM and XLM-R;
-    ernie_m: with L_CAMLM, ERNIE-M's first stage; btmlm: L_BTMLM, its second; clm: causal language modelling."""
+    ernie_m: with L_CAMLM, ERNIE-M's first stage; btmlm: L_BTMLM, its second; clm: causal language modelling; rts:
+    L_MRTD + L_TRTD of the discriminator alone, on random tokens (Di Liello et al., 2022); all_tokens: electra whose
+    discriminator predicts all tokens, a control (Clark et al., 2020); mt: machine translation by encoder and decoder,
+    on pairs or on sentences, as XLM."""
     mask_fraction: float = 0.15
-    """Share of the ordinary tokens of an item that are predicted; 1 for clm, which predicts ends of sentences too."""
+    """Share of the ordinary tokens of an item that are predicted, or replaced (rts); 1 for clm, which predicts ends of
+    sentences too, and for mt, which predicts those of the second side."""
     random_fraction: float = 0.1
     """Share of the predicted positions that show a random token; not read by electra, which masks them all."""
     keep_fraction: float = 0.1
     """Share of the predicted positions that show the original token; the rest show `<mask>`. Not read by electra."""
     discriminator_weight: float = 50.0
     """λ of the paper, the weight of the discriminator's losses; 0 trains the generator alone."""
+    generator_temperature: float = 1.0
+    """τ: the generator's samples are drawn from softmax(logits / τ), as ELECTRA's code can; above 1 they are more
+    varied, below 1 more plausible. Its loss does not change."""
+    z_loss: float = 0.0
+    """Weight of log² Z next to every −log p of a masked token, Z the softmax's normaliser, which stays near 1 by it
+    (PaLM, section 5: 1e-4). It is in the gradient; reported losses are without it."""
     pseudo_fractions: tuple[float, ...] = ()
     """btmlm: how many tokens the model writes after a sentence, as shares of its length, one drawn for each
     sentence."""
+    denoising: tuple[str, ...] = ()
+    """mt: weight of restoring monolingual sentences from noised ones, by step and linear in between, as XLM's 0:1
+    100000:0.1 300000:0; empty: none."""
+    back_translation: tuple[str, ...] = ()
+    """mt: weight of translating monolingual sentences back from what the model itself made of them, in the same form
+    (XLM: 0:1); empty: none."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +167,12 @@ class DataConfig:
     alternate: bool = False
     """Steps read monolingual rows and pairs in turns, as XLM's MLM and TLM, and no step reads both."""
 
+    phase_steps: tuple[int, ...] = ()
+    """Steps for which each of several `--data` folders is read before the next one; the last is read to the end. May
+    change on resume for what has not been read yet."""
+    phase_mask_fractions: tuple[float, ...] = ()
+    """objective.mask_fraction of each folder, where it changes on the way (0.3, 0.15, 0.05 in mmBERT)."""
+
     @property
     def mean_rows(self) -> tuple[float, float]:
         """Rows of each task a step, on the average."""
@@ -132,7 +182,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW, linear warm-up then linear decay to zero at the last step (XLM-E, Table 10)."""
+    """AdamW, and a linear warm-up of its learning rate (XLM-E, Table 10)."""
 
     learning_rate: float = 5e-4
     """Peak learning rate, reached after the warm-up; lower it if the loss diverges."""
@@ -150,6 +200,18 @@ class OptimizerConfig:
     """Largest global gradient norm; larger gradients are scaled down to it."""
     layer_decay: float = 1.0
     """Fine-tuning: the learning rate falls by this factor from each layer to the one below it."""
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """The learning rate after the warm-up."""
+
+    name: Literal["linear", "cosine", "wsd", "inverse_sqrt"] = "linear"
+    """linear: to zero at the last step (XLM-E, Table 10); cosine: half a cosine, to the same; wsd: stays at the peak
+    until the last `decay_steps`; inverse_sqrt: by the root of the steps done, without an end (XLM)."""
+    decay_steps: int = 0
+    """wsd: the last steps, in which the rate falls to zero by 1 - √(their share that is done) (Hägele et al., 2024); 0:
+    it never falls, and branches do (`pretrain --branch`)."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +262,8 @@ class TrainConfig:
     """Length and cadence of a run, in optimizer steps."""
 
     steps: int = 125_000
-    """Optimizer steps of the whole run, over which the learning rate decays; fixed once the run has begun."""
+    """Optimizer steps of the whole run; fixed once the run has begun, unless the learning rate of the steps that are
+    done stays the same (schedule wsd before its decay, inverse_sqrt)."""
     log_every: int = 10
     """Steps from one line on the terminal and in `metrics.jsonl` to the next."""
     eval_every: int = 5_000
@@ -243,6 +306,7 @@ class Training:
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
 
@@ -252,12 +316,17 @@ class StartConfig:
     """The first weights of a run; by default they are drawn from its seed."""
 
     folder: str = ""
-    """A run, one of its checkpoints (RUN@STEP), or an export, with the same vocabulary and the same shape of layers; a
-    run that is not finished counts as its newest checkpoint."""
-    take: Literal["all", "generator", "discriminator", "encoder"] = "all"
-    """all: every parameter, to continue with other data or another schedule; generator, discriminator or encoder (where
-    there is only one): that encoder for every one here, for as many layers as they have, with embedding and head
+    """A run, one of its checkpoints (RUN@STEP), an export, or an XLM-R model as Hugging Face stores it, with the same
+    shape of layers and the data's vocabulary, or one that it extends; a run that is not finished counts as its newest
+    checkpoint."""
+    take: Literal["all", "state", "generator", "discriminator", "encoder"] = "all"
+    """all: every parameter, to continue with other data or another schedule; state: also the optimizer's state and the
+    number of steps, of a run (what `--branch` sets); generator, discriminator or encoder (where there is only one, as
+    of XLM-R): that encoder for every one here, its first layers for one that has fewer, with embedding and head
     (ELECTRA's head start)."""
+    into: Literal["both", "encoder", "decoder"] = "both"
+    """mt: what starts from the encoder that was taken; the decoder's cross-attention is drawn, but where it is
+    interleaved."""
 
 
 @dataclass(frozen=True)
@@ -266,3 +335,18 @@ class RunConfig(Training):
 
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     start: StartConfig = field(default_factory=StartConfig)
+
+
+def from_json(kind: type[Settings], values: Mapping[str, Any]) -> Settings:
+    """The dataclass of settings that `dataclasses.asdict` and JSON made `values` of; a setting that is younger has its
+    default. Raises TypeError for one that there is not."""
+    sections = get_type_hints(kind)
+    found = {
+        key: from_json(sections[key], value)
+        if is_dataclass(sections.get(key))
+        else tuple(value)
+        if isinstance(value, list)
+        else value
+        for key, value in values.items()
+    }
+    return kind(**found)

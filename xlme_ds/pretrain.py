@@ -1,17 +1,19 @@
 """Pre-training: `deepspeed --module xlme_ds.pretrain --recipe NAME --data DIR --out DIR [--section.key value ...]`.
 
 The same with `python -m xlme_ds.pretrain` runs on one process. A second call with the same folder resumes.
+`--branch RUN@STEP` in place of `--recipe`: a new run with that run's settings goes on from its checkpoint, with the
+optimizer's state; `--schedule.name wsd --schedule.decay-steps N` lets the learning rate fall in N steps, the last ones.
 """
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from .cli import fail, parse, program
+from .cli import fail, parse, program, take_flag
 from .config import RunConfig
 from .train.stop import StopRequest
 
@@ -20,8 +22,8 @@ from .train.stop import StopRequest
 class Pretrain:
     """Arguments of the command."""
 
-    data_folder: Annotated[Path, tyro.conf.arg(name="data")]
-    """Folder that `data_prep mix` wrote."""
+    data_folders: Annotated[tuple[Path, ...], tyro.conf.arg(name="data")]
+    """Folder that `data_prep mix` wrote; several are read one after the other (data.phase_steps)."""
     out: Path
     """Run folder; an existing one is resumed."""
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
@@ -33,6 +35,22 @@ class Pretrain:
     """Break down the time of this many steps, after the first three, into `profile/` of the run folder; 0: none."""
 
 
+def _branched(source: Path, out: str | None) -> RunConfig:
+    from .train.run_folder import branched  # it loads torch
+
+    return branched(source, None if out is None else Path(out))
+
+
+def _flags(words: list[str]) -> set[str]:
+    return {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")}
+
+
+def _to_its_end(config: RunConfig) -> RunConfig:
+    """The branch's steps: those of its decay."""
+    steps = int(config.start.folder.rpartition("@")[2]) + config.schedule.decay_steps
+    return replace(config, train=replace(config.train, steps=steps))
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
     # The number of masked positions is another in every batch: blocks of many sizes would leave gaps that none fits.
@@ -40,14 +58,18 @@ def main(arguments: list[str] | None = None) -> None:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"  # read once, when torch is loaded
     stop = StopRequest()  # before torch is loaded, which takes a while: a job may be told to leave at any time
     try:
-        command = parse(program("pretrain"), Pretrain, __doc__ or "", sys.argv[1:] if arguments is None else arguments)
+        words, branch = take_flag(sys.argv[1:] if arguments is None else arguments, "--branch")
+        parent = None if branch is None else _branched(Path(branch), take_flag(words, "--out")[1])
+        command = parse(program("pretrain"), Pretrain, __doc__ or "", words, parent)
+        if parent is not None and "--schedule.decay-steps" in _flags(words) and "--train.steps" not in _flags(words):
+            command = replace(command, run=_to_its_end(command.run))
     except ValueError as error:
         fail("xlme_ds.pretrain", error)
     from .api import pretrain, rehearse
     from .engine.ranks import SharedError
 
     try:
-        asked = command.run, command.data_folder, command.out, command.heldout
+        asked = command.run, command.data_folders, command.out, command.heldout
         if command.dry_run:
             rehearse(*asked, profiled=command.profile)
         else:

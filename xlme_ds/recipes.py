@@ -1,4 +1,4 @@
-"""Published runs by name, each one frozen configuration: XLM-E and its ablations, XLM-R, ERNIE-M, XLM, the quickstart.
+"""Published runs by name, each one frozen configuration: XLM-E and its ablations, XLM-R, ERNIE-M, XLM; the quickstart.
 
 XLM-E is as published (Tables 8 to 10) in three sizes; its names are size_engine: `zero` partitions what each process
 holds, `pipe` cuts the model into stages.
@@ -10,10 +10,19 @@ as --start.folder, and mix the data with --alpha 0.1), the second, on text alone
 one number of steps: here each stage has it. It names no gradient clipping: it is XLM-E's here. Its batch of 2,048 rows
 is half of pairs in the first stage.
 
+`continue_xlmr` and `continue_xlmr_large` turn an XLM-R into an XLM-E of its shape, with the gated bias: from the
+folder xlm-roberta-base or xlm-roberta-large here, or another --start.folder. They are ours, no paper's.
+
 XLM (Conneau and Lample, 2019) is as it was trained for XNLI: twelve layers, the fifteen languages of that test; mix the
 data with --layout xlm --row-tokens 256. What the paper leaves open is its published code's: attention dropout, the
 norms' epsilon, the prediction layer, betas, clipping. The number of steps was not published; it and the schedule are
 XLM-E's.
+
+`xlm_mt` is its supervised translation, with two languages in place of your own (give them, the vocabulary, and an `xlm`
+of this shape as --start.folder; mix the pairs with --layout xlm --row-tokens 256). The paper trains until validation
+stops to improve: the schedule has no end, and a run can be made longer. `xlm_umt` is the unsupervised one, on sentences
+(mix --sentences) of two languages. `xlme_mt` translates with XLM-E Base: DeltaLM's
+decoder (Ma et al., 2021), which starts from the discriminator too, and XLM's training.
 """
 
 from dataclasses import replace
@@ -25,6 +34,7 @@ from .config import (
     ObjectiveConfig,
     OptimizerConfig,
     RunConfig,
+    ScheduleConfig,
     StartConfig,
     TrainConfig,
 )
@@ -90,6 +100,26 @@ _XLMR = RunConfig(
     engine=EngineConfig(deepspeed="zero1"),
 )
 
+# ERNIE-M's rates from XLM-R, below half of those from scratch, which would undo what the weights know; a short warm-up,
+# for only the discriminator's head and the biases, which begin at 0, are new.
+_CONTINUE = RunConfig(
+    name="continue_xlmr",
+    model=_XLME_BASE,
+    data=_BASE.data,
+    optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=2_500),
+    engine=EngineConfig(deepspeed="zero1"),
+    train=TrainConfig(steps=50_000),
+    start=StartConfig("xlm-roberta-base", take="encoder"),
+)
+_CONTINUE_LARGE = replace(
+    _CONTINUE,
+    name="continue_xlmr_large",
+    model=replace(_XLME_LARGE, vocabulary=250_002, norm="post"),
+    data=_LARGE.data,
+    optimizer=replace(_CONTINUE.optimizer, learning_rate=1e-4),
+    start=replace(_CONTINUE.start, folder="xlm-roberta-large"),
+)
+
 _ERNIE_M = RunConfig(
     name="ernie_m",
     model=replace(_XLMR.model, dropout=0.1, attention_dropout=0.1),
@@ -134,6 +164,19 @@ _XLM = RunConfig(
     optimizer=OptimizerConfig(learning_rate=1e-4, beta2=0.999, epsilon=1e-8, weight_decay=0.0, clip=5.0),
     engine=EngineConfig(deepspeed="zero1"),
     train=TrainConfig(log_every=11),  # an even number would show one of the two tasks alone
+)
+
+# About 2,000 tokens on each of eight GPUs a step; betas and warm-up are its code's.
+_XLM_MT = RunConfig(
+    name="xlm_mt",
+    model=replace(_XLM.model, vocabulary=60_000, discriminator_layers=6, language_embeddings=("en", "ro")),
+    objective=ObjectiveConfig("mt", mask_fraction=1.0),
+    data=DataConfig(0, 64, micro_batch=8),
+    optimizer=replace(_XLM.optimizer, warmup_steps=4000, beta2=0.98),
+    schedule=ScheduleConfig("inverse_sqrt"),
+    engine=EngineConfig(deepspeed="zero1"),
+    train=TrainConfig(steps=100_000),
+    start=StartConfig(take="encoder"),
 )
 
 
@@ -194,6 +237,8 @@ RECIPES: dict[str, RunConfig] = {
     "xlmr": _XLMR,  # masked language modelling on monolingual rows
     # With translation language modelling: what the paper compares XLM-E with under equal training.
     "xlmr_tlm": replace(_XLMR, name="xlmr_tlm", data=DataConfig(2048, 2048, micro_batch=16)),
+    "continue_xlmr": _CONTINUE,
+    "continue_xlmr_large": _CONTINUE_LARGE,
     "ernie_m": _ERNIE_M,
     "ernie_m_stage2": _second_stage(_ERNIE_M),
     "ernie_m_large": _ERNIE_M_LARGE,
@@ -206,6 +251,22 @@ RECIPES: dict[str, RunConfig] = {
         objective=ObjectiveConfig("clm", mask_fraction=1.0),
         data=DataConfig(4096, 0, micro_batch=64),
         train=TrainConfig(),
+    ),
+    "xlm_mt": _XLM_MT,
+    # Without pairs: denoising, which fades, and back-translation.
+    "xlm_umt": replace(
+        _XLM_MT,
+        name="xlm_umt",
+        model=replace(_XLM_MT.model, language_embeddings=("en", "fr")),
+        objective=replace(_XLM_MT.objective, denoising=("0:1", "100000:0.1", "300000:0"), back_translation=("0:1",)),
+        data=DataConfig(64, 0, micro_batch=8),
+    ),
+    "xlme_mt": replace(
+        _XLM_MT,
+        name="xlme_mt",
+        model=replace(_XLME_BASE, decoder="interleaved", language_embeddings=_XNLI_LANGUAGES, dropout=0.1),
+        data=DataConfig(0, 64, micro_batch=8),
+        start=StartConfig(take="discriminator"),
     ),
 }
 

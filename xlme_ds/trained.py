@@ -1,5 +1,4 @@
-"""Trained models from the folders that hold them: of a run, or in Hugging Face's form; and the first weights that a run
-takes from such a folder (`start.folder`).
+"""Trained models from the folders that hold them: of a run, or in Hugging Face's form.
 
 The model of a finished run is that of its last step, of any other run that of its newest whole checkpoint; RUN@STEP in
 place of its folder names the checkpoint of that step.
@@ -8,9 +7,8 @@ Hugging Face's form is written by `xlme_ds.export`; this file says what its name
 """
 
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,33 +18,29 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from .checkpoint.state_files import (
-    KINDS,
-    StateReader,
-    checkpoints_of,
-    fault_of,
-    saved_step,
-    state_files,
-)
+from .checkpoint.state_files import KINDS, StateReader, fault_of, state_files
 from .cli import note
-from .config import Check, ModelConfig, ObjectiveConfig, RunConfig, refuse
+from .config import ModelConfig, ObjectiveConfig, from_json, refuse
 from .data.schema import read_json
 from .data.vocabulary import MODEL_FILE, Vocabulary
+from .folders import at_step, checkpoints_of, saved_step
 from .models.electra import block_sizes
-from .models.init import Known
 from .models.text_encoder import TextEncoder, Which, encoder_of, take_encoder
 from .objectives import objective_of
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 MODEL_FOLDER = "model"  # of a run: its vocabulary, and float32 weights when the last step is done
-_AT = re.compile(r"(.+)@(\d+)")
 
 MODEL_TYPE = "xlme"  # `model_type` in the `config.json` of an export
 GENERATOR_FOLDER = "generator"  # of an export: the generator, an export of its own
 SENTENCEPIECE_FILE = "sentencepiece.bpe.model"
 PREFIX = f"{MODEL_TYPE}."  # of the encoder's parameters in an export; a bare AutoModel saves them without it
 EMBEDDING = "embedding.weight"
+# Of an export whose discriminator has an embedding of its own (GDES): its difference from the generator's. A sum of
+# floats does not give back what was added.
+DIFFERENCE_FILE = "difference.safetensors"
+DIFFERENCE = "difference.weight"
 # What of ModelConfig shapes one encoder, under its name in an export.
 EXPORTED_SETTINGS = {
     "vocabulary": "vocab_size",
@@ -67,11 +61,9 @@ EXPORTED_SETTINGS = {
     "layout": "layout",
     "language_embeddings": "languages",
 }
+DECODER_FORM = "decoder_form"  # `model.decoder` in the `config.json` of a translating export
 # Of exports that were written before they could have these.
 _YOUNGER = {"layout": "xlme", "languages": (), "masked_head": "dense"}
-_MAY_DIFFER = ("discriminator_layers", "init_std", "layout", "language_embeddings")
-# Settings of a model that must be those of the one that it starts from.
-SHAPE = [name for name in EXPORTED_SETTINGS if name not in _MAY_DIFFER]
 
 
 def first_of(encoders: Mapping[Which, str]) -> Which:
@@ -157,6 +149,20 @@ def load_encoder_and_step(folder: Path, which: Which | None = None) -> tuple[Tra
     return TrainedEncoder(run.encoder(which), run.vocabulary), run.step
 
 
+def translates(folder: Path) -> bool:
+    """Whether `folder` is an export of a translating run, with its decoder."""
+    config = read_config(folder)
+    return config.get("model_type") == MODEL_TYPE and bool(config.get(DECODER_FORM))
+
+
+def load_translating_export(folder: Path) -> TrainedRun:
+    """The whole model of an export that `translates`, as that of the run that it was. Raises as `load_encoder`."""
+    config, (encoder, vocabulary) = read_config(folder), load_encoder(folder)
+    model = replace(encoder.cfg, decoder=config[DECODER_FORM], decoder_layers=config["decoder_layers"])
+    state = encoder.state_dict() | read_heads(folder)
+    return TrainedRun(folder, state, model, vocabulary, "", ObjectiveConfig("mt", mask_fraction=1.0))
+
+
 def load_run(folder: Path) -> TrainedRun:
     """Weights (float32, on the CPU), settings and vocabulary of a run, or of one of its checkpoints, RUN@STEP.
 
@@ -176,11 +182,11 @@ def load_run(folder: Path) -> TrainedRun:
         raise ValueError(
             f"{path} does not exist: copy it from the folder vocab of the run's data, or start its command again"
         )
-    state = _in_blocks(state, settings.model)  # a finished run may have been called again with other blocks
+    state = in_blocks(state, settings.model)  # a finished run may have been called again with other blocks
     return TrainedRun(folder, state, vocabulary=known_vocabulary(run, path), step=step, **settings._asdict())
 
 
-def _in_blocks(state: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
+def in_blocks(state: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor]:
     """`state` with each table of the vocabulary in the blocks of `model`; what is not of its size is left as it is."""
     for first in [name for name in state if name.endswith(("embedding_0", "difference_0"))]:
         table = first.removesuffix("0")
@@ -190,12 +196,6 @@ def _in_blocks(state: dict[str, Tensor], model: ModelConfig) -> dict[str, Tensor
             state = {name: value for name, value in state.items() if name not in names}
             state |= {f"{table}{n}": block for n, block in enumerate(blocks)}
     return state
-
-
-def at_step(folder: Path) -> tuple[Path, int | None]:
-    """The parts of RUN@STEP; the step is None where the folder's name has none, or exists with it."""
-    found = None if folder.exists() else _AT.fullmatch(str(folder))
-    return (Path(found[1]), int(found[2])) if found else (folder, None)
 
 
 def pinned(folder: Path) -> Path:
@@ -285,8 +285,7 @@ def read_settings(folder: Path) -> RunSettings:
     settings = config["config"]
     try:
         model = model_config(settings["model"])
-        objective = ObjectiveConfig(**settings.get("objective", {}))
-        objective = replace(objective, pseudo_fractions=tuple(objective.pseudo_fractions))
+        objective = from_json(ObjectiveConfig, settings.get("objective", {}))
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{folder / CONFIG_FILE} was written by another version of this package: {error!r}") from None
     return RunSettings(model, settings.get("task", ""), objective)
@@ -393,84 +392,3 @@ def mismatch(weights: Path, folder: Path, error: Exception) -> ValueError:
     lines = str(error).splitlines()  # of load_state_dict the second is the first that says something
     why = f"no {error}" if isinstance(error, KeyError) else lines[1 % len(lines)].strip()[:200]
     return ValueError(f"{weights} does not hold the model of {folder / CONFIG_FILE}: {why}")
-
-
-def starting_weights(config: RunConfig, vocabulary_sha256: str, source: Path | None = None) -> Known | None:
-    """The first value of every parameter that `config.start` names; None when it names no folder.
-
-    `source`: that folder by the name that `pinned` gives. Raises ValueError for one whose model has another vocabulary
-    or shape.
-    """
-    if not config.start.folder:
-        return None
-    folder, take = source or Path(config.start.folder), config.start.take
-    is_run = "config" in read_config(folder)
-    run = load_run(folder) if is_run else None
-    if run is not None and run.task:
-        run = None  # fine-tuned: an encoder and no more
-    if take == "all":
-        return _everything(folder, run, config, vocabulary_sha256)
-    if run is None:
-        encoder, vocabulary = load_encoder(folder, take)
-        heads = {} if is_run else read_heads(folder, take)
-    else:
-        encoder, vocabulary = run.encoder(take), run.vocabulary
-        heads = {name: value for name, value in run.state.items() if name.startswith(run.encoders[take])}
-    refuse(_start_checks(folder, encoder.cfg, config.model, vocabulary, vocabulary_sha256))
-    encoders = objective_of(config.objective).encoders
-    ours = {name: value for name, value in heads.items() if name.startswith(tuple(encoders.values()))}
-    return (_as_first_weights(folder, encoder, config.model, list(encoders)) | ours).get
-
-
-def _everything(folder: Path, run: TrainedRun | None, config: RunConfig, vocabulary_sha256: str) -> Known:
-    encoders = objective_of(config.objective).encoders
-    alone = " or ".join(encoders)
-    if run is None:
-        raise ValueError(
-            f"{folder} is not a pre-training run, of which start.take all takes every parameter: set start.take to "
-            f"{alone}"
-        )
-    if run.encoders != encoders:
-        raise ValueError(
-            f"{folder} was trained for {run.objective.name}, whose model has other parts than that of "
-            f"{config.objective.name}: set start.take to {' or '.join(run.encoders)}"
-        )
-    refuse(_start_checks(folder, run.model, config.model, run.vocabulary, vocabulary_sha256))
-    of_two = ("generator_layers", "embedding_sharing") if len(encoders) > 1 else ()
-    for name in (*of_two, "discriminator_layers"):
-        there, here = getattr(run.model, name), getattr(config.model, name)
-        setting = f"{folder} has model.{name} {there}, this run has {here}"
-        refuse([(there == here, f"{setting}: set it to that, or start.take to {alone}")])
-    return (run.state | _in_blocks(run.state, config.model)).get
-
-
-def _start_checks(
-    folder: Path, there: ModelConfig, here: ModelConfig, vocabulary: Vocabulary, vocabulary_sha256: str
-) -> Iterator[Check]:
-    """That a model of `here` can start from the one of `there`."""
-    model, languages = f"the model in {folder}", there.language_embeddings
-    same = vocabulary.sha256 == vocabulary_sha256
-    yield same, f"{model} has another vocabulary than the data: encode the data with its own"
-    yield (
-        not languages or languages == here.language_embeddings,
-        f"{model} has embeddings of the languages {' '.join(languages)}: set model.language_embeddings to those",
-    )
-    for name in SHAPE:
-        its, ours = getattr(there, name), getattr(here, name)
-        yield its == ours, f"{model} has {name} {its}, model.{name} is {ours}: set it to the same"
-
-
-def _as_first_weights(
-    folder: Path, encoder: TextEncoder, model: ModelConfig, names: Sequence[Which]
-) -> dict[str, Tensor]:
-    """The embedding, and the encoder under `names`."""
-    layers = encoder.cfg.discriminator_layers
-    for name in reversed(names):
-        setting = "generator_layers" if name == "generator" else "discriminator_layers"
-        asked = getattr(model, setting)
-        refuse([(asked <= layers, f"the model in {folder} has {layers} layers, model.{setting} is {asked}: lower it")])
-    blocks = torch.cat(encoder.table).detach().split(block_sizes(model))
-    values = {f"embedding_{n}": block for n, block in enumerate(blocks)}
-    for which in names:
-        values |= {f"{which}.{name}": value for name, value in encoder.encoder.state_dict().items()}
-    return values

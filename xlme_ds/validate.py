@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .config import Check, EngineConfig, RunConfig, Training, refuse
-from .data.order import plan_step
+from .data.order import phases, plan_step
 from .models.tiles import HEAD_SIZES
-from .objectives import objective_of
+from .objectives import has_decoder, objective_of
 
 Config = TypeVar("Config", bound=Training)
 
@@ -28,14 +28,16 @@ RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     (
         "not be negative",
         lambda value: value >= 0,
-        "objective.random_fraction objective.keep_fraction objective.discriminator_weight data.mono_rows "
-        "data.para_rows optimizer.warmup_steps optimizer.weight_decay train.eval_every train.keep_every "
-        "train.save_buffer_gib train.spike_sigma train.watchdog_minutes",
+        "objective.random_fraction objective.keep_fraction objective.discriminator_weight objective.z_loss "
+        "data.mono_rows data.para_rows optimizer.warmup_steps schedule.decay_steps optimizer.weight_decay "
+        "model.decoder_layers train.eval_every train.keep_every train.save_buffer_gib train.spike_sigma "
+        "train.watchdog_minutes",
     ),
     (
         "be positive",
         lambda value: value > 0,
-        "model.init_std model.norm_epsilon optimizer.learning_rate optimizer.epsilon optimizer.clip",
+        "model.init_std model.norm_epsilon objective.generator_temperature optimizer.learning_rate optimizer.epsilon "
+        "optimizer.clip",
     ),
     (
         "be at least 0 and below 1",
@@ -172,13 +174,53 @@ def _objective(config: Training) -> list[Check]:
             all(0 < fraction <= 1 for fraction in settings.pseudo_fractions),
             f"objective.pseudo_fractions is {settings.pseudo_fractions}: each must be above 0, up to 1",
         ),
+        (
+            not (settings.denoising or settings.back_translation) or has_decoder(settings),
+            f"objective.denoising and objective.back_translation are for objective.name mt, it is {settings.name}: "
+            "leave them empty",
+        ),
+        (
+            config.start.into == "both" or has_decoder(settings),
+            f"start.into {config.start.into} is for objective.name mt, it is {settings.name}: leave it at both",
+        ),
+        (
+            config.start.into == "both" or not config.start.folder or config.start.take not in ("all", "state"),
+            f"start.into {config.start.into} is for one encoder, and start.take {config.start.take} takes the whole "
+            "model: set start.take to the encoder's name",
+        ),
         *objective_of(settings).checks(config),
     ]
 
 
 def _data(config: Training) -> list[Check]:
-    data, steps = config.data, config.train.steps
+    data, steps, schedule = config.data, config.train.steps, config.schedule
+    decay, phased = schedule.decay_steps, sum(data.phase_steps)
+    usual = config.objective.mask_fraction if isinstance(config, RunConfig) else 0.0
+    fractions = [phase.mask_fraction for phase in phases(data, usual)]
     return [
+        (
+            all(length > 0 for length in data.phase_steps) and (phased < steps or not phased),
+            f"data.phase_steps {' '.join(map(str, data.phase_steps))} must be positive and add up to less than "
+            f"train.steps {steps}: the last folder is read to the end",
+        ),
+        (
+            not data.phase_mask_fractions or (usual < 1 and all(0 < fraction < 1 for fraction in fractions)),
+            f"data.phase_mask_fractions {' '.join(map(str, fractions))} must be between 0 and 1, and are not for an "
+            "objective that predicts every token",
+        ),
+        (
+            schedule.name == "wsd" or not decay,
+            f"schedule.decay_steps {decay} is for schedule.name wsd, it is {schedule.name}: leave it 0",
+        ),
+        (
+            config.optimizer.warmup_steps <= steps,
+            f"optimizer.warmup_steps {config.optimizer.warmup_steps} exceeds train.steps {steps}: shorten the warm-up",
+        ),
+        (
+            config.optimizer.warmup_steps + decay <= steps,
+            f"optimizer.warmup_steps {config.optimizer.warmup_steps} and schedule.decay_steps {decay} exceed "
+            f"train.steps {steps}: shorten one",
+        ),
         (
             data.mono_rows + data.para_rows > 0,
             "data.mono_rows and data.para_rows are both 0: a step needs rows of a task",
@@ -192,10 +234,6 @@ def _data(config: Training) -> list[Check]:
             not data.alternate or config.train.log_every % 2 == 1,
             f"train.log_every {config.train.log_every} would show one task alone under data.alternate: set it to an "
             "odd number",
-        ),
-        (
-            config.optimizer.warmup_steps <= steps,
-            f"optimizer.warmup_steps {config.optimizer.warmup_steps} exceeds train.steps {steps}: shorten the warm-up",
         ),
     ]
 

@@ -11,9 +11,10 @@ from data_prep.clean import Counts
 from data_prep.corpus_files import files_in
 from data_prep.progress import warn
 from data_prep.readers.cc100 import CC100, Lines
-from data_prep.readers.jsonl_parquet import JsonLines, Parquet
-from data_prep.readers.plain_pairs import Moses, MosesZip, TableReader, find_pairs, split_pair
+from data_prep.readers.plain_pairs import Moses, MosesZip, NumberedTable, TableReader, find_pairs, split_pair
 from data_prep.readers.reader import Input, PairReader, Paragraphs, Reader, TextBlock, named_code, refuse_twins
+from data_prep.readers.record_files import Arrow, JsonLines, Parquet
+from data_prep.readers.records import RecordDocuments, RecordPairs
 from data_prep.readers.tmx import Tmx
 
 __all__ = [
@@ -34,14 +35,19 @@ __all__ = [
 DOCUMENT_READERS: dict[str, CC100] = {
     "cc100": CC100(),
     "lines": Lines(),
-    "jsonl": JsonLines(),
-    "parquet": Parquet(),
+    "jsonl": RecordDocuments(JsonLines()),
+    "parquet": RecordDocuments(Parquet()),
+    "arrow": RecordDocuments(Arrow()),
 }
 PAIR_READERS: dict[str, PairReader] = {
     "moses": Moses(),
     "moses_zip": MosesZip(),
     "wikimatrix_tsv": TableReader("score", "source", "target"),
     "ccaligned_tsv": TableReader("source", "target", "score"),
+    "tsv": NumberedTable(),
+    "jsonl_pairs": RecordPairs(JsonLines()),
+    "parquet_pairs": RecordPairs(Parquet()),
+    "arrow_pairs": RecordPairs(Arrow()),
     "tmx": Tmx(),
 }
 READERS: dict[str, Reader] = {**DOCUMENT_READERS, **PAIR_READERS}

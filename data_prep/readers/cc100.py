@@ -31,6 +31,8 @@ class CC100(Reader):
 
     def paragraphs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[Paragraphs]:
         """The documents of one block, those of about PIECE bytes at a time; at least one each time."""
+        counts.units_in += block.dropped.total()
+        counts.dropped.update(block.dropped)
         counts.repaired.update(block.repaired)
         opened: list[str] = []  # of the last document, which goes on
         for cleaned, rest in _short_lines(block.sides[0], counts.repaired):

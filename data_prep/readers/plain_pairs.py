@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
-from data_prep.clean import Counts, clean_lines
+from data_prep.clean import Counts, clean_line, clean_lines
+from data_prep.column_filters import ColumnFilter, column_filters, first_reason
 from data_prep.corpus_files import MAX_LINE, MAX_ROW, Place, clip_lines, cut_blocks, files_in, read_text, split_lines
 from data_prep.languages import canonical
 from data_prep.progress import warn
@@ -27,6 +29,7 @@ from data_prep.readers.reader import (
 _NO_LINE = b"\n"  # after the end of the shorter side; no line holds a LF
 _ZIP = re.compile(r"(?P<pair>[^.]+-[^.]+)\.txt\.zip")
 _SIDE = re.compile(rf"(?P<stem>(?:.+\.)?(?P<pair>[^.]+-[^.]+))\.(?P<code>[^.]+?){COMPRESSED}")
+_MOST_COLUMNS = 1000
 _LAYOUT = "a-b.txt.zip or X.a-b.a and X.a-b.b"
 
 
@@ -88,12 +91,31 @@ def _member(archive: zipfile.ZipFile, place: Place, ending: str) -> str:
 
 
 class TableReader(PairReader):
-    """A table, a pair a row and tabs between the columns that the description names."""
+    """A table, a pair a row and tabs between the columns that the description names from left to right."""
 
     boundary = re.compile(rb"\n")
+    more_columns = False  # than are named
 
     def __init__(self, *columns: str):
         self.columns = columns
+
+    def read_columns(self, given: Any) -> tuple[str, ...]:
+        """The names of all columns. Raises ValueError where source or target is not among them."""
+        if not isinstance(given, list | tuple) or not {"source", "target"} <= set(given):
+            raise ValueError(f"columns are {given}: 'source' and 'target' must be among them")
+        return tuple(given)
+
+    def roles(self, columns: tuple[str, ...]) -> tuple[str, ...]:
+        """What the columns of a row hold, from left to right."""
+        return columns
+
+    def has_column(self, columns: tuple[str, ...], name: str) -> bool:
+        """Whether the column is named."""
+        return name in columns
+
+    def dropped_by(self, source: Input) -> tuple[ColumnFilter, ...]:
+        """The filters of columns that rows are to pass."""
+        return column_filters(source.filters)
 
     def blocks(self, source: Input, size: int) -> Iterator[TextBlock]:
         """Blocks of whole rows: one over MAX_ROW bytes, which is dropped later, is clipped lest it is cut in two."""
@@ -102,32 +124,57 @@ class TableReader(PairReader):
 
     def scored(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
         """The pairs of one block, with the column `score` if there is one."""
+        names, filters = self.roles(source.columns), self.dropped_by(source)
         for piece in pieces(block.sides[0]):
             rows = zip(clean_lines(piece, counts.repaired), piece.removesuffix(b"\n").split(b"\n"), strict=True)
             for line, raw in rows:
-                pair = "long_line" if len(raw) > MAX_ROW else _pair(line, source.columns)
+                pair = "long_line" if len(raw) > MAX_ROW else self._pair(line, raw, names, filters)
                 if isinstance(pair, str):
                     counts.units_in += 1
                     counts.dropped[pair] += 1
                 else:
                     yield pair
 
+    def _pair(
+        self, row: str, raw: bytes, names: tuple[str, ...], filters: tuple[ColumnFilter, ...]
+    ) -> ScoredPair | str:
+        """Both sides and the score, or the reason for which the row is dropped."""
+        found = row.split("\t")
+        # white space at the ends was removed, and with it an empty field there: at the beginning, all others moved
+        moved = len(found) <= raw.count(b"\t") and not clean_line(raw.partition(b"\t")[0], Counter())
+        if len(found) < len(names) or moved or (len(found) > len(names) and not self.more_columns):
+            return "malformed"
+        fields = dict(zip(names, found, strict=False))
+        try:
+            score = float(fields["score"]) if "score" in fields else None
+        except ValueError:
+            return "malformed"
+        if score is not None and not math.isfinite(score):
+            return "malformed"
+        if reason := first_reason(filters, [fields[rule.column].strip() for rule in filters]):
+            return reason
+        a, b = fields["source"].strip(), fields["target"].strip()
+        if max(len(a.encode()), len(b.encode())) > MAX_LINE:
+            return "long_line"
+        return a, b, score
 
-def _pair(row: str, columns: tuple[str, ...]) -> ScoredPair | str:
-    """Both sides and the score, or the reason for which the row is dropped."""
-    fields = dict(zip(columns, row.split("\t"), strict=False))
-    if row.count("\t") != len(columns) - 1:  # white space at the ends was removed, and with it an empty field there
-        return "malformed"
-    try:
-        score = float(fields["score"]) if "score" in fields else None
-    except ValueError:
-        return "malformed"
-    if score is not None and not math.isfinite(score):
-        return "malformed"
-    a, b = fields["source"].strip(), fields["target"].strip()
-    if max(len(a.encode()), len(b.encode())) > MAX_LINE:
-        return "long_line"
-    return a, b, score
+
+class NumberedTable(TableReader):
+    """A table whose columns are named by their numbers; a row may have others."""
+
+    more_columns = True
+
+    def read_columns(self, given: Any) -> tuple[str, ...]:
+        """The names by position, empty where a column has none. Raises ValueError for what is no table of numbers."""
+        numbers = given if isinstance(given, dict) else {}
+        sound = all(isinstance(number, int) and 0 < number <= _MOST_COLUMNS for number in numbers.values())
+        if not sound or not {"source", "target"} <= set(numbers) or len(set(numbers.values())) < len(numbers):
+            raise ValueError(
+                f"columns are {given}: number those of the sides, from 1 on, as in columns = {{source = 1, target = 2, "
+                "score = 3}"
+            )
+        by_number = {number: name for name, number in numbers.items()}
+        return tuple(by_number.get(number, "") for number in range(1, max(by_number) + 1))
 
 
 def find_pairs(folder: Path | str) -> list[Input]:

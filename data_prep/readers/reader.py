@@ -27,7 +27,8 @@ class Input:
     """One file of documents (`languages` has one code) or one set of pairs (two codes).
 
     `paths`: one file, or the two sides. `members`: the two sides inside a zip file. The codes in `name` and `languages`
-    are CC-100's. `columns` name the columns of a file that has some; `filters` are settings by name.
+    are CC-100's. `columns` name the columns of a file that has some, see `Reader.read_columns`; `filters` are settings
+    by name. `line_end`: what ends a line inside of a record's text besides LF.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Input:
     corpus: str = ""
     columns: tuple[str, ...] = ()
     filters: dict[str, dict[str, Any]] = field(default_factory=dict, hash=False)
+    line_end: str = ""
 
     @property
     def files(self) -> list[tuple[str, int]]:
@@ -52,7 +54,9 @@ class Input:
 
 @dataclass(frozen=True)
 class TextBlock:
-    """One side of raw text, or two sides with the same number of lines; `dropped` pairs were left out, by reason.
+    """One side of raw text, or two sides with the same number of lines.
+
+    `dropped` documents or pairs were left out, by reason.
 
     `repaired` counts what was repaired on the way, by reason. `cut`: the block ends inside of a document, which is too
     long to be read whole.
@@ -79,6 +83,14 @@ class Reader(ABC):
 
     task: ClassVar[str]
     columns: tuple[str, ...] = ()
+
+    def read_columns(self, given: Any) -> tuple[str, ...]:
+        """A description's `columns` as an `Input` has them. Raises ValueError for what this format cannot use."""
+        return tuple(given)
+
+    def has_column(self, columns: tuple[str, ...], name: str) -> bool:
+        """Whether a filter can look at the column `name` of a file."""
+        return False
 
     def members(self, place: Place, codes: tuple[str, ...]) -> tuple[str, ...]:
         """The two sides inside of an archive; none in other formats."""

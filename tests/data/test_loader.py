@@ -86,6 +86,22 @@ def test_a_batch_is_its_rows(folder: Path, world: int, step: int) -> None:
             assert_equal(batch, reference(folder, [list(range(start, start + 3))] * 2, 7))
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_phases_read_their_folders(folder: Path, tmp_path: Path, world: int) -> None:
+    """Row numbers go on at the border, modulo the rows of each folder; the shares are the phase's."""
+    other = write_data(tmp_path / "other", 25, seed=3)
+    data = replace(DATA, phase_steps=(2,), phase_mask_fractions=(0.15, 0.15))
+    for rank in range(world):
+        loader = Loader([folder, other], data, 7, 0.5, rank, world)
+        for step, place in ((1, folder), (2, other), (5, other)):
+            for micro, batch in enumerate(loader.step(step)):
+                start = step * 12 + (micro * world + rank) * 3
+                assert_equal(batch, reference(place, [list(range(start, start + 3))] * 2, 7))
+    fractions = replace(data, phase_mask_fractions=(0.15, 0.6))
+    both = [len(Loader([folder, folder], fractions, 7, 0.5).batch(step, 0).masked_M) for step in (1, 2)]
+    assert 3 < both[1] / both[0] < 5
+
+
 def test_one_task_alone(folder: Path) -> None:
     loader = Loader(folder, replace(DATA, mono_rows=0), 7, 0.15)
     assert list(loader.fingerprints) == ["para"]

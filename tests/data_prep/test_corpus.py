@@ -7,16 +7,20 @@ import time
 import tracemalloc
 import zipfile
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_prep.clean import Counts
+from data_prep.clean import Counts, Sides, make_filters
 from data_prep.corpus import TextConfig, corpus_inputs, find_sources, read_corpora, ready_descriptions
 from data_prep.corpus_files import Place, files_in, filesystem
 from data_prep.languages import LANGUAGES
 from data_prep.readers import PAIR_READERS, READERS, Input, documents, pairs
+from data_prep.readers.reader import ScoredPair
+from tests.rows import write_records
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
 PAIRS = [("one & two", "ein & zwei"), ("three", "drei")]
@@ -64,12 +68,25 @@ def write_para(folder: Path, layout: str) -> str:
         text = "".join(f"1.0{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(PAIRS)) + "no number\ta\tb\n"
         (folder / "WikiMatrix.en-de.tsv.gz").write_bytes(gzip.compress(text.encode()))
         return "WikiMatrix.{src}-{tgt}.tsv.gz"
+    if layout == "tsv":
+        text = "".join(f"{i}\t{b}\t_\t1.0{i}\t{a}\tmore\n" for i, (a, b) in enumerate(PAIRS)) + "1\ttoo\tfew\n"
+        (folder / "en-de.gz").write_bytes(gzip.compress(text.encode()))
+        return "{src}-{tgt}.gz"
+    if layout.endswith("_pairs"):
+        rows = [{"translation": {"en": a, "de": b}, "margin": 1.01 + i} for i, (a, b) in enumerate(PAIRS)]
+        return write_records(folder / f"en-de.{layout.removesuffix('_pairs')}", rows).replace("en-de", "{src}-{tgt}")
     if layout == "ccaligned_tsv":
         text = "".join(f"{a}\t{b}\t1.0{i}\n" for i, (a, b) in enumerate(PAIRS)) + "one column\n"
         (folder / "en_XX-de_DE.tsv.xz").write_bytes(lzma.compress(text.encode()))
         return "{src}-{tgt}.tsv.xz"
     (folder / "en-de.tmx.bz2").write_bytes(bz2.compress(TMX.encode()))
     return "{src}-{tgt}.tmx.bz2"
+
+
+COLUMNS = {"tsv": "columns = {source = 5, target = 2, score = 4}"} | {
+    f"{kind}_pairs": 'columns = {source = "translation.{src}", target = "translation.{tgt}", score = "margin"}'
+    for kind in ("jsonl", "parquet", "arrow")
+}
 
 
 @pytest.mark.parametrize("wanted", ["any", "listed"])
@@ -80,6 +97,7 @@ def test_every_format_of_pairs(tmp_path: Path, layout: str, wanted: str) -> None
     pattern = write_para(data, layout)
     codes = "en_XX-de_DE" if layout == "ccaligned_tsv" else "en-de"
     line = 'pairs = "any"' if wanted == "any" else f'pairs = ["{codes}"]'
+    line += "\n" + COLUMNS.get(layout, "")
     (source,) = inputs(describe(tmp_path, line, name="x", where=str(data), format=layout, files=pattern))
     assert (source.name, source.languages, source.format) == ("en-de", ("en", "de"), layout)
     found, counts = read_pairs(source)
@@ -356,7 +374,10 @@ def test_what_is_no_file_is_named_through_a_description(tmp_path: Path, scheme: 
 
 
 def test_the_ready_descriptions(tmp_path: Path) -> None:
-    assert ready_descriptions() == ["cc100", "ccaligned", "fineweb2", "iitb", "multiun", "opus", "wikimatrix"]
+    assert ready_descriptions() == [
+        *("cc100", "ccaligned", "ccmatrix", "culturax", "fineweb2", "hplt2", "iitb", "madlad400", "multiun", "nllb"),
+        *("opus", "wikimatrix"),
+    ]
     for code in LANGUAGES:
         (tmp_path / f"{code}.txt.xz").write_bytes(b"")
     assert [source.name for source in inputs("cc100", f"cc100={tmp_path}")] == list(LANGUAGES)
@@ -365,6 +386,94 @@ def test_the_ready_descriptions(tmp_path: Path) -> None:
     corpora = read_corpora(ready_descriptions(), [f"{name}=x" for name in ready_descriptions()])
     assert {corpus.task for corpus in corpora} == {"mono", "para"}
     assert all("exact_duplicates" in corpus.filters for corpus in corpora)
+
+
+NLLB = "{}\t{}\t{}\t0.99\t0.98\tcrawl-data/a.gz\thttps://a\tcrawl-data/b.gz\t{}\n"
+
+
+def test_nllb_and_ccmatrix_as_they_are_laid_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files written in the shape that the releases document; a row may end in an empty column."""
+    rows = [
+        ("Guten Tag.", "Good day.", "1.2", "_"),
+        ("Ja, das ist so.", "Yes, it is.", "1.05999", ""),
+        ("", "b", 2, "_"),
+    ]
+    for name in ("deu_Latn-eng_Latn", "eng_Latn-zho_Hant", "ace_Latn-eng_Latn"):
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress("".join(NLLB.format(*row) for row in rows).encode()))
+    for source in (found := inputs("nllb", f"nllb={tmp_path}")):
+        scores = np.array([score for _, _, score in read_scored(source)])
+        assert scores.tolist() == [1.2, 1.05999]
+        (name, by_score), *_ = make_filters(source.filters, "para", "x").text
+        assert name == "score" and by_score(Sides(([], []), source.languages, scores)).tolist() == [False, True]
+    assert [source.name for source in found] == ["de-en", "en-zh-Hant"]
+    assert "1 pairs, by their languages, are not read as nllb: ace_Latn-eng_Latn" in capsys.readouterr().err
+    (tmp_path / "ccm").mkdir()
+    text = "".join(f"{score}\t{a}\t{b}\n" for a, b, score, _ in rows)
+    (tmp_path / "ccm" / "de-en.bitextf.tsv.gz").write_bytes(gzip.compress(text.encode()))
+    (source,) = inputs("ccmatrix", f"ccmatrix={tmp_path / 'ccm'}")
+    assert read_scored(source) == [("Guten Tag.", "Good day.", 1.2), ("Ja, das ist so.", "Yes, it is.", 1.05999)]
+
+
+def read_scored(source: Input) -> list[ScoredPair]:
+    reader, counts = PAIR_READERS[source.format], Counts("pairs")
+    return [pair for block in reader.blocks(source, 1000) for pair in reader.pairs(source, block, counts)]
+
+
+def test_a_table_by_numbers_does_not_mistake_one_column_for_another(tmp_path: Path) -> None:
+    """White space at the ends of a row is no text, but its tabs are columns."""
+    rows = ["id\t1.1\ta\tb", "\t1.2\tc\td", " \x00\t1.3\te\tf", "id\t1.4\tg\th\t\t", "id\t1.5\ti", "1.6\tj\tk\tl"]
+    (tmp_path / "en-de.tsv").write_text("\n".join(rows) + "\n")
+    text = 'pairs = "any"\ncolumns = {score = 2, source = 3, target = 4}'
+    (source,) = inputs(describe(tmp_path, text, name="x", where=str(tmp_path), format="tsv", files="{src}-{tgt}.tsv"))
+    found, counts = read_pairs(source)
+    assert found == [("a", "b"), ("g", "h")]
+    assert dict(counts.dropped) == {"malformed": 4}
+
+
+def test_records_of_pairs_with_odd_text(tmp_path: Path) -> None:
+    """Tabs and line ends inside of a side are a space; sides without text and pairs without a score are counted."""
+    sides = [("a\tb\n\nc", "d\r\ne"), ("", "f"), (" \n", "g"), ("h", "i"), ("x" * 100_001, "j"), ("k\ud83d", "\u2028l")]
+    rows = [{"pair": {"x": a, "y": b}, "n": {"score": i + 0.5}} for i, (a, b) in enumerate(sides)]
+    rows[3]["n"] = {"score": None}
+    columns = 'columns = {target = "pair.y", source = "pair.x", score = "n.score"}'
+    for kind in ("jsonl", "parquet", "arrow"):
+        kept = rows if kind == "jsonl" else rows[:-1]  # which pyarrow does not write
+        name = write_records(tmp_path / f"en-de.{kind}", kept)
+        values = {"name": "x", "where": str(tmp_path), "format": f"{kind}_pairs", "files": name}
+        (source,) = inputs(describe(tmp_path, f'pairs = ["en-de"]\n{columns}', **values))
+        counts, reader = Counts("pairs"), PAIR_READERS[source.format]
+        blocks = list(reader.blocks(source, 1))
+        found = [pair for block in blocks for pair in reader.pairs(source, block, counts)]
+        assert found[0] == ("a b c", "d  e", 0.5)
+        assert [(a[0], b[-1], score) for a, b, score in found[1:]] == [("k", "l", 5.5)] * (kind == "jsonl")
+        assert dict(counts.dropped) == {"empty_side": 2, "long_line": 1, "malformed": 1}
+        assert counts.units_in == len(kept) and len(blocks) == 3
+
+
+@pytest.mark.parametrize("kind", ["jsonl_pairs", "parquet_pairs", "arrow_pairs", "tsv", "wikimatrix_tsv"])
+def test_filters_of_columns_drop_pairs(tmp_path: Path, kind: str) -> None:
+    values: list[tuple[Any, Any]] = [
+        (0.9, "web"),
+        (0.8, "book"),
+        (0.79, "web"),
+        (None, "web"),
+        (1, "spam"),
+        (0.2, "spam"),
+    ]
+    rows = [{"a": f"a{i}", "b": "b", "p": p, "kind": k} for i, (p, k) in enumerate(values)]
+    if kind.endswith("tsv"):
+        (tmp_path / "en-de.x").write_text("".join(f"{r['a']}\tb\t{r['p']}\t{r['kind']}\n" for r in rows))
+        names = "{source = 1, target = 2, p = 3, kind = 4}" if kind == "tsv" else '["source", "target", "p", "kind"]'
+    else:
+        write_records(path := tmp_path / f"en-de.{kind.removesuffix('_pairs')}", rows)
+        path.rename(tmp_path / "en-de.x")
+        names = '{source = "a", target = "b"}'
+    rules = '[filters.column.p]\nmin = 0.8\n[filters.column]\nkind.one_of = ["web", "book"]'
+    text = f'pairs = "any"\ncolumns = {names}\n{rules}'
+    (source,) = inputs(describe(tmp_path, text, name="x", where=str(tmp_path), format=kind, files="{src}-{tgt}.x"))
+    found, counts = read_pairs(source)
+    assert [a for a, _ in found] == ["a0", "a1"]
+    assert dict(counts.dropped) == {"column p": 3, "column kind": 1} and counts.units_in == 6
 
 
 def test_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -393,7 +502,11 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("changes", "text", "message"),
     [
-        ({"format": "moses2"}, 'pairs = "any"', "format 'moses2' is none of cc100, lines, jsonl, parquet, moses"),
+        (
+            {"format": "moses2"},
+            'pairs = "any"',
+            "format 'moses2' is none of cc100, lines, jsonl, parquet, arrow, moses",
+        ),
         ({"colour": "red"}, 'pairs = "any"', "there is no key 'colour'"),
         ({"files": ""}, 'pairs = "any"', "files is missing"),
         ({"where": ""}, 'pairs = "any"', "give --where x=FOLDER"),
@@ -409,6 +522,20 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         ({}, 'pairs = "any"\n[filters.length]\nmin = 3', "filter length has no setting 'min': it has min_characters"),
         ({}, 'pairs = "any"\n[filters.script]\nshare = "a"', "share of filter script is 'a': it must be a number"),
         ({}, 'pairs = "any"\n[filters.boilerplate_length]', "filter boilerplate_length is not for task para"),
+        ({}, 'pairs = "any"\n[filters.column.p]\nmin = 1', "filter column needs a column 'p': take the filter out"),
+        ({}, 'pairs = "any"\n[filters.column.p]\nleast = 1', r"write \[filters.column.NAME\] with numbers min or max"),
+        ({}, 'pairs = "any"\n[filters.column]\np = 1', r"write \[filters.column.NAME\]"),
+        ({"format": "tsv"}, 'pairs = "any"\ncolumns = ["source", "target"]', "number those of the sides, from 1 on"),
+        ({"format": "tsv"}, 'pairs = "any"\ncolumns = {source = 0, target = 1}', "number those of the sides"),
+        ({"format": "tsv"}, 'pairs = "any"\ncolumns = {source = 1, target = 1}', "number those of the sides"),
+        ({"format": "wikimatrix_tsv"}, 'pairs = "any"\ncolumns = ["a"]', "'source' and 'target' must be among them"),
+        ({"format": "arrow_pairs"}, 'pairs = "any"', "name those of the sides, and of the score"),
+        ({"format": "arrow_pairs"}, 'pairs = "any"\ncolumns = {source = "a", tgt = "b"}', "name those of the sides"),
+        (
+            {"line_end": "|"},
+            'pairs = "any"',
+            "line_end is '|': it is a string, of a format that has records of documents",
+        ),
         ({}, 'pairs = "any"\n[filters.score]', "filter score needs a column 'score'"),
         ({}, "pairs = any", "cannot be read"),
     ],

@@ -1,14 +1,18 @@
 """Filters: what each drops, counted by name; scripts on real sentences of every script."""
 
+import subprocess
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from data_prep.clean import Counts, Sides, make_filters
+from data_prep.language_id import labels_of
 from data_prep.languages import LANGUAGES, SCRIPTS, letters, scripts_of
 from data_prep.readers import documents, find_documents
+from xlme_ds.data.schema import read_manifest
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
 
@@ -59,6 +63,33 @@ def test_wrong_script_on_any_side() -> None:
     assert drops("script", {"share": 0.9}, ["Hello мир"]) == [True]
 
 
+ENGLISH = "Everyone has the right to life, liberty and security of person."
+GERMAN = "Jeder hat das Recht auf Leben, Freiheit und Sicherheit der Person."
+RUSSIAN = "Каждый человек имеет право на жизнь, на свободу и на личную неприкосновенность."
+
+
+def test_other_languages_go_and_unknown_ones_stay() -> None:
+    pytest.importorskip("py3langid")
+    lines = [ENGLISH, GERMAN, RUSSIAN, "12 345 / 67 %", "OK"]
+    assert drops("language", {}, lines) == [False, True, True, False, False]
+    assert drops("language", {}, lines, languages=("de",)) == [True, False, True, False, False]
+    assert drops("language", {}, lines, languages=("sd",)) == [False] * 5, "the model does not know Sindhi"
+    assert drops("language", {"probability": 1}, lines) == [False] * 5
+    sides = [ENGLISH, ENGLISH, GERMAN], [RUSSIAN, GERMAN, RUSSIAN]
+    assert drops("language", {}, *sides) == [False, True, True]
+    chinese = "人人有权享有生命、自由和人身安全。"
+    assert drops("language", {}, [chinese, ENGLISH], languages=("zh-Hans",)) == [False, True]
+
+
+def test_what_a_model_knows_and_what_it_does_not() -> None:
+    """By the package's own answers to whole articles in the languages of CC-100."""
+    langid = pytest.importorskip("py3langid.langid")
+    labels = set(langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE).labels)
+    known = {code for code in LANGUAGES if labels_of(code)}
+    assert all(set(labels_of(code)) <= labels for code in known)
+    assert set(LANGUAGES) - known == {"bn_rom", "hi_rom", "my_zaw", "sd", "su", "ta_rom", "te_rom", "ur_rom", "yi"}
+
+
 def test_letters_of_each_script() -> None:
     lines = ["Würde", "Ґанок", "尊厳とアジア", "가나 abc", "ꙮ1", "Ελλάδα", "…"]
     right, all_letters = letters(lines, ("Latin", "Han"))
@@ -97,6 +128,25 @@ def test_vowel_signs_do_not_outweigh_letters() -> None:
 
 
 @pytest.mark.skipif(not CORPUS.exists(), reason="the corpus beside the repository is not there")
+def test_real_text_is_in_its_language() -> None:
+    """Of lines in the right script hardly any is taken for another language; nearly all would be among English ones."""
+    pytest.importorskip("py3langid")
+    wrong, caught = {}, {}
+    for source in find_documents(CORPUS / "mono"):
+        own, read = (source.name,), documents(source, Counts("documents"))
+        lines = [line for document, _ in zip(read, range(40), strict=False) for line in document if len(line) > 60][:60]
+        lines = [
+            line for line, other in zip(lines, drops("script", {}, lines, languages=own), strict=True) if not other
+        ]
+        if labels_of(source.name) and source.name != "en":
+            wrong[source.name] = np.mean(drops("language", {}, lines, languages=own))
+            caught[source.name] = np.mean(drops("language", {}, lines, languages=("en",)))
+    assert len(wrong) > 80
+    assert np.mean(list(wrong.values())) < 0.005 and max(wrong.values()) < 0.1
+    assert min(caught.values()) > 0.8 and np.mean(list(caught.values())) > 0.98
+
+
+@pytest.mark.skipif(not CORPUS.exists(), reason="the corpus beside the repository is not there")
 def test_real_text_is_in_the_script_of_its_language() -> None:
     strange = {}
     for source in find_documents(CORPUS / "mono"):
@@ -106,3 +156,24 @@ def test_real_text_is_in_the_script_of_its_language() -> None:
         strange[source.name] = 1 - right.sum() / all_letters.sum()
     assert len(strange) > 80
     assert {code: share for code, share in strange.items() if share > 0.5} == {}
+
+
+def test_encode_counts_the_lines_in_other_languages(
+    vocab: Path, tmp_path: Path, data_prep: Callable[..., "subprocess.CompletedProcess[str]"]
+) -> None:
+    """Under the filter's name; a language that the model does not know is named, and stays as it is."""
+    pytest.importorskip("py3langid")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/de.txt").write_text(f"{GERMAN}\n{ENGLISH}\n\n{ENGLISH}\n\n{GERMAN}\n")
+    (tmp_path / "in/yi.txt").write_text(f"{ENGLISH}\n")
+    text = 'name = "x"\nwhere = "in"\nformat = "cc100"\nfiles = "{lang}.txt"\nlanguages = "any"\n[filters.language]\n'
+    (tmp_path / "x.toml").write_text(text.replace('"in"', f'"{tmp_path}/in"'))
+    flags = ["--corpus", tmp_path / "x.toml", "--vocab", vocab, "--out", tmp_path / "out"]
+    done = data_prep("encode", *flags)
+    assert done.returncode == 0, done.stderr
+    assert "warning: filter language leaves yi as they are: its model does not know them" in done.stderr
+    manifest = read_manifest(tmp_path / "out/mono")
+    counts = manifest.counts["by_language"]
+    assert counts["de"]["removed"] == {"language": 2} and counts["de"]["dropped"] == {"language": 1}
+    assert counts["de"]["paragraphs"] == 2 and counts["yi"]["paragraphs"] == 1
+    assert manifest.settings["x.language_model"].startswith("py3langid 0.4")

@@ -189,6 +189,74 @@ def test_temperature_repeats_low_resource_rows_evenly(corpus: Corpus, tmp_path: 
     assert manifest.counts["tokens"] == sum(sum(row.lengths) for row in rows)
 
 
+def test_set_shares_and_a_bound_on_repeats(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the rows that are written; the table says the same before."""
+    total, settings = 2000, {"alpha": 0.5, "share": ("xh+sw=0.08", "de-en=0.6"), "max_repeats": 3.5}
+    run(corpus.config(tmp_path / "1", mono_rows=total, para_rows=60, **settings))
+    printed = capsys.readouterr().out
+    available = {language: len(corpus.rows(language)) for language in corpus.streams}
+    used = Counter(row.languages[0] for row in read_rows(tmp_path / "1" / "mono"))
+    small = {code: int(3.5 * available[code]) for code in ("sw", "xh")}
+    assert used["xh"] == small["xh"] < total * 0.08 * 0.3 and used["sw"] + used["xh"] <= total * 0.08
+    assert used["sw"] == min(small["sw"], 160 - used["xh"])
+    others = total - used["sw"] - used["xh"]
+    weights = {code: available[code] ** 0.5 for code in ("de", "en")}
+    assert all(abs(used[code] - others * weight / sum(weights.values())) <= 1 for code, weight in weights.items())
+    for code, number in available.items():
+        (line,) = (line.split() for line in printed.splitlines() if line.split()[0] == code)
+        before, after = f"{number / sum(available.values()):.3%}", f"{used[code] / total:.3%}"
+        assert line == [code, f"{number:,}", before, after, f"{used[code] / number:.2f}×"]
+    assert printed.index("language") < printed.index("rows in 32 shards") < printed.index("pair ")
+    pairs_used = {
+        name: counts["used"] for name, counts in read_manifest(tmp_path / "1/para").counts["by_language"].items()
+    }
+    assert pairs_used["de-en"] / sum(pairs_used.values()) == pytest.approx(0.6, abs=0.05)  # by 60 rows
+    run_verify(VerifyConfig(tmp_path / "1"))
+    run(corpus.config(tmp_path / "2", mono_rows=total, para_rows=60, processes=2, **settings))
+    assert folder_bytes(tmp_path / "1") == folder_bytes(tmp_path / "2")
+    with pytest.raises(ValueError, match=r'max_repeats was 3\.5, now null; share was \["xh\+sw=0\.08"\], now null'):
+        run(corpus.config(tmp_path / "1", mono_rows=total, alpha=0.5))
+    run(corpus.config(tmp_path / "3", mono_rows=99))
+    assert not {"share", "max_repeats"} & read_manifest(tmp_path / "3/mono").settings.keys()
+
+
+def test_pairs_are_not_used_more_often_than_the_bound(corpus: Corpus, tmp_path: Path) -> None:
+    """How many pairs fill the rows is not known before; the bound holds for those that do."""
+    run(corpus.config(tmp_path / "free", para_rows=600, alpha=0))
+    run(corpus.config(tmp_path / "bound", para_rows=600, alpha=0, max_repeats=4))
+    repeats = {
+        name: {
+            pair: counts["repeat"]
+            for pair, counts in read_manifest(tmp_path / name / "para").counts["by_language"].items()
+        }
+        for name in ("free", "bound")
+    }
+    assert repeats["free"]["en-zh-Hans"] > 5 and 3 < repeats["bound"]["en-zh-Hans"] <= 4
+    assert repeats["free"]["de-en"] < repeats["bound"]["de-en"] <= 4
+    run_verify(VerifyConfig(tmp_path / "bound"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"share": ("dee=0.1",)}, r"--share names 'dee', of which nothing is mixed from .*: did you mean 'de'"),
+        ({"share": ("en-zh-Hans=0.1",)}, "--share names 'en-zh-Hans', of which nothing is mixed"),
+        ({"share": ("de=0.7", "en=0.4")}, r"sum to 1\.1, which leaves nothing for the other languages"),
+        ({"share": ("de+de-en=0.1",), "para_rows": 5}, "has languages and pairs: give those of each a share"),
+        ({"max_repeats": 1.5, "mono_rows": 50_000}, "50,000 examples are asked for, but with --max-repeats 1.5"),
+        (
+            {"max_repeats": 2, "mono_rows": 0, "para_rows": 5000},
+            r"the pairs fill \d+ rows without gaps: raise it, or ask",
+        ),
+        ({"max_repeats": -1}, "--max-repeats is -1"),
+    ],
+)
+def test_shares_that_cannot_be_had_leave_no_folder(corpus: Corpus, tmp_path: Path, settings: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        run(corpus.config(tmp_path / "out", **({"mono_rows": 100} | settings)))
+    assert not (tmp_path / "out").exists()
+
+
 def test_packed_rows_are_the_pairs(corpus: Corpus, tmp_path: Path) -> None:
     run(corpus.config(tmp_path, para_rows=700, alpha=0.5))
     manifest, rows = read_manifest(tmp_path / "para"), read_rows(tmp_path / "para")
@@ -389,7 +457,7 @@ def test_mpi_ranks_write_the_same_bytes(corpus: Corpus, tmp_path: Path) -> None:
 
 def _command(config: MixConfig) -> list[str]:
     flags = {name.replace("_", "-"): value for name, value in vars(config).items()}
-    return [sys.executable, "-m", "data_prep", "mix", *(f"--{name}={value}" for name, value in flags.items())]
+    return [sys.executable, "-m", "data_prep", "mix", *(f"--{name}={value}" for name, value in flags.items() if value)]
 
 
 def test_a_killed_run_goes_on_where_it_was(corpus: Corpus, tmp_path: Path) -> None:

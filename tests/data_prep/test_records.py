@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import subprocess
 import tempfile
 import threading
@@ -21,7 +22,8 @@ from pyarrow import parquet
 from data_prep.clean import Counts
 from data_prep.corpus import TextConfig, corpus_inputs, find_sources, read_corpora
 from data_prep.corpus_files import Place
-from data_prep.readers import DOCUMENT_READERS, READERS, Input, documents, find_documents
+from data_prep.readers import DOCUMENT_READERS, READERS, Input, documents, find_documents, pairs
+from tests.rows import write_records
 from xlme_ds.data.schema import read_manifest
 
 FORMATS = ["jsonl", "parquet"]
@@ -165,7 +167,7 @@ def test_odd_but_sound_json_lines_are_read(tmp_path: Path) -> None:
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_prep.readers.jsonl_parquet._LONGEST", 1_000_000)
+    monkeypatch.setattr("data_prep.readers.record_files._LONGEST", 1_000_000)
     (tmp_path / "de.jsonl").write_bytes(GOOD + b"[" + GOOD.strip() * 1_000_000)
     with pytest.raises(ValueError, match=r"line 2 has over 1,000,000 bytes: is it JSON Lines"):
         read(tmp_path / "de.jsonl")
@@ -231,6 +233,115 @@ def test_fineweb2_as_it_is_laid_out(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "1 files, by their names, are not read as fineweb2: data/deu_Latn/test/000_00000.parquet" in warnings
     assert "1 languages, by their codes, are not read as fineweb2: gsw_Latn" in warnings
     assert find_sources(TextConfig(corpus=("fineweb2",), where=(f"fineweb2={tmp_path}",)))["mono"].settings
+
+
+def test_culturax_madlad_and_hplt_as_they_are_laid_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files written in the shape that the releases document."""
+    for number in (0, 1):
+        write(tmp_path / f"culturax/de/de_part_0000{number}.parquet", [f"Teil {number}"])
+        write(tmp_path / f"hplt2/deu_Latn/{number + 1}.jsonl.zst", [f"Teil {number}\n\nmehr"])
+        for part in ("clean", "noisy"):
+            write(tmp_path / f"madlad400/data/iw/iw_{part}_000{number}.jsonl.gz", [rf"Teil {number}\n{part}\n\nEnde"])
+    write(tmp_path / "madlad400/data/ber_Latn/ber_Latn_clean_0000.jsonl.gz", ["x"])
+    found = {}
+    for name in ("culturax", "hplt2", "madlad400"):
+        (corpus,) = read_corpora([name], [f"{name}={tmp_path / name}"])
+        sources = corpus_inputs(corpus)
+        found[name] = [(source.name, list(documents(source, Counts("documents")))) for source in sources]
+    assert found == {
+        "culturax": [("de", [["Teil 0"]]), ("de", [["Teil 1"]])],
+        "hplt2": [("de", [["Teil 0", "mehr"]]), ("de", [["Teil 1", "mehr"]])],
+        "madlad400": [("he", [["Teil 0", "clean", "Ende"]]), ("he", [["Teil 1", "clean", "Ende"]])],
+    }
+    assert "2 files, by their names, are not read as madlad400: data/iw/iw_noisy_0000" in capsys.readouterr().err
+    assert "line_end" in str(
+        find_sources(TextConfig(corpus=("madlad400",), where=(f"madlad400={tmp_path}/madlad400",)))
+    )
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow"])
+def test_filters_of_columns_drop_documents(tmp_path: Path, kind: str) -> None:
+    """By hand: the first that fails counts, a null fails, and a document without text is none."""
+    values = [(0.9, "a"), (0.8, "b"), (0.5, "a"), (None, "a"), (0.9, "c"), (0.1, "c"), (0.1, "a")]
+    rows = [{"text": f"t{i}\nu", "meta": {"score": p}, "kind": k} for i, (p, k) in enumerate(values)]
+    rows[-1]["text"] = " \n "
+    name = write_records(tmp_path / f"de.{kind}", rows)
+    text = DESCRIPTION.format(tmp_path, f'"{name}"', '["de"]').replace('"jsonl"', f'"{kind}"')
+    rules = '[filters.column."meta.score"]\nmin = 0.8\nmax = 1\n[filters.column.kind]\none_of = ["a", "b"]\n'
+    (tmp_path / "x.toml").write_text(text + rules)
+    (source,) = corpus_inputs(read_corpora([str(tmp_path / "x.toml")], [])[0])
+    for size in (1, 1000):
+        counts, found = Counts("documents"), []
+        for block in READERS[kind].blocks(source, size):
+            for paragraphs, _ in DOCUMENT_READERS[kind].paragraphs(source, block, counts):
+                found += paragraphs
+        assert found == ["t0", "u", "t1", "u"]
+        assert dict(counts.dropped) == {"column meta.score": 3, "column kind": 1} and counts.units_in == 6
+    (tmp_path / "x.toml").write_text(text + "[filters.column.score]\nmin = 1")
+    (source,) = corpus_inputs(read_corpora([str(tmp_path / "x.toml")], [])[0])
+    with pytest.raises(ValueError, match=r"has no (field|column) 'score', but text, meta, kind"):
+        list(READERS[kind].blocks(source, 1))
+
+
+def test_a_record_may_lack_the_field_of_a_filter(tmp_path: Path) -> None:
+    (tmp_path / "de.jsonl").write_text('{"text": "a", "score": 1}\n{"text": "b"}\n{"text": "c", "score": 2}\n')
+    (source,) = corpus_inputs(_corpus(tmp_path, "[filters.column.score]\nmin = 1"))
+    counts, found = Counts("documents"), []
+    for block in READERS["jsonl"].blocks(source, 1000):
+        for paragraphs, _ in DOCUMENT_READERS["jsonl"].paragraphs(source, block, counts):
+            found += paragraphs
+    assert found == ["a", "c"] and dict(counts.dropped) == {"column score": 1}
+
+
+def _corpus(folder: Path, rules: str) -> Any:
+    (folder / "x.toml").write_text(DESCRIPTION.format(folder, '"de.jsonl"', '["de"]') + rules)
+    return read_corpora([str(folder / "x.toml")], [])[0]
+
+
+def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
+    """Hugging Face's own writer, several files with several record batches."""
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset.from_dict({"id": list(range(2500)), "text": [f"Text {i}\nmehr" for i in range(2500)]})
+    made.save_to_disk(tmp_path / "de", num_shards=2)
+    text = DESCRIPTION.format(tmp_path, '"{lang}/*.arrow"', '"any"').replace('"jsonl"', '"arrow"')
+    (tmp_path / "x.toml").write_text(text)
+    found = corpus_inputs(read_corpora([str(tmp_path / "x.toml")], [])[0])
+    assert [source.paths[0].name for source in found] == [f"de/data-0000{i}-of-00002.arrow" for i in (0, 1)]
+    texts = [document for source in found for document in documents(source, Counts("documents"))]
+    assert texts == [[f"Text {i}", "mehr"] for i in range(2500)]
+
+
+def test_arrow_files_and_damaged_streams(tmp_path: Path) -> None:
+    """Both formats of Arrow; a stream that ends after a whole record batch is as damaged as one that ends inside."""
+    path, table = tmp_path / "de.arrow", pa.table({"text": [f"Text {i}" for i in range(100)]})
+    source = Input("de", ("de",), (Place(str(tmp_path), path.name),), format="arrow")
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=30)
+    as_file = list(documents(source, Counts("documents")))
+    with pa.ipc.new_stream(path, table.schema) as stream:
+        stream.write_table(table, max_chunksize=30)
+    assert list(documents(source, Counts("documents"))) == as_file == [[f"Text {i}"] for i in range(100)]
+    data = path.read_bytes()
+    with pa.ipc.open_stream(path) as reader:
+        schema, first = reader.schema.serialize().size, reader.read_next_batch().serialize().size
+    for damaged in (
+        b"",
+        data[:-1],
+        data[: len(data) // 2],
+        data[: schema + first],
+        GOOD * 9,
+        data[:schema] + data[-8:-4],
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"de\.arrow.* cannot be read .*truncated or damaged, fetch it again"):
+            list(documents(source, Counts("documents")))
+    write_records(path, [{"text": "a"}, {"text": "b"}, {"text": "c"}, {"text": None}])
+    with pytest.raises(ValueError, match=r"de\.arrow, record batch 1, row 2: column 'text' is null"):
+        list(documents(source, Counts("documents")))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="is a named pipe, but the end of an Arrow file is looked at first: store it"):
+        list(documents(source, Counts("documents")))
 
 
 DESCRIPTION = 'name = "x"\nwhere = "{}"\nformat = "jsonl"\nfiles = {}\nlanguages = {}\n'
@@ -305,18 +416,61 @@ def test_the_same_shards_for_any_number_of_processes_and_after_a_kill(
     assert first.stat().st_mtime_ns == before
 
 
+GUIDE = (Path(__file__).parents[2] / "docs" / "howto" / "corpus.md").read_text(encoding="utf-8")
+
+
+def described(folder: Path, name: str) -> list[Input]:
+    """The inputs of the description `name` in the guide, whose places are in `folder`."""
+    (text,) = (block for block in re.findall(r"```toml\n(.*?)```", GUIDE, re.S) if f'name = "{name}"' in block)
+    (folder / "guide.toml").write_text(text)
+    return corpus_inputs(read_corpora([str(folder / "guide.toml")], [f"{name}={folder / name}"])[0])
+
+
+def test_what_datatrove_writes_through_the_description_of_the_guide(tmp_path: Path) -> None:
+    """Files in the shape of its JsonlWriter: a file a task, and metadata in an object of their own."""
+    for code in ("de", "sw"):
+        (tmp_path / "deduplicated" / code).mkdir(parents=True)
+        for task in range(2):
+            rows = [
+                {
+                    "text": f"{code} {task}\nline {i}",
+                    "id": f"{task}-{i}",
+                    "metadata": {"file_path": "/text/00000.jsonl.gz"},
+                }
+                for i in range(3)
+            ]
+            lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows).encode()
+            (tmp_path / "deduplicated" / code / f"{task:05d}.jsonl.gz").write_bytes(gzip.compress(lines))
+    found = [
+        (source.name, list(documents(source, Counts("documents")))) for source in described(tmp_path, "deduplicated")
+    ]
+    assert found == [
+        (code, [[f"{code} {task}", f"line {i}"] for i in range(3)]) for code in ("de", "sw") for task in range(2)
+    ]
+
+
+def test_pairs_that_datasets_saved_through_the_description_of_the_guide(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    for a, b in (("en", "sw"), ("de", "en")):
+        rows = [{a: f"{a} {i}", b: f"{b} {i}"} for i in range(5)]
+        datasets.Dataset.from_dict({"id": list(range(5)), "translation": rows}).save_to_disk(
+            tmp_path / "books" / f"{a}-{b}"
+        )
+    found = {source.name: list(pairs(source, Counts("pairs"))) for source in described(tmp_path, "books")}
+    assert found == {f"{a}-{b}": [(f"{a} {i}", f"{b} {i}") for i in range(5)] for a, b in (("en", "sw"), ("de", "en"))}
+
+
 def test_the_commands_of_the_guide(
     tmp_path: Path, sentences: list[str], data_prep: Callable[..., "subprocess.CompletedProcess[str]"]
 ) -> None:
     """docs/howto/corpus.md: a vocabulary and ids from FineWeb-2's files; an error is one line with exit code 2."""
     texts = [f"{sentence} {i}" for i in range(300) for sentence in sentences]
     path = write(tmp_path / "fineweb2" / "data" / "deu_Latn" / "train" / "000_00000.parquet", texts)
-    guide = (Path(__file__).parents[2] / "docs" / "howto" / "corpus.md").read_text()
     for flags in (
         "vocab --corpus fineweb2 --where fineweb2=FOLDER",
         "encode --corpus fineweb2 --where fineweb2=FOLDER",
     ):
-        assert flags in guide
+        assert flags in GUIDE
     corpus = ["--corpus", "fineweb2", "--where", f"fineweb2={tmp_path / 'fineweb2'}"]
     done = data_prep("vocab", *corpus, "--size", 90, "--sentences", 1000, "--out", tmp_path / "vocab")
     assert done.returncode == 0, done.stderr

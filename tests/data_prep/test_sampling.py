@@ -6,8 +6,10 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from data_prep.sampling import Order, apportion, hashed, key_of, permute, temperature_shares
+from data_prep.sampling import Order, Sampling, apportion, bound_shares, hashed, key_of, permute, temperature_shares
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 17, 1000, 65537])
@@ -151,3 +153,93 @@ def test_order_of_any_part_is_the_part_of_the_order_and_depends_on_seed_and_labe
         assert other.quotas == order.quotas and (changed[1] != whole[1]).mean() > 0.8
         assert (changed[0] != whole[0]).mean() > 0.2
     assert 0.4 < order.swapped(np.arange(order.total)).mean() < 0.6
+
+
+def shares_of(examples: dict[str, int], total: int, share: tuple[str, ...] = (), repeats: float = 0) -> list[Fraction]:
+    return Sampling(0.5, share, repeats).shares(list(examples), list(examples.values()), total)
+
+
+def test_set_shares_and_the_others_by_the_formula() -> None:
+    """alpha 0.5: roots of 4, 9, 16 and 1; `sw` has its share, `xh` and `yo` divide theirs as 3 to 1."""
+    examples = {"de": 16, "en": 4, "sw": 100, "xh": 9, "yo": 1}
+    shares = shares_of(examples, 1000, ("sw=0.1", "yo+xh=1/4"))
+    rest = Fraction(65, 100)
+    assert shares == [rest * 4 / 6, rest * 2 / 6, Fraction(1, 10), Fraction(3, 16), Fraction(1, 16)]
+    assert sum(shares) == 1
+    assert shares_of({"a": 5, "b": 7}, 9, ("a=0.25", "b=0.75")) == [Fraction(1, 4), Fraction(3, 4)]
+    assert shares_of({"a": 5, "b": 7, "c": 7}, 9, ("a=0",)) == [0, Fraction(1, 2), Fraction(1, 2)]
+    assert shares_of(examples, 1000) == temperature_shares(list(examples.values()), 0.5)
+
+
+def test_what_a_full_language_leaves_goes_to_the_others() -> None:
+    """By hand, of 100 uses with at most two of each example."""
+    # a wants 50 and may have 20; of its 30, b (40) gets 24 and c (10) gets 6
+    assert bound_shares(100, [Fraction(n, 10) for n in (5, 4, 1)], [20, 90, 90], [0, 0, 0], 2) == [
+        Fraction(n, 100) for n in (20, 64, 16)
+    ]
+    # then b is full with 60: its 4 go to c
+    assert bound_shares(100, [Fraction(n, 10) for n in (5, 4, 1)], [20, 60, 90], [0, 0, 0], 2) == [
+        Fraction(n, 100) for n in (20, 60, 20)
+    ]
+    # b and c have a share together: what b leaves is c's, until that is full, and then a's, though d has a set share
+    shares, groups = [Fraction(n, 10) for n in (4, 2, 1, 3)], [0, 1, 1, 2]
+    for limit, expected in ((90, (40, 5, 25, 30)), (20, (45, 5, 20, 30))):
+        found = bound_shares(100, shares, [90, 5, limit, 90], groups, 2)
+        assert found == [Fraction(n, 100) for n in expected]
+    # where a is full too, d gives up its set share
+    assert bound_shares(100, shares, [40, 5, 20, 90], groups, 2)[3] == Fraction(35, 100)
+
+
+COUNTS = st.lists(st.integers(0, 400), min_size=1, max_size=12).filter(any)
+
+
+@settings(max_examples=200, deadline=None)
+@given(COUNTS, st.integers(1, 3000), st.floats(0, 1), st.sampled_from([0.5, 1.0, 1.7, 8.0]), st.booleans())
+def test_no_language_is_used_more_often_than_the_bound(
+    counts: list[int], total: int, alpha: float, repeats: float, pinned: bool
+) -> None:
+    """And all is used; a language below its bound has no less than without one, and those of one line keep their
+    proportions."""
+    names = [str(number) for number in range(len(counts))]
+    share = ("0=0.3",) if pinned and counts[0] and any(counts[1:]) else ()
+    sampling = Sampling(alpha, share, repeats)
+    free = Sampling(alpha, share).shares(names, counts, total)
+    limits = [int(Fraction(str(repeats)) * count) for count in counts]
+    if sum(limits) < total:
+        with pytest.raises(ValueError, match=r"with --max-repeats .* all languages together give only"):
+            sampling.shares(names, counts, total)
+        return
+    shares = sampling.shares(names, counts, total)
+    quotas = apportion(total, shares)
+    assert sum(quotas) == total and all(quota <= limit for quota, limit in zip(quotas, limits, strict=True))
+    below = [j for j, (part, limit) in enumerate(zip(shares, limits, strict=True)) if part * total < limit]
+    assert all(shares[j] >= free[j] for j in below)
+    raised = {shares[j] / free[j] for j in below if free[j] and not (share and j == 0)}
+    assert len(raised) <= 1
+    if len(below) == len([count for count in counts if count]):
+        assert shares == free
+
+
+@pytest.mark.parametrize(
+    ("share", "repeats", "words"),
+    [
+        (("de",), 0, "--share de: write languages or pairs and a share from 0 to 1"),
+        (("de=x",), 0, "--share de=x: write"),
+        (("de=1/0",), 0, "--share de=1/0: write"),
+        (("de=1.2",), 0, "--share de=1.2: write"),
+        (("de+=0.2",), 0, r"--share de\+=0.2: write"),
+        (("de=0.2", "en+de=0.1"), 0, "--share names de 2 times: name it once"),
+        (("de=0.2", "de=0.1"), 0, "--share names de 2 times: name it once"),
+        (("de=0.6", "en=0.4"), 0, "sum to 1, which leaves nothing for the other languages: lower them, or name all"),
+        (("de+en+sw=0.6",), 0, "sum to 0.6 and no other language has text: make them sum to 1"),
+        (("xx=0.1",), 0, "--share xx=0.1: there is no text of it that fills a row"),
+        (
+            (),
+            1.5,
+            "1,000 examples are asked for, but with --max-repeats 1.5 all languages together give only 42: raise",
+        ),
+    ],
+)
+def test_shares_that_cannot_be_had(share: tuple[str, ...], repeats: float, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        shares_of({"de": 9, "en": 11, "sw": 9, "xx": 0}, 1000, share, repeats)

@@ -310,8 +310,6 @@ def test_an_existing_model_is_taken_over(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "text.model").write_text("no model")
     with pytest.raises(ValueError, match="is not a SentencePiece model"):
         run(VocabConfig(tmp_path / "no", model=tmp_path / "text.model"))
-    with pytest.raises(ValueError, match="leave out --mono, --para and --corpus"):
-        run(VocabConfig(tmp_path / "no", mono=corpus, model=tmp_path / "sentencepiece.bpe.model"))
 
 
 def _agree(vocabulary: Vocabulary, folder: Path, sentences: list[str]) -> None:

@@ -76,7 +76,8 @@ def test_equal_operations(compared: tuple[Path, list[str], str]) -> None:
         int(folder.name.rsplit("-", 1)[1]) for folder in (of_xlme, *chain)
     ]
     assert spent[0] == pytest.approx(BUDGET, rel=0.1) and spent[1] + spent[2] == pytest.approx(BUDGET, rel=0.1)
-    assert configs[2]["start"] == {"folder": str(chain[0] / "seed1"), "take": "encoder"} and configs[2]["seed"] == 1001
+    assert configs[2]["start"] == {"folder": str(chain[0] / "seed1"), "take": "encoder", "into": "both"}
+    assert configs[2]["seed"] == 1001
     assert [(config["data"]["mono_rows"], config["data"]["para_rows"]) for config in configs] == [(2, 2)] * 3
 
 

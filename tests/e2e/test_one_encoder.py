@@ -13,7 +13,8 @@ from tests.launch import TIMED, python, run_ranks
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.audit import examine
 from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig, StartConfig
-from xlme_ds.trained import load_encoder, load_run, starting_weights
+from xlme_ds.first_weights import starting_weights
+from xlme_ds.trained import load_encoder, load_run
 
 STEPS = 8
 SETTINGS = (
@@ -96,7 +97,7 @@ def test_a_checkpoint_holds_the_model(folder: Path) -> None:
     assert whole.state.keys() == middle.state.keys()
     assert not torch.equal(middle.state["embedding_0"], whole.state["embedding_0"])
     config = RunConfig("next", model=whole.model, objective=whole.objective, start=StartConfig(f"{folder}/alone@4"))
-    values = starting_weights(config, whole.vocabulary.sha256)
+    values = starting_weights(config, whole.vocabulary)
     assert values is not None
     assert all(torch.equal(values(name), value) for name, value in middle.state.items())  # type: ignore[arg-type]
 
@@ -160,7 +161,7 @@ def test_its_second_stage_goes_on_from_it(folder: Path) -> None:
     assert "tokens of another language that it writes" in (folder / "second/report.html").read_text()
     for name, value in load_run(folder / "alone").state.items():  # four steps of at most 1.2e-3
         assert (one[name] - value).abs().max() < 1e-2, name
-    faults, summary = examine(folder / "second_again", folder / "data")
+    faults, summary = examine(folder / "second_again", (folder / "data",))
     assert (faults, summary) == ([], "16 mono rows of 4 steps"), "the audit is told of the rows as the data hold them"
 
 
@@ -171,7 +172,7 @@ def test_other_models_start_from_it(folder: Path, tmp_path: Path) -> None:
         cfg = ModelConfig(**{**run.model.__dict__, **changes})
         start = StartConfig(str(source), take)  # type: ignore[arg-type]
         config = RunConfig("x", model=cfg, objective=ObjectiveConfig(objective), start=start)  # type: ignore[arg-type]
-        values = starting_weights(config, run.vocabulary.sha256)
+        values = starting_weights(config, run.vocabulary)
         assert values is not None
         names = {"embedding_0", "masked_head.bias", "encoder.layers.2.up.weight"}
         names |= {"generator.layers.0.up.weight", "discriminator.layers.2.up.weight"}

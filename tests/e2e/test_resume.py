@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from tests.launch import ROOT, TIMED, environment, free_port, python
 from tests.rows import train_vocabulary, write_data
+from xlme_ds.evaluate import losses
 from xlme_ds.train.run_folder import RunFolder
 from xlme_ds.trained import load_run
 
@@ -199,6 +200,33 @@ def test_it_goes_on_in_one_process_of_plain_torch(folder: Path, runs: tuple[Path
     assert ours[:36] == theirs[:36]
     # float32 sums in another order
     assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in theirs], rel=1e-5)
+
+
+def test_losses_are_those_of_the_run(folder: Path, runs: tuple[Path, Path, list[str]]) -> None:
+    """`xlme evaluate losses`, which has no engine, against what the engine wrote on two processes."""
+    found = losses([runs[0].with_name(f"{runs[0].name}@{STEPS}"), runs[1]], folder / "heldout", rows=16)
+    for name, model in zip(("overall", "languages"), found["models"], strict=True):
+        file = "heldout.jsonl" if name == "overall" else "heldout_languages.jsonl"
+        theirs = lines(runs[0] / file)[-1]
+        for key, value in model["overall"].items() if name == "overall" else model["languages"].items():
+            assert value == pytest.approx((theirs if name == "overall" else theirs["terms"])[key], rel=1e-5), key
+    assert found["models"][0]["step"] == STEPS and found["models"][1]["step"] is None
+
+
+def test_a_branch_lets_the_rate_fall(folder: Path, runs: tuple[Path, Path, list[str]]) -> None:
+    """From a checkpoint of ZeRO-3 on two processes, in one process of plain torch."""
+    command = pretrain(folder, folder / "branch", engine__kind="plain", schedule__name="wsd", schedule__decay_steps=4)
+    for flag in ("--recipe", "--train.steps", "--data.micro-batch"):
+        del command[command.index(flag) : command.index(flag) + 2]
+    done = python("-m", command[0], "--branch", f"{runs[0]}@24", *command[1:])
+    assert done.returncode == 0, done.stderr
+    ours, theirs = lines(folder / "branch" / "metrics.jsonl"), lines(runs[0] / "metrics.jsonl")
+    assert [line["step"] for line in ours] == [25, 26, 27, 28]
+    assert ours[0]["loss"] == pytest.approx(theirs[24]["loss"], rel=1e-5), "before anything of its own was learned"
+    rates = [line["lr"] / ours[0]["lr"] for line in ours]
+    assert rates == pytest.approx([1, 0.5, 1 - 0.5**0.5, 1 - 0.75**0.5])
+    both = python("-m", command[0], "--recipe", "quickstart", "--branch", f"{runs[0]}@24", *command[1:])
+    assert both.returncode == 2 and "--recipe and --branch exclude each other" in both.stderr
 
 
 def test_retention(runs: tuple[Path, Path, list[str]]) -> None:

@@ -42,7 +42,7 @@ def test_a_setting_that_differs(loader: Loader, changes: dict[str, object], word
 
 
 def test_another_vocabulary_beside_the_rows(loader: Loader, tmp_path: Path) -> None:
-    shutil.copytree(loader.folder, tmp_path / "mixed")
+    shutil.copytree(loader.folders[0], tmp_path / "mixed")
     shutil.rmtree(tmp_path / "mixed" / "vocab")
     other = Loader(tmp_path / "mixed", DataConfig(4, 4, 4), 1, 0.15)
     train_vocabulary(tmp_path / "mixed" / "vocab", size=90)

@@ -20,6 +20,8 @@ OBJECTIVES: dict[str, dict[str, object]] = {
     "mlm": {},
     "ernie_m": {},
     "clm": {},
+    "rts": {},
+    "all_tokens": {},
     "btmlm": dict(pseudo_fractions=(0.1, 0.3), para_rows=0, language_embeddings=("de", "en", "fr")),
 }
 # Another processor adds float32 numbers in another order, which is about 1e-5 after 20 steps (test_parity.py); a sample

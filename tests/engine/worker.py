@@ -51,6 +51,10 @@ def tiny(
     alternate: bool = False,
     language_embeddings: Sequence[str] = (),
     steps: int = STEPS,
+    generator_temperature: float = 1.0,
+    z_loss: float = 0.0,
+    denoising: Sequence[str] = (),
+    back_translation: Sequence[str] = (),
     **model: object,
 ) -> RunConfig:
     """A model small enough to train in a second, with every part of a large one."""
@@ -58,9 +62,15 @@ def tiny(
         name="tiny",
         model=ModelConfig(language_embeddings=tuple(language_embeddings), **(SIZES | model)),
         objective=ObjectiveConfig(
-            objective, mask_fraction=1.0 if objective == "clm" else 0.15, pseudo_fractions=tuple(pseudo_fractions)
+            objective,
+            mask_fraction=1.0 if objective in ("clm", "mt") else 0.15,
+            pseudo_fractions=tuple(pseudo_fractions),
+            generator_temperature=generator_temperature,
+            z_loss=z_loss,
+            denoising=tuple(denoising),
+            back_translation=tuple(back_translation),
         ),
-        data=DataConfig(8, para_rows, micro_batch, alternate),
+        data=DataConfig(0 if objective == "mt" and not denoising else 8, para_rows, micro_batch, alternate),
         engine=EngineConfig(**{"precision": "fp32"} | engine),
         train=TrainConfig(steps=steps, log_every=1),
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=5),
@@ -116,7 +126,8 @@ def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> d
         config.engine.pipeline_schedule == "dualpipev"
     ):  # more micro-batches than in training, of which two are left over
         heldout = replace(heldout, micro_batch=2)
-    read = config.seed, objective.mask_fraction, *share, config.model.language_embeddings, objective.pseudo_fractions
+    read = config.seed, objective.mask_fraction, *share, config.model.language_embeddings
+    read += objective.pseudo_fractions, objective.denoising, objective.back_translation
     loaders = [Loader(data, rows, *read) for rows in (config.data, heldout)]
     engine = build_engine(config, *loaders, likely_specials if objective.name == "btmlm" else None)
     first = FirstStep(engine, config.optimizer.beta1, Path(f"{prefix}.gradients{rank}.safetensors"))

@@ -2,16 +2,18 @@
 
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
 from tests.rows import train_vocabulary
-from tests.small import SMALL, language_model, model
-from xlme_ds.config import ObjectiveConfig, RunConfig
+from tests.small import SMALL, lively
+from xlme_ds.config import DataConfig, ObjectiveConfig, RunConfig
+from xlme_ds.objectives import objective_of
 from xlme_ds.trained import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE
+from xlme_ds.validate import validate
 
 WORDS = ("kalo", "miter", "unve", "sador", "inpe", "terka", "vesa", "dormi", "loun", "pein")
 
@@ -29,11 +31,12 @@ def write_run(
     vocabulary = train_vocabulary(folder / MODEL_FOLDER)
     if like is not None:
         shutil.copy(like / MODEL_FOLDER / vocabulary.path.name, vocabulary.path)
-    make = model if objective == "electra" else language_model
-    pretrained = make(seed, vocabulary=vocabulary.size, discriminator_layers=layers, **settings)
+    of = ObjectiveConfig(objective, mask_fraction=1.0 if objective in ("clm", "mt") else 0.15)
+    cfg = replace(SMALL, vocabulary=vocabulary.size, discriminator_layers=layers, **settings)  # type: ignore[arg-type]
+    data = DataConfig(0, 256, 256) if objective == "mt" else DataConfig()
+    config = validate(RunConfig(name="small", model=cfg, seed=seed, objective=of, data=data))
+    pretrained = lively(objective_of(of).build(cfg), seed)
     save_file(pretrained.state_dict(), folder / MODEL_FOLDER / WEIGHTS_FILE)
-    of = ObjectiveConfig(objective, mask_fraction=1.0 if objective == "clm" else 0.15)  # type: ignore[arg-type]
-    config = RunConfig(name="small", model=pretrained.cfg, seed=seed, objective=of)
     (folder / CONFIG_FILE).write_text(
         json.dumps({"config": asdict(config), "data": {"vocabulary_sha256": vocabulary.sha256}}), encoding="utf-8"
     )

@@ -321,6 +321,8 @@ def test_tuple_and_wrong_inputs(folder: Path) -> None:
 def test_every_setting_of_the_model_is_exported_or_is_none_of_an_encoder() -> None:
     others = {
         "generator_layers",
+        "decoder",
+        "decoder_layers",
         "embedding_sharing",
         "vocabulary_blocks",
         "kernels",

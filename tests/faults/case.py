@@ -195,7 +195,7 @@ class FaultCase:
             ended = self.run(patch=self.patch)
             ended.need(ended.finished, "it did not go on")
         reference = self.reference(self.layout, self.left_out)
-        faults, _ = examine(self.out, self.data)
+        faults, _ = examine(self.out, (self.data,))
         same = self.final_state() == reference.final_state()
         ours, theirs = ([line for line in case.records() if line["step"] != self.unread] for case in (self, reference))
         if not same or ours != theirs or faults:

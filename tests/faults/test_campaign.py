@@ -44,18 +44,18 @@ def test_what_the_audit_counts(tmp_path: Path) -> None:
     data = write_data(tmp_path / "mixed", rows=96)
     out = tmp_path / "run"
     assert run(data, out, config(audit=True), bad=set(), watch=False)
-    assert examine(out, data) == ([], "96 mono rows and 96 para rows of 12 steps")
+    assert examine(out, (data,)) == ([], "96 mono rows and 96 para rows of 12 steps")
     path = out / "audit/rank_00000.jsonl"
     lines = path.read_text().split("\n")
     path.write_text("\n".join(lines[:-1]))
-    assert examine(out, data)[0][0] == "mono row 88 belongs to step 11, was read in []"
+    assert examine(out, (data,))[0][0] == "mono row 88 belongs to step 11, was read in []"
     path.write_text("\n".join([*lines, lines[-1]]))
-    assert examine(out, data)[0][0] == "mono row 88 belongs to step 11, was read in [11, 11]"
+    assert examine(out, (data,))[0][0] == "mono row 88 belongs to step 11, was read in [11, 11]"
     last = json.loads(lines[-1])
     last["rows"]["para"][0][1] ^= 1
     path.write_text("\n".join([*lines[:-1], json.dumps(last)]))
-    assert examine(out, data)[0] == ["para row 88 was read with other tokens than the data hold"]
+    assert examine(out, (data,))[0] == ["para row 88 was read with other tokens than the data hold"]
     attempts = out / "audit/attempts.jsonl"
     attempts.write_text(attempts.read_text() + '\n{"start": 8, "world": 1}')
     path.write_text("\n".join(lines))
-    assert len(examine(out, data)[0]) == 2 * 8 * 4, "steps behind 8 were to be done again"
+    assert len(examine(out, (data,))[0]) == 2 * 8 * 4, "steps after 8 were to be done again"

@@ -4,13 +4,15 @@ import random
 import string
 import sys
 import unicodedata
+from collections import Counter
 from itertools import groupby
 
 import numpy as np
 import pytest
+from torchmetrics.functional.text import squad
 
 from xlme_ds.finetune.features import Feature
-from xlme_ds.finetune.predictions import best_answer, compare, mlqa_words, squad_words
+from xlme_ds.finetune.predictions import WordSplitter, best_answer, compare, mlqa_words, squad_words
 from xlme_ds.finetune.task_files import Question
 
 
@@ -131,3 +133,35 @@ def test_f1_counts_words_and_in_chinese_characters() -> None:
     assert compare("北京市", ["北京"], "zh", squad_words)[0] == 0
     assert compare("x", ["a b", "x y"], "en", squad_words)[0] == pytest.approx(2 / 3), "the best of the right answers"
     assert mlqa_words("2019年5月 abc", "zh") == ["2019", "年", "5", "月", "abc"]
+
+
+def test_squads_scores_are_those_of_torchmetrics() -> None:
+    """Random answers of articles, punctuation and several scripts, and right answers that differ a little from them."""
+    rng = random.Random(1)
+    words = ["a", "an", "the", "The", "der", "北京", "गंगा", "الكتاب", "МОСКВА", "Straße", "İ", "1,000", "U.S.", "can't"]
+    marks = [*string.punctuation, *"«»。、؟", "\u00a0", "\u3000", "\t", " "]
+
+    def text(longest: int) -> str:
+        return "".join(rng.choice(words) + rng.choice(marks) + " " for _ in range(rng.randint(0, longest)))
+
+    kinds: Counter[str] = Counter()
+    for _ in range(1000):
+        given = text(6)
+        near = given.title(), given + text(2), text(2), text(5)
+        answers = rng.sample(near, rng.randint(1, 3))
+        f1, exact = compare(given, answers, rng.choice(["de", "zh"]), squad_words)
+        of_right = {"answers": {"text": answers, "answer_start": [0] * len(answers)}, "id": "q"}
+        theirs = squad({"prediction_text": given, "id": "q"}, of_right)
+        kinds["exact" if exact else "part" if f1 else "none"] += 1
+        assert 100 * exact == theirs["exact_match"], (given, answers)
+        if squad_words(given):  # of nothing and nothing F1 is 1 there, as in SQuAD 2.0; in version 1.1 it is 0
+            assert 100 * f1 == pytest.approx(float(theirs["f1"]), abs=1e-4), (given, answers)
+    assert min(kinds.values()) > 100, kinds
+
+
+@pytest.mark.parametrize("words", [squad_words, mlqa_words])
+def test_nothing_is_nothing_exactly_and_has_no_overlap(words: WordSplitter) -> None:
+    """As in the published scripts of SQuAD 1.1 and MLQA, which count the words in common."""
+    assert compare("the", ["?"], "en", words) == (0.0, 1.0)
+    assert compare("", ["", "x"], "en", words) == (0.0, 1.0)
+    assert compare("", ["x"], "en", words) == (0.0, 0.0)

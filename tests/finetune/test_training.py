@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import sklearn.metrics
 import torch
 from seqeval.metrics import f1_score
+from sklearn.preprocessing import MultiLabelBinarizer
 
 from tests.small import SMALL, lively
 from xlme_ds.config import DataConfig, EngineConfig, OptimizerConfig, TrainConfig
@@ -166,6 +168,41 @@ def test_scores() -> None:
     assert score("pawsx", TASKS["pawsx"], pairs, ["1", "1"], "en") == {"accuracy": 50.0}
     questions = [Question("1", "?", "c", [("the Rhein", 0)]), Question("2", "?", "c", [("x", 0)])]
     assert score("xquad", TASKS["xquad"], questions, ["Rhein", "y"], "de") == {"f1": 50.0, "em": 50.0}
+
+
+def entities_of(tags: list[str]) -> set[tuple[str, int, int]]:
+    """(kind, first word, word after the last) of every entity as CoNLL's rules have it: it begins at a B-, and at an I-
+    that goes on with nothing of its kind."""
+    found, start = set(), 0
+    for n, tag in enumerate([*tags, "O"]):
+        before = tags[n - 1] if n else "O"
+        if before != "O" and (tag[:1] != "I" or tag[1:] != before[1:]):
+            found.add((before[2:], start, n))
+        if tag != "O" and (tag[0] == "B" or tag[1:] != before[1:]):
+            start = n
+    return found
+
+
+@pytest.mark.parametrize("task", ["ner", "conll"])
+def test_entities_by_scikit_learn(task: str) -> None:
+    """Micro-averaged F1 of the sets of entities, of any tags, also of those that no entity begins with."""
+    rng = np.random.default_rng(0)
+    labels = np.array(TASKS[task].labels)
+    tags = [rng.choice(labels, rng.integers(1, 12)).tolist() for _ in range(300)]
+    given = [[tag if rng.random() < 0.8 else str(rng.choice(labels)) for tag in one] for one in tags]
+    found = score(task, TASKS[task], [Sentence(["w"] * len(one), one) for one in tags], given, "en")
+    sets = MultiLabelBinarizer().fit([entities_of(one) for one in [*tags, *given]])
+    right, ours = (sets.transform([entities_of(one) for one in of]) for of in (tags, given))
+    expected = sklearn.metrics.f1_score(right, ours, average="micro")
+    assert 0.3 < expected < 0.9 and found["f1"] == pytest.approx(100 * expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("task", ["xnli", "pawsx"])
+def test_labels_by_scikit_learn(task: str) -> None:
+    rng = np.random.default_rng(0)
+    right, given = (rng.choice(TASKS[task].labels, 500).tolist() for _ in range(2))
+    found = score(task, TASKS[task], [TextPair("a", "b", label) for label in right], given, "de")
+    assert found == {"accuracy": pytest.approx(100 * sklearn.metrics.accuracy_score(right, given))}
 
 
 def runs_of(tags: list[str]) -> set[tuple[str, int, int]]:

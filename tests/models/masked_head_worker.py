@@ -27,6 +27,7 @@ SIZES: dict[str, tuple[int, int, list[int]]] = {
     "a position, an id": (1, 64, [1]),
 }
 CHUNK = 256
+TEMPERATURE, Z_LOSS = 0.5, 0.05
 BELOW_ONE = 1 - 2.0**-24  # the largest uniform that the corruption gives
 
 
@@ -52,8 +53,9 @@ class Problem:
     def inputs(self) -> list[Tensor]:
         return [self.hidden, self.bias, *self.blocks]
 
-    def run(self) -> MaskedTokens:
-        return masked_softmax(self.hidden, self.blocks, self.bias, self.targets, self.uniforms, CHUNK, kernels="triton")
+    def run(self, temperature: float = 1.0, z_loss: float = 0.0) -> MaskedTokens:
+        given = self.hidden, self.blocks, self.bias, self.targets, self.uniforms
+        return masked_softmax(*given, CHUNK, "triton", temperature, z_loss)
 
     def gradients(self, nll_M: Tensor) -> list[Tensor]:
         return list(torch.autograd.grad((nll_M * self.weights.to(nll_M.dtype)).sum(), self.inputs))
@@ -71,15 +73,16 @@ def outside(sample_M: Tensor, logits_MV: Tensor, uniforms_M: Tensor) -> float:
     return float(torch.maximum(before_M - uniforms_M, uniforms_M - at_M).max())
 
 
-def errors(name: str, dtype: torch.dtype) -> dict[str, float]:
+def errors(name: str, dtype: torch.dtype, temperature: float = 1.0, z_loss: float = 0.0) -> dict[str, float]:
     """Of loss and gradients, over the largest number of float64's; `samples` outside their share; `predictions` that
     have less than the highest logit, by how much."""
     problem = Problem(SIZES[name], dtype)
-    got, logits_MV = problem.run(), problem.logits()
+    got, logits_MV = problem.run(temperature, z_loss), problem.logits()
     assert got.nll_M.dtype == torch.float32 and got.sample_M.dtype == got.predicted_M.dtype == torch.int64
     expected_M = F.cross_entropy(logits_MV, problem.targets, reduction="none")
     pairs = [(got.nll_M, expected_M)]
-    pairs += zip(problem.gradients(got.nll_M), problem.gradients(expected_M), strict=True)
+    wanted = problem.gradients(expected_M + z_loss * logits_MV.logsumexp(1) ** 2)
+    pairs += zip(problem.gradients(got.nll_M), wanted, strict=True)
     names = ["loss", "hidden", "bias", *(f"block {n}" for n in range(len(problem.blocks)))]
     largest = max(float(block.detach().abs().max()) for _, block in pairs[3:])  # a block alone may have nearly none
     scales = [float(theirs.detach().abs().max()) for _, theirs in pairs[:3]] + [largest] * len(problem.blocks)
@@ -89,7 +92,7 @@ def errors(name: str, dtype: torch.dtype) -> dict[str, float]:
     }
     short = logits_MV.amax(1) - logits_MV.gather(1, got.predicted_M[:, None]).squeeze(1)
     return found | {
-        "samples": outside(got.sample_M, logits_MV, problem.uniforms),
+        "samples": outside(got.sample_M, logits_MV / temperature, problem.uniforms),
         "predictions": float(short.detach().max()),
     }
 
@@ -172,9 +175,9 @@ def operators() -> dict[str, dict[str, str]]:
     groups = torch.tensor([0, 1, 2, 3, 4, 5, 0])
     maximum, threshold = torch.ones(7), torch.zeros(7, dtype=torch.float64)
     cases: dict[Any, tuple[Any, ...]] = {
-        masked_head_triton.group_sums: (hidden, blocks, bias, problem.targets),
-        masked_head_triton.sample: (hidden, blocks, bias, groups, groups, maximum, threshold),
-        masked_head_triton._gradients: (hidden, blocks[2], bias[316:], problem.targets, maximum, maximum, 316),
+        masked_head_triton.group_sums: (hidden, blocks, bias, problem.targets, TEMPERATURE),
+        masked_head_triton.sample: (hidden, blocks, bias, groups, groups, maximum, threshold, TEMPERATURE),
+        masked_head_triton._gradients: (hidden, blocks[2], bias[316:], problem.targets, maximum, maximum, 316, Z_LOSS),
     }
     return {str(op): torch.library.opcheck(op, given, test_utils=tests) for op, given in cases.items()}
 
@@ -183,6 +186,9 @@ def main() -> None:
     found = {
         "fp32": {name: errors(name, torch.float32) for name in SIZES},
         "fp16": {name: errors(name, torch.float16) for name in ("many positions", "three blocks")},
+        "choices": {
+            name: errors(name, torch.float32, TEMPERATURE, Z_LOSS) for name in ("many positions", "three blocks")
+        },
         "borders": samples_at_borders(),
         "twice": twice(),
         "opened": opened(),

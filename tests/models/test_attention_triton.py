@@ -20,9 +20,9 @@ from xlme_ds.validate import validate
 
 WITHOUT = importlib.util.find_spec("triton") is None
 needs_triton = pytest.mark.skipif(WITHOUT, reason="the package triton is not installed")
-# Sums of up to 150 terms in another order. fp16 rounds weights, gradients and results to 2^-12 of each, several times
-# in a row.
-FP32, FP16 = 3e-6, 5e-3
+# Sums of up to 150 terms in another order: 3.7e-6 on one of two processors. fp16 rounds weights, gradients and results
+# to 2^-12 of each, several times in a row.
+FP32, FP16 = 1e-5, 5e-3
 ROWS = ("the last tile a part", "whole tiles", "less than a tile")
 
 

@@ -39,6 +39,23 @@ def test_uniforms_decide_the_samples() -> None:
     assert torch.equal(first.nll_M, other.nll_M)
 
 
+def test_temperature_and_z_loss_leave_the_losses_as_they_are() -> None:
+    """At any temperature the generator says the same; a low one takes its likeliest tokens."""
+    batch, cfg = usual_batch(), SMALL
+    usual, cold, penalised = (
+        lively(ElectraObjective(ObjectiveConfig(**choices)).build(cfg))  # type: ignore[arg-type]
+        for choices in ({}, dict(generator_temperature=1e-3), dict(z_loss=0.1))
+    )
+    first, second, third = (electra(batch) for electra in (usual, cold, penalised))
+    assert torch.equal(first.nll_M, second.nll_M) and torch.equal(first.predicted_M, second.predicted_M)
+    assert torch.equal(second.corrupted_BT.flatten()[batch.masked_M], second.predicted_M)
+    assert not torch.equal(first.corrupted_BT, second.corrupted_BT)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(first, third, strict=True))
+    weights = [torch.autograd.grad(of.nll_M.sum(), model.masked_head.bias)[0]
+               for of, model in ((first, usual), (third, penalised))]  # fmt: skip
+    assert not torch.equal(*weights)
+
+
 def test_the_generator_never_sees_the_original() -> None:
     """Other tokens under the masks: the same samples and predictions, another loss."""
     batch, electra = usual_batch(), model()

@@ -57,6 +57,49 @@ def test_equals_the_full_softmax(blocks: int, chunk: int) -> None:
 
 @pytest.mark.parametrize("blocks", [1, 3])
 @pytest.mark.parametrize("chunk", [1, 256, V])
+def test_without_uniforms_nothing_is_drawn(blocks: int, chunk: int) -> None:
+    hidden, parts, bias, targets, uniforms = problem(blocks=blocks)
+    got, drawn = (masked_softmax(hidden, parts, bias, targets, each, chunk) for each in (None, uniforms))
+    assert torch.equal(got.predicted_M, full_softmax(hidden, parts, bias).argmax(1))
+    assert torch.equal(got.sample_M, got.predicted_M) and torch.equal(got.nll_M, drawn.nll_M)
+    inputs = [hidden, bias, *parts]
+    assert all(map(torch.equal, gradients(got.nll_M, inputs), gradients(drawn.nll_M, inputs)))
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("temperature", [0.3, 2.0])
+def test_samples_have_the_temperature_and_the_loss_has_not(blocks: int, temperature: float) -> None:
+    hidden, parts, bias, targets, uniforms = problem(blocks=blocks, scale=0.7)
+    usual = masked_softmax(hidden, parts, bias, targets, uniforms, 256)
+    got = masked_softmax(hidden, parts, bias, targets, uniforms, 256, temperature=temperature)
+    tempered = (full_softmax(hidden, parts, bias) / temperature).softmax(1).detach().numpy()
+    assert_samples(got.sample_M, tempered, uniforms.numpy(), doubtful=1e-5)
+    assert not torch.equal(got.sample_M, usual.sample_M)
+    assert torch.equal(got.nll_M, usual.nll_M) and torch.equal(got.predicted_M, usual.predicted_M)
+    inputs = [hidden, bias, *parts]
+    for ours, theirs in zip(gradients(got.nll_M, inputs), gradients(usual.nll_M, inputs), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("shift", [0.0, -30.0])  # of the bias, so that Z is above 1 and below
+def test_z_loss_is_in_the_gradient_alone(blocks: int, shift: float) -> None:
+    """Of −log p + z log² Z, by autograd in float64."""
+    hidden, parts, bias, targets, uniforms = problem(blocks=blocks, scale=0.7)
+    bias = (bias.detach() + shift).requires_grad_()
+    got = masked_softmax(hidden, parts, bias, targets, uniforms, 256, z_loss=0.1)
+    logits, inputs = full_softmax(hidden, parts, bias), [hidden, bias, *parts]
+    log_z = logits.logsumexp(1)
+    assert bool((log_z > 0).all()) != bool((log_z < 0).all())
+    expected = F.cross_entropy(logits, targets, reduction="none")
+    torch.testing.assert_close(got.nll_M.double(), expected, atol=1e-5, rtol=1e-6)
+    wanted = gradients(expected + 0.1 * log_z**2, inputs)
+    for ours, theirs in zip(gradients(got.nll_M, inputs), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=3e-5, rtol=1e-5)  # log Z is up to 23, and rounded as it is
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("chunk", [1, 256, V])
 def test_at_the_borders_of_tiles(blocks: int, chunk: int) -> None:
     """The first and the last id of every tile, of every group of 128 and of the vocabulary, as target and as sample.
     Tiles begin anew in every block, so the last one of a block is short."""

@@ -40,6 +40,14 @@ def test_equals_the_full_softmax_in_fp32(measured: Any, case: str) -> None:
 
 @needs_triton
 @pytest.mark.parametrize("case", ["many positions", "three blocks"])
+def test_temperature_and_z_loss(measured: Any, case: str) -> None:
+    """Samples from softmax(logits / τ), the gradient of −log p + z log² Z, and the loss without either."""
+    errors = measured["choices"][case]
+    assert max(errors.values()) < 2 * FP32, errors  # a tempered share is off by twice as much at τ = 1/2
+
+
+@needs_triton
+@pytest.mark.parametrize("case", ["many positions", "three blocks"])
 def test_half_precision(measured: Any, case: str) -> None:
     errors = dict(measured["fp16"][case])
     # The logits were never rounded to fp16 (2^-12 of each), or these would be off by more.

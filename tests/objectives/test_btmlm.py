@@ -134,7 +134,7 @@ def test_work_is_what_both_passes_do() -> None:
     settings = dict(mask_fraction=len(batch.masked_M) / (tokens - places), pseudo_fractions=(fraction,))
     objective = objective_of(ObjectiveConfig("btmlm", **settings))
     work = objective.work(cfg, 40)
-    sampled = 2 * (len(batch.masked_M) + places) * 2 * GROUP * cfg.width  # looked at twice, no work done
+    sampled = 2 * (len(batch.masked_M) + places) * GROUP * cfg.width  # looked at twice, no work done
     ahead = work.layers * work.layer_ahead + work.softmax_ahead
     assert counter.get_total_flops() == pytest.approx(tokens * (work.forward + ahead) + sampled, rel=1e-9)
     run = RunConfig("test", model=cfg, objective=ObjectiveConfig("btmlm", **settings), data=DataConfig(6, 0))

@@ -9,12 +9,13 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from tests.small import SMALL, batch_of, item, model, usual_batch
-from xlme_ds.config import ObjectiveConfig
+from xlme_ds.config import DataConfig, ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.schema import PAD, UNK
 from xlme_ds.models.electra import ElectraOutput
 from xlme_ds.objectives import OBJECTIVES
 from xlme_ds.objectives.electra import ElectraObjective, area_under_curve
+from xlme_ds.validate import validate
 
 OBJECTIVE = ElectraObjective(ObjectiveConfig())
 
@@ -77,6 +78,26 @@ def test_the_loss_is_lambda_weighted_means() -> None:
     assert [metrics[term] for term in ElectraObjective.terms] == pytest.approx(means, rel=1e-5)
     halved = ElectraObjective(ObjectiveConfig(discriminator_weight=25.0))
     assert halved.weights.tolist() == [1, 1, 25, 25]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (dict(generator_temperature=0.0), r"objective\.generator_temperature is 0\.0: it must be positive"),
+        (dict(z_loss=-1e-4), r"objective\.z_loss is -0\.0001: it must not be negative"),
+        (dict(name="mlm", generator_temperature=2.0), "objective.name mlm does not read it: leave it at 1.0"),
+        (dict(name="ernie_m", generator_temperature=2.0), "objective.name ernie_m does not read it"),
+        (dict(name="clm", generator_temperature=2.0, mask_fraction=1.0), "objective.name clm does not read it"),
+        (
+            dict(name="btmlm", generator_temperature=2.0, pseudo_fractions=(0.1,)),
+            "objective.name btmlm does not read it",
+        ),
+    ],
+)
+def test_choices_that_make_no_sense(settings: dict[str, object], sentence: str) -> None:
+    objective, data = ObjectiveConfig(**settings), DataConfig(8, 0, 8)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=sentence):
+        validate(RunConfig("x", objective=objective, data=data))
 
 
 def slices(batch: Batch, size: int) -> list[Batch]:

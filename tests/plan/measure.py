@@ -29,7 +29,9 @@ def run_config(case: dict[str, Any]) -> RunConfig:
     """The run of a case: {engine, data, model}, each the settings of that section, and the name of the objective."""
     sections = EngineConfig(**case["engine"]), DataConfig(*case["data"]), ModelConfig(**case["model"])
     name = case["objective"]
-    shares = dict(mask_fraction=1.0 if name == "clm" else 0.15, pseudo_fractions=(0.1, 0.2) if name == "btmlm" else ())
+    shares = dict(
+        mask_fraction=1.0 if name in ("clm", "mt") else 0.15, pseudo_fractions=(0.1, 0.2) if name == "btmlm" else ()
+    )
     objective = ObjectiveConfig(name, **shares)
     run = RunConfig("measured", engine=sections[0], data=sections[1], model=sections[2], objective=objective)
     return validate(run)

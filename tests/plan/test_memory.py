@@ -45,6 +45,7 @@ WORDY = dict(
 )
 DEEP = TINY | dict(generator_layers=4, discriminator_layers=20)
 LARGE_LIKE = MIDDLE | dict(norm="pre", vocabulary_blocks=4, activation_checkpointing=True)
+MT = MIDDLE | dict(language_embeddings=("de", "en", "fr"))
 PIPE = dict(kind="pipeline", pipeline_stages=2)
 
 # name: ranks, ZeRO stage, precision, rows of (mono, para, micro-batch), model, engine
@@ -74,11 +75,22 @@ CASES: dict[str, tuple[int, int, str, tuple[int, int, int], dict[str, Any], dict
         {},
     ),
     "middle zero1 bf16, CLM": (1, 1, "bf16", (8, 0, 8), MIDDLE, {}),
+    "middle zero2 bf16, MT": (1, 2, "bf16", (0, 8, 8), MT, {}),
+    "middle zero2 bf16, MT, dropout": (
+        1, 2, "bf16", (0, 8, 8), MT | dict(dropout=0.1, attention_dropout=0.1, relative_bias="none"), {}
+    ),
     "wordy zero1 fp32, MLM, on 2": (2, 1, "fp32", (8, 8, 4), WORDY, {}),
     "wordy pipeline bf16, MLM, on 2": (2, 1, "bf16", (8, 8, 2), WORDY, PIPE),
     "middle pipeline fp32, MLM, on 2": (2, 1, "fp32", (8, 8, 2), MIDDLE, PIPE),
     "middle zero3 bf16, BTMLM, on 2": (2, 3, "bf16", (16, 0, 4), MIDDLE, {}),
     "middle pipeline fp32, BTMLM, on 2": (2, 1, "fp32", (16, 0, 4), MIDDLE, PIPE),
+    "middle zero2 bf16, RTS": (1, 2, "bf16", (4, 4, 4), MIDDLE, {}),
+    "wordy zero1 fp32, RTS, on 2": (2, 1, "fp32", (8, 8, 4), WORDY, {}),
+    "middle zero3 bf16, RTS, on 2": (2, 3, "bf16", (8, 8, 4), MIDDLE, {}),
+    "middle zero2 bf16, all_tokens": (1, 2, "bf16", (4, 4, 4), MIDDLE, {}),
+    "wordy zero1 fp32, all_tokens, on 2": (2, 1, "fp32", (8, 8, 4), WORDY, {}),
+    "middle pipeline fp32, all_tokens, on 2": (2, 1, "fp32", (8, 8, 2), MIDDLE, PIPE),
+    "middle pipeline bf16, RTS, on 2": (2, 1, "bf16", (8, 8, 2), MIDDLE, PIPE),
 }  # fmt: skip
 
 
@@ -104,7 +116,9 @@ def case(folder: Path, name: str) -> dict[str, Any]:
     engine = (
         dict(kind="deepspeed", deepspeed=engine_file(folder, stage, "few live" in name), precision=precision) | engine
     )
-    objective = next((kind.lower() for kind in ("BTMLM", "MLM", "CLM") if kind in name), "electra")
+    objective = next(
+        (kind.lower() for kind in ("BTMLM", "MLM", "CLM", "RTS", "all_tokens", "MT") if kind in name), "electra"
+    )
     return dict(engine=engine, data=data, model=model, objective=objective, folder=str(rows))
 
 
@@ -119,9 +133,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[s
         cases = {name: case(folder, name) for name in sorted(names, key=lambda name: "pipeline" in name)}
         (folder / f"cases{world}.json").write_text(json.dumps(cases))
         out = folder / f"out{world}.json"
-        results = run_ranks(
-            world, [str(Path(__file__).with_name("measure.py")), str(folder / f"cases{world}.json"), str(out)]
-        )
+        worker = str(Path(__file__).with_name("measure.py"))
+        results = run_ranks(world, [worker, str(folder / f"cases{world}.json"), str(out)], timeout=1800)
         assert all(result.returncode == 0 for result in results), "\n".join(result.stderr[-3000:] for result in results)
         ranks = [json.loads(out.with_suffix(f".{rank}.json").read_text()) for rank in range(world)]
         found |= {name: (cases[name], [rank[name] for rank in ranks]) for name in cases}

@@ -235,6 +235,15 @@ def test_a_dead_rank_fewer_nodes_and_scancel(cluster: Cluster, folder: Path, dis
     assert every_row_was_read_once(out, folder / "mixed"), "on two nodes and then on one"
 
 
+def test_a_branch_that_reads_two_folders(cluster: Cluster, folder: Path, alone: Path) -> None:
+    out, data = folder / "branch", folder / "mixed"
+    changed = ["--schedule.name", "wsd", "--schedule.decay-steps", "4", "--data.phase-steps", str(STEPS + 2)]
+    places = {"XLME_BRANCH": f"{alone}@{STEPS}", "XLME_DATA": f"{data}:{data}", "XLME_OUT": out}
+    said = cluster.submit("pretrain_large.sh", *changed, **places).wait("COMPLETED")
+    assert json.loads((out / "finished.json").read_text()) == {"steps": STEPS + 4}
+    assert f"phases: from step 0 {data}, 15% predicted; from step {STEPS + 2} {data}" in said, said
+
+
 def test_a_pipeline_across_nodes(cluster: Cluster, folder: Path, disturbed: Job) -> None:
     out = folder / "pipe"
     changed = [*words(train__steps=4), "--engine.pipeline-stages", "2"]

@@ -64,7 +64,9 @@ def save(checkpoints: Checkpoints, engine: Engine, step: int, state: dict | None
     return checkpoints.folder / f"step_{step:08d}"
 
 
-@pytest.mark.parametrize("settings", [{}, XLM, dict(objective="clm")])
+@pytest.mark.parametrize(
+    "settings", [{}, XLM, dict(objective="clm"), dict(objective="rts"), dict(objective="all_tokens")]
+)
 def test_resumed_run_continues_exactly(data: Path, tmp_path: Path, settings: dict) -> None:
     config = tiny(**PLAIN, **settings)
     straight = engine(data, config)

@@ -84,6 +84,7 @@ def test_what_to_do_instead_is_said(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with closing(claimed(out, config)) as folder:
         folder.begin(config, {}, 1, {})
+    (out / "checkpoints" / f"step_{config.train.steps:08d}").mkdir()
     start = f"another --out (--start.folder {out} has it start from this run's weights)"
     tuning = Training(**{field.name: getattr(config, field.name) for field in dataclasses.fields(Training)})
 
@@ -94,7 +95,7 @@ def test_what_to_do_instead_is_said(tmp_path: Path) -> None:
             return str(error).partition(": ")[2]
         return ""
 
-    schedule = "use the same settings to resume (the learning rate follows from the number of steps)"
+    schedule = "use the same settings to resume (with another, finished steps would have had another learning rate)"
     assert refusal(longer) == f"{schedule}, or {start}"
     folder.finish(config.train.steps)
     claimed(out, config).close()

@@ -1,44 +1,48 @@
 """Command line: `python -m xlme_ds.checkpoint list|check|convert|weights --run DIR`, for the checkpoints of a run that
-is not running.
+is not running; `average --model ...` for the means of models.
 
 Resuming needs none of it: every engine reads every checkpoint as it is.
 """
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
+from torch import Tensor
 
 from ..cli import fail, program
-from ..folders import made_whole
+from ..folders import at_step, checkpoints_of, made_whole
 from ..trained import (
     CONFIG_FILE,
+    DIFFERENCE,
+    DIFFERENCE_FILE,
+    EMBEDDING,
+    GENERATOR_FOLDER,
     MODEL_FOLDER,
+    PREFIX,
+    WEIGHTS_FILE,
     known_vocabulary,
+    load_run,
     read_checkpoint,
+    read_config,
     read_settings,
+    read_weights,
+    save_weights,
     whole_checkpoint,
     write_model,
 )
 from .checkpoints import seal
-from .state_files import (
-    StateReader,
-    StateWriter,
-    checkpoints_of,
-    fault_of,
-    merge_state,
-    read_state,
-    state_file,
-    state_files,
-)
+from .state_files import StateReader, StateWriter, fault_of, merge_state, read_state, state_file, state_files
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
     commands: dict[str, Callable[..., Any]] = {"list": listing, "check": check, "convert": convert, "weights": weights}
+    commands["average"] = average
     try:
         tyro.extras.subcommand_cli_from_dict(commands, prog=program("checkpoint"), args=arguments)
     except (ValueError, OSError) as error:
@@ -104,6 +108,85 @@ def weights(run: Path, out: Path, step: int | None = None, vocab: Path | None = 
         shutil.copyfile(run / CONFIG_FILE, partial / CONFIG_FILE)
         write_model(partial / MODEL_FOLDER, state, vocabulary.path)
     print(f"{out}: the model of {source.name}")
+
+
+def average(models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.arg(name="model")], out: Path) -> None:
+    """Write the mean of the weights of several models as a model of its own, which every command reads.
+
+    `xlme evaluate losses` shows how good it is next to its parts.
+
+    Args:
+        models: A run, one of its checkpoints (RUN@STEP), or an export; all of one kind and shape, each once.
+        out: Folder to make.
+    """
+    if len(models) < 2 or len(set(models)) < len(models):
+        raise ValueError("--model must name two or more models, each once: there is nothing to average")
+    exports = ["config" not in read_config(folder) for folder in models]
+    if any(exports) and not all(exports):
+        raise ValueError(f"{models[exports.index(True)]} is an export and others are runs: export those, or name runs")
+    with made_whole(out, "--out") as partial:
+        (_average_exports if all(exports) else _average_runs)(models, partial)
+    print(f"{out}: the mean of {len(models)} models")
+
+
+def _average_runs(models: Sequence[Path], out: Path) -> None:
+    first = load_run(models[0])
+
+    def state_of(folder: Path) -> dict[str, Tensor]:
+        run = load_run(folder)
+        if run.vocabulary.sha256 != first.vocabulary.sha256:
+            raise ValueError(f"{folder} has another vocabulary than {models[0]}: average models of one")
+        _require_alike(
+            folder, asdict(run.model) | asdict(run.objective), models[0], asdict(first.model) | asdict(first.objective)
+        )
+        return run.state
+
+    state = _mean(models, state_of)
+    shutil.copyfile(at_step(models[0])[0] / CONFIG_FILE, out / CONFIG_FILE)
+    write_model(out / MODEL_FOLDER, state, first.vocabulary.path)
+
+
+def _average_exports(models: Sequence[Path], out: Path) -> None:
+    names = sorted(path.relative_to(models[0]) for path in models[0].rglob("*.safetensors"))
+    for folder in models[1:]:
+        _require_alike(folder, read_config(folder), models[0], read_config(models[0]))
+        if sorted(path.relative_to(folder) for path in folder.rglob("*.safetensors")) != names:
+            raise ValueError(f"{folder} has other files of weights than {models[0]}: average exports of one kind")
+    shutil.copytree(models[0], out, dirs_exist_ok=True)
+    for name in names:
+        save_weights(_mean([folder / name for folder in models], read_weights), out / name, {"format": "pt"})
+    if (out / DIFFERENCE_FILE).exists():  # the mean of sums is rounded otherwise than the sum of means
+        of_generator = read_weights(out / GENERATOR_FOLDER / WEIGHTS_FILE)[PREFIX + EMBEDDING]
+        state = read_weights(out / WEIGHTS_FILE)
+        state[PREFIX + EMBEDDING] = of_generator + read_weights(out / DIFFERENCE_FILE)[DIFFERENCE]
+        save_weights(state, out / WEIGHTS_FILE, {"format": "pt"})
+
+
+_OF_RUNNING = {"kernels", "compile", "head_chunk", "activation_checkpointing", "vocabulary_blocks", "init_std"}
+
+
+def _require_alike(folder: Path, its: Mapping[str, Any], first: Path, theirs: Mapping[str, Any]) -> None:
+    """Raise ValueError for a model with other settings than the first, those of execution apart."""
+    for key in sorted(its.keys() | theirs.keys()):
+        if its.get(key) != theirs.get(key) and key not in _OF_RUNNING and key != "_name_or_path":
+            raise ValueError(
+                f"{folder} has {key} {its.get(key)}, {first} has {theirs.get(key)}: average models of one kind"
+            )
+
+
+def _mean(places: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Means of the tensors that `read` gives for each place, one place in memory at a time besides float64 sums."""
+    first = read(places[0])
+    sums = {name: value.double() for name, value in first.items()}
+    for place in places[1:]:
+        found = read(place)
+        different = [name for name in {**sums, **found} if name not in found or name not in sums]
+        different += [name for name in sums if name in found and found[name].shape != sums[name].shape]
+        if different:
+            raise ValueError(f"{place} differs from {places[0]} in {different[0]}: average models of one shape")
+        for name, value in found.items():
+            sums[name] += value
+    return {name: (value / len(places)).to(first[name].dtype) for name, value in sums.items()}
 
 
 def _show(run: Path, checksums: bool) -> bool:

@@ -17,19 +17,15 @@ from ..cli import in_words
 from ..data.schema import naming, write_json
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, broadcast, gather, on_all_ranks
-from ..folders import to_disk
+from ..folders import checkpoint_name, checkpoints_of, is_checkpoint_name, saved_step, to_disk
 from .state_files import (
     COMPLETE,
     STATE,
     StateReader,
     StateWriter,
-    checkpoint_name,
-    checkpoints_of,
     fault_of,
-    is_checkpoint_name,
     read_headers,
     read_state,
-    saved_step,
     state_file,
     state_files,
 )

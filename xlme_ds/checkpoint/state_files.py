@@ -25,8 +25,6 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 KINDS = ("fp32", *MOMENTS)
 COMPLETE = "complete.json"
 STATE = "state.json"
-_PREFIX = "step_"
-_NAME = re.compile(_PREFIX + r"(\d{8,})")
 # A table of the vocabulary is one flat array, in whatever number of consecutive blocks the model stores it.
 _BLOCK = re.compile(r"((?:.*\.)?(?:embedding|difference))_(\d+)")
 _MOST = 1 << 40  # more elements than any parameter has
@@ -291,30 +289,6 @@ def merge_state(reader: StateReader, writer: StateWriter) -> None:
                 reader.read([(name, kind, start, values)])
                 writer.put(values)
     writer.end()
-
-
-def checkpoint_name(step: int) -> str:
-    """Name of the folder of the checkpoint after `step` steps."""
-    return f"{_PREFIX}{step:08d}"
-
-
-def is_checkpoint_name(name: str) -> bool:
-    """Whether a checkpoint may have it."""
-    return _NAME.fullmatch(name) is not None
-
-
-def saved_step(folder: Path) -> int:
-    """The steps after which a checkpoint was saved, by its name."""
-    return int(folder.name.removeprefix(_PREFIX))
-
-
-def checkpoints_of(run: Path) -> list[Path]:
-    """Checkpoint folders of a run, oldest first; whole or not."""
-    try:
-        found = [path for path in (run / "checkpoints").iterdir() if is_checkpoint_name(path.name) and path.is_dir()]
-    except FileNotFoundError:
-        return []
-    return sorted(found, key=saved_step)
 
 
 def fault_of(folder: Path, rank: int = 0, world: int = 1, checksums: bool = True) -> str | None:

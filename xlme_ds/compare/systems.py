@@ -13,9 +13,10 @@ import tyro
 from ..cli import parse, program
 from ..config import RunConfig
 from ..counting import flops_per_step
+from ..first_weights import SHAPE
 from ..objectives import objective_of
 from ..recipes import recipe
-from ..trained import SHAPE, first_of
+from ..trained import first_of
 from ..validate import validate
 
 _SEEDS_APART = 1000  # the runs of a chain read their rows from the start again, with other masks

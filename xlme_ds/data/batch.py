@@ -26,6 +26,9 @@ class Batch(NamedTuple):
     uniforms_M: Tensor
     # Places that the model fills before it trains, as indices into the flattened tokens, ascending [P]; mostly none.
     open_P: Tensor = torch.empty(0, dtype=torch.int64)
+    # Of monolingual sentences that translation reads, [B, T], else empty: noised copies, and the languages to write in.
+    noised_BT: Tensor = torch.empty(0, dtype=torch.int64)
+    into_BT: Tensor = torch.empty(0, dtype=torch.int64)
 
     def task_of_masked(self) -> Tensor:
         """Task of every masked position, [M]."""

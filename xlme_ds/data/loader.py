@@ -10,21 +10,25 @@ from ..config import DataConfig, refuse
 from .batch import Batch
 from .collate import collate
 from .corrupt import Parts
-from .order import StepPlan, plan_step
+from .order import StepPlan, phase_of, phases, plan_step
 from .pseudo_parallel import PseudoSides
 from .rows import TASKS, UNK
+from .sentences import Sentences
 from .shards import RowStore, unigram_costs
 
 
 class Loader:
-    """Reads `folder` (one subfolder a task) for one of `world` ranks.
+    """Reads `folders` (one subfolder a task) for one of `world` ranks: each for the steps of its phase, if there are
+    several. Row numbers go on from phase to phase.
 
-    `languages` as in `RowStore`; `pseudo_fractions` as in `PseudoSides`: without them no places are opened.
+    `languages` as in `RowStore`; `pseudo_fractions` as in `PseudoSides`: without them no places are opened;
+    `denoising` and `back_translation` as in `Sentences`. Raises ValueError for folders that do not fit each other or
+    the phases.
     """
 
     def __init__(
         self,
-        folder: Path,
+        folders: Path | Sequence[Path],
         data: DataConfig,
         seed: int,
         mask_fraction: float,
@@ -32,20 +36,32 @@ class Loader:
         world: int = 1,
         languages: Sequence[str] = (),
         pseudo_fractions: tuple[float, ...] = (),
+        denoising: tuple[str, ...] = (),
+        back_translation: tuple[str, ...] = (),
     ):
         self.plan: StepPlan = plan_step(data, world)
-        self.rank, self.seed, self.mask_fraction = rank, seed, mask_fraction
-        self.stores = {
-            task: RowStore(Path(folder) / name, languages, scattered=world > 1)
-            for task, name in enumerate(TASKS)
-            if self.plan.rows[task] > 0
+        self.rank, self.seed = rank, seed
+        self.folders = [Path(folders)] if isinstance(folders, str | Path) else [Path(folder) for folder in folders]
+        self.phases = phases(data, mask_fraction)
+        asked, given = len(self.phases), len(self.folders)
+        words = f"data.phase_steps {' '.join(map(str, data.phase_steps))} are of {asked} folders, --data names {given}"
+        refuse([(asked == given, f"{words}: it needs one folder more than data.phase_steps has numbers")])
+        opened = {
+            folder: {
+                task: RowStore(folder / name, languages, scattered=world > 1)
+                for task, name in enumerate(TASKS)
+                if self.plan.rows[task] > 0
+            }
+            for folder in dict.fromkeys(self.folders)
         }
+        self._stores = [opened[folder] for folder in self.folders]  # of each phase
+        self.stores = self._stores[0]
         first = next(iter(self.stores.values()))
         self.row_tokens = first.row_tokens
         self.vocabulary_sha256 = first.manifest.vocabulary_sha256
         self.vocabulary_size = first.manifest.vocabulary_size
         self.layout = first.manifest.layout
-        for store in self.stores.values():
+        for store in (store for stores in opened.values() for store in stores.values()):
             both, of = f"{store.folder} and {first.folder}", store.manifest
             vocabulary = of.vocabulary_sha256, of.vocabulary_size
             refuse(
@@ -60,23 +76,47 @@ class Loader:
                     ),
                 ]
             )
-        self.folder = Path(folder)
         self._collate = PseudoSides(pseudo_fractions, len(first.languages)).collate if pseudo_fractions else collate
+        known = tuple(first.languages.index(code) for code in first.manifest.languages)
+        translated = denoising or back_translation
+        self._sentences = (
+            Sentences(denoising, back_translation, known, self.vocabulary_size - 1) if translated else None
+        )
+        # Whether monolingual rows must be those of `mix --sentences`; None: either will do.
+        self.reads_sentences = True if translated else False if pseudo_fractions else None
         # Called after every step is read, with its number and its rows by micro-batch.
         self.watch: Callable[[int, list[Parts]], None] | None = None
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Fingerprint of each task's data."""
-        return {TASKS[task]: store.manifest.fingerprint() for task, store in self.stores.items()}
+        """Fingerprint of each task's data, of each phase."""
+        return self.fingerprints_until(None)
+
+    def fingerprints_until(self, steps: int | None) -> dict[str, str]:
+        """The same of the phases that begin within so many steps."""
+        return {
+            f"{TASKS[task]} from step {phase.first}" if phase.first else TASKS[task]: store.manifest.fingerprint()
+            for phase, stores in zip(self.phases, self._stores, strict=True)
+            if steps is None or phase.first < max(steps, 1)
+            for task, store in stores.items()
+        }
 
     def batch(self, step: int, micro_batch: int) -> Batch:
         """Micro-batch `micro_batch` (of `plan.accumulation`) of this rank in step `step`."""
-        return self._collate(self._read(step, micro_batch), self.seed, self.mask_fraction)
+        return self._collated(step, self._read(step, micro_batch))
+
+    def _collated(self, step: int, parts: Parts) -> Batch:
+        batch = self._collate(parts, self.seed, self.phases[phase_of(self.phases, step)].mask_fraction)
+        return batch if self._sentences is None else self._sentences.added(batch, parts, self.seed, step)
+
+    def stores_at(self, step: int) -> dict[int, RowStore]:
+        """What a step reads, by task."""
+        return self._stores[phase_of(self.phases, step)]
 
     def _read(self, step: int, micro_batch: int) -> Parts:
         found = [
-            (task, store, self.plan.numbers(step, self.rank, micro_batch, task)) for task, store in self.stores.items()
+            (task, store, self.plan.numbers(step, self.rank, micro_batch, task))
+            for task, store in self.stores_at(step).items()
         ]
         found = [(task, store, numbers) for task, store, numbers in found if len(numbers)]
         for _, store, numbers in found:
@@ -104,19 +144,19 @@ class Loader:
     def _probe(self) -> Batch:
         first = np.zeros(1, dtype=np.int64)
         read = [(task, store.read(first), first) for task, store in self.stores.items()]
-        return self._collate(read, self.seed, self.mask_fraction)
+        return self._collated(0, read)
 
     def step(self, step: int) -> list[Batch]:
         """All micro-batches of this rank in step `step`."""
         read = [self._read(step, micro) for micro in range(self.plan.accumulation)]
-        for task, store in self.stores.items():
+        for task, store in self.stores_at(step + 1).items():
             for micro in range(self.plan.accumulation):
                 coming = self.plan.numbers(step + 1, self.rank, micro, task)
                 if len(coming):
                     store.ahead(int(coming[0]) % store.rows, int(coming[-1]) % store.rows)
         if self.watch is not None:
             self.watch(step, read)
-        return [self._collate(parts, self.seed, self.mask_fraction) for parts in read]
+        return [self._collated(step, parts) for parts in read]
 
 
 def unigram_by_language(train: RowStore, heldout: RowStore, task: int, rows: int) -> np.ndarray:

@@ -2,15 +2,47 @@
 
 Step s of a run reads rows [s·B, (s+1)·B) of each task, where B is that task's rows a step. Where tasks alternate it
 reads rows [k·B, (k+1)·B) of one of them, with k = s/2 rounded down. Row numbers never end: number n is record n mod N
-of the data, so a second pass has new numbers, and with them new masks.
+of the data, so a second pass has new numbers, and with them new masks. A run whose data change on the way has phases;
+row numbers go on across their borders, and n is taken modulo the rows of the phase's data.
 """
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
 from ..config import DataConfig
 from .rows import TASKS
+
+
+class Phase(NamedTuple):
+    """A stretch of steps that reads one folder: its first step, and the share of tokens that are predicted."""
+
+    first: int
+    mask_fraction: float
+
+
+def phases(data: DataConfig, mask_fraction: float) -> list[Phase]:
+    """The phases of a run, whose share of predicted tokens is `mask_fraction` where `data` has no others.
+
+    Raises ValueError for shares of another number of phases.
+    """
+    starts = [0, *accumulate(data.phase_steps)]
+    fractions = data.phase_mask_fractions or (mask_fraction,) * len(starts)
+    if len(fractions) != len(starts):
+        raise ValueError(
+            f"data.phase_mask_fractions has {len(fractions)} numbers, data.phase_steps are of {len(starts)} folders: "
+            "it needs one for each"
+        )
+    return [Phase(*each) for each in zip(starts, fractions, strict=True)]
+
+
+def phase_of(found: Sequence[Phase], step: int) -> int:
+    """The place of the phase that a step is in."""
+    return bisect_right(found, step, key=lambda phase: phase.first) - 1
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import sentencepiece as spm
+from sentencepiece import sentencepiece_model_pb2 as proto
 
 from .schema import EOS, UNK, file_sha256
 
@@ -68,6 +69,20 @@ class Vocabulary:
             while place[0] < place[1] and text[place[0]].isspace():
                 place[0] += 1
         return self.from_pieces([piece.id for piece in pieces]), places
+
+    def begins_with(self, other: "Vocabulary") -> bool:
+        """Whether the first pieces are those of `other`, which so have the same ids in both."""
+        ids = list(range(other.processor.get_piece_size()))
+        return self.size >= other.size and self.processor.id_to_piece(ids) == other.processor.id_to_piece(ids)
+
+    def cut(self, pieces: Sequence[str]) -> list[np.ndarray]:
+        """int32 ids that this vocabulary cuts each of another one's pieces into, as it would inside a text."""
+        model = proto.ModelProto.FromString(self.path.read_bytes())
+        # No space is put before a piece, and it is normalised already.
+        as_it_is = proto.NormalizerSpec(add_dummy_prefix=False, remove_extra_whitespaces=False)
+        model.normalizer_spec.CopyFrom(as_it_is)
+        processor = spm.SentencePieceProcessor(model_proto=model.SerializeToString())
+        return [self.from_pieces(ids) for ids in processor.encode(list(pieces))]
 
     @staticmethod
     def from_pieces(piece_ids: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -1,8 +1,9 @@
 """From settings to a ready engine: the one place where parallelism, precision and DeepSpeed's configuration meet."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,12 +12,15 @@ from torch import nn
 
 from ..config import Check, DataConfig, EngineConfig, ModelConfig, RunConfig, Training, refuse
 from ..data.loader import Loader
+from ..data.rows import TASKS
+from ..data.sentences import ALWAYS
 from ..data.vocabulary import Vocabulary
 from ..models.execution import applied
 from ..models.init import Known, Whole, initialise
 from ..models.kernel_check import check_kernels
 from ..models.layers import TransformerLayer
 from ..models.pipeline import describe_balance, parts, pipeline_balance
+from ..models.translation import TranslationModel
 from ..objectives import objective_of
 from ..objectives.protocol import BatchSource, Objective
 from ..validate import deepspeed_settings, zero_stage
@@ -62,21 +66,26 @@ def resolve_gradient_precision(engine: EngineConfig, precision: str, accumulatio
 
 def open_data(
     config: RunConfig,
-    folder: Path,
+    folders: Path | Sequence[Path],
     rank: int = 0,
     world: int = 1,
     rows: DataConfig | None = None,
     like: Loader | None = None,
 ) -> Loader:
-    """What `rank` of `world` reads of `folder` in a run, or `rows` of it instead; see `fitting`."""
+    """What `rank` of `world` reads of `folders` in a run, or `rows` of one instead; see `fitting`."""
     objective, languages = config.objective, config.model.language_embeddings
-    arguments = config.seed, objective.mask_fraction, rank, world, languages, objective.pseudo_fractions
-    return fitting(Loader(folder, rows or config.data, *arguments), config.model, like)
+    arguments = config.seed, objective.mask_fraction, rank, world, languages
+    special = objective.pseudo_fractions, objective.denoising, objective.back_translation
+    if rows is not None:  # an evaluation, of all that is trained in any step
+        denoising, back = (ALWAYS if points else () for points in special[1:])
+        special = objective.pseudo_fractions, denoising, back
+    return fitting(Loader(folders, rows or config.data, *arguments, *special), config.model, like)
 
 
 def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> Loader:
     """`loader`, if its data fit `model`, and have the vocabulary of `like`. Raises ValueError naming the setting."""
-    folder = loader.folder
+    folder = loader.folders[0]
+    other = [each for each in loader.folders if Vocabulary(each / "vocab").sha256 != loader.vocabulary_sha256]
     refuse(
         [
             (
@@ -95,28 +104,45 @@ def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> L
                 f"{loader.layout}",
             ),
             (
-                Vocabulary(folder / "vocab").sha256 == loader.vocabulary_sha256,
-                f"{folder / 'vocab'} is not the vocabulary of the rows next to it: mix {folder} again",
+                not other,
+                f"{(other or [folder])[0]}/vocab is not the vocabulary of the rows next to it: mix them again",
             ),
         ]
     )
     if like is not None and loader.vocabulary_sha256 != like.vocabulary_sha256:
-        raise ValueError(f"{folder} and {like.folder} were encoded with different vocabularies: encode both with one")
+        raise ValueError(
+            f"{folder} and {like.folders[0]} were encoded with different vocabularies: encode both with one"
+        )
     refuse(_split_checks(loader, like) if like is not None else ())
+    refuse(_sentence_checks(loader))
     return loader
+
+
+def _sentence_checks(loader: Loader) -> Iterator[Check]:
+    """That what reads sentences has them, and what adds places to a text (BTMLM) has one item a row."""
+    asked = loader.reads_sentences
+    for store in (loader.stores_at(phase.first).get(TASKS.index("mono")) for phase in loader.phases):
+        if store is not None and asked is not None:
+            there = bool(store.manifest.settings.get("sentences"))
+            is_so, must_be = ("with" if one else "without" for one in (there, asked))
+            words = (
+                f"{store.folder} was mixed {is_so} --sentences, and this objective reads what was mixed {must_be} it"
+            )
+            yield there == asked, f"{words}: mix it again"
 
 
 def _split_checks(unseen: Loader, trained: Loader) -> Iterator[Check]:
     """That rows which `data_prep encode --split` held out are in no training data, and none are evaluated that were
     not held out; folders without a split are taken as they are."""
-    for task, store in unseen.stores.items():
+    both = product(unseen.stores.items(), zip(trained.phases, trained.folders, strict=True))
+    for (task, store), (phase, folder) in both:
         theirs, ours = (
             (of.manifest.settings.get("split", "all"), of.manifest.settings.get("heldout_share"))
-            for of in (store, trained.stores[task])
+            for of in (store, trained.stores_at(phase.first)[task])
         )
         yield (
             theirs[0] == "all" or (theirs[0] == "heldout" and ours == ("train", theirs[1])),
-            f"{store.folder} is text of encode --split {theirs[0]} --heldout-share {theirs[1]}, and {trained.folder} "
+            f"{store.folder} is text of encode --split {theirs[0]} --heldout-share {theirs[1]}, and {folder} "
             f"of --split {ours[0]}{f' --heldout-share {ours[1]}' if ours[1] else ''}: encode the training text with "
             "--split train and this with --split heldout, of one share",
         )
@@ -191,7 +217,10 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
         model, whole = objective.build(config.model), None
     model = applied(model, config.model)
     fill(model, whole)
-    return ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config, gradients == "bf16")
+    engine = ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config, gradients == "bf16")
+    if isinstance(model, TranslationModel) and zero_stage(config.engine) == 3:
+        model.goes_on = engine.any  # every process gathers the weights as often as the others
+    return engine
 
 
 def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> dict[str, Any]:

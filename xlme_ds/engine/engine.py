@@ -167,12 +167,14 @@ class Engine:
         self._weights = (self._of_terms / counts.clamp(min=1)).float()
         set_learning_rate(self.optimizer, learning_rate)
         norm = self._take_step(batches)
-        metrics = self.objective.summarise(**self._totals(counts)) if detailed else {}
+        metrics = self.objective.at(step).summarise(**self._totals(counts)) if detailed else {}
         return self._stats(step, batches, metrics, norm)
 
     def _read(self, step: int) -> tuple[list[Batch], Tensor]:
         """This rank's micro-batches, and the counts of the whole step. Raises SharedError when a rank cannot read its
         own."""
+        if (objective := self.objective.at(step)) is not self.objective:
+            self._of_terms = objective.weights.to(self.device)
         batches: list[Batch] = []
         error: Exception | None = None
         begun = time.perf_counter()

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .alignment import align
+    from .heldout_losses import losses
     from .lookup_table import words
     from .predicted_tokens import perplexity
     from .retrieval import pairs, tatoeba
 
-__all__ = ["align", "pairs", "perplexity", "tatoeba", "words"]
+__all__ = ["align", "losses", "pairs", "perplexity", "tatoeba", "words"]
 
 _PLACES = {
     "align": "alignment",
+    "losses": "heldout_losses",
     "pairs": "retrieval",
     "perplexity": "predicted_tokens",
     "tatoeba": "retrieval",

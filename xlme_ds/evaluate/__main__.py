@@ -1,7 +1,7 @@
-"""Command line: `python -m xlme_ds.evaluate tatoeba|pairs|align|perplexity|words --model DIR --data DIR`.
+"""Command line: `python -m xlme_ds.evaluate tatoeba|pairs|align|losses|perplexity|words --model DIR --data DIR`.
 
-Sentence retrieval and word alignment with the vectors of every layer, perplexity by language, and the words of the
-lookup table, for one model or several side by side.
+Sentence retrieval and word alignment with the vectors of every layer, losses and perplexity on held-out text by
+language, and the words of the lookup table, for one model or several side by side.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from ..cli import fail, program
-from . import alignment, lookup_table, predicted_tokens, retrieval
+from . import alignment, heldout_losses, lookup_table, predicted_tokens, retrieval
 from .output import CommonOptions, EncoderOptions, LayerOptions
 
 OfAll = Annotated[CommonOptions, tyro.conf.arg(name="")]
@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
     try:
         tyro.extras.subcommand_cli_from_dict(
-            {test.__name__: test for test in (tatoeba, pairs, align, perplexity, words)},
+            {test.__name__: test for test in (tatoeba, pairs, align, losses, perplexity, words)},
             prog=program("evaluate"),
             description=__doc__,
             args=arguments,
@@ -64,6 +64,19 @@ def align(options: OfLayers, apart: bool = False) -> None:
     curves = [(model["model"], model["overall"]["aer"], False) for model in results["models"]]
     over = f"mean over {', '.join(results['models'][0]['tests'])}"
     options.deliver(results, alignment.alignment_tables(results), curves, "mean alignment error rate (%)", over)
+
+
+def losses(options: OfAll, rows: int = 512, seed: int = 1) -> None:
+    """What pre-training reports of held-out text, as a whole and by language, for any models of one vocabulary.
+
+    `--data`: data folder that holds mono/ or para/ or both, encoded with the models' vocabulary.
+
+    Args:
+        rows: Rows of each task that are read, from the start.
+        seed: Of the masks.
+    """
+    results = heldout_losses.losses(options.models, options.data, rows=rows, seed=seed, random=options.random)
+    options.deliver(results, heldout_losses.loss_tables(results))
 
 
 def perplexity(

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..config import ModelConfig, ObjectiveConfig, RunConfig, refuse
 from ..data.vocabulary import Vocabulary
+from ..folders import at_step
 from ..models.init import initialise
 from ..models.text_encoder import TextEncoder, Which, take_encoder
 from ..objectives import objective_of
@@ -19,13 +20,14 @@ from ..trained import (
     GENERATOR_FOLDER,
     MODEL_TYPE,
     TrainedRun,
-    at_step,
     first_of,
     load_encoder,
     load_encoder_and_step,
     load_run,
+    load_translating_export,
     read_config,
     read_heads,
+    translates,
 )
 
 _HEAD = "masked_head."
@@ -113,6 +115,11 @@ def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
             raise ValueError(f"{folder} was fine-tuned and predicts no tokens: name the run that it started from")
         # Tokens that masking leaves in place or replaces by others are easier or harder to predict.
         objective = objective_of(replace(run.objective, random_fraction=0.0, keep_fraction=0.0))
+        if not objective.quantities[objective.terms[0]].unigram:
+            raise ValueError(
+                f"{folder} was trained for {run.objective.name} and predicts no tokens: name the run of another "
+                "objective"
+            )
         model = objective.build(run.model)
         run.load_into(model)
         found.append(Predictor(name, folder, objective, _ready(model, folder), run.model, run.vocabulary, run.step))
@@ -124,7 +131,10 @@ def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
 
 
 def _exported_run(folder: Path) -> TrainedRun:
-    """An export's encoder with the masked language modelling head, which the generator has where there are two."""
+    """An export's encoder with the masked language modelling head, which the generator has where there are two, or
+    with its decoder."""
+    if translates(folder):
+        return load_translating_export(folder)
     which: Which | None = "generator" if (folder / GENERATOR_FOLDER).is_dir() else None
     encoder, vocabulary = load_encoder(folder, which)
     heads = {key: value for key, value in read_heads(folder, which).items() if key.startswith(_HEAD)}

@@ -46,6 +46,8 @@ def perplexity(
     )
     predictors, store = load_predictors(models, random), open_text(Path(data))
     for model in predictors:
+        reads_text = model.objective.quantities[model.objective.terms[0]].task != "para"
+        refuse([(reads_text, f"{model.folder} predicts no tokens of monolingual text: use `evaluate losses`")])
         require_readable(model, store)
     rows, tokens_per_character = text_facts(store, predictors[0].vocabulary, limit)
     counted = None if unigram is None else unigram_costs_by_language(open_text(Path(unigram)), store, limit)

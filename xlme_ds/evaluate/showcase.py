@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
-from ..checkpoint.state_files import checkpoints_of, saved_step
 from ..config import RunConfig
 from ..data.collate import collate
 from ..data.schema import TASKS, read_json, read_manifest, write_json
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
+from ..folders import checkpoints_of, saved_step
 from ..models.init import initialise
 from ..models.text_encoder import take_encoder
 from ..objectives import objective_of
@@ -175,7 +175,7 @@ def _sample_rows(
             seen.add(key)
             batch = collate([(task, rows, np.array([record]))], config.seed, config.objective.mask_fraction)
             found, judged = objective.shown(model(batch), batch)
-            filled, masked = found[0].tolist(), set(batch.masked_M.tolist())
+            filled, masked = found[0].tolist(), set(objective.places(batch).tolist())
             scores = [None] * len(filled) if judged is None else judged[0].tolist()
             tokens = [
                 {

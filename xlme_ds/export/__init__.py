@@ -4,17 +4,21 @@ xlme.export.run("runs/base", "exports/base")
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # it loads torch
+    from ..models.text_encoder import Which
 
 
-def run(folder: Path | str, to: Path | str, *, layer: int | None = None) -> Path:
-    """Write the model of a run (of one of its checkpoints: RUN@STEP) as the folder `to`, and return that; cut after
-    `layer` if it is given.
+def run(folder: Path | str, to: Path | str, *, layer: int | None = None, which: "Which | None" = None) -> Path:
+    """Write the model of a run (of one of its checkpoints: RUN@STEP) as the folder `to`, and return that; one encoder
+    alone with `which`, cut after `layer` if it is given.
 
     Raises ValueError when the folder holds no model, and when `to` exists.
     """
     from .__main__ import export_run
 
-    export_run(Path(folder), Path(to), layer)
+    export_run(Path(folder), Path(to), layer, which)
     return Path(to)
 
 

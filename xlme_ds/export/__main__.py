@@ -11,11 +11,13 @@ import tyro
 
 from ..cli import fail, program
 from ..finetune.downstream_tasks import TASKS, Kind
-from ..models.text_encoder import TextEncoder
-from ..trained import at_step, load_run
+from ..folders import at_step
+from ..models.text_encoder import TextEncoder, Which
+from ..objectives import has_decoder
+from ..trained import load_run
+from ..xlm_roberta import read_xlm_roberta
 from .card import render_card, run_card
 from .exported_folder import Architecture, Exported, write_folder
-from .xlm_roberta import read_xlm_roberta
 
 # By the head that was trained on an encoder.
 _PRETRAINED: dict[str, Architecture] = {"replaced_head.": "XLMEForPreTraining", "masked_head.": "XLMEForMaskedLM"}
@@ -39,6 +41,8 @@ class ExportSettings:
     """Folder of an XLM-R model: config.json, model.safetensors or pytorch_model.bin, sentencepiece.bpe.model."""
     layer: int | None = None
     """Cut the encoder after this layer, for sentence vectors (the paper's retrieval reads layer 9 of 12)."""
+    which: Which | None = None
+    """This encoder of `--run` alone, without a head; by default the whole model."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -47,8 +51,10 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         if (config.run is None) == (config.from_hf is None):
             raise ValueError("name what to export: either --run DIR or --from-hf DIR")
+        if config.which is not None and config.from_hf is not None:
+            raise ValueError("--which is for --run: XLM-R has one encoder, leave it out")
         if config.run is not None:
-            export_run(config.run, config.to, config.layer)
+            export_run(config.run, config.to, config.layer, config.which)
         elif config.from_hf is not None:
             export_xlm_roberta(config.from_hf, config.to, config.layer)
         print(config.to)
@@ -56,22 +62,24 @@ def main(arguments: list[str] | None = None) -> None:
         fail("xlme_ds.export", error)
 
 
-def export_run(folder: Path, to: Path, layer: int | None = None) -> None:
-    """A run: its encoder with the head, and the generator where it has one; its first layers alone with
-    `layer`."""
+def export_run(folder: Path, to: Path, layer: int | None = None, which: Which | None = None) -> None:
+    """A run: its encoder with the head, and the generator or the decoder where it has one; an encoder alone with
+    `which`, and its first layers with `layer`."""
     run = load_run(folder)
-    encoder = run.encoder()
-    if layer is not None:
-        main, generator = Exported(cut(encoder, layer), "XLMEModel"), None
+    encoder = run.encoder(which)
+    if layer is not None or which is not None:
+        main, generator = Exported(encoder if layer is None else cut(encoder, layer), "XLMEModel"), None
     elif run.task:
         task = TASKS[run.task]
         main, generator = Exported(encoder, _FINETUNED[task.kind], run.state, task.labels), None
+    elif has_decoder(run.objective):
+        main, generator = Exported(encoder, "XLMEForConditionalGeneration", run.state), None
     else:
         main, *others = (
             Exported(run.encoder(which), _PRETRAINED[head], run.state) for which, head in run.encoders.items()
         )
         generator = others[0] if others else None
-    card = run_card(at_step(folder)[0], main.encoder, main.architecture, layer, run.step)
+    card = run_card(at_step(folder)[0], main.encoder, main.architecture, layer, run.step, generator is not None)
     write_folder(to, main, run.vocabulary, card, generator)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from ..models.decoder import decoder_layers
 from ..models.text_encoder import TextEncoder
 from ..report.files import RunFiles, read_optional
 from .exported_folder import Architecture
@@ -23,26 +24,44 @@ def escape(value: Any) -> Any:
 
 
 def render_card(
-    name: str, encoder: TextEncoder, architecture: Architecture, about: str, languages: Sequence[str] = ()
+    name: str,
+    encoder: TextEncoder,
+    architecture: Architecture,
+    about: str,
+    languages: Sequence[str] = (),
+    generator: bool = False,
 ) -> str:
-    """The card of a model called `name`; `about` is Markdown that follows its first lines."""
+    """The card of a model called `name`, with a `generator` or without; `about` is Markdown that follows its first
+    lines."""
     return _render(
         "card.md.jinja",
         name=name,
         cfg=encoder.cfg,
         parameters=sum(parameter.numel() for parameter in encoder.parameters()),
-        auto_class=Markup(architecture.replace("XLME", "Auto" if architecture == "XLMEModel" else "AutoModel")),
+        auto_class=Markup(_auto_class(architecture)),
+        decoder_layers=decoder_layers(encoder.cfg),
         about=Markup(about.strip()),
         languages=languages,
-        generator=architecture == "XLMEForPreTraining",
+        generator=generator,
     )
 
 
+def _auto_class(architecture: Architecture) -> str:
+    if architecture == "XLMEForConditionalGeneration":
+        return "AutoModelForSeq2SeqLM"
+    return architecture.replace("XLME", "Auto" if architecture == "XLMEModel" else "AutoModel")
+
+
 def run_card(
-    folder: Path, encoder: TextEncoder, architecture: Architecture, layer: int | None, step: int | None = None
+    folder: Path,
+    encoder: TextEncoder,
+    architecture: Architecture,
+    layer: int | None,
+    step: int | None = None,
+    generator: bool = False,
 ) -> str:
-    """The card of the run in `folder`, after `step` steps where that is not its end; what is known of other steps is
-    left out.
+    """The card of the run in `folder`, with a `generator` or without, after `step` steps where that is not its end;
+    what is known of other steps is left out.
 
     Raises ValueError when one of its files lacks something.
     """
@@ -62,7 +81,7 @@ def run_card(
             config=config,
             task=config.get("task"),
             objective=run.objective["description"],
-            generator=architecture == "XLMEForPreTraining",
+            generator=generator,
             tokens=metrics[-1].get("tokens") if metrics else None,
             shares={words: _shares(languages[task]) for task, words in _TASKS.items() if languages.get(task)},
             measured=last.get("step"),
@@ -78,7 +97,7 @@ def run_card(
     # The language of a corpus's code (`zh-Hans`, `hi_rom`), as the front matter may name it.
     bases = [re.match(r"[a-z]{2,3}(?=$|[-_])", code) for code in codes]
     named = sorted({base.group() for base in bases if base})
-    return render_card(config.get("name") or run.name, encoder, architecture, about, named)
+    return render_card(config.get("name") or run.name, encoder, architecture, about, named, generator)
 
 
 def _render(template: str, **values: Any) -> str:

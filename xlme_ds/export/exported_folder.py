@@ -6,14 +6,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
-from ..data.schema import BOS, EOS, LAYOUTS, PAD, write_json
+from ..config import ModelConfig
+from ..data.schema import BOS, EOS, LAYOUTS, PAD, UNK, write_json
 from ..data.vocabulary import Vocabulary
 from ..folders import made_whole
+from ..models.decoder import decoder_layers
 from ..models.text_encoder import TextEncoder
 from ..trained import (
     CONFIG_FILE,
+    DECODER_FORM,
+    DIFFERENCE,
+    DIFFERENCE_FILE,
     EXPORTED_SETTINGS,
     GENERATOR_FOLDER,
     MODEL_TYPE,
@@ -26,6 +32,7 @@ from .tokenizer import tokenizer_files
 
 REMOTE = Path(__file__).parent / "remote"
 CODE = ("configuration_xlme.py", "modeling_xlme.py")
+TRANSLATING_CODE = "modeling_xlme_translation.py"
 
 Architecture = Literal[
     "XLMEModel",
@@ -34,16 +41,21 @@ Architecture = Literal[
     "XLMEForTokenClassification",
     "XLMEForSequenceClassification",
     "XLMEForQuestionAnswering",
+    "XLMEForConditionalGeneration",
 ]
-# Names of the heads of pre-training; that of the other classes is `head`.
-_HEADS = {"XLMEForPreTraining": "replaced_head", "XLMEForMaskedLM": "masked_head"}
+# What classes of pre-training have after the encoder; of the others it is a `head`.
+_HEADS = {
+    "XLMEForPreTraining": ("replaced_head.",),
+    "XLMEForMaskedLM": ("masked_head.",),
+    "XLMEForConditionalGeneration": ("decoder.", "masked_head."),
+}
 
 
 @dataclass(frozen=True)
 class Exported:
-    """One encoder with the head that was trained on it.
+    """One encoder with the head that was trained on it, or the decoder.
 
-    `architecture`: the class of `remote/modeling_xlme.py` whose head it has. `state` holds the head's parameters, under
+    `architecture`: the class in `remote/` whose head it has. `state` holds the head's parameters, under
     the names of that class (`head.weight`, …); other entries are not read. `labels`: names of the head's classes.
     `separators`: `</s>` between two texts, where they are not those of the model's layout: XLM-R has 2.
     """
@@ -69,6 +81,7 @@ def write_folder(
         if generator is not None:
             (partial / GENERATOR_FOLDER).mkdir()
             _write_one(partial / GENERATOR_FOLDER, generator, vocabulary)
+            _write_difference(partial, main.state)
 
 
 def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary) -> None:
@@ -83,18 +96,28 @@ def _write_one(folder: Path, model: Exported, vocabulary: Vocabulary) -> None:
     for name, content in tokenizer_files(vocabulary, cfg.max_positions, layout).items():
         write_json(folder / name, content)
     shutil.copyfile(vocabulary.path, folder / SENTENCEPIECE_FILE)
-    for name in CODE:
+    translating = model.architecture == "XLMEForConditionalGeneration"
+    for name in (*CODE, TRANSLATING_CODE) if translating else CODE:
         shutil.copyfile(REMOTE / name, folder / name)
     write_json(folder / CONFIG_FILE, _config(model) | {"vocabulary_sha256": vocabulary.sha256})
+    if translating:
+        write_json(folder / "generation_config.json", _search(cfg))
     state = export_state(model.encoder)
     if model.architecture != "XLMEModel":
-        prefix = _HEADS.get(model.architecture, "head") + "."
-        head = {name: value for name, value in model.state.items() if name.startswith(prefix)}
-        if not head:
-            raise ValueError(f"the model has no parameters {prefix}*, so it is no {model.architecture}")
-        state |= head
+        for prefix in _HEADS.get(model.architecture, ("head.",)):
+            head = {name: value for name, value in model.state.items() if name.startswith(prefix)}
+            if not head:
+                raise ValueError(f"the model has no parameters {prefix}*, so it is no {model.architecture}")
+            state |= head
     state = {name: value.float().contiguous() for name, value in state.items()}
     save_weights(state, folder / WEIGHTS_FILE, {"format": "pt"})
+
+
+def _write_difference(folder: Path, state: Mapping[str, Tensor]) -> None:
+    """What the discriminator's embedding adds to the generator's, under GDES."""
+    blocks = [state[name] for n in range(len(state)) if (name := f"difference_{n}") in state]
+    if blocks:
+        save_weights({DIFFERENCE: torch.cat(blocks).float()}, folder / DIFFERENCE_FILE)
 
 
 def _config(model: Exported) -> dict[str, Any]:
@@ -118,10 +141,27 @@ def _config(model: Exported) -> dict[str, Any]:
         "mask_token_id": cfg.vocabulary - 1,
         "dtype": "float32",
     }
+    if model.architecture == "XLMEForConditionalGeneration":
+        classes["AutoModelForSeq2SeqLM"] = f"{Path(TRANSLATING_CODE).stem}.{model.architecture}"
+        config |= {"is_encoder_decoder": True, "decoder_start_token_id": EOS}
+        config |= {DECODER_FORM: cfg.decoder, "decoder_layers": decoder_layers(cfg)}
     if model.labels:
         config["id2label"] = {str(n): label for n, label in enumerate(model.labels)}
         config["label2id"] = {label: n for n, label in enumerate(model.labels)}
     return config
+
+
+def _search(cfg: ModelConfig) -> dict[str, Any]:
+    """How `generate` searches: as `xlme translate` does, which is greedy for one beam."""
+    return {
+        "bos_token_id": BOS,
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+        "decoder_start_token_id": EOS,
+        "max_new_tokens": cfg.max_positions,  # the model's own limit is by the source's length
+        "suppress_tokens": [BOS, PAD, UNK, cfg.vocabulary - 1],
+        "renormalize_logits": True,
+    }
 
 
 def _write_sentence_transformers(folder: Path, model: Exported) -> None:

@@ -6,6 +6,7 @@ B rows, T tokens, D width.
 
 from collections import OrderedDict
 from dataclasses import replace
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -56,6 +57,10 @@ class TaskObjective:
         self.labels = 2 if kind == "span" else labels
         self.dropout = dropout
         self.weights = torch.ones(1, dtype=torch.float64)
+
+    def at(self, step: int) -> Self:
+        """Itself: the weights are the same in all steps."""
+        return self
 
     def build(self, cfg: ModelConfig) -> TaskModel:
         """The encoder with this task's head, uninitialised."""

@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..config import ModelConfig
 from .attention_cpu import attend, item_mask
-from .dropout import drop
+from .dropout import drop_weights
 from .tiles import HEAD_SIZES
 
 
@@ -99,6 +99,7 @@ class AttentionBias(NamedTuple):
     allowed_B1TT: Tensor | None
     distance_HTT: Tensor | None  # d_{i-j}, or None without a relative bias
     segments_BT: Tensor | None = None  # on the CPU, where every position sees its whole item: the item's number
+    row_tokens: int | None = None  # of the rows that these are a part of, where they are: what dropout counts by
 
 
 class ItemBias(NamedTuple):
@@ -116,6 +117,12 @@ def item_bounds(segments_BT: Tensor) -> tuple[Tensor, Tensor]:
     first_BT = torch.where(F.pad(border, (1, 0), value=True), position_T, 0).cummax(1).values
     end_BT = torch.where(F.pad(border, (0, 1), value=True), position_T + 1, len(position_T))
     return first_BT, end_BT.flip(1).cummin(1).values.flip(1)
+
+
+def causal_mask(segments_BT: Tensor) -> Tensor:
+    """bool [B, 1, T, T]: a position sees those of its item up to itself."""
+    tokens = segments_BT.shape[1]
+    return item_mask(segments_BT) & torch.ones(tokens, tokens, dtype=torch.bool, device=segments_BT.device).tril()
 
 
 def triton_can(cfg: ModelConfig, allowed: Callable[[Tensor], Tensor] = item_mask) -> bool:
@@ -188,7 +195,7 @@ def dropping_attend(
         assert bias.segments_BT is not None
         allowed_B1TT = item_mask(bias.segments_BT)
     weights_BHTT = torch.where(allowed_B1TT, scores_BHTT, float("-inf")).softmax(-1)
-    return drop(weights_BHTT.flatten(1, 2), rate, keys_B).view_as(weights_BHTT) @ v_BHTK
+    return drop_weights(weights_BHTT, rate, keys_B, bias.row_tokens or scores_BHTT.shape[-1]) @ v_BHTK
 
 
 def triton_attend(qkv_BT3HK: Tensor, gate: Gate | None, bias: ItemBias) -> Tensor:

@@ -34,21 +34,40 @@ def drop(x_BTD: Tensor, rate: float, keys_B: Tensor | None) -> Tensor:
     dropped = round(rate * (1 << _BITS))
     if keys_B is None or not dropped:
         return x_BTD
-    return x_BTD.masked_fill(_out(keys_B, *x_BTD.shape[1:], dropped), 0.0) * ((1 << _BITS) / ((1 << _BITS) - dropped))
+    tokens, width = x_BTD.shape[1:]
+    return x_BTD.masked_fill(_out(keys_B, 1, tokens, width, tokens, width, dropped).squeeze(1), 0.0) * (
+        (1 << _BITS) / ((1 << _BITS) - dropped)
+    )
+
+
+def drop_weights(weights_BHTS: Tensor, rate: float, keys_B: Tensor, row_tokens: int) -> Tensor:
+    """Attention weights of T queries and S keys, the first of rows of `row_tokens` each, dropped as in whole rows: so
+    what is dropped does not depend on how many of them there are."""
+    dropped = round(rate * (1 << _BITS))
+    out_BHTS = _out(keys_B, *weights_BHTS.shape[1:], row_tokens, row_tokens, dropped)
+    return weights_BHTS.masked_fill(out_BHTS, 0.0) * ((1 << _BITS) / ((1 << _BITS) - dropped))
 
 
 @torch.library.custom_op("xlme_ds::dropped", mutates_args=())
-def _out(keys_B: Tensor, tokens: int, width: int, dropped: int) -> Tensor:
-    """The numbers that are dropped, `dropped` of 2^16, bool [B, T, D]."""
-    words = -(-width // _A_WORD)  # of a token
-    count = torch.arange(1, tokens * words + 1, device=keys_B.device)
-    bits = _mixed(keys_B[:, None] + count * _STEP).view(torch.int16).view(len(keys_B), tokens, words * _A_WORD)
-    return bits[:, :, :width] < dropped - (1 << (_BITS - 1))
+def _out(
+    keys_B: Tensor, groups: int, tokens: int, width: int, all_tokens: int, whole_width: int, dropped: int
+) -> Tensor:
+    """The numbers that are dropped, `dropped` of 2^16, bool [B, groups, tokens, width]: the upper left corner of each
+    group's [all_tokens, whole_width], which alone is computed."""
+    device, a_token = keys_B.device, -(-whole_width // _A_WORD)  # words
+    words = -(-width // _A_WORD)
+    of_groups = torch.arange(groups, device=device)[:, None, None] * (all_tokens * a_token)
+    of_tokens = torch.arange(tokens, device=device)[:, None] * a_token
+    count_GTW = of_groups + of_tokens + torch.arange(1, words + 1, device=device)
+    bits = _mixed(keys_B[:, None] + count_GTW.flatten() * _STEP).view(torch.int16)
+    return bits.view(len(keys_B), groups, tokens, words * _A_WORD)[..., :width] < dropped - (1 << (_BITS - 1))
 
 
 derive.register_fake(lambda keys_B, place: torch.empty_like(keys_B))
 _out.register_fake(
-    lambda keys_B, tokens, width, dropped: keys_B.new_empty(len(keys_B), tokens, width, dtype=torch.bool)
+    lambda keys_B, groups, tokens, width, all_tokens, whole_width, dropped: keys_B.new_empty(
+        len(keys_B), groups, tokens, width, dtype=torch.bool
+    )
 )
 
 

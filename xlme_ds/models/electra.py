@@ -31,18 +31,22 @@ class Electra(nn.Module):
     while this module's forward runs, which is when a partitioning engine has them whole.
     """
 
-    def __init__(self, cfg: ModelConfig):
+    def __init__(self, cfg: ModelConfig, z_loss: float = 0.0, temperature: float = 1.0):
         super().__init__()
         self.cfg = cfg
         for n, size in enumerate(block_sizes(cfg)):
             self.register_parameter(f"embedding_{n}", nn.Parameter(torch.empty(size, cfg.width)))
             if cfg.embedding_sharing == "gdes":
                 self.register_parameter(f"difference_{n}", nn.Parameter(torch.empty(size, cfg.width)))
-        without = replace(cfg, dropout=0.0, attention_dropout=0.0)  # its samples are what the discriminator reads
-        self.generator = Encoder(without, cfg.generator_layers)
-        self.masked_head = MaskedLanguageModelHead(cfg)
+        self.add_generator(z_loss, temperature)
         self.discriminator = Encoder(cfg, cfg.discriminator_layers)
         self.replaced_head = ReplacedTokenHead(cfg)
+
+    def add_generator(self, z_loss: float, temperature: float) -> None:
+        """Build what `generate` needs."""
+        without = replace(self.cfg, dropout=0.0, attention_dropout=0.0)  # its samples are what the discriminator reads
+        self.generator = Encoder(without, self.cfg.generator_layers)
+        self.masked_head = MaskedLanguageModelHead(self.cfg, z_loss, temperature)
 
     def _blocks(self, name: str) -> list[Tensor]:
         return [getattr(self, f"{name}_{n}") for n in range(self.cfg.vocabulary_blocks)]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from .attention import RelativePositionTable, item_mask, shared_bias
+from .attention import AttentionBias, RelativePositionTable, item_mask, shared_bias
 from .dropout import derive, drop
 from .layers import TransformerLayer
 
@@ -107,11 +107,14 @@ class Encoder(nn.Module):
             if cfg.relative_bias != "none"
             else None
         )
-        self.layers = nn.ModuleDict({str(n): TransformerLayer(cfg) for n in range(layers)})
+        self.layers = nn.ModuleDict({str(n): self._layer(n) for n in range(layers)})
         # Post-LN normalises what enters the first layer; pre-LN what leaves the last, and the first on request.
         input_norm, output_norm = cfg.norm == "post" or cfg.embedding_norm, cfg.norm == "pre"
         self.input_norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon) if input_norm else None
         self.output_norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon) if output_norm else None
+
+    def _layer(self, number: int) -> nn.Module:
+        return TransformerLayer(self.cfg)
 
     def embed(
         self,
@@ -155,10 +158,17 @@ class Encoder(nn.Module):
         distance_HW: Tensor | None,
         allowed: Callable[[Tensor], Tensor] = item_mask,
         keys_B: Tensor | None = None,
+        row_tokens: int | None = None,
     ) -> Tensor:
         """The layers, and the norm after the last: [B, T, D] to [B, T, D]; `allowed` says of the groups who sees
-        whom."""
+        whom, `row_tokens` of how many tokens the rows were of which these are a part."""
         bias = shared_bias(self.cfg, groups_BT, distance_HW, x_BTD.dtype, allowed)
+        if row_tokens is not None and isinstance(bias, AttentionBias):
+            bias = bias._replace(row_tokens=row_tokens)
+        return self.through_layers(x_BTD, bias, keys_B)
+
+    def through_layers(self, x_BTD: Tensor, bias: object, keys_B: Tensor | None = None) -> Tensor:
+        """The same with what the layers share, `bias`."""
         keys_B = self._dropping(keys_B)
         for number, layer in self.layers.items():
             x_BTD = layer(x_BTD, bias, None if keys_B is None else derive(keys_B, 1 + int(number)))

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..config import ModelConfig
 from .attention import AttentionBias, ItemBias
+from .decoder import DecoderLayer
 from .layers import TransformerLayer
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -23,17 +24,18 @@ def applied(model: Model, cfg: ModelConfig) -> Model:
     """
     if cfg.compile == "none" and not cfg.activation_checkpointing:
         return model
-    for layer in [module for module in model.modules() if type(module) is TransformerLayer]:
-        layer.__class__ = AppliedLayer
-        assert isinstance(layer, AppliedLayer)
+    kinds: dict[type, type[CheckpointedLayer]] = {TransformerLayer: AppliedLayer, DecoderLayer: AppliedDecoderLayer}
+    for layer in [module for module in model.modules() if type(module) in kinds]:
+        layer.__class__ = kinds[type(layer)]
+        assert isinstance(layer, CheckpointedLayer)
         layer.compile_as, layer.checkpointing = cfg.compile, cfg.activation_checkpointing
     if cfg.compile == "graphs":  # a micro-batch overwrites what the CUDA graphs left of the one before
         model.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
     return model
 
 
-class AppliedLayer(TransformerLayer):
-    """A layer as training runs it; it computes what `TransformerLayer` does."""
+class CheckpointedLayer(nn.Module):
+    """A layer as training runs it; it computes what the class that is inherited next does."""
 
     compile_as: str = "none"
     checkpointing = False
@@ -43,6 +45,14 @@ class AppliedLayer(TransformerLayer):
         if self.checkpointing and torch.is_grad_enabled():
             return checkpoint(super().__call__, *inputs, use_reentrant=False)
         return super().__call__(*inputs)
+
+
+class AppliedDecoderLayer(CheckpointedLayer, DecoderLayer):
+    """Nothing is compiled: the sides of pairs have any length."""
+
+
+class AppliedLayer(CheckpointedLayer, TransformerLayer):
+    """`TransformerLayer`, compiled in training where that is asked for."""
 
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
         """The layer's output, by its compiled form in training; evaluations have rows of any number and length."""

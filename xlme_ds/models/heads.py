@@ -21,10 +21,11 @@ class MaskedLanguageModelHead(nn.Module):
     """Dense, GELU, LayerNorm, then the decoder tied to the embedding plus a bias; or this decoder alone
     (`model.masked_head`)."""
 
-    def __init__(self, cfg: ModelConfig):
+    def __init__(self, cfg: ModelConfig, z_loss: float = 0.0, temperature: float = 1.0):
         super().__init__()
         self.chunk = cfg.head_chunk
         self.kernels = cfg.kernels
+        self.z_loss, self.temperature = z_loss, temperature
         between = cfg.masked_head == "dense"
         self.dense = nn.Linear(cfg.width, cfg.width) if between else None
         self.norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon) if between else None
@@ -35,7 +36,7 @@ class MaskedLanguageModelHead(nn.Module):
         hidden_MD: Tensor,
         table: Callable[[], Sequence[Tensor]],
         targets_M: Tensor,
-        uniforms_M: Tensor,
+        uniforms_M: Tensor | None,
         ordinary: bool = False,
     ) -> MaskedTokens:
         """Loss, sample and prediction at the masked positions; `table` gives the blocks of the tied embedding.
@@ -52,7 +53,8 @@ class MaskedLanguageModelHead(nn.Module):
                 never.fill_(_NEVER)  # assigned, the number would be copied to a GPU, for which the host waits
         if self.dense is not None and self.norm is not None:
             hidden_MD = self.norm(F.gelu(self.dense(hidden_MD)))
-        return masked_softmax(hidden_MD, table(), bias_V, targets_M, uniforms_M, self.chunk, self.kernels)
+        given = hidden_MD, table(), bias_V, targets_M, uniforms_M, self.chunk, self.kernels
+        return masked_softmax(*given, self.temperature, self.z_loss)
 
 
 class ReplacedTokenHead(nn.Module):

@@ -3,6 +3,8 @@
 B rows, H heads, T tokens, D width, K head size; of a linear map N tokens, I numbers in, O out.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -76,13 +78,14 @@ class Attention(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention and a GELU feed-forward network, each with a residual connection."""
+    """Attention, of tokens to themselves if no other is given, and a GELU feed-forward network, each with a residual
+    connection."""
 
-    def __init__(self, cfg: ModelConfig):
+    def __init__(self, cfg: ModelConfig, attention: nn.Module | None = None):
         super().__init__()
         self.pre_norm = cfg.norm == "pre"
         self.dropout = cfg.dropout
-        self.attention = Attention(cfg)
+        self.attention = Attention(cfg) if attention is None else attention
         self.attention_norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon)
         self.up = Linear(cfg.width, cfg.feed_forward)
         self.down = Linear(cfg.feed_forward, cfg.width)
@@ -92,11 +95,16 @@ class TransformerLayer(nn.Module):
         """The layer's output, [B, T, D]; what each branch adds, and attention weights, are dropped by `keys_B`, if
         there are any."""
         weights_B = None if keys_B is None else derive(keys_B, 2)
+        x_BTD = self._add(x_BTD, self.attention_norm, lambda x: self.attention(x, bias, weights_B), keys_B, 0)
+        return self._add(x_BTD, self.feed_forward_norm, self._feed_forward, keys_B, 1)
+
+    def _add(
+        self, x_BTD: Tensor, norm: nn.Module, branch: Callable[[Tensor], Tensor], keys_B: Tensor | None, place: int
+    ) -> Tensor:
+        """`x_BTD` with what a branch adds, normalised before or after; `place` is the branch's for dropout."""
         if self.pre_norm:
-            x_BTD = x_BTD + self._drop(self.attention(self.attention_norm(x_BTD), bias, weights_B), keys_B, 0)
-            return x_BTD + self._drop(self._feed_forward(self.feed_forward_norm(x_BTD)), keys_B, 1)
-        x_BTD = self.attention_norm(x_BTD + self._drop(self.attention(x_BTD, bias, weights_B), keys_B, 0))
-        return self.feed_forward_norm(x_BTD + self._drop(self._feed_forward(x_BTD), keys_B, 1))
+            return x_BTD + self._drop(branch(norm(x_BTD)), keys_B, place)
+        return norm(x_BTD + self._drop(branch(x_BTD), keys_B, place))
 
     def _feed_forward(self, x_BTD: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x_BTD)))

@@ -1,10 +1,11 @@
 """The softmax over the vocabulary at masked positions: losses, samples and predictions without a whole row of logits.
 
 The vocabulary softmax takes some ids at a time: the logits of a batch never exist whole. The forward pass saves of
-every group of ids its highest logit and the sum of exponentials relative to it. They give the loss and the group of the
-inverse-CDF sample; only that group's logits are then looked at. The backward pass computes a tile's logits again and
-writes the gradient of the tile's embeddings in one product, straight into the sum of an engine that has given the block
-a method `open_gradient`. On a GPU the kernels of `masked_head_triton.py` do what is between the products.
+every group of ids its highest logit and the sum of exponentials relative to it, and where samples have another
+temperature such a sum under it. They give the loss and the group of the inverse-CDF sample; only that group's logits
+are then looked at. The backward pass computes a tile's logits again and writes the gradient of the tile's embeddings in
+one product, straight into the sum of an engine that has given the block a method `open_gradient`. On a GPU the kernels
+of `masked_head_triton.py` do what is between the products.
 
 M masked positions, V vocabulary, C ids of a tile, G groups of K ids, D width.
 """
@@ -29,7 +30,7 @@ class MaskedTokens(NamedTuple):
     """What the generator says at the masked positions."""
 
     nll_M: Tensor  # float32, −log p(target); carries the gradient
-    sample_M: Tensor  # int64, drawn from the softmax by the given uniforms; no gradient
+    sample_M: Tensor  # int64, drawn from the softmax by the given uniforms, the most likely token without; no gradient
     predicted_M: Tensor  # int64, the most likely token
 
 
@@ -89,40 +90,57 @@ class _Groups(NamedTuple):
     threshold: Tensor
 
 
-def _choose_groups(highest_MG: Tensor, sums_MG: Tensor, uniforms_M: Tensor) -> _Groups:
+def _choose_groups(
+    temperature: float, highest_MG: Tensor, sums_MG: Tensor, uniforms_M: Tensor | None = None
+) -> _Groups:
     maximum_M1, best_M1 = highest_MG.max(1, keepdim=True)
-    weights_MG = (sums_MG * (highest_MG - maximum_M1).exp_()).double()
+    if uniforms_M is None:
+        return _Groups(best_M1, best_M1, maximum_M1, torch.zeros_like(maximum_M1).double())
+    weights_MG = (sums_MG * (highest_MG - maximum_M1).mul_(1 / temperature).exp_()).double()
     thresholds_M1 = uniforms_M.double().unsqueeze(1) * weights_MG.sum(1, keepdim=True)
     group_M1, before_M1 = choose(weights_MG, thresholds_M1)
     return _Groups(group_M1, best_M1, maximum_M1, thresholds_M1 - before_M1)
 
 
 def _sample(
-    hidden_MD: Tensor, groups: _Groups, blocks: Sequence[Tensor], bias_V: Tensor, starts_G: Tensor, ends_G: Tensor
+    hidden_MD: Tensor,
+    groups: _Groups,
+    blocks: Sequence[Tensor],
+    bias_V: Tensor,
+    borders: tuple[Tensor, Tensor],
+    temperature: float,
+    drawn: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The inverse-CDF sample and the most likely id of M positions; int64 [M]."""
-    groups_M2 = torch.cat([groups.sampled, groups.best], dim=1)
-    ids_M2K = starts_G[groups_M2].unsqueeze(-1) + torch.arange(GROUP, device=starts_G.device)
-    outside_M2K = ids_M2K >= ends_G[groups_M2].unsqueeze(-1)
-    ids_M2K = ids_M2K.clamp(max=len(bias_V) - 1)
-    rows_MND = lookup(ids_M2K.flatten(1), blocks)
+    """The inverse-CDF sample, if one is `drawn`, and the most likely id of M positions; int64 [M]."""
+    starts_G, ends_G = borders
+    wanted_MW = torch.cat([groups.sampled, groups.best], dim=1) if drawn else groups.best  # two groups, or one
+    ids_MWK = starts_G[wanted_MW].unsqueeze(-1) + torch.arange(GROUP, device=starts_G.device)
+    outside_MWK = ids_MWK >= ends_G[wanted_MW].unsqueeze(-1)
+    ids_MWK = ids_MWK.clamp(max=len(bias_V) - 1)
+    rows_MND = lookup(ids_MWK.flatten(1), blocks)
     if _half_on_a_gpu(hidden_MD):
         products_MN1 = torch.bmm(rows_MND, hidden_MD.unsqueeze(-1), out_dtype=torch.float32)
     else:
         products_MN1 = rows_MND @ hidden_MD.unsqueeze(-1)
-    logits_M2K = products_MN1.view_as(ids_M2K).float() + bias_V.float()[ids_M2K]
-    logits_M2K = logits_M2K.masked_fill_(outside_M2K, float("-inf"))
-    inside_MK = (logits_M2K[:, 0] - groups.maximum).exp_().double()
+    logits_MWK = products_MN1.view_as(ids_MWK).float() + bias_V.float()[ids_MWK]
+    logits_MWK = logits_MWK.masked_fill_(outside_MWK, float("-inf"))
+    predicted_M1 = ids_MWK[:, -1].gather(1, logits_MWK[:, -1].argmax(1, keepdim=True))
+    if not drawn:
+        return predicted_M1.squeeze(1), predicted_M1.squeeze(1)
+    inside_MK = (logits_MWK[:, 0] - groups.maximum).mul_(1 / temperature).exp_().double()
     offset_M1, _ = choose(inside_MK, groups.threshold)
-    sample_M1 = ids_M2K[:, 0].gather(1, offset_M1)
-    predicted_M1 = ids_M2K[:, 1].gather(1, logits_M2K[:, 1].argmax(1, keepdim=True))
-    return sample_M1.squeeze(1), predicted_M1.squeeze(1)
+    return ids_MWK[:, 0].gather(1, offset_M1).squeeze(1), predicted_M1.squeeze(1)
 
 
 def _all_samples(
-    hidden_MD: Tensor, arrays: tuple[Tensor, ...], blocks: Sequence[Tensor], bias_V: Tensor, chunk: int
+    hidden_MD: Tensor,
+    arrays: tuple[Tensor, ...],
+    blocks: Sequence[Tensor],
+    bias_V: Tensor,
+    chunk: int,
+    temperature: float,
 ) -> list[Tensor]:
-    """`_sample` of some positions at a time; `arrays` are highest_MG, sums_MG and uniforms_M."""
+    """`_sample` of some positions at a time; `arrays` are highest_MG, sums_MG and, to draw, uniforms_M."""
     borders: list[tuple[int, int]] = []  # of every group: first id, and one after the last
     for tile in _tiles(blocks, chunk):
         end = tile.start + tile.size
@@ -134,14 +152,18 @@ def _all_samples(
     else:  # no more numbers than a tile
         at_once = len(hidden_MD) * chunk // numbers
     pieces = zip(*(array.split(max(at_once, 1)) for array in (hidden_MD, *arrays)), strict=True)
-    parts = [_sample(hidden, _choose_groups(*others), blocks, bias_V, starts_G, ends_G) for hidden, *others in pieces]
+    given = blocks, bias_V, (starts_G, ends_G), temperature, len(arrays) == 3
+    parts = [_sample(hidden, _choose_groups(temperature, *others), *given) for hidden, *others in pieces]
     return [torch.cat(each) for each in zip(*parts, strict=True)]
 
 
 def _group_sums(
-    hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, targets_M: Tensor, chunk: int
+    hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, targets_M: Tensor, temperature: float, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Highest logits and sums of exponentials relative to them [M, G], and the targets' logits [M]; float32."""
+    """Highest logits [M, G], sums of exponentials relative to them [S, M, G], and the targets' logits [M]; float32.
+
+    The last sums are those under the temperature, which for 1 are the only ones.
+    """
     highest: list[Tensor] = []
     sums: list[Tensor] = []
     at_target_M1 = torch.zeros(len(hidden_MD), 1, dtype=torch.float32, device=hidden_MD.device)
@@ -154,18 +176,27 @@ def _group_sums(
             logits_MC = F.pad(logits_MC, (0, ragged), value=float("-inf"))
         logits_MGK = logits_MC.unflatten(1, (-1, GROUP))
         highest.append(logits_MGK.amax(-1))
-        sums.append(logits_MGK.sub_(highest[-1].unsqueeze(-1)).exp_().sum(-1))
+        logits_MGK.sub_(highest[-1].unsqueeze(-1))
+        tempered = [] if temperature == 1.0 else [(logits_MGK * (1 / temperature)).exp_().sum(-1)]
+        sums.append(torch.stack([logits_MGK.exp_().sum(-1), *tempered]))
         del logits_MC, logits_MGK  # or they would still be there while the next tile is made
-    return torch.cat(highest, dim=1), torch.cat(sums, dim=1), at_target_M1.squeeze(1)
+    return torch.cat(highest, dim=1), torch.cat(sums, dim=2), at_target_M1.squeeze(1)
 
 
 def _gradient(
-    hidden_MD: Tensor, blocks: Sequence[Tensor], bias_V: Tensor, tile: _Tile, softmax: tuple[Tensor, Tensor, Tensor]
+    hidden_MD: Tensor,
+    blocks: Sequence[Tensor],
+    bias_V: Tensor,
+    tile: _Tile,
+    softmax: tuple[Tensor, Tensor, Tensor],
+    z_loss: float,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of a tile's logits [M, C] in the type of the hidden states, and its sum over positions [C];
     `softmax` is targets_M, lse_M and grad_M."""
     targets_M, lse_M, grad_M = softmax
     grad_MC = _logits(hidden_MD, blocks, bias_V, tile).sub_(lse_M[:, None]).exp_()
+    if z_loss:
+        grad_MC.mul_((1 + 2 * z_loss * lse_M)[:, None])
     inside_M1, place_M1 = tile.local(targets_M)
     grad_MC.scatter_add_(1, place_M1, -inside_M1.to(grad_MC.dtype))
     grad_MC.mul_(grad_M[:, None])
@@ -175,25 +206,27 @@ def _gradient(
 class _MaskedSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, hidden_MD, bias_V, targets_M, uniforms_M, chunk, kernels, open_gradients, *blocks
+        ctx, hidden_MD, bias_V, targets_M, uniforms_M, chunk, kernels, temperature, z_loss, open_gradients, *blocks
     ):
+        given = bias_V, targets_M, temperature
         if kernels:
-            highest_MG, sums_MG, at_target_M = kernels.group_sums(hidden_MD, list(blocks), bias_V, targets_M)
+            highest_MG, sums_SMG, at_target_M = kernels.group_sums(hidden_MD, list(blocks), *given)
         else:
-            highest_MG, sums_MG, at_target_M = _group_sums(hidden_MD, blocks, bias_V, targets_M, chunk)
+            highest_MG, sums_SMG, at_target_M = _group_sums(hidden_MD, blocks, *given, chunk)
         maximum_M1 = highest_MG.amax(1, keepdim=True)
-        lse_M1 = (sums_MG * (highest_MG - maximum_M1).exp_()).sum(1, keepdim=True).log() + maximum_M1
+        lse_M1 = (sums_SMG[0] * (highest_MG - maximum_M1).exp_()).sum(1, keepdim=True).log() + maximum_M1
         lse_M = lse_M1.squeeze(1)
-        arrays = highest_MG, sums_MG, uniforms_M
+        arrays = (highest_MG, sums_SMG[-1]) if uniforms_M is None else (highest_MG, sums_SMG[-1], uniforms_M)
         if kernels:
             at_once = max(_SUMS_BYTES // (32 * highest_MG.shape[1]), 1)  # bytes of a group at `choose`'s peak
             pieces = zip(*(array.split(at_once) for array in arrays), strict=True)
-            groups = [torch.cat(each).squeeze(1) for each in zip(*(_choose_groups(*p) for p in pieces), strict=True)]
-            sample_M, predicted_M = kernels.sample(hidden_MD, list(blocks), bias_V, *groups).unbind(0)
+            chosen = [_choose_groups(temperature, *piece) for piece in pieces]
+            groups = [torch.cat(each).squeeze(1) for each in zip(*chosen, strict=True)]
+            sample_M, predicted_M = kernels.sample(hidden_MD, list(blocks), bias_V, *groups, temperature).unbind(0)
         else:
-            sample_M, predicted_M = _all_samples(hidden_MD, arrays, blocks, bias_V, chunk)
+            sample_M, predicted_M = _all_samples(hidden_MD, arrays, blocks, bias_V, chunk, temperature)
         ctx.save_for_backward(hidden_MD, bias_V, targets_M, lse_M, *blocks)
-        ctx.chunk, ctx.kernels, ctx.open_gradients = chunk, kernels, open_gradients
+        ctx.chunk, ctx.kernels, ctx.z_loss, ctx.open_gradients = chunk, kernels, z_loss, open_gradients
         ctx.mark_non_differentiable(sample_M, predicted_M)
         return lse_M - at_target_M, sample_M, predicted_M
 
@@ -208,7 +241,7 @@ class _MaskedSoftmax(torch.autograd.Function):
         ]
         gradient = ctx.kernels.gradient if ctx.kernels else _gradient
         for tile in _tiles(blocks, ctx.chunk):
-            part_MC, sums_C = gradient(hidden_MD, blocks, bias_V, tile, (targets_M, lse_M, grad_M))
+            part_MC, sums_C = gradient(hidden_MD, blocks, bias_V, tile, (targets_M, lse_M, grad_M), ctx.z_loss)
             grad_bias[tile.start : tile.start + tile.size] = sums_C
             grad_block, rows_CD = grad_blocks[tile.block], blocks[tile.block][tile.rows]
             if grad_block is None:
@@ -220,7 +253,7 @@ class _MaskedSoftmax(torch.autograd.Function):
             else:
                 grad_hidden += part_MC @ rows_CD
             del part_MC
-        return grad_hidden.to(hidden_MD.dtype), grad_bias, None, None, None, None, None, *grad_blocks
+        return grad_hidden.to(hidden_MD.dtype), grad_bias, *[None] * 7, *grad_blocks
 
 
 def triton_kernels(choice: str, hidden_MD: Tensor) -> ModuleType | None:
@@ -248,16 +281,21 @@ def masked_softmax(
     blocks: Sequence[Tensor],
     bias_V: Tensor,
     targets_M: Tensor,
-    uniforms_M: Tensor,
+    uniforms_M: Tensor | None,
     chunk: int,
     kernels: str = "auto",
+    temperature: float = 1.0,
+    z_loss: float = 0.0,
 ) -> MaskedTokens:
     """Softmax over the vocabulary (`blocks` are the tied embedding's, V rows in all) at M positions, `chunk` ids at a
     time (rounded up to a multiple of 128).
 
-    `targets_M` int64; `uniforms_M` float32 in [0, 1). Extra memory is little more than one float32 [M, `chunk`], with
-    the Triton kernels one [M, `chunk`] in the type of the hidden states, in the backward pass alone. `kernels` is
-    `model.kernels`: auto, torch or triton.
+    `targets_M` int64; `uniforms_M` float32 in [0, 1), None to draw nothing. Extra memory is little more than one
+    float32 [M, `chunk`], with the Triton kernels one [M, `chunk`] in the type of the hidden states, in the backward
+    pass alone. `kernels` is `model.kernels`: auto, torch or triton.
+
+    The samples are drawn from softmax(logits / `temperature`). To the gradient of −log p that of `z_loss` · log² Z is
+    added, Z the sum of the logits' exponentials (PaLM, section 5); the value stays −log p.
     """
     if len(hidden_MD) == 0:  # a row of padding alone; keeps the graph connected
         empty, nothing = targets_M.new_empty(0), sum(0 * each.sum() for each in (bias_V, *blocks))
@@ -267,5 +305,5 @@ def masked_softmax(
     module = triton_kernels(kernels, hidden_MD)
     if module:
         hidden_MD, targets_M = hidden_MD.contiguous(), targets_M.contiguous()
-    given = hidden_MD, bias_V, targets_M, uniforms_M, chunk, module, open_gradients
+    given = hidden_MD, bias_V, targets_M, uniforms_M, chunk, module, temperature, z_loss, open_gradients
     return MaskedTokens(*_MaskedSoftmax.apply(*given, *blocks))

@@ -47,9 +47,11 @@ def _logits(x, table, bias, start, group, positions, size, BM: tl.constexpr, BK:
 @triton.jit(do_not_specialize=VARYING)
 def _group_sums(  # type: ignore[no-untyped-def]
     x, table, bias, targets, highest, sums, at_target,
-    positions, size, first_id, first_group, groups, BM: tl.constexpr, BK: tl.constexpr, D: tl.constexpr,
+    positions, size, first_id, first_group, groups, inverse,
+    TEMPERED: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Highest logit and sum of exponentials [M, G], and the target's logit where it is here [M]."""
+    """Highest logit [M, G], sum of exponentials [M, G], where `TEMPERED` followed by the one under the temperature
+    1 / `inverse`, and the target's logit where it is here [M]."""
     tiles = tl.cdiv(positions, BM)
     start, group = tl.program_id(0) % tiles * BM, tl.program_id(0) // tiles
     logits = _logits(x, table, bias, start, group, positions, size, BM, BK, D)
@@ -58,6 +60,11 @@ def _group_sums(  # type: ignore[no-untyped-def]
     at = m.to(tl.int64) * groups + first_group + group
     tl.store(highest + at, top, m < positions)
     tl.store(sums + at, tl.sum(tl.exp(logits - top[:, None]), 1), m < positions)
+    if TEMPERED:
+        at = (m.to(tl.int64) + positions) * groups + first_group + group
+        # Not (logits − top) · inverse: with a tile of differences alive for both sums registers spill.
+        scaled = tl.minimum(logits * inverse - (top * inverse)[:, None], 0.0)
+        tl.store(sums + at, tl.sum(tl.exp(scaled), 1), m < positions)
     place = tl.load(targets + m, m < positions, other=-1) - first_id - group * K
     here = (place >= 0) & (place < tl.minimum(size - group * K, K))
     found = tl.sum(tl.where(tl.arange(0, K)[None, :] == place[:, None], logits, 0.0), 1)
@@ -67,7 +74,7 @@ def _group_sums(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=VARYING)
 def _sample(  # type: ignore[no-untyped-def]
     x, table, bias, chosen, maximum, threshold, ids,
-    positions, size, first_id, first_group, BK: tl.constexpr, D: tl.constexpr,
+    positions, size, first_id, first_group, inverse, BK: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Of one position the sample (program 0 of the second axis) or the most likely id (1), [2, M], where the group
     chosen for it is in this block."""
@@ -84,7 +91,7 @@ def _sample(  # type: ignore[no-untyped-def]
             x_at, table_at = x_at + BK, table_at + BK
         logits = tl.sum(acc, 1) + tl.load(bias + group * K + n, n <= last, other=float("-inf")).to(tl.float32)
         if which == 0:  # masked_head.choose; here sums are made in a tree, so they may fall by a rounding
-            weights = tl.exp(logits - tl.load(maximum + m)).to(tl.float64)
+            weights = tl.exp((logits - tl.load(maximum + m)) * inverse).to(tl.float64)
             passed = (weights > 0) & (tl.cumsum(weights, 0) > tl.load(threshold + m))
             place = tl.minimum(tl.min(tl.where(passed, n, K), 0), tl.max(tl.where(weights > 0, n, 0), 0))
         else:
@@ -95,17 +102,21 @@ def _sample(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=VARYING)
 def _gradient(  # type: ignore[no-untyped-def]
     x, table, bias, targets, lse, grad, part, sums,
-    positions, size, width, first_id, BM: tl.constexpr, BK: tl.constexpr, D: tl.constexpr,
+    positions, size, width, first_id, twice_z,
+    PENALISED: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """(exp(logit − lse) − 1[target]) · g of the loss, [M, width], and its sum over the tile's positions; 0 past the
-    last id."""
+    last id. Where `PENALISED` the exponential is multiplied by 1 + 2 z · lse."""
     tiles = tl.cdiv(positions, BM)
     start, group = tl.program_id(0) % tiles * BM, tl.program_id(0) // tiles
     logits = _logits(x, table, bias, start, group, positions, size, BM, BK, D)
     m, n = start + tl.arange(0, BM), tl.arange(0, K)
     row = tl.minimum(m, positions - 1)
     place = tl.load(targets + row) - first_id - group * K
-    p = tl.exp(logits - tl.load(lse + row)[:, None]) - (n[None, :] == place[:, None]).to(tl.float32)
+    p = tl.exp(logits - tl.load(lse + row)[:, None])
+    if PENALISED:
+        p *= (1.0 + twice_z * tl.load(lse + row))[:, None]
+    p -= (n[None, :] == place[:, None]).to(tl.float32)
     p *= tl.load(grad + m, m < positions, other=0.0)[:, None]
     at = m.to(tl.int64)[:, None] * width + group * K + n[None, :]
     tl.store(part + at, p.to(part.dtype.element_ty), (m < positions)[:, None])
@@ -116,17 +127,17 @@ def _gradient(  # type: ignore[no-untyped-def]
 # 2·M·V·D FLOPs; e·D·(V + M) + e·V + 8·M·G bytes.
 @torch.library.custom_op("xlme_ds::masked_head_group_sums", mutates_args=())
 def group_sums(
-    hidden_MD: Tensor, blocks: list[Tensor], bias_V: Tensor, targets_M: Tensor
+    hidden_MD: Tensor, blocks: list[Tensor], bias_V: Tensor, targets_M: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Highest logits and sums of exponentials relative to them [M, G], and the targets' logits [M]; float32."""
-    out = _empty_sums(hidden_MD, blocks)
+    """As `masked_head._group_sums`."""
+    out = _empty_sums(hidden_MD, blocks, temperature)
     first_id = first_group = 0
     for block in blocks:
         size, groups = len(block), triton.cdiv(len(block), GROUP)
         tensors = hidden_MD, block, bias_V[first_id:], targets_M, *out
-        numbers = len(hidden_MD), size, first_id, first_group, out[0].shape[1]
+        numbers = len(hidden_MD), size, first_id, first_group, out[0].shape[1], 1 / temperature
         grid = (triton.cdiv(len(hidden_MD), POSITIONS) * groups,)
-        _launch(_group_sums, grid, *tensors, *numbers, BM=POSITIONS, **OF_TILES)
+        _launch(_group_sums, grid, *tensors, *numbers, TEMPERED=temperature != 1.0, BM=POSITIONS, **OF_TILES)
         first_id, first_group = first_id + size, first_group + groups
     return out
 
@@ -141,6 +152,7 @@ def sample(
     best_M: Tensor,
     maximum_M: Tensor,
     threshold_M: Tensor,
+    temperature: float,
 ) -> Tensor:
     """The samples and the most likely ids, int64 [2, M], of what `masked_head._choose_groups` chose."""
     chosen_2M = torch.stack([sampled_M, best_M])
@@ -148,7 +160,7 @@ def sample(
     first_id = first_group = 0
     for block in blocks:
         tensors = hidden_MD, block, bias_V[first_id:], chosen_2M, maximum_M, threshold_M, ids_2M
-        numbers = len(hidden_MD), len(block), first_id, first_group
+        numbers = len(hidden_MD), len(block), first_id, first_group, 1 / temperature
         _launch(_sample, (len(hidden_MD), 2), *tensors, *numbers, **OF_SAMPLES)
         first_id, first_group = first_id + len(block), first_group + triton.cdiv(len(block), GROUP)
     return ids_2M
@@ -157,33 +169,46 @@ def sample(
 # 2·M·C·D FLOPs; e·D·(C + M) + e·C + e·M·C + 4·C·M/BM bytes.
 @torch.library.custom_op("xlme_ds::masked_head_gradient", mutates_args=())
 def _gradients(
-    hidden_MD: Tensor, rows_CD: Tensor, bias_C: Tensor, targets_M: Tensor, lse_M: Tensor, grad_M: Tensor, first_id: int
+    hidden_MD: Tensor,
+    rows_CD: Tensor,
+    bias_C: Tensor,
+    targets_M: Tensor,
+    lse_M: Tensor,
+    grad_M: Tensor,
+    first_id: int,
+    z_loss: float,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of a tile's logits, and its sums over the positions of each program [programs, C]; C is filled up
     to whole groups with zeros."""
     part_MC, sums_NC = _empty_gradients(hidden_MD, rows_CD)
     tensors = hidden_MD, rows_CD, bias_C, targets_M, lse_M, grad_M, part_MC, sums_NC
-    numbers = len(hidden_MD), len(rows_CD), part_MC.shape[1], first_id
-    _launch(_gradient, (len(sums_NC) * part_MC.shape[1] // GROUP,), *tensors, *numbers, BM=POSITIONS, **OF_TILES)
+    numbers = len(hidden_MD), len(rows_CD), part_MC.shape[1], first_id, 2 * z_loss
+    grid = (len(sums_NC) * part_MC.shape[1] // GROUP,)
+    _launch(_gradient, grid, *tensors, *numbers, PENALISED=z_loss != 0.0, BM=POSITIONS, **OF_TILES)
     return part_MC, sums_NC
 
 
 def gradient(
-    hidden_MD: Tensor, blocks: list[Tensor], bias_V: Tensor, tile: Any, softmax: tuple[Tensor, Tensor, Tensor]
+    hidden_MD: Tensor,
+    blocks: list[Tensor],
+    bias_V: Tensor,
+    tile: Any,
+    softmax: tuple[Tensor, Tensor, Tensor],
+    z_loss: float,
 ) -> tuple[Tensor, Tensor]:
     """As `masked_head._gradient`."""
     bias_C = bias_V[tile.start : tile.start + tile.size]
     targets_M, lse_M, grad_M = softmax
-    given = targets_M, lse_M, grad_M.contiguous(), tile.start
+    given = targets_M, lse_M, grad_M.contiguous(), tile.start, z_loss
     part_MC, sums_NC = _gradients(hidden_MD, blocks[tile.block][tile.rows], bias_C, *given)
     return part_MC[:, : tile.size], sums_NC.sum(0)[: tile.size]
 
 
-def _empty_sums(hidden_MD: Tensor, blocks: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    groups = sum(triton.cdiv(len(block), GROUP) for block in blocks)
-    shapes = (len(hidden_MD), groups), (len(hidden_MD), groups), (len(hidden_MD),)
-    highest_MG, sums_MG, at_target_M = (hidden_MD.new_empty(shape, dtype=torch.float32) for shape in shapes)
-    return highest_MG, sums_MG, at_target_M
+def _empty_sums(hidden_MD: Tensor, blocks: list[Tensor], temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    groups, sums = sum(triton.cdiv(len(block), GROUP) for block in blocks), 1 + (temperature != 1.0)
+    shapes = (len(hidden_MD), groups), (sums, len(hidden_MD), groups), (len(hidden_MD),)
+    highest_MG, sums_SMG, at_target_M = (hidden_MD.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    return highest_MG, sums_SMG, at_target_M
 
 
 def _empty_gradients(hidden_MD: Tensor, rows_CD: Tensor) -> tuple[Tensor, Tensor]:
@@ -191,7 +216,9 @@ def _empty_gradients(hidden_MD: Tensor, rows_CD: Tensor) -> tuple[Tensor, Tensor
     return hidden_MD.new_empty(len(hidden_MD), width), hidden_MD.new_empty(programs, width, dtype=torch.float32)
 
 
-group_sums.register_fake(lambda hidden_MD, blocks, *others: _empty_sums(hidden_MD, blocks))
+group_sums.register_fake(
+    lambda hidden_MD, blocks, bias_V, targets_M, temperature: _empty_sums(hidden_MD, blocks, temperature)
+)
 sample.register_fake(lambda hidden_MD, blocks, bias_V, sampled_M, *others: torch.stack([sampled_M, sampled_M]))
 _gradients.register_fake(lambda hidden_MD, rows_CD, *others: _empty_gradients(hidden_MD, rows_CD))
 

@@ -81,24 +81,34 @@ class ElectraStage(PipelineStage, Electra):
         returns."""
         if self.part.first:
             tensors = self._start(Batch(*tensors))
-        nll_BT, *relative, hidden_BTD, segments_BT, corrupted_BT, predicted_BT, keys_B = tensors
-        distance_HW = relative[0] if relative else None
-        hidden_BTD = self.discriminator.body(hidden_BTD, segments_BT, distance_HW, keys_B=keys_B)
-        if self.part.last:
-            hidden_BTD = self.replaced_head(hidden_BTD)
         # The hidden states come last among the floating-point ones: only the last backward pass frees its graph, and
         # theirs is the big one.
-        crossing = nll_BT, *relative, hidden_BTD, segments_BT, corrupted_BT, predicted_BT, keys_B
-        return tuple(tensor.contiguous() for tensor in crossing)
+        *others, hidden_BTD = (tensor for tensor in tensors if tensor.is_floating_point())
+        segments_BT, *judged, keys_B = tensors[len(others) + 1 :]
+        distance_HW = None if self.cfg.relative_bias == "none" else others[-1]
+        hidden_BTD = self.discriminator.body(hidden_BTD, segments_BT, distance_HW, keys_B=keys_B)
+        if self.part.last:
+            *more, hidden_BTD = self.finish(hidden_BTD, judged)
+            others += more
+        return tuple(tensor.contiguous() for tensor in (*others, hidden_BTD, segments_BT, *judged, keys_B))
+
+    def finish(self, hidden_BTD: Tensor, judged: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """What the last stage makes of the last hidden states; `judged`: the rows, and what came with them."""
+        return (self.replaced_head(hidden_BTD),)
 
     def _start(self, batch: Batch) -> tuple[Tensor, ...]:
         nll_M, predicted_M, corrupted_BT = self.generate(batch)
+        nll_BT, predicted_BT = (_scatter(each_M, batch.masked_M, batch.tokens_BT) for each_M in (nll_M, predicted_M))
+        *crossing, keys_B = self.read(batch, corrupted_BT)
+        return nll_BT, *crossing, predicted_BT, keys_B
+
+    def read(self, batch: Batch, corrupted_BT: Tensor) -> tuple[Tensor, ...]:
+        """What goes to the discriminator's layers: d, its embedded tokens, segments, the rows, keys."""
         embedded_BTD = self.embed_for_discriminator(corrupted_BT)
         hidden_BTD = self.discriminator.embed(embedded_BTD, batch.positions_BT, batch.languages_BT, batch.keys_B)
-        nll_BT, predicted_BT = (_scatter(each_M, batch.masked_M, batch.tokens_BT) for each_M in (nll_M, predicted_M))
         distance_HW = self.discriminator.distances(batch.tokens_BT.shape[1])
         relative = () if distance_HW is None else (distance_HW,)
-        return nll_BT, *relative, hidden_BTD, batch.segments_BT, corrupted_BT, predicted_BT, batch.keys_B
+        return *relative, hidden_BTD, batch.segments_BT, corrupted_BT, batch.keys_B
 
     def output(self, tensors: Sequence[Tensor], batch: Batch) -> ElectraOutput:
         """What `Electra` gives for `batch`, on the last stage, from what it returned."""
@@ -181,9 +191,11 @@ class Work:
     before: float = 0.0  # layers of another encoder, in the first part
     softmax_first: float = 0.0  # a masked head with its vocabulary softmax, in the first part
     softmax_last: float = 0.0  # the same in the last part
+    decoder: float = 0.0  # layers of a decoder, of a model that is not cut
     head: float = 0.0  # any other head, in the last part
     layer_ahead: float = 0.0  # of each of those layers in a pass that goes ahead without gradient
     softmax_ahead: float = 0.0  # of the last part's masked head in that pass
+    predicted_last: float = 0.0  # share of the positions at which the last part has its softmax, if not the masked one
 
     @property
     def softmax(self) -> float:
@@ -193,7 +205,7 @@ class Work:
     @property
     def forward(self) -> float:
         """Of everything that a gradient goes through."""
-        return self.layers * self.layer + self.before + self.softmax + self.head
+        return self.layers * self.layer + self.before + self.decoder + self.softmax + self.head
 
     @property
     def training(self) -> float:
@@ -219,7 +231,7 @@ def stage_costs(work: Work, balance: Sequence[int], checkpointing: bool) -> list
     layers = 4.0 if checkpointing else 3.0
     costs = [(layers * work.layer + work.layer_ahead) * count for count in balance]
     costs[0] += layers * work.before + 4.0 * work.softmax_first
-    costs[-1] += 4.0 * work.softmax_last + 3.0 * work.head + work.softmax_ahead
+    costs[-1] += layers * work.decoder + 4.0 * work.softmax_last + 3.0 * work.head + work.softmax_ahead
     return costs
 
 

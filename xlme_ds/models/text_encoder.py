@@ -109,10 +109,10 @@ class LanguageModel(TextEncoder):
 
     writing = False  # whether what is predicted is written into the text, and so no special token (BTMLM)
 
-    def __init__(self, cfg: ModelConfig, masking: Masking):
+    def __init__(self, cfg: ModelConfig, masking: Masking, z_loss: float = 0.0):
         super().__init__(cfg)
         self.masking = masking
-        self.masked_head = MaskedLanguageModelHead(cfg)
+        self.masked_head = MaskedLanguageModelHead(cfg, z_loss)
 
     def forward(self, batch: Batch) -> LanguageModelOutput:  # type: ignore[override]
         """Mask and predict."""
@@ -127,9 +127,8 @@ class LanguageModel(TextEncoder):
         self, hidden_BTD: Tensor, masked_M: Tensor, targets_M: Tensor, table: list[Tensor]
     ) -> LanguageModelOutput:
         """The masked tokens from the last hidden states; `table`: the blocks of the tied embedding."""
-        unused_M = torch.zeros(len(masked_M), device=masked_M.device)  # nothing is sampled
         hidden_MD = hidden_BTD.flatten(0, 1)[self.masking.predicted_from(masked_M)]
-        found = self.masked_head(hidden_MD, lambda: table, targets_M, unused_M, self.writing)
+        found = self.masked_head(hidden_MD, lambda: table, targets_M, None, self.writing)
         return LanguageModelOutput(found.nll_M, found.predicted_M)
 
 

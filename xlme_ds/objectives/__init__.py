@@ -5,12 +5,15 @@ from difflib import get_close_matches
 from typing import Any
 
 from ..config import ObjectiveConfig
+from .all_tokens import AllTokensObjective
 from .btmlm import BackTranslation
 from .clm import CausalLanguageModelling
 from .electra import ElectraObjective
 from .ernie_m import ErnieM
 from .mlm import MaskedLanguageModelling
+from .mt import MachineTranslation
 from .protocol import Pretraining
+from .rts import RandomTokenSubstitution
 
 OBJECTIVES: dict[str, type[Pretraining]] = {
     "electra": ElectraObjective,
@@ -18,6 +21,9 @@ OBJECTIVES: dict[str, type[Pretraining]] = {
     "ernie_m": ErnieM,
     "btmlm": BackTranslation,
     "clm": CausalLanguageModelling,
+    "rts": RandomTokenSubstitution,
+    "all_tokens": AllTokensObjective,
+    "mt": MachineTranslation,
 }
 
 
@@ -27,6 +33,11 @@ def objective_of(cfg: ObjectiveConfig) -> Pretraining:
         nearest = "".join(f", for example {name}" for name in get_close_matches(cfg.name, OBJECTIVES, n=1, cutoff=0.0))
         raise ValueError(f"objective.name {cfg.name} is not known: choose one of {', '.join(OBJECTIVES)}{nearest}")
     return OBJECTIVES[cfg.name](cfg)
+
+
+def has_decoder(cfg: ObjectiveConfig) -> bool:
+    """Whether the model that the objective trains has a decoder next to its encoder."""
+    return isinstance(objective_of(cfg), MachineTranslation)
 
 
 def described(cfg: ObjectiveConfig) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from ..data.rows import PAD
 from ..models.pipeline import LanguageModelStage, Part, Work, masked_head_forward
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking
 from .mlm import MaskedLanguageModelling
-from .protocol import Quantity, masks_some
+from .protocol import Quantity, masks_some, not_read
 
 
 class OpenSide(Masking):
@@ -122,14 +122,14 @@ class BackTranslation(MaskedLanguageModelling):
                 run.model.layout == "xlme",
                 f"objective.name {name} lays its sentences out as xlme has pairs: set model.layout to xlme",
             ),
+            *not_read(run, "generator_temperature"),
             self.kernel_check(run),
         ]
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:
         """The model that passes over a batch twice, or its `part` that a pipeline's stage runs."""
-        if part is None:
-            return BackTranslationModel(cfg, self.masking)
-        return BackTranslationStage(cfg, self.masking, part=part)
+        whole = cfg, self.masking, self.z_loss
+        return BackTranslationModel(*whole) if part is None else BackTranslationStage(*whole, part=part)
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
         """Of a full row 1 / (1 + fraction) is sentence, the rest places; the pass that fills these goes ahead."""

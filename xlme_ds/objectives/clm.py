@@ -7,14 +7,14 @@ first token but the last of monolingual text, where the row was cut. B rows, T t
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from ..config import Check, RunConfig
 from ..data.batch import Batch
+from ..models.attention import causal_mask
 from ..models.text_encoder import Masking
 from .mlm import MaskedLanguageModelling
-from .protocol import Quantity, adds_none
+from .protocol import Quantity, adds_none, not_read
 
 
 class Causal(Masking):
@@ -29,11 +29,7 @@ class Causal(Masking):
         """The position before; an item opens with a special token, so it is of the same item."""
         return masked_M - 1
 
-    def allowed(self, groups_BT: Tensor) -> Tensor:
-        """A position sees those of its item up to itself."""
-        tokens = groups_BT.shape[1]
-        before_TT = torch.ones(tokens, tokens, dtype=torch.bool, device=groups_BT.device).tril()
-        return super().allowed(groups_BT) & before_TT
+    allowed = staticmethod(causal_mask)
 
 
 class CausalLanguageModelling(MaskedLanguageModelling):
@@ -57,5 +53,6 @@ class CausalLanguageModelling(MaskedLanguageModelling):
                 f"objective.mask_fraction is {fraction}, and objective.name {name} predicts every token: set it to 1",
             ),
             adds_none(run),
+            *not_read(run, "generator_temperature"),
             self.kernel_check(run),
         ]

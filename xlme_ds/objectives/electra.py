@@ -7,6 +7,7 @@ B rows, T tokens, M masked positions. Tasks are in the order of data.rows.TASKS:
 """
 
 from collections.abc import Mapping
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -48,18 +49,21 @@ class ElectraObjective:
     statistics_shape: tuple[int, ...] = (len(TASKS), len(_SCALARS) + 2 * _BINS)
 
     def __init__(self, cfg: ObjectiveConfig):
-        self.mask_fraction = cfg.mask_fraction
+        self.mask_fraction, self.z_loss, self.temperature = cfg.mask_fraction, cfg.z_loss, cfg.generator_temperature
         self.weights = torch.tensor([1.0, 1.0, cfg.discriminator_weight, cfg.discriminator_weight], dtype=torch.float64)
 
-    @staticmethod
-    def checks(run: RunConfig) -> list[Check]:
+    def at(self, step: int) -> Self:
+        """Itself: the weights are the same in all steps."""
+        return self
+
+    def checks(self, run: RunConfig) -> list[Check]:
         """A share of the tokens is masked; random and kept ones there are none."""
         return [masks_some(run), adds_none(run)]
 
-    @staticmethod
-    def build(cfg: ModelConfig, part: Part | None = None) -> Electra:
+    def build(self, cfg: ModelConfig, part: Part | None = None) -> Electra:
         """The pre-training model, or its `part` that a pipeline's stage runs."""
-        return Electra(cfg) if part is None else ElectraStage(cfg, part=part)
+        whole = cfg, self.z_loss, self.temperature
+        return Electra(*whole) if part is None else ElectraStage(*whole, part=part)
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
         """The generator with its softmax is in the first part, the discriminator's head in the last."""
@@ -79,22 +83,32 @@ class ElectraObjective:
         return torch.cat([masked, tokens]).double()
 
     @staticmethod
-    def sums(output: ElectraOutput, batch: Batch) -> Tensor:
+    def costs(output: ElectraOutput, batch: Batch) -> Tensor:
+        """The discriminator's loss at every position, float32 [B, T]."""
+        replaced_BT = (output.corrupted_BT != batch.tokens_BT).float()
+        return F.binary_cross_entropy_with_logits(output.replaced_logits_BT.float(), replaced_BT, reduction="none")
+
+    @classmethod
+    def sums(cls, output: ElectraOutput, batch: Batch) -> Tensor:
         """The four summed losses, float32 [4], in the order of `terms`; carries the gradient."""
-        cost_BT = _replaced_costs(output, batch)
+        cost_BT = cls.costs(output, batch)
         generator = sum_by_task(output.nll_M, batch.task_of_masked())
         discriminator = sum_by_task((cost_BT * (batch.segments_BT > 0)).sum(1), batch.task_B)
         return torch.cat([generator, discriminator])
 
+    def places(self, batch: Batch) -> Tensor:
+        """The masked positions, [M]."""
+        return batch.masked_M
+
     def by_language(self, output: ElectraOutput, batch: Batch, languages: int) -> Tensor:
         """The four summed losses and what they are means over, float64 [2, 4, languages]."""
-        language_N, cost_BT = batch.languages_BT.flatten(), _replaced_costs(output, batch)
+        language_N, cost_BT = batch.languages_BT.flatten(), self.costs(output, batch)
         values = torch.cat([output.nll_M, cost_BT.flatten()])
         counted = torch.cat([torch.ones_like(output.nll_M), (batch.segments_BT > 0).float().flatten()])
         task_N = batch.task_B.repeat_interleave(cost_BT.shape[1])
         terms = torch.cat([batch.task_of_masked(), len(TASKS) + task_N])
         language = torch.cat([language_N[batch.masked_M], language_N])
-        return sum_by_language(values, counted, terms, language, len(self.terms), languages)
+        return sum_by_language(values, counted, terms, language, 2 * len(TASKS), languages)
 
     @staticmethod
     def statistics(output: ElectraOutput, batch: Batch) -> Tensor:
@@ -123,8 +137,7 @@ class ElectraObjective:
         for task, name in enumerate(TASKS):
             if counts[task] == 0:
                 continue
-            generator, discriminator = self.terms[task], self.terms[task + 2]
-            metrics |= {generator: float(means[task]), discriminator: float(means[task + 2])}
+            metrics |= dict(zip(self.terms[task :: len(TASKS)], means[task :: len(TASKS)].tolist(), strict=True))
             value = dict(zip(_SCALARS, statistics[task, : len(_SCALARS)].tolist(), strict=True))
             replaced, original = statistics[task, len(_SCALARS) :].split(_BINS)
             metrics |= {
@@ -141,12 +154,6 @@ class ElectraObjective:
     def shown(output: ElectraOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """The generator's replacements, and the discriminator's verdict."""
         return output.corrupted_BT, torch.sigmoid(output.replaced_logits_BT.float())
-
-
-def _replaced_costs(output: ElectraOutput, batch: Batch) -> Tensor:
-    """The discriminator's loss at every position, float32 [B, T]."""
-    replaced_BT = (output.corrupted_BT != batch.tokens_BT).float()
-    return F.binary_cross_entropy_with_logits(output.replaced_logits_BT.float(), replaced_BT, reduction="none")
 
 
 def area_under_curve(positive: Tensor, negative: Tensor) -> float:

@@ -5,6 +5,7 @@ data.rows.TASKS.
 """
 
 from collections.abc import Mapping
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..models.attention import item_mask
 from ..models.pipeline import LanguageModelStage, Part, Work, encoder_forward, masked_head_forward
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking, Which
-from .protocol import Quantity, adds_none, masks_some
+from .protocol import Quantity, adds_none, masks_some, not_read
 
 
 class MaskedLanguageModelling:
@@ -33,14 +34,18 @@ class MaskedLanguageModelling:
     masking_kind: type[Masking] = Masking
 
     def __init__(self, cfg: ObjectiveConfig):
-        self.mask_fraction = cfg.mask_fraction
+        self.mask_fraction, self.z_loss = cfg.mask_fraction, cfg.z_loss
         self.masking = self.masking_kind(cfg.random_fraction, cfg.keep_fraction)
         self.weights = torch.ones(len(self.terms), dtype=torch.float64)
         self.statistics_shape: tuple[int, ...] = (len(self.terms),)
 
+    def at(self, step: int) -> Self:
+        """Itself: the weights are the same in all steps."""
+        return self
+
     def checks(self, run: RunConfig) -> list[Check]:
         """A share of the tokens is masked, and the attention kernel can do this masking."""
-        return [masks_some(run), adds_none(run), self.kernel_check(run)]
+        return [masks_some(run), adds_none(run), *not_read(run, "generator_temperature"), self.kernel_check(run)]
 
     def kernel_check(self, run: RunConfig) -> Check:
         """The Triton kernel lets every position see its whole item, which some maskings do not."""
@@ -52,7 +57,8 @@ class MaskedLanguageModelling:
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> LanguageModel:
         """The pre-training model, or its `part` that a pipeline's stage runs."""
-        return LanguageModel(cfg, self.masking) if part is None else LanguageModelStage(cfg, self.masking, part=part)
+        whole = cfg, self.masking, self.z_loss
+        return LanguageModel(*whole) if part is None else LanguageModelStage(*whole, part=part)
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
         """The softmax is in the last part."""
@@ -61,6 +67,10 @@ class MaskedLanguageModelling:
             layer=encoder_forward(cfg, 1, row_tokens),
             softmax_last=masked_head_forward(cfg, self.mask_fraction),
         )
+
+    def places(self, batch: Batch) -> Tensor:
+        """The masked positions, [M]."""
+        return batch.masked_M
 
     def term_of_masked(self, batch: Batch) -> Tensor:
         """Number of the term that every masked position counts for, [M]."""

@@ -5,7 +5,7 @@ M masked positions. Tasks are in the order of data.rows.TASKS: mono, para.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from torch import Tensor, nn
 
@@ -22,6 +22,9 @@ class Objective(Protocol):
     terms: tuple[str, ...]  # names of the summands of the loss
     statistics_shape: tuple[int, ...]
     weights: Tensor  # float64, of each term in the loss
+
+    def at(self, step: int) -> Self:
+        """This objective with the weights of `step`; those of most are the same in all of them."""
 
     def build(self, cfg: ModelConfig) -> nn.Module:
         """The model that this objective trains, uninitialised; it takes a batch."""
@@ -72,7 +75,8 @@ class Pretraining(Objective, Protocol):
     """An objective of pre-training: a file of this folder and one line in `OBJECTIVES`.
 
     Everything else knows of it only what is declared here. The first of its terms is the −log p (nats) of tokens of
-    monolingual text that the model predicts.
+    monolingual text that the model predicts, where it predicts any: then its quantity is a `unigram` one; of pairs
+    where nothing else is read.
     """
 
     description: str  # one sentence without its full stop, for report, model card and plan
@@ -98,6 +102,9 @@ class Pretraining(Objective, Protocol):
     def by_language(self, output: Any, batch: Batch, languages: int) -> Tensor:
         """`sums` and `counts` by the language of the token (of `languages`), float64 [2, terms, languages]."""
 
+    def places(self, batch: Batch) -> Tensor:
+        """The places that it predicts, as indices into the flattened tokens, ascending [M]."""
+
     def shown(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """For the page: the tokens [B, T] with what the model put in the masked places, and the probability [B, T] that
         each was replaced; None from a model that judges none."""
@@ -107,6 +114,19 @@ def masks_some(run: RunConfig) -> Check:
     """A share of the tokens is masked, neither none nor all."""
     fraction = run.objective.mask_fraction
     return 0.0 < fraction < 1.0, f"objective.mask_fraction is {fraction}: it must be between 0 and 1"
+
+
+def not_read(run: RunConfig, *names: str) -> list[Check]:
+    """Settings of the objective that it does not read are as they are by default."""
+    settings, usual = run.objective, ObjectiveConfig()
+    return [
+        (
+            getattr(settings, name) == getattr(usual, name),
+            f"objective.{name} is {getattr(settings, name)}, and objective.name {settings.name} does not read it: "
+            f"leave it at {getattr(usual, name)}",
+        )
+        for name in names
+    ]
 
 
 def adds_none(run: RunConfig) -> Check:

@@ -85,7 +85,12 @@ def _operations(result: dict[str, Any]) -> tuple[Table, str]:
         ("the paper's", f"{paper['mono']:.3g}", "", f"{paper['both']:.3g}"),
     ]
     columns = "count", "mono", "mono + para", "mono + para / 2"
-    return _table(f"{result['recipe']}: FLOP of the whole run", columns, rows), (
+    phases = [
+        f"phase {number} from step {phase['first_step']:,}: {phase['tokens']:.3g} tokens in {phase['steps']:,} steps, "
+        f"{phase['mask_fraction']:.0%} predicted\n"
+        for number, phase in enumerate(result["phases"], 1)
+    ]
+    return _table(f"{result['recipe']}: FLOP of the whole run", columns, rows), "".join(phases[len(phases) == 1 :]) + (
         f"standard: {standard['accounting']}; {result['flops']['per_step']:.4g} a step\nthe paper's: "
         f"{paper['accounting']}; {paper['forward_per_token'] / 1e6:.2f} MFLOP forward a token"
     )

@@ -6,6 +6,7 @@ tile. Which tensors autograd saves is tested against autograd itself.
 
 from dataclasses import replace
 
+from ..models.decoder import decoder_depth
 from ..models.tiles import GROUP, tiling
 from .layout import ParallelLayout
 
@@ -85,11 +86,16 @@ def _encoder(layout: ParallelLayout, layers: int, first: bool = True, last: bool
     return saved + (layout.tokens * (blocks + INTEGER) if first else 0)
 
 
-def _masked_head(layout: ParallelLayout) -> float:
-    """Dense, GELU, norm at the masked positions, or their input alone; the softmax itself saves a number a position."""
+def predicted(layout: ParallelLayout, last: bool) -> float:
+    """Positions of a micro-batch at which the masked head of the first or the last part predicts."""
+    return ((last and layout.work.predicted_last) or layout.objective.mask_fraction) * layout.tokens
+
+
+def _masked_head(layout: ParallelLayout, last: bool) -> float:
+    """Dense, GELU, norm at the predicted positions, or their input alone; the softmax saves a number a position."""
     tensors = 4 if layout.model.masked_head == "dense" else 1
     size = tensors * layout.model.width * layout.element + 4 * INTEGER
-    return layout.objective.mask_fraction * layout.tokens * size
+    return predicted(layout, last) * size
 
 
 def generator(layout: ParallelLayout) -> float:
@@ -97,19 +103,31 @@ def generator(layout: ParallelLayout) -> float:
     if not layout.work.before:
         return 0.0
     layout = replace(layout, model=replace(layout.model, dropout=0.0, attention_dropout=0.0))
-    return _encoder(layout, layout.model.generator_layers) + _masked_head(layout)
+    return _encoder(layout, layout.model.generator_layers) + _masked_head(layout, last=False)
+
+
+def _translator(layout: ParallelLayout) -> float:
+    """Encoder and decoder with half of the tokens each; cross-attention is taken for as much as self-attention."""
+    side = replace(layout, tokens=layout.tokens // 2, row_tokens=layout.row_tokens // 2)
+    cfg, depth = layout.model, decoder_depth(layout.model)
+    saved = _encoder(side, cfg.discriminator_layers) + _encoder(side, depth) + _masked_head(side, last=True)
+    if cfg.decoder == "xlm" and not cfg.activation_checkpointing:
+        saved += depth * (layer(side) - 2 * side.tokens * cfg.feed_forward * layout.element)
+    return saved
 
 
 def stage(layout: ParallelLayout, number: int) -> float:
     """All that the forward pass of one micro-batch saves on a stage."""
+    if layout.work.decoder:
+        return _translator(layout)
     part = layout.stages[number]
     saved = _encoder(layout, len(part.layers), part.first, part.last)
     if part.first:
         saved += generator(layout)
     if part.last and layout.work.head:  # dense, GELU, one logit a token and its loss
         saved += 2 * wide(layout) + layout.tokens * 6 * FLOAT
-    elif part.last:
-        saved += _masked_head(layout)
+    if part.last and layout.work.softmax_last:
+        saved += _masked_head(layout, last=True)
     return saved
 
 
@@ -129,14 +147,16 @@ def working(layout: ParallelLayout) -> float:
     return max(feed_forward, scores) + 2 * wide(layout) + recomputed
 
 
-def logits(layout: ParallelLayout, backward: bool) -> float:
-    """The vocabulary softmax at its peak: a tile [M, C] in float32, and for a moment also in the type of the weights.
+def logits(layout: ParallelLayout, backward: bool, last: bool) -> float:
+    """The vocabulary softmax of the first or the last part at its peak: a tile [M, C] in float32, and for a moment also
+    in the type of the weights.
 
     The forward pass also holds two sums a group, and the rows of the table that some positions draw their samples from.
-    On a GPU in bf16, Triton kernels hold neither tile nor rows in the forward pass, and no float32 tile in the backward
+    Samples under a temperature take a second sum of exponentials a group, and another tile without the kernels. On a
+    GPU in bf16, Triton kernels hold neither tile nor rows in the forward pass, and no float32 tile in the backward
     pass; the groups' weights are cumulated in float64.
     """
-    cfg, positions = layout.model, layout.objective.mask_fraction * layout.tokens
+    cfg, positions = layout.model, predicted(layout, last) / (2 if layout.work.decoder else 1)
     size = min(-(-cfg.head_chunk // GROUP) * GROUP, -(-cfg.vocabulary // cfg.vocabulary_blocks))
     kernels = layout.fused and layout.element < FLOAT and cfg.kernels != "torch"
     tile = positions * size * (FLOAT + (0 if layout.element == FLOAT else layout.element))
@@ -145,14 +165,17 @@ def logits(layout: ParallelLayout, backward: bool) -> float:
         return (
             positions * size * (layout.element + FLOAT / 128) if kernels else tile
         ) + 2 * positions * cfg.width * FLOAT
-    groups = positions * (cfg.vocabulary / GROUP) * 2 * FLOAT
+    groups, tempered = positions * (cfg.vocabulary / GROUP), layout.objective.generator_temperature != 1.0
+    sums = groups * (2 + tempered) * FLOAT
     if kernels:
-        return groups + min(groups / (2 * FLOAT) * 24, 2**30)
+        return sums + min(groups * 24, 2**30)
+    if tempered:
+        tile = positions * size * 2 * FLOAT
     at_once = min(positions, max(positions * cfg.head_chunk // (2 * GROUP * cfg.width), 1))
     if layout.fused:
         at_once = min(positions, 2**28 // (2 * GROUP * cfg.width * layout.element))
     rows = at_once * 2 * GROUP * (cfg.width * layout.element + 3 * INTEGER)
-    return groups + max(tile, rows)
+    return sums + max(tile, rows)
 
 
 def between_stages(layout: ParallelLayout) -> float:
@@ -161,4 +184,5 @@ def between_stages(layout: ParallelLayout) -> float:
     After a generator also its losses and one more kind of integers.
     """
     per_token = FLOAT + 3 * INTEGER if layout.work.before else 2 * INTEGER
+    per_token += INTEGER if layout.work.softmax_first and layout.work.softmax_last else 0  # the original tokens
     return wide(layout) + layout.tokens * per_token + layout.rows * INTEGER

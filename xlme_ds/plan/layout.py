@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ..config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from ..counting import parameter_sizes, work_of
-from ..data.order import plan_step
+from ..data.order import phases, plan_step
 from ..engine.build import resolve_gradient_precision
 from ..models.attention import item_mask, triton_can
 from ..models.pipeline import Part, Work, parts, pipeline_balance
@@ -128,8 +128,9 @@ class ParallelLayout:
         if run.engine.kind == "pipeline":
             stages = parts(pipeline_balance(run.engine, work, run.model.activation_checkpointing))
         step = plan_step(run.data, gpus // group)
+        predicted = [phase.mask_fraction for phase in phases(run.data, run.objective.mask_fraction)]
         return ParallelLayout(
-            objective=run.objective,
+            objective=replace(run.objective, mask_fraction=max(predicted)),
             model=run.model,
             engine=run.engine,
             work=work,
@@ -152,7 +153,7 @@ class ParallelLayout:
     @property
     def borrowed(self) -> int:
         """Elements of the embedding that the first stage owns and the last one reads too, for its softmax."""
-        return 0 if self.work.softmax_first or len(self.stages) == 1 else self.sizes(0).embedding
+        return self.sizes(0).embedding if self.work.softmax_last and len(self.stages) > 1 else 0
 
     def sizes(self, stage: int) -> StageSizes:
         """Parameters of a stage; those of every layout come from one model, as checkpointing changes none."""

@@ -75,9 +75,9 @@ def _moments(layout: ParallelLayout, stage: int) -> dict[str, Memory]:
     if layout.work.softmax_last and part.last:
         table = _softmax_gradient(layout, stage) if sizes.embedding else layout.element * layout.borrowed
         found |= {
-            "vocabulary softmax, forward": _plus(turn, logits=activations.logits(layout, backward=False)),
+            "vocabulary softmax, forward": _plus(turn, logits=activations.logits(layout, backward=False, last=True)),
             "vocabulary softmax, backward": _plus(
-                turn, gradients=table, logits=activations.logits(layout, backward=True), buffers=filling
+                turn, gradients=table, logits=activations.logits(layout, backward=True, last=True), buffers=filling
             ),
         }
     if layout.work.softmax_last and part.first:
@@ -101,13 +101,13 @@ def _around_the_first_softmax(layout: ParallelLayout, stage: int, busy: Memory, 
     saved = activations.generator(layout)
     return {
         "vocabulary softmax, forward": _plus(
-            start, activations=saved, logits=activations.logits(layout, backward=False)
+            start, activations=saved, logits=activations.logits(layout, backward=False, last=False)
         ),
         "vocabulary softmax, backward": _plus(
             back,
             gradients=_softmax_gradient(layout, stage) + lookup,
             activations=saved,
-            logits=activations.logits(layout, backward=True),
+            logits=activations.logits(layout, backward=True, last=False),
         ),
         "embedding, backward": _plus(back, gradients=_joined_by_lookup(layout, stage)),
     }

@@ -15,6 +15,7 @@ from ..counting import (
     parameter_sizes,
     work_of,
 )
+from ..data.order import phases
 from ..objectives import described, objective_of
 from .layout import ParallelLayout
 from .memory import GIB, peak
@@ -26,7 +27,7 @@ ACCOUNTING = (
     "2.2B; a vocabulary of 500K is taken as 2^19 = 524,288); generator = its encoder and masked head without the "
     "embedding it shares; trained_total counts every parameter once"
 )
-ACCOUNTING_OF_ONE = "encoder = it and its masked head with the token embeddings, which the head shares"
+ACCOUNTING_OF_ONE = "{} = it and its head with the token embeddings"
 PAPER = (
     "as in the paper's Table 4: matrix products, backward = forward, no vocabulary softmax, 2^20 tokens taken as "
     "1.0e6, pairs taken as half"
@@ -50,12 +51,14 @@ def plan(
     _, own = _priced(run, gpus, gpu, utilisation)
     ranked = _search(run, gpus, gpu, utilisation)
     mono, para = (int(rows * row_tokens * run.train.steps) for rows in run.data.mean_rows)
+    encoders = objective_of(run.objective).encoders
     return {
         "recipe": run.name,
-        "accounting": ACCOUNTING_OF_ONE if len(objective_of(run.objective).encoders) == 1 else ACCOUNTING,
+        "accounting": ACCOUNTING if len(encoders) > 1 else ACCOUNTING_OF_ONE.format(*encoders),
         "objective": described(run.objective),
         "parameters": count_parameters(run) | {"components": _components(run)},
         "tokens": {"per_row": row_tokens, "mono": mono, "para": para},
+        "phases": _phases(run),
         "flops": _operations(run, mono, para),
         "hardware": {
             "gpus": gpus,
@@ -75,6 +78,17 @@ def plan(
         "layouts": ranked[:layouts],
         "layouts_that_fit": len(ranked),
     }
+
+
+def _phases(run: RunConfig) -> list[dict[str, float]]:
+    """What each folder of the data is read for: steps, tokens of full rows, and the share of them that is predicted."""
+    found = phases(run.data, run.objective.mask_fraction)
+    ends = [phase.first for phase in found[1:]] + [run.train.steps]
+    a_step = int(sum(run.data.mean_rows)) * run.model.max_positions
+    return [
+        {"first_step": first, "steps": end - first, "tokens": (end - first) * a_step, "mask_fraction": fraction}
+        for (first, fraction), end in zip(found, ends, strict=True)
+    ]
 
 
 def _operations(run: RunConfig, mono: int, para: int) -> dict[str, Any]:

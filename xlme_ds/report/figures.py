@@ -82,10 +82,11 @@ def family(key: str, known: Quantities) -> tuple[str, str]:
     return quantity["title"] + unit, quantity["task"] or series
 
 
-def curves(metrics: Records, heldout: Records, known: Quantities) -> dict[str, Markup]:
+def curves(metrics: Records, heldout: Records, known: Quantities, borders: Sequence[int] = ()) -> dict[str, Markup]:
     """By title the panel of every logged quantity: raw values thin, smoothed ones thick, held-out text as points.
 
-    What is `known` of the objective's comes after the loss, then the rest in the order in which it was logged.
+    What is `known` of the objective's comes after the loss, then the rest in the order in which it was logged. At the
+    steps `borders`, where the data change, is a vertical line.
     """
     families: dict[str, dict[str, str]] = {family(key, known)[0]: {} for key in ("loss", *known, *_TITLES)}
     for record in [*metrics, *heldout]:
@@ -93,11 +94,20 @@ def curves(metrics: Records, heldout: Records, known: Quantities) -> dict[str, M
             title, series = family(key, known)
             if key not in _NOT_DRAWN and not key.startswith(_BASELINE) and isinstance(value, int | float):
                 families.setdefault(title, {})[series] = key
-    return {title: _panel(title, keys, metrics, heldout, known) for title, keys in families.items() if keys}
+    return {title: _panel(title, keys, metrics, heldout, known, borders) for title, keys in families.items() if keys}
 
 
-def _panel(title: str, keys: Mapping[str, str], metrics: Records, heldout: Records, known: Quantities) -> Markup:
+def _panel(
+    title: str,
+    keys: Mapping[str, str],
+    metrics: Records,
+    heldout: Records,
+    known: Quantities,
+    borders: Sequence[int],
+) -> Markup:
     axes = _new_axes(4.6, 2.8)
+    for step in borders:
+        axes.axvline(step, color=MUTED, linewidth=0.8, linestyle=":")
     axes.margins(y=0.08)
     for series, key in sorted(keys.items()):
         colour = _COLOURS[series]

@@ -4,6 +4,7 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from statistics import median_high
 from typing import Any
@@ -46,7 +47,10 @@ def write_report(run: Path) -> Path:
 def _page_of(run: RunFiles) -> str:
     settings = (run.config or {}).get("config", {})
     quantities = _checked("config.json", lambda: run.objective["quantities"])
-    panels = _checked("metrics.jsonl or heldout.jsonl", lambda: figures.curves(run.metrics, run.heldout, quantities))
+    panels = _checked(
+        "metrics.jsonl or heldout.jsonl",
+        lambda: figures.curves(run.metrics, run.heldout, quantities, [first for first, _ in _phases(settings)][1:]),
+    )
     # Those with the unigram model's line, of held-out text, come before the others.
     first = {figures.family(key, quantities)[0] for key, known in quantities.items() if known["unigram"]}
     return render(
@@ -131,10 +135,21 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         spent = np.diff(tokens, prepend=0.0)
         seconds = float(np.sum(spent[rate > 0] / rate[rate > 0]))
         yield "Training time", duration(seconds), "tokens over throughput: from the first step to the last"
+    phases = _phases((run.config or {}).get("config", {}))
+    if len(phases) > 1:
+        parts = (f"from step {first:,} {percent(share)} predicted" for first, share in phases)
+        yield "Phases of the data", str(len(phases)), "; ".join(parts)
     parameters = dict((run.config or {}).get("parameters") or {})
     if "trained_total" in parameters:
         total = parameters.pop("trained_total")
         yield "Parameters", number(total), ", ".join(f"{name} {number(count)}" for name, count in parameters.items())
+
+
+def _phases(settings: Mapping[str, Any]) -> list[tuple[int, float]]:
+    """(first step, share of tokens that is predicted) of every phase of the data."""
+    data, usual = settings.get("data", {}), settings.get("objective", {}).get("mask_fraction", 0.0)
+    starts = list(accumulate(data.get("phase_steps", []), initial=0))
+    return list(zip(starts, data.get("phase_mask_fractions") or [usual] * len(starts), strict=True))
 
 
 def _language_shares(languages: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -25,12 +25,13 @@ from typing_extensions import override
 
 from ..checkpoint.checkpoints import Checkpoints
 from ..cli import in_words
-from ..config import OptimizerConfig, TrainConfig, Training
+from ..config import TrainConfig, Training
 from ..data.schema import naming, replacing
 from ..engine.engine import Engine, StepStats
 from ..engine.ranks import TORCH_VARIABLES, on_all_ranks, raise_on_all_ranks
 from .records import Console, LanguageLog, MetricsLog, StepLines, Tracker, peak_memory
 from .run_folder import flatten
+from .schedule import learning_rate
 from .stop import StopRequest, Watchdog
 
 
@@ -128,7 +129,8 @@ class Evaluate(Callback):
     def after_step(self, done: int, stats: StepStats) -> None:
         every, steps = self.config.eval_every, self.config.steps
         if done == steps or (every and done % every == 0):
-            overall, languages = ({"step": done, **part} for part in self.summarise(**self.engine.eval_batch(0)))
+            found = self.summarise(done - 1, **self.engine.eval_batch(0))  # with the weights of the last step
+            overall, languages = ({"step": done, **part} for part in found)
             for log, values in zip(self.logs, (overall, languages), strict=False):  # the root alone has any
                 log.write(values)
             if self.console is not None:
@@ -180,7 +182,7 @@ class Save(Callback):
     """Completes the checkpoint that is being written; saves one at the cadence, and at the end; collective."""
 
     def __init__(
-        self, checkpoints: Checkpoints, engine: Engine, every: int, state: Callable[[], dict[str, Any]], start: int
+        self, checkpoints: Checkpoints, engine: Engine, every: int, state: Callable[[int], dict[str, Any]], start: int
     ):
         self.checkpoints = checkpoints
         self.engine = engine
@@ -201,7 +203,7 @@ class Save(Callback):
         self.checkpoints.wait(self.engine)
 
     def _save(self, done: int) -> None:
-        self.checkpoints.save(self.engine, done, on_all_ranks(self.state))
+        self.checkpoints.save(self.engine, done, on_all_ranks(lambda: self.state(done)))
         self.saved = done
 
 
@@ -328,13 +330,6 @@ class Guard(Callback):
             )
 
 
-def learning_rate(step: int, steps: int, cfg: OptimizerConfig) -> float:
-    """Rate of optimizer step `step` (from 0) of `steps`: linear warm-up to the peak, linear decay towards 0."""
-    if step < cfg.warmup_steps:
-        return cfg.learning_rate * (step + 1) / cfg.warmup_steps
-    return cfg.learning_rate * (steps - step) / max(steps - cfg.warmup_steps, 1)
-
-
 def fit(
     engine: Engine,
     config: Training,
@@ -355,7 +350,7 @@ def fit(
             break
         watchdog.beat(f"taking step {done + 1}")
         detailed = (done + 1) % config.train.log_every == 0 or done + 1 == config.train.steps
-        rate = learning_rate(done, config.train.steps, config.optimizer)
+        rate = learning_rate(done, config.train.steps, config.optimizer, config.schedule)
         stats = engine.train_batch(done, rate, detailed, guard.norm_limit())
         done += 1
         watchdog.beat(f"evaluating or saving after step {done}")

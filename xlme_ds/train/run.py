@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints
-from ..checkpoint.state_files import checkpoints_of, read_state
+from ..checkpoint.state_files import read_state
 from ..cli import number
 from ..config import DataConfig, RunConfig, Training
 from ..counting import count_parameters, flops_per_step
@@ -24,12 +24,13 @@ from ..data.vocabulary import Vocabulary
 from ..engine.build import build_engine, open_data, resolve_precision
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, broadcast, data_parallel, gather, on_all_ranks, process_group
-from ..folders import to_disk
+from ..first_weights import starting_weights
+from ..folders import at_step, checkpoints_of, to_disk
 from ..models.init import Known
 from ..objectives import described, objective_of
 from ..objectives.protocol import BatchSource
 from ..recipes import RECIPES
-from ..trained import MODEL_FOLDER, pinned, starting_weights, write_vocabulary
+from ..trained import MODEL_FOLDER, pinned, whole_checkpoint, write_vocabulary
 from .loop import Callback, Evaluate, Guard, Profile, Record, Save, Show, fit
 from .records import Console, StepLines, Tracker, audit_reads, product_rate
 from .run_folder import RunFolder, flatten, missing_steps, settled
@@ -94,9 +95,15 @@ def train(
     settings, root, out = config.train, engine.rank == 0, folder.path
     buffer_bytes = int(settings.save_buffer_gib * 2**30)
     checkpoints = Checkpoints(out, settings.keep_last, settings.keep_every, buffer_bytes)
-    state = {"fingerprints": loader.fingerprints, "heldout": None if heldout is None else heldout.fingerprints}
-    start, saved = _resume(engine, config, folder, checkpoints, state)
-    state |= {"run": saved.get("run"), "settings": settled(config)}
+    unseen = None if heldout is None else heldout.fingerprints
+
+    def read(steps: int) -> dict[str, Any]:
+        """What the data are that these steps read."""
+        ours = loader.fingerprints_until(steps) if isinstance(loader, Loader) else loader.fingerprints
+        return {"fingerprints": ours, "heldout": unseen}
+
+    start, saved = _resume(engine, config, folder, checkpoints, read)
+    state: dict[str, Any] = {"run": saved.get("run"), "settings": settled(config)}
     known = folder, config, loader, heldout, work, engine.world, saved.get("run")
     on_all_ranks(lambda: _begin(*known) if root else None)
     if start >= settings.steps:
@@ -114,10 +121,10 @@ def train(
     logs = [log for each in (guard, *callbacks) for log in each.logs]
     _tell_missing(logs, config, start, saved)
 
-    def to_save() -> dict[str, Any]:
+    def to_save(done: int) -> dict[str, Any]:
         if audited is not None and audited.exists():
             to_disk(audited)
-        return {**state, "guard": guard.state, "records": {log.path.stem: log.sync() for log in logs}}
+        return {**state, **read(done), "guard": guard.state, "records": {log.path.stem: log.sync() for log in logs}}
 
     callbacks.append(Save(checkpoints, engine, settings.save_every, to_save, start))
     if root and work.folders:
@@ -154,6 +161,10 @@ def opening(config: Training, out: Path, start: int, loader: BatchSource, world:
     for (title, unit), names in groupby(words, lambda name: (words[name]["title"], words[name]["unit"])):
         lines.append(f"  {', '.join(names)}: {title} ({unit})")
     other = _unusual(config)
+    if isinstance(loader, Loader) and len(loader.phases) > 1:
+        stretches = (f"from step {phase.first} {folder}, {100 * phase.mask_fraction:g}% predicted"
+                 for phase, folder in zip(loader.phases, loader.folders, strict=True))  # fmt: skip
+        lines.append(f"  phases: {'; '.join(stretches)}")
     lines += [f"  not as the recipe: {', '.join(other)}"] * bool(other)
     return lines
 
@@ -180,6 +191,8 @@ def _begin(
 ) -> None:
     """Write down what the run is; of pre-training also its vocabulary, with which its checkpoints are models."""
     data: dict[str, Any] = {"fingerprints": loader.fingerprints, "vocabulary_sha256": work.vocabulary_sha256}
+    if isinstance(loader, Loader) and len(loader.phases) > 1:
+        data |= {"fingerprints": loader.fingerprints_until(0), "phases": loader.fingerprints}
     if heldout is not None:
         data["heldout_fingerprints"] = heldout.fingerprints
     data |= _places(work.folders, folder.path)
@@ -240,7 +253,7 @@ def _callbacks(
 
 
 def _resume(
-    engine: Engine, config: Training, folder: RunFolder, checkpoints: Checkpoints, state: dict[str, Any]
+    engine: Engine, config: Training, folder: RunFolder, checkpoints: Checkpoints, read: Callable[[int], dict[str, Any]]
 ) -> tuple[int, dict[str, Any]]:
     """Load the newest whole checkpoint, which the root chooses; returns the steps done, 0 for a new run, and what was
     saved with it."""
@@ -249,12 +262,32 @@ def _resume(
         print("\n".join(complaints))
     saved = on_all_ranks(lambda: {} if newest is None else read_state(newest))
     run = broadcast(on_all_ranks(lambda: folder.identity(config, newest, saved)))
+    tolerance = PROBE_TOLERANCE[resolve_precision(config.engine)]
     if newest is not None:
-        return checkpoints.load(engine, newest, state, PROBE_TOLERANCE[resolve_precision(config.engine)]), saved
+        return checkpoints.load(engine, newest, read(saved["step"]), tolerance), saved
     lost = broadcast(on_all_ranks(lambda: checkpoints.lost(folder.steps_logged(), config.train.save_every)))
     if lost or complaints:
         raise SharedError(f"{folder.path} has records but no usable checkpoint: restore one, or choose another --out")
+    if isinstance(config, RunConfig) and config.start.take == "state":
+        return _branch(engine, config, checkpoints, read, tolerance), {"run": run}
     return 0, {"run": run}
+
+
+def _branch(
+    engine: Engine, config: RunConfig, checkpoints: Checkpoints, read: Callable[[int], dict[str, Any]], tolerance: float
+) -> int:
+    """Load the state of the checkpoint that `start.folder` names; returns its number of steps."""
+    parent = on_all_ranks(lambda: whole_checkpoint(*at_step(Path(config.start.folder))))
+    saved = on_all_ranks(lambda: read_state(parent))
+    same = {key: value for key, value in read(0).items() if saved.get(key) == value}
+    # The probe's loss depends on its row, masks and weights: with others nothing says what it should be.
+    ours, theirs = settled(config), saved.get("settings", {})
+    probed = [key for key in ours if key == "seed" or key.startswith(("objective.", "data.phase_"))]
+    comparable = "fingerprints" in same and all(ours[key] == theirs.get(key, ours[key]) for key in probed)
+    start = checkpoints.load(engine, parent, same, tolerance if comparable else math.inf)
+    if engine.rank == 0:
+        print(f"{parent}: its state is taken, with the optimizer's", flush=True)
+    return start
 
 
 def pretraining(config: RunConfig, loader: Loader, heldout: Loader | None, root: bool) -> RunFacts:
@@ -270,14 +303,15 @@ def pretraining(config: RunConfig, loader: Loader, heldout: Loader | None, root:
     constants = {f"unigram_nll_{task}": float(sums.sum() / counts.sum()) for task, (sums, counts) in unigram.items()}
     baselines = {task: _means(codes[task], *both)[0] for task, both in unigram.items()}
 
-    def evaluation(by_language: Tensor, **totals: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
+    def evaluation(step: int, by_language: Tensor, **totals: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
         found = {
             term: _means(codes[objective.quantities[term].task], sums, counts)
             for term, sums, counts in zip(objective.terms, *by_language.numpy(), strict=True)
             if counts.any()
         }
         means, numbers = ({term: both[n] for term, both in found.items()} for n in (0, 1))
-        return objective.summarise(**totals) | constants, {"terms": means, "tokens": numbers, "unigram": baselines}
+        overall = objective.at(step).summarise(**totals) | constants
+        return overall, {"terms": means, "tokens": numbers, "unigram": baselines}
 
     return RunFacts(*known, evaluation, words)
 
@@ -291,7 +325,7 @@ def _means(codes: Sequence[str], sums: np.ndarray, counts: np.ndarray) -> tuple[
 
 def read_inputs(
     config: RunConfig,
-    data: Path,
+    data: Sequence[Path],
     heldout: Path | None,
     folder: RunFolder,
     source: Path | None,
@@ -303,7 +337,7 @@ def read_inputs(
     folder.claim(config)
     share, shares = data_parallel(config.engine, rank, world)
     loader = open_data(config, data, share, shares)
-    known = None if source is None else starting_weights(config, loader.vocabulary_sha256, source)
+    known = None if source is None else starting_weights(config, Vocabulary(data[0] / "vocab"), source)
     if heldout is None:
         return loader, None, known
     rows = heldout_data(config, heldout, shares)
@@ -318,7 +352,7 @@ def started_from(config: RunConfig, out: Path) -> Path | None:
 
 def pretrain(
     config: RunConfig,
-    data: Path,
+    data: Sequence[Path],
     out: Path,
     heldout: Path | None,
     stop: StopRequest,
@@ -352,7 +386,7 @@ def pretrain(
             return
         engine = build_engine(config, loader, unseen, known)
         work = on_all_ranks(lambda: pretraining(config, loader, unseen, root=rank == 0))
-        work = work._replace(folders=(data,) if heldout is None else (data, heldout))
+        work = work._replace(folders=(data[0],) if heldout is None else (data[0], heldout))
         finished = train(engine, config, folder, loader, unseen, work, stop, watchdog, profiled)
         watchdog.close()
         state = engine.full_state() if finished else {}

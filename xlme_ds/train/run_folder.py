@@ -6,14 +6,17 @@ import os
 import sys
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from contextlib import suppress
+from dataclasses import MISSING, asdict, fields, is_dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ..config import RunConfig, Training, refuse
+from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training, from_json, refuse
+from ..data.order import phases
 from ..data.schema import read_json, write_json
-from ..folders import LOCK, in_use, lock
+from ..folders import LOCK, at_step, checkpoints_of, in_use, lock, saved_step
+from .schedule import learning_rate
 
 # Settings that do not shape the curve; a run may be resumed with others.
 _MAY_CHANGE = (
@@ -36,6 +39,7 @@ _MAY_CHANGE = (
     "engine.",
 )
 _MUST_STAY = ("engine.precision", "model.attention_dropout")
+FINISHED = "finished.json"  # written last
 _PACKAGES = ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy", "numba")
 
 
@@ -62,7 +66,10 @@ class RunFolder:
             self._lock = lock(self.path)
         stored = self._stored()
         if stored is not None:
-            self._require_same(f"{self.path} was started", stored["config"], config)
+            done: int | None = max(map(saved_step, checkpoints_of(self.path)), default=0)
+            if (self.path / FINISHED).exists() and done != read_json(self.path / FINISHED, dict).get("steps"):
+                done = None  # its last checkpoint is gone: it can only stay as it is
+            self._require_same(f"{self.path} was started", stored["config"], config, done)
 
     def _look(self) -> None:
         """Raise what `lock` would, as far as can be seen."""
@@ -108,7 +115,7 @@ class RunFolder:
             ]
         )
         if "settings" in saved:
-            self._require_same(f"{checkpoint} was saved", saved["settings"], config)
+            self._require_same(f"{checkpoint} was saved", saved["settings"], config, int(saved["step"]))
         return saved.get("run")
 
     def begin(
@@ -129,6 +136,10 @@ class RunFolder:
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES} | {"python": sys.version.split()[0]}
         content = {"config": asdict(config), "versions": versions, "world_size": world, "data": data}
         content |= {"parameters": parameters, "objective": objective, "run": identity}
+        done = self.path / FINISHED
+        if done.exists() and read_json(done, dict).get("steps") != config.train.steps:  # it was made longer
+            done.unlink()
+            (self.path / "model" / "model.safetensors").unlink(missing_ok=True)  # its last checkpoint has them
         write_json(self.path / "config.json", {key: value for key, value in content.items() if value is not None})
 
     def steps_logged(self) -> int:
@@ -139,7 +150,7 @@ class RunFolder:
 
     def finish(self, steps: int) -> None:
         """Mark the run finished, its last act."""
-        write_json(self.path / "finished.json", {"steps": steps})
+        write_json(self.path / FINISHED, {"steps": steps})
 
     def _stored(self) -> dict[str, Any] | None:
         """What `config.json` holds; None where there is none."""
@@ -154,12 +165,14 @@ class RunFolder:
             raise ValueError(f"{path} is damaged: restore it, or choose another --out") from None
         return content
 
-    def _require_same(self, what: str, stored: Any, config: Training) -> None:
-        """Raise ValueError naming the first setting that `what` has otherwise, and what to do instead."""
+    def _require_same(self, what: str, stored: Any, config: Training, done: int | None) -> None:
+        """Raise ValueError naming the first setting that `what` has otherwise, and what to do instead. `done`: the
+        steps from which another schedule or other data may follow, None where none may."""
         # A setting that is younger than the run had its default in it.
         theirs, ours = _defaults(config) | flatten(stored), settled(config)
+        ahead = () if done is None else _ahead(theirs, config, done)
         for key in sorted(ours.keys() | {key for key in theirs if not _may_change(key)}):
-            if ours.get(key) != theirs.get(key):
+            if ours.get(key) != theirs.get(key) and not key.startswith(ahead):
                 raise ValueError(
                     f"{what} with {key} {theirs.get(key)}, this call has {ours.get(key)}: {self._instead(key, config)}"
                 )
@@ -168,10 +181,39 @@ class RunFolder:
         another = "another --out"
         if isinstance(config, RunConfig):
             another += f" (--start.folder {self.path} has it start from this run's weights)"
-        if (self.path / "finished.json").exists():
+        if (self.path / FINISHED).exists():
             return f"the run is finished and stays as it is, choose {another}"
-        schedule = " (the learning rate follows from the number of steps)" if key == "train.steps" else ""
+        schedule = ""
+        if key in ("train.steps", "schedule.name", "schedule.decay_steps"):
+            schedule = " (with another, finished steps would have had another learning rate)"
+        elif key.startswith("data.phase"):
+            schedule = " (with others, finished steps would have read other data)"
         return f"use the same settings to resume{schedule}, or {another}"
+
+
+def branched(source: Path, out: Path | None = None) -> RunConfig:
+    """The settings of the run of which RUN@STEP is a checkpoint, as those of a new run that takes its state there; of
+    a branch that `out` holds already its own, whatever has become of the parent. Raises ValueError where there are
+    none."""
+    run, step = at_step(source)
+    refuse([(step is not None, f"--branch {source} names no step: write {run}@STEP")])
+    start = StartConfig(f"{run}@{step}", "state")
+    try:
+        if out is not None and (out / "config.json").exists():
+            config = from_json(RunConfig, read_json(out / "config.json", dict)["config"])
+            if config.start == start:
+                return config
+        config = from_json(RunConfig, read_json(run / "config.json", dict)["config"])
+    except FileNotFoundError:
+        raise ValueError(f"{run} has no config.json: name a run of pre-training with --branch") from None
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{run} is no run of pre-training of this version ({error}): name another") from None
+    return replace(config, start=start)
+
+
+def first_step(config: RunConfig) -> int:
+    """The steps that were done when the run began: those of the checkpoint whose state a branch takes, else 0."""
+    return (at_step(Path(config.start.folder))[1] or 0) if config.start.take == "state" else 0
 
 
 def step_of(line: bytes) -> int | None:
@@ -199,6 +241,27 @@ def settled(config: Training) -> dict[str, Any]:
     """The settings that a run has for good, as `section.key`."""
     ours = flatten(json.loads(json.dumps(asdict(config))))  # tuples as the lists that JSON has
     return {key: value for key, value in ours.items() if not _may_change(key)}
+
+
+def _ahead(theirs: Mapping[str, Any], config: Training, done: int) -> tuple[str, ...]:
+    """What may change because the `done` steps would have been the same with it: settings of the schedule, where each
+    of them had the same rate, and of phases, where each read the same."""
+    free: list[str] = []
+    then = ScheduleConfig(theirs["schedule.name"], theirs["schedule.decay_steps"])
+    lengths = (theirs["train.steps"], then), (config.train.steps, config.schedule)
+    with suppress(KeyError, TypeError):  # a schedule of another version
+        rates = [[learning_rate(step, steps, config.optimizer, at) for step in range(done)] for steps, at in lengths]
+        if rates[0] == rates[1] and done <= config.train.steps:
+            free += ["train.steps", "schedule."]
+    if isinstance(config, RunConfig):
+        data = DataConfig(
+            phase_steps=tuple(theirs["data.phase_steps"]),
+            phase_mask_fractions=tuple(theirs["data.phase_mask_fractions"]),
+        )
+        fraction = config.objective.mask_fraction
+        begun = [[phase for phase in phases(each, fraction) if phase.first < done] for each in (data, config.data)]
+        free += ["data.phase_"] * (begun[0] == begun[1])
+    return tuple(free)
 
 
 def _may_change(key: str) -> bool:

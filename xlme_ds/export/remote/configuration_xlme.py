@@ -30,6 +30,10 @@ DEFAULTS: dict[str, Any] = {
     "languages": [],
     "language": None,
     "masked_head": "dense",
+    "decoder_form": None,
+    "decoder_layers": 0,
+    "source_language": None,
+    "target_language": None,
 }
 
 
@@ -41,6 +45,8 @@ class XLMEConfig(PretrainedConfig):
     fine-tuning. `layout`: "xlm" where positions start anew on the second side of a pair. `languages`: codes of the
     languages that have an embedding, in the order of `language_ids`; `language`: the one of texts whose `language_ids`
     are not given. `masked_head`: "linear" where the token embedding reads the last hidden states themselves (XLM).
+    `decoder_form`: "xlm" or "interleaved" (DeltaLM) where a decoder of `decoder_layers` translates from
+    `source_language` into `target_language`, where `generate` does not name others.
     """
 
     model_type = "xlme"

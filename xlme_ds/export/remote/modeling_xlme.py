@@ -48,11 +48,11 @@ class XLMERelativePositions(nn.Module):
         self.max_distance = config.relative_max_distance
         self.weight = nn.Parameter(torch.empty(config.relative_buckets, config.num_attention_heads))
 
-    def forward(self, tokens: int) -> Tensor:
-        """d_{i-j}, [H, T, T]."""
+    def forward(self, tokens: int, queries: int | None = None) -> Tensor:
+        """d_{i-j}, [H, T, T], or of the last `queries` alone, [H, queries, T]."""
         half = len(self.weight) // 2
         position = torch.arange(tokens, device=self.weight.device)
-        distance = position[None, :] - position[:, None]
+        distance = position[None, :] - position[tokens - (queries or tokens) :, None]
         borders = torch.tensor(_borders(half, self.max_distance), device=self.weight.device)
         bucket_TT = torch.bucketize(distance.abs(), borders, right=True) + half * (distance > 0).long()
         return self.weight[bucket_TT].permute(2, 0, 1)
@@ -87,23 +87,35 @@ class XLMEAttention(nn.Module):
         self, x_BTD: Tensor, allowed_B1TT: Tensor, distance_HTT: Tensor | None, wanted: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Output [B, T, D], and the weights [B, H, T, T] where they are `wanted`."""
-        shape = *x_BTD.shape[:2], 3, self.config.num_attention_heads, -1
-        q_BHTK, k_BHTK, v_BHTK = self.qkv(x_BTD).view(shape).permute(2, 0, 3, 1, 4)
+        q_BHTK, k_BHTK, v_BHTK = heads(self.qkv(x_BTD), 3, self.config)
         if distance_HTT is not None and self.gate is not None:
             distance_HTT = distance_HTT * self.gate(q_BHTK)
         bias = torch.where(allowed_B1TT, 0.0 if distance_HTT is None else distance_HTT, float("-inf"))
-        dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
-        weights_BHTT = None
-        if wanted or self.config._attn_implementation == "eager":
-            scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.transpose(-1, -2) + bias
-            weights_BHTT = scores_BHTT.softmax(-1).to(v_BHTK.dtype)
-            out_BHTK = F.dropout(weights_BHTT, dropout) @ v_BHTK
-        else:
-            out_BHTK = _fused(q_BHTK, k_BHTK, v_BHTK, bias.to(q_BHTK.dtype), dropout)
-        return self.output(out_BHTK.transpose(1, 2).flatten(2)), weights_BHTT if wanted else None
+        out_BTD, weights = attend(q_BHTK, k_BHTK, v_BHTK, bias, self, wanted)
+        return self.output(out_BTD), weights
 
 
-def _fused(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor, dropout: float) -> Tensor:
+def heads(x_BTD: Tensor, parts: int, config: XLMEConfig) -> Tensor:
+    """[B, T, parts · D] to [parts, B, H, T, K]."""
+    return x_BTD.view(*x_BTD.shape[:2], parts, config.num_attention_heads, -1).permute(2, 0, 3, 1, 4)
+
+
+def attend(
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor | None, module: Any, wanted: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Weighted values [B, T, D] by the settings of the attention `module`, and the weights where they are `wanted`."""
+    dropout = module.config.attention_probs_dropout_prob if module.training else 0.0
+    weights_BHTT = None
+    if wanted or module.config._attn_implementation == "eager":
+        scores_BHTT = (q_BHTK * q_BHTK.shape[-1] ** -0.5) @ k_BHTK.transpose(-1, -2)
+        weights_BHTT = (scores_BHTT if bias is None else scores_BHTT + bias).softmax(-1).to(v_BHTK.dtype)
+        out_BHTK = F.dropout(weights_BHTT, dropout) @ v_BHTK
+    else:
+        out_BHTK = _fused(q_BHTK, k_BHTK, v_BHTK, None if bias is None else bias.to(q_BHTK.dtype), dropout)
+    return out_BHTK.transpose(1, 2).flatten(2), weights_BHTT if wanted else None
+
+
+def _fused(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
     if not q_BHTK.is_cuda:
         return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, bias, dropout)
     # cuDNN's kernel, torch's first choice on Hopper, has no gradient for the bias.
@@ -112,12 +124,13 @@ def _fused(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, bias: Tensor, dropout
 
 
 class XLMELayer(GradientCheckpointingLayer):
-    """Self-attention and a GELU feed-forward network, each with a residual connection; post-LN or pre-LN."""
+    """Attention, of tokens to themselves if no other is given, and a GELU feed-forward network, each with a residual
+    connection; post-LN or pre-LN."""
 
-    def __init__(self, config: XLMEConfig):
+    def __init__(self, config: XLMEConfig, attention: nn.Module | None = None):
         super().__init__()
         self.pre_norm = config.norm == "pre"
-        self.attention = XLMEAttention(config)
+        self.attention = XLMEAttention(config) if attention is None else attention
         self.attention_norm = _layer_norm(config)
         self.up = nn.Linear(config.hidden_size, config.intermediate_size)
         self.down = nn.Linear(config.intermediate_size, config.hidden_size)
@@ -128,14 +141,18 @@ class XLMELayer(GradientCheckpointingLayer):
         self, x_BTD: Tensor, allowed_B1TT: Tensor, distance_HTT: Tensor | None, wanted: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Output [B, T, D], and the attention weights [B, H, T, T] where they are `wanted`."""
-        read_BTD = self.attention_norm(x_BTD) if self.pre_norm else x_BTD
-        attended_BTD, weights = self.attention(read_BTD, allowed_B1TT, distance_HTT, wanted)
+        x_BTD, weights = self._attended(x_BTD, self.attention_norm, self.attention, allowed_B1TT, distance_HTT, wanted)
+        return self._fed(x_BTD), weights
+
+    def _attended(self, x_BTD: Tensor, norm: nn.Module, attention: nn.Module, *shared: Any) -> tuple[Tensor, Any]:
+        attended_BTD, weights = attention(norm(x_BTD) if self.pre_norm else x_BTD, *shared)
         x_BTD = x_BTD + self.dropout(attended_BTD)
-        if not self.pre_norm:
-            x_BTD = self.attention_norm(x_BTD)
+        return x_BTD if self.pre_norm else norm(x_BTD), weights
+
+    def _fed(self, x_BTD: Tensor) -> Tensor:
         read_BTD = self.feed_forward_norm(x_BTD) if self.pre_norm else x_BTD
         x_BTD = x_BTD + self.dropout(self.down(F.gelu(self.up(read_BTD))))
-        return x_BTD if self.pre_norm else self.feed_forward_norm(x_BTD), weights
+        return x_BTD if self.pre_norm else self.feed_forward_norm(x_BTD)
 
 
 def _table(rows: int, config: XLMEConfig) -> nn.Parameter:
@@ -151,11 +168,21 @@ class XLMEEncoder(nn.Module):
         self.positions = _table(positions, config) if config.absolute_positions else None
         self.languages = _table(languages, config) if languages else None
         self.relative = None if config.relative_bias == "none" else XLMERelativePositions(config)
-        self.layers = nn.ModuleList(XLMELayer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(self._stack(config))
         # Post-LN normalises the input of the first layer; pre-LN the output of the last, and that input on request.
         self.input_norm = _layer_norm(config) if config.norm == "post" or config.embedding_norm else None
         self.output_norm = _layer_norm(config) if config.norm == "pre" else None
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def _stack(self, config: XLMEConfig) -> list[nn.Module]:
+        return [XLMELayer(config) for _ in range(config.num_hidden_layers)]
+
+    def embed(self, embedded_BTD: Tensor, positions: Tensor, languages: Tensor | None) -> Tensor:
+        """What the first layer reads, [B, T, D]; positions and languages may be [T] and [B, 1]."""
+        x_BTD = embedded_BTD if self.positions is None else embedded_BTD + F.embedding(positions, self.positions)
+        if self.languages is not None and languages is not None:
+            x_BTD = x_BTD + F.embedding(languages, self.languages)
+        return self.dropout(x_BTD if self.input_norm is None else self.input_norm(x_BTD))
 
     def forward(
         self,
@@ -166,10 +193,7 @@ class XLMEEncoder(nn.Module):
         wanted: bool,
     ) -> tuple[list[Tensor], list[Tensor | None]]:
         """Hidden states of the embeddings and of every layer, and the attention weights of every layer."""
-        x_BTD = embedded_BTD if self.positions is None else embedded_BTD + F.embedding(positions_BT, self.positions)
-        if self.languages is not None and languages_BT is not None:
-            x_BTD = x_BTD + F.embedding(languages_BT, self.languages)
-        x_BTD = self.dropout(x_BTD if self.input_norm is None else self.input_norm(x_BTD))
+        x_BTD = self.embed(embedded_BTD, positions_BT, languages_BT)
         distance_HTT = None if self.relative is None else self.relative(x_BTD.shape[1])
         # A token sees those of its own item: padding sees padding, so no softmax is empty.
         allowed_B1TT = (items_BT[:, :, None] == items_BT[:, None, :])[:, None]

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import ModelConfig
-from ..data.vocabulary import Vocabulary
-from ..models.text_encoder import TextEncoder
-from ..trained import CONFIG_FILE, SENTENCEPIECE_FILE, WEIGHTS_FILE, mismatch, read_config, read_weights
+from .config import ModelConfig
+from .data.vocabulary import Vocabulary
+from .models.text_encoder import TextEncoder
+from .trained import CONFIG_FILE, SENTENCEPIECE_FILE, WEIGHTS_FILE, mismatch, read_config, read_weights
 
 _PICKLED = "pytorch_model.bin"
 _FIRST_POSITION = 2  # XLM-R's positions start after the padding id

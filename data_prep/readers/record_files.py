@@ -1,0 +1,208 @@
+"""The columns of files of records: JSON Lines, Parquet and Arrow, read record by record in bounded memory.
+
+A column `a.b` is the one of that name, or else the field `b` of the column `a`.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import parquet
+
+from data_prep.corpus_files import Place, read_text, split_lines
+from data_prep.readers.reader import COMPRESSED
+
+_ADVICE = 'name the one that has the text by columns = ["NAME"] in a corpus description'
+_MEND = "it is truncated or damaged, fetch it again or mend the line"
+_LONGEST = 1 << 30  # bytes of a line of JSON Lines
+_ROWS = 64  # of Parquet, read at once
+_FILE, _STREAM_END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
+
+# Values of a record: those of the columns of text, then those of other columns.
+Record = tuple[list[str], list[Any]]
+
+
+class RecordFile(ABC):
+    """A kind of file. `file_names` in a folder of files by language: a regular expression, and in words."""
+
+    file_names: tuple[str, str]
+
+    @abstractmethod
+    def records(self, place: Place, texts: Sequence[str], others: Sequence[str] = ()) -> Iterator[Record]:
+        """The records' values in the columns `texts`, which are strings, and `others`, None where a record has none.
+
+        Raises ValueError where there is no such column or no text in it, and on a damaged file.
+        """
+
+
+class JsonLines(RecordFile):
+    """An object a line; empty lines are passed over."""
+
+    file_names = (rf"\.jsonl{COMPRESSED}", ".jsonl[.xz|.gz|.bz2|.zst]")
+
+    def records(self, place: Place, texts: Sequence[str], others: Sequence[str] = ()) -> Iterator[Record]:
+        """The fields of each object; of nested ones by their path."""
+        nowhere = dict[
+            str, ValueError
+        ]()  # a record may lack one of the others, as it may have null there; not all of them
+        seen = set[str]()
+        for number, line in enumerate(split_lines(read_text(place), _LONGEST), 1):
+            if not line or line.isspace():
+                continue
+            where = f"{place}, line {number}"
+            if len(line) > _LONGEST:
+                raise ValueError(f"{where} has over {_LONGEST:,} bytes: is it JSON Lines, an object a line?")
+            try:
+                record = json.loads(line.decode("utf-8-sig"))
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{where} is not UTF-8 (byte {error.start + 1} of the line): {_MEND}") from None
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{where} is not JSON ({error.msg} at column {error.colno}): {_MEND}") from None
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{where} is JSON that cannot be read ({error}): {_MEND}") from None
+            if not isinstance(record, dict):
+                raise ValueError(f"{where} is not a JSON object: JSON Lines have one a line, with the text in a field")
+            values: list[Any] = []
+            for column in others:
+                try:
+                    values.append(_field(record, column, where))
+                    seen.add(column)
+                except ValueError as error:
+                    nowhere.setdefault(column, error)
+                    values.append(None)
+            yield [_text(record, column, where) for column in texts], values
+        for column, first in nowhere.items():
+            if column not in seen:
+                raise first
+
+
+def _field(record: dict[str, Any], column: str, where: str) -> Any:
+    inside: Any = record
+    while isinstance(inside, dict):
+        if column in inside:
+            return inside[column]
+        first, _, column = column.partition(".")
+        inside = inside.get(first)
+    raise ValueError(f"{where} has no field {column or first!r}, but {', '.join(record)}: {_ADVICE}")
+
+
+def _text(record: dict[str, Any], column: str, where: str) -> str:
+    text = _field(record, column, where)
+    if not isinstance(text, str):
+        value = json.dumps(text)[:40]
+        raise ValueError(f"{where}: field {column!r} is {value}, not a string: remove that line, or {_ADVICE}")
+    return text
+
+
+class Tables(RecordFile):
+    """A file with a schema, in parts: those of Parquet are row groups, those of Arrow record batches."""
+
+    part: str  # what the parts are called
+    indexed: str  # why a named pipe does not serve
+
+    @abstractmethod
+    def open(self, stream: Any) -> tuple[pa.Schema, Any]:
+        """The schema, and what `parts` reads from."""
+
+    @abstractmethod
+    def parts(self, file: Any, names: list[str]) -> Iterator[Iterable[pa.RecordBatch]]:
+        """The parts in order, as batches that have the columns `names` at least."""
+
+    def records(self, place: Place, texts: Sequence[str], others: Sequence[str] = ()) -> Iterator[Record]:
+        """The columns of each row, part by part."""
+        if place.pipe:
+            raise ValueError(f"{place} is a named pipe, but {self.indexed}: store it as a file")
+        where = str(place)
+        try:
+            with place.open() as stream:
+                schema, file = self.open(stream)
+                paths = [_path(schema, column, place, column in texts) for column in (*texts, *others)]
+                parts = self.parts(file, list(dict.fromkeys(path[0] for path in paths)))
+                for number in count():
+                    where = f"{place}, {self.part} {number}"
+                    if (part := next(parts, None)) is None:
+                        break
+                    for row, values in enumerate(_rows(part, paths), 1):
+                        where = f"{place}, {self.part} {number}, row {row}"
+                        found = [value.as_py() for value in values]
+                        for column, text in zip(texts, found, strict=False):
+                            if text is None:
+                                raise ValueError(f"{where}: column {column!r} is null: write the file without that row")
+                        yield found[: len(texts)], found[len(texts) :]
+        except UnicodeDecodeError as error:
+            names = ", ".join(map(repr, texts))
+            raise ValueError(f"{where}: column {names} is not UTF-8 ({error}): write that row again") from None
+        except (pa.ArrowException, OSError) as error:
+            if getattr(error, "errno", None) is not None:
+                raise
+            raise ValueError(f"{where} cannot be read ({error}): it is truncated or damaged, fetch it again") from None
+
+
+class Parquet(Tables):
+    """A record a row, row group by row group."""
+
+    file_names = (r"\.parquet", ".parquet")
+    part, indexed = "row group", "a Parquet file's index is at its end"
+
+    def open(self, stream: Any) -> tuple[pa.Schema, Any]:
+        """The schema, and the file."""
+        # a buffer in place of the whole row group in memory
+        file = parquet.ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
+        return file.schema_arrow, file
+
+    def parts(self, file: Any, names: list[str]) -> Iterator[Iterable[pa.RecordBatch]]:
+        """The row groups, a few rows at once."""
+        return (file.iter_batches(_ROWS, [group], names, use_threads=False) for group in range(file.num_row_groups))
+
+
+class Arrow(Tables):
+    """A record a row, of an Arrow stream such as Hugging Face's `save_to_disk` writes, or of an Arrow file."""
+
+    file_names = (r"\.arrow", ".arrow")
+    part, indexed = "record batch", "the end of an Arrow file is looked at first"
+
+    def open(self, stream: Any) -> tuple[pa.Schema, Any]:
+        """The schema, and the reader of a stream or file. Raises ArrowInvalid for one without its end."""
+        is_file = stream.read(len(_FILE)) == _FILE
+        if not is_file:
+            stream.seek(max(stream.seek(0, 2) - len(_STREAM_END), 0))
+            if stream.read(len(_STREAM_END)) != _STREAM_END:  # Arrow takes the end of a record batch for that of all
+                raise pa.ArrowInvalid("neither an Arrow file nor the end of an Arrow stream")
+        stream.seek(0)
+        reader = pa.ipc.open_file(stream) if is_file else pa.ipc.open_stream(stream)
+        return reader.schema, reader
+
+    def parts(self, file: Any, names: list[str]) -> Iterator[Iterable[pa.RecordBatch]]:
+        """The record batches, each as it is stored."""
+        if isinstance(file, pa.RecordBatchFileReader):
+            return ([file.get_batch(number)] for number in range(file.num_record_batches))
+        return ([batch] for batch in file)
+
+
+def _path(schema: pa.Schema, column: str, place: Place, text: bool) -> tuple[str, ...]:
+    """The names that lead to a column, from outside to inside."""
+    names, fields, rest = tuple[str, ...](), {field.name: field.type for field in schema}, column
+    while rest not in fields:
+        first, dot, rest = rest.partition(".")
+        if not dot or first not in fields or not pa.types.is_struct(fields[first]):
+            raise ValueError(f"{place} has no column {column!r}, but {', '.join(schema.names)}: {_ADVICE}")
+        names, fields = (*names, first), {field.name: field.type for field in fields[first].fields}
+    kind = fields[rest]
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if text and not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        raise ValueError(f"{place}: column {column!r} has type {kind}, not string: {_ADVICE}")
+    return (*names, rest)
+
+
+def _rows(batches: Iterable[pa.RecordBatch], paths: Sequence[tuple[str, ...]]) -> Iterator[tuple[Any, ...]]:
+    """The scalars of each row in the columns that the paths lead to."""
+    for batch in batches:
+        columns = [
+            pc.struct_field(batch.column(first), list(inside)) if inside else batch.column(first)
+            for first, *inside in paths
+        ]
+        yield from zip(*columns, strict=True)

@@ -1,0 +1,60 @@
+"""The recipe of docs/howto/finetune.md: sentence-transformers trains an export on translation pairs."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+import xlme_ds as xlme
+from tests.evaluate.folders import WORDS, sentence, write_run
+from tests.launch import ROOT
+from xlme_ds.evaluate.retrieval import accuracies
+from xlme_ds.export.__main__ import main as export
+
+pytest.importorskip("accelerate", reason="accelerate is absent: pip install 'sentence-transformers[train]'")
+
+NUMBERS = range(3, 1000, 8)
+TRANSLATED = dict(zip(WORDS, WORDS[3:] + WORDS[:3], strict=True))  # word by word
+
+
+def write_pairs(folder: Path) -> tuple[list[str], list[str]]:
+    english = [sentence(number) for number in NUMBERS]
+    german = [" ".join(TRANSLATED[word] for word in text.split()) for text in english]
+    folder.mkdir()
+    for code, lines in (("en", english), ("de", german)):
+        (folder / f"X.en-de.{code}").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return english, german
+
+
+def test_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export(["--run", str(write_run(tmp_path / "run")), "--to", str(tmp_path / "exports/base")])
+    english, german = write_pairs(tmp_path / "pairs")
+    write_pairs(tmp_path / "heldout")  # the same pairs: xlme must find what sentence-transformers finds
+    text = (ROOT / "docs/howto/finetune.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
+    (command,) = re.findall(r"^xlme evaluate pairs (.*)$", text, re.M)
+    for long, short in (("max_steps=300", "max_steps=150"), ("train_batch_size=64", "train_batch_size=32")):
+        assert long in code
+        code = code.replace(long, short)
+    monkeypatch.chdir(tmp_path)
+
+    def found(model: SentenceTransformer) -> float:
+        return float(np.mean(accuracies(model.encode(english), model.encode(german))))
+
+    before = found(SentenceTransformer("exports/base", trust_remote_code=True))
+    names: dict[str, Any] = {}
+    exec(code, names)
+    losses = [entry["loss"] for entry in names["trainer"].state.log_history if "loss" in entry]
+    assert losses[-1] < losses[0] / 2
+    assert before < 0.2 and found(names["model"]) > before + 0.2
+    saved = SentenceTransformer("exports/sentences", trust_remote_code=True)
+    assert found(saved) == found(names["model"]) and saved.max_seq_length == 40, (
+        "as many tokens as the model has places"
+    )
+    models, data = re.findall(r"--model (\S+)", command), re.findall(r"--data (\S+)", command)
+    plain, tuned = (model["overall"] for model in xlme.evaluate.pairs(models, *data)["models"])
+    ways = [[scores[way][-1] for way in ("en_xx", "xx_en")] for scores in (plain, tuned)]
+    assert [np.mean(both) for both in ways] == pytest.approx([before, found(names["model"])], abs=0.01)  # a near tie

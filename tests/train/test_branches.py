@@ -1,0 +1,265 @@
+"""Runs that go on differently from what they were begun as: made longer, branched, with other data on the way."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from tests.launch import TIMED
+from tests.rows import train_vocabulary, write_data
+from xlme_ds.api import pretrain, rehearse
+from xlme_ds.audit import examine
+from xlme_ds.checkpoint import __main__ as checkpoint
+from xlme_ds.config import (
+    DataConfig,
+    EngineConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScheduleConfig,
+    StartConfig,
+    TrainConfig,
+    from_json,
+)
+from xlme_ds.data.schema import read_json
+from xlme_ds.engine.ranks import SharedError
+from xlme_ds.export.__main__ import export_run
+from xlme_ds.plan.planner import plan
+from xlme_ds.train.records import audit_lines
+from xlme_ds.train.run_folder import branched
+from xlme_ds.trained import load_encoder, load_run
+
+SHARES = (0.3, 0.15)
+Run = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two folders of other rows and one vocabulary."""
+    folder = tmp_path_factory.mktemp("phases")
+    vocabulary = train_vocabulary(folder / "one" / "vocab")
+    for seed, name in enumerate(("one", "two")):
+        write_data(folder / name, rows=30, vocabulary=vocabulary.size, seed=seed, sha256=vocabulary.sha256)
+    shutil.copytree(folder / "one" / "vocab", folder / "two" / "vocab")
+    return folder / "one", folder / "two"
+
+
+@pytest.fixture(scope="module")
+def config(data: tuple[Path, Path]) -> RunConfig:
+    size = read_json(data[0] / "mono" / "manifest.json", dict)["vocabulary_size"]
+    model = ModelConfig(size, 32, 4, 64, 1, 2, max_positions=32)
+    return RunConfig(
+        "small",
+        model=model,
+        data=DataConfig(4, 4, 4, phase_steps=(5,), phase_mask_fractions=SHARES),
+        optimizer=OptimizerConfig(1e-3, warmup_steps=2),
+        schedule=ScheduleConfig("wsd"),
+        engine=EngineConfig("plain"),
+        train=TrainConfig(steps=8, log_every=1, eval_every=0, save_every=3, keep_every=1, audit=True),
+    )
+
+
+@pytest.fixture(scope="module")
+def stable(config: RunConfig, data: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight steps at the peak, of which five read the first folder."""
+    return pretrain(config, data, tmp_path_factory.mktemp("runs") / "stable")
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    return {name: value.tobytes() for name, value in load_file(run / "model" / "model.safetensors").items()}
+
+
+def records(run: Path) -> list[dict]:
+    lines = audit_lines(run / "metrics.jsonl")
+    return [{key: value for key, value in line.items() if key not in TIMED} for line in lines]
+
+
+def longer(config: RunConfig, steps: int) -> RunConfig:
+    return replace(config, train=replace(config.train, steps=steps))
+
+
+def test_a_branch_is_the_decay_of_the_run(config: RunConfig, data: tuple[Path, Path], stable: Path) -> None:
+    """Bit for bit what a run does that was begun with this decay; the parent is left alone."""
+    before = {path: path.stat().st_mtime_ns for path in stable.rglob("*") if path.name != ".lock"}
+    whole = longer(replace(config, schedule=ScheduleConfig("wsd", 4)), 10)
+    alone = pretrain(whole, data, stable.with_name("alone"))
+    branch = replace(longer(branched(stable.with_name("stable@6")), 10), schedule=whole.schedule)
+    out = pretrain(branch, data, stable.with_name("branch"))
+    assert weights(out) == weights(alone) != weights(stable)
+    assert records(out) == records(alone)[6:]
+    assert before == {path: path.stat().st_mtime_ns for path in stable.rglob("*") if path.name != ".lock"}
+    assert examine(alone, data) == ([], "40 mono rows and 40 para rows of 10 steps")
+    assert examine(out, data) == ([], "16 mono rows and 16 para rows of 4 steps")
+    shutil.rmtree(out / "checkpoints" / "step_00000010")
+    for name in ("finished.json", "model/model.safetensors"):
+        (out / name).unlink()
+    assert weights(pretrain(branch, data, out)) == weights(alone), "resumed from its own checkpoint of step 9"
+
+
+def test_a_branch_outlives_its_parents_checkpoint(data: tuple[Path, Path], stable: Path) -> None:
+    parent, out = stable.with_name("parent"), stable.with_name("orphan")
+    shutil.copytree(stable, parent)
+    pretrain(branched(Path(f"{parent}@6")), data, out)
+    shutil.rmtree(parent / "checkpoints" / "step_00000006")
+    (parent / "config.json").write_text("{}")
+    again = branched(Path(f"{parent}@6"), out)
+    assert again.start.folder == f"{parent}@6" and pretrain(again, data, out) == out
+
+
+@pytest.mark.parametrize("change", ["seed", "share"])
+def test_a_branch_has_masks_of_its_own(data: tuple[Path, Path], stable: Path, change: str) -> None:
+    """The loss of the probe, a masked row, cannot be compared then."""
+    branch = branched(stable.with_name("stable@6"))
+    shares = replace(branch.data, phase_mask_fractions=(0.5, 0.05))
+    branch = replace(branch, seed=9) if change == "seed" else replace(branch, data=shares)
+    out = pretrain(branch, data, stable.with_name(change))
+    assert [line["step"] for line in records(out)] == [7, 8]
+
+
+def test_a_finished_run_without_checkpoints_stays(config: RunConfig, data: tuple[Path, Path], stable: Path) -> None:
+    out = stable.with_name("bare")
+    shutil.copytree(stable, out)
+    shutil.rmtree(out / "checkpoints")
+    with pytest.raises(SharedError, match="the run is finished and stays as it is"):
+        pretrain(longer(config, 10), data, out)
+    assert weights(out) == weights(stable)
+
+
+def test_a_branch_reads_other_data(config: RunConfig, data: tuple[Path, Path], stable: Path) -> None:
+    branch = branched(stable.with_name("stable@6"))
+    branch = longer(replace(branch, data=replace(branch.data, phase_steps=(), phase_mask_fractions=())), 7)
+    out = pretrain(branch, data[0], stable.with_name("elsewhere"))
+    assert records(out)[0]["loss"] != records(stable)[6]["loss"]
+    assert examine(out, data[:1]) == ([], "4 mono rows and 4 para rows of 1 steps")
+
+
+def test_a_finished_run_is_made_longer(config: RunConfig, data: tuple[Path, Path], stable: Path) -> None:
+    out = stable.with_name("longer")
+    shutil.copytree(stable, out)
+    pretrain(longer(config, 10), data, out)
+    straight = pretrain(longer(config, 10), data, stable.with_name("straight"))
+    assert weights(out) == weights(straight) and records(out) == records(straight)
+    assert read_json(out / "finished.json", dict) == {"steps": 10}
+    assert from_json(RunConfig, read_json(out / "config.json", dict)["config"]).train.steps == 10
+
+
+def test_a_resume_crosses_the_border(config: RunConfig, data: tuple[Path, Path], stable: Path) -> None:
+    out = stable.with_name("again")
+    shutil.copytree(stable, out)
+    for name in ("checkpoints/step_00000008", "checkpoints/step_00000006"):
+        shutil.rmtree(out / name)
+    for name in ("finished.json", "model/model.safetensors"):
+        (out / name).unlink()
+    pretrain(config, data, out)
+    assert weights(out) == weights(stable) and records(out) == records(stable)
+
+
+def test_a_phase_is_added(config: RunConfig, data: tuple[Path, Path], stable: Path) -> None:
+    """Where the first phase ends after what is done; the rows of the past must stay."""
+    of_one = replace(config, data=replace(config.data, phase_steps=(), phase_mask_fractions=()))
+    of_one = replace(longer(of_one, 5), objective=replace(config.objective, mask_fraction=SHARES[0]))
+    begun = pretrain(of_one, data[0], stable.with_name("added"))
+    more = replace(config, objective=of_one.objective)
+    assert weights(pretrain(more, data, begun)) == weights(stable)
+    early = replace(more, data=replace(more.data, phase_steps=(4,)))
+    with pytest.raises(SharedError, match=r"data.phase_steps \[5\], this call has \[4\]"):
+        pretrain(early, data, begun)
+
+
+def test_an_average_is_the_mean(stable: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [str(stable.with_name(f"stable@{step}")) for step in (3, 6, 8)]
+    out = stable.with_name("mean")
+    models = [word for name in names for word in ("--model", name)]
+    checkpoint.main(["average", *models, "--out", str(out)])
+    states = [load_run(Path(name)).state for name in names]
+    found = load_run(out).state
+    assert found.keys() == states[0].keys()
+    for name, value in found.items():
+        wanted = np.mean([state[name].numpy().astype(np.float64) for state in states], axis=0)
+        np.testing.assert_array_equal(value.numpy(), wanted.astype(np.float32))
+    exports = [stable.with_name(f"export{step}") for step in (3, 8)]
+    for path, name in zip(exports, (names[0], names[2]), strict=True):
+        export_run(Path(name), path)
+    checkpoint.main(["average", "--model", str(exports[0]), "--model", str(exports[1]), "--out", str(out) + "_export"])
+    for which in ("discriminator", "generator"):
+        both = [dict(load_encoder(folder, which).encoder.named_parameters()) for folder in exports]
+        mean = load_encoder(stable.with_name("mean_export"), which).encoder
+        for name, value in mean.named_parameters():
+            torch.testing.assert_close(value, (both[0][name] + both[1][name]) / 2, rtol=1e-6, atol=1e-8)
+    capsys.readouterr()
+    for arguments, words in (
+        (["--model", names[0]], "two or more models, each once"),
+        (["--model", names[0], "--model", names[0], "--model", names[1]], "two or more models, each once"),
+        (["--model", names[0], "--model", str(exports[0])], "is an export and others are runs"),
+        (["--model", names[0], "--model", str(stable.with_name("stable@7"))], "has no whole checkpoint of step 7"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            checkpoint.main(["average", *arguments, "--out", str(stable.with_name("none"))])
+        assert ended.value.code == 2 and words in capsys.readouterr().err
+    assert not stable.with_name("none").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: replace(c, schedule=ScheduleConfig("linear")), "schedule.name wsd, this call has linear"),
+        (lambda c: longer(replace(c, schedule=ScheduleConfig("wsd", 4)), 9), "schedule.decay_steps 0, this call has 4"),
+        (lambda c: longer(c, 7), "train.steps 8, this call has 7"),
+        (lambda c: replace(c, data=replace(c.data, phase_mask_fractions=(0.2, 0.15))), "data.phase_mask_fractions"),
+    ],
+)  # fmt: skip
+def test_the_past_stays(
+    config: RunConfig, data: tuple[Path, Path], stable: Path, change: Callable[[RunConfig], RunConfig], words: str
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in stable.rglob("*") if path.name != ".lock"}
+    with pytest.raises(SharedError, match=words):
+        pretrain(change(config), data, stable)
+    assert before == {path: path.stat().st_mtime_ns for path in stable.rglob("*") if path.name != ".lock"}
+
+
+def test_phases_are_shown(config: RunConfig, stable: Path) -> None:
+    page = (stable / "report.html").read_text()
+    assert "Phases of the data" in page and "from step 0 30% predicted; from step 5 15% predicted" in page
+    found = plan(replace(config, engine=EngineConfig(deepspeed="zero1")), gpus=1)["phases"]
+    assert [(phase["steps"], phase["mask_fraction"]) for phase in found] == [(5, 0.3), (3, 0.15)]
+    assert found[0]["tokens"] == 5 * (4 + 4) * 32
+
+
+def test_what_cannot_be(
+    config: RunConfig, data: tuple[Path, Path], stable: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SharedError, match=r"data.phase_steps 5 are of 2 folders, --data names 1"):
+        pretrain(config, data[0], tmp_path / "one")
+    with pytest.raises(SharedError, match=r"data.phase_mask_fractions has 2 numbers, data.phase_steps are of 1"):
+        pretrain(replace(config, data=replace(config.data, phase_steps=())), data[0], tmp_path / "one")
+    with pytest.raises(SharedError, match=r"has no checkpoint of step 7, it has 3, 6, 8: name one"):
+        pretrain(branched(stable.with_name("stable@7")), data, tmp_path / "one")
+    with pytest.raises(ValueError, match=r"--branch .*stable names no step: write .*stable@STEP"):
+        branched(stable)
+    with pytest.raises(SharedError, match=r"train.steps 8 are over at step 8, where the run begins: raise it"):
+        pretrain(branched(stable.with_name("stable@8")), data, tmp_path / "one")
+    with pytest.raises(ValueError, match=r"has no config.json: name a run of pre-training with --branch"):
+        branched(tmp_path.with_name(f"{tmp_path.name}@3"))
+    late = branched(stable.with_name("stable@6"))
+    stepless = replace(late, start=StartConfig(str(stable), "state"))
+    with pytest.raises(SharedError, match=r"start.take state goes on from a step: name it, .*stable@STEP, or give"):
+        pretrain(stepless, data, tmp_path / "one")
+    rehearse(late, data, tmp_path / "one")
+    assert "resuming after step 6 of 8" in capsys.readouterr().out
+    narrow = replace(late, model=replace(config.model, discriminator_layers=1))
+    with pytest.raises(SharedError, match=r"has model.discriminator_layers 2, this run has 1"):
+        pretrain(narrow, data, tmp_path / "one")
+    assert not (tmp_path / "one").exists()
+
+
+def test_settings_come_back(config: RunConfig) -> None:
+    import json
+
+    there = json.loads(json.dumps(asdict(config)))
+    assert from_json(RunConfig, there) == config
+    assert from_json(RunConfig, {"name": "old", "seed": 3}) == RunConfig("old", 3), "what is younger has its default"

@@ -1,0 +1,414 @@
+"""The whole road: pairs of text are prepared, a model is trained on them, and a file is translated in both
+directions."""
+
+import gzip
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import xlme_ds as xlme
+from data_prep.__main__ import main as data_prep
+from tests.evaluate.folders import write_run
+from tests.rows import write_data
+from xlme_ds.__main__ import main as command
+from xlme_ds.api import pretrain
+from xlme_ds.config import (
+    DataConfig,
+    EngineConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
+from xlme_ds.data.schema import EOS, PAD, read_json
+from xlme_ds.data.shards import RowStore
+from xlme_ds.evaluate.heldout_losses import losses
+from xlme_ds.evaluate.predicted_tokens import perplexity
+from xlme_ds.trained import load_encoder, load_run
+from xlme_ds.translate.text import read_lines
+
+GERMAN = ["haus", "baum", "hund", "katze", "fluss", "berg", "vogel", "fisch", "stein", "wind"]
+ENGLISH = ["house", "tree", "dog", "cat", "river", "mountain", "bird", "fish", "stone", "wind"]
+STEPS = 150
+Words = list[int]
+
+
+def sentences(count: int, seed: int) -> list[Words]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 10, rng.integers(3, 7)).tolist() for _ in range(count)]
+
+
+def german(words: Words) -> str:
+    return " ".join(GERMAN[word] for word in words)
+
+
+def english(words: Words) -> str:
+    """The same backwards."""
+    return " ".join(ENGLISH[word] for word in reversed(words))
+
+
+def write(folder: Path, name: str, words: list[Words]) -> None:
+    for code, said in (("de", german), ("en", english)):
+        (folder / f"{name}.{code}").write_text("".join(f"{said(one)}\n" for one in words), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`data` and `heldout`, and 60 new pairs in test.de and test.en."""
+    folder = tmp_path_factory.mktemp("translate")
+    for part, seed, rows in (("data", 0, 512), ("heldout", 1, 16)):
+        para = folder / f"para-{part}"
+        para.mkdir()
+        write(para, "toy.de-en", sentences(2000 if part == "data" else 100, seed))
+        if part == "data":
+            assert not data_prep(f"vocab --para {para} --out {folder}/vocab --size 46 --processes 1".split())
+        encode = f"encode --para {para} --vocab {folder}/vocab --out {folder}/encoded-{part} --processes 1"
+        mix = f"mix --encoded {folder}/encoded-{part} --vocab {folder}/vocab --out {folder}/{part}"
+        assert not data_prep(encode.split())
+        assert not data_prep(f"{mix} --row-tokens 48 --para-rows {rows} --layout xlm".split())
+    write(folder, "test", sentences(60, 2))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path) -> RunConfig:
+    size = read_json(folder / "data" / "para" / "manifest.json", dict)["vocabulary_size"]
+    return RunConfig(
+        "toy",
+        model=ModelConfig(
+            size, 64, 4, 128, discriminator_layers=2, max_positions=48, layout="xlm", language_embeddings=("de", "en"),
+            relative_bias="none", init_std=0.08, masked_head="linear",
+        ),
+        objective=ObjectiveConfig("mt", mask_fraction=1.0),
+        data=DataConfig(0, 16, 16),
+        optimizer=OptimizerConfig(3e-3, warmup_steps=30, clip=5.0),
+        schedule=ScheduleConfig("inverse_sqrt"),
+        engine=EngineConfig("plain"),
+        train=TrainConfig(steps=STEPS, log_every=50, eval_every=0, save_every=75, keep_every=0),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(config: RunConfig, folder: Path) -> Path:
+    return pretrain(config, folder / "data", folder / "run", heldout=folder / "heldout")
+
+
+def translate(run: Path | str, folder: Path, source: str, to: str, *more: str) -> Path:
+    out = folder / f"out.{to}"
+    words = ["--model", str(run), "--source", str(folder / f"test.{source}"), "--from", source, "--to", to]
+    command(["translate", *words, "--out", str(out), *more])
+    return out
+
+
+@pytest.mark.parametrize(("source", "target"), [("de", "en"), ("en", "de")])
+def test_new_sentences_are_translated(
+    run: Path, folder: Path, source: str, target: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Words of the other language in the other order; scores as sacreBLEU's own function gives them."""
+    from sacrebleu import corpus_bleu, corpus_chrf
+
+    out = translate(run, folder, source, target, "--reference", str(folder / f"test.{target}"))
+    first, bleu, chrf = capsys.readouterr().out.splitlines()
+    lines, expected = (path.read_text().splitlines() for path in (out, folder / f"test.{target}"))
+    assert first == f"{out}: {len(lines)} lines" and len(lines) == 60
+    score = corpus_bleu(lines, [expected]).score
+    assert score > 50 and sum(map(str.__eq__, lines, expected)) > 20
+    assert bleu.startswith("BLEU|nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:") and f" = {score:.2f} " in bleu
+    assert chrf.startswith("chrF2|") and chrf.endswith(f" = {corpus_chrf(lines, [expected]).score:.2f}")
+
+
+def test_every_line_has_one_line(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Empty ones stay empty, long ones are cut and told of; an earlier checkpoint translates too."""
+    long = " ".join(["baum"] * 60)
+    (folder / "lines.de").write_bytes(f"haus baum hund\r\n\n  \n{long}\nwind wind stein".encode())
+    words = f"translate --source {folder}/lines.de --from de --to en --out {folder}/lines.en --beam 1 --model"
+    command([*words.split(), str(run)])
+    found, said = (folder / "lines.en").read_text(), capsys.readouterr()
+    assert found.endswith("\n") and [bool(line) for line in found.splitlines()] == [True, False, False, True, True]
+    assert found.splitlines()[0] == "dog tree house"
+    assert "lines.de: 1 lines have more than 46 tokens and were cut: 4" in said.err
+    command([*words.split(), f"{run}@{STEPS // 2}"])
+    assert (folder / "lines.en").read_text() != found
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_weights(config: RunConfig, run: Path, folder: Path) -> None:
+    short = replace(config, train=replace(config.train, steps=6, save_every=3, keep_every=3))
+    short = replace(short, optimizer=replace(config.optimizer, warmup_steps=2))
+    whole = pretrain(short, folder / "data", folder / "whole")
+    before = load_file(whole / "model" / "model.safetensors")
+    shutil.rmtree(whole / "checkpoints" / "step_00000006")
+    for name in ("finished.json", "model/model.safetensors"):
+        (whole / name).unlink()
+    after = load_file(pretrain(short, folder / "data", whole) / "model" / "model.safetensors")
+    assert {name: value.tobytes() for name, value in after.items()} == {n: v.tobytes() for n, v in before.items()}
+
+
+def test_its_encoder_is_one_without_a_head(run: Path, folder: Path) -> None:
+    """The head was trained on the decoder: nothing is predicted from the encoder by it."""
+    to = folder / "export"
+    xlme.export.run(run, to, which="encoder")
+    assert read_json(to / "config.json", dict)["architectures"] == ["XLMEModel"]
+    ours, theirs = (load_encoder(each).encoder.state_dict() for each in (run, to))
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    with pytest.raises(ValueError, match="was not trained with masked language modelling"):
+        xlme.load(run).fill("haus <mask> hund", language="de")
+    vocabulary = load_run(run).vocabulary
+    text = write_data(folder / "text", 4, 48, vocabulary.size, sha256=vocabulary.sha256)
+    with pytest.raises(ValueError, match="predicts no tokens of monolingual text: use `evaluate losses`"):
+        perplexity(run, text)
+
+
+def test_its_losses_are_evaluated(run: Path, folder: Path) -> None:
+    """On the held-out pairs, as the run itself did after its last step."""
+    (found,) = losses(run, folder / "heldout")["models"]
+    at_the_end = json.loads((run / "heldout.jsonl").read_text().splitlines()[-1])
+    assert found["overall"]["mt"] == pytest.approx(at_the_end["mt"], rel=1e-5)
+    assert found["languages"]["mt"].keys() == {"de", "en"}
+
+
+def test_what_is_shown_of_the_run(run: Path) -> None:
+    """The predictions are in the second sides alone, and its encoder is one as any other."""
+    samples = read_json(run / "samples.json", list)
+    assert {sample["task"] for sample in samples} == {"para"}
+    for sample in samples:
+        first = [token["original"] for token in sample["tokens"]].index("</s>", 1)
+        marks = [token["masked"] for token in sample["tokens"]]
+        assert not any(marks[: first + 2]) and all(marks[first + 2 :])  # </s> e </s></s> f </s>
+    assert load_encoder(run).encoder.cfg.discriminator_layers == 2
+    assert (run / "report.html").exists()
+    line = read_json(run / "config.json", dict)["objective"]
+    assert line["terms"] == ["mt"]
+
+
+def test_sentences_alone(config: RunConfig, folder: Path) -> None:
+    """Denoising and back-translation by the whole program: records, samples, report, held-out losses, and a run that
+    was stopped and goes on to the same weights."""
+    for part, seed in (("mono", 4), ("mono-heldout", 5)):
+        (folder / part).mkdir()
+        for code, said in (("de", german), ("en", english)):
+            (folder / part / f"{code}.txt").write_text("\n".join(map(said, sentences(200, seed + (code == "en") * 10))))
+        out = folder / f"encoded-{part}"
+        vocab = f"--vocab {folder}/vocab --processes 1"
+        assert not data_prep(f"encode --mono {folder}/{part} --out {out} --sentences {vocab}".split())
+        mix = f"mix --encoded {out} --out {folder}/mixed-{part} {vocab} --layout xlm --row-tokens 48"
+        assert not data_prep(f"{mix} --mono-rows 32 --sentences".split())
+    run = replace(
+        config,
+        objective=ObjectiveConfig("mt", 1.0, denoising=("0:1", "4:0"), back_translation=("0:0", "1:0.5")),
+        data=DataConfig(8, 0, 8),
+        optimizer=replace(config.optimizer, warmup_steps=2),
+        train=replace(config.train, steps=6, save_every=3, keep_every=3, eval_every=3, eval_rows=8, log_every=1),
+    )
+    data, heldout = folder / "mixed-mono", folder / "mixed-mono-heldout"
+    whole = pretrain(run, data, folder / "sentences", heldout=heldout)
+    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert ["ae" in line for line in lines] == [True] * 4 + [False] * 2
+    assert ["bt" in line for line in lines] == [False] + [True] * 5
+    assert lines[1]["loss"] == pytest.approx(0.75 * lines[1]["ae"] + 0.5 * lines[1]["bt"])
+    unseen = json.loads((whole / "heldout.jsonl").read_text().splitlines()[-1])
+    assert {"ae", "bt", "accuracy_denoising", "accuracy_back", "unigram_nll_mono"} <= unseen.keys()
+    assert unseen["loss"] == pytest.approx(0.5 * unseen["bt"]), "the weights of the last step"
+    samples = read_json(whole / "samples.json", list)
+    assert {sample["task"] for sample in samples} == {"mono"} and (whole / "report.html").exists()
+    before = load_file(whole / "model" / "model.safetensors")
+    shutil.rmtree(whole / "checkpoints" / "step_00000006")
+    for name in ("finished.json", "model/model.safetensors"):
+        (whole / name).unlink()
+    after = load_file(pretrain(run, data, whole, heldout=heldout) / "model" / "model.safetensors")
+    assert {name: value.tobytes() for name, value in after.items()} == {n: v.tobytes() for n, v in before.items()}
+    assert len(read_lines(translate(whole, folder, "de", "en"))) == 60
+    (found,) = losses(whole, heldout, rows=8, seed=run.seed)["models"]
+    assert [found["overall"][term] for term in ("ae", "bt")] == pytest.approx([unseen["ae"], unseen["bt"]], rel=1e-5)
+    mix = f"mix --encoded {folder}/encoded-mono --out {folder}/stream --vocab {folder}/vocab --layout xlm"
+    assert not data_prep(f"{mix} --row-tokens 48 --mono-rows 4 --processes 1".split())
+    with pytest.raises(ValueError, match=r"was mixed without --sentences, which .*sentences was trained on"):
+        losses(whole, folder / "stream")
+
+
+@pytest.fixture(scope="module")
+def without_decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("mlm"), objective="mlm")
+
+
+def test_back_translation_is_resumed_and_read(
+    run: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """English text becomes pairs; a command that dies at its second part goes on to the same bytes."""
+    from xlme_ds.translate import pairs
+
+    monkeypatch.setattr(pairs, "_LINES", 16)
+    lines = [english(one) for one in sentences(40, 3)]
+    text = [*lines[:20], "", " ".join(["tree"] * 60), *lines[20:]]
+    with gzip.open(folder / "mono.en.gz", "wt") as file:
+        file.write("\n".join(text))
+    words = f"translate --model {run} --source {folder}/mono.en.gz --from en --to de --beam 1 --pairs".split()
+    command([*words, str(folder / "whole")])
+    assert "40 pairs; left out: 1 lines too long, 1 without words" in capsys.readouterr().out
+    synthetic, real = ((folder / "whole" / f"back_de.de-en.{code}").read_text().splitlines() for code in ("de", "en"))
+    assert real == lines
+    (folder / "again.en").write_text("".join(f"{line}\n" for line in lines))
+    command([*words[:4], str(folder / "again.en"), *words[5:-1], "--out", str(folder / "again.de")])
+    assert synthetic == (folder / "again.de").read_text().splitlines()
+    done, translate_part = [], pairs.translate_lines
+
+    def dies(*given: object) -> object:
+        if len(done) == 2:
+            raise OSError("stopped")
+        done.append(1)
+        return translate_part(*given)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as dying:
+        dying.setattr(pairs, "translate_lines", dies)
+        with pytest.raises(SystemExit):
+            command([*words, str(folder / "parts")])
+    assert {path.name[0] for path in (folder / "parts").iterdir()} == {"."}
+    with pytest.raises(SystemExit):
+        command([*words[:-1], "--length-penalty", "2", "--pairs", str(folder / "parts")])
+    assert "has pairs of other text, another model or other settings" in capsys.readouterr().err
+    (folder / "other.en").write_text("\n".join([*lines[:30], "tree", *lines[31:]]))
+    other = [*words[:4], str(folder / "other.en"), *words[5:]]
+    for begun in ("parts", "whole"):  # and finished
+        with pytest.raises(SystemExit):
+            command([*other, str(folder / begun)])
+        assert f"{begun} has pairs of other text" in capsys.readouterr().err
+    command([*words, str(folder / "parts")])
+    for code in ("de", "en"):
+        name = f"back_de.de-en.{code}"
+        assert (folder / "parts" / name).read_bytes() == (folder / "whole" / name).read_bytes()
+    assert len([path for path in (folder / "parts").iterdir() if path.name[0] != "."]) == 2
+    capsys.readouterr()
+    command([*words, str(folder / "parts")])
+    assert "is complete" in capsys.readouterr().out
+    encode = f"encode --para {folder}/parts --vocab {folder}/vocab --out {folder}/encoded-back --processes 1"
+    assert not data_prep(encode.split())
+    counts = read_json(folder / "encoded-back" / "para" / "manifest.json", dict)["counts"]["by_language"]
+    assert counts["de-en"]["pairs"] == 40
+
+
+@pytest.mark.parametrize("to", ["--out", "--pairs"])
+def test_the_search_is_the_one_asked_for(to: str, run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from xlme_ds.translate import __main__ as program
+    from xlme_ds.translate import pairs
+
+    seen: list[tuple[object, ...]] = []
+    for module in (program, pairs):
+
+        def watched(*given: object, of: object = module.translate_lines) -> object:
+            seen.append(given[2:])
+            return of(*given)  # type: ignore[operator]
+
+        monkeypatch.setattr(module, "translate_lines", watched)
+    words = f"translate --model {run} --source {folder}/test.de --from de --to en --beam 3 --length-penalty 0.5"
+    command([*words.split(), to, str(folder / f"asked{to}")])
+    assert seen == [((0, 1), 3, 0.5)]
+
+
+def test_the_last_row_of_every_folder_is_looked_at(run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of pairs and of sentences; rows are read three at a time."""
+    from xlme_ds.translate import leaks
+
+    monkeypatch.setattr(leaks, "_AT_ONCE", 3)
+    vocabulary = load_run(run).vocabulary
+    lines = [german(one) for one in sentences(60, 8)]
+    (folder / "last" / "mono").mkdir(parents=True)
+    for code, said in (("de", german), ("en", english)):
+        text = "\n".join(map(said, sentences(60, 8)))
+        (folder / "last" / "mono" / f"{code}.txt").write_text(text)
+        (folder / "last" / f"toy.de-en.{code}").write_text(text)
+    out, given = folder / "encoded-last", f"--vocab {folder}/vocab --processes 1"
+    encode = f"encode --mono {folder}/last/mono --para {folder}/last --out {out} --sentences {given}"
+    assert not data_prep(encode.split())
+    mixed = [folder / "last-para", folder / "last-mono"]
+    for path, asked in zip(mixed, ("--para-rows 7", "--mono-rows 7 --sentences"), strict=True):
+        assert not data_prep(f"mix --encoded {out} --out {path} {given} --layout xlm --row-tokens 48 {asked}".split())
+    for path, task in zip(mixed, ("para", "mono"), strict=True):
+        tokens = RowStore(path / task).read(np.array([6])).tokens.ravel().tolist()
+        last = vocabulary.decode(tokens[1 : tokens.index(EOS, 1)])
+        assert last in lines or last in map(english, sentences(60, 8))
+        (found,) = leaks.seen_lines(mixed, [[vocabulary.encode(last)]], vocabulary)
+        (alone,) = leaks.seen_lines([path], [[vocabulary.encode(last)]], vocabulary)
+        assert found == alone == {0}
+    only = [[vocabulary.encode(line)] for line in lines]
+    both = [leaks.seen_lines(mixed, [one], vocabulary)[0] for one in only]
+    each = [[leaks.seen_lines([path], [one], vocabulary)[0] for one in only] for path in mixed]
+    assert both == [one | two for one, two in zip(*each, strict=True)]
+
+
+def test_lines_that_were_trained_on_are_counted(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three sources and two references, of four lines, are planted among new ones."""
+    known, new = sentences(2000, 0), [[9, 9, 9, 9, n] for n in range(8)]
+    pairs = [(german(one), english(one)) for one in (*known[:1], *new[:6])]
+    pairs[1] = german(known[700]), pairs[1][1]
+    pairs[2] = pairs[2][0], english(known[900])
+    pairs[3] = german(known[1500]), pairs[3][1]
+    for number, code in enumerate(("de", "en")):
+        (folder / f"leak.{code}").write_text("".join(f"{pair[number]}\n" for pair in pairs))
+    vocabulary, texts, side = load_run(run).vocabulary, set[str](), list[int]()
+    for token in RowStore(folder / "data" / "para").read(np.arange(512)).tokens.ravel().tolist():
+        if token in (EOS, PAD):
+            texts.add(vocabulary.decode(side))
+            side = []
+        else:
+            side.append(token)
+    expected = [{n for n, pair in enumerate(pairs) if pair[side] in texts} for side in (0, 1)]
+    options = f"--source {folder}/leak.de --reference {folder}/leak.en --from de --to en --out {folder}/leak.out"
+    command(["translate", "--model", str(run), *options.split(), "--trained-on", str(folder / "data")])
+    both, (source, target) = len(expected[0] | expected[1]), map(len, expected)
+    assert 0 < target < source < both
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"{folder}/leak.de: {both} of 7 lines ({both / 7:.1%}) are in {folder}/data, {source} by the source, {target} "
+        "by the reference"
+    )
+
+
+MISTAKES: dict[str, tuple[str, str]] = {
+    "beam": ("--beam 0", "--beam 0 follows nothing: it must be at least 1"),
+    "wide": ("--beam 500", "--beam 500 is more than a vocabulary of"),
+    "from": ("--from fr", "--from fr is no language of {run}: choose one of de en"),
+    "to": ("--to xx", "--to xx is no language of {run}: choose one of de en"),
+    "model": ("--model {mlm}", "{mlm} was trained for mlm and has no decoder: name a run of objective.name mt"),
+    "export": ("--model {folder}/encoder", "{folder}/encoder is an export without a decoder: name a run of objective"),
+    "no model": ("--model {folder}/none", "{folder}/none has no config.json"),
+    "no source": ("--source {folder}/none", "{folder}/none: No such file"),
+    "bytes": ("--source {folder}/bytes", "{folder}/bytes is not UTF-8 at byte 3: convert it"),
+    "penalty": ("--length-penalty nan", "--length-penalty is nan: it must be a number, such as 1"),
+    "no folder": ("--out {folder}/none/out", "--out {folder}/none/out is in no folder that exists: make {folder}/none"),
+    "itself": ("--out {folder}/test.de", "--out {folder}/test.de is the source: name another file"),
+    "damaged": ("--source {folder}/damaged.gz", "{folder}/damaged.gz is damaged (Error -3"),
+    "two outputs": ("--pairs {folder}/pairs", "--out names a file to write and --pairs a folder: give one of them"),
+    "no rows": ("--trained-on {folder}/none", "{folder}/none has neither pairs nor rows of mix --sentences"),
+    "reference": ("--reference {folder}/short", "{folder}/short has 1 lines, {folder}/test.de 60"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_sentence_and_nothing_is_written(
+    mistake: str, run: Path, without_decoder: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "bytes").write_bytes(b"abc\xff")
+    (folder / "short").write_text("one\n")
+    packed = bytearray(gzip.compress(b"haus " * 50))
+    packed[12:20] = b"\xff" * 8
+    (folder / "damaged.gz").write_bytes(packed)
+    if mistake == "export":
+        xlme.export.run(run, folder / "encoder", which="encoder")
+    words, sentence = (each.format(run=run, mlm=without_decoder, folder=folder) for each in MISTAKES[mistake])
+    usual = {"model": run, "source": folder / "test.de", "from": "de", "to": "en", "out": folder / "wrong"}
+    given = {f"--{name}": str(value) for name, value in usual.items()} | dict([words.split()])
+    with pytest.raises(SystemExit) as left:
+        command(["translate", *(word for pair in given.items() for word in pair)])
+    said = capsys.readouterr().err
+    assert left.value.code == 2 and said.count("\n") == 1 and sentence in said
+    assert not list(folder.glob("*wrong*"))
+
+
+def test_a_line_ends_at_a_line_feed_alone(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes("one\rtwo\u2028three\nfour\r\n".encode())
+    assert read_lines(tmp_path / "x") == ["one\rtwo\u2028three", "four"]

@@ -1,0 +1,107 @@
+"""What translation makes of monolingual sentences (XLM; Lample and Conneau, 2019): a noised copy of each, from which
+denoising auto-encoding restores it; and the language into which back-translation writes it.
+
+Both are functions of (seed, row number) and the row alone, by counters of their own. B rows, T tokens.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numba.types import int32, int64, uint64, void
+
+from ..config import refuse, weight_at
+from .batch import Batch
+from .compiled import compiled, reads
+from .corrupt import Array, Parts, Word, philox
+from .rows import EOS, PAD, TASKS
+
+SHUFFLED, DROPPED, BLANKED = 3, 0.1, 0.1  # XLM's: how far tokens move, and shares of them
+ALWAYS = ("0:1",)  # a weight that is the same in all steps
+_TASK = np.uint64(len(TASKS))  # of the counters: no other randomness is drawn from it
+_TO_UNIT = 2.0**-32
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Which of the two a step reads: those whose weight is not 0 in it (`config.weight_at`)."""
+
+    denoising: tuple[str, ...]
+    back_translation: tuple[str, ...]
+    languages: tuple[int, ...]  # of the data
+    mask: int  # id of `<mask>`
+
+    def __post_init__(self) -> None:
+        words = "objective.back_translation needs text of two languages, the data have one: leave it empty"
+        refuse([(not self.back_translation or len(self.languages) > 1, words)])
+
+    def added(self, batch: Batch, parts: Parts, seed: int, step: int) -> Batch:
+        """`batch`, which `collate` made of `parts`, with what is made of its sentences."""
+        noised_BT, into_BT = np.full((2, *batch.tokens_BT.shape), PAD, dtype=np.int64)
+        first = 0
+        for task, rows, numbers in parts:
+            if task == TASKS.index("mono"):
+                last, key = first + len(rows.tokens), np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
+                places = noised_BT[first:last], into_BT[first:last]
+                _noise(*rows, numbers, key, self.mask, np.array(self.languages), *places)
+            first += len(rows.tokens)
+        if weight_at(self.denoising, step):
+            batch = batch._replace(noised_BT=torch.from_numpy(noised_BT))
+        if weight_at(self.back_translation, step):
+            batch = batch._replace(into_BT=torch.from_numpy(into_BT))
+        return batch
+
+
+@compiled(
+    void(
+        *(reads(int32, 2), reads(int64), reads(int64), reads(int64), reads(int64), uint64, int64, int64[::1]),
+        *(int64[:, ::1], int64[:, ::1]),
+    )
+)
+def _noise(
+    tokens_BT: Array,
+    items_B: Array,
+    lengths: Array,
+    languages: Array,
+    numbers_B: Array,
+    seed: Word,
+    mask: int,
+    known: Array,
+    noised_BT: Array,
+    into_BT: Array,
+) -> None:
+    """Write the noised items, each in the places of the original, `<pad>` after it; and the language to translate into,
+    one of the `known` others, all alike.
+
+    Of a sentence token i goes to the place that i + u has among all, u uniform in [0, 3); then each is dropped, and
+    then each is `<mask>`, with their shares. One token always stays.
+    """
+    width = tokens_BT.shape[1]
+    keys_T, drops_T, blanks_T = np.empty(width), np.empty(width), np.empty(width)
+    item = 0
+    for row in range(len(tokens_BT)):
+        number, start = np.uint64(numbers_B[row]), 0
+        for _ in range(items_B[row]):
+            stop = start + lengths[item]
+            own = 0
+            while known[own] != languages[item] and own < len(known) - 1:
+                own += 1
+            draw = philox(np.uint64(start), _TASK, number & _LOW, number >> _HALF, seed)[3]
+            others = np.uint64(max(len(known) - 1, 1))
+            into_BT[row, start:stop] = known[(own + 1 + int(draw * others >> _HALF)) % len(known)]
+            for column in range(start + 1, stop - 1):
+                move, drop, blank, _ = philox(np.uint64(column), _TASK, number & _LOW, number >> _HALF, seed)
+                keys_T[column] = column + SHUFFLED * (move * _TO_UNIT)
+                drops_T[column], blanks_T[column] = drop * _TO_UNIT, blank * _TO_UNIT
+            most = drops_T[start + 1 : stop - 1].max()
+            noised_BT[row, start] = tokens_BT[row, start]
+            at = start + 1
+            for moved in np.argsort(keys_T[start + 1 : stop - 1]):
+                column = start + 1 + moved
+                if drops_T[column] >= min(DROPPED, most):
+                    noised_BT[row, at] = mask if blanks_T[column] < BLANKED else tokens_BT[row, column]
+                    at += 1
+            noised_BT[row, at] = EOS
+            start = stop
+            item += 1

@@ -1,0 +1,108 @@
+"""Losses of whole models on held-out rows, under the same masks: what a run reports while it trains, for any runs side
+by side."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..config import ObjectiveConfig, refuse
+from ..data.collate import collate
+from ..data.rows import TASKS
+from ..data.sentences import ALWAYS, Sentences
+from ..data.shards import RowStore
+from .compared_models import Models, Predictor, load_predictors
+from .output import ResultTable
+from .predicted_tokens import require_readable
+
+_AT_ONCE = 16  # rows
+
+
+def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, random: bool = False) -> dict[str, Any]:
+    """Losses on the first `rows` rows of each task of the folder `data`, as a whole and by language; returns what
+    `xlme evaluate losses` writes as JSON, and its options mean the same.
+
+    Raises ValueError for models and data that do not do.
+    """
+    folder = Path(data)
+    tasks = [task for task, name in enumerate(TASKS) if (folder / name).is_dir()]
+    refuse(
+        [
+            (rows >= 1, f"--rows {rows} leaves nothing to read: it must be at least 1"),
+            (bool(tasks), f"{folder} has neither mono/ nor para/: name a data folder that `data_prep mix` wrote"),
+        ]
+    )
+    scored = []
+    for model in load_predictors(models, random):
+        stores = {task: RowStore(folder / TASKS[task], model.cfg.language_embeddings) for task in tasks}
+        for store in stores.values():
+            require_readable(model, store)
+        facts = {"model": model.name, "folder": str(model.folder), "step": model.step}
+        scored.append(facts | {"terms": list(model.objective.terms)} | _losses(model, stores, rows, seed))
+    return {"test": "losses", "seed": seed, "rows": rows, "models": scored}
+
+
+@torch.no_grad()
+def _losses(model: Predictor, stores: Mapping[int, RowStore], rows: int, seed: int) -> dict[str, Any]:
+    objective, device = model.objective, next(model.model.parameters()).device
+    # The share that is masked is the same for every model, as in `perplexity`.
+    fraction = 1.0 if objective.mask_fraction == 1.0 else ObjectiveConfig().mask_fraction
+    most = max(len(store.languages) for store in stores.values())
+    counts = sums = torch.zeros(len(objective.terms), dtype=torch.float64)
+    statistics = torch.zeros(objective.statistics_shape, dtype=torch.float64)
+    by_language = torch.zeros(2, len(objective.terms), most, dtype=torch.float64)
+    for task, store in stores.items():
+        sentences = _sentences(model, store)
+        for first in range(0, min(rows, store.rows), _AT_ONCE):
+            numbers = np.arange(first, min(first + _AT_ONCE, rows, store.rows))
+            parts = [(task, store.read(numbers), numbers)]
+            batch = collate(parts, seed, fraction)
+            if sentences is not None:
+                batch = sentences.added(batch, parts, seed, 0)
+            batch = batch.to(device)
+            output = model.model(batch)
+            sums = sums + objective.sums(output, batch).double().cpu()
+            counts = counts + objective.counts(batch).cpu()
+            statistics += objective.statistics(output, batch).cpu()
+            by_language += objective.by_language(output, batch, most).cpu()
+    found: dict[str, dict[str, float]] = {}
+    for term, totals, numbers in zip(objective.terms, *by_language.numpy(), strict=True):
+        task = TASKS.index(objective.quantities[term].task)
+        if task in stores:
+            codes = stores[task].languages
+            found[term] = {code: float(totals[n] / numbers[n]) for n, code in enumerate(codes) if numbers[n]}
+    return {"overall": objective.summarise(sums, counts, statistics), "languages": found}
+
+
+def _sentences(model: Predictor, store: RowStore) -> Sentences | None:
+    """What is made of the sentences of `store`, if the model was trained on such. Raises ValueError for other rows."""
+    denoising, back = (ALWAYS if term in model.objective.terms else () for term in ("ae", "bt"))
+    if not (denoising or back) or store.folder.name != "mono":
+        return None
+    words = f"{store.folder} was mixed without --sentences, which {model.folder} was trained on: mix it again"
+    refuse([(bool(store.manifest.settings.get("sentences")), words)])
+    languages = tuple(store.languages.index(code) for code in store.manifest.languages)
+    return Sentences(denoising, back, languages, model.cfg.vocabulary - 1)
+
+
+def loss_tables(results: Mapping[str, Any]) -> list[ResultTable]:
+    """A row for each reported number, and for each term a table by language; a column for each model."""
+    models = results["models"]
+    names = [model["model"] for model in models]
+    keys = dict.fromkeys(key for model in models for key in model["overall"])
+    tables = [_table("Held-out text", "", keys, [model["overall"] for model in models], names)]
+    for term in dict.fromkeys(term for model in models for term in model["languages"]):
+        values = [model["languages"].get(term, {}) for model in models]
+        codes = sorted({code for each in values for code in each})
+        tables.append(_table(f"{term} by language", "language", dict.fromkeys(codes), values, names))
+    tables[0].notes.append("losses in nats a token; every model reads the same rows with the same masks")
+    return tables
+
+
+def _table(
+    title: str, first: str, keys: Mapping[str, Any], values: list[dict[str, float]], names: list[str]
+) -> ResultTable:
+    rows = [[key, *(f"{value[key]:.4f}" if key in value else "" for value in values)] for key in keys]
+    return ResultTable(title, [first, *names], rows)

@@ -1,0 +1,284 @@
+"""A translating model for Hugging Face transformers: XLM-E's encoder with a decoder, in XLM's form (Conneau and Lample,
+2019) or DeltaLM's (Ma et al., 2021).
+
+B rows, S source tokens, R target tokens, T of the target with those before them, H heads, D width, K head size.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import DynamicCache, EncoderDecoderCache, GenerationMixin, StoppingCriteria, StoppingCriteriaList
+from transformers.modeling_outputs import Seq2SeqLMOutput
+from transformers.utils import can_return_tuple
+
+from .configuration_xlme import XLMEConfig
+from .modeling_xlme import (
+    XLMEAttention,
+    XLMEEncoder,
+    XLMELayer,
+    XLMEMaskedHead,
+    XLMEModel,
+    XLMEPreTrainedModel,
+    attend,
+    heads,
+)
+
+
+class XLMEDecoderAttention(XLMEAttention):
+    """Self-attention of target tokens to themselves and those before them; `number` is its place in the cache."""
+
+    def __init__(self, config: XLMEConfig, number: int):
+        super().__init__(config)
+        self.number = number
+
+    def forward(  # type: ignore[override]
+        self,
+        x_BRD: Tensor,
+        allowed_RT: Tensor | None,
+        distance_HRT: Tensor | None,
+        source_BSD: Tensor,
+        source_B11S: Tensor,
+        past: EncoderDecoderCache | None,
+    ) -> tuple[Tensor, None]:
+        """Output, [B, R, D]."""
+        q_BHRK, k_BHTK, v_BHTK = heads(self.qkv(x_BRD), 3, self.config)
+        if past is not None:
+            k_BHTK, v_BHTK = past.self_attention_cache.update(k_BHTK, v_BHTK, self.number)
+        bias = distance_HRT
+        if bias is not None and self.gate is not None:
+            bias = bias * self.gate(q_BHRK)
+        if allowed_RT is not None:
+            bias = torch.where(allowed_RT, 0.0 if bias is None else bias, float("-inf"))
+        return self.output(attend(q_BHRK, k_BHTK, v_BHTK, bias, self)[0]), None
+
+
+class XLMECrossAttention(nn.Module):
+    """Attention of target tokens to the source's; no bias by distance."""
+
+    def __init__(self, config: XLMEConfig, number: int):
+        super().__init__()
+        self.config, self.number = config, number
+        self.query = nn.Linear(config.hidden_size, config.hidden_size)
+        self.key_value = nn.Linear(config.hidden_size, 2 * config.hidden_size)
+        self.output = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(
+        self,
+        x_BRD: Tensor,
+        allowed_RT: Tensor | None,
+        distance_HRT: Tensor | None,
+        source_BSD: Tensor,
+        source_B11S: Tensor,
+        past: EncoderDecoderCache | None,
+    ) -> tuple[Tensor, None]:
+        """Output, [B, R, D]; keys and values of the source are computed once."""
+        (q_BHRK,) = heads(self.query(x_BRD), 1, self.config)
+        if past is not None and past.is_updated.get(self.number):
+            layer = past.cross_attention_cache.layers[self.number]
+            k_BHSK, v_BHSK = layer.keys, layer.values
+        else:
+            k_BHSK, v_BHSK = heads(self.key_value(source_BSD), 2, self.config)
+            if past is not None:
+                k_BHSK, v_BHSK = past.cross_attention_cache.update(k_BHSK, v_BHSK, self.number)
+                past.is_updated[self.number] = True
+        return self.output(attend(q_BHRK, k_BHSK, v_BHSK, source_B11S, self)[0]), None
+
+
+class XLMEDecoderLayer(XLMELayer):
+    """XLM's: self-attention, cross-attention, feed-forward. Two interleaved ones are DeltaLM's: self-attention,
+    feed-forward, cross-attention, feed-forward."""
+
+    def __init__(self, config: XLMEConfig, number: int):
+        self_first = config.decoder_form == "xlm" or number % 2 == 0
+        place = number if config.decoder_form == "xlm" else number // 2
+        super().__init__(config, (XLMEDecoderAttention if self_first else XLMECrossAttention)(config, place))
+        self.cross_attention = self.cross_norm = None
+        if config.decoder_form == "xlm":
+            self.cross_attention = XLMECrossAttention(config, place)
+            self.cross_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self, x_BRD: Tensor, *shared: Any) -> Tensor:  # type: ignore[override]
+        """Output, [B, R, D]."""
+        x_BRD, _ = self._attended(x_BRD, self.attention_norm, self.attention, *shared)
+        if self.cross_attention is not None and self.cross_norm is not None:
+            x_BRD, _ = self._attended(x_BRD, self.cross_norm, self.cross_attention, *shared)
+        return self._fed(x_BRD)
+
+
+class XLMEDecoder(XLMEEncoder):
+    """Positions, layers and norms of the decoder."""
+
+    def _stack(self, config: XLMEConfig) -> list[nn.Module]:
+        networks = config.decoder_layers * (1 if config.decoder_form == "xlm" else 2)
+        return [XLMEDecoderLayer(config, number) for number in range(networks)]
+
+    def forward(  # type: ignore[override]
+        self,
+        embedded_BRD: Tensor,
+        languages_B: Tensor,
+        source_BSD: Tensor,
+        inside_BS: Tensor,
+        past: EncoderDecoderCache | None = None,
+    ) -> Tensor:
+        """Last hidden states of the target tokens that follow those of `past`, [B, R, D]."""
+        seen, tokens = 0 if past is None else past.get_seq_length(), embedded_BRD.shape[1]
+        places_T = torch.arange(seen + tokens, device=embedded_BRD.device)
+        x_BRD = self.embed(embedded_BRD, places_T[seen:], languages_B[:, None])
+        allowed_RT = None if tokens == 1 else places_T <= places_T[seen:, None]
+        distance_HRT = None if self.relative is None else self.relative(seen + tokens, tokens)
+        source_B11S = torch.zeros_like(inside_BS, dtype=x_BRD.dtype).masked_fill(~inside_BS, float("-inf"))[
+            :, None, None
+        ]
+        for layer in self.layers:
+            x_BRD = layer(x_BRD, allowed_RT, distance_HRT, source_BSD, source_B11S, past)
+        return x_BRD if self.output_norm is None else self.output_norm(x_BRD)
+
+
+class XLMLengths(StoppingCriteria):
+    """A row ends after `limit_B` target tokens of its own; it may have several hypotheses."""
+
+    def __init__(self, limit_B: Tensor):
+        self.limit_B = limit_B
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """Which rows have ended, bool."""
+        limits = self.limit_B.to(input_ids.device).repeat_interleave(len(input_ids) // len(self.limit_B))
+        return input_ids.shape[1] - 1 >= limits  # the first is `</s>`, which every target begins after
+
+
+class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
+    """Encoder, decoder and the head that predicts its tokens; all three share one embedding.
+
+    A target is its ordinary tokens and `</s>`, without a token that opens it; the decoder reads `</s>` first.
+    """
+
+    _no_split_modules = ["XLMELayer", "XLMEDecoderLayer"]  # noqa: RUF012 - as in all of transformers
+
+    def __init__(self, config: XLMEConfig):
+        super().__init__(config)
+        self.xlme = XLMEModel(config)
+        self.decoder = XLMEDecoder(config)
+        self.masked_head = XLMEMaskedHead(config)
+        self.post_init()
+
+    def get_encoder(self, *_: Any, **__: Any) -> XLMEModel:
+        """The encoder, which `generate` runs once."""
+        return self.xlme
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        encoder_outputs: Any = None,
+        past_key_values: EncoderDecoderCache | None = None,
+        use_cache: bool | None = None,
+        inputs_embeds: Tensor | None = None,
+        language_ids: Tensor | None = None,
+        decoder_language_ids: Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> Seq2SeqLMOutput:
+        """`logits` [B, R, V] of the tokens after `decoder_input_ids` [B, R]; with `labels` [B, R] (−100 at padding)
+        these are made of them, and the loss is the mean over all labels.
+
+        `language_ids` and `decoder_language_ids` [B] are places in `config.languages`, by default those of
+        `config.source_language` and `config.target_language`. Attention weights and hidden states are the encoder's.
+        """
+        if decoder_input_ids is None:
+            if labels is None:
+                raise ValueError("give decoder_input_ids or labels")
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        rows, device = len(decoder_input_ids), decoder_input_ids.device
+        if attention_mask is None and input_ids is not None:
+            attention_mask = input_ids != self.config.pad_token_id
+        if encoder_outputs is None:
+            encoder_outputs = self.xlme(
+                input_ids,
+                attention_mask,
+                inputs_embeds=inputs_embeds,
+                language_ids=self._language("source_language", rows, device) if language_ids is None else language_ids,
+                output_attentions=output_attentions,
+                output_hidden_states=output_hidden_states,
+                return_dict=True,
+            )
+        source_BSD = encoder_outputs[0]
+        if attention_mask is None:
+            attention_mask = source_BSD.new_ones(source_BSD.shape[:2])
+        if use_cache and past_key_values is None:
+            past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        if decoder_language_ids is None:
+            decoder_language_ids = self._language("target_language", rows, device)
+        embedding = self.xlme.embedding
+        hidden_BRD = self.decoder(
+            embedding(decoder_input_ids), decoder_language_ids, source_BSD, attention_mask != 0, past_key_values
+        )
+        logits = self.masked_head(hidden_BRD, embedding.weight)
+        return Seq2SeqLMOutput(
+            loss=None if labels is None else F.cross_entropy(logits.flatten(0, 1), labels.flatten()),
+            logits=logits,
+            past_key_values=past_key_values,
+            encoder_last_hidden_state=source_BSD,
+            encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
+            encoder_attentions=getattr(encoder_outputs, "attentions", None),
+        )
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """What the decoder reads to predict `labels`: `</s>` and the labels but the last."""
+        before = F.pad(labels[:, :-1], (1, 0), value=self.config.decoder_start_token_id)
+        return before.masked_fill(before == -100, self.config.pad_token_id)
+
+    def prepare_inputs_for_generation(self, *given: Any, **kwargs: Any) -> dict[str, Any]:
+        """The arguments of `forward` for the next token."""
+        inputs = super().prepare_inputs_for_generation(*given, **kwargs)
+        inputs.pop("cache_position", None)  # of transformers 4; the cache knows it
+        return inputs
+
+    @torch.no_grad()
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        *settings: Any,
+        source_language: str | None = None,
+        target_language: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """`GenerationMixin.generate` from one language into another, by default those of the config; rows of several
+        languages have `language_ids` and `decoder_language_ids`.
+
+        A translation of n ordinary tokens has at most 1.3 n + 5, as XLM's. Raises ValueError for an unknown language.
+        """
+        names = ("input_ids", "inputs_embeds", "encoder_outputs")
+        read = next((x for x in (inputs, *map(kwargs.get, names)) if x is not None), None)
+        if read is None:
+            raise ValueError("give input_ids, the tokens of the sources")
+        read = read["last_hidden_state"] if isinstance(read, dict) else read
+        for name, code in (("source_language", source_language), ("target_language", target_language)):
+            ids = "language_ids" if name == "source_language" else "decoder_language_ids"
+            if kwargs.get(ids) is None:
+                kwargs[ids] = self._language(name, len(read), read.device, code)
+        if kwargs.get("attention_mask") is None:
+            inside = read != self.config.pad_token_id if read.dim() == 2 else read.new_ones(read.shape[:2])
+            kwargs["attention_mask"] = inside.long()
+        if "static" in str(kwargs.get("cache_implementation")):
+            raise ValueError("a static cache does not fit this model: leave out cache_implementation")
+        if (kwargs.get("num_beams") or self.generation_config.num_beams or 1) > 1:
+            kwargs.setdefault("early_stopping", True)  # as XLM: where there are as many translations as beams
+        words_B = (kwargs["attention_mask"] != 0).sum(1) - 2  # without the special tokens around a text
+        limit_B = (1.3 * words_B.double() + 5).long().clamp(max=self.config.max_position_embeddings)
+        criteria = StoppingCriteriaList([*(kwargs.pop("stopping_criteria", None) or []), XLMLengths(limit_B)])
+        return super().generate(inputs, *settings, stopping_criteria=criteria, **kwargs)
+
+    def _language(self, name: str, rows: int, device: torch.device, code: str | None = None) -> Tensor:
+        """The place of a language (of `zh` also that of `zh-Hans`) for every row, [B]."""
+        known, code = self.config.languages, code or getattr(self.config, name)
+        found = [n for n, each in enumerate(known) if each == code]
+        found += [n for n, each in enumerate(known) if each.startswith(f"{code}-")]
+        if not found:
+            what = f"{code} is no language of this model" if code else "is missing"
+            raise ValueError(f"{name} {what}: choose one of {' '.join(known)}")
+        return torch.full((rows,), found[0], device=device)

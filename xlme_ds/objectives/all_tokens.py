@@ -1,0 +1,141 @@
+"""All-tokens masked language modelling (Clark et al., 2020, ELECTRA, section 3.4): a control for replaced token
+detection. The discriminator reads the generator's replacements, as in ELECTRA, and predicts the original of every token
+instead of judging it:
+
+    p(x_t) = D_t · 1[x_t is what it reads] + (1 − D_t) · softmax_t(x_t)
+
+with the copy probability D from a sigmoid, that of ELECTRA's verdict "original". L = L_MLM + L_TLM + λ·L_AMLM +
+λ·L_ATLM, the last two means over all tokens of their task. The softmax at all positions costs 1 / mask_fraction times
+the generator's.
+
+B rows, T tokens, M masked positions, N = B · T, D width.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..config import Check, ModelConfig, RunConfig
+from ..data.batch import Batch
+from ..models.electra import Electra
+from ..models.encoder import read_whole
+from ..models.heads import MaskedLanguageModelHead
+from ..models.pipeline import ElectraStage, Part, Work, masked_head_forward
+from .electra import ElectraObjective
+from .protocol import Quantity
+
+
+class AllTokensOutput(NamedTuple):
+    """`ElectraOutput`, and what the discriminator's softmax says."""
+
+    nll_M: Tensor
+    predicted_M: Tensor
+    corrupted_BT: Tensor
+    replaced_logits_BT: Tensor  # positive says: do not copy
+    token_nll_BT: Tensor  # float32, the softmax's −log p of the original token
+
+
+class AllTokens(Electra):
+    """`Electra` whose discriminator also has a head over the vocabulary, tied to the embedding."""
+
+    def __init__(self, cfg: ModelConfig, z_loss: float = 0.0, temperature: float = 1.0):
+        super().__init__(cfg, z_loss, temperature)
+        self.token_head = MaskedLanguageModelHead(cfg)
+
+    @property
+    def table(self) -> list[Tensor]:
+        """The blocks of the token embedding."""
+        return self._blocks("embedding")
+
+    def forward(self, batch: Batch) -> AllTokensOutput:  # type: ignore[override]
+        """Generate, then predict every token."""
+        table = read_whole(self.table)
+        nll_M, predicted_M, corrupted_BT = self.generate(batch)
+        hidden_BTD = self.discriminator(
+            self.embed_for_discriminator(corrupted_BT),
+            batch.positions_BT,
+            batch.segments_BT,
+            batch.languages_BT,
+            batch.keys_B,
+        )
+        return AllTokensOutput(nll_M, predicted_M, corrupted_BT, *self.judge(hidden_BTD, batch.tokens_BT, table))
+
+    def judge(self, hidden_BTD: Tensor, tokens_BT: Tensor, table: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """The last two of `AllTokensOutput`."""
+        found = self.token_head(hidden_BTD.flatten(0, 1), lambda: table, tokens_BT.flatten(), None)
+        return self.replaced_head(hidden_BTD), found.nll_M.view_as(tokens_BT)
+
+
+class AllTokensStage(ElectraStage, AllTokens):  # type: ignore[misc]
+    """The part of `AllTokens` that one stage runs: `ElectraStage` that also sends the original tokens [B, T]."""
+
+    after = (*ElectraStage.after, "token_head")
+    ties = True
+    borrowed: Sequence[Tensor] = ()  # as in `LanguageModelStage`
+
+    @property
+    def table(self) -> list[Tensor]:
+        """The blocks of the token embedding."""
+        return super().table if self.part.first else list(self.borrowed)
+
+    def _start(self, batch: Batch) -> tuple[Tensor, ...]:
+        *crossing, keys_B = super()._start(batch)
+        return *crossing, batch.tokens_BT, keys_B
+
+    def finish(self, hidden_BTD: Tensor, judged: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The discriminator's verdicts and −log p, from its last hidden states."""
+        verdicts_BT, token_nll_BT = self.judge(hidden_BTD, judged[-1], self.table)
+        return token_nll_BT, verdicts_BT
+
+    def output(self, tensors: Sequence[Tensor], batch: Batch) -> AllTokensOutput:  # type: ignore[override]
+        """What `AllTokens` gives for `batch`, on the last stage, from what it returned."""
+        *others, token_nll_BT, verdicts_BT, segments_BT, corrupted_BT, predicted_BT, _tokens_BT, keys_B = tensors
+        electra = super().output((*others, verdicts_BT, segments_BT, corrupted_BT, predicted_BT, keys_B), batch)
+        return AllTokensOutput(*electra, token_nll_BT)
+
+
+class AllTokensObjective(ElectraObjective):
+    """ELECTRA, with another loss of the discriminator."""
+
+    description = (
+        "all-tokens masked language modelling: a generator fills masked tokens, a discriminator predicts every token, "
+        "which it copies or takes from the vocabulary"
+    )
+    terms: tuple[str, ...] = ("mlm", "tlm", "amlm", "atlm")
+    quantities: Mapping[str, Quantity] = {
+        **{name: of for name, of in ElectraObjective.quantities.items() if name not in ("mrtd", "trtd")},
+        "amlm": Quantity("Discriminator: loss of every token, copied or predicted", "nats a token", "mono"),
+        "atlm": Quantity("Discriminator: loss of every token, copied or predicted", "nats a token", "para"),
+    }
+
+    def checks(self, run: RunConfig) -> list[Check]:
+        """ELECTRA's, and one embedding, which both softmaxes read."""
+        return [
+            *super().checks(run),
+            (
+                run.model.embedding_sharing == "tied",
+                f"objective.name {run.objective.name} predicts from the embedding that the discriminator reads, which "
+                "model.embedding_sharing gdes makes two: set it to tied",
+            ),
+        ]
+
+    def build(self, cfg: ModelConfig, part: Part | None = None) -> Electra:
+        """The pre-training model, or its `part` that a pipeline's stage runs."""
+        whole = cfg, self.z_loss, self.temperature
+        return AllTokens(*whole) if part is None else AllTokensStage(*whole, part=part)
+
+    def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
+        """ELECTRA's, and a softmax at every position in the last part."""
+        return replace(super().work(cfg, row_tokens), softmax_last=masked_head_forward(cfg, 1.0), predicted_last=1.0)
+
+    @staticmethod
+    def costs(output: AllTokensOutput, batch: Batch) -> Tensor:  # type: ignore[override]
+        """−log p of every original token, float32 [B, T]."""
+        verdicts_BT = output.replaced_logits_BT.float()
+        predicted_BT = F.logsigmoid(verdicts_BT) - output.token_nll_BT
+        copied_BT = torch.logaddexp(F.logsigmoid(-verdicts_BT), predicted_BT)
+        return -torch.where(output.corrupted_BT == batch.tokens_BT, copied_BT, predicted_BT)

@@ -1,0 +1,153 @@
+"""Machine translation on pairs, on monolingual sentences, or both (XLM; Conneau and Lample, 2019).
+
+L = w_AE(step) L_AE + w_BT(step) L_BT + L_MT, each a mean over its target tokens of the global batch: a token is
+predicted from its source and from the targets before it, the first from `</s>`; the last one is `</s>`. Of pairs one
+side is the source, drawn when the data are mixed, so that one model learns both directions. Of monolingual sentences
+the sources are noised copies (denoising auto-encoding), and translations that the weights of the step write: so a step
+follows from its number and the weights, as any other. M target tokens.
+"""
+
+from copy import copy
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig, weight_at
+from ..data.batch import Batch, sum_by_language, sum_by_task
+from ..models.decoder import decoder_depth
+from ..models.pipeline import Part, Work, encoder_forward, masked_head_forward
+from ..models.sides import predicted_places
+from ..models.translation import TERMS, TranslationModel, TranslationOutput
+from .clm import Causal
+from .mlm import MaskedLanguageModelling
+from .protocol import Quantity, adds_none
+
+_QUANTITIES = {
+    "ae": Quantity("Loss of every token, restored from a noised copy", "nats a token", "mono", unigram=True),
+    "bt": Quantity("Loss of every token, translated back", "nats a token", "mono", unigram=True),
+    "mt": Quantity("Loss of every target token", "nats a token", "para", unigram=True),
+}
+_ACCURACIES = {"ae": "accuracy_denoising", "bt": "accuracy_back", "mt": "accuracy_para"}
+
+
+class MachineTranslation(MaskedLanguageModelling):
+    """Every token of a target is predicted; with `mask_fraction` 1 nothing of it is masked."""
+
+    description = "machine translation by encoder and decoder, in both directions of every pair of languages"
+    masking_kind = Causal
+
+    def __init__(self, cfg: ObjectiveConfig):
+        weights = {"ae": cfg.denoising, "bt": cfg.back_translation, "mt": ("0:1",)}
+        self._by_step = {term: points for term, points in weights.items() if points}
+        self.terms = tuple(self._by_step)
+        self.quantities = {term: _QUANTITIES[term] for term in self.terms} | {
+            _ACCURACIES[term]: Quantity(f"Accuracy on every target token{words}")
+            for term, words in (("ae", " (denoising)"), ("bt", " (back-translation)"), ("mt", ""))
+            if term in self.terms
+        }
+        self.accuracies = tuple(_ACCURACIES[term] for term in self.terms)
+        super().__init__(cfg)
+        self.weights = self._weights_in(0)
+        self._of_terms = torch.tensor([self.terms.index(term) if term in self.terms else 0 for term in TERMS])
+
+    def at(self, step: int) -> Self:
+        """This objective with the weights that its terms have in `step`."""
+        other = copy(self)
+        other.weights = self._weights_in(step)
+        return other
+
+    def _weights_in(self, step: int) -> Tensor:
+        return torch.tensor([weight_at(points, step) for points in self._by_step.values()], dtype=torch.float64)
+
+    def checks(self, run: RunConfig) -> list[Check]:
+        """It reads pairs and sentences whole, and knows their languages; what runs the model must know a decoder."""
+        name, fraction = run.objective.name, run.objective.mask_fraction
+        return [
+            (
+                fraction == 1.0,
+                f"objective.mask_fraction is {fraction}, and objective.name {name} predicts every target: set it to 1",
+            ),
+            adds_none(run),
+            (
+                bool(run.data.mono_rows) == (len(self.terms) > 1),
+                f"objective.name {name} reads monolingual rows for objective.denoising and objective.back_translation "
+                f"alone, and data.mono_rows is {run.data.mono_rows}: set both or neither",
+            ),
+            (
+                bool(run.model.language_embeddings),
+                f"objective.name {name} knows the language to translate into by its embedding: set "
+                "model.language_embeddings to the languages of the data",
+            ),
+            (
+                run.engine.kind != "pipeline",
+                f"engine.kind pipeline does not cut a decoder, which objective.name {name} has: set it to deepspeed",
+            ),
+            (
+                run.model.compile == "none",
+                f"model.compile {run.model.compile} is not for objective.name {name}, whose rows have sides of any "
+                "length: set it to none",
+            ),
+            self.kernel_check(run),
+        ]
+
+    def build(self, cfg: ModelConfig, part: Part | None = None) -> TranslationModel:  # type: ignore[override]
+        """The whole model: it is never cut."""
+        return TranslationModel(cfg)
+
+    def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
+        """Of a row of pairs half is source, the other half target. Of a sentence all is target, and its source as long,
+        once for denoising and once for back-translation, for which both networks go ahead; where sentences are read,
+        the pairs next to them are counted as if they were such."""
+        passes = len(self.terms) - 1
+        share, side = (float(passes), row_tokens) if passes else (0.5, row_tokens // 2)
+        cross = len([n for n in range(decoder_depth(cfg)) if cfg.decoder == "xlm" or n % 2])
+        own = decoder_depth(cfg) if cfg.decoder == "xlm" else decoder_depth(cfg) - cross
+        attention = 4 * cfg.width**2 + 2 * side * cfg.width  # own or cross: projections, scores, weighted sums
+        feed_forward = 2 * cfg.width * cfg.feed_forward
+        decoder = 2.0 * ((own + cross) * attention + decoder_depth(cfg) * feed_forward)
+        encoder, ahead = encoder_forward(cfg, 1, side), "bt" in self.terms
+        return Work(
+            layers=cfg.discriminator_layers,
+            layer=encoder * share,
+            decoder=decoder * share,
+            softmax_last=masked_head_forward(cfg, share),
+            layer_ahead=encoder * ahead,
+            softmax_ahead=(decoder + masked_head_forward(cfg, 1.0)) * ahead,
+        )
+
+    def places(self, batch: Batch) -> Tensor:
+        """The target tokens."""
+        return predicted_places(batch).flatten().nonzero().squeeze(1)
+
+    def counts(self, batch: Batch) -> Tensor:
+        """Target tokens of each term, float64 [terms]."""
+        by_task = sum_by_task(predicted_places(batch).sum(1), batch.task_B)
+        found = {"ae": by_task[0] * bool(len(batch.noised_BT)), "bt": by_task[0] * bool(len(batch.into_BT)),
+                 "mt": by_task[1]}  # fmt: skip
+        return torch.stack([found[term] for term in self.terms]).double()
+
+    def _sum(self, values_M: Tensor, output: TranslationOutput) -> Tensor:
+        return sum_by_task(values_M, self._terms(output), len(self.terms))
+
+    def _terms(self, output: TranslationOutput) -> Tensor:
+        return self._of_terms.to(output.terms_M.device)[output.terms_M]
+
+    def sums(self, output: TranslationOutput, batch: Batch) -> Tensor:  # type: ignore[override]
+        """The summed losses, float32 [terms]; carries the gradient."""
+        return self._sum(output.nll_M, output)
+
+    def statistics(self, output: TranslationOutput, batch: Batch) -> Tensor:  # type: ignore[override]
+        """Target tokens that are the most likely ones, float64 [terms]."""
+        return self._sum(output.predicted_M == batch.tokens_BT.flatten()[output.places_M], output).double()
+
+    def by_language(self, output: TranslationOutput, batch: Batch, languages: int) -> Tensor:  # type: ignore[override]
+        """The summed losses and target tokens, by the language translated into, float64 [2, terms, languages]."""
+        language_M, counted_M = batch.languages_BT.flatten()[output.places_M], torch.ones_like(output.nll_M)
+        return sum_by_language(output.nll_M, counted_M, self._terms(output), language_M, len(self.terms), languages)
+
+    @staticmethod
+    def shown(output: TranslationOutput, batch: Batch) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
+        """The most likely target tokens in their places, each after the right ones before it."""
+        filled = batch.tokens_BT.flatten().index_copy(0, output.places_M, output.predicted_M)
+        return filled.view_as(batch.tokens_BT), None

@@ -1,0 +1,113 @@
+"""Random token substitution (RTS; Di Liello et al., 2022, "Effective Pre-Training Objectives for Transformer-based
+Autoencoders"): replaced token detection whose replacements are drawn uniformly from the ordinary tokens. There is no
+generator and no softmax, so a step is cheap; `electra` goes on from its discriminator.
+
+L = L_MRTD + L_TRTD, each a mean over the tokens of its task. A draw that equals the original is none: its label is 0.
+Tasks are in the order of data.rows.TASKS.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
+from ..data.batch import Batch
+from ..data.rows import TASKS
+from ..models.electra import Electra, ElectraOutput
+from ..models.encoder import lookup
+from ..models.pipeline import ElectraStage, Part, Work
+from ..models.text_encoder import Masking, Which
+from .electra import ElectraObjective
+from .protocol import Quantity, adds_none, masks_some, not_read
+
+_RANDOM = Masking(random=1.0, keep=0.0)  # every chosen position shows a random token
+
+
+class Substitution(Electra):
+    """`Electra` without generator: of its output `predicted_M` is what was drawn, and `nll_M` is 0."""
+
+    def add_generator(self, z_loss: float, temperature: float) -> None:
+        """There is none."""
+
+    def embed_for_discriminator(self, ids_BT: Tensor) -> Tensor:
+        """The only reading of the table, whose gradient is a dense one."""
+        return lookup(ids_BT, self._blocks("embedding"))
+
+    def generate(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Random tokens in the chosen positions, by the batch's uniforms."""
+        return _drawn(batch, _RANDOM.apply(batch, self.cfg.vocabulary))
+
+
+def _drawn(batch: Batch, corrupted_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.zeros_like(batch.uniforms_M), corrupted_BT.flatten()[batch.masked_M], corrupted_BT
+
+
+class SubstitutionStage(ElectraStage, Substitution):
+    """The part of `Substitution` that one stage runs; nothing of a generator goes from stage to stage."""
+
+    def _start(self, batch: Batch) -> tuple[Tensor, ...]:
+        return self.read(batch, self.generate(batch)[-1])
+
+    def output(self, tensors: Sequence[Tensor], batch: Batch) -> ElectraOutput:
+        """What `Substitution` gives for `batch`, on the last stage, from what it returned."""
+        *_, logits_BT, _segments_BT, corrupted_BT, _keys_B = tensors
+        return ElectraOutput(*_drawn(batch, corrupted_BT), logits_BT)
+
+
+class RandomTokenSubstitution(ElectraObjective):
+    """The discriminator's half of ELECTRA."""
+
+    description = "replaced token detection, of tokens that random ones replace"
+    terms: tuple[str, ...] = ("mrtd", "trtd")
+    quantities: Mapping[str, Quantity] = {
+        name: quantity
+        for name, quantity in ElectraObjective.quantities.items()
+        if not quantity.unigram and name != "generator_accuracy"
+    } | {"replaced_fraction": Quantity("Tokens that were replaced", "fraction")}
+    encoders: Mapping[Which, str] = {"discriminator": "replaced_head."}
+
+    def __init__(self, cfg: ObjectiveConfig):
+        super().__init__(cfg)
+        self.weights = torch.ones(len(self.terms), dtype=torch.float64)
+
+    def checks(self, run: RunConfig) -> list[Check]:
+        """A share of the tokens is replaced; there is one embedding, and nothing to weigh."""
+        return [
+            masks_some(run),
+            adds_none(run),
+            *not_read(run, "discriminator_weight", "generator_temperature", "z_loss"),
+            (
+                run.model.embedding_sharing == "tied",
+                f"objective.name {run.objective.name} has no generator, whose embedding model.embedding_sharing gdes "
+                "leaves to it: set it to tied",
+            ),
+        ]
+
+    def build(self, cfg: ModelConfig, part: Part | None = None) -> Electra:
+        """The pre-training model, or its `part` that a pipeline's stage runs."""
+        return Substitution(cfg) if part is None else SubstitutionStage(cfg, part=part)
+
+    def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
+        """The discriminator's share of ELECTRA's."""
+        whole = super().work(cfg, row_tokens)
+        return Work(layers=whole.layers, layer=whole.layer, head=whole.head)
+
+    @staticmethod
+    def counts(batch: Batch) -> Tensor:
+        """All non-padding tokens of each task, float64 [2]."""
+        return ElectraObjective.counts(batch)[len(TASKS) :]
+
+    @classmethod
+    def sums(cls, output: ElectraOutput, batch: Batch) -> Tensor:
+        """The two summed losses, float32 [2]; carries the gradient."""
+        return super().sums(output, batch)[len(TASKS) :]
+
+    def by_language(self, output: ElectraOutput, batch: Batch, languages: int) -> Tensor:
+        """The two summed losses and what they are means over, float64 [2, 2, languages]."""
+        return super().by_language(output, batch, languages)[:, len(TASKS) :]
+
+    def summarise(self, sums: Tensor, counts: Tensor, statistics: Tensor) -> dict[str, float]:
+        """ELECTRA's metrics but for the generator's."""
+        metrics = super().summarise(sums, counts, statistics)
+        return {name: value for name, value in metrics.items() if not name.startswith("generator_")}

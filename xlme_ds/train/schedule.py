@@ -1,0 +1,39 @@
+"""The learning rate of every step, as a function of its number alone."""
+
+import math
+from collections.abc import Callable, Mapping
+
+from ..config import OptimizerConfig, ScheduleConfig
+
+PUBLISHED = ScheduleConfig()
+
+
+def learning_rate(step: int, steps: int, cfg: OptimizerConfig, schedule: ScheduleConfig = PUBLISHED) -> float:
+    """Rate of optimizer step `step` (from 0) of `steps`: linear warm-up to the peak, then `schedule`."""
+    if step < cfg.warmup_steps:
+        return cfg.learning_rate * (step + 1) / cfg.warmup_steps
+    return cfg.learning_rate * _SHAPES[schedule.name](step, steps, cfg.warmup_steps, schedule.decay_steps)
+
+
+def _linear(step: int, steps: int, warmup: int, decay: int) -> float:
+    return (steps - step) / max(steps - warmup, 1)
+
+
+def _cosine(step: int, steps: int, warmup: int, decay: int) -> float:
+    return (1 + math.cos(math.pi * (step - warmup) / max(steps - warmup, 1))) / 2
+
+
+def _wsd(step: int, steps: int, warmup: int, decay: int) -> float:
+    """1 until the decay, then 1 - sqrt(share of it that is done) (Hägele et al., 2024, section 3)."""
+    left = steps - step
+    return 1.0 if left >= decay else 1 - math.sqrt(1 - left / decay)
+
+
+def _inverse_sqrt(step: int, steps: int, warmup: int, decay: int) -> float:
+    """As in XLM, whose steps count from 1."""
+    return math.sqrt(max(warmup, 1) / (step + 1))
+
+
+_SHAPES: Mapping[str, Callable[[int, int, int, int], float]] = {
+    "linear": _linear, "cosine": _cosine, "wsd": _wsd, "inverse_sqrt": _inverse_sqrt,
+}  # fmt: skip

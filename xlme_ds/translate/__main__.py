@@ -1,0 +1,133 @@
+"""Command line: `xlme translate --model RUN --source FILE --from CODE --to CODE --out FILE` translates line by line."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from ..cli import fail, note, program
+from ..config import refuse
+from ..data.schema import file_sha256, replacing
+from .leaks import seen_lines
+from .pairs import PairFolder
+from .text import Translator, load_translator, read_lines, scores, translate_lines
+
+_NAMED = 5  # lines that a remark names
+
+
+@dataclass(frozen=True)
+class TranslateSettings:
+    """Translate the lines of a file with a model that was trained by objective.name mt."""
+
+    model: Path
+    """Folder of a run, or of its export; RUN@STEP names a checkpoint, and a run that is not finished counts as its
+    newest one."""
+    source: Path
+    """UTF-8 text, a sentence a line; a line without words stays empty."""
+    from_language: Annotated[str, tyro.conf.arg(name="from")]
+    """Code of the source's language, as the data have it."""
+    to_language: Annotated[str, tyro.conf.arg(name="to")]
+    """Code of the language to translate into."""
+    out: Path | None = None
+    """File to write, a line for each of the source."""
+    pairs: Path | None = None
+    """In place of --out, a folder of pairs that `data_prep encode --para` reads: back-translation. A stopped command
+    goes on where it was."""
+    beam: int = 4
+    """Hypotheses that are followed at a time; 1 takes the most likely token each time, and is fastest."""
+    length_penalty: float = 1.0
+    """Log-probabilities are divided by the length to this power; above 1 prefers longer translations."""
+    reference: Path | None = None
+    """A translation by people, line by line: prints BLEU and chrF."""
+    trained_on: tuple[Path, ...] = ()
+    """Folders that `data_prep mix` wrote: prints how many lines of source and --reference are in them."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Write the translation; a user's mistake ends in one line on stderr and exit code 2, with nothing written."""
+    settings = tyro.cli(TranslateSettings, prog=program("translate"), args=arguments)
+    try:
+        run(settings)
+    except (ValueError, OSError) as error:
+        fail("xlme_ds.translate", error)
+
+
+def run(settings: TranslateSettings) -> None:
+    """Translate, write and score. Raises ValueError or OSError for what does not fit, before anything is written."""
+    one_of = (settings.out is None) != (settings.pairs is None)
+    back = settings.pairs is None or (settings.reference is None and not settings.trained_on)
+    folder, penalty = (settings.out or Path()).absolute().parent, settings.length_penalty
+    overwritten = settings.out is not None and settings.out.exists() and settings.out.samefile(settings.source)
+    refuse(
+        [
+            (settings.beam >= 1, f"--beam {settings.beam} follows nothing: it must be at least 1"),
+            (one_of, "--out names a file to write and --pairs a folder: give one of them"),
+            (back, "--pairs is for text without a translation: leave out --reference and --trained-on"),
+            (math.isfinite(penalty), f"--length-penalty is {penalty}: it must be a number, such as 1"),
+            (folder.is_dir(), f"--out {settings.out} is in no folder that exists: make {folder} first"),
+            (not overwritten, f"--out {settings.out} is the source: name another file"),
+        ]
+    )
+    lines = read_lines(settings.source)
+    reference = None if settings.reference is None else read_lines(settings.reference)
+    if reference is not None:
+        counts = f"{settings.reference} has {len(reference)} lines, {settings.source} {len(lines)}"
+        refuse([(len(reference) == len(lines) > 0, f"{counts}: a reference has a line for each of the source")])
+        scores(reference[:1], reference[:1])  # whether it is installed
+    translator = load_translator(settings.model)
+    most = (translator.vocabulary.size - 5) // 2
+    words = f"--beam {settings.beam} is more than a vocabulary of {translator.vocabulary.size} has room for"
+    refuse([(settings.beam <= most, f"{words}: it can be {most}")])
+    languages = (
+        translator.language(settings.from_language, "--from"),
+        translator.language(settings.to_language, "--to"),
+    )
+    if settings.pairs is not None:
+        both = f"--from {settings.from_language} and --to {settings.to_language} are one language"
+        refuse([(languages[0] != languages[1], f"{both}, and --pairs needs two: change one")])
+        _write_pairs(settings, settings.pairs, translator, lines, languages)
+        return
+    seen = _seen(settings, translator, lines, reference)
+    found = translate_lines(translator, lines, languages, settings.beam, settings.length_penalty)
+    assert settings.out is not None
+    with replacing(settings.out) as file:
+        file.write("".join(f"{line}\n" for line in found.lines).encode())
+    if found.cut:
+        named = " ".join(map(str, found.cut[:_NAMED])) + (" ..." if len(found.cut) > _NAMED else "")
+        longest = translator.model.cfg.max_positions - 2
+        note(f"{settings.source}: {len(found.cut)} lines have more than {longest} tokens and were cut: {named}")
+    print(f"{settings.out}: {len(found.lines)} lines")
+    if reference is not None:
+        print("\n".join(scores(found.lines, reference)))
+    print(seen, end="")
+
+
+def _write_pairs(
+    settings: TranslateSettings, folder: Path, translator: Translator, lines: list[str], languages: tuple[int, int]
+) -> None:
+    pairs = PairFolder(folder, settings.from_language, settings.to_language)
+    made_of = {"model": str(settings.model), "source": file_sha256(settings.source), "beam": settings.beam,
+               "length_penalty": settings.length_penalty, "step": translator.step}  # fmt: skip
+    if pairs.begin(made_of):
+        pairs.write(translator, lines, languages, settings.beam, settings.length_penalty)
+    else:
+        print(f"{pairs.path(settings.to_language)} is complete")
+
+
+def _seen(settings: TranslateSettings, translator: Translator, lines: list[str], reference: list[str] | None) -> str:
+    """How many lines of the test set are in the training data, in a line."""
+    if not settings.trained_on:
+        return ""
+    sides = [[translator.vocabulary.encode(line) for line in side] for side in (lines, reference or [])]
+    source, target = seen_lines(settings.trained_on, sides, translator.vocabulary)
+    both, where = len(source | target), " ".join(map(str, settings.trained_on))
+    return (
+        f"{settings.source}: {both} of {len(lines)} lines ({both / max(len(lines), 1):.1%}) are in {where}, "
+        f"{len(source)} by the source, {len(target)} by the reference\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

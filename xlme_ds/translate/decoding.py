@@ -1,0 +1,138 @@
+"""Translations by beam search: the most likely target of every source, found token by token.
+
+Of each sentence the `beam` best unfinished hypotheses go on; one whose next token is `</s>`, among the `beam` best
+candidates, is finished. Search ends with `beam` finished ones, or where they are as long as XLM lets them be: 1.3 n + 5
+tokens of n. The best sum of log p over length ** penalty wins. Beam 1 takes the most likely token each time.
+
+A sentences that are searched, N hypotheses of all of them, S source tokens, D width, V vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from ..data.rows import EOS, LAYOUTS, PAD
+from ..models.sides import Side
+from ..models.translation import TranslationModel
+from ..models.writing import CachedDecoder, longest_translation
+
+_AT_ONCE = 4096  # source tokens of a batch, times hypotheses
+
+
+def longest_source(model: TranslationModel) -> int:
+    """Ordinary tokens of a source that the model can read."""
+    return model.cfg.max_positions - 2
+
+
+def translate(
+    model: TranslationModel,
+    sources: Sequence[np.ndarray],
+    languages: tuple[int, int],
+    beam: int = 1,
+    length_penalty: float = 1.0,
+) -> list[list[int]]:
+    """Ordinary tokens of a translation of each of `sources`, which are those of a sentence up to `longest_source`.
+
+    `languages`: places in `model.cfg.language_embeddings` of the source's and the target's. The model is in evaluation
+    mode; its device and precision are used.
+    """
+    found: list[list[int]] = [[] for _ in sources]
+    order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
+    for numbers in _batches(order, sources, beam):
+        limits = [min(longest_translation(len(sources[number])), model.cfg.max_positions) for number in numbers]
+        searches = [Search(limit, beam, length_penalty) for limit in limits]
+        _search(model, [sources[number] for number in numbers], languages, searches)
+        for number, search in zip(numbers, searches, strict=True):
+            found[number] = search.best()
+    return found
+
+
+def _batches(order: Sequence[int], sources: Sequence[np.ndarray], beam: int) -> Iterator[list[int]]:
+    """Numbers of sources, from short to long, that are padded to the length of the last."""
+    batch: list[int] = []
+    for number in order:
+        if batch and (len(batch) + 1) * (len(sources[number]) + 2) * beam > _AT_ONCE:
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+class Search:
+    """The hypotheses of one sentence."""
+
+    def __init__(self, limit: int, beam: int, length_penalty: float):
+        self.limit, self.beam, self.length_penalty = limit, beam, length_penalty
+        self.live: list[list[int]] = [[]]
+        self.finished: list[tuple[float, list[int]]] = []  # score, tokens
+
+    def advance(self, candidates: Iterator[tuple[float, int, int]]) -> list[tuple[float, int, int]]:
+        """Take the next tokens; of the candidates (sum of log p, number of the hypothesis, token), the best first,
+        returns those that go on: none where the search ends."""
+        kept: list[tuple[float, int, int]] = []
+        for rank, (total, hypothesis, token) in enumerate(candidates):
+            if len(kept) == self.beam:
+                break
+            if token != EOS:
+                kept.append((total, hypothesis, token))
+            elif rank < self.beam:
+                self._finish(total, self.live[hypothesis], len(self.live[hypothesis]) + 1)
+        self.live = [[*self.live[hypothesis], token] for _, hypothesis, token in kept]
+        if len(self.finished) >= self.beam:
+            return []
+        if len(self.live[0]) == self.limit:
+            for (total, _, _), tokens in zip(kept, self.live, strict=True):
+                self._finish(total, tokens, len(tokens))
+            return []
+        return kept
+
+    def _finish(self, total: float, tokens: list[int], length: int) -> None:
+        self.finished.append((total / length**self.length_penalty, tokens))
+
+    def best(self) -> list[int]:
+        """The tokens of the best finished hypothesis."""
+        return max(self.finished, key=lambda one: one[0])[1]
+
+
+def source_side(model: TranslationModel, sources: Sequence[np.ndarray], language: int) -> Side:
+    """A row for every sentence, with special tokens, on the model's device."""
+    items = [LAYOUTS[model.cfg.layout].item(source) for source in sources]
+    tokens_AS = np.full((len(items), max(map(len, items))), PAD, dtype=np.int64)
+    for row, one in zip(tokens_AS, items, strict=True):
+        row[: len(one)] = one
+    tokens = torch.from_numpy(tokens_AS).to(model.table[0].device)
+    inside = (tokens != PAD).long()
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    return Side(tokens, places * inside, language * inside, inside)
+
+
+@torch.no_grad()
+def _search(
+    model: TranslationModel, sources: Sequence[np.ndarray], languages: tuple[int, int], searches: Sequence[Search]
+) -> None:
+    """Have each of `searches` find its hypotheses."""
+    source = source_side(model, sources, languages[0])
+    decoder = CachedDecoder(model, source, torch.full_like(source.items[:, 0], languages[1]))
+    live, beam, device = list(searches), searches[0].beam, decoder.source_NSD.device
+    tokens_N = torch.full((len(live),), EOS, device=device)
+    totals_N = torch.zeros(len(live), device=device)
+    while live:
+        sums_NV = totals_N[:, None] + decoder.log_probabilities(tokens_N)
+        vocabulary, each = sums_NV.shape[1], len(sums_NV) // len(live)  # hypotheses of a sentence
+        best = sums_NV.view(len(live), -1).topk(2 * beam)
+        going: list[Search] = []
+        kept: list[tuple[float, int, int]] = []  # sum of log p, row, token
+        pairs = zip(live, best.values.tolist(), best.indices.tolist(), strict=True)
+        for number, (search, totals, indices) in enumerate(pairs):
+            split = (divmod(index, vocabulary) for index in indices)
+            candidates = ((total, *place) for total, place in zip(totals, split, strict=True))
+            on = search.advance(candidates)
+            kept += [(total, number * each + hypothesis, token) for total, hypothesis, token in on]
+            going += [search] if on else []
+        live = going
+        if live:
+            totals, rows, tokens = (list(column) for column in zip(*kept, strict=True))
+            decoder.keep(rows)
+            tokens_N, totals_N = torch.tensor(tokens, device=device), sums_NV.new_tensor(totals)

@@ -1,0 +1,71 @@
+"""Whether the lines of a test set are in training data: by their token ids, which the rows hold."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..config import refuse
+from ..data.collate import collate
+from ..data.rows import EOS, PAD, TASKS, UNK
+from ..data.shards import RowStore
+from ..data.vocabulary import Vocabulary
+
+_AT_ONCE = 4096  # rows
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+def seen_lines(
+    folders: Sequence[Path], sides: Sequence[Sequence[np.ndarray]], vocabulary: Vocabulary
+) -> list[set[int]]:
+    """Of every side of a test set, given as token ids, the numbers of the lines that are a side of a pair, or a
+    sentence, in `folders` that `data_prep mix` wrote. All their rows are read.
+
+    Raises ValueError for rows of another vocabulary, and where there are no pairs and no sentences.
+    """
+    wanted: list[dict[int, list[int]]] = [{} for _ in sides]
+    for side, numbers in zip(sides, wanted, strict=True):
+        for number, line in enumerate(side):
+            numbers.setdefault(_hash(line), []).append(number)
+    known = np.array(sorted(set().union(*wanted)), dtype=np.uint64)
+    found: list[set[int]] = [set() for _ in sides]
+    for tokens, starts, ends in (each for folder in folders for each in _sides(folder, vocabulary)):
+        hashes = _hashes(tokens, starts, ends)
+        for at in np.flatnonzero(np.isin(hashes, known)):
+            line = tokens[starts[at] : ends[at]]
+            for side, numbers, seen in zip(sides, wanted, found, strict=True):
+                candidates = numbers.get(int(hashes[at]), ())
+                seen.update(n for n in candidates if np.array_equal(side[n], line))
+    return found
+
+
+def _sides(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Token ids, and where the sides of items begin and end there, of some rows at a time."""
+    stores = [(task, RowStore(folder / name)) for task, name in enumerate(TASKS) if (folder / name).is_dir()]
+    stores = [(task, store) for task, store in stores if task or store.manifest.settings.get("sentences")]
+    words = f"{folder} has neither pairs nor rows of mix --sentences, in which lines could be looked for"
+    refuse([(bool(stores), f"{words}: name the data of translation")])
+    for task, store in stores:
+        same = store.manifest.vocabulary_sha256 == vocabulary.sha256
+        refuse([(same, f"{store.folder} was encoded with another vocabulary than the model's: name its own data")])
+        for first in range(0, store.rows, _AT_ONCE):
+            numbers = np.arange(first, min(first + _AT_ONCE, store.rows))
+            batch = collate([(task, store.read(numbers), numbers)], 0, 1.0)
+            tokens = batch.tokens_BT.numpy().ravel()
+            item = (batch.segments_BT * 2 + batch.sides_BT).numpy()
+            item = (item + np.arange(len(item))[:, None] * (item.max() + 1)).ravel()
+            inside = (tokens >= UNK) & (tokens != PAD) & (tokens != EOS)
+            tokens, item = tokens[inside], item[inside]
+            starts = np.flatnonzero(np.append(True, item[1:] != item[:-1]))
+            yield tokens, starts, np.append(starts[1:], len(tokens))
+
+
+def _hashes(tokens: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """A polynomial of the ids of every stretch, modulo 2^64."""
+    places = np.arange(len(tokens)) - np.repeat(starts, ends - starts)
+    powers = np.cumprod(np.full(int((ends - starts).max()), _FACTOR))
+    return np.add.reduceat((tokens + 1).astype(np.uint64) * powers[places], starts)
+
+
+def _hash(line: np.ndarray) -> int:
+    return int(_hashes(line, np.array([0]), np.array([len(line)]))[0]) if len(line) else 0

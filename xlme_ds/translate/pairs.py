@@ -1,0 +1,82 @@
+"""Offline back-translation: a file of text becomes pairs that `data_prep encode --para` reads, each line next to its
+translation.
+
+FOLDER/back_<to>.a-b.a, .b               the pairs, when all are there
+FOLDER/.back_<to>.a-b.json               what they were made of
+FOLDER/.back_<to>.a-b.parts/<number>.json  a part that is translated
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import refuse
+from ..data.schema import read_json, replacing
+from .text import Translator, translate_lines
+
+_LINES = 2000  # of a part
+
+
+@dataclass(frozen=True)
+class PairFolder:
+    """The pairs of two languages in `folder`, of which the text in `to` is translated."""
+
+    folder: Path
+    source: str
+    to: str
+
+    def path(self, code: str) -> Path:
+        """The file of a side."""
+        return self.folder / f"back_{self.to}.{'-'.join(sorted((self.source, self.to)))}.{code}"
+
+    @property
+    def parts(self) -> Path:
+        """The folder of what is translated already."""
+        return self.folder / f".{self.path('parts').name}"
+
+    def begin(self, settings: Mapping[str, Any]) -> bool:
+        """Whether there is anything to do. Raises ValueError where the folder was made, or begun, of something else."""
+        there, kept = self.path(self.to).exists(), self.folder / f".{self.path('json').name}"
+        if not there and not kept.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _write(kept, settings)
+        same = kept.exists() and read_json(kept, dict) == settings
+        words = f"{self.folder} has pairs of other text, another model or other settings"
+        refuse([(same, f"{words}: name another folder, or delete it")])
+        if not there:
+            self.parts.mkdir(exist_ok=True)
+        return self.parts.exists()
+
+    def write(
+        self, translator: Translator, lines: Sequence[str], languages: tuple[int, int], beam: int, penalty: float
+    ) -> None:
+        """Translate what is not translated yet, and write both files."""
+        numbers = range(0, len(lines), _LINES)
+        for first in numbers:
+            if not self._part(first).exists():
+                of_part = lines[first : first + _LINES]
+                found = translate_lines(translator, of_part, languages, beam, penalty)
+                cut = {number - 1 for number in found.cut}
+                kept = [pair for n, pair in enumerate(zip(of_part, found.lines, strict=True)) if n not in cut]
+                pairs = [pair for pair in kept if all(side.strip() for side in pair)]
+                _write(self._part(first), {"pairs": pairs, "cut": len(cut)})
+        parts = [read_json(self._part(first), dict) for first in numbers]
+        pairs = [pair for part in parts for pair in part["pairs"]]
+        for number, code in enumerate((self.source, self.to)):  # the translations last: they say that all is there
+            with replacing(self.path(code)) as file:
+                file.write("".join(f"{pair[number]}\n" for pair in pairs).encode())
+        shutil.rmtree(self.parts)
+        cut = sum(part["cut"] for part in parts)
+        empty = len(lines) - len(pairs) - cut
+        print(f"{self.path(self.to)}: {len(pairs)} pairs; left out: {cut} lines too long, {empty} without words")
+
+    def _part(self, first: int) -> Path:
+        return self.parts / f"{first:09d}.json"
+
+
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    with replacing(path) as file:
+        file.write(json.dumps(values, ensure_ascii=False).encode())

@@ -1,0 +1,103 @@
+"""Text in, text out: the lines of a file translated by a run of pre-training with objective.name mt, and their
+scores."""
+
+import bz2
+import gzip
+import lzma
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..config import refuse
+from ..data.vocabulary import Vocabulary
+from ..models.text_encoder import language_index
+from ..models.translation import TranslationModel
+from ..objectives import has_decoder, objective_of
+from ..trained import load_run, load_translating_export, read_config, translates
+from .decoding import longest_source, translate
+
+_OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
+
+
+class Translator(NamedTuple):
+    """A model that translates, and its vocabulary."""
+
+    folder: Path
+    model: TranslationModel
+    vocabulary: Vocabulary
+    step: int | None = None  # of the checkpoint that was read; None: the model of its last step
+
+    def language(self, code: str, option: str) -> int:
+        """The place of a language. Raises ValueError, naming the `option`, for one that the model does not know."""
+        try:
+            return language_index(self.model.cfg, code)
+        except ValueError:
+            known = " ".join(self.model.cfg.language_embeddings)
+            raise ValueError(f"{option} {code} is no language of {self.folder}: choose one of {known}") from None
+
+
+def load_translator(folder: Path) -> Translator:
+    """The model of a run, of its checkpoint RUN@STEP, or of its export, in evaluation mode on a GPU if there is one.
+    Raises ValueError for a folder whose model has no decoder."""
+    advice, exported = "name a run of objective.name mt", translates(folder)
+    refuse([(exported or "config" in read_config(folder), f"{folder} is an export without a decoder: {advice}")])
+    run = load_translating_export(folder) if exported else load_run(folder)
+    what = f"fine-tuned on {run.task}" if run.task else f"trained for {run.objective.name}"
+    refuse([(not run.task and has_decoder(run.objective), f"{folder} was {what} and has no decoder: {advice}")])
+    model = objective_of(run.objective).build(run.model)
+    run.load_into(model)
+    assert isinstance(model, TranslationModel)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return Translator(folder, model.eval().to(device), run.vocabulary, run.step)
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 file, plain or .xz, .gz or .bz2. Raises ValueError where it is none."""
+    try:
+        with _OPENERS.get(path.suffix, open)(path, "rb") as file:
+            text = file.read().decode("utf-8-sig")  # a line ends at a line feed alone, whatever else is in it
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 at byte {error.start}: convert it") from None
+    except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise ValueError(f"{path} is damaged ({error}): fetch it again") from None
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+
+
+class Translated(NamedTuple):
+    """Lines, one for each of the source."""
+
+    lines: list[str]
+    cut: list[int]  # numbers, from 1, of source lines that were too long and read in part
+
+
+def translate_lines(
+    translator: Translator, lines: Sequence[str], languages: tuple[int, int], beam: int, length_penalty: float
+) -> Translated:
+    """Each line by itself; of one without words the translation is empty."""
+    model, vocabulary = translator.model, translator.vocabulary
+    sources = [vocabulary.encode(line) for line in lines]
+    longest = longest_source(model)
+    there = [number for number, source in enumerate(sources) if len(source)]
+    read: list[np.ndarray] = [sources[number][:longest] for number in there]
+    out = [""] * len(lines)
+    for number, tokens in zip(there, translate(model, read, languages, beam, length_penalty), strict=True):
+        out[number] = vocabulary.decode(tokens)
+    return Translated(out, [number + 1 for number in there if len(sources[number]) > longest])
+
+
+def scores(lines: Sequence[str], reference: Sequence[str]) -> list[str]:
+    """BLEU and chrF by sacreBLEU (Post, 2018), each with its signature. Raises ValueError where it is not installed."""
+    try:
+        from sacrebleu.metrics import BLEU, CHRF
+    except ImportError:
+        raise ValueError("--reference needs sacreBLEU: pip install 'xlme-ds[translate]'") from None
+    return [
+        metric.corpus_score(list(lines), [list(reference)]).format(signature=str(metric.get_signature()))
+        for metric in (BLEU(), CHRF())
+    ]
