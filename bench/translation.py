@@ -1,9 +1,10 @@
 """Does a pre-trained start help translation? One pair of languages, the same training from every start.
 
-`python -m bench.translation --corpus CORPUS --out OUT` prepares the text, pre-trains XLM on it, trains to translate
-from random weights, with the pre-trained ones in the encoder, and in both networks, and prints BLEU and chrF by steps.
-Test sentences are in no training text, on either side. With `--unsupervised` there are no pairs: each language has text
-of its own, of which the other has no translation. What is done is not done again: the same command goes on.
+`python -m bench.translation --corpus CORPUS --out OUT` prepares the text, pre-trains XLM on it (MLM and TLM in turns),
+trains to translate from random weights, with the pre-trained ones in the encoder, and in both networks, and writes BLEU
+and chrF by steps to OUT/curve.json and OUT/curve.svg. Test sentences are in no training text, on either side. With
+`--unsupervised` there are no pairs, in pre-training neither: each language has text of its own, of which the other has
+no translation. What is done is not done again: the same command goes on.
 """
 
 import json
@@ -12,19 +13,23 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
+from matplotlib.figure import Figure
 
 from data_prep.__main__ import main as data_prep
 from xlme_ds.__main__ import main as xlme
+from xlme_ds.data.schema import write_json
+from xlme_ds.evaluate.output import save_figure
 from xlme_ds.translate.text import scores
 
-PAIRS_ROWS, SENTENCES_ROWS = 16, 16  # of a step, 128 tokens each
-MONO_ROWS = 32
+ROWS = 16  # of a step, 128 tokens each
+NAMES = {"random": "random", "encoder": "encoder pre-trained", "both": "encoder and decoder pre-trained"}
+Score = dict[str, Any]  # a start, a step, and BLEU and chrF by direction
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Settings:
     layers: int = 3
     """Of encoder and decoder each."""
     pretrain_steps: int = 3000
-    """Of XLM, on 4,096 tokens each."""
+    """Of XLM, on 2,048 tokens each."""
     steps: int = 4000
     """Of translation, on 2,048 tokens each."""
     every: int = 500
@@ -69,27 +74,41 @@ def main(arguments: list[str] | None = None) -> None:
              "--model.language-embeddings", *sorted(cfg.languages), "--model.init-std", 0.05,
              "--train.eval-every", 0, "--train.keep-every", cfg.every, "--train.save-every", cfg.every]  # fmt: skip
     xlm = cfg.out / "xlm"
+    tasks = ["--data.para-rows", 0, "--data.no-alternate"] if cfg.unsupervised else ["--data.para-rows", ROWS]
     pretrain("--recipe", "xlm", *shape, "--data", cfg.out / "mixed", "--out", xlm, "--train.steps", cfg.pretrain_steps,
-            "--optimizer.warmup-steps", cfg.pretrain_steps // 10, "--data.mono-rows", MONO_ROWS, "--data.para-rows", 0,
-            "--data.micro-batch", MONO_ROWS, "--data.no-alternate", "--optimizer.learning-rate", 3e-3,
-            "--model.dropout", 0)  # fmt: skip
+            "--optimizer.warmup-steps", cfg.pretrain_steps // 10, "--data.mono-rows", ROWS, *tasks,
+            "--data.micro-batch", ROWS, "--optimizer.learning-rate", 2e-3, "--model.dropout", 0,
+            "--train.log-every", 101)  # fmt: skip
     if cfg.unsupervised:
-        objective = ["--recipe", "xlm_umt", "--data", cfg.out / "sentences", "--data.mono-rows", SENTENCES_ROWS,
+        objective = ["--recipe", "xlm_umt", "--data", cfg.out / "sentences", "--data.mono-rows", ROWS,
                      "--objective.denoising", "0:1", f"{cfg.steps // 3}:0.1", f"{cfg.steps}:0",
-                     "--data.micro-batch", SENTENCES_ROWS]  # fmt: skip
+                     "--data.micro-batch", ROWS]  # fmt: skip
     else:
-        objective = ["--recipe", "xlm_mt", "--data", cfg.out / "mixed", "--data.para-rows", PAIRS_ROWS,
-                     "--data.micro-batch", PAIRS_ROWS]  # fmt: skip
-    copied(cfg)
+        objective = ["--recipe", "xlm_mt", "--data", cfg.out / "mixed", "--data.para-rows", ROWS,
+                     "--data.micro-batch", ROWS]  # fmt: skip
+    found = [copied(cfg)]
+    print(json.dumps(found[0]), flush=True)
     for name in cfg.starts:
         from_xlm = [] if name == "random" else ["--start.folder", xlm, "--start.into", name]
         pretrain(*objective, *shape, "--out", cfg.out / name, "--train.steps", cfg.steps,
                  "--optimizer.learning-rate", 1e-3, "--optimizer.warmup-steps", cfg.every, *from_xlm)  # fmt: skip
-        curve(cfg, name)
+        found += curve(cfg, name)
+        write_json(cfg.out / "curve.json", {"settings": described(cfg), "scores": found})
+    plot(cfg, found)
+
+
+def described(cfg: Settings) -> dict[str, Any]:
+    """The settings that shape what is in OUT."""
+    return {name: value for name, value in asdict(cfg).items() if name not in ("corpus", "out", "starts")}
 
 
 def prepare(cfg: Settings) -> None:
-    """Text without the test set, vocabulary, and rows."""
+    """Text without the test set, vocabulary, and rows. Ends the program where OUT was made with other settings."""
+    settings, path = json.loads(json.dumps(described(cfg))), cfg.out / "settings.json"
+    if path.exists() and json.loads(path.read_text()) != settings:
+        raise SystemExit(f"error: {path} has other settings: name another --out")
+    cfg.out.mkdir(parents=True, exist_ok=True)
+    write_json(path, settings)
     if not (cfg.out / "text").exists():
         partial = cfg.out / "text.partial"
         for task in ("mono", "para", "sentences"):
@@ -99,7 +118,7 @@ def prepare(cfg: Settings) -> None:
     text, out = cfg.out / "text", cfg.out
     vocab, mix = ["--vocab", out / "vocab"], ["--layout", "xlm", "--row-tokens", 128]
     corpus = ["--mono", text / "mono"] if cfg.unsupervised else ["--mono", text / "mono", "--para", text / "para"]
-    rows = ["--mono-rows", 32768] if cfg.unsupervised else ["--mono-rows", 32768, "--para-rows", PAIRS_ROWS * cfg.steps]
+    rows = ["--mono-rows", 32768] if cfg.unsupervised else ["--mono-rows", 32768, "--para-rows", 32768]
     command(data_prep, "vocab", *corpus, "--size", cfg.vocabulary, "--sentences", 50000, "--out", out / "vocab")
     command(data_prep, "encode", *corpus, *vocab, "--out", out / "encoded", "--max-pair-tokens", 120)
     command(data_prep, "mix", "--encoded", out / "encoded", *vocab, *mix, *rows, "--out", out / "mixed")
@@ -107,7 +126,7 @@ def prepare(cfg: Settings) -> None:
         command(data_prep, "encode", "--mono", text / "sentences", *vocab, "--sentences", "--max-pair-tokens", 120,
                 "--out", out / "encoded_sentences")  # fmt: skip
         command(data_prep, "mix", "--encoded", out / "encoded_sentences", *vocab, *mix, "--sentences",
-                "--mono-rows", SENTENCES_ROWS * cfg.steps, "--out", out / "sentences")  # fmt: skip
+                "--mono-rows", ROWS * cfg.steps, "--out", out / "sentences")  # fmt: skip
 
 
 def write_pairs(cfg: Settings, folder: Path) -> None:
@@ -146,9 +165,9 @@ def write_halves(cfg: Settings, folder: Path) -> None:
 
 def read_pairs(cfg: Settings, code: str) -> list[tuple[str, str]]:
     """Different pairs of English and the language."""
-    with zipfile.ZipFile(cfg.corpus / "para" / f"en-{code}.txt.zip") as file:
-        sides = [file.read(f"SoftwareText.en-{code}.{side}").decode().splitlines() for side in ("en", code)]
-    return list(dict.fromkeys(zip(*sides, strict=True)))
+    with zipfile.ZipFile(cfg.corpus / "para" / f"en-{code}.txt.zip") as file:  # a line ends with a line feed alone
+        sides = [file.read(f"SoftwareText.en-{code}.{side}").decode().split("\n") for side in ("en", code)]
+    return [pair for pair in dict.fromkeys(zip(*sides, strict=True)) if all(pair)]
 
 
 def read_text(cfg: Settings, code: str) -> list[str]:
@@ -181,17 +200,18 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def copied(cfg: Settings) -> None:
+def copied(cfg: Settings) -> Score:
     """What a source gets that is taken for its own translation."""
     test = cfg.out / "text"
     found = {f"{source}-{target}": score(cfg, test / f"test.{source}", target) for source, target in both(cfg)}
-    print(json.dumps({"start": "copy", "step": 0} | found), flush=True)
+    return {"start": "copy", "step": 0} | found
 
 
-def curve(cfg: Settings, name: str) -> None:
+def curve(cfg: Settings, name: str) -> list[Score]:
     """BLEU and chrF of the kept checkpoints, in both directions."""
+    curve: list[Score] = []
     for step in range(cfg.every, cfg.steps + 1, cfg.every):
-        found = {"start": name, "step": step}
+        found: Score = {"start": name, "step": step}
         for source, target in both(cfg):
             out = cfg.out / "translated" / f"{name}.{step}.{source}-{target}"
             out.parent.mkdir(exist_ok=True)
@@ -200,6 +220,29 @@ def curve(cfg: Settings, name: str) -> None:
                         "--to", target, "--source", cfg.out / "text" / f"test.{source}", "--out", out)  # fmt: skip
             found[f"{source}-{target}"] = score(cfg, out, target)
         print(json.dumps(found), flush=True)
+        curve.append(found)
+    return curve
+
+
+def plot(cfg: Settings, scores: list[Score]) -> None:
+    """OUT/curve.svg: BLEU and chrF by steps, a column for each direction, a line for each start."""
+    figure = Figure(figsize=(9.6, 6), layout="constrained")
+    panels = figure.subplots(2, 2, sharex=True)
+    for row, measure in enumerate(("BLEU", "chrF")):
+        for axes, (source, target) in zip(panels[row], both(cfg), strict=True):
+            by_start = {name: [one for one in scores if one["start"] == name] for name in ("copy", *cfg.starts)}
+            for name, curve in by_start.items():
+                values = [float(one[f"{source}-{target}"][row]) for one in curve]
+                if name == "copy":
+                    axes.axhline(values[0], color="grey", linestyle=":", label="the source as it is")
+                else:
+                    axes.plot([one["step"] for one in curve], values, "o-", markersize=3, label=NAMES[name])
+            axes.set(title=f"{measure}, {source} to {target}", xlabel="steps")
+            axes.tick_params(labelbottom=True)
+            axes.grid(axis="y", alpha=0.3)
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    save_figure(figure, cfg.out / "curve")
 
 
 def both(cfg: Settings) -> list[tuple[str, str]]:

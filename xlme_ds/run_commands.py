@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 
 
 def environment() -> dict[str, str]:
@@ -27,12 +28,22 @@ def launch(module: str, processes: int, arguments: Sequence[str]) -> list[str]:
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], quiet: bool = False) -> None:
-    """Run one step; leaves with its exit code when it fails. Ctrl-C reaches the step, which saves and ends by
-    itself."""
+    """Run one step; leaves with its exit code when it fails. Ctrl-C reaches the step, which saves and ends by itself;
+    SIGTERM and SIGUSR1, as of a job that must end, are handed on to it, and this program ends after it."""
     print("$ " + shlex.join(command), flush=True)
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL if quiet else None)
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    received: list[int] = []
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = process.wait()
-    signal.signal(signal.SIGINT, previous)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    if received:
+        sys.exit(128 + received[0])
     if code:
         sys.exit(code if code > 0 else 128 - code)

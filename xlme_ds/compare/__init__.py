@@ -1,1 +1,1 @@
-"""Systems trained to the same number of operations, scored on the way, and set side by side."""
+"""Systems trained to the same number of operations, scored, and set side by side."""

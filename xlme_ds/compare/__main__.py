@@ -1,16 +1,16 @@
-"""Systems under equal training: `xlme compare --recipes A,B,C+D --budget FLOPS --data DIR --heldout DIR
+"""Systems under equal training: `xlme compare --recipes A,B,C+D --budgets FLOPS … --data DIR --heldout DIR
 --out DIR -- …`.
 
-Trains every recipe to the same number of operations, scores it several times on the way, and writes compare.md,
-compare.json and the plot. `C+D` is C for half the budget and D, started from its weights, for the other. Settings
-after `--` are those of `xlme_ds.pretrain` and go to all alike. Every run and test is a command, printed first;
+Trains every recipe to the same numbers of operations, each with its whole schedule, scores the models, and writes
+compare.md, compare.json and the plot. `C+D` is C for half of a budget and D, started from its weights, for the other.
+Settings after `--` are those of `xlme_ds.pretrain` and go to all alike. Every run and test is a command, printed first;
 finished ones are skipped.
 """
 
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -18,17 +18,16 @@ import tyro
 from rich.console import Console
 
 from ..cli import fail, program
-from ..data.schema import write_json
+from ..config import refuse
 from ..data.shards import RowStore
 from ..engine.build import open_data
-from ..evaluate.output import write_text
 from ..finetune.downstream_tasks import TASKS
 from ..finetune.settings import TuningConfig
 from ..finetune.task_files import choose, find, labelled, read
 from ..folders import lock
 from ..run_commands import environment, launch, run
-from .results import FILES, plot, results, tables
-from .systems import Budget, System, system
+from .results import SCORES, RunScores, deliver, read_results, tuned
+from .systems import Budget, System, own_settings, system
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,9 @@ class CompareSettings:
     recipes: str
     """Recipes with commas between them; the others are compared with the first. `a+b`: `a`, then `b` from its
     weights."""
-    budget: float
-    """Floating-point operations of each system and seed, forward and backward, by the planner's count."""
+    budgets: tuple[float, ...]
+    """Floating-point operations of a run, forward and backward, by the planner's count; every system has a run for
+    each, with a learning rate that ends with it."""
     data_folder: Annotated[Path, tyro.conf.arg(name="data")]
     """Folder that `data_prep mix` wrote."""
     heldout: Path
@@ -48,10 +48,11 @@ class CompareSettings:
     """Folder for runs, scores, tables and plot; give it again to continue."""
     rows: int = 4096
     """Rows of a step, divided between text and pairs as each recipe does."""
-    points: int = 4
-    """How many times each run is scored, at equal distances."""
     seeds: tuple[int, ...] = (1,)
-    """Seeds; every system is trained once with each. Several show how far scores vary by chance."""
+    """How many seeds each system is trained with, 1, 2, …: one number for all budgets, or one for each. Several show
+    how far scores vary by chance."""
+    own: tuple[str, ...] = ()
+    """Settings of single recipes, as "xlme: --optimizer.learning-rate 1e-3": what each was found to need."""
     processes: int = 1
     """Training processes on this machine."""
     pairs: Path | None = None
@@ -60,12 +61,16 @@ class CompareSettings:
     """Folder of Tatoeba's test, as `xlme evaluate tatoeba` reads it; without it that test is left out."""
     align: Path | None = None
     """Folder of word alignment tests, as `xlme evaluate align` reads it; without it that test is left out."""
+    pos: Path | None = None
+    """Folder of parts of speech, as `xlme finetune --task pos` reads it; without it that test is left out."""
     ner: Path | None = None
     """Folder of PAN-X, as `xlme finetune --task ner` reads it; without it that test is left out."""
-    ner_points: int = 1
-    """Fine-tune at this many points of each run, the last ones."""
     tuning: str = ""
     """Settings of fine-tuning in one string, as `--tuning="--tuning.epochs 1 --tuning.batch 32"`."""
+    tuning_seeds: int = 1
+    """How often each model is fine-tuned, with seeds 1, 2, …; the mean counts."""
+    also: tuple[Path, ...] = ()
+    """Files compare.json of other folders, whose runs are shown with these."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -75,41 +80,64 @@ def main(arguments: list[str] | None = None) -> None:
     settings = tyro.cli(CompareSettings, prog=program("compare"), description=__doc__, args=words[:cut])
     try:
         systems = planned(settings, words[cut + 1 :])
+        others = [run for path in settings.also for run in read_results(path)]
         with lock(settings.out):
             for one in systems:
                 _carry_out(one, settings)
-            deliver(systems, settings)
+            seeds = _tuning_seeds(settings)
+            runs = [RunScores.read(one, settings.data_folder, seeds) for one in systems]
+            console = Console(width=None if sys.stdout.isatty() else 160)
+            for table in deliver([*runs, *others], settings.out):
+                table.show(console)
     except (ValueError, OSError) as error:
         fail("xlme_ds.compare", error)
 
 
 def planned(settings: CompareSettings, of_all: list[str]) -> list[System]:
-    """All systems and seeds, with the settings `of_all` runs. Raises ValueError before anything has run."""
-    names = settings.recipes.split(",")
-    if len(set(names)) < len(names):
-        raise ValueError(f"--recipes {settings.recipes} names a system twice: name each once")
-    for name in ("points", "rows", "processes"):
-        if getattr(settings, name) < 1:
-            raise ValueError(f"--{name} is {getattr(settings, name)}: it must be at least 1")
-    if settings.ner is not None:
-        require_labels(settings.ner)
+    """All systems, budgets and seeds, with the settings `of_all` runs. Raises ValueError before anything has run."""
+    names, budgets, seeds = settings.recipes.split(","), settings.budgets, settings.seeds
+    fitting = len(seeds) in (1, len(budgets))
+    refuse(
+        [
+            (len(set(names)) == len(names), f"--recipes {settings.recipes} names a system twice: name each once"),
+            (len(set(budgets)) == len(budgets), "--budgets names an amount twice: name each once"),
+            (fitting, f"--seeds has {len(seeds)} numbers for {len(budgets)} budgets: give one, or one for each"),
+            *((count >= 1, f"--seeds has {count}: it must be at least 1") for count in seeds),
+            *(
+                (getattr(settings, name) >= 1, f"--{name.replace('_', '-')} is below 1: it must be at least 1")
+                for name in ("rows", "processes", "tuning_seeds")
+            ),
+        ]
+    )
+    for task in ("pos", "ner"):
+        if (folder := getattr(settings, task)) is not None:
+            require_labels(folder, task)
     row_tokens = RowStore(settings.data_folder / "mono").row_tokens  # training refuses pairs in rows of other lengths
-    budget = Budget(settings.budget, settings.points, settings.rows, row_tokens)
-    systems = [system(name, seed, budget, of_all, settings.out) for seed in settings.seeds for name in names]
+    own = own_settings(settings.own, names)
+    systems = [
+        system(name, seed, Budget(budget, settings.rows, row_tokens), of_all, own, settings.out)
+        for budget, count in zip(budgets, seeds * (len(budgets) // len(seeds)), strict=True)
+        for seed in range(1, count + 1)
+        for name in names
+    ]
     for config in (leg.config for one in systems for leg in one.legs):
         for folder in (settings.data_folder, settings.heldout):
             open_data(config, folder, world=settings.processes)
     return systems
 
 
-def require_labels(ner: Path) -> None:
-    """Raise ValueError where no test of --ner in another language than English has labels: the measure is the mean over
-    those."""
-    tests = choose(find(TASKS["ner"], [ner]), "ner", TuningConfig(), of_several=False).test
-    if not any(labelled(read(source, TASKS["ner"])) for source in tests if source.language != "en"):
+def require_labels(folder: Path, task: str) -> None:
+    """Raise ValueError where no test of `task` in another language than English has labels: the measure is the mean
+    over those."""
+    tests = choose(find(TASKS[task], [folder]), task, TuningConfig(), of_several=False).test
+    if not any(labelled(read(source, TASKS[task])) for source in tests if source.language != "en"):
         raise ValueError(
-            f"--ner {ner} has no test with labels in a language other than English: name a folder that has some"
+            f"--{task} {folder} has no test with labels in a language other than English: name a folder that has some"
         )
+
+
+def _tuning_seeds(settings: CompareSettings) -> list[int]:
+    return list(range(1, settings.tuning_seeds + 1))
 
 
 def _carry_out(one: System, settings: CompareSettings) -> None:
@@ -122,41 +150,27 @@ def _carry_out(one: System, settings: CompareSettings) -> None:
             run(launch("xlme_ds.pretrain", settings.processes, words), place)
             if not (leg.folder / "finished.json").exists():
                 sys.exit(1)  # stopped: the same command goes on
-    points = one.points()
-    for left, point in zip(reversed(range(len(points))), points, strict=True):
-        if not point.folder.exists():
-            words = ["--run", str(point.leg.folder), "--step", str(point.step), "--out", str(point.folder)]
-            point.folder.parent.mkdir(exist_ok=True)
-            run(launch("xlme_ds.checkpoint", 1, ["weights", *words]), place, quiet=True)
-        for module, *words in _tests(settings, point.folder, left):
-            run(launch(module, 1, words), place, quiet=True)
+    for module, *words in _tests(one, settings):
+        run(launch(module, 1, words), place, quiet=True)
+    if next(_tests(one, settings), None):
+        sys.exit(1)  # a test was stopped
 
 
-def _tests(settings: CompareSettings, model: Path, left: int) -> Iterator[list[str]]:
-    """The tests of a point without scores so far; with the last one (`left` is 0) an untrained model is tested too."""
-    for test, file in FILES.items():
+def _tests(one: System, settings: CompareSettings) -> Iterator[list[str]]:
+    """The tests that the model has no scores of; untrained ones are tested with those of the smallest budget."""
+    out = one.model / SCORES
+    untrained = ["--random"] if one.budget == min(settings.budgets) else []
+    for test in ("pairs", "tatoeba", "align"):
         data = getattr(settings, test) or (settings.heldout if test == "pairs" else None)
-        if data is None or (model / file).exists():
-            continue
-        words = ["--model", str(model), "--data", str(data), "--out", str((model / file).parent)]
-        if test != "ner":
-            yield ["xlme_ds.evaluate", test, *words, *([] if left else ["--random"])]
-        elif left < settings.ner_points:
-            yield ["xlme_ds.finetune", "--task", test, *words, *shlex.split(settings.tuning)]
-
-
-def deliver(systems: list[System], settings: CompareSettings) -> None:
-    """Print the tables and write the files."""
-    found = results(systems)
-    shown = tables(found, settings.budget, len(settings.seeds))
-    plot(found, settings.out / "compare")
-    write_text(settings.out / "compare.md", "\n".join(table.markdown() for table in shown))
-    write_json(
-        settings.out / "compare.json", {"budget": settings.budget, "systems": [asdict(result) for result in found]}
-    )
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    for table in shown:
-        table.show(console)
+        if data is not None and not (out / f"{test}.json").exists():
+            words = ["--model", str(one.model), "--data", str(data), "--out", str(out)]
+            yield ["xlme_ds.evaluate", test, *words, *untrained]
+    seeds = _tuning_seeds(settings)
+    for task in ("pos", "ner"):
+        data = getattr(settings, task)
+        if data is not None and not all(file.exists() for file in tuned(out, task, seeds)):
+            words = ["--task", task, "--model", str(one.model), "--data", str(data), "--out", str(out / task)]
+            yield ["xlme_ds.finetune", *words, "--seeds", *map(str, seeds), *shlex.split(settings.tuning)]
 
 
 if __name__ == "__main__":

@@ -1,25 +1,25 @@
-"""Scores of all systems against operations, over their seeds, as tables and as one plot.
+"""The scores of all runs of a comparison, as JSON, tables and one plot.
 
-They are read from the files that the tests left in the folder of every point.
+They are read from the files that the tests left in the folders of the runs, and from the runs' own records.
 """
 
-import math
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..data.schema import read_json
-from ..evaluate.output import ResultTable, save_figure
+from ..data.schema import read_json, write_json
+from ..evaluate.output import ResultTable, save_figure, write_text
 from ..evaluate.retrieval import both_ways
 from .systems import System
+from .trends import LEVEL, Trend, crossing, trends
 
 
 class Measure(NamedTuple):
@@ -30,151 +30,221 @@ class Measure(NamedTuple):
 
 
 MEASURES = {
-    "pairs": Measure("retrieval of held-out pairs, accuracy@1"),
-    "pairs_centred": Measure("the same, centred"),
-    "tatoeba": Measure("Tatoeba, accuracy@1"),
-    "tatoeba_centred": Measure("the same, centred"),
-    "align": Measure("word alignment, error rate", higher_is_better=False),
+    "pos": Measure("parts of speech, F1 of other languages than English"),
     "ner": Measure("entities, F1 of other languages than English"),
+    "align": Measure("word alignment, error rate", higher_is_better=False),
+    "pairs_centred": Measure("retrieval of held-out pairs, centred, accuracy@1"),
+    "tatoeba_centred": Measure("Tatoeba, centred, accuracy@1"),
+    "pairs": Measure("retrieval of held-out pairs, accuracy@1"),
+    "tatoeba": Measure("Tatoeba, accuracy@1"),
 }  # in the order of tables
-FILES = {"pairs": "pairs.json", "tatoeba": "tatoeba.json", "align": "align.json", "ner": "ner/scores.json"}
-
-
-class Value(NamedTuple):
-    """A score over the seeds."""
-
-    flops: float
-    mean: float
-    least: float
-    most: float
+LOSSES = ("mlm", "tlm")  # held out, in nats; XLM-E's are its generator's
+SCORES = "scores"  # folder of the tests of a run, in the run's
 
 
 @dataclass(frozen=True)
-class SystemScores:
-    """One system, all seeds, which have the same points; its curves by measure, in the order of operations."""
+class RunScores:
+    """One trained system: what it took, its `scores` by measure, and those of the untrained model where it was tested.
 
-    name: str
+    `passes`: how often its rows repeat the text and the pairs; `languages`: held-out losses by term and language.
+    """
+
+    system: str
+    budget: float
+    seed: int
+    flops: float
     steps: int
     tokens: float
-    curves: dict[str, list[Value]]
+    passes: dict[str, float]
+    losses: dict[str, float]
+    languages: dict[str, dict[str, float]]
+    scores: dict[str, float]
     untrained: dict[str, float]
 
+    @classmethod
+    def read(cls, system: System, data: Path, tuning_seeds: Sequence[int]) -> Self:
+        """What the folder of the run says, and what `data_prep mix` wrote of the data."""
+        heldout, by_language = (_last(system.model / name) for name in ("heldout.jsonl", "heldout_languages.jsonl"))
+        trained, untrained = scores(system.model / SCORES, tuning_seeds)
+        tasks = {"mono": 0, "para": 0}
+        for leg in system.legs:
+            for task, rows in zip(tasks, leg.config.data.mean_rows, strict=True):
+                tasks[task] += round(leg.config.train.steps * rows)
+        return cls(
+            system.name,
+            system.budget,
+            system.seed,
+            system.flops,
+            sum(leg.config.train.steps for leg in system.legs),
+            system.tokens,
+            {task: passes(data / task, rows) for task, rows in tasks.items() if rows},
+            {term: heldout[term] for term in LOSSES if term in heldout},
+            by_language.get("terms", {}),
+            trained,
+            untrained,
+        )
 
-def results(systems: Sequence[System]) -> list[SystemScores]:
-    """The scores in the folders of the systems' points."""
-    by_name: dict[str, list[System]] = defaultdict(list)
-    for system in systems:
-        by_name[system.name].append(system)
-    return [_of_seeds(name, seeds) for name, seeds in by_name.items()]
+
+def _last(records: Path) -> dict[str, Any]:
+    lines = records.read_text(encoding="utf-8").splitlines() if records.exists() else []
+    return json.loads(lines[-1]) if lines else {}
 
 
-def scores(model: Path) -> tuple[dict[str, float], dict[str, float]]:
-    """The measures of the model in `model`, and of the untrained one that was tested with it, if there was one."""
+def passes(folder: Path, rows: int) -> float:
+    """How often the first `rows` rows of a mixed folder use each example, as a mean over all languages."""
+    counts = read_json(folder / "manifest.json", dict)["counts"]
+    used, available = (sum(of[key] for of in counts["by_language"].values()) for key in ("used", "available"))
+    return rows / counts["examples"] * used / available
+
+
+def tuned(folder: Path, task: str, seeds: Sequence[int]) -> list[Path]:
+    """The files of the scores that `xlme finetune --out FOLDER/TASK --seeds …` writes."""
+    return [folder / task / (f"seed{seed}" if len(seeds) > 1 else "") / "scores.json" for seed in seeds]
+
+
+def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float], dict[str, float]]:
+    """The measures of the model tested in `folder`, and of the untrained one that was tested with it, if there was
+    one."""
     trained: dict[str, float] = {}
     untrained: dict[str, float] = {}
-    for test, file in FILES.items():
-        path = model / file
-        if not path.exists():
-            continue
-        content = read_json(path, dict)
-        try:
-            if test == "ner":
-                trained[test] = float(np.mean([of["f1"] for code, of in content["languages"].items() if code != "en"]))
-                continue
-            for found, scored in zip((trained, untrained), content["models"], strict=False):
+    path = folder
+    try:
+        for task in ("pos", "ner"):
+            files = [path for path in tuned(folder, task, tuning_seeds) if path.exists()]
+            found = []
+            for path in files:
+                languages = read_json(path, dict)["languages"]
+                found.append(fmean(of["f1"] for code, of in languages.items() if code != "en"))
+            if found:
+                trained[task] = fmean(found)
+        for test in ("align", "pairs", "tatoeba"):
+            path = folder / f"{test}.json"
+            for which, scored in zip((trained, untrained), _models(path), strict=False):
                 if test == "align":
-                    found[test] = 100 * scored["overall"]["aer"][scored["layer"]]
+                    which[test] = 100 * scored["overall"]["aer"][scored["layer"]]
                     continue
                 for suffix in ("", "_centred"):
-                    found[test + suffix] = 100 * both_ways(scored, bool(suffix))[scored["layer"]]
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ValueError(
-                f"{path} lacks {error} or has another form: delete it, and the test is done again"
-            ) from None
+                    which[test + suffix] = 100 * both_ways(scored, bool(suffix))[scored["layer"]]
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"{path} lacks {error} or has another form: delete it, and the test is done again") from None
     return trained, untrained
 
 
-def _of_seeds(name: str, seeds: Sequence[System]) -> SystemScores:
-    curves: dict[str, list[Value]] = defaultdict(list)
-    untrained: dict[str, list[float]] = defaultdict(list)
-    for points in zip(*(system.points() for system in seeds), strict=True):
-        found = [scores(point.folder) for point in points]
-        for measure in MEASURES:
-            values = [trained[measure] for trained, _ in found if measure in trained]
-            if values:
-                curves[measure].append(Value(points[0].flops, fmean(values), min(values), max(values)))
-            untrained[measure] += [start[measure] for _, start in found if measure in start]
-    return SystemScores(
-        name,
-        steps=sum(leg.config.train.steps for leg in seeds[0].legs),
-        tokens=seeds[0].points()[-1].tokens,
-        curves=dict(curves),
-        untrained={measure: fmean(values) for measure, values in untrained.items() if values},
-    )
+def _models(path: Path) -> list[dict[str, Any]]:
+    return list(read_json(path, dict)["models"]) if path.exists() else []
 
 
-def overtaken(curve: Sequence[Value], score: float, higher_is_better: bool) -> float | None:
-    """Operations at which the mean reaches `score`, on straight lines over their logarithm; None where it never
-    does."""
-    sign = 1 if higher_is_better else -1
-    before = None
-    for value in curve:
-        if sign * value.mean >= sign * score:
-            if before is None:
-                return value.flops
-            part = (score - before.mean) / (value.mean - before.mean)
-            return math.exp(math.log(before.flops) + part * (math.log(value.flops) - math.log(before.flops)))
-        before = value
-    return None
+def read_results(path: Path) -> list[RunScores]:
+    """The runs in a compare.json. Raises ValueError for another file."""
+    content = read_json(path, dict)
+    try:
+        return [RunScores(**run) for run in content["runs"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a compare.json of this version ({error}): make it again") from None
 
 
-def measured(found: Sequence[SystemScores]) -> list[str]:
-    """The measures that any system has."""
-    return [measure for measure in MEASURES if any(measure in result.curves for result in found)]
+def deliver(runs: Sequence[RunScores], out: Path) -> list[ResultTable]:
+    """Write compare.json, compare.md and the plot; returns the tables."""
+    write_json(out / "compare.json", {"runs": [asdict(run) for run in runs]})
+    shown = tables(runs)
+    write_text(out / "compare.md", "\n".join(table.markdown() for table in shown))
+    plot(runs, out / "compare")
+    return shown
 
 
-def tables(found: Sequence[SystemScores], budget: float, seeds: int) -> list[ResultTable]:
-    """The scores at the end of the budget, and what share of it the first system needs for those of the others."""
-    measures = measured(found)
-    titles = [MEASURES[measure].title for measure in measures]
-    spread = f"mean of {seeds} seeds, least to most" if seeds > 1 else "one seed"
-    last = ResultTable(f"{budget:.3g} operations each, {spread}", ["system", "steps", "tokens, M", *titles])
-    for result in found:
-        cells = [_cell(result.curves[measure][-1]) if measure in result.curves else "" for measure in measures]
-        last.rows.append([result.name, f"{result.steps:,}", f"{result.tokens / 1e6:.1f}", *cells])
-        if result.untrained:
-            cells = [f"{result.untrained[m]:.1f}" if m in result.untrained else "" for m in measures]
-            last.rows.append([f"{result.name}, untrained", "0", "0", *cells])
-    first, *others = found
-    ahead = ResultTable(
-        f"Share of the budget at which {first.name} has the final score of another", ["system", *titles]
-    )
+def measured(runs: Sequence[RunScores]) -> list[str]:
+    """The measures that any run has."""
+    return [measure for measure in MEASURES if any(measure in run.scores for run in runs)]
+
+
+def tables(runs: Sequence[RunScores]) -> list[ResultTable]:
+    """The scores at every budget; and how fast they grow, and where the first system passes the others."""
+    return [_scores_table(runs), *_trends_table(runs)]
+
+
+def _scores_table(runs: Sequence[RunScores]) -> ResultTable:
+    measures = measured(runs)
+    losses = [term for term in LOSSES if any(term in run.losses for run in runs)]
+    columns = ["operations", "system", "seeds", "tokens, M", "passes over text, pairs", *(f"{t}, nats" for t in losses)]
+    table = ResultTable("Scores by budget: means over seeds, least to most", columns)
+    table.columns += [MEASURES[measure].title for measure in measures]
+    for budget in sorted({run.budget for run in runs}):
+        for name in _names(runs):
+            seeds = [run for run in runs if (run.system, run.budget) == (name, budget)]
+            if not seeds:
+                continue
+            first = seeds[0]
+            through = ", ".join(f"{first.passes[task]:.1f}" for task in ("mono", "para") if task in first.passes)
+            cells = [f"{budget:.3g}", name, str(len(seeds)), f"{first.tokens / 1e6:.1f}", through]
+            cells += [_cell([run.losses[term] for run in seeds if term in run.losses], 2) for term in losses]
+            cells += [_cell([run.scores[m] for run in seeds if m in run.scores]) for m in measures]
+            table.rows.append(cells)
+            if any(run.untrained for run in seeds):
+                cells = ["", f"{name}, untrained", str(sum(bool(run.untrained) for run in seeds)), "0", ""]
+                cells += [""] * len(losses)
+                cells += [_cell([run.untrained[m] for run in seeds if m in run.untrained]) for m in measures]
+                table.rows.append(cells)
+    return table
+
+
+def _trends_table(runs: Sequence[RunScores]) -> list[ResultTable]:
+    measures, names = measured(runs), _names(runs)
+    lines = {measure: trends(_points(runs, measure)) for measure in measures}
+    if not any(lines.values()):
+        return []
+    share = f"{100 * LEVEL:.0f}%"
+    table = ResultTable("How fast scores grow", ["", *(MEASURES[measure].title for measure in measures)])
+    for name in names:
+        found = [lines[measure].get(name) for measure in measures]
+        cells = [f"{line.slope:+.1f} ± {line.slope_half:.1f}" if line else "" for line in found]
+        table.rows.append([f"{name}, a tenfold of operations", *cells])
+    first, *others = names
     for other in others:
-        ahead.rows.append([other.name, *(_share(first, other, measure, budget) for measure in measures)])
-    ahead.notes.append(
-        "between the points on straight lines over the logarithm of the operations; ≤: at the first point already"
+        cells = [_passed(lines[measure], first, other, MEASURES[measure].higher_is_better) for measure in measures]
+        table.rows.append([f"{first} against {other}", *cells])
+    table.notes.append(
+        f"Straight lines over the logarithm of the operations, with {share} intervals (Student; a crossing's is "
+        "Fieller's). Beyond the largest budget they are extrapolated."
     )
-    return [last, ahead] if others else [last]
+    return [table]
 
 
-def _cell(end: Value) -> str:
-    return f"{end.mean:.1f}" + (f" ({end.least:.1f} to {end.most:.1f})" if end.least < end.most else "")
-
-
-def _share(first: SystemScores, other: SystemScores, measure: str, budget: float) -> str:
-    if measure not in first.curves or measure not in other.curves:
+def _passed(lines: Mapping[str, Trend], first: str, other: str, higher_is_better: bool) -> str:
+    if first not in lines or other not in lines:
         return ""
-    curve = first.curves[measure]
-    reached = overtaken(curve, other.curves[measure][-1].mean, MEASURES[measure].higher_is_better)
-    if reached is None:
-        return "not reached"
-    return ("≤ " if reached == curve[0].flops else "") + f"{100 * reached / budget:.0f}%"
+    found = crossing(lines[first], lines[other])
+    if found is None:
+        return "the slopes cannot be told apart"
+    ahead = "ahead" if found.overtakes == higher_is_better else "behind"
+    return f"{ahead} from {_power(found.at)} ({_power(found.least)} to {_power(found.most)})"
 
 
-def plot(found: Sequence[SystemScores], stem: Path) -> None:
-    """Write `stem`.png and `stem`.svg: a panel a measure, score over operations; bands from the least to the most
-    seed."""
-    measures = measured(found)
+def _power(log: float) -> str:
+    return f"{10**log:.0e}".replace("e+", "e") if abs(log) < 100 else "beyond all"
+
+
+def _names(runs: Sequence[RunScores]) -> list[str]:
+    return list(dict.fromkeys(run.system for run in runs))
+
+
+def _points(runs: Sequence[RunScores], measure: str) -> dict[str, list[tuple[float, float]]]:
+    return {
+        name: [(run.flops, run.scores[measure]) for run in runs if run.system == name and measure in run.scores]
+        for name in _names(runs)
+    }
+
+
+def _cell(values: Sequence[float], places: int = 1) -> str:
+    if not values:
+        return ""
+    spread = f" ({min(values):.{places}f} to {max(values):.{places}f})" if len(values) > 1 else ""
+    return f"{fmean(values):.{places}f}{spread}"
+
+
+def plot(runs: Sequence[RunScores], stem: Path) -> None:
+    """Write `stem`.png and `stem`.svg: a panel a measure, score over operations; dots are runs, lines pass through
+    their means, and the bands are the trends', one tenfold beyond the largest budget."""
+    measures = measured(runs)
     sizes = {"axes.titlesize": 9, "axes.labelsize": 8}
     with matplotlib.rc_context(
         {"svg.hashsalt": "xlme_ds", "axes.spines.top": False, "axes.spines.right": False} | sizes
@@ -183,7 +253,7 @@ def plot(found: Sequence[SystemScores], stem: Path) -> None:
         figure = Figure(figsize=(9.6, 3.2 * rows + 0.6), layout="constrained")
         panels = figure.subplots(rows, min(len(measures), 2), squeeze=False, sharex=True).flatten()
         for axes, measure in zip(panels, measures, strict=False):
-            _panel(axes, found, measure)
+            _panel(axes, runs, measure)
         for axes in panels[len(measures) :]:
             axes.set_visible(False)
         handles, labels = panels[0].get_legend_handles_labels()
@@ -191,17 +261,28 @@ def plot(found: Sequence[SystemScores], stem: Path) -> None:
         save_figure(figure, stem)
 
 
-def _panel(axes: Axes, found: Sequence[SystemScores], measure: str) -> None:
-    for number, result in enumerate(found):
-        curve = result.curves.get(measure, [])
-        flops = [value.flops for value in curve]
-        axes.plot(flops, [value.mean for value in curve], "o-", color=f"C{number}", markersize=4, label=result.name)
-        spread = [value.least for value in curve], [value.most for value in curve]
-        if len(curve) == 1:
-            axes.vlines(flops, *spread, color=f"C{number}", alpha=0.4)
-        axes.fill_between(flops, *spread, color=f"C{number}", alpha=0.15, linewidth=0)
-        if measure in result.untrained:
-            axes.axhline(result.untrained[measure], color=f"C{number}", linestyle=":", linewidth=0.8)
+def _panel(axes: Axes, runs: Sequence[RunScores], measure: str) -> None:
+    points = _points(runs, measure)
+    lines = trends(points)
+    last = max(run.flops for run in runs)
+    for number, (name, values) in enumerate(points.items()):
+        colour = f"C{number}"
+        by_budget = {
+            run.budget: [other for other in runs if (other.system, other.budget) == (name, run.budget)]
+            for run in sorted(runs, key=lambda run: run.budget)
+            if run.system == name and measure in run.scores
+        }
+        means = [fmean(run.scores[measure] for run in seeds if measure in run.scores) for seeds in by_budget.values()]
+        axes.plot([seeds[0].flops for seeds in by_budget.values()], means, color=colour, linewidth=1.2)
+        axes.plot([flops for flops, _ in values], [y for _, y in values], "o", color=colour, markersize=4, label=name)
+        if name in lines:
+            x = np.linspace(np.log10(min(flops for flops, _ in values)), np.log10(10 * last), 60)
+            middle, half = np.array([lines[name].at(at) for at in x]).T
+            axes.plot(10**x, middle, "--", color=colour, linewidth=0.8)
+            axes.fill_between(10**x, middle - half, middle + half, color=colour, alpha=0.12, linewidth=0)
+        untrained = [run.untrained[measure] for run in runs if run.system == name and measure in run.untrained]
+        if untrained:
+            axes.axhline(fmean(untrained), color=colour, linestyle=":", linewidth=0.8)
     title, higher_is_better = MEASURES[measure]
     axes.set_title(title + ("" if higher_is_better else " (less is better)"))
     axes.set(xscale="log", xlabel="floating-point operations", ylabel="%")

@@ -1,9 +1,10 @@
-"""The systems of a comparison: recipes, or several of them one after the other, cut to a budget of operations.
+"""The systems of a comparison: recipes, or several of them one after the other, each run cut to a budget of operations.
 
 The budget is in the standard count of `flops`: everything a step computes, with the generator.
 """
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -11,7 +12,7 @@ from typing import Annotated, NamedTuple
 import tyro
 
 from ..cli import parse, program
-from ..config import RunConfig
+from ..config import RunConfig, refuse
 from ..counting import flops_per_step
 from ..first_weights import SHAPE
 from ..objectives import objective_of
@@ -20,6 +21,7 @@ from ..trained import first_of
 from ..validate import validate
 
 _SEEDS_APART = 1000  # the runs of a chain read their rows from the start again, with other masks
+_SAVES = 10  # checkpoints of a run, for what a fault costs
 
 
 @dataclass(frozen=True)
@@ -33,41 +35,35 @@ class Leg:
     step_tokens: int
 
 
-class ScoredPoint(NamedTuple):
-    """A step at which a system is scored: operations and tokens of the whole system so far, folder of its scores."""
-
-    leg: Leg
-    step: int
-    flops: float
-    tokens: float
-    folder: Path
-
-
 @dataclass(frozen=True)
 class System:
-    """A name as the user gave it, `a` or `a+b`, and its runs with one seed."""
+    """A name as the user gave it, `a` or `a+b`, trained to one budget with one seed; the model is its last run's."""
 
     name: str
+    budget: float
+    seed: int
     legs: tuple[Leg, ...]
 
-    def points(self) -> list[ScoredPoint]:
-        """The steps at which it is scored, by operations."""
-        found: list[ScoredPoint] = []
-        flops = tokens = 0.0
-        for leg in self.legs:
-            every, steps = leg.config.train.save_every, leg.config.train.steps
-            for step in range(every, steps + 1, every):
-                so_far = flops + step * leg.step_flops, tokens + step * leg.step_tokens
-                found.append(ScoredPoint(leg, step, *so_far, leg.folder / "points" / f"{step:08d}"))
-            flops, tokens = found[-1].flops, found[-1].tokens
-        return found
+    @property
+    def model(self) -> Path:
+        """Folder of the trained model."""
+        return self.legs[-1].folder
+
+    @property
+    def flops(self) -> float:
+        """Operations of all its runs: the budget to the nearest step."""
+        return sum(leg.config.train.steps * leg.step_flops for leg in self.legs)
+
+    @property
+    def tokens(self) -> int:
+        """Row positions that its runs read."""
+        return sum(leg.config.train.steps * leg.step_tokens for leg in self.legs)
 
 
 class Budget(NamedTuple):
-    """The same for every system: operations, how often it is scored, and the size of its batches."""
+    """The same for every system: operations, and the size of its batches."""
 
     flops: float
-    points: int
     rows: int
     row_tokens: int
 
@@ -77,19 +73,40 @@ class _LegSettings:
     run: Annotated[RunConfig, tyro.conf.arg(name="")]
 
 
-def system(name: str, seed: int, budget: Budget, settings: Sequence[str], out: Path) -> System:
+def own_settings(words: Sequence[str], recipes: Sequence[str]) -> dict[str, list[str]]:
+    """Settings of single recipes by their names, from words of the form "NAME: SETTINGS". Raises ValueError."""
+    found: dict[str, list[str]] = {}
+    known = [part for name in recipes for part in name.split("+")]
+    for word in words:
+        name, colon, settings = word.partition(":")
+        refuse(
+            [
+                (colon != "", f'--own {word}: write "RECIPE: SETTINGS"'),
+                (name in known, f"--own names {name}, which --recipes has not: name one of {', '.join(known)}"),
+                (name not in found, f"--own names {name} twice: give all of its settings in one"),
+            ]
+        )
+        found[name] = shlex.split(settings)
+    return found
+
+
+def system(
+    name: str, seed: int, budget: Budget, settings: Sequence[str], own: Mapping[str, Sequence[str]], out: Path
+) -> System:
     """The runs of `name`, each with an equal share of the budget; one starts from the weights of the one before.
 
-    Runs with the same past have the same folder, so that they are made once. Raises ValueError for an unknown recipe,
-    for rows that do not divide as the recipe's do, and for a budget too small for a step.
+    `settings` are those of all recipes, `own` those of single ones. Runs with the same past have the same folder, so
+    that they are made once. Raises ValueError for an unknown recipe, for rows that do not divide as the recipe's do,
+    and for a budget too small for a step.
     """
     parts = [(part, _rows(part, budget.rows)) for part in name.split("+")]
-    share = budget._replace(flops=budget.flops / len(parts), points=max(budget.points // len(parts), 1))
+    share = budget._replace(flops=budget.flops / len(parts))
     legs: list[Leg] = []
     for part, rows in parts:
-        words = ["--recipe", part, *rows, *settings, "--seed", str(seed + _SEEDS_APART * len(legs))]
+        seeded = ["--seed", str(seed + _SEEDS_APART * len(legs))]
+        words = ["--recipe", part, *rows, *settings, *own.get(part, []), *seeded]
         legs.append(_leg(part, words, share, legs[-1] if legs else None, out / "runs", f"seed{seed}"))
-    return System(name, tuple(legs))
+    return System(name, budget.flops, seed, tuple(legs))
 
 
 def _rows(part: str, rows: int) -> list[str]:
@@ -106,12 +123,9 @@ def _rows(part: str, rows: int) -> list[str]:
 def _leg(part: str, words: list[str], share: Budget, before: Leg | None, out: Path, seed: str) -> Leg:
     run = validate(parse(program("compare"), _LegSettings, "", words).run)
     cost = flops_per_step(run, share.row_tokens)
-    every = round(share.flops / share.points / cost)
-    if every < 1:
-        raise ValueError(
-            f"{share.flops:g} operations are less than {share.points} steps of {part}, {cost:.3g} each: raise --budget"
-        )
-    steps, past = every * share.points, ""
+    steps, past = round(share.flops / cost), ""
+    if steps < 1:
+        raise ValueError(f"{share.flops:g} operations are less than a step of {part}, {cost:.3g}: raise --budgets")
     if before is not None:
         past = f"{before.folder.parent.name}+"
         for name in SHAPE:
@@ -124,7 +138,6 @@ def _leg(part: str, words: list[str], share: Budget, before: Leg | None, out: Pa
         objective = before.config.objective
         take = "all" if objective.name == run.objective.name else first_of(objective_of(objective).encoders)
         words = [*words, "--start.folder", str(before.folder), "--start.take", take]
-    for name, value in (("steps", steps), ("save-every", every), ("keep-every", every)):
-        words = [*words, f"--train.{name}", str(value)]
+    words = [*words, "--train.steps", str(steps), "--train.save-every", str(-(-steps // _SAVES))]
     config = validate(parse(program("compare"), _LegSettings, "", words).run)
     return Leg(config, out / f"{past}{part}-{steps}" / seed, tuple(words), cost, share.rows * share.row_tokens)

@@ -1,0 +1,48 @@
+#!/bin/bash
+# Does XLM-E pay at the size of ELECTRA-Small? XLM-E and XLM-R + TLM for equal operations on one GPU, 12 layers of 256, with
+# fine-tuned entities and parts of speech at the end.
+#
+#   bash bench/at_scale.sh TEXT EVAL OUT [MINUTES]
+#
+# TEXT has mono/<lang>.txt.xz and para/en-<lang>.txt.zip, EVAL panx/ and udpos/. Text is encoded once. Call it again with the same
+# OUT until it prints the tables: it stops after MINUTES (9), and goes on exactly where it was. The variables below change its size.
+set -euo pipefail
+[ $# -ge 3 ] || { sed -n '5,8p' "$0" >&2; exit 2; }
+TEXT=$1 EVAL=$2 OUT=$3 MINUTES=${4:-9}
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+PYTHON=${PYTHON:-python3}
+BUDGETS=${BUDGETS:-1e16 3e16 1e17} SEEDS=${SEEDS:-2 2 1} TUNING_SEEDS=${TUNING_SEEDS:-3}
+VOCABULARY=${VOCABULARY:-16384} ROWS=${ROWS:-256} MICRO=${MICRO:-128}
+# What a run of the largest budget reads: 1e17 operations are 540,000 rows of each task for XLM-R + TLM, which reads most.
+TRAIN_ROWS=${TRAIN_ROWS:-600000} HELDOUT_ROWS=${HELDOUT_ROWS:-1024} HELDOUT_SHARE=${HELDOUT_SHARE:-0.01}
+PROCESSES=${PROCESSES:-$(nproc)}
+# As ELECTRA-Small; a generator of a quarter of the layers, for its width is the discriminator's.
+MODEL=${MODEL:---model.width 256 --model.heads 4 --model.feed-forward 1024 --model.discriminator-layers 12 --model.generator-layers 3}
+WARMUP=${WARMUP:-1000} LOG=${LOG:-100}
+
+prep() { "$PYTHON" -m data_prep "$@" >>"$OUT/prep.log" 2>&1 || { tail -3 "$OUT/prep.log" >&2; exit 1; }; }
+text=(--mono "$TEXT/mono" --para "$TEXT/para")
+mkdir -p "$OUT"
+prep vocab "${text[@]}" --size "$VOCABULARY" --sentences 500000 --out "$OUT/vocab" --processes "$PROCESSES"
+for part in train heldout; do
+  prep encode "${text[@]}" --vocab "$OUT/vocab" --out "$OUT/encoded/$part" --split $part --heldout-share "$HELDOUT_SHARE" \
+    --max-pair-tokens 125 --processes "$PROCESSES"
+done
+prep mix --encoded "$OUT/encoded/train" --vocab "$OUT/vocab" --out "$OUT/train" --row-tokens 128 \
+  --mono-rows "$TRAIN_ROWS" --para-rows "$TRAIN_ROWS"
+prep mix --encoded "$OUT/encoded/heldout" --vocab "$OUT/vocab" --out "$OUT/heldout" --row-tokens 128 --alpha 0.3 \
+  --mono-rows "$HELDOUT_ROWS" --para-rows "$HELDOUT_ROWS"
+
+# shellcheck disable=SC2086
+timeout --signal=TERM "${MINUTES}m" "$PYTHON" -m xlme_ds compare --recipes xlme,xlmr_tlm --budgets $BUDGETS --seeds $SEEDS \
+  --data "$OUT/train" --heldout "$OUT/heldout" --out "$OUT/compare" --rows "$ROWS" --ner "$EVAL/panx" --pos "$EVAL/udpos" \
+  --tuning-seeds "$TUNING_SEEDS" --tuning="${TUNING:---tuning.learning-rate 3e-4 --tuning.batch 32 --tuning.epochs 3}" \
+  -- $MODEL --model.vocabulary "$VOCABULARY" --model.max-positions 128 --model.embedding-sharing gdes --model.relative-bias gated \
+  --model.init-std 0.02 --data.micro-batch "$MICRO" --optimizer.learning-rate 5e-4 --optimizer.warmup-steps "$WARMUP" \
+  --train.log-every "$LOG" --train.eval-every 0 ${SETTINGS:-} || {
+  code=$?
+  case $code in
+    124|143) echo "stopped after $MINUTES minutes: call it again with the same OUT" ;;
+    *) exit $code ;;
+  esac
+}

@@ -1,0 +1,191 @@
+"""The comparison, by its command: equal operations, scores of every run, the second call, tables, and what is
+refused."""
+
+import json
+import subprocess
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from tests.finetune.tasks import write_entities
+from tests.launch import python
+from tests.rows import train_vocabulary, write_data
+from xlme_ds.compare.__main__ import CompareSettings, planned
+from xlme_ds.compare.results import RunScores, deliver, passes, read_results
+from xlme_ds.compare.systems import Budget, own_settings, system
+from xlme_ds.folders import lock
+
+BUDGETS = (2e8, 4e8)
+SETTINGS = (
+    "--engine.kind plain --engine.precision fp32 --optimizer.warmup-steps 1 --optimizer.learning-rate 1e-3 "
+    "--data.micro-batch 2 "
+    "--train.log-every 5 --model.width 16 --model.heads 2 --model.feed-forward 32 --model.discriminator-layers 2 "
+    "--model.generator-layers 1 --model.max-positions 64 --model.init-std 0.1"
+)
+CHAIN = "xlmr_tlm+ernie_m"
+
+
+def run(*words: str) -> "subprocess.CompletedProcess[str]":
+    return python("-m", *words)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], str]:
+    """The folder, the command's arguments, and what its first call said."""
+    folder = tmp_path_factory.mktemp("compare")
+    vocabulary = train_vocabulary(folder / "data" / "vocab")
+    for name, rows in (("data", 40), ("heldout", 16)):
+        write_data(folder / name, rows=rows, vocabulary=vocabulary.size, seed=rows, sha256=vocabulary.sha256)
+    (folder / "heldout" / "vocab").symlink_to(folder / "data" / "vocab")
+    words = ["xlme_ds.compare", "--recipes", f"xlme,{CHAIN}", "--budgets", *map(str, BUDGETS), "--rows", "4"]
+    words += ["--own", "xlme: --optimizer.learning-rate 2e-3"]
+    words += [*(word for name in ("data", "heldout", "out") for word in (f"--{name}", str(folder / name)))]
+    words += ["--ner", str(write_entities(folder / "panx", sentences=20)), "--tuning-seeds", "2"]
+    words += ["--tuning=--engine.kind plain --tuning.epochs 1"]
+    words += ["--", *SETTINGS.split(), "--model.vocabulary", str(vocabulary.size)]
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    return folder, words, done.stdout
+
+
+def test_equal_operations(compared: tuple[Path, list[str], str]) -> None:
+    runs = read_results(compared[0] / "out/compare.json")
+    assert [(run.system, run.budget, run.seed) for run in runs] == [
+        ("xlme", 2e8, 1), (CHAIN, 2e8, 1), ("xlme", 4e8, 1), (CHAIN, 4e8, 1),
+    ]  # fmt: skip
+    by_folder = {folder.name: folder for folder in (compared[0] / "out/runs").iterdir()}
+    assert len(by_folder) == 6  # of two budgets, xlme and both parts of the chain
+    for budget in BUDGETS:
+        of_xlme, of_chain = (next(run for run in runs if (run.system, run.budget) == (name, budget))
+                             for name in ("xlme", CHAIN))  # fmt: skip
+        chain = next(name for name in by_folder if "+" in name and f"-{of_chain.steps // 2}+" in name)
+        folders = [by_folder[f"xlme-{of_xlme.steps}"], by_folder[chain.split("+")[0]], by_folder[chain]]
+        lines = [json.loads((folder / "seed1/metrics.jsonl").read_text().splitlines()[-1]) for folder in folders]
+        spent = [line["flops_per_s"] / line["tokens_per_s"] * line["tokens"] for line in lines]
+        assert spent[0] == pytest.approx(budget, rel=0.1) and sum(spent[1:]) == pytest.approx(budget, rel=0.1)
+        assert (of_xlme.flops, of_chain.flops) == pytest.approx((spent[0], sum(spent[1:])))
+        assert (of_xlme.tokens, of_chain.tokens) == (lines[0]["tokens"], lines[1]["tokens"] + lines[2]["tokens"])
+        assert lines[0]["lr"] < 1e-3  # each budget's own schedule is at its end
+        configs = [json.loads((folder / "seed1/config.json").read_text())["config"] for folder in folders]
+        assert [config["optimizer"]["learning_rate"] for config in configs] == [2e-3, 1e-3, 1e-3]
+        assert configs[2]["start"] == {"folder": str(folders[1] / "seed1"), "take": "encoder", "into": "both"}
+        assert configs[2]["seed"] == 1001
+        assert [(config["data"]["mono_rows"], config["data"]["para_rows"]) for config in configs] == [(2, 2)] * 3
+
+
+def test_scores_and_tables(compared: tuple[Path, list[str], str]) -> None:
+    folder, _, said = compared
+    runs = read_results(folder / "out/compare.json")
+    for each in runs:
+        assert each.scores.keys() == {"pairs", "pairs_centred", "ner"}
+        assert each.untrained.keys() == (set() if each.budget == 4e8 else {"pairs", "pairs_centred"})
+        assert set(each.losses) == ({"mlm", "tlm"} if each.system == "xlme" else each.losses.keys())
+    first = runs[0]
+    place = folder / f"out/runs/xlme-{first.steps}/seed1"
+    tuned = [json.loads((place / f"scores/ner/seed{seed}/scores.json").read_text())["languages"] for seed in (1, 2)]
+    others = [[of["f1"] for code, of in languages.items() if code != "en"] for languages in tuned]
+    assert first.scores["ner"] == pytest.approx(sum(map(sum, others)) / sum(map(len, others)))
+    heldout = json.loads((place / "heldout.jsonl").read_text().splitlines()[-1])
+    assert first.losses == {"mlm": heldout["mlm"], "tlm": heldout["tlm"]} and first.languages["mlm"].keys() > {"en"}
+    page = (folder / "out/compare.md").read_text()
+    assert f"{CHAIN}, untrained" in page and "a tenfold" not in page  # two runs are no more than a line needs
+    assert "entities, F1" in said and (folder / "out/compare.svg").stat().st_size > 5000
+
+
+def test_passes_are_counted_by_uses(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(
+        json.dumps({"counts": {"examples": 100, "by_language": {
+            "de": {"available": 30, "used": 60}, "sw": {"available": 10, "used": 40}}}})
+    )  # fmt: skip
+    assert passes(tmp_path, 100) == 2.5 and passes(tmp_path, 20) == 0.5
+
+
+def test_done_is_not_done_again(compared: tuple[Path, list[str], str]) -> None:
+    done = run(*compared[1])
+    assert done.returncode == 0 and "$ " not in done.stdout
+    with lock(compared[0] / "out"):
+        done = run(*compared[1])
+    assert done.returncode == 2 and "another process is still working in" in done.stderr and "$ " not in done.stdout
+    assert (compared[0] / "out/compare.md").exists()
+
+
+def test_runs_of_other_folders_are_shown_with_these(tmp_path: Path) -> None:
+    def made(system: str, budget: float, seed: int, score: float, error: float) -> RunScores:
+        scores = {"ner": score, "align": error}
+        return RunScores(system, budget, seed, budget * 1.001, 10, 1e6, {"mono": 1.5}, {"mlm": 5.0}, {}, scores, {})
+
+    here = [made("xlme", 1e14, seed, 10 + seed / 10, 80 - seed / 10) for seed in (1, 2)]
+    here += [made("xlmr_tlm", 1e14, seed, 13 + seed / 10, 70 - seed / 10) for seed in (1, 2)]
+    there = [made("xlme", 1e15, 1, 16.15, 67.9), made("xlmr_tlm", 1e15, 1, 17.15, 65.9)]
+    (tmp_path / "there").mkdir()
+    deliver(there, tmp_path / "there")
+    shown = deliver([*here, *read_results(tmp_path / "there/compare.json")], tmp_path)
+    assert [asdict(run) for run in read_results(tmp_path / "compare.json")] == [asdict(run) for run in (*here, *there)]
+    scores, growth = shown
+    assert [row[:3] for row in scores.rows] == [
+        ["1e+14", "xlme", "2"], ["1e+14", "xlmr_tlm", "2"], ["1e+15", "xlme", "1"], ["1e+15", "xlmr_tlm", "1"],
+    ]  # fmt: skip
+    assert scores.rows[0][-2:] == ["10.2 (10.1 to 10.2)", "79.8 (79.8 to 79.9)"]
+    by_name = {row[0]: row[1:] for row in growth.rows}
+    assert by_name["xlme, a tenfold of operations"][0].startswith("+6.0 ±")
+    # 3 points behind at 1e14 and 1 at 1e15: two more points, two more tenfolds; the same for errors, which fall.
+    entities, errors = by_name["xlme against xlmr_tlm"]
+    assert entities.startswith("ahead from 3e15 (") and errors.startswith("ahead from 2e15 (")
+    (tmp_path / "there/compare.json").write_text('{"systems": []}')
+    with pytest.raises(ValueError, match=r"compare\.json is not a compare\.json of this version"):
+        read_results(tmp_path / "there/compare.json")
+
+
+def test_data_that_do_not_fit_are_refused_before_anything_runs(
+    compared: tuple[Path, list[str], str], tmp_path: Path
+) -> None:
+    folder, words, _ = compared
+    command = CompareSettings("xlme,xlm", (1e9,), folder / "data", folder / "heldout", tmp_path, rows=4)
+    with pytest.raises(ValueError, match=r"was mixed with --layout xlme, model.layout is xlm: set it to xlme"):
+        planned(command, words[words.index("--") + 1 :])
+    assert not list(tmp_path.iterdir())
+
+
+def test_seeds_are_a_number_for_each_budget(compared: tuple[Path, list[str], str], tmp_path: Path) -> None:
+    folder, words, _ = compared
+    command = CompareSettings("xlme", BUDGETS, folder / "data", folder / "heldout", tmp_path, rows=4, seeds=(2, 1))
+    settings = words[words.index("--") + 1 :]
+    found = planned(command, settings)
+    assert [(one.budget, one.seed) for one in found] == [(2e8, 1), (2e8, 2), (4e8, 1)]
+    assert [one.legs[0].config.seed for one in found] == [1, 2, 1] and len({one.model for one in found}) == 3
+    with pytest.raises(ValueError, match="--seeds has 3 numbers for 2 budgets: give one, or one for each"):
+        planned(replace(command, seeds=(1, 1, 1)), settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "budget", "rows", "message"),
+    [
+        ("xlme+nothing", 1e18, 4096, "recipe nothing is not known"),
+        (
+            "xlmr+xlme",
+            1e21,
+            4096,
+            "xlme starts from xlmr, whose model.relative_bias is none and its own gated: give both the same",
+        ),
+        ("xlme", 1e6, 4096, "are less than a step of xlme"),
+        ("xlme", 1e18, 7, "xlme reads 2048 rows of text to 2048 of pairs: --rows 7 does not divide so"),
+    ],
+)
+def test_what_cannot_be_compared(name: str, budget: float, rows: int, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        system(name, 1, Budget(budget, rows, 512), [], {}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["xlme --seed 1"], 'write "RECIPE: SETTINGS"'),
+        (["xlm: --seed 1"], "--own names xlm, which --recipes has not: name one of xlme, xlmr, ernie_m"),
+        (["xlme: --seed 1", "xlme: --seed 2"], "--own names xlme twice"),
+    ],
+)
+def test_own_settings_name_a_recipe(words: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        own_settings(words, ["xlme", "xlmr+ernie_m"])
+    assert own_settings(["ernie_m: --a 1"], ["xlme", "xlmr+ernie_m"]) == {"ernie_m": ["--a", "1"]}

@@ -1,0 +1,63 @@
+"""Lines through scores and where they cross, against scipy and simulated experiments."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from xlme_ds.compare.trends import crossing, student, trends
+
+FLOPS = [1e14, 1e14, 1e14, 3e14, 3e14, 1e15]
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 5, 11, 40])
+def test_students_quantile_is_scipys(freedom: int) -> None:
+    for level in (0.5, 0.9, 0.99):
+        assert student(freedom, level) == pytest.approx(scipy.stats.t.ppf((1 + level) / 2, freedom), rel=1e-5)
+
+
+def test_one_line_is_scipys_regression() -> None:
+    scores = [10.0, 11.5, 10.4, 13.0, 14.2, 17.0]
+    expected = scipy.stats.linregress(np.log10(FLOPS), scores)
+    line = trends({"one": list(zip(FLOPS, scores, strict=True))})["one"]
+    assert (line.slope, line.at_zero) == pytest.approx((expected.slope, expected.intercept))
+    quantile = scipy.stats.t.ppf(0.95, 4)
+    assert line.slope_half == pytest.approx(quantile * expected.stderr, rel=1e-5)
+    assert line.at(0.0)[1] == pytest.approx(quantile * expected.intercept_stderr, rel=1e-5)
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    random, x = np.random.default_rng(0), np.log10(FLOPS)
+    inside = 0
+    for _ in range(1000):
+        first, other = (
+            [*zip(FLOPS, at + slope * (x - 14) + random.normal(0, 0.5, len(x)), strict=True)]
+            for at, slope in ((10, 9), (17.5, 4))  # they cross at 10^15.5
+        )
+        lines = trends({"first": first, "other": other})
+        found = crossing(lines["first"], lines["other"])
+        assert found is not None
+        inside += found.least <= 15.5 <= found.most
+    assert 0.87 < inside / 1000 < 0.93  # the deviation of such a share is 0.0095
+
+
+def test_a_crossing_is_told_by_its_direction_or_not_at_all() -> None:
+    exact = [(flops, 10 + 4 * (math.log10(flops) - 14)) for flops in FLOPS]
+    steep = [(flops, score - 3 + 2 * (math.log10(flops) - 14)) for flops, score in exact]
+    noise = [(flops, score + 0.01 * (-1) ** n) for n, (flops, score) in enumerate(exact)]
+    lines = trends({"exact": noise, "steep": steep, "same": exact})
+    passed = crossing(lines["steep"], lines["exact"])
+    assert passed is not None and passed.overtakes and passed.at == pytest.approx(15.5, abs=0.02)
+    back = crossing(lines["exact"], lines["steep"])
+    assert back is not None and not back.overtakes and back.at == pytest.approx(passed.at)
+    assert crossing(lines["exact"], lines["same"]) is None
+
+
+def test_too_few_scores_give_no_line() -> None:
+    assert trends({"one": [(1e14, 1.0), (3e14, 2.0)]}) == {}  # a line through two points fits always
+    assert trends({"one": [(1e14, 1.0), (1.01e14, 2.0), (0.99e14, 3.0)], "none": []}) == {}
+    assert trends({"one": [(1e14, 1.0), (3e14, 2.0)], "two": [(1e14, 1.0), (3e14, 2.0), (1e15, 2.0)]}).keys() == {
+        "one",
+        "two",
+    }
