@@ -42,11 +42,12 @@ def started(
     name: str = "electra",
     data: Vocabulary | None = None,
     into: str = "both",
+    decoder_from: Path | str = "",
     **changes: object,
 ) -> dict[str, Tensor]:
     """The parameters of a model that starts from `source`, on data with its vocabulary, or another."""
     cfg: ModelConfig = replace(source.model, **changes)  # type: ignore[arg-type]
-    start = StartConfig(str(folder or source.folder), take, into)  # type: ignore[arg-type]
+    start = StartConfig(str(folder or source.folder), take, into, str(decoder_from))  # type: ignore[arg-type]
     objective = ObjectiveConfig(name)  # type: ignore[arg-type]
     config = RunConfig("started", model=cfg, objective=objective, start=start)
     known = starting_weights(config, data or source.vocabulary)
@@ -285,6 +286,51 @@ def test_layout_and_new_languages_are_no_obstacle(source: TrainedRun) -> None:
     ours = started("generator", source, name="mlm", layout="xlm", language_embeddings=("de", "en"))
     assert torch.equal(ours["embedding_1"], source.state["embedding_1"])
     assert ours["encoder.languages"].shape == (2, source.model.width)
+
+
+@pytest.mark.parametrize("into", ["both", "encoder", "decoder"])
+def test_a_translating_model_needs_the_layout(into: str, source: TrainedRun) -> None:
+    """Its items open and close with the special tokens that it was trained with."""
+    with pytest.raises(ValueError, match=r"has layout xlme, model.layout is xlm, .*: set it to xlme, and mix the data"):
+        started("generator", source, layout="xlm", into=into, **TWO)
+
+
+def test_layers_that_are_left_out_are_told(source: TrainedRun, capsys: pytest.CaptureFixture[str]) -> None:
+    started("discriminator", source, discriminator_layers=1, **TWO)
+    assert capsys.readouterr().err.splitlines() == [
+        f"the model in {source.folder} has 2 layers: the {which} starts from its first 1"
+        for which in ("encoder", "decoder")
+    ]
+    started("discriminator", source, **TWO)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_a_decoder_starts_from_a_model_of_its_own(exported: bool, source: TrainedRun, tmp_path: Path) -> None:
+    """Embedding, head and encoder from the one, the decoder from the other's encoder, a causal one without relative
+    bias."""
+    run = write_run(tmp_path / "clm", seed=7, objective="clm", relative_bias="none", like=source.folder)
+    theirs = load_run(run).state
+    folder = tmp_path / "export" if exported else run
+    if exported:
+        export_run(run, folder)
+    ours = started("generator", source, decoder_from=folder, **TWO)
+    encoder = source.encoder("generator").state_dict()
+    for name, value in sides(ours)["encoder"].items():
+        assert torch.equal(value, encoder[f"encoder.{name}"]), name
+    relative = ("decoder.relative.weight", ".gate.")
+    for name, value in sides(ours)["decoder"].items():
+        if not any(part in f"decoder.{name}" for part in relative):
+            assert torch.equal(value, theirs[f"encoder.{name}"]), name
+    assert not ours["decoder.relative.weight"].any() and ours["encoder.relative.weight"].any()
+    assert torch.equal(ours["embedding_0"], encoder["embedding_0"])
+    assert torch.equal(ours["masked_head.bias"], source.state["masked_head.bias"])
+    deep = write_run(tmp_path / "wide", objective="clm", feed_forward=24, like=source.folder)
+    with pytest.raises(ValueError, match=r"wide has feed_forward 24, model.feed_forward is"):
+        started("generator", source, decoder_from=deep, **TWO)
+    other = write_run(tmp_path / "xlm", objective="clm", layout="xlm", like=source.folder)
+    with pytest.raises(ValueError, match=r"in .*xlm has layout xlm, model.layout is xlme, .*: set it to xlm"):
+        started("generator", source, decoder_from=other, **TWO)
 
 
 def test_other_vocabularies_and_kinds_are_refused(source: TrainedRun, tmp_path: Path) -> None:

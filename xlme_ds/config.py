@@ -327,6 +327,9 @@ class StartConfig:
     into: Literal["both", "encoder", "decoder"] = "both"
     """mt: what starts from the encoder that was taken; the decoder's cross-attention is drawn, but where it is
     interleaved."""
+    decoder: str = ""
+    """mt: another run, export or XLM-R model, whose encoder (of two the discriminator) the decoder starts from, as in
+    XLM from a causal one; its embedding is not taken, for both read that of `folder`."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .config import Check, ModelConfig, RunConfig, refuse
+from .cli import note
+from .config import Check, ModelConfig, RunConfig, StartConfig, refuse
 from .data.vocabulary import Vocabulary
 from .folders import at_step, checkpoints_of, saved_step
 from .models.decoder import decoder_depth, decoder_from_encoder
@@ -29,6 +30,7 @@ from .trained import (
     MODEL_FOLDER,
     MODEL_TYPE,
     TrainedRun,
+    first_of,
     in_blocks,
     known_vocabulary,
     load_encoder,
@@ -56,15 +58,15 @@ class _Part(NamedTuple):
     vocabulary: Vocabulary
 
 
-def starting_weights(config: RunConfig, vocabulary: Vocabulary, source: Path | None = None) -> Known | None:
+def starting_weights(config: RunConfig, vocabulary: Vocabulary, sources: Sequence[Path] = ()) -> Known | None:
     """The first value of every parameter that `config.start` names; None when it names no folder.
 
-    `vocabulary`: that of the data. `source`: the folder by the name that `pinned` gives. Raises ValueError for one
+    `vocabulary`: that of the data. `sources`: the folders by the names that `pinned` gives. Raises ValueError for one
     whose model has another shape, or a vocabulary that is not the beginning of this one.
     """
     if not config.start.folder:
         return None
-    folder, take = source or Path(config.start.folder), config.start.take
+    (folder, *others), take = sources or named(config.start), config.start.take
     names: list[str] = list(objective_of(config.objective).encoders)
     if take == "state":  # which the engine loads, with the optimizer's
         _check_state(folder, config, vocabulary)
@@ -73,12 +75,25 @@ def starting_weights(config: RunConfig, vocabulary: Vocabulary, source: Path | N
         values, there = _everything(folder, config, vocabulary)
     else:
         values, there = _one_for_all(folder, take, config, vocabulary)
-    if has_decoder(config.objective) and config.start.into != "encoder":
-        names.append("decoder")
-    if there.relative_bias == "none" and config.model.relative_bias != "none":
+    of = dict.fromkeys(names, there)
+    if has_decoder(config.objective):
+        refuse([_same_layout(folder, there, config.model)])
+        of |= {"decoder": there} if config.start.into != "encoder" else {}
+    for other in others:
+        encoder, _, its = _part(other)
+        state, of["decoder"] = _grown(encoder.state_dict(), encoder.cfg, its, vocabulary)
+        refuse(_start_checks(other, of["decoder"], config.model, its, vocabulary))
+        refuse([_same_layout(other, of["decoder"], config.model)])
+        values |= _decoder_weights(other, encoder_of(state, of["decoder"]), config.model)
+    if config.model.relative_bias != "none":
         zeros = torch.zeros(config.model.relative_buckets, config.model.heads)
-        values |= {f"{which}.relative.weight": zeros for which in names}
+        values |= {f"{which}.relative.weight": zeros for which, cfg in of.items() if cfg.relative_bias == "none"}
     return (values | in_blocks(values, config.model)).get
+
+
+def named(start: StartConfig) -> list[Path]:
+    """The folders that a run starts from: of the model, and of the decoder where that is another."""
+    return [Path(folder) for folder in (start.folder, start.decoder) if folder]
 
 
 def _one_for_all(
@@ -93,7 +108,7 @@ def _one_for_all(
     values = {name: value for name, value in values.items() if name.startswith(tuple(encoders.values()))}
     taken, into = encoder_of(of_encoder, there), config.start.into  # of a model with a decoder
     values |= _as_first_weights(folder, taken, config.model, [] if into == "decoder" else list(encoders))
-    if has_decoder(config.objective) and into != "encoder":
+    if has_decoder(config.objective) and into != "encoder" and not config.start.decoder:
         values |= _decoder_weights(folder, taken, config.model)
     return values, there
 
@@ -158,12 +173,12 @@ def _check_state(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Non
         refuse([(theirs == ours, words)])
 
 
-def _part(folder: Path, which: Which) -> _Part:
-    """One encoder of a run, an export or XLM-R; the heads are those that were trained on it."""
+def _part(folder: Path, which: Which | None = None) -> _Part:
+    """One encoder of a run, an export or XLM-R, by default the first; the heads are those that were trained on it."""
     config = read_config(folder)
     if "config" in config:
         run = load_run(folder)
-        encoder, prefix = run.encoder(which), () if run.task else run.encoders[which]
+        encoder, prefix = run.encoder(which), () if run.task else run.encoders[which or first_of(run.encoders)]
         heads = {name: value for name, value in run.state.items() if name.startswith(prefix)}
         return _Part(encoder, heads, run.vocabulary)
     if config.get("model_type", MODEL_TYPE) != MODEL_TYPE:
@@ -248,6 +263,12 @@ def _start_checks(
         yield setting == ours, f"{model} has {name} {setting}, model.{name} is {ours}: set it to the same"
 
 
+def _same_layout(folder: Path, there: ModelConfig, here: ModelConfig) -> Check:
+    """A decoder reads and writes the special tokens that it starts with knowing."""
+    words = f"the model in {folder} has layout {there.layout}, model.layout is {here.layout}, and its decoder needs one"
+    return there.layout == here.layout, f"{words}: set it to {there.layout}, and mix the data with --layout so"
+
+
 def _as_first_weights(
     folder: Path, encoder: TextEncoder, model: ModelConfig, names: Sequence[Which]
 ) -> dict[str, Tensor]:
@@ -257,6 +278,7 @@ def _as_first_weights(
         setting = "generator_layers" if name == "generator" else "discriminator_layers"
         asked = getattr(model, setting)
         refuse([(asked <= layers, f"the model in {folder} has {layers} layers, model.{setting} is {asked}: lower it")])
+        _note_cut(folder, layers, asked, which=name)
     values = {"embedding_0": torch.cat(encoder.table).detach()}
     for which in names:
         values |= {f"{which}.{name}": value for name, value in encoder.encoder.state_dict().items()}
@@ -268,5 +290,11 @@ def _decoder_weights(folder: Path, encoder: TextEncoder, model: ModelConfig) -> 
     layers, asked = encoder.cfg.discriminator_layers, decoder_depth(model)
     words = f"the model in {folder} has {layers} layers, and the decoder takes {asked}"
     refuse([(asked <= layers, f"{words}: lower model.decoder_layers, or set start.into to encoder")])
+    _note_cut(folder, layers, asked, "decoder")
     found = decoder_from_encoder(encoder.encoder.state_dict(), model)
     return {f"decoder.{name}": value for name, value in found.items()}
+
+
+def _note_cut(folder: Path, layers: int, taken: int, which: str) -> None:
+    if taken < layers:
+        note(f"the model in {folder} has {layers} layers: the {which} starts from its first {taken}")

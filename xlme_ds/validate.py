@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .config import Check, EngineConfig, RunConfig, Training, refuse
+from .config import Check, EngineConfig, ObjectiveConfig, RunConfig, StartConfig, Training, refuse
 from .data.order import phases, plan_step
 from .models.tiles import HEAD_SIZES
 from .objectives import has_decoder, objective_of
@@ -180,16 +180,31 @@ def _objective(config: Training) -> list[Check]:
             "leave them empty",
         ),
         (
-            config.start.into == "both" or has_decoder(settings),
-            f"start.into {config.start.into} is for objective.name mt, it is {settings.name}: leave it at both",
+            has_decoder(settings) or (config.model.decoder, config.model.decoder_layers) == ("xlm", 0),
+            f"model.decoder and model.decoder_layers are for objective.name mt, it is {settings.name}: leave them at "
+            "xlm and 0",
         ),
-        (
-            config.start.into == "both" or not config.start.folder or config.start.take not in ("all", "state"),
-            f"start.into {config.start.into} is for one encoder, and start.take {config.start.take} takes the whole "
-            "model: set start.take to the encoder's name",
-        ),
+        *_start(config.start, settings),
         *objective_of(settings).checks(config),
     ]
+
+
+def _start(start: StartConfig, objective: ObjectiveConfig) -> list[Check]:
+    """What of a start is for a model with a decoder, each with its setting."""
+    of_parts = {"start.into": (start.into, "both"), "start.decoder": (start.decoder, "")}
+    checks = []
+    for name, (value, usual) in of_parts.items():
+        given, leave = f"{name} {value}", f"leave it {'empty' if not usual else f'at {usual}'}"
+        checks += [
+            (value == usual or has_decoder(objective), f"{given} is for objective.name mt, it is {objective.name}: "
+             f"{leave}"),
+            (value == usual or bool(start.folder), f"{given} is for a run that starts from another model: set "
+             f"start.folder, or {leave}"),
+            (value == usual or start.take not in ("all", "state"), f"{given} is for one encoder, and start.take "
+             f"{start.take} takes the whole model: set start.take to the encoder's name"),
+        ]  # fmt: skip
+    both = f"start.decoder {start.decoder} and start.into {start.into} both say what the decoder starts from"
+    return [*checks, (not start.decoder or start.into == "both", f"{both}: leave start.into at both")]
 
 
 def _data(config: Training) -> list[Check]:

@@ -1,6 +1,7 @@
 """Noised sentences and the languages to write in: shares and moves by counting; a function of row and seed alone."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from xlme_ds.data.batch import Batch
 from xlme_ds.data.collate import collate
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.rows import EOS, PAD, Rows
+from xlme_ds.data.schema import read_manifest, write_manifest
 from xlme_ds.data.sentences import Sentences
 
 MASK = SMALL.vocabulary - 1
@@ -61,7 +63,7 @@ def test_any_other_language() -> None:
     assert len(found) == 6 and min(found.values()) > 0.85 * 500
     two = noised(rows_of([[[0, 50, EOS]]] * 3, 4), by=Sentences((), ("0:1",), (0, 2), MASK))
     assert two.into_BT[[0, 2], 0].tolist() == [2, 0]
-    with pytest.raises(ValueError, match="needs text of two languages, the data have one"):
+    with pytest.raises(ValueError, match="needs text of two languages, the data have 1"):
         Sentences((), ("0:1",), (1,), MASK)
 
 
@@ -100,3 +102,28 @@ def test_what_the_loader_adds(tmp_path: Path) -> None:
     into = batches[0].into_BT[batches[0].segments_BT > 0]
     assert into.min() > 0 and (into != batches[0].languages_BT[batches[0].segments_BT > 0]).all()
     assert not torch.equal(batches[0].noised_BT, batches[1].noised_BT)
+
+
+def test_languages_without_rows_are_not_written_in(tmp_path: Path) -> None:
+    """The manifest lists three languages, of which some have no text; the probe is not translated next to others."""
+    folder = write_data(tmp_path / "data", 16)
+    manifest, read = read_manifest(folder / "mono"), (DataConfig(16, 0, 16), 3, 1.0, 0, 1, (), ())
+    for used, known in ((dict(de=9, en=0, fr=7), {0, 2}), (dict(de=16, en=0, fr=0), set())):
+        shares = dict(share_before=0.0, share_after=0.0, repeat=0.0)
+        counts = {"by_language": {code: {"used": count, **shares} for code, count in used.items()}}
+        write_manifest(folder / "mono", replace(manifest, counts=counts))
+        if known:
+            batch = Loader(folder, *read, (), ("0:1",)).batch(0, 0)
+            assert set(batch.into_BT[batch.segments_BT > 0].tolist()) == known
+        else:
+            with pytest.raises(ValueError, match="needs text of two languages, the data have 1"):
+                Loader(folder, *read, (), ("0:1",))
+    Loader(folder, *read, ("0:1",), ())
+
+
+def test_the_probe_is_no_translation_where_it_is_anything_else(tmp_path: Path) -> None:
+    folder, read = write_data(tmp_path / "data", 16), (3, 1.0, 0, 1, (), ())
+    both = Loader(folder, DataConfig(8, 0, 8), *read, ("0:1",), ("0:1",)).probe()
+    assert len(both.noised_BT) and not len(both.into_BT)
+    assert not len(Loader(folder, DataConfig(8, 8, 8), *read, (), ("0:1",)).probe().into_BT)
+    assert len(Loader(folder, DataConfig(8, 0, 8), *read, (), ("0:1",)).probe().into_BT)

@@ -43,7 +43,10 @@ def main(links: Path, data: Path, out: Path) -> None:
     for chain, case in json.loads(links.read_text()):
         config = tiny(**case)
         rank, world = start_process_group(config.engine)
-        loader = Loader(data, config.data, config.seed, 0.15, *data_parallel(config.engine, rank, world))
+        objective, share = config.objective, data_parallel(config.engine, rank, world)
+        read = config.seed, objective.mask_fraction, *share, config.model.language_embeddings
+        special = objective.pseudo_fractions, objective.denoising, objective.back_translation
+        loader = Loader(data, config.data, *read, *special)
         engine = build_engine(config, loader, None)
         losses = go_on(engine, out / chain, PROBE_TOLERANCE[config.engine.precision])
         if rank == 0:

@@ -22,6 +22,9 @@ def zero(stage: int, precision: str = "fp32") -> dict:
 
 
 MLM = dict(objective="mlm", vocabulary_blocks=3)
+SENTENCES = dict(
+    objective="mt", language_embeddings=("fr", "en", "de"), denoising=("0:1", "10:0"), back_translation=("0:0.5",)
+)
 BF16_PIPE = PIPE | dict(precision="bf16")
 # The layouts of every chain, by the launch that runs them: (processes, links).
 LAUNCHES = [
@@ -35,17 +38,17 @@ LAUNCHES = [
             "mlm": [PIPE, DUAL],
         },
     ),
-    (1, {"issue": [zero(1)], "all": [PLAIN], "bf16": [zero(2, "bf16")], "mlm": [PLAIN]}),
-    (2, {"issue": [zero(3)], "all": [DUAL], "bf16": [zero(1, "bf16")], "mlm": [zero(3)]}),
+    (1, {"issue": [zero(1)], "all": [PLAIN], "bf16": [zero(2, "bf16")], "mlm": [PLAIN], "sentences": [PLAIN]}),
+    (2, {"issue": [zero(3)], "all": [DUAL], "bf16": [zero(1, "bf16")], "mlm": [zero(3)], "sentences": [zero(1)]}),
 ]
-LINKS = 5
+LINKS = {"issue": 5, "all": 5, "bf16": 5, "mlm": 5, "sentences": 2}
 # Never stopped: the same number of steps in one process, in the last launch's company.
-ALONE = {"issue": PLAIN, "all": PLAIN, "bf16": zero(1, "bf16"), "mlm": PLAIN}
+ALONE = {"issue": PLAIN, "all": PLAIN, "bf16": zero(1, "bf16"), "mlm": PLAIN, "sentences": PLAIN}
 
 
 def case(chain: str, engine: dict) -> dict:
     """The vocabulary is in other blocks from link to link."""
-    found = dict(engine=engine, micro_batch=2) | {"all": VARIANT, "mlm": MLM}.get(chain, {})
+    found = dict(engine=engine, micro_batch=2) | {"all": VARIANT, "mlm": MLM, "sentences": SENTENCES}.get(chain, {})
     return found | ({"vocabulary_blocks": 1} if chain in ("all", "mlm") and engine in (zero(1), zero(3), DUAL) else {})
 
 
@@ -59,7 +62,9 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
             key=lambda link: link[1]["engine"].get("kind") == "pipeline"
         )  # DeepSpeed builds no other engine after one
         if world == 1:
-            links += [[f"{chain} alone", case(chain, engine)] for chain, engine in ALONE.items() for _ in range(LINKS)]
+            links += [
+                [f"{chain} alone", case(chain, engine)] for chain, engine in ALONE.items() for _ in range(LINKS[chain])
+            ]
         (folder / f"{number}.json").write_text(json.dumps(links))
         worker = str(Path(__file__).with_name("elastic_worker.py"))
         results = run_ranks(world, [worker, str(folder / f"{number}.json"), str(data), str(folder)])
@@ -71,10 +76,10 @@ def losses(folder: Path) -> list[float]:
     return [float(line) for line in (folder / "losses.jsonl").read_text().split()]
 
 
-@pytest.mark.parametrize(("chain", "fall"), [("issue", 3), ("all", 3), ("mlm", 0.1)])
+@pytest.mark.parametrize(("chain", "fall"), [("issue", 3), ("all", 3), ("mlm", 0.1), ("sentences", 0.1)])
 def test_curve_goes_on(out: Path, chain: str, fall: float) -> None:
     ours = losses(out / chain)
-    assert len(ours) == LINKS * STEPS and ours[-1] < ours[0] - fall
+    assert len(ours) == LINKS[chain] * STEPS and ours[-1] < ours[0] - fall
     assert ours == pytest.approx(losses(out / f"{chain} alone"), rel=1e-5)
 
 
@@ -82,9 +87,9 @@ def test_bf16_curve_goes_on(out: Path) -> None:
     assert losses(out / "bf16") == pytest.approx(losses(out / "bf16 alone"), rel=2e-2)
 
 
-@pytest.mark.parametrize("chain", ["issue", "all", "bf16", "mlm"])
+@pytest.mark.parametrize("chain", list(LINKS))
 def test_every_load_brings_all_state_back_bitwise(out: Path, chain: str) -> None:
-    for step in range(STEPS, LINKS * STEPS, STEPS):
+    for step in range(STEPS, LINKS[chain] * STEPS, STEPS):
         saved, copy = (
             StateReader(state_files(root / "checkpoints" / f"step_{step:08d}"))
             for root in (out / chain, out / chain / "copies")

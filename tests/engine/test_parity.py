@@ -123,7 +123,7 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "zero3 on 2, MT, checkpointing": zero(3, 1, **MT, **CHECKPOINTING),
         "zero3 on 2, interleaved, checkpointing": zero(3, 2, **INTERLEAVED, **CHECKPOINTING),
         "bf16 zero1 on 2, MT": zero(1, 2, BF16, **MT),
-        **{f"zero{stage} on 2, sentences": zero(stage, 2, **SENTENCES) for stage in (2, 3)},
+        **{f"zero{stage} on 2, sentences": zero(stage, 2, **SENTENCES) for stage in (1, 2, 3)},
         "zero2 on 2, optimizer offloaded": zero(2, 4, dict(offload_optimizer="cpu")),
         "zero3 on 2, all offloaded": zero(3, 4, dict(offload_optimizer="cpu", offload_parameters="cpu")),
         **{f"pipeline of 2, micro-batch {rows}": pipe(2, rows) for rows in (1, 2, 4)},

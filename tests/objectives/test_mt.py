@@ -1,5 +1,6 @@
 """Machine translation as an objective: what it refuses, its operations, and which places it predicts."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from tests.engine.worker import tiny
 from tests.models.test_translation import MT, config, packed, texts, translator
 from tests.rows import write_data
 from tests.small import SMALL, batch_of
-from xlme_ds.config import DataConfig, EngineConfig, ObjectiveConfig, RunConfig, StartConfig
+from xlme_ds.config import DataConfig, ObjectiveConfig, OptimizerConfig, RunConfig, StartConfig, TrainConfig
 from xlme_ds.counting import count_parameters, work_of
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import LAYOUTS
@@ -40,6 +41,10 @@ RUN = RunConfig("test", model=config(), objective=ObjectiveConfig("mt", mask_fra
         ("objective", dict(back_translation=("0:x",)), "are not STEP:WEIGHT"),
         ("objective", dict(mask_fraction=0.15), "predicts every target: set it to 1"),
         ("objective", dict(pseudo_fractions=(0.1,)), "objective.pseudo_fractions are for objective.name btmlm"),
+        ("objective", dict(z_loss=1e-4), "objective.z_loss is 0.0001, and objective.name mt does not read it"),
+        ("objective", dict(keep_fraction=0.2), "objective.keep_fraction is 0.2, and objective.name mt does not read"),
+        ("objective", dict(generator_temperature=2.0), "objective.generator_temperature is 2.0, and objective.name mt"),
+        ("objective", dict(discriminator_weight=1.0), "objective.discriminator_weight is 1.0, and objective.name mt"),
         ("engine", dict(kind="pipeline", deepspeed="pipe_zero1"), "engine.kind pipeline does not cut a decoder"),
     ],
 )
@@ -53,17 +58,51 @@ def test_there_must_be_a_decoder_to_start() -> None:
     mlm = RunConfig("test", model=SMALL, objective=ObjectiveConfig("mlm"), start=StartConfig(into="decoder"))
     with pytest.raises(ValueError, match=r"start.into decoder is for objective.name mt, it is mlm"):
         validate(mlm)
-    validate(replace(RUN, start=StartConfig(into="decoder"), engine=EngineConfig("plain")))
+    with pytest.raises(ValueError, match=r"start.into decoder is for a run that starts from another model: set start."):
+        validate(replace(RUN, start=StartConfig(into="decoder")))
+    with pytest.raises(
+        ValueError, match=r"model.decoder and model.decoder_layers are for objective.name mt, it is mlm"
+    ):
+        validate(replace(mlm, start=StartConfig(), model=replace(SMALL, decoder_layers=1)))
+    for start, words in (
+        (StartConfig(decoder="other"), "start.decoder other is for a run that starts from another model"),
+        (StartConfig("run", decoder="other"), "start.decoder other is for one encoder, and start.take all takes"),
+        (StartConfig("run", "encoder", "decoder", "other"), "both say what the decoder starts from: leave start.into"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            validate(replace(RUN, start=start))
+    with pytest.raises(ValueError, match=r"start.decoder other is for objective.name mt, it is mlm: leave it empty"):
+        validate(replace(mlm, start=StartConfig("run", "encoder", decoder="other")))
     whole = replace(RUN, start=StartConfig("run", "all", "decoder"))
     with pytest.raises(ValueError, match=r"start.into decoder is for one encoder, and start.take all takes the whole"):
         validate(whole)
     validate(replace(whole, start=replace(whole.start, take="encoder")))
 
 
+@pytest.mark.parametrize(
+    ("denoising", "back", "para_rows", "message"),
+    [
+        (("0:1", "100:0"), (), 0, "are both 0 in step 100, which would train nothing"),
+        (("0:1", "100:0"), ("0:0", "99:0", "200:1"), 0, ""),
+        (("0:1", "100:0"), ("0:0", "100:0", "200:1"), 0, "are both 0 in step 100"),
+        (("0:1", "120:0"), (), 0, ""),  # the run has 120 steps
+        (("0:0", "5:1"), (), 0, "are both 0 in step 0"),
+        (("0:1", "100:0"), (), 8, ""),
+        (("0:1",), ("0:0", "9:0"), 8, "objective.back_translation is 0 in all steps: leave it empty"),
+    ],
+)
+def test_every_step_has_a_term(denoising: tuple[str, ...], back: tuple[str, ...], para_rows: int, message: str) -> None:
+    objective = replace(RUN.objective, denoising=denoising, back_translation=back)
+    run = replace(RUN, objective=objective, data=DataConfig(8, para_rows, 8), train=TrainConfig(steps=120))
+    run = replace(run, optimizer=OptimizerConfig(warmup_steps=5))
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        validate(run)
+
+
 def test_the_gradient_has_the_weights_of_the_step(tmp_path: Path) -> None:
     """Step 3 of a weight that falls is a step under what it has fallen to."""
     data, norms = write_data(tmp_path / "data", rows=32), []
-    for points in (("0:1", "4:0"), ("0:0.25",), ("0:1",)):
+    for points in (("0:0.4", "2:0.3", "4:0.2"), ("0:0.25",), ("0:1",)):
         run = tiny({"kind": "plain"}, 8, **MT_ON_SENTENCES, denoising=points)
         languages = run.model.language_embeddings
         loader = Loader(data, run.data, run.seed, 1.0, 0, 1, languages, (), points, ())

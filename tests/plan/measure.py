@@ -20,6 +20,7 @@ from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfi
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.ranks import start_process_group
+from xlme_ds.models import writing
 from xlme_ds.validate import validate
 
 STEPS = 3  # the optimizer makes its moments in the first
@@ -32,7 +33,7 @@ def run_config(case: dict[str, Any]) -> RunConfig:
     shares = dict(
         mask_fraction=1.0 if name in ("clm", "mt") else 0.15, pseudo_fractions=(0.1, 0.2) if name == "btmlm" else ()
     )
-    objective = ObjectiveConfig(name, **shares)
+    objective = ObjectiveConfig(name, **shares, **{term: tuple(points) for term, points in case["terms"].items()})
     run = RunConfig("measured", engine=sections[0], data=sections[1], model=sections[2], objective=objective)
     return validate(run)
 
@@ -109,6 +110,8 @@ def measure(case: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
                 replicas,
                 languages,
                 objective.pseudo_fractions,
+                objective.denoising,
+                objective.back_translation,
             )
             loader = Loader(Path(case["folder"]), config.data, *drawn)
             engine = build_engine(config, loader, None)
@@ -127,6 +130,7 @@ def measure(case: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
 
 def main(cases: Path, out: Path) -> None:
     torch.set_num_threads(1)
+    writing.longest_translation = lambda source: source  # an untrained model writes as much as it may
     found = {}
     for name, case in json.loads(cases.read_text()).items():
         rank, world = start_process_group(run_config(case).engine)

@@ -79,6 +79,9 @@ CASES: dict[str, tuple[int, int, str, tuple[int, int, int], dict[str, Any], dict
     "middle zero2 bf16, MT, dropout": (
         1, 2, "bf16", (0, 8, 8), MT | dict(dropout=0.1, attention_dropout=0.1, relative_bias="none"), {}
     ),
+    "middle zero2 bf16, MT, ae": (1, 2, "bf16", (8, 0, 8), MT, {}),
+    "middle zero2 bf16, MT, ae bt": (1, 2, "bf16", (8, 0, 8), MT, {}),
+    "middle zero1 bf16, MT, ae bt and pairs": (1, 1, "bf16", (4, 8, 8), MT, {}),
     "wordy zero1 fp32, MLM, on 2": (2, 1, "fp32", (8, 8, 4), WORDY, {}),
     "wordy pipeline bf16, MLM, on 2": (2, 1, "bf16", (8, 8, 2), WORDY, PIPE),
     "middle pipeline fp32, MLM, on 2": (2, 1, "fp32", (8, 8, 2), MIDDLE, PIPE),
@@ -119,7 +122,8 @@ def case(folder: Path, name: str) -> dict[str, Any]:
     objective = next(
         (kind.lower() for kind in ("BTMLM", "MLM", "CLM", "RTS", "all_tokens", "MT") if kind in name), "electra"
     )
-    return dict(engine=engine, data=data, model=model, objective=objective, folder=str(rows))
+    terms = {term: ("0:1",) for term, word in (("denoising", " ae"), ("back_translation", " bt")) if word in name}
+    return dict(engine=engine, data=data, model=model, objective=objective, terms=terms, folder=str(rows))
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def engine(data: Path, config: RunConfig | None = None) -> Engine:
     config = config or tiny(**PLAIN)
-    read = config.seed, config.objective.mask_fraction, 0, 1, config.model.language_embeddings
+    objective = config.objective
+    read = config.seed, objective.mask_fraction, 0, 1, config.model.language_embeddings, objective.pseudo_fractions
+    read += objective.denoising, objective.back_translation
     return build_engine(config, Loader(data, config.data, *read), None)
 
 
@@ -327,6 +329,23 @@ def test_a_state_that_is_not_what_was_saved_is_refused(data: Path, tmp_path: Pat
         SharedError, match=r"step_00000002 was saved with a loss of \S+ on the probe batch, loaded it gives"
     ):
         checkpoints.load(engine(data), second, {}, 1e-5)
+
+
+def test_a_probe_that_was_translated_is_not_compared(data: Path, tmp_path: Path) -> None:
+    """Older versions had what the model wrote in it, which may differ by a token elsewhere."""
+    terms = dict(objective="mt", para_rows=0, denoising=("0:1",), back_translation=("0:1",))
+    of = engine(data, tiny(**PLAIN, **terms, language_embeddings=("de", "en", "fr")))
+    checkpoints = Checkpoints(tmp_path, keep_last=3, keep_every=0)
+    newest = save(checkpoints, of, 1)
+    assert checkpoints.load(of, newest, {}, 1e-5) == 1
+    state = json.loads((newest / "state.json").read_text())
+    state["probe"] *= 2
+    (newest / "state.json").write_text(json.dumps(state))
+    with pytest.raises(SharedError, match=r"was saved with a loss of \S+ on the probe batch, loaded it gives"):
+        checkpoints.load(of, newest, {}, 1e-5)
+    del state["probe_version"]
+    (newest / "state.json").write_text(json.dumps(state))
+    assert checkpoints.load(of, newest, {}, 1e-5) == 1
 
 
 def test_another_model_is_refused(data: Path, tmp_path: Path) -> None:

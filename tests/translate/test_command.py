@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import xlme_ds as xlme
 from data_prep.__main__ import main as data_prep
@@ -32,7 +32,7 @@ from xlme_ds.data.shards import RowStore
 from xlme_ds.evaluate.heldout_losses import losses
 from xlme_ds.evaluate.predicted_tokens import perplexity
 from xlme_ds.trained import load_encoder, load_run
-from xlme_ds.translate.text import read_lines
+from xlme_ds.translate.text import Translated, read_lines
 
 GERMAN = ["haus", "baum", "hund", "katze", "fluss", "berg", "vogel", "fisch", "stein", "wind"]
 ENGLISH = ["house", "tree", "dog", "cat", "river", "mountain", "bird", "fish", "stone", "wind"]
@@ -250,7 +250,9 @@ def test_back_translation_is_resumed_and_read(
         file.write("\n".join(text))
     words = f"translate --model {run} --source {folder}/mono.en.gz --from en --to de --beam 1 --pairs".split()
     command([*words, str(folder / "whole")])
-    assert "40 pairs; left out: 1 lines too long, 1 without words" in capsys.readouterr().out
+    assert (
+        "40 pairs; left out: 1 lines too long, 1 without words, 0 with an empty translation" in capsys.readouterr().out
+    )
     synthetic, real = ((folder / "whole" / f"back_de.de-en.{code}").read_text().splitlines() for code in ("de", "en"))
     assert real == lines
     (folder / "again.en").write_text("".join(f"{line}\n" for line in lines))
@@ -292,6 +294,30 @@ def test_back_translation_is_resumed_and_read(
     assert counts["de-en"]["pairs"] == 40
 
 
+def test_pairs_are_of_the_weights_that_began_them(
+    run: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another model in the same folder is refused, the same one in another folder goes on; empty translations are
+    counted."""
+    from xlme_ds.translate import pairs
+
+    def silent(translator: object, lines: list[str], *_: object) -> Translated:
+        return Translated(["", *lines[1:]], [])
+
+    monkeypatch.setattr(pairs, "translate_lines", silent)
+    here, other = (shutil.copytree(run, folder / name) for name in ("here", "elsewhere"))
+    words = f"translate --source {folder}/test.en --from en --to de --beam 1 --pairs {folder}/same --model".split()
+    command([*words, str(here)])
+    assert "59 pairs; left out: 0 lines too long, 0 without words, 1 with an empty" in capsys.readouterr().out
+    command([*words, str(other)])
+    assert "is complete" in capsys.readouterr().out
+    weights = load_file(here / "model" / "model.safetensors")
+    save_file(weights | {"masked_head.bias": weights["masked_head.bias"] + 1}, here / "model" / "model.safetensors")
+    with pytest.raises(SystemExit):
+        command([*words, str(here)])
+    assert "same has pairs of other text, another model or other settings" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("to", ["--out", "--pairs"])
 def test_the_search_is_the_one_asked_for(to: str, run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from xlme_ds.translate import __main__ as program
@@ -310,8 +336,10 @@ def test_the_search_is_the_one_asked_for(to: str, run: Path, folder: Path, monke
     assert seen == [((0, 1), 3, 0.5)]
 
 
-def test_the_last_row_of_every_folder_is_looked_at(run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of pairs and of sentences; rows are read three at a time."""
+def test_the_last_row_of_every_folder_is_looked_at(
+    run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of pairs and of sentences; rows are read three at a time. Rows that are no sentences are named."""
     from xlme_ds.translate import leaks
 
     monkeypatch.setattr(leaks, "_AT_ONCE", 3)
@@ -335,6 +363,14 @@ def test_the_last_row_of_every_folder_is_looked_at(run: Path, folder: Path, monk
         (found,) = leaks.seen_lines(mixed, [[vocabulary.encode(last)]], vocabulary)
         (alone,) = leaks.seen_lines([path], [[vocabulary.encode(last)]], vocabulary)
         assert found == alone == {0}
+    text, stream = folder / "encoded-stream", folder / "last-stream"
+    assert not data_prep(f"encode --mono {folder}/last/mono --para {folder}/last --out {text} {given}".split())
+    asked = "--mono-rows 5 --para-rows 7 --layout xlm --row-tokens 48"
+    assert not data_prep(f"mix --encoded {text} --out {stream} {given} {asked}".split())
+    capsys.readouterr()
+    leaks.seen_lines([stream], [[vocabulary.encode(lines[0])]], vocabulary)
+    said = f"{stream}/mono was mixed without --sentences: lines were not looked for in its 5 rows\n"
+    assert capsys.readouterr().err == said
     only = [[vocabulary.encode(line)] for line in lines]
     both = [leaks.seen_lines(mixed, [one], vocabulary)[0] for one in only]
     each = [[leaks.seen_lines([path], [one], vocabulary)[0] for one in only] for path in mixed]
@@ -378,9 +414,18 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "no model": ("--model {folder}/none", "{folder}/none has no config.json"),
     "no source": ("--source {folder}/none", "{folder}/none: No such file"),
     "bytes": ("--source {folder}/bytes", "{folder}/bytes is not UTF-8 at byte 3: convert it"),
-    "penalty": ("--length-penalty nan", "--length-penalty is nan: it must be a number, such as 1"),
+    "penalty": ("--length-penalty nan", "--length-penalty is nan: it must be from -10 to 10, such as 1"),
     "no folder": ("--out {folder}/none/out", "--out {folder}/none/out is in no folder that exists: make {folder}/none"),
     "itself": ("--out {folder}/test.de", "--out {folder}/test.de is the source: name another file"),
+    "over": (
+        "--out {folder}/last.en --reference {folder}/last.en",
+        "--out {folder}/last.en is the reference: name another",
+    ),
+    "a folder": ("--out {folder}/data", "--out {folder}/data is a folder: name a file in it"),
+    "no text": ("--source {folder}/blank", "{folder}/blank has no text: name another --source"),
+    "no lines": ("--source {folder}/empty", "{folder}/empty has no text: name another --source"),
+    "high": ("--length-penalty 1000", "--length-penalty is 1000.0: it must be from -10 to 10, such as 1"),
+    "low": ("--length-penalty -1000", "--length-penalty is -1000.0: it must be from -10 to 10, such as 1"),
     "damaged": ("--source {folder}/damaged.gz", "{folder}/damaged.gz is damaged (Error -3"),
     "two outputs": ("--pairs {folder}/pairs", "--out names a file to write and --pairs a folder: give one of them"),
     "no rows": ("--trained-on {folder}/none", "{folder}/none has neither pairs nor rows of mix --sentences"),
@@ -393,7 +438,8 @@ def test_a_mistake_is_one_sentence_and_nothing_is_written(
     mistake: str, run: Path, without_decoder: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "bytes").write_bytes(b"abc\xff")
-    (folder / "short").write_text("one\n")
+    for name, text in (("short", "one\n"), ("last.en", "one\n"), ("blank", "\n \n"), ("empty", "")):
+        (folder / name).write_text(text)
     packed = bytearray(gzip.compress(b"haus " * 50))
     packed[12:20] = b"\xff" * 8
     (folder / "damaged.gz").write_bytes(packed)
@@ -401,12 +447,14 @@ def test_a_mistake_is_one_sentence_and_nothing_is_written(
         xlme.export.run(run, folder / "encoder", which="encoder")
     words, sentence = (each.format(run=run, mlm=without_decoder, folder=folder) for each in MISTAKES[mistake])
     usual = {"model": run, "source": folder / "test.de", "from": "de", "to": "en", "out": folder / "wrong"}
-    given = {f"--{name}": str(value) for name, value in usual.items()} | dict([words.split()])
+    given = {f"--{name}": str(value) for name, value in usual.items()} | dict(
+        zip(words.split()[::2], words.split()[1::2], strict=True)
+    )
     with pytest.raises(SystemExit) as left:
         command(["translate", *(word for pair in given.items() for word in pair)])
     said = capsys.readouterr().err
     assert left.value.code == 2 and said.count("\n") == 1 and sentence in said
-    assert not list(folder.glob("*wrong*"))
+    assert not list(folder.glob("*wrong*")) and (folder / "last.en").read_text() == "one\n"
 
 
 def test_a_line_ends_at_a_line_feed_alone(tmp_path: Path) -> None:

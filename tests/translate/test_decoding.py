@@ -1,5 +1,7 @@
 """Search with caches against the whole decoder read anew for every token, by hand, in float64."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from tests.models.test_translation import translator
 from xlme_ds.data.schema import BOS, EOS, LAYOUTS, PAD, UNK
 from xlme_ds.models.translation import Side, TranslationModel
 from xlme_ds.models.writing import CachedDecoder
+from xlme_ds.translate import decoding
 from xlme_ds.translate.decoding import source_side, translate
 
 LANGUAGES = (2, 1)
@@ -116,3 +119,21 @@ def test_a_long_one_ends_where_there_are_no_more_positions() -> None:
     (found,) = translate(model, [np.arange(10, 48)], LANGUAGES, beam=2)
     assert len(found) == model.cfg.max_positions == 40
     assert translate(model, [], LANGUAGES) == []
+
+
+def test_few_sentences_at_a_time_are_translated_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as there is room for logits of a whole vocabulary."""
+    model = ending()
+    expected, seen = translate(model, SOURCES, LANGUAGES, 3), list[int]()
+    search = decoding._search
+
+    def watched(*given: Any) -> None:
+        seen.append(len(given[1]))
+        search(*given)
+
+    monkeypatch.setattr(decoding, "_search", watched)
+    for hypotheses, sizes in ((6, [2, 2]), (1, [1, 1, 1, 1]), (12, [4])):
+        monkeypatch.setattr(decoding, "_LOGITS", hypotheses * model.cfg.vocabulary)
+        assert translate(model, SOURCES, LANGUAGES, 3) == expected
+        assert seen == sizes
+        seen.clear()

@@ -33,8 +33,9 @@ class Sentences:
     mask: int  # id of `<mask>`
 
     def __post_init__(self) -> None:
-        words = "objective.back_translation needs text of two languages, the data have one: leave it empty"
-        refuse([(not self.back_translation or len(self.languages) > 1, words)])
+        count = len(self.languages)
+        words = f"objective.back_translation needs text of two languages, the data have {count}: leave it empty"
+        refuse([(not self.back_translation or count > 1, words)])
 
     def added(self, batch: Batch, parts: Parts, seed: int, step: int) -> Batch:
         """`batch`, which `collate` made of `parts`, with what is made of its sentences."""

@@ -21,7 +21,7 @@ from ..models.sides import predicted_places
 from ..models.translation import TERMS, TranslationModel, TranslationOutput
 from .clm import Causal
 from .mlm import MaskedLanguageModelling
-from .protocol import Quantity, adds_none
+from .protocol import Quantity, adds_none, not_read
 
 _QUANTITIES = {
     "ae": Quantity("Loss of every token, restored from a noised copy", "nats a token", "mono", unigram=True),
@@ -69,6 +69,10 @@ class MachineTranslation(MaskedLanguageModelling):
                 f"objective.mask_fraction is {fraction}, and objective.name {name} predicts every target: set it to 1",
             ),
             adds_none(run),
+            *not_read(
+                run, "random_fraction", "keep_fraction", "discriminator_weight", "generator_temperature", "z_loss"
+            ),
+            *self._weight_checks(run),
             (
                 bool(run.data.mono_rows) == (len(self.terms) > 1),
                 f"objective.name {name} reads monolingual rows for objective.denoising and objective.back_translation "
@@ -89,6 +93,27 @@ class MachineTranslation(MaskedLanguageModelling):
                 "length: set it to none",
             ),
             self.kernel_check(run),
+        ]
+
+    @staticmethod
+    def _weight_checks(run: RunConfig) -> list[Check]:
+        """That every step of the run has a term: between the steps that are given, weights are 0 only from 0 to 0."""
+        given = {name: getattr(run.objective, name) for name in ("denoising", "back_translation")}
+        steps = sorted({0} | {int(point.partition(":")[0]) for points in given.values() for point in points})
+        weights = {name: [weight_at(points, step) for step in steps] for name, points in given.items()}
+        sums = [sum(each) for each in zip(*weights.values(), strict=True)]
+        alone = not run.data.para_rows or run.data.alternate
+        bare = next((at for at, one in zip(steps, sums, strict=True) if alone and not one and at < run.train.steps), -1)
+        return [
+            *(
+                (not given[name] or any(weights[name]), f"objective.{name} is 0 in all steps: leave it empty")
+                for name in given
+            ),
+            (
+                bare < 0 or not any(given.values()),
+                f"objective.denoising and objective.back_translation are both 0 in step {bare}, which would train "
+                "nothing on its sentences: raise one, or lower train.steps",
+            ),
         ]
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> TranslationModel:  # type: ignore[override]

@@ -106,20 +106,30 @@ def generator(layout: ParallelLayout) -> float:
     return _encoder(layout, layout.model.generator_layers) + _masked_head(layout, last=False)
 
 
-def _translator(layout: ParallelLayout) -> float:
-    """Encoder and decoder with half of the tokens each; cross-attention is taken for as much as self-attention."""
-    side = replace(layout, tokens=layout.tokens // 2, row_tokens=layout.row_tokens // 2)
-    cfg, depth = layout.model, decoder_depth(layout.model)
+def _sides(layout: ParallelLayout) -> list[ParallelLayout]:
+    """What each of the two networks of a translating model reads, for every term of the loss, the most first: all
+    tokens of a sentence, of which denoising and back-translation have sources about as long, and half of a pair's."""
+    pairs, row_tokens, cfg = layout.pairs, layout.row_tokens, layout.objective
+    sentences = replace(layout, tokens=(layout.rows - pairs) * row_tokens)
+    found = [sentences] * (bool(cfg.denoising) + bool(cfg.back_translation))
+    if pairs:
+        found.append(replace(layout, tokens=pairs * row_tokens // 2, row_tokens=row_tokens // 2))
+    return sorted(found, key=lambda side: -side.tokens)
+
+
+def _translator(side: ParallelLayout) -> float:
+    """Encoder and decoder for one term; cross-attention is taken for as much as self-attention."""
+    cfg, depth = side.model, decoder_depth(side.model)
     saved = _encoder(side, cfg.discriminator_layers) + _encoder(side, depth) + _masked_head(side, last=True)
     if cfg.decoder == "xlm" and not cfg.activation_checkpointing:
-        saved += depth * (layer(side) - 2 * side.tokens * cfg.feed_forward * layout.element)
+        saved += depth * (layer(side) - 2 * side.tokens * cfg.feed_forward * side.element)
     return saved
 
 
 def stage(layout: ParallelLayout, number: int) -> float:
     """All that the forward pass of one micro-batch saves on a stage."""
     if layout.work.decoder:
-        return _translator(layout)
+        return sum(map(_translator, _sides(layout)))  # all are in one graph
     part = layout.stages[number]
     saved = _encoder(layout, len(part.layers), part.first, part.last)
     if part.first:
@@ -156,7 +166,7 @@ def logits(layout: ParallelLayout, backward: bool, last: bool) -> float:
     GPU in bf16, Triton kernels hold neither tile nor rows in the forward pass, and no float32 tile in the backward
     pass; the groups' weights are cumulated in float64.
     """
-    cfg, positions = layout.model, predicted(layout, last) / (2 if layout.work.decoder else 1)
+    cfg, positions = layout.model, predicted(_sides(layout)[0] if layout.work.decoder else layout, last)
     size = min(-(-cfg.head_chunk // GROUP) * GROUP, -(-cfg.vocabulary // cfg.vocabulary_blocks))
     kernels = layout.fused and layout.element < FLOAT and cfg.kernels != "torch"
     tile = positions * size * (FLOAT + (0 if layout.element == FLOAT else layout.element))

@@ -86,9 +86,9 @@ class ParallelLayout:
 
     `work`: operations of the forward pass, a token; `zero`: ZeRO's settings under DeepSpeed's names; `gradient_bytes`:
     of an element of the gradients that micro-batches add up in; `sum_bytes`: of those that are summed over ranks;
-    `rows`: of both tasks in a micro-batch; `tokens`: positions of a micro-batch; `element`: the size of a weight or
-    activation in bytes; `fused`: attention runs in the GPU's fused kernel; `triton`: in the Triton kernels;
-    `offloads_optimizer`: its states are in the host's memory.
+    `rows`: of both tasks in a micro-batch; `pairs`: those of pairs that are read with rows of text, or alone; `tokens`:
+    positions of a micro-batch; `element`: the size of a weight or activation in bytes; `fused`: attention runs in the
+    GPU's fused kernel; `triton`: in the Triton kernels; `offloads_optimizer`: its states are in the host's memory.
     """
 
     objective: ObjectiveConfig
@@ -102,6 +102,7 @@ class ParallelLayout:
     replicas: int
     gpus: int
     rows: int
+    pairs: int
     accumulation: int
     row_tokens: int
     tokens: int
@@ -141,6 +142,7 @@ class ParallelLayout:
             replicas=gpus // group,
             gpus=gpus,
             rows=step.micro_rows,
+            pairs=step.micro_rows - step.micro[0],
             accumulation=step.accumulation,
             row_tokens=row_tokens,
             tokens=step.micro_rows * row_tokens,

@@ -24,7 +24,7 @@ from ..data.vocabulary import Vocabulary
 from ..engine.build import build_engine, open_data, resolve_precision
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, broadcast, data_parallel, gather, on_all_ranks, process_group
-from ..first_weights import starting_weights
+from ..first_weights import named, starting_weights
 from ..folders import at_step, checkpoints_of, to_disk
 from ..models.init import Known
 from ..objectives import described, objective_of
@@ -328,26 +328,26 @@ def read_inputs(
     data: Sequence[Path],
     heldout: Path | None,
     folder: RunFolder,
-    source: Path | None,
+    sources: Sequence[Path],
     rank: int,
     world: int,
 ) -> tuple[Loader, Loader | None, Known | None]:
-    """Claim the `folder`, and open the data, the held-out data, and the `source` of the first weights. Raises
+    """Claim the `folder`, and open the data, the held-out data, and the `sources` of the first weights. Raises
     ValueError for what does not fit."""
     folder.claim(config)
     share, shares = data_parallel(config.engine, rank, world)
     loader = open_data(config, data, share, shares)
-    known = None if source is None else starting_weights(config, Vocabulary(data[0] / "vocab"), source)
+    known = starting_weights(config, Vocabulary(data[0] / "vocab"), sources) if sources else None
     if heldout is None:
         return loader, None, known
     rows = heldout_data(config, heldout, shares)
     return loader, open_data(config, heldout, share, shares, rows, like=loader), known
 
 
-def started_from(config: RunConfig, out: Path) -> Path | None:
-    """What the first weights are read from, if anything: a run that resumes needs the folder that it started from no
+def started_from(config: RunConfig, out: Path) -> list[Path]:
+    """What the first weights are read from, if anything: a run that resumes needs the folders that it started from no
     more."""
-    return pinned(Path(config.start.folder)) if config.start.folder and not checkpoints_of(out) else None
+    return [] if checkpoints_of(out) else [pinned(folder) for folder in named(config.start)]
 
 
 def pretrain(
@@ -373,8 +373,8 @@ def pretrain(
         folder = RunFolder(out, root=rank == 0)
 
         # The same checkpoint on every rank, of a run that goes on meanwhile.
-        source = broadcast(on_all_ranks(lambda: started_from(config, out) if rank == 0 else None))
-        inputs = config, data, heldout, folder, source, rank, world
+        sources = broadcast(on_all_ranks(lambda: started_from(config, out) if rank == 0 else []))
+        inputs = config, data, heldout, folder, sources, rank, world
         try:
             loader, unseen, known = on_all_ranks(lambda: read_inputs(*inputs))
         except SharedError:

@@ -1,6 +1,5 @@
 """Command line: `xlme translate --model RUN --source FILE --from CODE --to CODE --out FILE` translates line by line."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +14,7 @@ from .pairs import PairFolder
 from .text import Translator, load_translator, read_lines, scores, translate_lines
 
 _NAMED = 5  # lines that a remark names
+_MOST = 10  # of a length penalty: powers of lengths stay well within the floats
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,21 @@ def run(settings: TranslateSettings) -> None:
     one_of = (settings.out is None) != (settings.pairs is None)
     back = settings.pairs is None or (settings.reference is None and not settings.trained_on)
     folder, penalty = (settings.out or Path()).absolute().parent, settings.length_penalty
-    overwritten = settings.out is not None and settings.out.exists() and settings.out.samefile(settings.source)
+    read = {"source": settings.source, "reference": settings.reference}
+    overwritten = [name for name, path in read.items() if path and settings.out and _same(settings.out, path)]
     refuse(
         [
             (settings.beam >= 1, f"--beam {settings.beam} follows nothing: it must be at least 1"),
             (one_of, "--out names a file to write and --pairs a folder: give one of them"),
             (back, "--pairs is for text without a translation: leave out --reference and --trained-on"),
-            (math.isfinite(penalty), f"--length-penalty is {penalty}: it must be a number, such as 1"),
+            (abs(penalty) <= _MOST, f"--length-penalty is {penalty}: it must be from -{_MOST} to {_MOST}, such as 1"),
             (folder.is_dir(), f"--out {settings.out} is in no folder that exists: make {folder} first"),
-            (not overwritten, f"--out {settings.out} is the source: name another file"),
+            (not (settings.out or Path("-")).is_dir(), f"--out {settings.out} is a folder: name a file in it"),
+            (not overwritten, f"--out {settings.out} is the {' and the '.join(overwritten)}: name another file"),
         ]
     )
     lines = read_lines(settings.source)
+    refuse([(any(line.strip() for line in lines), f"{settings.source} has no text: name another --source")])
     reference = None if settings.reference is None else read_lines(settings.reference)
     if reference is not None:
         counts = f"{settings.reference} has {len(reference)} lines, {settings.source} {len(lines)}"
@@ -104,12 +107,16 @@ def run(settings: TranslateSettings) -> None:
     print(seen, end="")
 
 
+def _same(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
+
+
 def _write_pairs(
     settings: TranslateSettings, folder: Path, translator: Translator, lines: list[str], languages: tuple[int, int]
 ) -> None:
     pairs = PairFolder(folder, settings.from_language, settings.to_language)
-    made_of = {"model": str(settings.model), "source": file_sha256(settings.source), "beam": settings.beam,
-               "length_penalty": settings.length_penalty, "step": translator.step}  # fmt: skip
+    made_of = {"weights": translator.sha256(), "source": file_sha256(settings.source), "beam": settings.beam,
+               "length_penalty": settings.length_penalty}  # fmt: skip
     if pairs.begin(made_of):
         pairs.write(translator, lines, languages, settings.beam, settings.length_penalty)
     else:

@@ -18,6 +18,7 @@ from ..models.translation import TranslationModel
 from ..models.writing import CachedDecoder, longest_translation
 
 _AT_ONCE = 4096  # source tokens of a batch, times hypotheses
+_LOGITS = 2**26  # of a batch, for the next token of its hypotheses; there are a few tensors of them at a time
 
 
 def longest_source(model: TranslationModel) -> int:
@@ -39,7 +40,8 @@ def translate(
     """
     found: list[list[int]] = [[] for _ in sources]
     order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
-    for numbers in _batches(order, sources, beam):
+    most = max(_LOGITS // (model.cfg.vocabulary * beam), 1)
+    for numbers in _batches(order, sources, beam, most):
         limits = [min(longest_translation(len(sources[number])), model.cfg.max_positions) for number in numbers]
         searches = [Search(limit, beam, length_penalty) for limit in limits]
         _search(model, [sources[number] for number in numbers], languages, searches)
@@ -48,11 +50,12 @@ def translate(
     return found
 
 
-def _batches(order: Sequence[int], sources: Sequence[np.ndarray], beam: int) -> Iterator[list[int]]:
-    """Numbers of sources, from short to long, that are padded to the length of the last."""
+def _batches(order: Sequence[int], sources: Sequence[np.ndarray], beam: int, most: int) -> Iterator[list[int]]:
+    """Numbers of sources, from short to long and `most` at once, that are padded to the length of the last."""
     batch: list[int] = []
     for number in order:
-        if batch and (len(batch) + 1) * (len(sources[number]) + 2) * beam > _AT_ONCE:
+        tokens = (len(batch) + 1) * (len(sources[number]) + 2) * beam
+        if batch and (tokens > _AT_ONCE or len(batch) == most):
             yield batch
             batch = []
         batch.append(number)

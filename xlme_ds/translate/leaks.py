@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..cli import note
 from ..config import refuse
 from ..data.collate import collate
 from ..data.rows import EOS, PAD, TASKS, UNK
@@ -42,9 +43,12 @@ def seen_lines(
 def _sides(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Token ids, and where the sides of items begin and end there, of some rows at a time."""
     stores = [(task, RowStore(folder / name)) for task, name in enumerate(TASKS) if (folder / name).is_dir()]
-    stores = [(task, store) for task, store in stores if task or store.manifest.settings.get("sentences")]
+    cut = [store for task, store in stores if not task and not store.manifest.settings.get("sentences")]
+    stores = [(task, store) for task, store in stores if store not in cut]
     words = f"{folder} has neither pairs nor rows of mix --sentences, in which lines could be looked for"
     refuse([(bool(stores), f"{words}: name the data of translation")])
+    for store in cut:
+        note(f"{store.folder} was mixed without --sentences: lines were not looked for in its {store.rows} rows")
     for task, store in stores:
         same = store.manifest.vocabulary_sha256 == vocabulary.sha256
         refuse([(same, f"{store.folder} was encoded with another vocabulary than the model's: name its own data")])

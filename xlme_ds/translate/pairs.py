@@ -62,16 +62,20 @@ class PairFolder:
                 cut = {number - 1 for number in found.cut}
                 kept = [pair for n, pair in enumerate(zip(of_part, found.lines, strict=True)) if n not in cut]
                 pairs = [pair for pair in kept if all(side.strip() for side in pair)]
-                _write(self._part(first), {"pairs": pairs, "cut": len(cut)})
+                empty = sum(not line.strip() for line in of_part)
+                _write(self._part(first), {"pairs": pairs, "cut": len(cut), "empty": empty})
         parts = [read_json(self._part(first), dict) for first in numbers]
         pairs = [pair for part in parts for pair in part["pairs"]]
         for number, code in enumerate((self.source, self.to)):  # the translations last: they say that all is there
             with replacing(self.path(code)) as file:
                 file.write("".join(f"{pair[number]}\n" for pair in pairs).encode())
         shutil.rmtree(self.parts)
-        cut = sum(part["cut"] for part in parts)
-        empty = len(lines) - len(pairs) - cut
-        print(f"{self.path(self.to)}: {len(pairs)} pairs; left out: {cut} lines too long, {empty} without words")
+        cut, empty = (sum(part[name] for part in parts) for name in ("cut", "empty"))
+        unsaid = len(lines) - len(pairs) - cut - empty
+        print(
+            f"{self.path(self.to)}: {len(pairs)} pairs; left out: {cut} lines too long, {empty} without words, "
+            f"{unsaid} with an empty translation"
+        )
 
     def _part(self, first: int) -> Path:
         return self.parts / f"{first:09d}.json"

@@ -3,6 +3,7 @@ scores."""
 
 import bz2
 import gzip
+import hashlib
 import lzma
 import zlib
 from collections.abc import Callable, Sequence
@@ -29,7 +30,6 @@ class Translator(NamedTuple):
     folder: Path
     model: TranslationModel
     vocabulary: Vocabulary
-    step: int | None = None  # of the checkpoint that was read; None: the model of its last step
 
     def language(self, code: str, option: str) -> int:
         """The place of a language. Raises ValueError, naming the `option`, for one that the model does not know."""
@@ -38,6 +38,14 @@ class Translator(NamedTuple):
         except ValueError:
             known = " ".join(self.model.cfg.language_embeddings)
             raise ValueError(f"{option} {code} is no language of {self.folder}: choose one of {known}") from None
+
+    def sha256(self) -> str:
+        """Of the weights: the folder that they were read from may hold another model later."""
+        found = hashlib.sha256()
+        for name, value in self.model.state_dict().items():
+            found.update(name.encode())
+            found.update(value.cpu().contiguous().numpy())
+        return found.hexdigest()
 
 
 def load_translator(folder: Path) -> Translator:
@@ -52,7 +60,7 @@ def load_translator(folder: Path) -> Translator:
     run.load_into(model)
     assert isinstance(model, TranslationModel)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return Translator(folder, model.eval().to(device), run.vocabulary, run.step)
+    return Translator(folder, model.eval().to(device), run.vocabulary)
 
 
 def read_lines(path: Path) -> list[str]:
