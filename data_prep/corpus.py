@@ -266,6 +266,7 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
         languages = tuple(map(canonical, codes))
         for names in inputs:
             places = tuple(listed[name] for name in names)
+            _refuse_cache(places[0], corpus)
             found.append(
                 Input(
                     "-".join(languages),
@@ -289,6 +290,15 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
     if missing:
         warn(words)
     return found
+
+
+def _refuse_cache(place: Place, corpus: CorpusDescription) -> None:
+    """Raise ValueError for what `map` and `filter` of Hugging Face's `datasets` write next to the text they read."""
+    if corpus.format.startswith("arrow") and place.name.rpartition("/")[2].startswith("cache-"):
+        raise ValueError(
+            f"{place} is a cache of Hugging Face's datasets, so its text would count twice: let files name "
+            "data-*.arrow alone, or save the dataset by save_to_disk and read that folder"
+        )
 
 
 def _wanted(corpus: CorpusDescription, listed: dict[str, Place]) -> list[list[tuple[str, ...]]]:
