@@ -197,6 +197,7 @@ def test_an_average_is_the_mean(stable: Path, capsys: pytest.CaptureFixture[str]
         (["--model", names[0], "--model", names[0], "--model", names[1]], "two or more models, each once"),
         (["--model", names[0], "--model", str(exports[0])], "is an export and others are runs"),
         (["--model", names[0], "--model", str(stable.with_name("stable@7"))], "has no whole checkpoint of step 7"),
+        (["--model", str(stable), "--model", names[0], "--model", names[2]], "have the same weights: name each model"),
     ):
         with pytest.raises(SystemExit) as ended:
             checkpoint.main(["average", *arguments, "--out", str(stable.with_name("none"))])
