@@ -8,17 +8,28 @@ is taken, whatever the size.
 """
 
 import functools
+from dataclasses import replace
+from itertools import pairwise
 
 import torch
 
 from .config import ModelConfig, ObjectiveConfig, RunConfig
+from .data.order import phases
 from .models.pipeline import Part, Work
 from .objectives import objective_of
 
 
 def work_of(run: RunConfig, row_tokens: int) -> Work:
-    """Operations of the run's forward pass on full rows of `row_tokens` tokens, a token."""
-    return objective_of(run.objective).work(run.model, row_tokens)
+    """Operations of the run's forward pass on full rows of `row_tokens` tokens, a token; the mean over its steps, whose
+    phases may predict other shares of the tokens."""
+    objective = run.objective
+    if run.data.phase_mask_fractions:
+        found = phases(run.data, objective.mask_fraction)
+        borders = [*(phase.first for phase in found), run.train.steps]
+        shares = [phase.mask_fraction * (end - first)
+                  for phase, (first, end) in zip(found, pairwise(borders), strict=True)]  # fmt: skip
+        objective = replace(objective, mask_fraction=sum(shares) / run.train.steps)
+    return objective_of(objective).work(run.model, row_tokens)
 
 
 def flops_per_step(run: RunConfig, row_tokens: int) -> float:

@@ -19,6 +19,7 @@ from xlme_ds.config import (
     DataConfig,
     EngineConfig,
     ModelConfig,
+    ObjectiveConfig,
     OptimizerConfig,
     RunConfig,
     ScheduleConfig,
@@ -26,6 +27,7 @@ from xlme_ds.config import (
     TrainConfig,
     from_json,
 )
+from xlme_ds.counting import flops_per_step
 from xlme_ds.data.schema import read_json
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.export.__main__ import export_run
@@ -229,6 +231,16 @@ def test_phases_are_shown(config: RunConfig, stable: Path) -> None:
     found = plan(replace(config, engine=EngineConfig(deepspeed="zero1")), gpus=1)["phases"]
     assert [(phase["steps"], phase["mask_fraction"]) for phase in found] == [(5, 0.3), (3, 0.15)]
     assert found[0]["tokens"] == 5 * (4 + 4) * 32
+
+
+def test_operations_are_the_mean_of_the_phases(config: RunConfig) -> None:
+    """Weighed by their steps."""
+
+    def of_one(fraction: float) -> float:
+        bare = replace(config.data, phase_steps=(), phase_mask_fractions=())
+        return flops_per_step(replace(config, data=bare, objective=ObjectiveConfig(mask_fraction=fraction)), 32)
+
+    assert flops_per_step(config, 32) == pytest.approx((5 * of_one(0.3) + 3 * of_one(0.15)) / 8)
 
 
 def test_what_cannot_be(
