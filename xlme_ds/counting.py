@@ -9,12 +9,11 @@ is taken, whatever the size.
 
 import functools
 from dataclasses import replace
-from itertools import pairwise
 
 import torch
 
 from .config import ModelConfig, ObjectiveConfig, RunConfig
-from .data.order import phases
+from .data.order import phase_shares, phases
 from .models.pipeline import Part, Work
 from .objectives import objective_of
 
@@ -25,10 +24,8 @@ def work_of(run: RunConfig, row_tokens: int) -> Work:
     objective = run.objective
     if run.data.phase_mask_fractions:
         found = phases(run.data, objective.mask_fraction)
-        borders = [*(phase.first for phase in found), run.train.steps]
-        shares = [phase.mask_fraction * (end - first)
-                  for phase, (first, end) in zip(found, pairwise(borders), strict=True)]  # fmt: skip
-        objective = replace(objective, mask_fraction=sum(shares) / run.train.steps)
+        both = zip(found, phase_shares(found, run.train.steps), strict=True)
+        objective = replace(objective, mask_fraction=sum(phase.mask_fraction * share for phase, share in both))
     return objective_of(objective).work(run.model, row_tokens)
 
 

@@ -28,8 +28,11 @@ from xlme_ds.config import (
     from_json,
 )
 from xlme_ds.counting import flops_per_step
-from xlme_ds.data.schema import read_json
+from xlme_ds.data.loader import unigram_by_language
+from xlme_ds.data.schema import read_json, read_manifest, write_json, write_manifest
+from xlme_ds.data.shards import RowStore
 from xlme_ds.engine.ranks import SharedError
+from xlme_ds.evaluate.showcase import _data_of
 from xlme_ds.export.__main__ import export_run
 from xlme_ds.plan.planner import plan
 from xlme_ds.train.records import audit_lines
@@ -233,6 +236,30 @@ def test_phases_are_shown(config: RunConfig, stable: Path) -> None:
     assert found[0]["tokens"] == 5 * (4 + 4) * 32
 
 
+def test_languages_are_shown_of_all_phases(config: RunConfig, data: tuple[Path, Path], tmp_path: Path) -> None:
+    """Five of eight steps read a German folder, three an English one."""
+    for folder, code in zip(data, ("de", "en"), strict=True):
+        shutil.copytree(folder, tmp_path / folder.name)
+        manifest = read_manifest(folder / "mono")
+        counts = {code: {"share_after": 1.0, "share_before": 0.8, "repeat": 2.0}}
+        write_manifest(tmp_path / folder.name / "mono", replace(manifest, counts={"by_language": counts}))
+        shutil.rmtree(tmp_path / folder.name / "para")
+    folders = [tmp_path / folder.name for folder in data]
+    config = replace(config, data=replace(config.data, para_rows=0))
+    run = pretrain(config, folders, tmp_path / "run", heldout=folders[0])
+    found = read_json(run / "languages.json", dict)["mono"]
+    assert found["de"] == pytest.approx({"share": 0.625, "share_before": 0.5, "repeat": 1.25})
+    assert found["en"] == pytest.approx({"share": 0.375, "share_before": 0.3, "repeat": 0.75})
+    line, heldout = audit_lines(run / "heldout.jsonl")[-1], RowStore(folders[0] / "mono")
+    both = dict(zip((RowStore(folder / "mono") for folder in folders), (5 / 8, 3 / 8), strict=True))
+    sums, counts = unigram_by_language(both, heldout, 0, 24)
+    assert line["unigram_nll_mono"] == pytest.approx(sums.sum() / counts.sum())
+    assert _data_of(run, read_json(run / "config.json", dict)["data"]) == (
+        [run / "../one", run / "../two"],
+        run / "../one",
+    )
+
+
 def test_operations_are_the_mean_of_the_phases(config: RunConfig) -> None:
     """Weighed by their steps."""
 
@@ -268,6 +295,17 @@ def test_what_cannot_be(
     with pytest.raises(SharedError, match=r"has model.discriminator_layers 2, this run has 1"):
         pretrain(narrow, data, tmp_path / "one")
     assert not (tmp_path / "one").exists()
+
+
+def test_settings_of_an_older_version(data: tuple[Path, Path], stable: Path) -> None:
+    """Under their older names, for a branch and for the audit."""
+    old = stable.with_name("old")
+    shutil.copytree(stable, old)
+    content = read_json(old / "config.json", dict)
+    content["config"]["model"]["attention"] = content["config"]["model"].pop("kernels")
+    write_json(old / "config.json", content)
+    assert branched(Path(f"{old}@6")).model == branched(Path(f"{stable}@6")).model
+    assert examine(old, data) == examine(stable, data)
 
 
 def test_settings_come_back(config: RunConfig) -> None:

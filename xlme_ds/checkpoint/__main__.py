@@ -214,7 +214,7 @@ def _mean(places: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> 
         digest = sha256()
         for name, value in sorted(found.items()):
             sums[name] += value
-            digest.update(value.contiguous().view(-1).view(torch.uint8).numpy())
+            digest.update(value.contiguous().view(-1).view(torch.uint8).numpy().data)
         prints.append(digest.hexdigest())
     return {name: (value / len(places)).to(kinds[name]) for name, value in sums.items()}, prints
 
