@@ -1,5 +1,6 @@
 """Runs that go on differently from what they were begun as: made longer, branched, with other data on the way."""
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -10,7 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from tests.launch import TIMED
+from tests.launch import TIMED, run_ranks
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.api import pretrain, rehearse
 from xlme_ds.audit import examine
@@ -84,6 +85,14 @@ def records(run: Path) -> list[dict]:
     return [{key: value for key, value in line.items() if key not in TIMED} for line in lines]
 
 
+def forget(run: Path, *steps: int) -> None:
+    """As if it had been stopped before these checkpoints, the last one's among them."""
+    for step in steps:
+        shutil.rmtree(run / "checkpoints" / f"step_{step:08d}")
+    for name in ("finished.json", "model/model.safetensors"):
+        (run / name).unlink()
+
+
 def longer(config: RunConfig, steps: int) -> RunConfig:
     return replace(config, train=replace(config.train, steps=steps))
 
@@ -100,9 +109,7 @@ def test_a_branch_is_the_decay_of_the_run(config: RunConfig, data: tuple[Path, P
     assert before == {path: path.stat().st_mtime_ns for path in stable.rglob("*") if path.name != ".lock"}
     assert examine(alone, data) == ([], "40 mono rows and 40 para rows of 10 steps")
     assert examine(out, data) == ([], "16 mono rows and 16 para rows of 4 steps")
-    shutil.rmtree(out / "checkpoints" / "step_00000010")
-    for name in ("finished.json", "model/model.safetensors"):
-        (out / name).unlink()
+    forget(out, 10)
     assert weights(pretrain(branch, data, out)) == weights(alone), "resumed from its own checkpoint of step 9"
 
 
@@ -156,12 +163,32 @@ def test_a_finished_run_is_made_longer(config: RunConfig, data: tuple[Path, Path
 def test_a_resume_crosses_the_border(config: RunConfig, data: tuple[Path, Path], stable: Path) -> None:
     out = stable.with_name("again")
     shutil.copytree(stable, out)
-    for name in ("checkpoints/step_00000008", "checkpoints/step_00000006"):
-        shutil.rmtree(out / name)
-    for name in ("finished.json", "model/model.safetensors"):
-        (out / name).unlink()
+    forget(out, 6, 8)
     pretrain(config, data, out)
     assert weights(out) == weights(stable) and records(out) == records(stable)
+
+
+RANK = """
+import json, sys
+from pathlib import Path
+from xlme_ds.api import pretrain
+from xlme_ds.config import RunConfig, from_json
+pretrain(from_json(RunConfig, json.loads(sys.argv[1])), sys.argv[3:], Path(sys.argv[2]))
+"""
+
+
+def test_another_engine_crosses_the_border(config: RunConfig, data: tuple[Path, Path], tmp_path: Path) -> None:
+    """Three steps under ZeRO-1 on two processes, the others in one: the curve and the rows of a run in one."""
+    alone = replace(config, engine=EngineConfig("plain", precision="fp32"))
+    two = replace(config, engine=EngineConfig(deepspeed="zero1", precision="fp32"))
+    out = tmp_path / "out"
+    for done in run_ranks(2, ["-c", RANK, json.dumps(asdict(two)), str(out), *map(str, data)]):
+        assert done.returncode == 0, done.stderr
+    forget(out, 6, 8)
+    pretrain(alone, data, out)
+    found, wanted = ([line["loss"] for line in records(run)] for run in (out, pretrain(alone, data, tmp_path / "one")))
+    assert len(found) == 8 and found == pytest.approx(wanted, rel=1e-5)
+    assert examine(out, data) == ([], "32 mono rows and 32 para rows of 8 steps")
 
 
 def test_a_phase_is_added(config: RunConfig, data: tuple[Path, Path], stable: Path) -> None:
@@ -309,8 +336,6 @@ def test_settings_of_an_older_version(data: tuple[Path, Path], stable: Path) -> 
 
 
 def test_settings_come_back(config: RunConfig) -> None:
-    import json
-
     there = json.loads(json.dumps(asdict(config)))
     assert from_json(RunConfig, there) == config
     assert from_json(RunConfig, {"name": "old", "seed": 3}) == RunConfig("old", 3), "what is younger has its default"
