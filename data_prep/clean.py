@@ -29,7 +29,7 @@ import numpy as np
 from data_prep.column_filters import COLUMN, column_filters, is_number
 from data_prep.corpus_files import Place, read_text
 from data_prep.language_id import in_another_language
-from data_prep.languages import letters, scripts_of
+from data_prep.languages import LANGUAGES, letters, scripts_of
 from data_prep.progress import refuse
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
@@ -142,7 +142,7 @@ def clean_lines(data: bytes, repaired: Counter[str]) -> list[str]:
     return [clean_line(line, repaired) for line in data.removesuffix(b"\n").split(b"\n")]
 
 
-EXACT_DUPLICATES, LANGUAGE = "exact_duplicates", "language"
+EXACT_DUPLICATES, LANGUAGE, SCRIPT = "exact_duplicates", "language", "script"
 
 
 @dataclass(frozen=True)
@@ -184,11 +184,13 @@ def _identical_sides(sides: Sides) -> np.ndarray:
 
 
 def _script(sides: Sides, *, share: float = 0.5) -> np.ndarray:
-    """Less than `share` of the letters of a paragraph or side are of its language's scripts; none without letters."""
+    """Less than `share` of the letters of a paragraph or side are of its language's scripts; none without letters, or
+    in a language that CC-100 does not have."""
     dropped = np.zeros(len(sides.texts[0]), bool)
     for side, language in zip(sides.texts, sides.languages, strict=True):
-        right, all_letters = letters(side, scripts_of(language))
-        dropped |= right < share * all_letters
+        if language in LANGUAGES:
+            right, all_letters = letters(side, scripts_of(language))
+            dropped |= right < share * all_letters
     return dropped
 
 
@@ -215,7 +217,7 @@ _FILTERS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "length": (_length, _length_tokens, ("mono", "para")),
     "length_ratio": (None, _length_ratio, ("para",)),
     "identical_sides": (_identical_sides, None, ("para",)),
-    "script": (_script, None, ("mono", "para")),
+    SCRIPT: (_script, None, ("mono", "para")),
     LANGUAGE: (_language, None, ("mono", "para")),
     "boilerplate_length": (_boilerplate_length, None, ("mono",)),
     "score": (_score, None, ("para",)),
