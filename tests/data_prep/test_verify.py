@@ -86,7 +86,11 @@ def test_languages_that_cc100_does_not_have(
     vocab: Path, sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """They are named and go all the way; a filter that does not know their script leaves them."""
-    for name, lines in (("mono/qu.txt", sentences), ("para/X.en-kbd-Cyrl.en", sentences[0].split()), ("mono/ab.txt", ["ԥсуа"])):
+    for name, lines in (
+        ("mono/qu.txt", sentences),
+        ("para/X.en-kbd-Cyrl.en", sentences[0].split()),
+        ("mono/ab.txt", ["ԥсуа"]),
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("\n\n".join(lines * 3) if name[0] == "m" else "\n".join(lines))
     shutil.copy(tmp_path / "para/X.en-kbd-Cyrl.en", tmp_path / "para/X.en-kbd-Cyrl.kbd-Cyrl")
