@@ -54,9 +54,17 @@ class Bitext:
 
 
 def _below(folder: Path, pattern: str) -> list[Path]:
-    """The files of that name anywhere below `folder`, also behind links, where rglob does not look."""
+    """The files of that name anywhere below `folder`, also behind links, where rglob does not look.
+
+    Raises ValueError where two have one name.
+    """
     walked = os.walk(folder, followlinks=True)
-    return sorted(Path(where, name) for where, _, names in walked for name in fnmatch.filter(names, pattern))
+    found = sorted(Path(where, name) for where, _, names in walked for name in fnmatch.filter(names, pattern))
+    named: dict[str, Path] = {}
+    for path in found:
+        other = named.setdefault(path.name, path)
+        refuse([(other == path, f"{other} and {path} are the same test by their names: leave one below --data")])
+    return found
 
 
 def tatoeba(folder: Path) -> Iterator[tuple[str, Sides]]:

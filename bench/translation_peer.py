@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from xlme_ds.config import ModelConfig, RunConfig, from_json
+from xlme_ds.config import ModelConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.engine.build import build_engine, open_data
@@ -32,7 +32,7 @@ from xlme_ds.models.sides import Side, sources_of_pairs, targets
 from xlme_ds.models.translation import TranslationModel
 from xlme_ds.objectives import objective_of
 from xlme_ds.train.schedule import learning_rate
-from xlme_ds.trained import read_config
+from xlme_ds.trained import read_run_config
 from xlme_ds.translate.text import Translator, read_lines, scores, translate_lines
 
 PAIRS = 32  # of a padded batch
@@ -208,7 +208,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=10)
     options = parser.parse_args(arguments)
-    run = from_json(RunConfig, read_config(options.run)["config"])
+    run = read_run_config(options.run)
     loader, vocabulary = open_data(run, options.data), Vocabulary(options.data / "vocab")
     engine = build_engine(run, loader, None, starting_weights(run, vocabulary))
     peer = Peer(run, engine.full_state())

@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.column_filters import COLUMN, column_filters
+from data_prep.column_filters import COLUMN, column_filters, is_number
 from data_prep.corpus_files import Place, read_text
 from data_prep.language_id import in_another_language
-from data_prep.languages import letters, scripts_of
+from data_prep.languages import LANGUAGES, letters, scripts_of
 from data_prep.progress import refuse
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
@@ -142,7 +142,7 @@ def clean_lines(data: bytes, repaired: Counter[str]) -> list[str]:
     return [clean_line(line, repaired) for line in data.removesuffix(b"\n").split(b"\n")]
 
 
-EXACT_DUPLICATES, LANGUAGE = "exact_duplicates", "language"
+EXACT_DUPLICATES, LANGUAGE, SCRIPT = "exact_duplicates", "language", "script"
 
 
 @dataclass(frozen=True)
@@ -184,11 +184,13 @@ def _identical_sides(sides: Sides) -> np.ndarray:
 
 
 def _script(sides: Sides, *, share: float = 0.5) -> np.ndarray:
-    """Less than `share` of the letters of a paragraph or side are of its language's scripts; none without letters."""
+    """Less than `share` of the letters of a paragraph or side are of its language's scripts; none without letters, or
+    in a language that CC-100 does not have."""
     dropped = np.zeros(len(sides.texts[0]), bool)
     for side, language in zip(sides.texts, sides.languages, strict=True):
-        right, all_letters = letters(side, scripts_of(language))
-        dropped |= right < share * all_letters
+        if language in LANGUAGES:
+            right, all_letters = letters(side, scripts_of(language))
+            dropped |= right < share * all_letters
     return dropped
 
 
@@ -215,7 +217,7 @@ _FILTERS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "length": (_length, _length_tokens, ("mono", "para")),
     "length_ratio": (None, _length_ratio, ("para",)),
     "identical_sides": (_identical_sides, None, ("para",)),
-    "script": (_script, None, ("mono", "para")),
+    SCRIPT: (_script, None, ("mono", "para")),
     LANGUAGE: (_language, None, ("mono", "para")),
     "boilerplate_length": (_boilerplate_length, None, ("mono",)),
     "score": (_score, None, ("para",)),
@@ -284,6 +286,8 @@ class Filters:
 def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> Filters:
     """Filters from a description's tables. Raises ValueError, which names `where`, for a wrong name or setting."""
     made: list[list[tuple[str, Any]]] = [[], []]
+    words = f"{where}: filters must be a table for each filter, as [filters.length]"
+    refuse([(isinstance(settings, dict), f"{words}, not {settings!r}")])
     if COLUMN in settings:
         column_filters(settings, where)
     for name, values in ((name, values) for name, values in settings.items() if name != COLUMN):
@@ -292,17 +296,24 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
             near = difflib.get_close_matches(name, names, n=1)
             meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
             raise ValueError(f"{where}: there is no filter {name!r}: {meant}")
+        refuse([(isinstance(values, dict), f"{words}, but {name} is {values!r}: write [filters.{name}]")])
         *functions, tasks = _FILTERS[name]
         known = [key for function in functions if function for key in function.__kwdefaults__ or ()]
         for key, value in values.items():
-            number = isinstance(value, int | float) and not isinstance(value, bool)
             refuse(
                 [
                     (
                         key in known,
                         f"{where}: filter {name} has no setting {key!r}: it has {', '.join(known) or 'none'}",
                     ),
-                    (number, f"{where}: {key} of filter {name} is {value!r}: it must be a number"),
+                    (
+                        is_number(value),
+                        f"{where}: {key} of filter {name} is {str(value)[:40]!r}: it must be a number",
+                    ),
+                    (
+                        name != LANGUAGE or not is_number(value) or 0 < value < 1,
+                        f"{where}: {key} of filter {name} is {value}: it must be between 0 and 1",
+                    ),
                 ]
             )
         refuse([(task in tasks, f"{where}: filter {name} is not for task {task}: take it out")])

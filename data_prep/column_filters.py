@@ -1,6 +1,7 @@
 """Filters by the value that a corpus itself has for a record, in one of its columns: `[filters.column.NAME]`."""
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,30 +24,47 @@ class ColumnFilter:
         return f"{COLUMN} {self.column}"
 
     def drops(self, value: Any) -> bool:
-        """Whether the record goes; text is compared as the number that it says."""
-        if self.one_of is not None and str(value) not in map(str, self.one_of):
+        """Whether the record goes; text is compared as the number that it says, and with `one_of` as it is written."""
+        if self.one_of is not None and _written(value) not in map(_written, self.one_of):
             return True
         if self.min is None and self.max is None:
             return False
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return True
         low, high = (-math.inf if self.min is None else self.min), (math.inf if self.max is None else self.max)
         return not low <= number <= high
 
 
+def _written(value: Any) -> str:
+    """A value as JSON writes it: 1.0 as 1, and true, which is not 1."""
+    if isinstance(value, bool) or value in ("True", "False"):
+        return str(value).lower()
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a setting is a finite number, also as a float."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
 def column_filters(settings: Mapping[str, Any], where: str = "") -> tuple[ColumnFilter, ...]:
     """The filters of `[filters.column.NAME]`. Raises ValueError, which names `where`, for a wrong setting."""
     made = []
-    for name, rules in settings.get(COLUMN, {}).items():
+    rules_by_column = settings.get(COLUMN, {})
+    words = f"write [filters.{COLUMN}.NAME] with numbers min or max, both finite, or a list one_of"
+    if not isinstance(rules_by_column, dict):
+        raise ValueError(f"{where}: filters has {COLUMN} = {rules_by_column!r}: {words}")
+    for name, rules in rules_by_column.items():
         known = isinstance(rules, dict) and rules and rules.keys() <= {"min", "max", "one_of"}
-        bounds = [rules.get(key, 0) for key in ("min", "max")] if known else []
-        numbers = all(isinstance(bound, int | float) and not isinstance(bound, bool) for bound in bounds)
-        if not known or not numbers or not isinstance(rules.get("one_of", []), list):
+        numbers = known and all(is_number(rules[key]) for key in ("min", "max") if key in rules)
+        if not numbers or not isinstance(rules.get("one_of", []), list):
+            raise ValueError(f"{where}: filter {COLUMN} has {name} = {str(rules)[:80]}: {words}")
+        if rules.get("min", -math.inf) > rules.get("max", math.inf):
             raise ValueError(
-                f"{where}: filter {COLUMN} has {name} = {rules}: write [filters.{COLUMN}.NAME] with numbers min or "
-                "max, or a list one_of"
+                f"{where}: filter {COLUMN} keeps {name} from {rules['min']} to {rules['max']}, which is nothing: set "
+                "max to at least min"
             )
         choices = {"one_of": tuple(rules["one_of"])} if "one_of" in rules else {}
         made.append(ColumnFilter(name, **(rules | choices)))

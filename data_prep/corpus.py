@@ -26,11 +26,11 @@ from typing import Any
 
 from tyro.conf import UseAppendAction
 
-from data_prep.clean import LANGUAGE, make_filters
+from data_prep.clean import LANGUAGE, SCRIPT, make_filters
 from data_prep.column_filters import column_filters
 from data_prep.corpus_files import Place, files_in
 from data_prep.language_id import labels_of, model_name
-from data_prep.languages import canonical
+from data_prep.languages import LANGUAGES, canonical, language_of
 from data_prep.progress import warn
 from data_prep.readers import READERS, Input, find_documents, find_pairs, split_pair
 from data_prep.readers.plain_pairs import TableReader
@@ -118,6 +118,7 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
             own |= {"language_model": _language_model(found)} if LANGUAGE in corpus.filters else {}
             settings |= {f"{corpus.name}.{key}": value for key, value in (own | corpus.filters).items()}
         if inputs:
+            _tell_others(inputs)
             _refuse_doubles(inputs)
             inputs.sort(key=lambda source: source.name)  # stable
             sources[task] = Sources(tuple(inputs), settings)
@@ -130,6 +131,16 @@ def _language_model(inputs: list[Input]) -> str:
     if unknown := [language for language in languages if not labels_of(language)]:
         warn(f"filter language leaves {', '.join(unknown)} as they are: its model does not know them")
     return model_name()
+
+
+def _tell_others(inputs: list[Input]) -> None:
+    """Warn of languages that are not CC-100's: they may be typing errors, and filters do not know them."""
+    others = sorted({language for source in inputs for language in source.languages} - set(LANGUAGES))
+    if others:
+        warn(f"not among CC-100's languages: {', '.join(others)}; text is read under these codes, check their spelling")
+    scripts = {language for source in inputs if SCRIPT in source.filters for language in source.languages}
+    if left := sorted(scripts.intersection(others)):
+        warn(f"filter {SCRIPT} leaves {', '.join(left)} as they are: it does not know their scripts")
 
 
 def _refuse_doubles(inputs: list[Input]) -> None:
@@ -263,9 +274,10 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
         inputs = _files_of(corpus.files, codes, listed)
         if not inputs:
             missing.append("-".join(codes))
-        languages = tuple(map(canonical, codes))
+        languages = tuple(map(language_of, codes))
         for names in inputs:
             places = tuple(listed[name] for name in names)
+            _refuse_cache(places[0], corpus)
             found.append(
                 Input(
                     "-".join(languages),
@@ -289,6 +301,15 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
     if missing:
         warn(words)
     return found
+
+
+def _refuse_cache(place: Place, corpus: CorpusDescription) -> None:
+    """Raise ValueError for what `map` and `filter` of Hugging Face's `datasets` write next to the text they read."""
+    if corpus.format.startswith("arrow") and place.name.rpartition("/")[2].startswith("cache-"):
+        raise ValueError(
+            f"{place} is a cache of Hugging Face's datasets, so its text would count twice: let files name "
+            "data-*.arrow alone, or save the dataset by save_to_disk and read that folder"
+        )
 
 
 def _wanted(corpus: CorpusDescription, listed: dict[str, Place]) -> list[list[tuple[str, ...]]]:

@@ -125,6 +125,21 @@ def canonical(code: str) -> str:
     raise ValueError(f"unknown language code {code!r}: {meant}data_prep/languages.py lists the known ones")
 
 
+# A code of ISO 639 in two or three letters, with a script of ISO 15924 or without.
+_OTHER = re.compile("([a-z]{2,3})(?:[-_]([A-Z][a-z]{3}))?")
+
+
+def language_of(code: str) -> str:
+    """`canonical`; of a language that CC-100 does not have, its code of ISO 639: `qu`, `gsw-Latn`.
+
+    Raises ValueError for what is no such code, and for a language of CC-100 with an unknown ending.
+    """
+    other = _OTHER.fullmatch(code)
+    if other and other[1] not in {known.split("_")[0] for known in _KNOWN}:
+        return "-".join(filter(None, other.groups()))
+    return canonical(code)
+
+
 # Blocks of Unicode 15 that hold the letters of the 100 languages' scripts.
 _RANGES: dict[str, tuple[tuple[int, int], ...]] = {
     "Latin": (

@@ -15,7 +15,7 @@ import numpy as np
 from tyro.conf import UseAppendAction
 
 from data_prep.encoded import EncodedShard, survey
-from data_prep.languages import canonical
+from data_prep.languages import language_of
 from data_prep.mixed_rows import (
     BATCH_ROWS,
     BLOCK,
@@ -99,7 +99,7 @@ class MixConfig:
 def run(config: MixConfig) -> None:
     """Write `config.out`. Raises ValueError for settings or inputs that cannot work."""
     on_root(config.validate)
-    config = replace(config, into=on_root(lambda: canonical(config.into)) if config.into else "")
+    config = replace(config, into=on_root(lambda: language_of(config.into)) if config.into else "")
     wanted = {task: rows for task, rows in zip(TASKS, (config.mono_rows, config.para_rows), strict=True) if rows}
     encoded, vocabulary, languages = on_root(lambda: _read_inputs(config, list(wanted)))
     on_root(lambda: _refuse_unknown(config, encoded))

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from rich.console import Console
 from rich.text import Text
 
-from data_prep.languages import canonical
+from data_prep.languages import language_of
 from data_prep.parallel import on_root
 from data_prep.progress import refuse, shown
 from xlme_ds.data.corrupt import corrupt
@@ -90,7 +90,7 @@ def _show(config: ShowConfig, task: str) -> None:
     manifest = read_manifest(folder)
     refuse([(manifest.stage == "mix", f"{folder} was written by stage {manifest.stage}: show reads what mix wrote")])
     vocabulary = Vocabulary(config.data / "vocab" / MODEL_FILE)
-    language = None if config.language is None else canonical(config.language)
+    language = None if config.language is None else language_of(config.language)
     refuse(
         [
             (

@@ -278,7 +278,8 @@ def _manifest_checks(folder: Path, manifest: Manifest, found: Sequence[Found]) -
     ordered = [f"{number:05d}.arrow" for number in range(len(listed))]
     if manifest.stage == "encode":
         names = [source[0] for source in settings.get("inputs", ())]
-        languages = sorted({LANGUAGES[index] for name in names for index in group_languages(name, LANGUAGES)})
+        known = sorted({*LANGUAGES, *manifest.languages})
+        languages = sorted({known[index] for name in names for index in group_languages(name, known)})
         ordered = sorted(listed)
     yield listed == ordered, f"{path} lists the shards in another order than that of their names: {_again(folder)}"
     yield (

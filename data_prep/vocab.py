@@ -162,7 +162,9 @@ def _finish_extended(
     model = extend(old.path, read_lines(list(files.values())), config.size, config.character_coverage)
     before, changes = old.path.read_bytes(), {}
     lines = {code: partial(read_lines, [path]) for code, path in files.items()}
-    lines |= {source.name: partial(_lines_of, source) for source in compared if source.name not in lines}
+    for code in sorted({source.name for source in compared}):
+        of_code = [source for source in compared if source.name == code]
+        lines[f"{code} of --compare" if code in files else code] = partial(_lines_of, of_code)
     for code, read in lines.items():
         both = cutting(before, read()), cutting(model, read())
         changes[code] = dict(zip(("before", "after"), both, strict=True))
@@ -170,8 +172,8 @@ def _finish_extended(
     finish_vocabulary(stage, model, by_language, {"segmentation": changes})
 
 
-def _lines_of(source: Input) -> Iterator[str]:
-    return (line for (side,) in _sides(source, Counts("lines")) for line in side)
+def _lines_of(sources: Sequence[Input]) -> Iterator[str]:
+    return (line for source in sources for (side,) in _sides(source, Counts("lines")) for line in side)
 
 
 def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:

@@ -397,6 +397,20 @@ def test_new_pieces_start_from_those_they_were_cut_into(
             assert torch.equal(grown[name], value), name
 
 
+def test_a_head_that_is_missing_is_not_drawn(source: TrainedRun, tmp_path: Path) -> None:
+    """An export of all-tokens MLM lacks the discriminator's head over the vocabulary, as a run of electra does."""
+    run = load_run(write_run(tmp_path / "run", layers=2, objective="all_tokens"))
+    words = "has no token_head, which start.take all takes for all_tokens: set "
+    with pytest.raises(ValueError, match=f"{words}start.folder to the run .* or start.take to discriminator"):
+        started("all", run, export(run, tmp_path / "export"), name="all_tokens")
+    electra = load_run(write_run(tmp_path / "electra", layers=2))
+    with pytest.raises(ValueError, match=f"{words}start.take to discriminator or generator"):
+        started("all", electra, name="all_tokens")
+    plain = load_run(write_run(tmp_path / "plain", layers=2, relative_bias="none"))
+    ours = started("all", plain, relative_bias="gated", language_embeddings=("de", "en"))
+    assert not ours["generator.relative.weight"].any() and "discriminator.languages" in ours
+
+
 def test_both_heads_of_all_tokens_grow(source: TrainedRun, larger: Vocabulary, tmp_path: Path) -> None:
     run = load_run(write_run(tmp_path / "run", layers=2, objective="all_tokens", like=source.folder))
     grown = started("all", run, name="all_tokens", vocabulary=larger.size, data=larger)
@@ -431,6 +445,21 @@ def test_a_run_goes_on_with_the_start_it_had(source: TrainedRun, tmp_path: Path)
         folder.close()
 
 
+def test_the_mean_of_runs(source: TrainedRun, tmp_path: Path) -> None:
+    """Their vocabulary may be in other blocks; what they were fine-tuned on must be the same."""
+    settings = {"generator_layers": 2, "embedding_sharing": "gdes", "vocabulary_blocks": 1}
+    other = load_run(write_run(tmp_path / "other", seed=2, layers=2, like=source.folder, **settings))
+    average([source.folder, other.folder], tmp_path / "mean")
+    found, second = load_run(tmp_path / "mean").state, other.state["difference_0"].split(60)[1]
+    torch.testing.assert_close(found["difference_1"], (source.state["difference_1"] + second) / 2)
+    path = other.folder / "config.json"
+    content = json.loads(path.read_text())
+    content["config"]["task"] = "xnli"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"has task xnli, .* has pre-training: average models"):
+        average([source.folder, other.folder], tmp_path / "none")
+
+
 def test_the_mean_of_exports_is_whole(source: TrainedRun, tmp_path: Path) -> None:
     """With GDES the discriminator's table is the sum of the means; exports of other settings are refused."""
     settings = {"generator_layers": 2, "embedding_sharing": "gdes", "vocabulary_blocks": 2}
@@ -442,6 +471,14 @@ def test_the_mean_of_exports_is_whole(source: TrainedRun, tmp_path: Path) -> Non
     found = started("all", source, tmp_path / "mean")
     for name, value in source.state.items():
         torch.testing.assert_close(found[name], (value + other.state[name]) / 2, rtol=1e-6, atol=1e-7)
+    card = (tmp_path / "mean/README.md").read_text()
+    assert card.startswith("---\n") and "\n---\nThe weights are the mean of those of `one`, `two`. What" in card
+    shutil.copytree(exports[0], tmp_path / "copy")
+    with pytest.raises(ValueError, match=r"one and .*copy have the same weights: name each model once"):
+        average([exports[0], tmp_path / "copy"], tmp_path / "none")
+    (tmp_path / "copy/model.safetensors").rename(tmp_path / "copy/pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin cannot be averaged: save the model as model\.safe"):
+        average([tmp_path / "copy", exports[0]], tmp_path / "none")
     path = exports[1] / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"relative_max_distance": 6}))
     with pytest.raises(ValueError, match=r"has relative_max_distance 6, .* has 12: average models of one kind"):

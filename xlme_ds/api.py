@@ -74,7 +74,7 @@ def pretrain(
         )
 
     def report(state: dict[str, Tensor]) -> Path:
-        showcase(out, config, state, folders[0], heldout)
+        showcase(out, config, state, folders, heldout)
         return run_page.write_report(out)
 
     mine = stop or StopRequest()

@@ -16,13 +16,13 @@ import tyro
 from .checkpoint.checkpoints import Checkpoints
 from .checkpoint.state_files import read_state
 from .cli import fail, program
-from .config import RunConfig, from_json, refuse
+from .config import refuse
 from .data.order import StepPlan, phases
 from .data.schema import TASKS
 from .data.shards import RowStore
 from .train.records import ATTEMPTS, AUDIT_FOLDER, audit_lines, row_checksums
 from .train.run_folder import first_step
-from .trained import CONFIG_FILE, read_config
+from .trained import read_run_config
 
 _SHOWN = 10
 
@@ -52,10 +52,7 @@ def examine(run: Path, data: tuple[Path, ...]) -> tuple[list[str], str]:
     if not (run / AUDIT_FOLDER / ATTEMPTS).exists():
         raise ValueError(f"{run / AUDIT_FOLDER} does not exist: only a run with --train.audit can be examined")
     steps = int(read_state(newest)["step"])
-    try:
-        config = from_json(RunConfig, read_config(run)["config"])
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{run / CONFIG_FILE} is not of a pre-training run ({error!r}): restore it") from None
+    config = read_run_config(run)
     settings, begins = config.data, [phase.first for phase in phases(config.data, 0.0)]
     refuse([(len(begins) == len(data), f"{run} read {len(begins)} folders, --data names {len(data)}: name them all")])
     first = first_step(config)

@@ -8,17 +8,25 @@ is taken, whatever the size.
 """
 
 import functools
+from dataclasses import replace
 
 import torch
 
 from .config import ModelConfig, ObjectiveConfig, RunConfig
+from .data.order import phase_shares, phases
 from .models.pipeline import Part, Work
 from .objectives import objective_of
 
 
 def work_of(run: RunConfig, row_tokens: int) -> Work:
-    """Operations of the run's forward pass on full rows of `row_tokens` tokens, a token."""
-    return objective_of(run.objective).work(run.model, row_tokens)
+    """Operations of the run's forward pass on full rows of `row_tokens` tokens, a token; the mean over its steps, whose
+    phases may predict other shares of the tokens."""
+    objective = run.objective
+    if run.data.phase_mask_fractions:
+        found = phases(run.data, objective.mask_fraction)
+        both = zip(found, phase_shares(found, run.train.steps), strict=True)
+        objective = replace(objective, mask_fraction=sum(phase.mask_fraction * share for phase, share in both))
+    return objective_of(objective).work(run.model, row_tokens)
 
 
 def flops_per_step(run: RunConfig, row_tokens: int) -> float:

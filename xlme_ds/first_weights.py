@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .cli import note
 from .config import Check, ModelConfig, RunConfig, StartConfig, refuse
+from .counting import parameter_sizes
 from .data.vocabulary import Vocabulary
 from .folders import at_step, checkpoints_of, saved_step
 from .models.decoder import decoder_depth, decoder_from_encoder
@@ -131,6 +132,16 @@ def _everything(folder: Path, config: RunConfig, vocabulary: Vocabulary) -> tupl
     state, there = _grown(run.state, run.model, run.vocabulary, vocabulary)
     refuse(_start_checks(folder, there, config.model, run.vocabulary, vocabulary))
     refuse(_layer_checks(folder, there, config, f", or start.take to {alone}"))
+    # A relative bias and languages that it does not have are no parts; the embedding may be in other blocks.
+    model = replace(config.model, relative_bias=there.relative_bias, language_embeddings=there.language_embeddings)
+    sizes = parameter_sizes(config.objective, model)
+    blocks = "embedding_", "difference_"
+    lacking = {name.split(".")[0] for name in sizes if name not in state and not name.startswith(blocks)}
+    words = (
+        f"{folder} has no {' and no '.join(sorted(lacking))}, which start.take all takes for {config.objective.name}"
+    )
+    whole = "" if "config" in read_config(folder) else "start.folder to the run that it is an export of, or "
+    refuse([(not lacking, f"{words}: set {whole}start.take to {alone}")])
     return state, there
 
 

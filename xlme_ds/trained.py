@@ -9,7 +9,7 @@ Hugging Face's form is written by `xlme_ds.export`; this file says what its name
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .checkpoint.state_files import KINDS, StateReader, fault_of, state_files
 from .cli import note
-from .config import ModelConfig, ObjectiveConfig, from_json, refuse
+from .config import ModelConfig, ObjectiveConfig, RunConfig, from_json, refuse
 from .data.schema import read_json
 from .data.vocabulary import MODEL_FILE, Vocabulary
 from .folders import at_step, checkpoints_of, saved_step
@@ -289,6 +289,17 @@ def read_settings(folder: Path) -> RunSettings:
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{folder / CONFIG_FILE} was written by another version of this package: {error!r}") from None
     return RunSettings(model, settings.get("task", ""), objective)
+
+
+def read_run_config(folder: Path) -> RunConfig:
+    """All settings of a pre-training run, of this version or an older one. Raises ValueError for any other folder."""
+    config = read_config(folder)
+    try:
+        settings = config["config"]
+        return from_json(RunConfig, settings | {"model": asdict(model_config(settings["model"]))})
+    except (TypeError, KeyError, AttributeError) as error:
+        words = f"{folder / CONFIG_FILE} is not of a pre-training run of this version or an earlier one"
+        raise ValueError(f"{words} ({error!r}): name the folder of one") from None
 
 
 def model_config(settings: Mapping[str, Any]) -> ModelConfig:

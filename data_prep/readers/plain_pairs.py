@@ -12,7 +12,7 @@ from typing import Any
 from data_prep.clean import Counts, clean_line, clean_lines
 from data_prep.column_filters import ColumnFilter, column_filters, first_reason
 from data_prep.corpus_files import MAX_LINE, MAX_ROW, Place, clip_lines, cut_blocks, files_in, read_text, split_lines
-from data_prep.languages import canonical
+from data_prep.languages import language_of
 from data_prep.progress import warn
 from data_prep.readers.reader import (
     COMPRESSED,
@@ -210,7 +210,7 @@ def find_pairs(folder: Path | str) -> list[Input]:
 
 
 def _pair_input(codes: tuple[str, str], paths: tuple[Place, ...], layout: str, members: tuple[str, ...] = ()) -> Input:
-    languages = tuple(map(canonical, codes))
+    languages = tuple(map(language_of, codes))
     return Input("-".join(languages), languages, paths, members, layout)
 
 
@@ -226,7 +226,7 @@ def split_pair(pair: str, where: object) -> tuple[str, str]:
     for cut in (match.start() for match in re.finditer("-", pair)):
         codes = pair[:cut], pair[cut + 1 :]
         try:
-            if canonical(codes[0]) != canonical(codes[1]):
+            if language_of(codes[0]) != language_of(codes[1]):
                 return codes
             problems.append(f"both sides are {codes[0]!r}")
         except ValueError as error:

@@ -12,7 +12,7 @@ import numpy as np
 
 from data_prep.clean import Counts, clean_lines
 from data_prep.corpus_files import Place
-from data_prep.languages import canonical
+from data_prep.languages import language_of
 
 COMPRESSED = r"(?:\.(?:xz|gz|bz2|zst))?"
 PIECE = 1 << 20  # bytes that are cleaned, and tokenized, at once
@@ -174,9 +174,9 @@ def pieces(data: bytes) -> Iterator[bytes]:
 
 
 def named_code(code: str, where: object) -> str:
-    """`canonical`, with an error that names `where`."""
+    """`language_of`, with an error that names `where`."""
     try:
-        return canonical(code)
+        return language_of(code)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 

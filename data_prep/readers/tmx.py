@@ -17,7 +17,7 @@ from typing import NoReturn
 from xml.parsers import expat
 
 from data_prep.corpus_files import MAX_LINE, Place, read_text
-from data_prep.languages import canonical
+from data_prep.languages import language_of
 from data_prep.readers.reader import AlignedReader, Input, Unit
 
 # Codes of other tools inside of a segment are not text. Neither is a <sub> inside of them: it is not of the sentence.
@@ -152,7 +152,7 @@ def _language(tag: str) -> str:
     parts = re.split("[-_]", tag.strip())
     while parts:
         try:
-            return canonical("-".join(parts))
+            return language_of("-".join(parts))
         except ValueError:
             if len(parts.pop()) == 4:  # another script than the one that is meant without
                 break

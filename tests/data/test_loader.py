@@ -102,6 +102,22 @@ def test_phases_read_their_folders(folder: Path, tmp_path: Path, world: int) -> 
     assert 3 < both[1] / both[0] < 5
 
 
+@pytest.mark.parametrize("made", [{"pseudo_fractions": (0.5,)}, {"back_translation": ("0:1",)}])
+def test_made_text_is_in_the_languages_of_its_phase(folder: Path, tmp_path: Path, made: dict) -> None:
+    codes = ("de", "en", "fr", "sv")
+    more = write_data(tmp_path / "more", ROWS)
+    manifest = read_manifest(more / "mono")
+    write_manifest(more / "mono", replace(manifest, languages=codes))
+    data = replace(DATA, para_rows=0, phase_steps=(2,))
+    languages = codes if "back_translation" in made else ()
+    for folders, phases in (((folder, more), (False, True)), ((more, folder), (True, False))):
+        loader = Loader(folders, data, 1, 0.15, languages=languages, **made)
+        for step, has_sv in ((1, phases[0]), (3, phases[1])):
+            batches = loader.step(step)
+            found = torch.stack([batch.into_BT if batch.into_BT.numel() else batch.languages_BT for batch in batches])
+            assert (found == codes.index("sv")).any().item() == has_sv
+
+
 def test_one_task_alone(folder: Path) -> None:
     loader = Loader(folder, replace(DATA, mono_rows=0), 7, 0.15)
     assert list(loader.fingerprints) == ["para"]

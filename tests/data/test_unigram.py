@@ -36,6 +36,9 @@ def test_only_ordinary_tokens_count(tmp_path: Path) -> None:
     assert unigram_costs(train, 1) == pytest.approx(
         np.array([log(14 / seen) for seen in (1, 1, 1, 1, 4, 2, 1, 1, 1, 1)])
     )
+    other = written(tmp_path / "other", [[BOS, 7, 7, EOS, PAD, PAD]])
+    seen = np.array([1, 1, 1, 1, 1 + 3 * 0.75, 1 + 2 * 0.75, 1.75, 1 + 2 * 0.25 * 3, 1, 1])  # as if of three rows each
+    assert unigram_costs({train: 0.75, other: 0.25}) == pytest.approx(-np.log(seen / seen.sum()))
     heldout = written(
         tmp_path / "heldout", [[BOS, 4, 7, EOS, PAD, PAD], [BOS, 5, UNK, EOS, PAD, PAD], [BOS, 9, 9, 9, 9, EOS]]
     )

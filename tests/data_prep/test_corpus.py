@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from data_prep.clean import Counts, Sides, make_filters
+from data_prep.column_filters import column_filters
 from data_prep.corpus import TextConfig, corpus_inputs, find_sources, read_corpora, ready_descriptions
 from data_prep.corpus_files import Place, files_in, filesystem
 from data_prep.languages import LANGUAGES
@@ -476,6 +477,15 @@ def test_filters_of_columns_drop_pairs(tmp_path: Path, kind: str) -> None:
     assert dict(counts.dropped) == {"column p": 3, "column kind": 1} and counts.units_in == 6
 
 
+def test_one_of_compares_numbers_and_truths_as_json_writes_them() -> None:
+    one, true = (column_filters({"column": {"x": {"one_of": [value]}}})[0] for value in (1, True))
+    values = (1, 1.0, "1", True, "true", "True", 0, None, "x")
+    assert [value for value in values if not one.drops(value)] == [1, 1.0, "1"]
+    assert [value for value in values if not true.drops(value)] == [True, "true", "True"]
+    (least,) = column_filters({"column": {"x": {"min": 0}}})
+    assert least.drops(10**400) and not least.drops("7")
+
+
 def test_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "af.txt.xz").write_bytes(b"")
     with pytest.raises(ValueError, match=r"99 of 100 files of cc100 are not in .* \(am, ar, as.*--allow-missing"):
@@ -525,6 +535,14 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         ({}, 'pairs = "any"\n[filters.column.p]\nmin = 1', "filter column needs a column 'p': take the filter out"),
         ({}, 'pairs = "any"\n[filters.column.p]\nleast = 1', r"write \[filters.column.NAME\] with numbers min or max"),
         ({}, 'pairs = "any"\n[filters.column]\np = 1', r"write \[filters.column.NAME\]"),
+        ({}, 'pairs = "any"\n[filters]\ncolumn = 3', r"filters has column = 3: write \[filters.column.NAME\]"),
+        ({}, 'pairs = "any"\n[filters]\nscript = 3', r"but script is 3: write \[filters.script\]"),
+        ({}, 'pairs = "any"\nfilters = 3', r"filters must be a table for each filter, as \[filters.length\], not 3"),
+        ({}, 'pairs = "any"\n[filters.column.p]\nmin = nan', "with numbers min or max, both finite"),
+        ({}, 'pairs = "any"\n[filters.column.p]\nmin = 1' + 400 * "0", "with numbers min or max, both finite"),
+        ({}, 'pairs = "any"\n[filters.column.p]\nmin = 2\nmax = 1', "keeps p from 2 to 1, which is nothing"),
+        ({}, 'pairs = "any"\n[filters.length]\nmin_characters = 1' + 400 * "0", "must be a number"),
+        ({}, 'pairs = "any"\n[filters.language]\nprobability = 99', "probability .* must be between 0 and 1"),
         ({"format": "tsv"}, 'pairs = "any"\ncolumns = ["source", "target"]', "number those of the sides, from 1 on"),
         ({"format": "tsv"}, 'pairs = "any"\ncolumns = {source = 0, target = 1}', "number those of the sides"),
         ({"format": "tsv"}, 'pairs = "any"\ncolumns = {source = 1, target = 1}', "number those of the sides"),

@@ -74,7 +74,6 @@ def test_other_languages_go_and_unknown_ones_stay() -> None:
     assert drops("language", {}, lines) == [False, True, True, False, False]
     assert drops("language", {}, lines, languages=("de",)) == [True, False, True, False, False]
     assert drops("language", {}, lines, languages=("sd",)) == [False] * 5, "the model does not know Sindhi"
-    assert drops("language", {"probability": 1}, lines) == [False] * 5
     sides = [ENGLISH, ENGLISH, GERMAN], [RUSSIAN, GERMAN, RUSSIAN]
     assert drops("language", {}, *sides) == [False, True, True]
     chinese = "人人有权享有生命、自由和人身安全。"

@@ -16,8 +16,8 @@ import pytest
 
 from data_prep.clean import Counts
 from data_prep.corpus_files import MAX_LINE, Place, cut_blocks, files_in, read_text
-from data_prep.languages import canonical
-from data_prep.readers import DOCUMENT_READERS, READERS, documents, find_documents, find_pairs, pairs
+from data_prep.languages import canonical, language_of
+from data_prep.readers import DOCUMENT_READERS, READERS, documents, find_documents, find_pairs, pairs, split_pair
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
 
@@ -262,6 +262,16 @@ def test_nothing_is_suggested_where_nothing_is_near(code: str) -> None:
     assert str(caught.value) == f"unknown language code {code!r}: data_prep/languages.py lists the known ones"
 
 
+def test_other_languages_have_codes_of_iso_639() -> None:
+    """Next to CC-100's own; names of other files and unknown endings are none."""
+    codes = {"qu": "qu", "lb": "lb", "grn": "grn", "gsw_Latn": "gsw-Latn", "mni-Mtei": "mni-Mtei", "deu_Latn": "de"}
+    assert {code: language_of(code) for code in codes} == codes
+    for code in ("README", "quechua", "QU", "q", "qu_x", "de_rom", "zh-Hanss", "hi_Arab"):
+        with pytest.raises(ValueError, match=f"unknown language code '{code}'"):
+            language_of(code)
+    assert split_pair("mni-Mtei-en", "x") == ("mni-Mtei", "en") and split_pair("en-qu", "x") == ("en", "qu")
+
+
 def test_other_spellings_become_cc100s_and_other_files_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -393,7 +403,7 @@ def test_sides_of_different_length_are_one_error_with_both_counts(tmp_path: Path
     ("names", "message"),
     [
         (["X.de-en.de"], r"X\.de-en\.de has no other side: put X\.de-en\.en next to it"),
-        (["X.de-xq.de", "X.de-xq.xq"], "unknown language code 'xq'"),
+        (["X.de-xq1.de", "X.de-xq1.xq1"], "unknown language code 'xq1'"),
         (["X.de-de.de"], "both sides are 'de'"),
     ],
 )

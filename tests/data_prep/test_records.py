@@ -309,6 +309,11 @@ def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
     assert [source.paths[0].name for source in found] == [f"de/data-0000{i}-of-00002.arrow" for i in (0, 1)]
     texts = [document for source in found for document in documents(source, Counts("documents"))]
     assert texts == [[f"Text {i}", "mehr"] for i in range(2500)]
+    datasets.load_from_disk(str(tmp_path / "de")).map(lambda row: {"text": row["text"].upper()})
+    with pytest.raises(ValueError, match=r"de/cache-.*\.arrow is a cache of Hugging Face's datasets.* data-\*\.arrow"):
+        corpus_inputs(read_corpora([str(tmp_path / "x.toml")], [])[0])
+    (tmp_path / "x.toml").write_text(text.replace("*.arrow", "data-*.arrow"))
+    assert corpus_inputs(read_corpora([str(tmp_path / "x.toml")], [])[0]) == found
 
 
 def test_arrow_files_and_damaged_streams(tmp_path: Path) -> None:

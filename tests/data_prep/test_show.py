@@ -110,7 +110,7 @@ def test_language_and_start(data: Path, capsys: pytest.CaptureFixture[str]) -> N
     [
         ({"start": ROWS}, f"has no row from row {ROWS} on: it has {ROWS}"),
         ({"language": "sw"}, "has no text in sw: its languages are de en fr"),
-        ({"language": "xx"}, "unknown language code 'xx'"),
+        ({"language": "x1"}, "unknown language code 'x1'"),
         ({"task": "para", "language": "fr"}, "has no row in fr from row 0 on"),
         ({"rows": 0}, "--rows is 0"),
         ({"mask_fraction": 1.0}, "--mask-fraction is 1.0"),

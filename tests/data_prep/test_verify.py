@@ -82,6 +82,34 @@ def test_what_the_stages_write_has_no_fault(prepared: Path, capsys: pytest.Captu
     assert "3 shards, 50 records" in capsys.readouterr().out
 
 
+def test_languages_that_cc100_does_not_have(
+    vocab: Path, sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are named and go all the way; a filter that does not know their script leaves them."""
+    for name, lines in (
+        ("mono/qu.txt", sentences),
+        ("para/X.en-kbd-Cyrl.en", sentences[0].split()),
+        ("mono/ab.txt", ["ԥсуа"]),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("\n\n".join(lines * 3) if name[0] == "m" else "\n".join(lines))
+    shutil.copy(tmp_path / "para/X.en-kbd-Cyrl.en", tmp_path / "para/X.en-kbd-Cyrl.kbd-Cyrl")
+    text = f'name = "x"\nwhere = "{tmp_path}/mono"\nformat = "cc100"\nfiles = "{{lang}}.txt"\n'
+    (tmp_path / "x.toml").write_text(f'{text}languages = ["qu", "ab"]\n[filters.script]\n')
+    sources = {"corpus": (str(tmp_path / "x.toml"),), "para": tmp_path / "para"}
+    encode.run(encode.EncodeConfig(vocab, tmp_path / "encoded", max_pair_tokens=ROW - 3, **sources))
+    warned = capsys.readouterr().err
+    assert "not among CC-100's languages: ab, qu; text is" in warned
+    assert "not among CC-100's languages: kbd-Cyrl; text is" in warned
+    assert "filter script leaves ab, qu as they are" in warned
+    counts = read_manifest(tmp_path / "encoded/mono").counts["by_language"]
+    assert counts["ab"]["paragraphs"] == 3 and not counts["ab"]["removed"]
+    mix.run(mix.MixConfig(tmp_path / "encoded", vocab, tmp_path / "data", 5, 5, row_tokens=ROW))
+    assert read_manifest(tmp_path / "data/para").languages == ("ab", "en", "kbd-Cyrl", "qu")
+    run(VerifyConfig(tmp_path / "encoded"))
+    run(VerifyConfig(tmp_path / "data"))
+
+
 def test_a_flipped_byte(copied: Path) -> None:
     path = copied / "data" / "mono" / "00001.arrow"
     data = bytearray(path.read_bytes())

@@ -16,6 +16,7 @@ from data_prep.readers import Input
 from data_prep.sampling import hashed, key_of
 from data_prep.store import Stage
 from data_prep.vocab import VocabConfig, run, sample_lines, sampled_inputs
+from tests.rows import train_vocabulary
 from xlme_ds.data.schema import read_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
@@ -351,3 +352,19 @@ def test_ids_are_those_of_hugging_face_on_real_text(tmp_path: Path) -> None:
             sentences += [unicodedata.normalize("NFC", line.strip()) for line in lines[:150] if line.strip()]
     run(VocabConfig(tmp_path / "vocab", mono=tmp_path / "mono", size=4000, sentences=6000))
     _agree(Vocabulary(tmp_path / "vocab"), tmp_path / "hf", sentences)
+
+
+def test_a_compared_language_of_the_new_text_is_shown_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """German is in both folders, English in the compared one alone."""
+    old = train_vocabulary(tmp_path / "old")
+    for folder, code, text in (("new", "de", "kalo"), ("all", "de", "miter unve"), ("all", "en", "sador")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / f"{code}.txt").write_text(f"{text}\n")
+    monkeypatch.setattr(vocab_stage, "extend", lambda *_: old.path.read_bytes())
+    places = {"mono": tmp_path / "new", "model": old.path, "compare": tmp_path / "all"}
+    run(VocabConfig(tmp_path / "vocab", **places, size=200, sentences=10))
+    found = read_manifest(tmp_path / "vocab").counts["segmentation"]
+    assert list(found) == ["de", "de of --compare", "en"]
+    assert found["de"] != found["de of --compare"] and "de of --compare: 0." in capsys.readouterr().out

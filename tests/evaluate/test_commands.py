@@ -14,6 +14,7 @@ from tests.small import encoder_of
 from xlme_ds.config import ModelConfig
 from xlme_ds.evaluate.__main__ import main
 from xlme_ds.evaluate.compared_models import load_encoders, paper_layer
+from xlme_ds.evaluate.heldout_losses import loss_tables
 from xlme_ds.evaluate.retrieval import SETS, XTREME, accuracies, both_ways
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
@@ -67,6 +68,15 @@ def answer(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str
 @pytest.mark.parametrize(("depth", "layer"), [(12, 9), (24, 18), (48, 36), (6, 5), (4, 3), (3, 2), (2, 2), (1, 1)])
 def test_the_papers_layer_for_other_depths(depth: int, layer: int) -> None:
     assert paper_layer(depth) == layer
+
+
+def test_the_sum_of_other_terms_is_not_compared() -> None:
+    models = [
+        {"model": name, "terms": terms, "overall": {"loss": 9.0, "mlm": 1.0}, "languages": {}}
+        for name, terms in (("a", ["mlm", "tlm"]), ("b", ["mlm", "tlm", "mrtd", "trtd"]))
+    ]
+    rows = [[row[0] for row in loss_tables({"models": of})[0].rows] for of in (models[:1], models)]
+    assert rows == [["loss", "mlm"], ["mlm"]]
 
 
 def test_tatoeba_as_json_is_what_the_vectors_say(run: Path, tatoeba: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,6 +87,8 @@ def test_faults_are_named(tmp_path: Path) -> None:
     write(tmp_path / "deu_Latn.devtest", ["eins", "zwei"])
     write(tmp_path / "eng_Latn.devtest", ["one"])
     assert "deu_Latn.devtest has 2 lines but" in fault() and "eng_Latn.devtest has 1" in fault()
+    write(tmp_path / "copy" / "deu_Latn.devtest", ["eins"])
+    assert "copy/deu_Latn.devtest and" in fault() and "are the same test by their names: leave one" in fault()
 
 
 def test_a_mistake_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,13 +29,31 @@ def write_pairs(folder: Path) -> tuple[list[str], list[str]]:
     return english, german
 
 
+def recipe() -> tuple[str, str]:
+    """The guide's code, and the arguments of its command."""
+    text = (ROOT / "docs/howto/finetune.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
+    (command,) = re.findall(r"^xlme evaluate pairs (.*)$", text, re.M)
+    return code, command
+
+
+def test_every_pair_with_english_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """English first or second; a code may have a hyphen."""
+    (tmp_path / "pairs").mkdir()
+    for name in ("X.en-de.en", "X.en-de.de", "X.de-en.en", "X.de-en.de", "W.en-zh-Hans.en", "W.en-zh-Hans.zh-Hans"):
+        (tmp_path / "pairs" / name).write_text(f"{name}\n")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(recipe()[0].partition("model = ")[0], names)
+    assert names["english"] == ["W.en-zh-Hans.en", "X.de-en.en", "X.en-de.en"]
+    assert names["other"] == ["W.en-zh-Hans.zh-Hans", "X.de-en.de", "X.en-de.de"]
+
+
 def test_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export(["--run", str(write_run(tmp_path / "run")), "--to", str(tmp_path / "exports/base")])
     english, german = write_pairs(tmp_path / "pairs")
     write_pairs(tmp_path / "heldout")  # the same pairs: xlme must find what sentence-transformers finds
-    text = (ROOT / "docs/howto/finetune.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)
-    (command,) = re.findall(r"^xlme evaluate pairs (.*)$", text, re.M)
+    code, command = recipe()
     for long, short in (("max_steps=300", "max_steps=150"), ("train_batch_size=64", "train_batch_size=32")):
         assert long in code
         code = code.replace(long, short)

@@ -92,6 +92,22 @@ def test_the_loss_is_lambda_weighted_means() -> None:
             dict(name="btmlm", generator_temperature=2.0, pseudo_fractions=(0.1,)),
             "objective.name btmlm does not read it",
         ),
+        (dict(keep_fraction=0.2), "objective.name electra does not read it: leave it at 0.1"),
+        (dict(name="all_tokens", random_fraction=0.2), "objective.name all_tokens does not read it"),
+        (dict(name="rts", random_fraction=0.2), "objective.name rts does not read it"),
+        (dict(name="clm", keep_fraction=0.0, mask_fraction=1.0), "objective.name clm does not read it"),
+        *(
+            (
+                settings | dict(discriminator_weight=25.0),
+                f"discriminator_weight is 25.0, .* {settings['name']} does not",
+            )
+            for settings in (
+                dict(name="mlm"),
+                dict(name="clm", mask_fraction=1.0),
+                dict(name="ernie_m"),
+                dict(name="btmlm", pseudo_fractions=(0.1,)),
+            )
+        ),
     ],
 )
 def test_choices_that_make_no_sense(settings: dict[str, object], sentence: str) -> None:

@@ -1,5 +1,6 @@
 """Runs that go on differently from what they were begun as: made longer, branched, with other data on the way."""
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -10,7 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from tests.launch import TIMED
+from tests.launch import TIMED, run_ranks
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.api import pretrain, rehearse
 from xlme_ds.audit import examine
@@ -19,6 +20,7 @@ from xlme_ds.config import (
     DataConfig,
     EngineConfig,
     ModelConfig,
+    ObjectiveConfig,
     OptimizerConfig,
     RunConfig,
     ScheduleConfig,
@@ -26,8 +28,12 @@ from xlme_ds.config import (
     TrainConfig,
     from_json,
 )
-from xlme_ds.data.schema import read_json
+from xlme_ds.counting import flops_per_step
+from xlme_ds.data.loader import unigram_by_language
+from xlme_ds.data.schema import read_json, read_manifest, write_json, write_manifest
+from xlme_ds.data.shards import RowStore
 from xlme_ds.engine.ranks import SharedError
+from xlme_ds.evaluate.showcase import _data_of
 from xlme_ds.export.__main__ import export_run
 from xlme_ds.plan.planner import plan
 from xlme_ds.train.records import audit_lines
@@ -79,6 +85,14 @@ def records(run: Path) -> list[dict]:
     return [{key: value for key, value in line.items() if key not in TIMED} for line in lines]
 
 
+def forget(run: Path, *steps: int) -> None:
+    """As if it had been stopped before these checkpoints, the last one's among them."""
+    for step in steps:
+        shutil.rmtree(run / "checkpoints" / f"step_{step:08d}")
+    for name in ("finished.json", "model/model.safetensors"):
+        (run / name).unlink()
+
+
 def longer(config: RunConfig, steps: int) -> RunConfig:
     return replace(config, train=replace(config.train, steps=steps))
 
@@ -95,9 +109,7 @@ def test_a_branch_is_the_decay_of_the_run(config: RunConfig, data: tuple[Path, P
     assert before == {path: path.stat().st_mtime_ns for path in stable.rglob("*") if path.name != ".lock"}
     assert examine(alone, data) == ([], "40 mono rows and 40 para rows of 10 steps")
     assert examine(out, data) == ([], "16 mono rows and 16 para rows of 4 steps")
-    shutil.rmtree(out / "checkpoints" / "step_00000010")
-    for name in ("finished.json", "model/model.safetensors"):
-        (out / name).unlink()
+    forget(out, 10)
     assert weights(pretrain(branch, data, out)) == weights(alone), "resumed from its own checkpoint of step 9"
 
 
@@ -151,12 +163,32 @@ def test_a_finished_run_is_made_longer(config: RunConfig, data: tuple[Path, Path
 def test_a_resume_crosses_the_border(config: RunConfig, data: tuple[Path, Path], stable: Path) -> None:
     out = stable.with_name("again")
     shutil.copytree(stable, out)
-    for name in ("checkpoints/step_00000008", "checkpoints/step_00000006"):
-        shutil.rmtree(out / name)
-    for name in ("finished.json", "model/model.safetensors"):
-        (out / name).unlink()
+    forget(out, 6, 8)
     pretrain(config, data, out)
     assert weights(out) == weights(stable) and records(out) == records(stable)
+
+
+RANK = """
+import json, sys
+from pathlib import Path
+from xlme_ds.api import pretrain
+from xlme_ds.config import RunConfig, from_json
+pretrain(from_json(RunConfig, json.loads(sys.argv[1])), sys.argv[3:], Path(sys.argv[2]))
+"""
+
+
+def test_another_engine_crosses_the_border(config: RunConfig, data: tuple[Path, Path], tmp_path: Path) -> None:
+    """Three steps under ZeRO-1 on two processes, the others in one: the curve and the rows of a run in one."""
+    alone = replace(config, engine=EngineConfig("plain", precision="fp32"))
+    two = replace(config, engine=EngineConfig(deepspeed="zero1", precision="fp32"))
+    out = tmp_path / "out"
+    for done in run_ranks(2, ["-c", RANK, json.dumps(asdict(two)), str(out), *map(str, data)]):
+        assert done.returncode == 0, done.stderr
+    forget(out, 6, 8)
+    pretrain(alone, data, out)
+    found, wanted = ([line["loss"] for line in records(run)] for run in (out, pretrain(alone, data, tmp_path / "one")))
+    assert len(found) == 8 and found == pytest.approx(wanted, rel=1e-5)
+    assert examine(out, data) == ([], "32 mono rows and 32 para rows of 8 steps")
 
 
 def test_a_phase_is_added(config: RunConfig, data: tuple[Path, Path], stable: Path) -> None:
@@ -197,6 +229,7 @@ def test_an_average_is_the_mean(stable: Path, capsys: pytest.CaptureFixture[str]
         (["--model", names[0], "--model", names[0], "--model", names[1]], "two or more models, each once"),
         (["--model", names[0], "--model", str(exports[0])], "is an export and others are runs"),
         (["--model", names[0], "--model", str(stable.with_name("stable@7"))], "has no whole checkpoint of step 7"),
+        (["--model", str(stable), "--model", names[0], "--model", names[2]], "have the same weights: name each model"),
     ):
         with pytest.raises(SystemExit) as ended:
             checkpoint.main(["average", *arguments, "--out", str(stable.with_name("none"))])
@@ -230,6 +263,40 @@ def test_phases_are_shown(config: RunConfig, stable: Path) -> None:
     assert found[0]["tokens"] == 5 * (4 + 4) * 32
 
 
+def test_languages_are_shown_of_all_phases(config: RunConfig, data: tuple[Path, Path], tmp_path: Path) -> None:
+    """Five of eight steps read a German folder, three an English one."""
+    for folder, code in zip(data, ("de", "en"), strict=True):
+        shutil.copytree(folder, tmp_path / folder.name)
+        manifest = read_manifest(folder / "mono")
+        counts = {code: {"share_after": 1.0, "share_before": 0.8, "repeat": 2.0}}
+        write_manifest(tmp_path / folder.name / "mono", replace(manifest, counts={"by_language": counts}))
+        shutil.rmtree(tmp_path / folder.name / "para")
+    folders = [tmp_path / folder.name for folder in data]
+    config = replace(config, data=replace(config.data, para_rows=0))
+    run = pretrain(config, folders, tmp_path / "run", heldout=folders[0])
+    found = read_json(run / "languages.json", dict)["mono"]
+    assert found["de"] == pytest.approx({"share": 0.625, "share_before": 0.5, "repeat": 1.25})
+    assert found["en"] == pytest.approx({"share": 0.375, "share_before": 0.3, "repeat": 0.75})
+    line, heldout = audit_lines(run / "heldout.jsonl")[-1], RowStore(folders[0] / "mono")
+    both = dict(zip((RowStore(folder / "mono") for folder in folders), (5 / 8, 3 / 8), strict=True))
+    sums, counts = unigram_by_language(both, heldout, 0, 24)
+    assert line["unigram_nll_mono"] == pytest.approx(sums.sum() / counts.sum())
+    assert _data_of(run, read_json(run / "config.json", dict)["data"]) == (
+        [run / "../one", run / "../two"],
+        run / "../one",
+    )
+
+
+def test_operations_are_the_mean_of_the_phases(config: RunConfig) -> None:
+    """Weighed by their steps."""
+
+    def of_one(fraction: float) -> float:
+        bare = replace(config.data, phase_steps=(), phase_mask_fractions=())
+        return flops_per_step(replace(config, data=bare, objective=ObjectiveConfig(mask_fraction=fraction)), 32)
+
+    assert flops_per_step(config, 32) == pytest.approx((5 * of_one(0.3) + 3 * of_one(0.15)) / 8)
+
+
 def test_what_cannot_be(
     config: RunConfig, data: tuple[Path, Path], stable: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -257,9 +324,18 @@ def test_what_cannot_be(
     assert not (tmp_path / "one").exists()
 
 
-def test_settings_come_back(config: RunConfig) -> None:
-    import json
+def test_settings_of_an_older_version(data: tuple[Path, Path], stable: Path) -> None:
+    """Under their older names, for a branch and for the audit."""
+    old = stable.with_name("old")
+    shutil.copytree(stable, old)
+    content = read_json(old / "config.json", dict)
+    content["config"]["model"]["attention"] = content["config"]["model"].pop("kernels")
+    write_json(old / "config.json", content)
+    assert branched(Path(f"{old}@6")).model == branched(Path(f"{stable}@6")).model
+    assert examine(old, data) == examine(stable, data)
 
+
+def test_settings_come_back(config: RunConfig) -> None:
     there = json.loads(json.dumps(asdict(config)))
     assert from_json(RunConfig, there) == config
     assert from_json(RunConfig, {"name": "old", "seed": 3}) == RunConfig("old", 3), "what is younger has its default"

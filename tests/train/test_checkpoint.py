@@ -35,6 +35,7 @@ from xlme_ds.train.stop import StopRequest, Watchdog
 
 PLAIN = dict(engine=dict(kind="plain"), micro_batch=8)
 XLM = dict(objective="mlm", language_embeddings=("de", "en", "fr"), dropout=0.1, alternate=True)
+TEMPERED = dict(generator_temperature=0.7, z_loss=1e-2)
 STATE_FILE = "state_00000_of_00001.safetensors"
 
 
@@ -67,7 +68,8 @@ def save(checkpoints: Checkpoints, engine: Engine, step: int, state: dict | None
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, XLM, dict(objective="clm"), dict(objective="rts"), dict(objective="all_tokens")]
+    "settings",
+    [{}, XLM, dict(objective="clm"), dict(objective="rts"), dict(objective="all_tokens"), TEMPERED],
 )
 def test_resumed_run_continues_exactly(data: Path, tmp_path: Path, settings: dict) -> None:
     config = tiny(**PLAIN, **settings)

@@ -4,13 +4,16 @@ is not running; `average --model ...` for the means of models.
 Resuming needs none of it: every engine reads every checkpoint as it is.
 """
 
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import tyro
 from torch import Tensor
 
@@ -25,6 +28,8 @@ from ..trained import (
     MODEL_FOLDER,
     PREFIX,
     WEIGHTS_FILE,
+    TrainedRun,
+    in_blocks,
     known_vocabulary,
     load_run,
     read_checkpoint,
@@ -132,34 +137,47 @@ def average(models: Annotated[list[Path], tyro.conf.UseAppendAction, tyro.conf.a
 def _average_runs(models: Sequence[Path], out: Path) -> None:
     first = load_run(models[0])
 
+    def kind_of(run: TrainedRun) -> dict[str, Any]:
+        return {"task": run.task or "pre-training"} | asdict(run.model) | asdict(run.objective)
+
     def state_of(folder: Path) -> dict[str, Tensor]:
         run = load_run(folder)
         if run.vocabulary.sha256 != first.vocabulary.sha256:
             raise ValueError(f"{folder} has another vocabulary than {models[0]}: average models of one")
-        _require_alike(
-            folder, asdict(run.model) | asdict(run.objective), models[0], asdict(first.model) | asdict(first.objective)
-        )
-        return run.state
+        _require_alike(folder, kind_of(run), models[0], kind_of(first))
+        return in_blocks(run.state, first.model)
 
-    state = _mean(models, state_of)
+    state, prints = _mean(models, state_of)
+    _refuse_twins(models, prints)
     shutil.copyfile(at_step(models[0])[0] / CONFIG_FILE, out / CONFIG_FILE)
     write_model(out / MODEL_FOLDER, state, first.vocabulary.path)
 
 
 def _average_exports(models: Sequence[Path], out: Path) -> None:
     names = sorted(path.relative_to(models[0]) for path in models[0].rglob("*.safetensors"))
-    for folder in models[1:]:
+    for folder in models:
         _require_alike(folder, read_config(folder), models[0], read_config(models[0]))
-        if sorted(path.relative_to(folder) for path in folder.rglob("*.safetensors")) != names:
+        for path in folder.rglob("pytorch_model*.bin"):
+            raise ValueError(f"{path} cannot be averaged: save the model as {WEIGHTS_FILE}, and remove it")
+        if not names or sorted(path.relative_to(folder) for path in folder.rglob("*.safetensors")) != names:
             raise ValueError(f"{folder} has other files of weights than {models[0]}: average exports of one kind")
     shutil.copytree(models[0], out, dirs_exist_ok=True)
+    prints = [""] * len(models)
     for name in names:
-        save_weights(_mean([folder / name for folder in models], read_weights), out / name, {"format": "pt"})
+        mean, found = _mean([folder / name for folder in models], read_weights)
+        save_weights(mean, out / name, {"format": "pt"})
+        prints = [both + one for both, one in zip(prints, found, strict=True)]
+    _refuse_twins(models, prints)
     if (out / DIFFERENCE_FILE).exists():  # the mean of sums is rounded otherwise than the sum of means
         of_generator = read_weights(out / GENERATOR_FOLDER / WEIGHTS_FILE)[PREFIX + EMBEDDING]
         state = read_weights(out / WEIGHTS_FILE)
         state[PREFIX + EMBEDDING] = of_generator + read_weights(out / DIFFERENCE_FILE)[DIFFERENCE]
         save_weights(state, out / WEIGHTS_FILE, {"format": "pt"})
+    if (card := out / "README.md").exists():
+        names_of = ", ".join(f"`{folder.name}`" for folder in models)
+        words = f"The weights are the mean of those of {names_of}. What follows is the card of the first."
+        _, front, text = re.split(r"\A(---\n.*?\n---\n+|)", card.read_text(encoding="utf-8"), maxsplit=1, flags=re.S)
+        card.write_text(f"{front}{words}\n\n{text}", encoding="utf-8")
 
 
 _OF_RUNNING = {"kernels", "compile", "head_chunk", "activation_checkpointing", "vocabulary_blocks", "init_std"}
@@ -174,19 +192,31 @@ def _require_alike(folder: Path, its: Mapping[str, Any], first: Path, theirs: Ma
             )
 
 
-def _mean(places: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Means of the tensors that `read` gives for each place, one place in memory at a time besides float64 sums."""
-    first = read(places[0])
-    sums = {name: value.double() for name, value in first.items()}
-    for place in places[1:]:
+def _refuse_twins(models: Sequence[Path], prints: Sequence[str]) -> None:
+    for number, one in enumerate(prints):
+        if one in prints[:number]:
+            both = f"{models[prints.index(one)]} and {models[number]}"
+            raise ValueError(f"{both} have the same weights: name each model once")
+
+
+def _mean(places: Sequence[Path], read: Callable[[Path], dict[str, Tensor]]) -> tuple[dict[str, Tensor], list[str]]:
+    """Means of the tensors that `read` gives for each place, one place in memory at a time besides float64 sums; and
+    a checksum of each place's."""
+    sums, kinds, prints = dict[str, Tensor](), dict[str, torch.dtype](), list[str]()
+    for place in places:
         found = read(place)
+        kinds = kinds or {name: value.dtype for name, value in found.items()}
+        sums = sums or {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in found.items()}
         different = [name for name in {**sums, **found} if name not in found or name not in sums]
         different += [name for name in sums if name in found and found[name].shape != sums[name].shape]
         if different:
             raise ValueError(f"{place} differs from {places[0]} in {different[0]}: average models of one shape")
-        for name, value in found.items():
+        digest = sha256()
+        for name, value in sorted(found.items()):
             sums[name] += value
-    return {name: (value / len(places)).to(first[name].dtype) for name, value in sums.items()}
+            digest.update(value.contiguous().view(-1).view(torch.uint8).numpy().data)
+        prints.append(digest.hexdigest())
+    return {name: (value / len(places)).to(kinds[name]) for name, value in sums.items()}, prints
 
 
 def _show(run: Path, checksums: bool) -> bool:

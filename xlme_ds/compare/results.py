@@ -77,7 +77,7 @@ class RunScores:
             system.flops,
             sum(leg.config.train.steps for leg in system.legs),
             system.tokens,
-            {task: passes(data / task, rows) for task, rows in tasks.items() if rows},
+            {task: read for task, rows in tasks.items() if rows and (read := passes(data / task, rows))},
             {term: heldout[term] for term in LOSSES if term in heldout},
             by_language.get("terms", {}),
             trained,
@@ -90,9 +90,12 @@ def _last(records: Path) -> dict[str, Any]:
     return json.loads(lines[-1]) if lines else {}
 
 
-def passes(folder: Path, rows: int) -> float:
-    """How often the first `rows` rows of a mixed folder use each example, as a mean over all languages."""
+def passes(folder: Path, rows: int) -> float | None:
+    """How often the first `rows` rows of a mixed folder use each example, as a mean over all languages; None for rows
+    that were not made by `mix`, which counts."""
     counts = read_json(folder / "manifest.json", dict)["counts"]
+    if "examples" not in counts:
+        return None
     used, available = (sum(of[key] for of in counts["by_language"].values()) for key in ("used", "available"))
     return rows / counts["examples"] * used / available
 

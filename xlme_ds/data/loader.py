@@ -1,6 +1,6 @@
 """Batches of a step for one rank, from a data folder. A loader has no position: the step's number gives the rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from ..config import DataConfig, refuse
 from .batch import Batch
 from .collate import collate
 from .corrupt import Parts
-from .order import StepPlan, phase_of, phases, plan_step
+from .order import StepPlan, phase_of, phase_shares, phases, plan_step
 from .pseudo_parallel import PseudoSides
 from .rows import TASKS, UNK
 from .sentences import Sentences
@@ -76,14 +76,17 @@ class Loader:
                     ),
                 ]
             )
-        self._collate = PseudoSides(pseudo_fractions, len(first.languages)).collate if pseudo_fractions else collate
-        drawn = first.manifest.counts["by_language"]  # of a language without text no row
-        there = [code for code in first.manifest.languages if drawn.get(code, {}).get("used", 1)]
-        known = tuple(first.languages.index(code) for code in there)
         translated = denoising or back_translation
-        self._sentences = (
-            Sentences(denoising, back_translation, known, self.vocabulary_size - 1) if translated else None
-        )
+        self._made: list[tuple[Callable[[Parts, int, float], Batch], Sentences | None]] = []  # of each phase
+        for store in (next(iter(stores.values())) for stores in self._stores):
+            sides = PseudoSides(pseudo_fractions, len(store.languages)).collate if pseudo_fractions else collate
+            drawn = store.manifest.counts["by_language"]  # of a language without text no row
+            there = [code for code in store.manifest.languages if drawn.get(code, {}).get("used", 1)]
+            known = tuple(store.languages.index(code) for code in there)
+            of_sentences = (
+                Sentences(denoising, back_translation, known, self.vocabulary_size - 1) if translated else None
+            )
+            self._made.append((sides, of_sentences))
         # Whether monolingual rows must be those of `mix --sentences`; None: either will do.
         self.reads_sentences = True if translated else False if pseudo_fractions else None
         # Called after every step is read, with its number and its rows by micro-batch.
@@ -108,12 +111,21 @@ class Loader:
         return self._collated(step, self._read(step, micro_batch))
 
     def _collated(self, step: int, parts: Parts) -> Batch:
-        batch = self._collate(parts, self.seed, self.phases[phase_of(self.phases, step)].mask_fraction)
-        return batch if self._sentences is None else self._sentences.added(batch, parts, self.seed, step)
+        phase = phase_of(self.phases, step)
+        collated, sentences = self._made[phase]
+        batch = collated(parts, self.seed, self.phases[phase].mask_fraction)
+        return batch if sentences is None else sentences.added(batch, parts, self.seed, step)
 
     def stores_at(self, step: int) -> dict[int, RowStore]:
         """What a step reads, by task."""
         return self._stores[phase_of(self.phases, step)]
+
+    def shares(self, task: int, steps: int) -> dict[RowStore, float]:
+        """What so many steps read of a task, and of how many of its rows each is."""
+        found = dict.fromkeys((stores[task] for stores in self._stores), 0.0)
+        for stores, share in zip(self._stores, phase_shares(self.phases, steps), strict=True):
+            found[stores[task]] += share
+        return found
 
     def _read(self, step: int, micro_batch: int) -> Parts:
         found = [
@@ -164,7 +176,9 @@ class Loader:
         return [self._collated(step, parts) for parts in read]
 
 
-def unigram_by_language(train: RowStore, heldout: RowStore, task: int, rows: int) -> np.ndarray:
+def unigram_by_language(
+    train: RowStore | Mapping[RowStore, float], heldout: RowStore, task: int, rows: int
+) -> np.ndarray:
     """Baseline of the masked-token losses: summed −log p (nats) by `unigram_costs` of the ordinary tokens of the first
     `rows` held-out rows, and their number, by the token's language, float64 [2, languages]."""
     numbers = np.arange(min(rows, heldout.rows))

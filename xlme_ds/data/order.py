@@ -9,7 +9,7 @@ row numbers go on across their borders, and n is taken modulo the rows of the ph
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +38,11 @@ def phases(data: DataConfig, mask_fraction: float) -> list[Phase]:
             "it needs one for each"
         )
     return [Phase(*each) for each in zip(starts, fractions, strict=True)]
+
+
+def phase_shares(found: Sequence[Phase], steps: int) -> list[float]:
+    """The share of a run's steps, and so of its rows, that each phase has."""
+    return [(end - first) / steps for first, end in pairwise([*(phase.first for phase in found), steps])]
 
 
 def phase_of(found: Sequence[Phase], step: int) -> int:

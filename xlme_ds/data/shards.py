@@ -9,7 +9,7 @@ process as it would under a memory map.
 import hashlib
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import accumulate, pairwise
@@ -226,13 +226,18 @@ def _possible(
     return ok
 
 
-def unigram_costs(train: RowStore, train_rows: int = 65_536) -> np.ndarray:
+def unigram_costs(train: RowStore | Mapping[RowStore, float], train_rows: int = 65_536) -> np.ndarray:
     """−log p (nats) of every id in a unigram model, float64 [V]: one plus the count in ordinary tokens of the first
-    `train_rows` rows."""
-    counts = np.ones(train.manifest.vocabulary_size)
-    for start in range(0, min(train_rows, train.rows), 1024):
-        tokens = train.read(np.arange(start, min(start + 1024, train_rows, train.rows))).tokens
-        counts += np.bincount(tokens[tokens > UNK], minlength=len(counts))
+    `train_rows` rows; of several with their shares, the mean of their counts, as if of equally many rows."""
+    shares = {train: 1.0} if isinstance(train, RowStore) else train
+    most = min(train_rows, max(store.rows for store in shares))
+    counts = np.ones(next(iter(shares)).manifest.vocabulary_size)
+    for store, share in shares.items():
+        rows = min(train_rows, store.rows)
+        for start in range(0, rows, 1024):
+            tokens = store.read(np.arange(start, min(start + 1024, rows))).tokens
+            found = np.bincount(tokens[tokens > UNK], minlength=len(counts))
+            counts += share * most / rows * found
     return -np.log(counts / counts.sum())
 
 

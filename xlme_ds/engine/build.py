@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ..config import Check, DataConfig, EngineConfig, ModelConfig, RunConfig, Training, refuse
+from ..counting import work_of
 from ..data.loader import Loader
 from ..data.rows import TASKS
 from ..data.sentences import ALWAYS
@@ -158,7 +159,7 @@ def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None, know
         from .pipeline_engine import PipelineEngine
 
         _check_kernels(config)
-        counted = config.engine, objective.work(config.model, loader.row_tokens), config.model.activation_checkpointing
+        counted = config.engine, work_of(config, loader.row_tokens), config.model.activation_checkpointing
         if torch.distributed.get_rank() == 0:
             print(describe_balance(*counted), flush=True)
         held = parts(pipeline_balance(*counted))

@@ -67,7 +67,7 @@ def align(options: OfLayers, apart: bool = False) -> None:
 
 
 def losses(options: OfAll, rows: int = 512, seed: int = 1) -> None:
-    """What pre-training reports of held-out text, as a whole and by language, for any models of one vocabulary.
+    """The losses of pre-training on held-out text under the same masks, as a whole and by language, for any models.
 
     `--data`: data folder that holds mono/ or para/ or both, encoded with the models' vocabulary.
 

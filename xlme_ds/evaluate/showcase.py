@@ -1,7 +1,7 @@
 """What is shown of a run, in its folder: sentences as the model sees them, the retrieval test before and after
 training, the shares of the languages; and, when it is finished, its model in one file."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from ..config import RunConfig
 from ..data.collate import collate
+from ..data.order import phase_shares, phases
 from ..data.schema import TASKS, read_json, read_manifest, write_json
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
@@ -20,15 +21,17 @@ from ..models.init import initialise
 from ..models.text_encoder import take_encoder
 from ..objectives import objective_of
 from ..objectives.protocol import Pretraining
-from ..trained import MODEL_FOLDER, WEIGHTS_FILE, first_of, load_run, read_config, write_model
+from ..trained import MODEL_FOLDER, WEIGHTS_FILE, first_of, load_run, read_config, read_run_config, write_model
 from .retrieval import group_by_language, packed_pairs, retrieve
 
+_SHARES = {"share": "share_after", "share_before": "share_before", "repeat": "repeat"}  # of a manifest of mixed rows
 State = Mapping[str, torch.Tensor]
 
 
-def showcase(run: Path, config: RunConfig, state: State, data: Path, heldout: Path | None) -> None:
-    """Write model/, retrieval.json, samples.json and languages.json into the run folder, from a whole float32 state."""
-    vocabulary = Vocabulary(data / "vocab")
+def showcase(run: Path, config: RunConfig, state: State, data: Sequence[Path], heldout: Path | None) -> None:
+    """Write model/, retrieval.json, samples.json and languages.json into the run folder, from a whole float32 state;
+    `data`: the folder of each phase."""
+    vocabulary = Vocabulary(data[0] / "vocab")
     write_model(run / MODEL_FOLDER, state, vocabulary.path)
     _write(run, _shown(config, state, vocabulary, data, heldout, config.train.steps))
 
@@ -47,9 +50,8 @@ def bring_up_to_date(run: Path) -> None:
     if trained.step is None or trained.step <= shown_step(run):
         return
     data, heldout = _data_of(run, content["data"])
-    config = RunConfig(run.name, content["config"]["seed"], trained.model, objective=trained.objective)
     place = trained.vocabulary, data, heldout, trained.step
-    found = _shown(config, trained.state, *place, earlier=_read(run / "retrieval.json", dict))
+    found = _shown(read_run_config(run), trained.state, *place, earlier=_read(run / "retrieval.json", dict))
     if not _finished(run) and shown_step(run) < trained.step:  # nobody wrote what is newer meanwhile
         _write(run, found)
 
@@ -82,24 +84,27 @@ def _read(path: Path, kind: type) -> Any:
     return read_json(path, kind) if path.exists() else kind()
 
 
-def _data_of(run: Path, noted: Mapping[str, Any]) -> tuple[Path, Path | None]:
-    """The folders of the data and the held-out data that `config.json` notes, if they hold what they did."""
-    if "folder" not in noted:
+def _data_of(run: Path, noted: Mapping[str, Any]) -> tuple[list[Path], Path | None]:
+    """The folders of the data, of each phase, and of the held-out data that `config.json` notes, if they hold what
+    they did."""
+    if "folder" not in noted or ("phases" in noted) != ("phase_folders" in noted):
         raise ValueError(f"{run / 'config.json'} does not say where its data are: start the run's command again")
-    found = {"folder": noted["fingerprints"], "heldout": noted.get("heldout_fingerprints") or {}}
-    for name, fingerprints in found.items():
-        for task, known in fingerprints.items():
-            folder = run / noted[name] / task
-            if not folder.is_dir() or read_manifest(folder).fingerprint() != known:
+    data = [run / place for place in noted.get("phase_folders", [noted["folder"]])]
+    heldout = run / noted["heldout"] if "heldout" in noted else None
+    found = [(each, noted.get("phases", noted["fingerprints"])) for each in data]
+    found += [(heldout, noted.get("heldout_fingerprints") or {})] if heldout is not None else []
+    for place, fingerprints in found:
+        for folder in sorted({place / name.split()[0] for name in fingerprints}):  # a later phase's: mono from step 100
+            if not folder.is_dir() or read_manifest(folder).fingerprint() not in fingerprints.values():
                 raise ValueError(f"{folder} does not hold the data of {run} any more: restore them")
-    return run / noted["folder"], run / noted["heldout"] if "heldout" in noted else None
+    return data, heldout
 
 
 def _shown(
     config: RunConfig,
     state: State,
     vocabulary: Vocabulary,
-    data: Path,
+    data: Sequence[Path],
     heldout: Path | None,
     step: int,
     earlier: Mapping[str, Any] | None = None,
@@ -108,22 +113,28 @@ def _shown(
 
     `earlier`: of retrieval.json of this run, where the untrained model's scores are taken from.
     """
-    shares = {}
-    for task in TASKS:
-        if (data / task).is_dir():
-            counts = read_manifest(data / task).counts["by_language"]
-            shares[task] = {
-                code: {"share": c["share_after"], "share_before": c["share_before"], "repeat": c["repeat"]}
-                for code, c in counts.items()
-            }
-    found: dict[str, Any] = {"languages.json": shares}
+    found: dict[str, Any] = {"languages.json": _languages(config, data)}
     if heldout is not None and (heldout / "para").is_dir():
         found |= _retrieval(config, state, heldout, step, earlier or {})
     objective = objective_of(config.objective)
     model = objective.build(config.model)
     model.load_state_dict(state)
-    samples = _sample_rows(config, objective, model.eval(), heldout or data, vocabulary)
+    samples = _sample_rows(config, objective, model.eval(), heldout or data[0], vocabulary)
     return found | {"samples.json": [{"step": step, **sample} for sample in samples]}  # last: its step counts
+
+
+def _languages(config: RunConfig, data: Sequence[Path]) -> dict[str, dict[str, dict[str, float]]]:
+    """The content of languages.json: of several phases the means over the steps."""
+    weights = phase_shares(phases(config.data, 0.0), config.train.steps)
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for task in TASKS:
+        for weight, folder in zip(weights, data, strict=True):
+            counts = read_manifest(folder / task).counts["by_language"] if (folder / task).is_dir() else {}
+            for code, count in counts.items():
+                values = found.setdefault(task, {}).setdefault(code, dict.fromkeys(_SHARES, 0.0))
+                for name, theirs in _SHARES.items():
+                    values[name] += weight * count[theirs]
+    return found
 
 
 def _retrieval(

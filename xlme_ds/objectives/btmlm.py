@@ -23,7 +23,7 @@ from ..data.rows import PAD
 from ..models.pipeline import LanguageModelStage, Part, Work, masked_head_forward
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking
 from .mlm import MaskedLanguageModelling
-from .protocol import Quantity, masks_some, not_read
+from .protocol import OF_GENERATORS, Quantity, masks_some, not_read
 
 
 class OpenSide(Masking):
@@ -122,7 +122,7 @@ class BackTranslation(MaskedLanguageModelling):
                 run.model.layout == "xlme",
                 f"objective.name {name} lays its sentences out as xlme has pairs: set model.layout to xlme",
             ),
-            *not_read(run, "generator_temperature"),
+            *not_read(run, *OF_GENERATORS),
             self.kernel_check(run),
         ]
 

@@ -14,7 +14,7 @@ from ..data.batch import Batch
 from ..models.attention import causal_mask
 from ..models.text_encoder import Masking
 from .mlm import MaskedLanguageModelling
-from .protocol import Quantity, adds_none, not_read
+from .protocol import OF_GENERATORS, OF_MASKING, Quantity, adds_none, not_read
 
 
 class Causal(Masking):
@@ -53,6 +53,6 @@ class CausalLanguageModelling(MaskedLanguageModelling):
                 f"objective.mask_fraction is {fraction}, and objective.name {name} predicts every token: set it to 1",
             ),
             adds_none(run),
-            *not_read(run, "generator_temperature"),
+            *not_read(run, *OF_GENERATORS, *OF_MASKING),
             self.kernel_check(run),
         ]

@@ -19,7 +19,7 @@ from ..data.rows import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
 from ..models.pipeline import ElectraStage, Part, Work, encoder_forward, masked_head_forward
 from ..models.text_encoder import Which
-from .protocol import Quantity, adds_none, masks_some
+from .protocol import OF_MASKING, Quantity, adds_none, masks_some, not_read
 
 _BINS = 512  # of the discriminator's logits, from −_RANGE to _RANGE, for the area under the ROC curve
 _RANGE = 16.0
@@ -58,7 +58,7 @@ class ElectraObjective:
 
     def checks(self, run: RunConfig) -> list[Check]:
         """A share of the tokens is masked; random and kept ones there are none."""
-        return [masks_some(run), adds_none(run)]
+        return [masks_some(run), adds_none(run), *not_read(run, *OF_MASKING)]
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> Electra:
         """The pre-training model, or its `part` that a pipeline's stage runs."""

@@ -15,7 +15,7 @@ from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..models.attention import item_mask
 from ..models.pipeline import LanguageModelStage, Part, Work, encoder_forward, masked_head_forward
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking, Which
-from .protocol import Quantity, adds_none, masks_some, not_read
+from .protocol import OF_GENERATORS, Quantity, adds_none, masks_some, not_read
 
 
 class MaskedLanguageModelling:
@@ -45,7 +45,7 @@ class MaskedLanguageModelling:
 
     def checks(self, run: RunConfig) -> list[Check]:
         """A share of the tokens is masked, and the attention kernel can do this masking."""
-        return [masks_some(run), adds_none(run), *not_read(run, "generator_temperature"), self.kernel_check(run)]
+        return [masks_some(run), adds_none(run), *not_read(run, *OF_GENERATORS), self.kernel_check(run)]
 
     def kernel_check(self, run: RunConfig) -> Check:
         """The Triton kernel lets every position see its whole item, which some maskings do not."""

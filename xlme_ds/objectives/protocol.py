@@ -116,6 +116,9 @@ def masks_some(run: RunConfig) -> Check:
     return 0.0 < fraction < 1.0, f"objective.mask_fraction is {fraction}: it must be between 0 and 1"
 
 
+OF_GENERATORS, OF_MASKING = ("discriminator_weight", "generator_temperature"), ("random_fraction", "keep_fraction")
+
+
 def not_read(run: RunConfig, *names: str) -> list[Check]:
     """Settings of the objective that it does not read are as they are by default."""
     settings, usual = run.objective, ObjectiveConfig()

@@ -19,7 +19,7 @@ from ..models.encoder import lookup
 from ..models.pipeline import ElectraStage, Part, Work
 from ..models.text_encoder import Masking, Which
 from .electra import ElectraObjective
-from .protocol import Quantity, adds_none, masks_some, not_read
+from .protocol import OF_GENERATORS, OF_MASKING, Quantity, adds_none, masks_some, not_read
 
 _RANDOM = Masking(random=1.0, keep=0.0)  # every chosen position shows a random token
 
@@ -76,7 +76,7 @@ class RandomTokenSubstitution(ElectraObjective):
         return [
             masks_some(run),
             adds_none(run),
-            *not_read(run, "discriminator_weight", "generator_temperature", "z_loss"),
+            *not_read(run, *OF_GENERATORS, *OF_MASKING, "z_loss"),
             (
                 run.model.embedding_sharing == "tied",
                 f"objective.name {run.objective.name} has no generator, whose embedding model.embedding_sharing gdes "

@@ -193,6 +193,7 @@ def _begin(
     data: dict[str, Any] = {"fingerprints": loader.fingerprints, "vocabulary_sha256": work.vocabulary_sha256}
     if isinstance(loader, Loader) and len(loader.phases) > 1:
         data |= {"fingerprints": loader.fingerprints_until(0), "phases": loader.fingerprints}
+        data["phase_folders"] = [_seen(each, folder.path) for each in loader.folders]
     if heldout is not None:
         data["heldout_fingerprints"] = heldout.fingerprints
     data |= _places(work.folders, folder.path)
@@ -203,8 +204,11 @@ def _begin(
 
 def _places(folders: Sequence[Path], run: Path) -> dict[str, str]:
     """The folders as seen from the run's, which may be moved with them."""
-    seen = (os.path.relpath(folder.resolve(), run.resolve()) for folder in folders)
-    return dict(zip(("folder", "heldout"), seen, strict=False))
+    return dict(zip(("folder", "heldout"), (_seen(folder, run) for folder in folders), strict=False))
+
+
+def _seen(folder: Path, run: Path) -> str:
+    return os.path.relpath(folder.resolve(), run.resolve())
 
 
 def _tell_missing(logs: Sequence[StepLines], config: Training, start: int, saved: Mapping[str, Any]) -> None:
@@ -299,7 +303,9 @@ def pretraining(config: RunConfig, loader: Loader, heldout: Loader | None, root:
     objective, unigram = objective_of(config.objective), {}
     codes = {TASKS[task]: store.languages for task, store in heldout.stores.items()}
     for task, store in heldout.stores.items() if root else ():
-        unigram[TASKS[task]] = unigram_by_language(loader.stores[task], store, task, heldout.plan.rows[task])
+        unigram[TASKS[task]] = unigram_by_language(
+            loader.shares(task, config.train.steps), store, task, heldout.plan.rows[task]
+        )
     constants = {f"unigram_nll_{task}": float(sums.sum() / counts.sum()) for task, (sums, counts) in unigram.items()}
     baselines = {task: _means(codes[task], *both)[0] for task, both in unigram.items()}
 

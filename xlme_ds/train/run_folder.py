@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training, from_json, refuse
+from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training, refuse
 from ..data.order import phases
 from ..data.schema import read_json, write_json
 from ..folders import LOCK, at_step, checkpoints_of, in_use, lock, saved_step
@@ -195,19 +195,18 @@ def branched(source: Path, out: Path | None = None) -> RunConfig:
     """The settings of the run of which RUN@STEP is a checkpoint, as those of a new run that takes its state there; of
     a branch that `out` holds already its own, whatever has become of the parent. Raises ValueError where there are
     none."""
+    from ..trained import read_run_config  # here: reports are written where there is no torch
+
     run, step = at_step(source)
     refuse([(step is not None, f"--branch {source} names no step: write {run}@STEP")])
     start = StartConfig(f"{run}@{step}", "state")
-    try:
-        if out is not None and (out / "config.json").exists():
-            config = from_json(RunConfig, read_json(out / "config.json", dict)["config"])
-            if config.start == start:
-                return config
-        config = from_json(RunConfig, read_json(run / "config.json", dict)["config"])
-    except FileNotFoundError:
-        raise ValueError(f"{run} has no config.json: name a run of pre-training with --branch") from None
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{run} is no run of pre-training of this version ({error}): name another") from None
+    if out is not None and (out / "config.json").exists():
+        config = read_run_config(out)
+        if config.start == start:
+            return config
+    there = (run / "config.json").exists()
+    refuse([(there, f"{run} has no config.json: name a run of pre-training with --branch")])
+    config = read_run_config(run)
     return replace(config, start=start)
 
 
