@@ -11,8 +11,9 @@ from xlme_ds.engine.ranks import TORCH_VARIABLES
 LONG = (
     "engine/test_parity", "slurm/test_rehearsal", "plan/test_memory", "finetune/test_run", "e2e/test_resume",
     "engine/test_elastic", "compare/test_command", "engine/test_offload", "faults/test_campaign",
-    "e2e/test_one_encoder", "slurm/test_jobs", "test_bench_roofline", "e2e/test_quickstart", "engine/test_optimizer_rule",
-    "faults/test_bad_steps", "compare/test_at_scale", "engine/test_sums", "data_prep/test_encode",
+    "e2e/test_one_encoder", "slurm/test_jobs", "test_bench_roofline", "e2e/test_quickstart",
+    "engine/test_optimizer_rule", "faults/test_bad_steps", "compare/test_at_scale", "engine/test_sums",
+    "data_prep/test_encode",
 )  # fmt: skip
 
 
