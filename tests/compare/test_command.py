@@ -69,7 +69,12 @@ def test_equal_operations(compared: tuple[Path, list[str], str]) -> None:
         assert lines[0]["lr"] < 1e-3  # each budget's own schedule is at its end
         configs = [json.loads((folder / "seed1/config.json").read_text())["config"] for folder in folders]
         assert [config["optimizer"]["learning_rate"] for config in configs] == [2e-3, 1e-3, 1e-3]
-        assert configs[2]["start"] == {"folder": str(folders[1] / "seed1"), "take": "encoder", "into": "both"}
+        assert configs[2]["start"] == {
+            "folder": str(folders[1] / "seed1"),
+            "take": "encoder",
+            "into": "both",
+            "decoder": "",
+        }
         assert configs[2]["seed"] == 1001
         assert [(config["data"]["mono_rows"], config["data"]["para_rows"]) for config in configs] == [(2, 2)] * 3
 
@@ -115,9 +120,9 @@ def test_runs_of_other_folders_are_shown_with_these(tmp_path: Path) -> None:
         scores = {"ner": score, "align": error}
         return RunScores(system, budget, seed, budget * 1.001, 10, 1e6, {"mono": 1.5}, {"mlm": 5.0}, {}, scores, {})
 
-    here = [made("xlme", 1e14, seed, 10 + seed / 10, 80 - seed / 10) for seed in (1, 2)]
-    here += [made("xlmr_tlm", 1e14, seed, 13 + seed / 10, 70 - seed / 10) for seed in (1, 2)]
-    there = [made("xlme", 1e15, 1, 16.15, 67.9), made("xlmr_tlm", 1e15, 1, 17.15, 65.9)]
+    here = [made("xlme", 1e14, seed, 10 + seed / 5, 80 - seed / 5) for seed in (1, 2)]
+    here += [made("xlmr_tlm", 1e14, seed, 13 + seed / 5, 70 - seed / 5) for seed in (1, 2)]
+    there = [made("xlme", 1e15, 1, 16.3, 67.7), made("xlmr_tlm", 1e15, 1, 17.3, 65.7)]
     (tmp_path / "there").mkdir()
     deliver(there, tmp_path / "there")
     shown = deliver([*here, *read_results(tmp_path / "there/compare.json")], tmp_path)
@@ -126,7 +131,7 @@ def test_runs_of_other_folders_are_shown_with_these(tmp_path: Path) -> None:
     assert [row[:3] for row in scores.rows] == [
         ["1e+14", "xlme", "2"], ["1e+14", "xlmr_tlm", "2"], ["1e+15", "xlme", "1"], ["1e+15", "xlmr_tlm", "1"],
     ]  # fmt: skip
-    assert scores.rows[0][-2:] == ["10.2 (10.1 to 10.2)", "79.8 (79.8 to 79.9)"]
+    assert scores.rows[0][-2:] == ["10.3 (10.2 to 10.4)", "79.7 (79.6 to 79.8)"]
     by_name = {row[0]: row[1:] for row in growth.rows}
     assert by_name["xlme, a tenfold of operations"][0].startswith("+6.0 ±")
     # 3 points behind at 1e14 and 1 at 1e15: two more points, two more tenfolds; the same for errors, which fall.
