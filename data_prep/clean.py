@@ -287,7 +287,8 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
     """Filters from a description's tables. Raises ValueError, which names `where`, for a wrong name or setting."""
     made: list[list[tuple[str, Any]]] = [[], []]
     words = f"{where}: filters must be a table for each filter, as [filters.length]"
-    refuse([(isinstance(settings, dict), f"{words}, not {settings!r}")])
+    if not isinstance(settings, dict):
+        raise ValueError(f"{words}, not {settings!r}")
     if COLUMN in settings:
         column_filters(settings, where)
     for name, values in ((name, values) for name, values in settings.items() if name != COLUMN):

@@ -115,10 +115,10 @@ def test_a_comparison_needs_labels_of_another_language(tmp_path: Path) -> None:
     """The measure is the mean over those: without any it would be no number, at the end of all training."""
     for name in ("train-en", "test-en", "test-de"):
         (tmp_path / f"{name}.tsv").write_text("a\tO\n")
-    require_labels(tmp_path)
+    require_labels(tmp_path, "ner")
     (tmp_path / "test-de.tsv").write_text("a\n")
     with pytest.raises(ValueError, match="has no test with labels in a language other than English"):
-        require_labels(tmp_path)
+        require_labels(tmp_path, "ner")
 
 
 def bare_or_not(path: Path, content: str) -> TaskFile:

@@ -353,7 +353,8 @@ def read_inputs(
 def started_from(config: RunConfig, out: Path) -> list[Path]:
     """What the first weights are read from, if anything: a run that resumes needs the folders that it started from no
     more."""
-    return [] if checkpoints_of(out) else [pinned(folder) for folder in named(config.start)]
+    folders = named(config.start)
+    return [pinned(folder) for folder in folders] if folders and not checkpoints_of(out) else []
 
 
 def pretrain(
