@@ -5,10 +5,11 @@
 #   bash bench/at_scale.sh TEXT EVAL OUT [MINUTES]
 #
 # TEXT has mono/<lang>.txt.xz and para/en-<lang>.txt.zip, EVAL panx/ and udpos/. Text is encoded once. Call it again with the same
-# OUT until it prints the tables: it stops after MINUTES (9), and goes on exactly where it was. The variables below change its size.
+# OUT until it prints the tables: it stops after MINUTES (9) with exit code 75, and goes on exactly where it was. The variables
+# below change its size.
 set -euo pipefail
-[ $# -ge 3 ] || { sed -n '5,8p' "$0" >&2; exit 2; }
-TEXT=$1 EVAL=$2 OUT=$3 MINUTES=${4:-9}
+[ $# -ge 3 ] || { sed -n '5,9p' "$0" >&2; exit 2; }
+TEXT=$(realpath "$1") EVAL=$(realpath "$2") OUT=$(realpath -m "$3") MINUTES=${4:-9}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON=${PYTHON:-python3}
 BUDGETS=${BUDGETS:-1e16 1e17} SEEDS=${SEEDS:-2 1} TUNING_SEEDS=${TUNING_SEEDS:-3}
@@ -42,7 +43,7 @@ timeout --signal=TERM "${MINUTES}m" "$PYTHON" -m xlme_ds compare --recipes xlme,
   --train.log-every "$LOG" --train.eval-every 0 ${SETTINGS:-} || {
   code=$?
   case $code in
-    124|143) echo "stopped after $MINUTES minutes: call it again with the same OUT" ;;
+    124|143) echo "stopped after $MINUTES minutes: call it again with the same OUT"; exit 75 ;;
     *) exit $code ;;
   esac
 }

@@ -54,7 +54,7 @@ class Bitext:
 
 
 def _below(folder: Path, pattern: str) -> list[Path]:
-    """The files of that name anywhere below `folder`, also behind links, where rglob does not look.
+    """The files of that name anywhere below `folder`, also through links, which rglob does not follow.
 
     Raises ValueError where two have one name.
     """

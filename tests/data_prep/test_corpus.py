@@ -573,7 +573,7 @@ def test_mistakes_in_the_call(tmp_path: Path) -> None:
         read_corpora(["cc100", "cc100"], ["cc100=x"])
 
 
-@pytest.mark.skipif(not CORPUS.exists(), reason="the corpus beside the repository is not there")
+@pytest.mark.skipif(not CORPUS.exists(), reason="the corpus next to the repository is not there")
 def test_real_corpora_through_their_descriptions() -> None:
     found = inputs("cc100", f"cc100={CORPUS / 'mono'}", allow_missing=True)
     assert len(found) == len(list((CORPUS / "mono").glob("*.txt.xz"))) > 80

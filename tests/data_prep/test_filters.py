@@ -126,7 +126,7 @@ def test_vowel_signs_do_not_outweigh_letters() -> None:
     assert drops("script", {}, ["हिन्दी abc"], languages=("hi",)) == [False]
 
 
-@pytest.mark.skipif(not CORPUS.exists(), reason="the corpus beside the repository is not there")
+@pytest.mark.skipif(not CORPUS.exists(), reason="the corpus next to the repository is not there")
 def test_real_text_is_in_its_language() -> None:
     """Of lines in the right script hardly any is taken for another language; nearly all would be among English ones."""
     pytest.importorskip("py3langid")
@@ -145,7 +145,7 @@ def test_real_text_is_in_its_language() -> None:
     assert min(caught.values()) > 0.8 and np.mean(list(caught.values())) > 0.98
 
 
-@pytest.mark.skipif(not CORPUS.exists(), reason="the corpus beside the repository is not there")
+@pytest.mark.skipif(not CORPUS.exists(), reason="the corpus next to the repository is not there")
 def test_real_text_is_in_the_script_of_its_language() -> None:
     strange = {}
     for source in find_documents(CORPUS / "mono"):

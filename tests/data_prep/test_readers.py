@@ -442,7 +442,7 @@ def test_a_member_damaged_inside_a_zip_file_is_an_error(tmp_path: Path) -> None:
         read_pairs(tmp_path)
 
 
-@pytest.mark.skipif(not CORPUS.exists(), reason="the corpus beside the repository is not there")
+@pytest.mark.skipif(not CORPUS.exists(), reason="the corpus next to the repository is not there")
 def test_real_files_read_as_their_lines_say() -> None:
     source = next(source for source in find_documents(CORPUS / "mono") if source.name == "af")
     lines = lzma.decompress(source.paths[0].open().read()).decode().split("\n")

@@ -152,8 +152,9 @@ def _carry_out(one: System, settings: CompareSettings) -> None:
                 sys.exit(1)  # stopped: the same command goes on
     for module, *words in _tests(one, settings):
         run(launch(module, 1, words), place, quiet=True)
-    if next(_tests(one, settings), None):
-        sys.exit(1)  # a test was stopped
+    if left := next(_tests(one, settings), None):
+        print(f"{one.model}: {left[0]} was stopped before its scores: the same command goes on", file=sys.stderr)
+        sys.exit(1)
 
 
 def _tests(one: System, settings: CompareSettings) -> Iterator[list[str]]:
