@@ -60,6 +60,12 @@ class Settings:
     """Of translation, on 2,048 tokens each."""
     every: int = 500
     """Steps from one score to the next."""
+    relative_bias: Literal["none", "gated"] = "none"
+    """Of all networks. MLM alone leaves its plateau sooner with the gated one."""
+    denoising: tuple[str, ...] = ()
+    """Weights by step without pairs, as `objective.denoising` has them; empty: XLM's, in proportion to the steps."""
+    back_translation: tuple[str, ...] = ("0:1",)
+    """The same, as `objective.back-translation`."""
     starts: tuple[Literal["random", "both", "encoder"], ...] = ("random", "both", "encoder")
     """What takes the pre-trained weights: nothing, encoder and decoder, the encoder alone."""
 
@@ -72,17 +78,21 @@ def main(arguments: list[str] | None = None) -> None:
              "--model.feed-forward", 4 * cfg.width, "--model.discriminator-layers", cfg.layers,
              "--engine.kind", "plain", "--model.max-positions", 128,
              "--model.language-embeddings", *sorted(cfg.languages), "--model.init-std", 0.05,
+             "--model.relative-bias", cfg.relative_bias,
              "--train.eval-every", 0, "--train.keep-every", cfg.every, "--train.save-every", cfg.every]  # fmt: skip
     xlm = cfg.out / "xlm"
-    tasks = ["--data.para-rows", 0, "--data.no-alternate"] if cfg.unsupervised else ["--data.para-rows", ROWS]
+    tasks = ["--data.para-rows", ROWS]
+    if cfg.unsupervised:
+        tasks = ["--data.para-rows", 0, "--data.no-alternate", "--model.attention-dropout", 0]
     pretrain("--recipe", "xlm", *shape, "--data", cfg.out / "mixed", "--out", xlm, "--train.steps", cfg.pretrain_steps,
             "--optimizer.warmup-steps", cfg.pretrain_steps // 10, "--data.mono-rows", ROWS, *tasks,
             "--data.micro-batch", ROWS, "--optimizer.learning-rate", 2e-3, "--model.dropout", 0,
             "--train.log-every", 101)  # fmt: skip
     if cfg.unsupervised:
+        denoising = cfg.denoising or ("0:1", f"{cfg.steps // 3}:0.1", f"{cfg.steps}:0")
         objective = ["--recipe", "xlm_umt", "--data", cfg.out / "sentences", "--data.mono-rows", ROWS,
-                     "--objective.denoising", "0:1", f"{cfg.steps // 3}:0.1", f"{cfg.steps}:0",
-                     "--data.micro-batch", ROWS]  # fmt: skip
+                     "--objective.denoising", *denoising, "--objective.back-translation", *cfg.back_translation,
+                     "--data.micro-batch", ROWS, "--model.dropout", 0, "--model.attention-dropout", 0]  # fmt: skip
     else:
         objective = ["--recipe", "xlm_mt", "--data", cfg.out / "mixed", "--data.para-rows", ROWS,
                      "--data.micro-batch", ROWS]  # fmt: skip

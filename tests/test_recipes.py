@@ -128,6 +128,8 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "xlme": xlme("base"),
     "xlme_no_trtd": xlme("base", (MILLION, 0)),
     "xlme_no_gate": xlme("base", (MILLION, 0), relative_bias="none"),
+    # ELECTRA's control (section 3.4) under the same training.
+    "xlme_all_tokens": xlme("base") | dict(objective=OBJECTIVE | dict(name="all_tokens")),
     "xlmr": one(_BASE, MLM, TABLE_10),
     "xlmr_tlm": one(_BASE, MLM, TABLE_10, rows=(MILLION, MILLION)),
     # Ours: XLM-E's models in XLM-R's shape at the rates at which ERNIE-M goes on from it, a quarter of the warm-up.

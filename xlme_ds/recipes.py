@@ -234,6 +234,8 @@ RECIPES: dict[str, RunConfig] = {
     # gated relative position bias too.
     "xlme_no_trtd": _NO_TRTD,
     "xlme_no_gate": replace(_NO_TRTD, name="xlme_no_gate", model=replace(_XLME_BASE, relative_bias="none")),
+    # The discriminator predicts every token instead of judging it: how much of the gain is the loss at every token.
+    "xlme_all_tokens": replace(_BASE, name="xlme_all_tokens", objective=ObjectiveConfig("all_tokens")),
     "xlmr": _XLMR,  # masked language modelling on monolingual rows
     # With translation language modelling: what the paper compares XLM-E with under equal training.
     "xlmr_tlm": replace(_XLMR, name="xlmr_tlm", data=DataConfig(2048, 2048, micro_batch=16)),
