@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.translation import Settings, main, write_halves
+from bench.translation import main
 from bench.translation_peer import Peer, race, translated
 from tests.translate.test_command import english, german, sentences
 from xlme_ds.config import RunConfig, from_json
@@ -68,19 +68,23 @@ def trains_as_hugging_face(out: Path) -> None:
 
 
 def test_halves_have_no_translations_of_each_other(tmp_path: Path) -> None:
-    """Of every sentence of one language, the other has its translation in the test set or nowhere."""
+    """Of every sentence of one language, the other has its translation in the test set or nowhere. Trained on, they
+    begin with denoising alone."""
     words, corpus = [tuple(one) for one in sentences(400, 1)], tmp_path / "corpus"
     of = {"de": german, "gl": lambda words: english(words).upper()}
     for code, said in of.items():
         texts = {"en": [english(list(one)) for one in words], code: [said(list(one)) for one in words]}
         write_corpus(corpus, code, texts)
-    for task in ("para", "mono", "sentences"):
-        (tmp_path / task).mkdir()
-    write_halves(Settings(corpus, tmp_path, ("de", "gl"), True, test=30), tmp_path)
-    test = [(tmp_path / f"test.{code}").read_text().splitlines() for code in of]
-    assert len(test[0]) == 30
+    options = "--languages de gl --unsupervised --relative-bias gated --back-translation 0:0 2:0 3:1"
+    main(["--corpus", str(corpus), "--out", str(tmp_path), *SIZES.split(), *options.split()])
+    run = from_json(RunConfig, read_config(tmp_path / "both")["config"])
+    assert run.objective.back_translation == ("0:0", "2:0", "3:1") and run.model.relative_bias == "gated"
+    assert json.loads((tmp_path / "both" / "metrics.jsonl").read_text().splitlines()[-1]).keys() >= {"ae", "bt"}
+    text = tmp_path / "text"
+    test = [(text / f"test.{code}").read_text().splitlines() for code in of]
+    assert len(test[0]) == 20
     assert set(zip(*test, strict=True)) <= {tuple(said(list(one)) for said in of.values()) for one in words}
     for task in ("mono", "sentences"):
-        one, two = (set((tmp_path / task / f"{code}.txt").read_text().splitlines()) - {""} for code in of)
+        one, two = (set((text / task / f"{code}.txt").read_text().splitlines()) - {""} for code in of)
         assert len(one) > 100 and len(two) > 100 and not one & set(test[0]) and not two & set(test[1])
         assert not {of["gl"](list(each)) for each in words if german(list(each)) in one} & two
