@@ -2,17 +2,17 @@
 # Does XLM-E pay at the size of ELECTRA-Small? XLM-E and XLM-R + TLM for equal operations on one GPU, 12 layers of 256, with
 # fine-tuned entities and parts of speech at the end.
 #
-#   bash bench/at_scale.sh TEXT EVAL OUT [MINUTES]
+#   bash bench/at_scale.sh TEXT EVAL OUT [MINUTES [OPTIONS OF xlme compare]]
 #
 # TEXT has mono/<lang>.txt.xz and para/en-<lang>.txt.zip, EVAL panx/ and udpos/. Text is encoded once. Call it again with the same
 # OUT until it prints the tables: it stops after MINUTES (9) with exit code 75, and goes on exactly where it was. The variables
-# below change its size.
+# below change its size; options such as --own go to the comparison, with absolute paths.
 set -euo pipefail
 [ $# -ge 3 ] || { sed -n '5,9p' "$0" >&2; exit 2; }
 TEXT=$(realpath "$1") EVAL=$(realpath "$2") OUT=$(realpath -m "$3") MINUTES=${4:-9}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON=${PYTHON:-python3}
-BUDGETS=${BUDGETS:-1e16 1e17} SEEDS=${SEEDS:-2 1} TUNING_SEEDS=${TUNING_SEEDS:-3}
+RECIPES=${RECIPES:-xlme,xlmr_tlm} BUDGETS=${BUDGETS:-1e16 1e17} SEEDS=${SEEDS:-2 1} TUNING_SEEDS=${TUNING_SEEDS:-3}
 VOCABULARY=${VOCABULARY:-16384} ROWS=${ROWS:-256} MICRO=${MICRO:-128}
 # 1e17 operations are 6.0 million rows of each task for XLM-R + TLM, which reads most: it reads these ten times, with new masks.
 TRAIN_ROWS=${TRAIN_ROWS:-600000} HELDOUT_ROWS=${HELDOUT_ROWS:-1024} HELDOUT_SHARE=${HELDOUT_SHARE:-0.01}
@@ -35,10 +35,10 @@ prep mix --encoded "$OUT/encoded/heldout" --vocab "$OUT/vocab" --out "$OUT/heldo
   --mono-rows "$HELDOUT_ROWS" --para-rows "$HELDOUT_ROWS"
 
 # shellcheck disable=SC2086
-timeout --signal=TERM "${MINUTES}m" "$PYTHON" -m xlme_ds compare --recipes xlme,xlmr_tlm --budgets $BUDGETS --seeds $SEEDS \
+timeout --signal=TERM "${MINUTES}m" "$PYTHON" -m xlme_ds compare --recipes "$RECIPES" --budgets $BUDGETS --seeds $SEEDS \
   --data "$OUT/train" --heldout "$OUT/heldout" --out "$OUT/compare" --rows "$ROWS" --ner "$EVAL/panx" --pos "$EVAL/udpos" \
   --tuning-seeds "$TUNING_SEEDS" --tuning="${TUNING:---tuning.learning-rate 3e-4 --tuning.batch 32 --tuning.epochs 3}" \
-  -- $MODEL --model.vocabulary "$VOCABULARY" --model.max-positions 128 --model.embedding-sharing gdes --model.relative-bias gated \
+  "${@:5}" -- $MODEL --model.vocabulary "$VOCABULARY" --model.max-positions 128 --model.embedding-sharing gdes --model.relative-bias gated \
   --model.init-std 0.02 --data.micro-batch "$MICRO" --optimizer.learning-rate 5e-4 --optimizer.warmup-steps "$WARMUP" \
   --train.log-every "$LOG" --train.eval-every 0 ${SETTINGS:-} || {
   code=$?

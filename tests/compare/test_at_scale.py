@@ -11,8 +11,10 @@ from tests.finetune.tasks import write_entities
 from tests.launch import ROOT
 from tests.translate.test_command import english, german, sentences
 from xlme_ds.compare.results import read_results
+from xlme_ds.trained import read_config
 
 SMALL = {
+    "RECIPES": "xlmr_tlm,xlme",
     "BUDGETS": "1e9", "SEEDS": "1", "TUNING_SEEDS": "1", "VOCABULARY": "46", "ROWS": "4", "MICRO": "2",
     "TRAIN_ROWS": "64", "HELDOUT_ROWS": "8", "HELDOUT_SHARE": "0.2", "PROCESSES": "1", "WARMUP": "2", "LOG": "5",
     "MODEL": "--model.width 16 --model.heads 2 --model.feed-forward 32 --model.discriminator-layers 2 "
@@ -42,7 +44,16 @@ def test_in_small(tmp_path: Path) -> None:
         path.write_text(path.read_text().replace("B-PER", "PROPN").replace("B-LOC", "NOUN").replace("\tO\n", "\tADJ\n"))
 
     def call(minutes: str) -> "subprocess.CompletedProcess[str]":
-        words = ["bash", ROOT / "bench/at_scale.sh", "text", "eval", "out", minutes]
+        words = [
+            "bash",
+            ROOT / "bench/at_scale.sh",
+            "text",
+            "eval",
+            "out",
+            minutes,
+            "--own",
+            "xlme: --optimizer.learning-rate 1e-3",
+        ]
         place = os.environ | SMALL | {"PYTHON": sys.executable}
         return subprocess.run(words, cwd=tmp_path, env=place, capture_output=True, text=True)
 
@@ -52,5 +63,7 @@ def test_in_small(tmp_path: Path) -> None:
     last = call("9")
     assert last.returncode == 0 and "entities, F1" in last.stdout and "call it again" not in last.stdout, last.stderr
     runs = read_results(tmp_path / "out/compare/compare.json")
-    assert [run.system for run in runs] == ["xlme", "xlmr_tlm"]
+    assert [run.system for run in runs] == ["xlmr_tlm", "xlme"]
+    config = read_config(next((tmp_path / "out/compare/runs").glob("xlme-*/seed1")))["config"]
+    assert config["optimizer"]["learning_rate"] == 1e-3
     assert all(run.scores.keys() == {"pairs", "pairs_centred", "pos", "ner"} for run in runs)
