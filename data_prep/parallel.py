@@ -17,6 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import distributions
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -277,6 +278,10 @@ def launched_rank() -> int:
 
 def communicator() -> Any:
     """MPI.COMM_WORLD. Raises ValueError where there is no MPI."""
+    # Over UCX the mpich wheel sends the memory after its address too; where that is text, the line is longer than Slurm
+    # reads at once, and no rank starts. Over OFI it is short.
+    if os.environ.get("SLURM_STEP_NUM_TASKS") and any(distributions(name="mpich")):
+        os.environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ofi")
     try:
         from mpi4py import MPI  # imported late: importing it initialises MPI
     except (ImportError, RuntimeError) as error:  # the latter where it finds no MPI library

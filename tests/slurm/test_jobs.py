@@ -345,6 +345,27 @@ def test_ranks_that_do_not_know_of_each_other_are_refused(cluster: Cluster, fold
     assert "the launcher started 2 processes but MPI sees each alone" in done.stderr
 
 
+# Holes of many sizes between letters: whatever is read past the end of a block is text, as now and then by chance.
+LETTERS = """
+import ctypes
+from data_prep.parallel import communicator
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+for size in range(200, 1000, 16):
+    blocks = [(libc.malloc(bytes), bytes) for _ in range(100) for bytes in (4000, size)]
+    for block, bytes in blocks:
+        ctypes.memset(block, 65, bytes)
+    for block, _ in blocks[1::2]:
+        libc.free(block)
+print(communicator().allgather(communicator().Get_rank()))
+"""
+
+
+def test_ranks_find_each_other_whatever_their_memory_holds(cluster: Cluster) -> None:
+    shown = slurm("srun", "--mpi=pmi2", "--time=5", *SMALL, sys.executable, "-c", LETTERS)
+    assert shown == "[0, 1]\n" * 2
+
+
 def test_fine_tuning_as_an_array(cluster: Cluster, tmp_path: Path) -> None:
     """Two seeds of a task, one of them told to leave on the way and requeued: both end with scores. A third may not be
     requeued."""
