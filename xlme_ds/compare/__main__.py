@@ -43,7 +43,7 @@ class CompareSettings:
     data_folder: Annotated[Path, tyro.conf.arg(name="data")]
     """Folder that `data_prep mix` wrote."""
     heldout: Path
-    """Folder that `data_prep mix` wrote of text kept out of training; its pairs test retrieval."""
+    """Folder that `data_prep mix` wrote of text kept out of training, for losses; its pairs test retrieval."""
     out: Path
     """Folder for runs, scores, tables and plot; give it again to continue."""
     rows: int = 4096
@@ -161,11 +161,11 @@ def _tests(one: System, settings: CompareSettings) -> Iterator[list[str]]:
     """The tests that the model has no scores of; untrained ones are tested with those of the smallest budget."""
     out = one.model / SCORES
     untrained = ["--random"] if one.budget == min(settings.budgets) else []
-    for test in ("pairs", "tatoeba", "align"):
-        data = getattr(settings, test) or (settings.heldout if test == "pairs" else None)
+    tests = {"losses": settings.heldout, "pairs": settings.pairs or settings.heldout}
+    for test, data in (tests | {"tatoeba": settings.tatoeba, "align": settings.align}).items():
         if data is not None and not (out / f"{test}.json").exists():
             words = ["--model", str(one.model), "--data", str(data), "--out", str(out)]
-            yield ["xlme_ds.evaluate", test, *words, *untrained]
+            yield ["xlme_ds.evaluate", test, *words, *(untrained if test != "losses" else [])]
     seeds = _tuning_seeds(settings)
     for task in ("pos", "ner"):
         data = getattr(settings, task)

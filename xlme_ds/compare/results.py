@@ -3,7 +3,6 @@
 They are read from the files that the tests left in the folders of the runs, and from the runs' own records.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,7 +37,7 @@ MEASURES = {
     "pairs": Measure("retrieval of held-out pairs, accuracy@1"),
     "tatoeba": Measure("Tatoeba, accuracy@1"),
 }  # in the order of tables
-LOSSES = ("mlm", "tlm")  # held out, in nats; XLM-E's are its generator's
+LOSSES = ("mlm", "tlm")  # in nats, XLM-E's are its generator's; not those of training, where masks differ by system
 SCORES = "scores"  # folder of the tests of a run, in the run's
 
 
@@ -64,8 +63,8 @@ class RunScores:
     @classmethod
     def read(cls, system: System, data: Path, tuning_seeds: Sequence[int]) -> Self:
         """What the folder of the run says, and what `data_prep mix` wrote of the data."""
-        heldout, by_language = (_last(system.model / name) for name in ("heldout.jsonl", "heldout_languages.jsonl"))
         trained, untrained = scores(system.model / SCORES, tuning_seeds)
+        losses, by_language = heldout_losses(system.model / SCORES)
         tasks = {"mono": 0, "para": 0}
         for leg in system.legs:
             for task, rows in zip(tasks, leg.config.data.mean_rows, strict=True):
@@ -78,16 +77,11 @@ class RunScores:
             sum(leg.config.train.steps for leg in system.legs),
             system.tokens,
             {task: read for task, rows in tasks.items() if rows and (read := passes(data / task, rows))},
-            {term: heldout[term] for term in LOSSES if term in heldout},
-            by_language.get("terms", {}),
+            losses,
+            by_language,
             trained,
             untrained,
         )
-
-
-def _last(records: Path) -> dict[str, Any]:
-    lines = records.read_text(encoding="utf-8").splitlines() if records.exists() else []
-    return json.loads(lines[-1]) if lines else {}
 
 
 def passes(folder: Path, rows: int) -> float | None:
@@ -129,8 +123,24 @@ def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float],
                 for suffix in ("", "_centred"):
                     which[test + suffix] = 100 * both_ways(scored, bool(suffix))[scored["layer"]]
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ValueError(f"{path} lacks {error} or has another form: delete it, and the test is done again") from None
+        raise _of_another_form(path, error) from None
     return trained, untrained
+
+
+def heldout_losses(folder: Path) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """The losses of masked language modelling of the model tested in `folder`, as a whole and by language; none for a
+    model that does not predict masked tokens."""
+    path = folder / "losses.json"
+    try:
+        scored = _models(path)[0] if path.exists() else {"terms": []}
+        terms = [term for term in LOSSES if term in scored["terms"]]
+        return {term: scored["overall"][term] for term in terms}, {term: scored["languages"][term] for term in terms}
+    except (KeyError, TypeError, IndexError) as error:
+        raise _of_another_form(path, error) from None
+
+
+def _of_another_form(path: Path, error: Exception) -> ValueError:
+    return ValueError(f"{path} lacks {error} or has another form: delete it, and the test is done again")
 
 
 def _models(path: Path) -> list[dict[str, Any]]:
