@@ -163,7 +163,7 @@ class TaskLoader:
     """The training features for one of `world` ranks; holds no position.
 
     Step s reads numbers [s·B, (s+1)·B); number n is feature n mod N in the order of epoch n div N, which (seed, epoch)
-    give.
+    give. Within a step they go by length, so that a micro-batch has little padding.
     """
 
     def __init__(self, features: Sequence[Feature], kind: Kind, data: DataConfig, seed: int, rank: int, world: int):
@@ -193,23 +193,28 @@ class TaskLoader:
             self._orders = {epoch: shuffle.permutation(len(self.features))}
         return self.features[self._orders[epoch][place]]
 
+    def _sorted(self, step: int) -> list[tuple[int, Feature]]:
+        numbered = [(number, self._feature(number)) for number in self.plan.step_rows(step, 0)]
+        return sorted(numbered, key=lambda pair: len(pair[1].ids))
+
+    def _read(self, step: int, micro_batch: int) -> list[tuple[int, Feature]]:
+        mine = self.plan.numbers(step, self.rank, micro_batch, 0) - self.plan.step_rows(step, 0).start
+        return self._sorted(step)[mine[0] : mine[-1] + 1]
+
     def step(self, step: int) -> list[TaskBatch]:
         """All micro-batches of this rank in step `step`."""
         batches = []
         for micro_batch in range(self.plan.accumulation):
-            numbers = self.plan.numbers(step, self.rank, micro_batch, 0).tolist()
+            numbers, features = zip(*self._read(step, micro_batch), strict=True)
             hashes = [hashlib.sha256(f"{self.seed}:{number}".encode()).digest() for number in numbers]
             keys = [int.from_bytes(digest[:7], "little") for digest in hashes]
-            batches.append(collate_features([self._feature(number) for number in numbers], self.kind, keys))
+            batches.append(collate_features(features, self.kind, keys))
         return batches
 
     def rows_of(self, step: int, micro_batch: int | None = None) -> str:
         """The examples of that micro-batch of this rank, or of the whole step, in words."""
-        if micro_batch is None:
-            numbers = np.arange(step * self.plan.rows[0], (step + 1) * self.plan.rows[0])
-        else:
-            numbers = self.plan.numbers(step, self.rank, micro_batch, 0)
-        return "examples " + ", ".join(str(self._feature(int(n)).example) for n in numbers)
+        read = self._sorted(step) if micro_batch is None else self._read(step, micro_batch)
+        return "examples " + ", ".join(str(feature.example) for _, feature in read)
 
     def probe(self) -> TaskBatch:
         """The first feature: the same on all ranks, whatever their number."""

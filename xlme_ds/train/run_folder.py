@@ -36,6 +36,7 @@ _MAY_CHANGE = (
     "model.vocabulary_blocks",
     "model.activation_checkpointing",
     "data.micro_batch",
+    "tuning.micro_batch",
     "engine.",
 )
 _MUST_STAY = ("engine.precision", "model.attention_dropout")
