@@ -11,7 +11,7 @@ import pytest
 from tests.finetune.tasks import write_entities
 from tests.launch import python
 from tests.rows import train_vocabulary, write_data
-from xlme_ds.compare.__main__ import CompareSettings, planned
+from xlme_ds.compare.__main__ import CompareSettings, left_to_test, planned
 from xlme_ds.compare.results import RunScores, deliver, passes, read_results
 from xlme_ds.compare.systems import Budget, own_settings, system
 from xlme_ds.evaluate.heldout_losses import losses
@@ -155,6 +155,18 @@ def test_data_that_do_not_fit_are_refused_before_anything_runs(
     with pytest.raises(ValueError, match=r"was mixed with --layout xlme, model.layout is xlm: set it to xlme"):
         planned(command, words[words.index("--") + 1 :])
     assert not list(tmp_path.iterdir())
+
+
+def test_what_predicts_no_masked_tokens_is_not_tested_for_it(
+    compared: tuple[Path, list[str], str], tmp_path: Path
+) -> None:
+    folder, words, _ = compared
+    command = CompareSettings("xlme,xlmr_tlm", (4e8,), folder / "data", folder / "heldout", tmp_path, rows=4)
+    command = replace(command, own=("xlme: --objective.name rts",))
+    found = [
+        [test[1] for test in left_to_test(one, command)] for one in planned(command, words[words.index("--") + 1 :])
+    ]
+    assert found == [["pairs"], ["losses", "pairs"]]
 
 
 def test_seeds_are_a_number_for_each_budget(compared: tuple[Path, list[str], str], tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ from ..finetune.downstream_tasks import TASKS
 from ..finetune.settings import TuningConfig
 from ..finetune.task_files import choose, find, labelled, read
 from ..folders import lock
+from ..objectives import objective_of
 from ..run_commands import environment, launch, run
-from .results import SCORES, RunScores, deliver, read_results, tuned
+from .results import LOSSES, SCORES, RunScores, deliver, read_results, tuned
 from .systems import Budget, System, own_settings, system
 
 
@@ -150,18 +151,19 @@ def _carry_out(one: System, settings: CompareSettings) -> None:
             run(launch("xlme_ds.pretrain", settings.processes, words), place)
             if not (leg.folder / "finished.json").exists():
                 sys.exit(1)  # stopped: the same command goes on
-    for module, *words in _tests(one, settings):
+    for module, *words in left_to_test(one, settings):
         run(launch(module, 1, words), place, quiet=True)
-    if left := next(_tests(one, settings), None):
+    if left := next(left_to_test(one, settings), None):
         print(f"{one.model}: {left[0]} was stopped before its scores: the same command goes on", file=sys.stderr)
         sys.exit(1)
 
 
-def _tests(one: System, settings: CompareSettings) -> Iterator[list[str]]:
+def left_to_test(one: System, settings: CompareSettings) -> Iterator[list[str]]:
     """The tests that the model has no scores of; untrained ones are tested with those of the smallest budget."""
     out = one.model / SCORES
     untrained = ["--random"] if one.budget == min(settings.budgets) else []
-    tests = {"losses": settings.heldout, "pairs": settings.pairs or settings.heldout}
+    masked = set(LOSSES) & set(objective_of(one.legs[-1].config.objective).terms)
+    tests = {"losses": settings.heldout if masked else None, "pairs": settings.pairs or settings.heldout}
     for test, data in (tests | {"tatoeba": settings.tatoeba, "align": settings.align}).items():
         if data is not None and not (out / f"{test}.json").exists():
             words = ["--model", str(one.model), "--data", str(data), "--out", str(out)]
