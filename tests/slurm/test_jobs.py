@@ -370,14 +370,13 @@ def test_fine_tuning_as_an_array(cluster: Cluster, tmp_path: Path) -> None:
     """Two seeds of a task, one of them told to leave on the way and requeued: both end with scores. A third may not be
     requeued."""
     base, data, out = write_base(tmp_path / "base"), write_entities(tmp_path / "panx"), tmp_path / "out"
-    settings = (
-        "--tuning.epochs 3 --tuning.learning-rate 3e-3 --engine.precision fp32 --train.save-every 5 --train.log-every 1"
-    )
+    settings = "--tuning.learning-rate 3e-3 --engine.precision fp32 --train.save-every 5 --train.log-every 1"
     variables = {"XLME_MODEL": base, "XLME_DATA": data, "XLME_OUT": out, "XLME_TASKS": "ner", "XLME_SEEDS": "1 2"}
-    variables |= {"XLME_SETTINGS": settings}
+    variables |= {"XLME_SETTINGS": f"{settings} --tuning.epochs 6"}
     options = [*SMALL, "--nodes=1", "--output", str(cluster.logs / "%A_%a.out")]
     number = slurm("bash", "slurm/finetune.sh", *options, **variables).split()[-1]
-    once = variables | {"XLME_SEEDS": "3", "XLME_REQUEUES": "0"}
+    # far more steps than it takes until it is told to leave
+    once = variables | {"XLME_SEEDS": "3", "XLME_REQUEUES": "0", "XLME_SETTINGS": f"{settings} --tuning.epochs 500"}
     bounded = slurm("bash", "slurm/finetune.sh", *options, **once).split()[-1]
     wait_until(lambda: step(out / "ner-en" / "seed1") >= 3, "step 3 of the first seed")
     slurm("scancel", "--signal=USR1", f"{number}_0")
