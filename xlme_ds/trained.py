@@ -25,6 +25,7 @@ from .data.schema import read_json
 from .data.vocabulary import MODEL_FILE, Vocabulary
 from .folders import at_step, checkpoints_of, saved_step
 from .models.electra import block_sizes
+from .models.init import initialise
 from .models.text_encoder import TextEncoder, Which, encoder_of, take_encoder
 from .objectives import objective_of
 
@@ -147,6 +148,20 @@ def load_encoder_and_step(folder: Path, which: Which | None = None) -> tuple[Tra
         return _load_export(_exported(folder, which)), None
     run = load_run(folder)
     return TrainedEncoder(run.encoder(which), run.vocabulary), run.step
+
+
+def start_of(folder: Path) -> tuple[str, int]:
+    """The objective and the seed of the run in `folder`, the usual ones for a model that is no run."""
+    config, usual = read_config(folder).get("config", {}), RunConfig(name="")
+    return config.get("objective", {}).get("name", usual.objective.name), int(config.get("seed", usual.seed))
+
+
+def initial_encoder(cfg: ModelConfig, objective: str, seed: int, which: Which | None = None) -> TextEncoder:
+    """The encoder that a run with these settings starts with, float32 on the CPU."""
+    built = objective_of(ObjectiveConfig(objective))
+    model = built.build(cfg)
+    initialise(model, seed, cfg.init_std)
+    return take_encoder(model.state_dict(), cfg, which or first_of(built.encoders))
 
 
 def translates(folder: Path) -> bool:

@@ -85,7 +85,7 @@ def test_scores_and_tables(compared: tuple[Path, list[str], str]) -> None:
     runs = read_results(folder / "out/compare.json")
     for each in runs:
         assert each.scores.keys() == {"pairs", "pairs_centred", "ner"}
-        assert each.untrained.keys() == (set() if each.budget == 4e8 else {"pairs", "pairs_centred"})
+        assert each.untrained.keys() == (set() if each.budget == 4e8 else {"pairs", "pairs_centred", "ner"})
         # not the losses of training, in which each system has masks of its own
         name = f"xlme-{each.steps}" if each.system == "xlme" else f"*-{each.steps // 2}+*"
         (place,) = (folder / "out/runs").glob(f"{name}/seed1")
@@ -94,9 +94,14 @@ def test_scores_and_tables(compared: tuple[Path, list[str], str]) -> None:
         assert each.languages == {term: scored["languages"][term] for term in ("mlm", "tlm")}
     first = runs[0]
     place = folder / f"out/runs/xlme-{first.steps}/seed1"
-    tuned = [json.loads((place / f"scores/ner/seed{seed}/scores.json").read_text())["languages"] for seed in (1, 2)]
-    others = [[of["f1"] for code, of in languages.items() if code != "en"] for languages in tuned]
-    assert first.scores["ner"] == pytest.approx(sum(map(sum, others)) / sum(map(len, others)))
+    starts = []
+    for score, name in ((first.scores["ner"], "ner"), (first.untrained["ner"], "ner-untrained")):
+        folders = [place / "scores" / name / f"seed{seed}" for seed in (1, 2)]
+        tuned = [json.loads((folder / "scores.json").read_text())["languages"] for folder in folders]
+        others = [[of["f1"] for code, of in languages.items() if code != "en"] for languages in tuned]
+        assert score == pytest.approx(sum(map(sum, others)) / sum(map(len, others)))
+        starts += [json.loads((folder / "config.json").read_text())["config"]["base"] for folder in folders]
+    assert starts[0] == starts[1] != starts[2] == starts[3]
     assert first.languages["mlm"].keys() > {"en"}
     page = (folder / "out/compare.md").read_text()
     assert f"{CHAIN}, untrained" in page and "a tenfold" not in page  # two runs are no more than a line needs

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.numpy import load_file
+from safetensors.torch import save_file
 from seqeval.metrics import f1_score
 
 from tests.finetune.tasks import write_base, write_entities, write_pairs, write_questions
@@ -25,10 +26,13 @@ from xlme_ds.engine.ranks import SharedError
 from xlme_ds.finetune.__main__ import _run
 from xlme_ds.finetune.finetune_run import finetune as finetune_here
 from xlme_ds.finetune.settings import _TRAIN, FinetuneSettings, Job, TuningConfig
+from xlme_ds.models.electra import Electra
+from xlme_ds.models.init import initialise
 from xlme_ds.report.xtreme import gather
 from xlme_ds.report.xtreme_tables import tables
 from xlme_ds.train.run_folder import RunFolder
 from xlme_ds.train.stop import StopRequest
+from xlme_ds.trained import read_run_config
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +66,14 @@ def tagged(path: Path) -> list[list[str]]:
     return [sentence for sentence in sentences if sentence]
 
 
-def tune(base: Path, task: str, data: Path, out: Path, several: int = 1, **tuning: Any) -> dict[str, Any]:
+def tune(
+    base: Path, task: str, data: Path, out: Path, several: int = 1, random: bool = False, **tuning: Any
+) -> dict[str, Any]:
     """A run in this process."""
     settings = TuningConfig(**{"learning_rate": 3e-3, "batch": 8, "epochs": 1} | tuning)
     engine, train, stop = EngineConfig(kind="plain", precision="fp32"), replace(_TRAIN, save_every=1000), StopRequest()
-    job = Job(FinetuneSettings(task, base, (data,), out, engine=engine, train=train), out, 1, settings, several)
+    command = FinetuneSettings(task, base, (data,), out, random=random, engine=engine, train=train)
+    job = Job(command, out, 1, settings, several)
     torch.set_num_threads(1)
     try:
         if several == 1:
@@ -227,6 +234,22 @@ def test_scores_of_another_run_are_not_returned(base: Path, tmp_path: Path, caps
     assert "scores.json is damaged: remove it" in refused(base, "ner", data, out, **fixed)
     (out / "config.json").unlink()
     assert "has model and scores.json but no config.json" in refused(base, "ner", data, out, **fixed)
+
+
+def test_random_starts_from_the_weights_before_training(base: Path, tmp_path: Path) -> None:
+    data, fixed = write_entities(tmp_path / "panx"), {"train_examples": 40}
+    untrained = shutil.copytree(base, tmp_path / "untrained")
+    cfg = read_run_config(untrained).model
+    model = Electra(cfg)
+    initialise(model, 1, cfg.init_std)  # seed 1 is the run's
+    save_file(model.state_dict(), untrained / "model" / "model.safetensors")
+    expected = tune(untrained, "ner", data, tmp_path / "expected", **fixed)
+    found = tune(base, "ner", data, tmp_path / "found", random=True, **fixed)
+    starts = [
+        json.loads((tmp_path / out / "config.json").read_text())["config"]["base"] for out in ("expected", "found")
+    ]
+    assert starts[0] == starts[1] and found["languages"] == expected["languages"]
+    assert "was started with base" in refused(base, "ner", data, tmp_path / "found", **fixed)
 
 
 def write_conll(folder: Path) -> Path:

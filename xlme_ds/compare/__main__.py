@@ -27,7 +27,7 @@ from ..finetune.task_files import choose, find, labelled, read
 from ..folders import lock
 from ..objectives import objective_of
 from ..run_commands import environment, launch, run
-from .results import LOSSES, SCORES, RunScores, deliver, read_results, tuned
+from .results import LOSSES, SCORES, UNTRAINED, RunScores, deliver, read_results, tuned
 from .systems import Budget, System, own_settings, system
 
 
@@ -169,10 +169,12 @@ def left_to_test(one: System, settings: CompareSettings) -> Iterator[list[str]]:
             words = ["--model", str(one.model), "--data", str(data), "--out", str(out)]
             yield ["xlme_ds.evaluate", test, *words, *(untrained if test != "losses" else [])]
     seeds = _tuning_seeds(settings)
-    for task in ("pos", "ner"):
-        data = getattr(settings, task)
-        if data is not None and not all(file.exists() for file in tuned(out, task, seeds)):
-            words = ["--task", task, "--model", str(one.model), "--data", str(data), "--out", str(out / task)]
+    starts = [False, *([True] if untrained and one.seed == 1 else [])]  # one seed: fine-tuning costs most of all tests
+    for task, start in ((task, start) for start in starts for task in ("pos", "ner")):
+        data, name = getattr(settings, task), task + UNTRAINED * start
+        if data is not None and not all(file.exists() for file in tuned(out, name, seeds)):
+            words = ["--task", task, "--model", str(one.model), "--data", str(data), "--out", str(out / name)]
+            words += ["--random"] * start
             yield ["xlme_ds.finetune", *words, "--seeds", *map(str, seeds), *shlex.split(settings.tuning)]
 
 

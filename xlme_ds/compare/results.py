@@ -39,6 +39,7 @@ MEASURES = {
 }  # in the order of tables
 LOSSES = ("mlm", "tlm")  # in nats, XLM-E's are its generator's; not those of training, where masks differ by system
 SCORES = "scores"  # folder of the tests of a run, in the run's
+UNTRAINED = "-untrained"  # ends the name of a fine-tuning that starts from the run's first weights
 
 
 @dataclass(frozen=True)
@@ -106,14 +107,15 @@ def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float],
     untrained: dict[str, float] = {}
     path = folder
     try:
-        for task in ("pos", "ner"):
-            files = [path for path in tuned(folder, task, tuning_seeds) if path.exists()]
+        for task, which in ((task, which) for which in (trained, untrained) for task in ("pos", "ner")):
+            name = task + UNTRAINED * (which is untrained)
+            files = [path for path in tuned(folder, name, tuning_seeds) if path.exists()]
             found = []
             for path in files:
                 languages = read_json(path, dict)["languages"]
                 found.append(fmean(of["f1"] for code, of in languages.items() if code != "en"))
             if found:
-                trained[task] = fmean(found)
+                which[task] = fmean(found)
         for test in ("align", "pairs", "tatoeba"):
             path = folder / f"{test}.json"
             for which, scored in zip((trained, untrained), _models(path), strict=False):

@@ -9,24 +9,25 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
-from ..config import ModelConfig, ObjectiveConfig, RunConfig, refuse
+from ..config import ModelConfig, ObjectiveConfig, refuse
 from ..data.vocabulary import Vocabulary
 from ..folders import at_step
 from ..models.init import initialise
-from ..models.text_encoder import TextEncoder, Which, take_encoder
+from ..models.text_encoder import TextEncoder, Which
 from ..objectives import objective_of
 from ..objectives.protocol import Pretraining
 from ..trained import (
     GENERATOR_FOLDER,
     MODEL_TYPE,
     TrainedRun,
-    first_of,
+    initial_encoder,
     load_encoder,
     load_encoder_and_step,
     load_run,
     load_translating_export,
     read_config,
     read_heads,
+    start_of,
     translates,
 )
 
@@ -95,10 +96,7 @@ def load_encoders(
         encoder = _ready(encoder, folder)
         found.append(ComparedEncoder(name + which_name, folder, encoder, encoder.cfg, vocabulary, chosen, step))
     for like, objective_name, seed, name in _starts(found, which_name) if untrained else []:
-        objective = objective_of(ObjectiveConfig(objective_name))
-        model = objective.build(like.cfg)
-        initialise(model, seed, like.cfg.init_std)
-        encoder = take_encoder(model.state_dict(), like.cfg, which or first_of(objective.encoders))
+        encoder = initial_encoder(like.cfg, objective_name, seed, which)
         found.append(like._replace(name=name, step=None, encoder=_ready(encoder, like.folder)))
     return found
 
@@ -175,11 +173,8 @@ def _starts(models: Sequence[Compared], which_name: str = "") -> list[tuple[Comp
     """The initial weights of `models`, for every shape, seed, objective and vocabulary: the first model that started
     from them, its objective's name, the seed, and a name."""
     found: dict[tuple[ModelConfig, str, int, str], Compared] = {}
-    usual = RunConfig(name="")  # of a model that is no run
     for model in models:
-        config = read_config(model.folder).get("config", {})
-        seed = int(config.get("seed", usual.seed))
-        objective = config.get("objective", {}).get("name", usual.objective.name)
+        objective, seed = start_of(model.folder)
         found.setdefault((model.cfg, objective, seed, model.vocabulary.sha256), model)
     return [
         (like, objective, seed, f"untrained{which_name}, seed {seed}" + f", as {like.name}" * (len(found) > 1))

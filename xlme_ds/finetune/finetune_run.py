@@ -24,7 +24,17 @@ from ..models.text_encoder import language_index
 from ..train.run import RunFacts, train
 from ..train.run_folder import RunFolder
 from ..train.stop import StopRequest, Watchdog
-from ..trained import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, TrainedEncoder, load_encoder, load_run, write_model
+from ..trained import (
+    CONFIG_FILE,
+    MODEL_FOLDER,
+    WEIGHTS_FILE,
+    TrainedEncoder,
+    initial_encoder,
+    load_encoder,
+    load_run,
+    start_of,
+    write_model,
+)
 from ..validate import processes_fit, validate
 from .downstream_tasks import TASKS, DownstreamTask
 from .features import Feature, TaskLoader, featurise
@@ -111,6 +121,8 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
     validate(Training(command.task, engine=engine))
     saved, sources = load_encoder(command.model), find(task, list(command.data))
     cfg = saved.encoder.cfg
+    if command.random:
+        saved = saved._replace(encoder=initial_encoder(cfg, *start_of(command.model)))
     sets = choose(sources, command.task, job.tuning, job.settings > 1)
     tuning = replace(job.tuning, held_out=sets.held_out).completed(task, cfg)
     features: list[Feature] = []
