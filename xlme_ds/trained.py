@@ -157,7 +157,7 @@ def start_of(folder: Path) -> tuple[str, int]:
 
 
 def initial_encoder(cfg: ModelConfig, objective: str, seed: int, which: Which | None = None) -> TextEncoder:
-    """The encoder that a run with these settings starts with, float32 on the CPU."""
+    """The random encoder that a run with these settings draws first, float32 on the CPU."""
     built = objective_of(ObjectiveConfig(objective))
     model = built.build(cfg)
     initialise(model, seed, cfg.init_std)
