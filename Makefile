@@ -1,6 +1,6 @@
 # make install   the environment in .venv, from the pinned set in constraints.txt
 # make pretrain  sample corpus -> data preparation -> pre-training -> runs/quickstart/report.html   (FRESH=1: start over)
-# make xl-step   three steps of the 2.4B-parameter XL in 20 GB of memory (80 GB of disk, libaio-dev, half an hour)
+# make xl-step   three steps of the 2.4B-parameter XL in 20 GB of memory (72 GB of disk, libaio-dev, half an hour)
 # make test      the tests, two files of them at a time
 # make checks    ruff, mypy, import floors, and the site of docs/ in build/site
 #

@@ -5,7 +5,7 @@
 #   bash bench/at_scale.sh TEXT EVAL OUT [MINUTES [OPTIONS OF xlme compare]]
 #
 # TEXT has mono/<lang>.txt.xz and para/en-<lang>.txt.zip, EVAL panx/ and udpos/. Text is encoded once. Call it again with the same
-# OUT until it prints the tables: it stops after MINUTES (9) with exit code 75, and goes on exactly where it was. The variables
+# OUT until it prints the tables: training and tests stop after MINUTES (9) with exit code 75, and go on exactly where they were. The variables
 # below change its size; options such as --own go to the comparison, with absolute paths.
 set -euo pipefail
 [ $# -ge 3 ] || { sed -n '5,9p' "$0" >&2; exit 2; }

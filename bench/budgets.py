@@ -14,6 +14,7 @@ import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from xlme_ds.cli import fail
 from xlme_ds.compare.results import MEASURES, RunScores, read_results
 from xlme_ds.evaluate.output import save_figure
 
@@ -62,10 +63,14 @@ class Settings:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Draw it."""
+    """Draw it; a user's mistake ends the command with one sentence and exit code 2."""
     settings = tyro.cli(Settings, args=arguments)
-    settings.out.mkdir(parents=True, exist_ok=True)
-    save_figure(draw(read_results(settings.compare)), settings.out / "budgets")
+    try:
+        runs = read_results(settings.compare)
+        settings.out.mkdir(parents=True, exist_ok=True)
+        save_figure(draw(runs), settings.out / "budgets")
+    except (ValueError, OSError) as error:
+        fail("bench.budgets", error)
 
 
 def draw(runs: list[RunScores]) -> Figure:
@@ -108,6 +113,8 @@ def ours(axes: Axes, measure: str, runs: list[RunScores]) -> None:
     """Each system's runs, and a line through their means."""
     for name in dict.fromkeys(run.system for run in runs):
         own = [run for run in runs if run.system == name and measure in run.scores]
+        if not own:
+            continue
         colour, budgets = COLOURS.get(name, OTHER), sorted({run.budget for run in own})
         means = [fmean(run.scores[measure] for run in own if run.budget == budget) for budget in budgets]
         axes.plot([run.budget for run in own], [run.scores[measure] for run in own], "o", color=colour, markersize=4)

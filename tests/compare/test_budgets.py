@@ -1,6 +1,9 @@
 """The figure of published budgets and ours."""
 
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from bench.budgets import BASE_SIZE, XTREME, draw, main
 from xlme_ds.compare.results import RunScores
@@ -9,6 +12,12 @@ from xlme_ds.data.schema import write_json
 
 def a_run(system: str, budget: float, seed: int, pos: float) -> RunScores:
     return RunScores(system, budget, seed, budget, 10, 1e6, {}, {}, {}, {"pos": pos}, {})
+
+
+def test_a_system_without_a_score_is_left_out_of_its_panel() -> None:
+    runs = [a_run("xlme", 1e14, 1, 40.0), replace(a_run("xlmr_tlm", 1e14, 1, 0.0), scores={"align": 70.0})]
+    (panel,) = draw(runs).axes[2:]
+    assert [text.get_text() for text in panel.texts] == ["xlme"]
 
 
 def test_every_run_and_the_published_ones_are_on_one_axis(tmp_path: Path) -> None:
@@ -32,3 +41,6 @@ def test_every_run_and_the_published_ones_are_on_one_axis(tmp_path: Path) -> Non
     write_json(tmp_path / "compare.json", {"runs": [run.__dict__ for run in runs]})
     main(["--compare", str(tmp_path / "compare.json"), "--out", str(tmp_path / "out")])
     assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".png", ".svg"}
+    write_json(tmp_path / "compare.json", {})
+    with pytest.raises(SystemExit, match="2"):
+        main(["--compare", str(tmp_path / "compare.json"), "--out", str(tmp_path / "out")])

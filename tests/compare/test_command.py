@@ -5,15 +5,19 @@ import json
 import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.finetune.tasks import write_entities
 from tests.launch import python
 from tests.rows import train_vocabulary, write_data
-from xlme_ds.compare.__main__ import CompareSettings, left_to_test, planned
-from xlme_ds.compare.results import RunScores, deliver, passes, read_results
+from xlme_ds.compare.__main__ import planned
+from xlme_ds.compare.results import RunScores, deliver, heldout_losses, joined, passes, read_results
+from xlme_ds.compare.scoring import left_to_test
+from xlme_ds.compare.settings import CompareSettings
 from xlme_ds.compare.systems import Budget, own_settings, system
+from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.evaluate.heldout_losses import losses
 from xlme_ds.folders import lock
 
@@ -42,7 +46,9 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str],
     words = ["xlme_ds.compare", "--recipes", f"xlme,{CHAIN}", "--budgets", *map(str, BUDGETS), "--rows", "4"]
     words += ["--own", "xlme: --optimizer.learning-rate 2e-3"]
     words += [*(word for name in ("data", "heldout", "out") for word in (f"--{name}", str(folder / name)))]
-    words += ["--ner", str(write_entities(folder / "panx", sentences=20)), "--tuning-seeds", "2"]
+    entities = write_entities(folder / "panx", sentences=20)
+    (entities / "test-sw.tsv").write_text((entities / "test-de.tsv").read_text().replace("B-PER", "B-LOC"))
+    words += ["--ner", str(entities), "--tuning-seeds", "2"]
     words += ["--tuning=--engine.kind plain --tuning.epochs 1"]
     words += ["--", *SETTINGS.split(), "--model.vocabulary", str(vocabulary.size)]
     done = run(*words)
@@ -98,13 +104,14 @@ def test_scores_and_tables(compared: tuple[Path, list[str], str]) -> None:
     for score, name in ((first.scores["ner"], "ner"), (first.untrained["ner"], "ner-untrained")):
         folders = [place / "scores" / name / f"seed{seed}" for seed in (1, 2)]
         tuned = [json.loads((folder / "scores.json").read_text())["languages"] for folder in folders]
-        others = [[of["f1"] for code, of in languages.items() if code != "en"] for languages in tuned]
+        others = [[languages[code]["f1"] for code in ("de", "sw")] for languages in tuned]
         assert score == pytest.approx(sum(map(sum, others)) / sum(map(len, others)))
         starts += [json.loads((folder / "config.json").read_text())["config"]["base"] for folder in folders]
     assert starts[0] == starts[1] != starts[2] == starts[3]
     assert first.languages["mlm"].keys() > {"en"}
     page = (folder / "out/compare.md").read_text()
     assert f"{CHAIN}, untrained" in page and "a tenfold" not in page  # two runs are no more than a line needs
+    assert "Untrained models are fine-tuned for the first seed alone" in page
     assert "entities, F1" in said and (folder / "out/compare.svg").stat().st_size > 5000
 
 
@@ -123,6 +130,80 @@ def test_done_is_not_done_again(compared: tuple[Path, list[str], str]) -> None:
         done = run(*compared[1])
     assert done.returncode == 2 and "another process is still working in" in done.stderr and "$ " not in done.stdout
     assert (compared[0] / "out/compare.md").exists()
+
+
+def test_what_was_made_otherwise_is_not_taken_for_this(compared: tuple[Path, list[str], str], tmp_path: Path) -> None:
+    folder, words, _ = compared
+    settings = words[words.index("--") + 1 :]
+    command = CompareSettings(
+        f"xlme,{CHAIN}", BUDGETS, folder / "data", folder / "heldout", folder / "out", rows=4,
+        own=("xlme: --optimizer.learning-rate 2e-3",), ner=folder / "panx", tuning_seeds=2,
+        tuning="--engine.kind plain --tuning.epochs 1",
+    )  # fmt: skip
+    systems = planned(command, settings)
+    assert not [name for one in systems for name, _ in left_to_test(one, command)]
+    with pytest.raises(
+        ValueError, match=r"started with optimizer.learning_rate 0.002, this call has 0.001: the run is"
+    ):
+        planned(replace(command, own=()), settings)
+    twice = replace(command, rows=8, budgets=tuple(2 * budget for budget in BUDGETS))  # as many steps
+    with pytest.raises(ValueError, match=r"was started with data.mono_rows 2, this call has 4"):
+        planned(twice, settings)
+    vocabulary = Vocabulary(folder / "data" / "vocab")
+    other = write_data(tmp_path / "other", rows=40, vocabulary=vocabulary.size, seed=7, sha256=vocabulary.sha256)
+    (other / "vocab").symlink_to(folder / "data" / "vocab")
+    for name, option in (("data_folder", "--data"), ("heldout", "--heldout")):
+        with pytest.raises(ValueError, match=f"was started with another {option}: give that one"):
+            planned(replace(command, **{name: other}), settings)
+    # Evaluation is done again; fine-tuning refuses what it was not started with.
+    assert [name for name, _ in left_to_test(systems[0], replace(command, pairs=other))] == ["pairs"]
+    dropout = " --tuning.dropout 0.2"
+    otherwise = replace(command, tuning=command.tuning + dropout)
+    assert [name for name, _ in left_to_test(systems[0], otherwise)] == ["ner", "ner-untrained"]
+    done = run(*(word + dropout if word.startswith("--tuning=") else word for word in words))
+    assert done.returncode == 2 and "was started with tuning.dropout 0.1, this call has 0.2" in done.stderr
+
+
+def test_held_out_text_without_pairs_has_losses_of_one_kind(
+    compared: tuple[Path, list[str], str], tmp_path: Path
+) -> None:
+    folder = compared[0]
+    (tmp_path / "text").mkdir()
+    for name in ("mono", "vocab"):
+        (tmp_path / "text" / name).symlink_to(folder / "heldout" / name)
+    place = next((folder / "out/runs").glob("xlme-*/seed1"))
+    (tmp_path / "losses.json").write_text(json.dumps(losses([place], tmp_path / "text")))
+    overall, languages = heldout_losses(tmp_path)
+    assert overall.keys() == languages.keys() == {"mlm"}
+
+
+def test_runs_of_two_places_count_once() -> None:
+    first, second = (RunScores("xlme", 1e14, seed, 1e14, 10, 1e6, {}, {}, {}, {"ner": 9.0}, {}) for seed in (1, 2))
+    assert joined({"here": [first], "a": [first, second], "b": [second]}) == [first, second]
+    with pytest.raises(ValueError, match=r"here and b have different runs of xlme with 1e\+14 operations and seed 1"):
+        joined({"here": [first], "b": [replace(first, scores={"ner": 9.5})]})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"budgets": ()}, "--budgets has no amount"),
+        ({"budgets": (float("inf"),)}, "--budgets has inf: it must be above 0 and finite"),
+        ({"budgets": (float("nan"),)}, "--budgets has nan: it must be above 0 and finite"),
+        ({"align": Path("nowhere")}, "nowhere"),
+        ({"tatoeba": Path("nowhere")}, "nowhere holds no file named tatoeba"),
+        ({"pairs": Path("nowhere")}, "nowhere holds no pairs with en"),
+        ({"tuning": "--tuning.epochs '1"}, "--tuning --tuning.epochs '1: No closing quotation"),
+        ({"tuning": "--grid"}, "--tuning --grid may have --tuning., --engine. and --train. settings alone"),
+    ],
+)
+def test_tests_that_would_fail_are_refused_before_training(
+    changes: dict[str, Any], message: str, compared: tuple[Path, list[str], str], tmp_path: Path
+) -> None:
+    folder, words, _ = compared
+    command = CompareSettings("xlme", (4e8,), folder / "data", folder / "heldout", tmp_path, rows=4)
+    with pytest.raises(ValueError, match=message):
+        planned(replace(command, **changes), words[words.index("--") + 1 :])
 
 
 def test_runs_of_other_folders_are_shown_with_these(tmp_path: Path) -> None:
@@ -169,7 +250,7 @@ def test_what_predicts_no_masked_tokens_is_not_tested_for_it(
     command = CompareSettings("xlme,xlmr_tlm", (4e8,), folder / "data", folder / "heldout", tmp_path, rows=4)
     command = replace(command, own=("xlme: --objective.name rts",))
     found = [
-        [test[1] for test in left_to_test(one, command)] for one in planned(command, words[words.index("--") + 1 :])
+        [name for name, _ in left_to_test(one, command)] for one in planned(command, words[words.index("--") + 1 :])
     ]
     assert found == [["pairs"], ["losses", "pairs"]]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.launch import ROOT
-from xlme_ds.compare.__main__ import require_labels
+from xlme_ds.compare.scoring import require_labels
 from xlme_ds.finetune.downstream_tasks import TASKS
 from xlme_ds.finetune.settings import TuningConfig
 from xlme_ds.finetune.task_files import (

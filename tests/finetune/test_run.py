@@ -249,6 +249,7 @@ def test_random_starts_from_the_weights_before_training(base: Path, tmp_path: Pa
         json.loads((tmp_path / out / "config.json").read_text())["config"]["base"] for out in ("expected", "found")
     ]
     assert starts[0] == starts[1] and found["languages"] == expected["languages"]
+    assert (expected["random"], found["random"]) == (False, True)
     assert "was started with base" in refused(base, "ner", data, tmp_path / "found", **fixed)
 
 
@@ -336,6 +337,7 @@ def test_questions_from_another_sets_training_file(base: Path, tmp_path: Path) -
         (["--tuning.dropout", "1"], "tuning.dropout is 1.0: it must be at least 0 and below 1"),
         (["--tuning.batch", "7", "--tuning.micro-batch", "2"], "does not divide"),
         (["--number", "3"], "--number is 3: there are 1 runs"),
+        (["--seeds"], "--seeds has no number: name at least one"),
         ([], "out has model but no config.json, which says how it was trained: restore it"),
     ],
 )

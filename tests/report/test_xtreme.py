@@ -187,6 +187,13 @@ def test_of_several_settings_the_best_on_the_dev_sets_counts(tmp_path: Path) -> 
     assert "has scores on held-out en," in fault(folder) and "choose on the same dev sets" in fault(folder)
 
 
+def test_a_model_tuned_from_random_weights_is_another_row(tmp_path: Path) -> None:
+    write_scores(tmp_path / "ner/seed1", "ner", {"en": {"f1": 50.0}})
+    write_scores(tmp_path / "ner-untrained/seed1", "ner", {"en": {"f1": 10.0}}, random=True)
+    found = {model.name: model.results["ner"].runs[0].languages for model in gather([tmp_path])}
+    assert found == {"ours": {"en": (50.0,)}, "ours, untrained": {"en": (10.0,)}}
+
+
 def test_tests_without_labels_have_no_score_and_are_named(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     write_scores(folder / "xnli", "xnli", {"en": {"accuracy": 80.0}}, unlabelled={"de": "p", "fr": "p"})

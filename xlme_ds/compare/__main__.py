@@ -4,74 +4,29 @@
 Trains every recipe to the same numbers of operations, each with its whole schedule, scores the models, and writes
 compare.md, compare.json and the plot. `C+D` is C for half of a budget and D, started from its weights, for the other.
 Settings after `--` are those of `xlme_ds.pretrain` and go to all alike. Every run and test is a command, printed first;
-finished ones are skipped.
+finished ones are skipped, if their settings and data are still the same.
 """
 
-import shlex
+import math
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
+from dataclasses import replace
 
 import tyro
 from rich.console import Console
 
 from ..cli import fail, program
 from ..config import refuse
+from ..data.schema import read_json
 from ..data.shards import RowStore
-from ..engine.build import open_data
-from ..finetune.downstream_tasks import TASKS
-from ..finetune.settings import TuningConfig
-from ..finetune.task_files import choose, find, labelled, read
+from ..engine.build import resolve_precision
 from ..folders import lock
-from ..objectives import objective_of
 from ..run_commands import environment, launch, run
-from .results import LOSSES, SCORES, UNTRAINED, RunScores, deliver, read_results, tuned
-from .systems import Budget, System, own_settings, system
-
-
-@dataclass(frozen=True)
-class CompareSettings:
-    """Arguments of the command."""
-
-    recipes: str
-    """Recipes with commas between them; the others are compared with the first. `a+b`: `a`, then `b` from its
-    weights."""
-    budgets: tuple[float, ...]
-    """Floating-point operations of a run, forward and backward, by the planner's count; every system has a run for
-    each, with a learning rate that ends with it."""
-    data_folder: Annotated[Path, tyro.conf.arg(name="data")]
-    """Folder that `data_prep mix` wrote."""
-    heldout: Path
-    """Folder that `data_prep mix` wrote of text kept out of training, for losses; its pairs test retrieval."""
-    out: Path
-    """Folder for runs, scores, tables and plot; give it again to continue."""
-    rows: int = 4096
-    """Rows of a step, divided between text and pairs as each recipe does."""
-    seeds: tuple[int, ...] = (1,)
-    """How many seeds each system is trained with, 1, 2, …: one number for all budgets, or one for each. Several show
-    how far scores vary by chance."""
-    own: tuple[str, ...] = ()
-    """Settings of single recipes, as "xlme: --optimizer.learning-rate 1e-3": what each was found to need."""
-    processes: int = 1
-    """Training processes on this machine."""
-    pairs: Path | None = None
-    """Folder of held-out pairs as text, in place of the pairs of --heldout."""
-    tatoeba: Path | None = None
-    """Folder of Tatoeba's test, as `xlme evaluate tatoeba` reads it; without it that test is left out."""
-    align: Path | None = None
-    """Folder of word alignment tests, as `xlme evaluate align` reads it; without it that test is left out."""
-    pos: Path | None = None
-    """Folder of parts of speech, as `xlme finetune --task pos` reads it; without it that test is left out."""
-    ner: Path | None = None
-    """Folder of PAN-X, as `xlme finetune --task ner` reads it; without it that test is left out."""
-    tuning: str = ""
-    """Settings of fine-tuning in one string, as `--tuning="--tuning.epochs 1 --tuning.batch 32"`."""
-    tuning_seeds: int = 1
-    """How often each model is fine-tuned, with seeds 1, 2, …; the mean counts."""
-    also: tuple[Path, ...] = ()
-    """Files compare.json of other folders, whose runs are shown with these."""
+from ..train.run import read_inputs
+from ..train.run_folder import FINISHED, RunFolder
+from .results import RunScores, deliver, joined, read_results
+from .scoring import left_to_test, record, require_tests, tuning_seeds
+from .settings import CompareSettings
+from .systems import Budget, Leg, System, own_settings, system
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -81,14 +36,14 @@ def main(arguments: list[str] | None = None) -> None:
     settings = tyro.cli(CompareSettings, prog=program("compare"), description=__doc__, args=words[:cut])
     try:
         systems = planned(settings, words[cut + 1 :])
-        others = [run for path in settings.also for run in read_results(path)]
+        others = {str(path): read_results(path) for path in settings.also}
         with lock(settings.out):
             for one in systems:
                 _carry_out(one, settings)
-            seeds = _tuning_seeds(settings)
+            seeds = tuning_seeds(settings)
             runs = [RunScores.read(one, settings.data_folder, seeds) for one in systems]
             console = Console(width=None if sys.stdout.isatty() else 160)
-            for table in deliver([*runs, *others], settings.out):
+            for table in deliver(joined({f"--out {settings.out}": runs} | others), settings.out):
                 table.show(console)
     except (ValueError, OSError) as error:
         fail("xlme_ds.compare", error)
@@ -101,7 +56,9 @@ def planned(settings: CompareSettings, of_all: list[str]) -> list[System]:
     refuse(
         [
             (len(set(names)) == len(names), f"--recipes {settings.recipes} names a system twice: name each once"),
+            (len(budgets) > 0, "--budgets has no amount: name at least one"),
             (len(set(budgets)) == len(budgets), "--budgets names an amount twice: name each once"),
+            *((0 < each < math.inf, f"--budgets has {each:g}: it must be above 0 and finite") for each in budgets),
             (fitting, f"--seeds has {len(seeds)} numbers for {len(budgets)} budgets: give one, or one for each"),
             *((count >= 1, f"--seeds has {count}: it must be at least 1") for count in seeds),
             *(
@@ -110,9 +67,7 @@ def planned(settings: CompareSettings, of_all: list[str]) -> list[System]:
             ),
         ]
     )
-    for task in ("pos", "ner"):
-        if (folder := getattr(settings, task)) is not None:
-            require_labels(folder, task)
+    require_tests(settings)
     row_tokens = RowStore(settings.data_folder / "mono").row_tokens  # training refuses pairs in rows of other lengths
     own = own_settings(settings.own, names)
     systems = [
@@ -121,61 +76,43 @@ def planned(settings: CompareSettings, of_all: list[str]) -> list[System]:
         for seed in range(1, count + 1)
         for name in names
     ]
-    for config in (leg.config for one in systems for leg in one.legs):
-        for folder in (settings.data_folder, settings.heldout):
-            open_data(config, folder, world=settings.processes)
+    for leg in (leg for one in systems for leg in one.legs):
+        _require_same(leg, settings)
     return systems
 
 
-def require_labels(folder: Path, task: str) -> None:
-    """Raise ValueError where no test of `task` in another language than English has labels: the measure is the mean
-    over those."""
-    tests = choose(find(TASKS[task], [folder]), task, TuningConfig(), of_several=False).test
-    if not any(labelled(read(source, TASKS[task])) for source in tests if source.language != "en"):
-        raise ValueError(
-            f"--{task} {folder} has no test with labels in a language other than English: name a folder that has some"
-        )
-
-
-def _tuning_seeds(settings: CompareSettings) -> list[int]:
-    return list(range(1, settings.tuning_seeds + 1))
+def _require_same(leg: Leg, settings: CompareSettings) -> None:
+    """Raise ValueError where the data do not fit the run, or its folder has one of other settings or data."""
+    config = leg.config
+    config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
+    place, folders = RunFolder(leg.folder, writes=False), [settings.data_folder]
+    loader, unseen, _ = read_inputs(config, folders, settings.heldout, place, [], 0, settings.processes)
+    if not (leg.folder / "config.json").exists():
+        return
+    noted = read_json(leg.folder / "config.json", dict)["data"]
+    of_data = "--data", noted["fingerprints"], loader.fingerprints_until(0)  # those of the first phase
+    of_heldout = "--heldout", noted.get("heldout_fingerprints"), unseen and unseen.fingerprints
+    for name, there, here in (of_data, of_heldout):
+        if there != here:
+            raise ValueError(f"{leg.folder} was started with another {name}: give that one, or choose another --out")
 
 
 def _carry_out(one: System, settings: CompareSettings) -> None:
     """Train what is not trained, and test what is not tested."""
     place = environment()
     for leg in one.legs:
-        if not (leg.folder / "finished.json").exists():
+        if not (leg.folder / FINISHED).exists():
             data = ["--data", str(settings.data_folder), "--heldout", str(settings.heldout)]
             words = [*leg.arguments, *data, "--out", str(leg.folder)]
             run(launch("xlme_ds.pretrain", settings.processes, words), place)
-            if not (leg.folder / "finished.json").exists():
+            if not (leg.folder / FINISHED).exists():
                 sys.exit(1)  # stopped: the same command goes on
-    for module, *words in left_to_test(one, settings):
+    for name, command in left_to_test(one, settings):
+        module, *words = command
         run(launch(module, 1, words), place, quiet=True)
-    if left := next(left_to_test(one, settings), None):
-        print(f"{one.model}: {left[0]} was stopped before its scores: the same command goes on", file=sys.stderr)
-        sys.exit(1)
-
-
-def left_to_test(one: System, settings: CompareSettings) -> Iterator[list[str]]:
-    """The tests that the model has no scores of; untrained ones are tested with those of the smallest budget."""
-    out = one.model / SCORES
-    untrained = ["--random"] if one.budget == min(settings.budgets) else []
-    masked = set(LOSSES) & set(objective_of(one.legs[-1].config.objective).terms)
-    tests = {"losses": settings.heldout if masked else None, "pairs": settings.pairs or settings.heldout}
-    for test, data in (tests | {"tatoeba": settings.tatoeba, "align": settings.align}).items():
-        if data is not None and not (out / f"{test}.json").exists():
-            words = ["--model", str(one.model), "--data", str(data), "--out", str(out)]
-            yield ["xlme_ds.evaluate", test, *words, *(untrained if test != "losses" else [])]
-    seeds = _tuning_seeds(settings)
-    starts = [False, *([True] if untrained and one.seed == 1 else [])]  # one seed: fine-tuning costs most of all tests
-    for task, start in ((task, start) for start in starts for task in ("pos", "ner")):
-        data, name = getattr(settings, task), task + UNTRAINED * start
-        if data is not None and not all(file.exists() for file in tuned(out, name, seeds)):
-            words = ["--task", task, "--model", str(one.model), "--data", str(data), "--out", str(out / name)]
-            words += ["--random"] * start
-            yield ["xlme_ds.finetune", *words, "--seeds", *map(str, seeds), *shlex.split(settings.tuning)]
+        if not record(one, name, command, settings):
+            print(f"{one.model}: {module} was stopped before its scores: the same command goes on", file=sys.stderr)
+            sys.exit(1)
 
 
 if __name__ == "__main__":

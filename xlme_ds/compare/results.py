@@ -39,7 +39,7 @@ MEASURES = {
 }  # in the order of tables
 LOSSES = ("mlm", "tlm")  # in nats, XLM-E's are its generator's; not those of training, where masks differ by system
 SCORES = "scores"  # folder of the tests of a run, in the run's
-UNTRAINED = "-untrained"  # ends the name of a fine-tuning that starts from the run's first weights
+UNTRAINED = "-untrained"  # ends the name of a fine-tuning that starts from random weights
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ def heldout_losses(folder: Path) -> tuple[dict[str, float], dict[str, dict[str, 
     model that does not predict masked tokens."""
     path = folder / "losses.json"
     try:
-        scored = _models(path)[0] if path.exists() else {"terms": []}
-        terms = [term for term in LOSSES if term in scored["terms"]]
+        scored = _models(path)[0] if path.exists() else {"overall": {}, "languages": {}}
+        terms = [term for term in LOSSES if term in scored["languages"]]  # those that the held-out tasks have
         return {term: scored["overall"][term] for term in terms}, {term: scored["languages"][term] for term in terms}
     except (KeyError, TypeError, IndexError) as error:
         raise _of_another_form(path, error) from None
@@ -156,6 +156,21 @@ def read_results(path: Path) -> list[RunScores]:
         return [RunScores(**run) for run in content["runs"]]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a compare.json of this version ({error}): make it again") from None
+
+
+def joined(found: Mapping[str, Sequence[RunScores]]) -> list[RunScores]:
+    """The runs of several places by their names, one that is in several of them once. Raises ValueError for two
+    different runs of one system, budget and seed."""
+    places: dict[tuple[str, float, int], tuple[str, RunScores]] = {}
+    for place, runs in found.items():
+        for run in runs:
+            name, first = places.setdefault((run.system, run.budget, run.seed), (place, run))
+            if run != first:
+                raise ValueError(
+                    f"{name} and {place} have different runs of {run.system} with {run.budget:.3g} operations and seed "
+                    f"{run.seed}: leave one out"
+                )
+    return [run for _, run in places.values()]
 
 
 def deliver(runs: Sequence[RunScores], out: Path) -> list[ResultTable]:
@@ -189,7 +204,7 @@ def _scores_table(runs: Sequence[RunScores]) -> ResultTable:
             if not seeds:
                 continue
             first = seeds[0]
-            through = ", ".join(f"{first.passes[task]:.1f}" for task in ("mono", "para") if task in first.passes)
+            through = ", ".join(f"{first.passes[task]:.2f}" for task in ("mono", "para") if task in first.passes)
             cells = [f"{budget:.3g}", name, str(len(seeds)), f"{first.tokens / 1e6:.1f}", through]
             cells += [_cell([run.losses[term] for run in seeds if term in run.losses], 2) for term in losses]
             cells += [_cell([run.scores[m] for run in seeds if m in run.scores]) for m in measures]
@@ -199,6 +214,8 @@ def _scores_table(runs: Sequence[RunScores]) -> ResultTable:
                 cells += [""] * len(losses)
                 cells += [_cell([run.untrained[m] for run in seeds if m in run.untrained]) for m in measures]
                 table.rows.append(cells)
+    if any(measure in run.untrained for run in runs for measure in ("pos", "ner")):
+        table.notes.append("Untrained models are fine-tuned for the first seed alone.")
     return table
 
 

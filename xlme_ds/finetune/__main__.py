@@ -24,6 +24,8 @@ def main(arguments: list[str] | None = None) -> None:
     stop = StopRequest()
     words = without_launcher(sys.argv[1:] if arguments is None else arguments)
     command = tyro.cli(FinetuneSettings, prog=program("finetune"), description=__doc__, args=words)
+    if not command.seeds:
+        fail("xlme_ds.finetune", ValueError("--seeds has no number: name at least one"))
     todo = jobs(command)
     if command.list:
         print("\n".join(str(job.out) for job in todo))

@@ -238,8 +238,8 @@ def _summary(job: Job, tuning: TuningConfig, sets: TaskSets, scores: Scores) -> 
     languages = {code: one for (purpose, code), one in sorted(scores.items()) if purpose == "test" and one is not None}
     dev = {code: one for (purpose, code), one in sorted(scores.items()) if purpose == "dev" and one is not None}
     result: dict[str, Any] = {
-        "task": job.command.task, "model": str(job.command.model), "seed": job.seed, "split": split,
-        "train_languages": [source.language for source in sets.train], "metric": list(task.metrics),
+        "task": job.command.task, "model": str(job.command.model), "random": job.command.random, "seed": job.seed,
+        "split": split, "train_languages": [source.language for source in sets.train], "metric": list(task.metrics),
         "tuning": asdict(tuning), "settings": job.settings, "languages": languages, "files": sets.fingerprints(),
         "unlabelled": {
             code: str(predictions_file(task, split, code)) for (_, code), one in sorted(scores.items()) if one is None

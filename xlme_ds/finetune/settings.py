@@ -111,7 +111,8 @@ class FinetuneSettings:
     """Folder for scores, predictions and weights; one below it for each run if there are several. Give it again to
     resume."""
     random: bool = False
-    """Start from random weights in the model's shape, drawn with its run's seed, to see what training gives."""
+    """Start from random weights in the model's shape, drawn with its run's seed if it has one, to see what training
+    gives."""
     seeds: tuple[int, ...] = (1,)
     """Seeds of the head's weights, the order of examples and dropout; one run for each."""
     grid: bool = False

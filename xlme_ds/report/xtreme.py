@@ -65,9 +65,9 @@ class Model:
 def gather(folders: Iterable[Path]) -> list[Model]:
     """The models in all result files in `folders` and below them, sorted by name.
 
-    A model is named after the last part of its path, or all of it where two end alike, with the languages that it was
-    fine-tuned on unless that is English. Raises ValueError, naming the file, on one that is damaged, and on scores that
-    exclude each other.
+    A model is named after the last part of its path, or all of it where two end alike, with "untrained" where it
+    started from random weights, and the languages that it was fine-tuned on unless that is English. Raises ValueError,
+    naming the file, on one that is damaged, and on scores that exclude each other.
     """
     paths = {path.resolve(): path for folder in folders for path in _result_files(folder)}
     found = {path: read_json(path, dict) for path in sorted(paths.values())}
@@ -78,7 +78,8 @@ def gather(folders: Iterable[Path]) -> list[Model]:
         try:
             if path.name == "scores.json":
                 run = _read_run(path, content)
-                name = names[_model_path(content)] + _trained_on(content["train_languages"])
+                random = ", untrained" * bool(content.get("random"))  # younger than other keys
+                name = names[_model_path(content)] + random + _trained_on(content["train_languages"])
                 models.setdefault(name, Model(name))
                 runs[name, content["task"]].append(run)
                 continue

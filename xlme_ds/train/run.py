@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints
@@ -23,7 +24,7 @@ from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..engine.build import build_engine, open_data, resolve_precision
 from ..engine.engine import Engine
-from ..engine.ranks import SharedError, broadcast, data_parallel, gather, on_all_ranks, process_group
+from ..engine.ranks import SharedError, broadcast, data_parallel, gather, on_all_ranks, on_gpu, process_group
 from ..first_weights import named, starting_weights
 from ..folders import at_step, checkpoints_of, to_disk
 from ..models.init import Known
@@ -166,6 +167,8 @@ def opening(config: Training, out: Path, start: int, loader: BatchSource, world:
                  for phase, folder in zip(loader.phases, loader.folders, strict=True))  # fmt: skip
         lines.append(f"  phases: {'; '.join(stretches)}")
     lines += [f"  not as the recipe: {', '.join(other)}"] * bool(other)
+    if world == 1 and on_gpu() and (visible := torch.cuda.device_count()) > 1:
+        lines.append(f"  one of {visible} GPUs is used: `deepspeed --num_gpus {visible} --module …` uses them all")
     return lines
 
 

@@ -1,0 +1,112 @@
+"""The tests of a trained model: their commands, which of them are left to do, and what would stop them."""
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from ..cli import program
+from ..config import refuse
+from ..data.schema import read_json, write_json
+from ..data.vocabulary import Vocabulary
+from ..evaluate.alignment import read_gold
+from ..evaluate.retrieval import heldout_pairs, read_tatoeba
+from ..finetune.downstream_tasks import TASKS
+from ..finetune.settings import FinetuneSettings, TuningConfig
+from ..finetune.task_files import choose, find, labelled, read
+from ..objectives import objective_of
+from .results import LOSSES, SCORES, UNTRAINED, tuned
+from .settings import CompareSettings
+from .systems import System
+
+COMMANDS = "commands.json"  # next to the scores: by the name of a test the command that gave them
+
+
+def require_tests(settings: CompareSettings) -> None:
+    """Raise ValueError where a test could not be done after training."""
+    pairs = settings.pairs or settings.heldout
+    next(heldout_pairs(pairs, Vocabulary(settings.data_folder / "vocab")), None)
+    if settings.tatoeba is not None:
+        read_tatoeba(settings.tatoeba)
+    if settings.align is not None:
+        read_gold(settings.align)
+    for task in ("pos", "ner"):
+        if (folder := getattr(settings, task)) is not None:
+            require_labels(folder, task)
+    try:
+        words = shlex.split(settings.tuning)
+    except ValueError as error:
+        raise ValueError(f"--tuning {settings.tuning}: {error}") from None
+    ours = ["--task", "pos", "--model", ".", "--data", ".", "--out", "."]
+    prog = program("compare --tuning")
+    plain, asked = (tyro.cli(FinetuneSettings, prog=prog, args=[*ours, *more]) for more in ([], words))
+    kept = replace(asked, tuning=plain.tuning, engine=plain.engine, train=plain.train)
+    refuse([(kept == plain, f"--tuning {settings.tuning} may have --tuning., --engine. and --train. settings alone")])
+
+
+def require_labels(folder: Path, task: str) -> None:
+    """Raise ValueError where no test of `task` in another language than English has labels: the measure is the mean
+    over those."""
+    tests = choose(find(TASKS[task], [folder]), task, TuningConfig(), of_several=False).test
+    if not any(labelled(read(source, TASKS[task])) for source in tests if source.language != "en"):
+        raise ValueError(
+            f"--{task} {folder} has no test with labels in a language other than English: name a folder that has some"
+        )
+
+
+def tuning_seeds(settings: CompareSettings) -> list[int]:
+    """The seeds that each model is fine-tuned with."""
+    return list(range(1, settings.tuning_seeds + 1))
+
+
+def left_to_test(one: System, settings: CompareSettings) -> Iterator[tuple[str, list[str]]]:
+    """The tests by name that the model has no scores of, or scores by another command: module and arguments.
+
+    A test of evaluation is done again; fine-tuning refuses another command where its result would be another.
+    """
+    done = _done(one)
+    for name, command in _tests(one, settings):
+        if done.get(name) != command or not _written(one, name, settings):
+            yield name, command
+
+
+def record(one: System, name: str, command: list[str], settings: CompareSettings) -> bool:
+    """Note the command of a test that has ended; False where it was stopped before its scores."""
+    if written := _written(one, name, settings):
+        write_json(one.model / SCORES / COMMANDS, _done(one) | {name: command})
+    return written
+
+
+def _done(one: System) -> dict[str, Any]:
+    path = one.model / SCORES / COMMANDS
+    return read_json(path, dict) if path.exists() else {}
+
+
+def _written(one: System, name: str, settings: CompareSettings) -> bool:
+    out = one.model / SCORES
+    tuning = name.removesuffix(UNTRAINED) in ("pos", "ner")
+    files = tuned(out, name, tuning_seeds(settings)) if tuning else [out / f"{name}.json"]
+    return all(file.exists() for file in files)
+
+
+def _tests(one: System, settings: CompareSettings) -> Iterator[tuple[str, list[str]]]:
+    """All tests; untrained models are tested with those of the smallest budget."""
+    out = one.model / SCORES
+    untrained = ["--random"] if one.budget == min(settings.budgets) else []
+    masked = set(LOSSES) & set(objective_of(one.legs[-1].config.objective).terms)
+    tests = {"losses": settings.heldout if masked else None, "pairs": settings.pairs or settings.heldout}
+    for test, data in (tests | {"tatoeba": settings.tatoeba, "align": settings.align}).items():
+        if data is not None:
+            words = ["--model", str(one.model), "--data", str(data), "--out", str(out)]
+            yield test, ["xlme_ds.evaluate", test, *words, *(untrained if test != "losses" else [])]
+    seeds = tuning_seeds(settings)
+    starts = [False, *([True] if untrained and one.seed == 1 else [])]  # one seed: fine-tuning costs most of all tests
+    for task, start in ((task, start) for start in starts for task in ("pos", "ner")):
+        data, name = getattr(settings, task), task + UNTRAINED * start
+        if data is not None:
+            words = ["--task", task, "--model", str(one.model), "--data", str(data), "--out", str(out / name)]
+            words += ["--random"] * start
+            yield name, ["xlme_ds.finetune", *words, "--seeds", *map(str, seeds), *shlex.split(settings.tuning)]
