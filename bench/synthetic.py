@@ -42,7 +42,7 @@ def synthetic_batch(
         for task, count in enumerate(rows)
         if count
     ]
-    make = PseudoSides(pseudo_fractions, languages=1).collate if pseudo_fractions else collate
+    make = PseudoSides(pseudo_fractions, languages=(0,)).collate if pseudo_fractions else collate
     return make(parts, seed, mask_fraction=0.15)
 
 

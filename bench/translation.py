@@ -263,7 +263,7 @@ def both(cfg: Settings) -> list[tuple[str, str]]:
 def score(cfg: Settings, translated: Path, target: str) -> list[str]:
     """BLEU and chrF of a file of translations."""
     lines, reference = (path.read_text().splitlines() for path in (translated, cfg.out / "text" / f"test.{target}"))
-    return [line.split("=")[1].split()[0] for line in scores(lines, reference)]
+    return [line.split("=")[1].split()[0] for line in scores(lines, reference, target)]
 
 
 def pretrain(*arguments: object) -> None:

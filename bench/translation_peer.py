@@ -194,7 +194,7 @@ def translated(run: RunConfig, state: dict[str, Tensor], vocabulary: Vocabulary,
     for source, target in ((0, 1), (1, 0)):
         out = translate_lines(translator, lines[source], (source, target), 1, 1.0).lines
         found[f"{codes[source]}-{codes[target]}"] = [
-            line.split("=")[1].split()[0] for line in scores(out, lines[target])
+            line.split("=")[1].split()[0] for line in scores(out, lines[target], codes[target])
         ]
     return found
 

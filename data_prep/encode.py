@@ -81,7 +81,10 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
     HeldOutText.read(config.without)  # before anything is written
     held_out = sorted(file_sha256(path) for path in config.without)
     plans = {}
-    for kind, sources in find_sources(config).items():
+    found = find_sources(config)
+    if config.sentences and "mono" not in found:
+        raise ValueError("--sentences is for monolingual text: leave it out for pairs")
+    for kind, sources in found.items():
         settings: dict[str, Any] = {
             "task": kind,
             "vocabulary_sha256": vocabulary.sha256,

@@ -92,6 +92,8 @@ class MixConfig:
             raise ValueError(f"--rows-per-shard is {self.rows_per_shard}: it must be at least 1")
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"--alpha is {self.alpha}: it must be between 0 (uniform) and 1 (natural distribution)")
+        if self.sentences and not self.mono_rows:
+            raise ValueError("--sentences is for monolingual rows, and --mono-rows is 0: leave it out, or give both")
         if not 0 <= self.max_repeats < float("inf"):
             raise ValueError(f"--max-repeats is {self.max_repeats}: it must be a number above 0, or 0 for no bound")
 

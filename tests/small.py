@@ -120,4 +120,6 @@ def open_batch(
     (BTMLM)."""
     rng = np.random.default_rng(seed)
     rows = rows_of([[item(rng, length)] for length in lengths], width)
-    return PseudoSides(fractions, LANGUAGES).collate([(0, rows, np.arange(len(lengths)) + 10)], seed, 0.15)
+    return PseudoSides(fractions, tuple(range(LANGUAGES))).collate(
+        [(0, rows, np.arange(len(lengths)) + 10)], seed, 0.15
+    )

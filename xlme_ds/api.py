@@ -29,7 +29,7 @@ from .evaluate.vectors import hidden_states, sentence_vectors
 from .folders import checkpoints_of, saved_step
 from .models.heads import MaskedLanguageModelHead, ReplacedTokenHead
 from .models.text_encoder import TextEncoder
-from .objectives import described, has_decoder
+from .objectives import described, reads_both_sides
 from .plan.layout import ParallelLayout
 from .plan.memory import peak
 from .report import run_page
@@ -229,7 +229,7 @@ class TextModel:
             folders = [] if translates(self.folder) else [self.folder / name for name in (".", GENERATOR_FOLDER)]
             found = [(load_encoder(folder), read_heads(folder)) for folder in folders if folder.is_dir()]
         else:
-            own = {} if has_decoder(run.objective) else run.encoders
+            own = run.encoders if reads_both_sides(run.objective) else {}
             trained = [which for which, name in own.items() if name == prefix]
             found = [(TrainedEncoder(run.encoder(which), run.vocabulary), run.state) for which in trained]
         for model, state in found:

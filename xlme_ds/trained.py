@@ -164,6 +164,17 @@ def initial_encoder(cfg: ModelConfig, objective: str, seed: int, which: Which | 
     return take_encoder(model.state_dict(), cfg, which or first_of(built.encoders))
 
 
+def require_finite(model: nn.Module, folder: Path) -> None:
+    """Raise ValueError, naming the parameter, for weights that are not numbers."""
+    refuse(
+        (
+            bool(parameter.isfinite().all()),
+            f"{folder}: {name} is not finite, the training diverged: name an earlier checkpoint's weights",
+        )
+        for name, parameter in model.named_parameters()
+    )
+
+
 def translates(folder: Path) -> bool:
     """Whether `folder` is an export of a translating run, with its decoder."""
     config = read_config(folder)

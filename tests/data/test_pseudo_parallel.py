@@ -29,7 +29,7 @@ def opened(
     rows: Rows, fractions: tuple[float, ...] = FRACTIONS, languages: int = 3, first: int = 0, seed: int = 5
 ) -> Batch:
     numbers = np.arange(len(rows.tokens)) + first
-    return PseudoSides(fractions, languages).collate([(0, rows, numbers)], seed, 0.15)
+    return PseudoSides(fractions, tuple(range(languages))).collate([(0, rows, numbers)], seed, 0.15)
 
 
 @pytest.mark.parametrize("fraction", FRACTIONS)
@@ -72,6 +72,11 @@ def test_languages() -> None:
     alone = sentences(9, width=32)
     alone.languages[:] = 0
     assert (opened(alone, languages=1).languages_BT == 0).all(), "one language is its own translation"
+    text = sentences(*[20] * 90, width=32)
+    text.languages[:] = np.tile([1, 4, 7], 30)  # of more that the model knows
+    batch = PseudoSides(FRACTIONS, (4, 1, 7)).collate([(0, text, np.arange(90))], 5, 0.15)
+    written = [int(batch.languages_BT[row][batch.sides_BT[row] == 1][0]) for row in range(90)]
+    assert set(written) == {1, 4, 7} and all(one != own for one, own in zip(written, text.languages, strict=True))
 
 
 def test_every_fraction_is_drawn_as_often() -> None:

@@ -108,7 +108,7 @@ def test_languages_without_rows_are_not_written_in(tmp_path: Path) -> None:
     """The manifest lists three languages, of which some have no text; the probe is not translated next to others."""
     folder = write_data(tmp_path / "data", 16)
     manifest, read = read_manifest(folder / "mono"), (DataConfig(16, 0, 16), 3, 1.0, 0, 1, (), ())
-    for used, known in ((dict(de=9, en=0, fr=7), {0, 2}), (dict(de=16, en=0, fr=0), set())):
+    for used, known in ((dict(de=9, en=0, fr=7), {0, 2}), (dict(de=9, fr=7), {0, 2}), (dict(de=16, en=0, fr=0), set())):
         shares = dict(share_before=0.0, share_after=0.0, repeat=0.0)
         counts = {"by_language": {code: {"used": count, **shares} for code, count in used.items()}}
         write_manifest(folder / "mono", replace(manifest, counts=counts))

@@ -513,6 +513,7 @@ def test_another_vocabulary_is_refused(corpus: Corpus, tmp_path: Path) -> None:
         ({"mono_rows": 5, "row_tokens": 4}, "--row-tokens is 4"),
         ({"mono_rows": 5, "alpha": 2.0}, "--alpha is 2.0"),
         ({"mono_rows": 5, "rows_per_shard": 0}, "--rows-per-shard is 0"),
+        ({"para_rows": 5, "sentences": True}, "--sentences is for monolingual rows, and --mono-rows is 0"),
     ],
 )
 def test_impossible_settings_are_refused(corpus: Corpus, tmp_path: Path, settings: dict, words: str) -> None:

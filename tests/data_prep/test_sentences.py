@@ -170,6 +170,8 @@ def test_mistakes(corpus: Path, vocab: Path, tmp_path: Path) -> None:
         run(replace(asked, without=(tmp_path / "bytes",)))
     with pytest.raises(OSError, match="none"):
         run(replace(asked, without=(tmp_path / "none",)))
+    with pytest.raises(ValueError, match="--sentences is for monolingual text: leave it out for pairs"):
+        run(replace(asked, mono=None, para=corpus / "para", sentences=True))
     assert not asked.out.exists()
     run(asked)
     with pytest.raises(ValueError, match="was encoded without --sentences"):

@@ -30,6 +30,7 @@ from transformers import (
 )
 
 import xlme_ds as xlme
+from tests.evaluate.folders import write_run
 from tests.launch import ROOT, environment
 from xlme_ds.checkpoint import __main__ as checkpoint
 from xlme_ds.config import ModelConfig
@@ -66,6 +67,15 @@ def test_run_and_export_hold_the_same_encoders(run: Path, exported: Path) -> Non
     assert {"embedding_0", "difference_0"} <= load_run(
         run
     ).state.keys()  # gdes: what the discriminator reads is their sum
+
+
+def test_the_head_of_a_causal_model_is_no_masked_one(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "clm", objective="clm")
+    main(["--run", str(run), "--to", str(tmp_path / "exported")])
+    assert json.loads((tmp_path / "exported/config.json").read_text())["architectures"] == ["XLMEModel"]
+    assert not [name for name in load_file(tmp_path / "exported/model.safetensors") if "head" in name]
+    with pytest.raises(ValueError, match="was not trained with masked language modelling"):
+        xlme.load(run).fill("kalo <mask>")
 
 
 def test_heads_are_the_runs(run: Path, exported: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,6 +114,9 @@ def test_beam_search_is_ours(both: Both, beam: int, penalty: float) -> None:
     assert expected != translate(both.ours, sources(both), (3, 1))
     found = both.theirs.generate(padded(both), num_beams=beam, length_penalty=penalty, **INTO)
     assert words(found) == expected
+    search = deepcopy(both.theirs.generation_config)
+    search.num_beams, search.length_penalty = beam, penalty
+    assert words(both.theirs.generate(padded(both), search, **INTO)) == expected
 
 
 def test_rows_of_several_languages(both: Both) -> None:

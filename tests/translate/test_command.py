@@ -1,11 +1,15 @@
 """The whole road: pairs of text are prepared, a model is trained on them, and a file is translated in both
 directions."""
 
+import bz2
 import gzip
 import json
+import lzma
 import shutil
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +36,7 @@ from xlme_ds.data.shards import RowStore
 from xlme_ds.evaluate.heldout_losses import losses
 from xlme_ds.evaluate.predicted_tokens import perplexity
 from xlme_ds.trained import load_encoder, load_run
-from xlme_ds.translate.text import Translated, read_lines
+from xlme_ds.translate.text import Translated, load_translator, read_lines, scores
 
 GERMAN = ["haus", "baum", "hund", "katze", "fluss", "berg", "vogel", "fisch", "stein", "wind"]
 ENGLISH = ["house", "tree", "dog", "cat", "river", "mountain", "bird", "fish", "stone", "wind"]
@@ -187,7 +191,7 @@ def test_what_is_shown_of_the_run(run: Path) -> None:
     assert line["terms"] == ["mt"]
 
 
-def test_sentences_alone(config: RunConfig, folder: Path) -> None:
+def test_sentences_alone(config: RunConfig, run: Path, folder: Path) -> None:
     """Denoising and back-translation by the whole program: records, samples, report, held-out losses, and a run that
     was stopped and goes on to the same weights."""
     for part, seed in (("mono", 4), ("mono-heldout", 5)):
@@ -199,7 +203,7 @@ def test_sentences_alone(config: RunConfig, folder: Path) -> None:
         assert not data_prep(f"encode --mono {folder}/{part} --out {out} --sentences {vocab}".split())
         mix = f"mix --encoded {out} --out {folder}/mixed-{part} {vocab} --layout xlm --row-tokens 48"
         assert not data_prep(f"{mix} --mono-rows 32 --sentences".split())
-    run = replace(
+    of_sentences = replace(
         config,
         objective=ObjectiveConfig("mt", 1.0, denoising=("0:1", "4:0"), back_translation=("0:0", "1:0.5")),
         data=DataConfig(8, 0, 8),
@@ -207,7 +211,7 @@ def test_sentences_alone(config: RunConfig, folder: Path) -> None:
         train=replace(config.train, steps=6, save_every=3, keep_every=3, eval_every=3, eval_rows=8, log_every=1),
     )
     data, heldout = folder / "mixed-mono", folder / "mixed-mono-heldout"
-    whole = pretrain(run, data, folder / "sentences", heldout=heldout)
+    whole = pretrain(of_sentences, data, folder / "sentences", heldout=heldout)
     lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert ["ae" in line for line in lines] == [True] * 4 + [False] * 2
     assert ["bt" in line for line in lines] == [False] + [True] * 5
@@ -217,17 +221,23 @@ def test_sentences_alone(config: RunConfig, folder: Path) -> None:
     assert unseen["loss"] == pytest.approx(0.5 * unseen["bt"]), "the weights of the last step"
     samples = read_json(whole / "samples.json", list)
     assert {sample["task"] for sample in samples} == {"mono"} and (whole / "report.html").exists()
+    tokens = [token for sample in samples for token in sample["tokens"]]
+    assert any(token["replaced"] for token in tokens), "no model of six steps is right everywhere"
     before = load_file(whole / "model" / "model.safetensors")
     shutil.rmtree(whole / "checkpoints" / "step_00000006")
     for name in ("finished.json", "model/model.safetensors"):
         (whole / name).unlink()
-    after = load_file(pretrain(run, data, whole, heldout=heldout) / "model" / "model.safetensors")
+    after = load_file(pretrain(of_sentences, data, whole, heldout=heldout) / "model" / "model.safetensors")
     assert {name: value.tobytes() for name, value in after.items()} == {n: v.tobytes() for n, v in before.items()}
     assert len(read_lines(translate(whole, folder, "de", "en"))) == 60
-    (found,) = losses(whole, heldout, rows=8, seed=run.seed)["models"]
+    (found,) = losses(whole, heldout, rows=8, seed=of_sentences.seed)["models"]
     assert [found["overall"][term] for term in ("ae", "bt")] == pytest.approx([unseen["ae"], unseen["bt"]], rel=1e-5)
     mix = f"mix --encoded {folder}/encoded-mono --out {folder}/stream --vocab {folder}/vocab --layout xlm"
     assert not data_prep(f"{mix} --row-tokens 48 --mono-rows 4 --processes 1".split())
+    xlme.export.run(whole, folder / "exported-sentences")
+    for model in (folder / "exported-sentences", run):  # pairs alone
+        with pytest.raises(ValueError, match=r"has no rows that .* was trained to predict \(mt\): name other data"):
+            losses(model, heldout)
     with pytest.raises(ValueError, match=r"was mixed without --sentences, which .*sentences was trained on"):
         losses(whole, folder / "stream")
 
@@ -288,6 +298,9 @@ def test_back_translation_is_resumed_and_read(
     capsys.readouterr()
     command([*words, str(folder / "parts")])
     assert "is complete" in capsys.readouterr().out
+    (folder / "parts" / "back_de.de-en.en").unlink()  # half of the pairs is not all of them
+    command([*words, str(folder / "parts")])
+    assert (folder / "parts" / "back_de.de-en.en").read_text().splitlines() == lines
     encode = f"encode --para {folder}/parts --vocab {folder}/vocab --out {folder}/encoded-back --processes 1"
     assert not data_prep(encode.split())
     counts = read_json(folder / "encoded-back" / "para" / "manifest.json", dict)["counts"]["by_language"]
@@ -455,6 +468,37 @@ def test_a_mistake_is_one_sentence_and_nothing_is_written(
     said = capsys.readouterr().err
     assert left.value.code == 2 and said.count("\n") == 1 and sentence in said
     assert not list(folder.glob("*wrong*")) and (folder / "last.en").read_text() == "one\n"
+
+
+@pytest.mark.parametrize(("ending", "module"), [("xz", lzma), ("bz2", bz2)])
+def test_a_damaged_later_stream_is_no_end(ending: str, module: Any, tmp_path: Path) -> None:
+    path, parts = tmp_path / f"text.{ending}", [module.compress(text) for text in (b"one\ntwo\n", b"three\n")]
+    path.write_bytes(b"".join(parts))
+    assert read_lines(path) == ["one", "two", "three"]
+    for later in (b"\xff" + parts[1][1:], parts[1][:20] + b"\xff" * 4 + parts[1][24:], parts[1][:-3]):
+        path.write_bytes(parts[0] + later)
+        with pytest.raises(ValueError, match=rf"text\.{ending} is damaged"):
+            read_lines(path)
+
+
+def test_bleu_has_the_tokenizer_of_the_language() -> None:
+    """Chinese without spaces: three of four characters are right, and no whole clause."""
+    bleu, _ = scores(["他喜欢看新书和电影"], ["他喜欢看旧书和电影"], "zh-Hans")
+    assert "|tok:zh|" in bleu and float(bleu.split(" = ")[1].split()[0]) > 20
+    assert "|tok:13a|" in scores(["a"], ["a"], "de")[0]
+    if find_spec("MeCab") is None:
+        with pytest.raises(ValueError, match=r"--reference in ja needs a tokenizer: pip install 'sacrebleu\[ja\]'"):
+            scores(["a"], ["a"], "ja")
+
+
+def test_weights_that_are_no_numbers_translate_nothing(run: Path, folder: Path) -> None:
+    diverged = shutil.copytree(run, folder / "diverged")
+    state = load_file(diverged / "model/model.safetensors")
+    save_file(
+        state | {"masked_head.bias": state["masked_head.bias"] * float("nan")}, diverged / "model/model.safetensors"
+    )
+    with pytest.raises(ValueError, match=r"masked_head\.bias is not finite, the training diverged"):
+        load_translator(diverged)
 
 
 def test_a_line_ends_at_a_line_feed_alone(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from .corrupt import Parts
 from .order import StepPlan, phase_of, phase_shares, phases, plan_step
 from .pseudo_parallel import PseudoSides
 from .rows import TASKS, UNK
-from .sentences import Sentences
+from .sentences import Sentences, languages_of_text
 from .shards import RowStore, unigram_costs
 
 
@@ -79,10 +79,8 @@ class Loader:
         translated = denoising or back_translation
         self._made: list[tuple[Callable[[Parts, int, float], Batch], Sentences | None]] = []  # of each phase
         for store in (next(iter(stores.values())) for stores in self._stores):
-            sides = PseudoSides(pseudo_fractions, len(store.languages)).collate if pseudo_fractions else collate
-            drawn = store.manifest.counts["by_language"]  # of a language without text no row
-            there = [code for code in store.manifest.languages if drawn.get(code, {}).get("used", 1)]
-            known = tuple(store.languages.index(code) for code in there)
+            known = languages_of_text(store)
+            sides = PseudoSides(pseudo_fractions, known).collate if pseudo_fractions else collate
             of_sentences = (
                 Sentences(denoising, back_translation, known, self.vocabulary_size - 1) if translated else None
             )

@@ -23,7 +23,7 @@ class PseudoSides:
     """How many places follow a sentence, and in which language the model fills them."""
 
     fractions: tuple[float, ...]  # places for a token of x; every item draws one of these
-    languages: int  # of the data; every item draws one that is not its own, all alike
+    languages: tuple[int, ...]  # of the rows; every item draws one that is not its own, all alike
 
     def collate(self, parts: Parts, seed: int, mask_fraction: float) -> Batch:
         """`collate` for monolingual rows: masked positions are chosen in the x that remain, and y are second sides."""
@@ -52,8 +52,10 @@ class PseudoSides:
         lengths = kept + places + 3
         tokens = np.where(np.arange(width) <= kept[:, None], rows.tokens, np.int32(PAD))
         tokens[np.arange(count), kept + 1] = tokens[np.arange(count), lengths - 1] = EOS
-        others = _below(max(self.languages - 1, 1), bits >> _BITS) + (self.languages > 1)
-        return Rows(tokens, rows.items, lengths, rows.languages), (rows.languages + others) % self.languages
+        known = np.sort(self.languages)
+        others = _below(max(len(known) - 1, 1), bits >> _BITS) + (len(known) > 1)
+        drawn = known[(np.searchsorted(known, rows.languages) + others) % len(known)]
+        return Rows(tokens, rows.items, lengths, rows.languages), drawn
 
 
 def _below(count: int, words: np.ndarray) -> np.ndarray:

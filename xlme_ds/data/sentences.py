@@ -15,6 +15,7 @@ from .batch import Batch
 from .compiled import compiled, reads
 from .corrupt import Array, Parts, Word, philox
 from .rows import EOS, PAD, TASKS
+from .shards import RowStore
 
 SHUFFLED, DROPPED, BLANKED = 3, 0.1, 0.1  # XLM's: how far tokens move, and shares of them
 ALWAYS = ("0:1",)  # a weight that is the same in all steps
@@ -23,13 +24,21 @@ _TO_UNIT = 2.0**-32
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
+def languages_of_text(store: RowStore) -> tuple[int, ...]:
+    """The languages that monolingual rows are of, by their places in `store.languages`; all of its languages where
+    nothing was counted."""
+    drawn = store.manifest.counts["by_language"] if store.folder.name == "mono" else {}
+    there = [code for code in store.manifest.languages if not drawn or drawn.get(code, {}).get("used")]
+    return tuple(store.languages.index(code) for code in there)
+
+
 @dataclass(frozen=True)
 class Sentences:
     """Which of the two a step reads: those whose weight is not 0 in it (`config.weight_at`)."""
 
     denoising: tuple[str, ...]
     back_translation: tuple[str, ...]
-    languages: tuple[int, ...]  # of the data
+    languages: tuple[int, ...]  # of the rows
     mask: int  # id of `<mask>`
 
     def __post_init__(self) -> None:

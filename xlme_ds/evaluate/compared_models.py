@@ -27,6 +27,7 @@ from ..trained import (
     load_translating_export,
     read_config,
     read_heads,
+    require_finite,
     start_of,
     translates,
 )
@@ -159,13 +160,7 @@ def _named(models: Models) -> list[tuple[Path, str]]:
 def _ready(model: Model, folder: Path) -> Model:
     """The model on its device. Raises ValueError for weights that are not numbers, with which every nearest neighbour
     is the first."""
-    refuse(
-        (
-            bool(parameter.isfinite().all()),
-            f"{folder}: {name} is not finite, the training diverged: name an earlier checkpoint's weights",
-        )
-        for name, parameter in model.named_parameters()
-    )
+    require_finite(model, folder)
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -13,7 +13,7 @@ import torch
 from ..config import ObjectiveConfig, refuse
 from ..data.collate import collate
 from ..data.rows import TASKS
-from ..data.sentences import ALWAYS, Sentences
+from ..data.sentences import ALWAYS, Sentences, languages_of_text
 from ..data.shards import RowStore
 from .compared_models import Models, Predictor, load_predictors
 from .output import ResultTable
@@ -69,6 +69,8 @@ def _losses(model: Predictor, stores: Mapping[int, RowStore], rows: int, seed: i
             counts = counts + objective.counts(batch).cpu()
             statistics += objective.statistics(output, batch).cpu()
             by_language += objective.by_language(output, batch, most).cpu()
+    words = f"has no rows that {model.folder} was trained to predict ({', '.join(objective.terms)}): name other data"
+    refuse([(bool(counts.sum()), f"{next(iter(stores.values())).folder.parent} {words}")])
     found: dict[str, dict[str, float]] = {}
     for term, totals, numbers in zip(objective.terms, *by_language.numpy(), strict=True):
         task = TASKS.index(objective.quantities[term].task)
@@ -85,8 +87,7 @@ def _sentences(model: Predictor, store: RowStore) -> Sentences | None:
         return None
     words = f"{store.folder} was mixed without --sentences, which {model.folder} was trained on: mix it again"
     refuse([(bool(store.manifest.settings.get("sentences")), words)])
-    languages = tuple(store.languages.index(code) for code in store.manifest.languages)
-    return Sentences(denoising, back, languages, model.cfg.vocabulary - 1)
+    return Sentences(denoising, back, languages_of_text(store), model.cfg.vocabulary - 1)
 
 
 def loss_tables(results: Mapping[str, Any]) -> list[ResultTable]:

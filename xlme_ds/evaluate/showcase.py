@@ -14,6 +14,7 @@ from ..config import RunConfig
 from ..data.collate import collate
 from ..data.order import phase_shares, phases
 from ..data.schema import TASKS, read_json, read_manifest, write_json
+from ..data.sentences import ALWAYS, Sentences, languages_of_text
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..folders import checkpoints_of, saved_step
@@ -167,16 +168,22 @@ def _retrieval(
 def _sample_rows(
     config: RunConfig, objective: Pretraining, model: nn.Module, data: Path, vocabulary: Vocabulary
 ) -> list[dict[str, Any]]:
-    """The first row of each of up to 8 languages (or pairs) of every task in `data`, corrupted and judged.
+    """The first row of each of up to 8 languages (or pairs) of every task in `data` that is trained on, corrupted and
+    judged.
 
     They are searched for in the first 256 rows. Only the first item of a row is shown. The format is in
     docs/reference/run-folder.md.
     """
     shown = []
-    for task, name in enumerate(TASKS):
-        if not (data / name).is_dir():
+    denoised = "ae" in objective.terms
+    for task, (name, read) in enumerate(zip(TASKS, config.data.mean_rows, strict=True)):
+        if not read or not (data / name).is_dir():
             continue
         store = RowStore(data / name, config.model.language_embeddings)
+        sentences = None
+        if task == TASKS.index("mono") and (denoised or "bt" in objective.terms):  # denoised, or from their translation
+            which = (ALWAYS, ()) if denoised else ((), ALWAYS)
+            sentences = Sentences(*which, languages_of_text(store), config.model.vocabulary - 1)
         seen: set[tuple[int, ...]] = set()
         for record in range(min(256, store.rows)):
             rows = store.read(np.array([record]))
@@ -184,7 +191,10 @@ def _sample_rows(
             if key in seen or len(seen) == 8:
                 continue
             seen.add(key)
-            batch = collate([(task, rows, np.array([record]))], config.seed, config.objective.mask_fraction)
+            parts = [(task, rows, np.array([record]))]
+            batch = collate(parts, config.seed, config.objective.mask_fraction)
+            if sentences is not None:
+                batch = sentences.added(batch, parts, config.seed, 0)
             found, judged = objective.shown(model(batch), batch)
             filled, masked = found[0].tolist(), set(objective.places(batch).tolist())
             scores = [None] * len(filled) if judged is None else judged[0].tolist()

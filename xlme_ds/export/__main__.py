@@ -13,7 +13,7 @@ from ..cli import fail, program
 from ..finetune.downstream_tasks import TASKS, Kind
 from ..folders import at_step
 from ..models.text_encoder import TextEncoder, Which
-from ..objectives import has_decoder
+from ..objectives import has_decoder, reads_both_sides
 from ..trained import load_run
 from ..xlm_roberta import read_xlm_roberta
 from .card import render_card, run_card
@@ -72,6 +72,8 @@ def export_run(folder: Path, to: Path, layer: int | None = None, which: Which | 
     elif run.task:
         task = TASKS[run.task]
         main, generator = Exported(encoder, _FINETUNED[task.kind], run.state, task.labels), None
+    elif not (has_decoder(run.objective) or reads_both_sides(run.objective)):  # a head of a causal model fits no class
+        main, generator = Exported(encoder, "XLMEModel"), None
     elif has_decoder(run.objective):
         main, generator = Exported(encoder, "XLMEForConditionalGeneration", run.state), None
     else:

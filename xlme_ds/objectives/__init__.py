@@ -40,6 +40,12 @@ def has_decoder(cfg: ObjectiveConfig) -> bool:
     return isinstance(objective_of(cfg), MachineTranslation)
 
 
+def reads_both_sides(cfg: ObjectiveConfig) -> bool:
+    """Whether the heads that the objective trains are on encoders that see the tokens on both sides: not on a decoder,
+    nor on a causal encoder."""
+    return not isinstance(objective_of(cfg), MachineTranslation | CausalLanguageModelling)
+
+
 def described(cfg: ObjectiveConfig) -> dict[str, Any]:
     """The objective in words, as a run records it: description, names of the terms, and what it reports by name."""
     objective = objective_of(cfg)

@@ -78,7 +78,7 @@ def run(settings: TranslateSettings) -> None:
     if reference is not None:
         counts = f"{settings.reference} has {len(reference)} lines, {settings.source} {len(lines)}"
         refuse([(len(reference) == len(lines) > 0, f"{counts}: a reference has a line for each of the source")])
-        scores(reference[:1], reference[:1])  # whether it is installed
+        scores(reference[:1], reference[:1], settings.to_language)  # whether it is installed
     translator = load_translator(settings.model)
     most = (translator.vocabulary.size - 5) // 2
     words = f"--beam {settings.beam} is more than a vocabulary of {translator.vocabulary.size} has room for"
@@ -103,7 +103,7 @@ def run(settings: TranslateSettings) -> None:
         note(f"{settings.source}: {len(found.cut)} lines have more than {longest} tokens and were cut: {named}")
     print(f"{settings.out}: {len(found.lines)} lines")
     if reference is not None:
-        print("\n".join(scores(found.lines, reference)))
+        print("\n".join(scores(found.lines, reference, settings.to_language)))
     print(seen, end="")
 
 

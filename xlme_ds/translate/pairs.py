@@ -39,7 +39,8 @@ class PairFolder:
 
     def begin(self, settings: Mapping[str, Any]) -> bool:
         """Whether there is anything to do. Raises ValueError where the folder was made, or begun, of something else."""
-        there, kept = self.path(self.to).exists(), self.folder / f".{self.path('json').name}"
+        there = self.path(self.to).exists() and self.path(self.source).exists()
+        kept = self.folder / f".{self.path('json').name}"
         if not there and not kept.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             _write(kept, settings)

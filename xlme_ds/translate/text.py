@@ -18,10 +18,10 @@ from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import language_index
 from ..models.translation import TranslationModel
 from ..objectives import has_decoder, objective_of
-from ..trained import load_run, load_translating_export, read_config, translates
+from ..trained import load_run, load_translating_export, read_config, require_finite, translates
 from .decoding import longest_source, translate
 
-_OPENERS: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open, ".bz2": bz2.open}
+_STREAMS: dict[str, Callable[[], Any]] = {".xz": lzma.LZMADecompressor, ".bz2": bz2.BZ2Decompressor}
 
 
 class Translator(NamedTuple):
@@ -58,6 +58,7 @@ def load_translator(folder: Path) -> Translator:
     refuse([(not run.task and has_decoder(run.objective), f"{folder} was {what} and has no decoder: {advice}")])
     model = objective_of(run.objective).build(run.model)
     run.load_into(model)
+    require_finite(model, folder)
     assert isinstance(model, TranslationModel)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return Translator(folder, model.eval().to(device), run.vocabulary)
@@ -66,8 +67,7 @@ def load_translator(folder: Path) -> Translator:
 def read_lines(path: Path) -> list[str]:
     """The lines of a UTF-8 file, plain or .xz, .gz or .bz2. Raises ValueError where it is none."""
     try:
-        with _OPENERS.get(path.suffix, open)(path, "rb") as file:
-            text = file.read().decode("utf-8-sig")  # a line ends at a line feed alone, whatever else is in it
+        text = _text(path).decode("utf-8-sig")  # a line ends at a line feed alone, whatever else is in it
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 at byte {error.start}: convert it") from None
     except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
@@ -75,6 +75,22 @@ def read_lines(path: Path) -> list[str]:
             raise
         raise ValueError(f"{path} is damaged ({error}): fetch it again") from None
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+
+
+def _text(path: Path) -> bytes:
+    """The bytes of all streams of a file; `lzma.open` and `bz2.open` end in silence where a later one is damaged."""
+    data, parts = path.read_bytes(), []
+    if path.suffix == ".gz":
+        return gzip.decompress(data)
+    if path.suffix not in _STREAMS:
+        return data
+    while data:
+        stream = _STREAMS[path.suffix]()
+        parts.append(stream.decompress(data))
+        if not stream.eof:
+            raise EOFError("it ends inside of a stream")
+        data = stream.unused_data.lstrip(b"\0")  # zero bytes may follow a stream
+    return b"".join(parts)
 
 
 class Translated(NamedTuple):
@@ -99,13 +115,19 @@ def translate_lines(
     return Translated(out, [number + 1 for number in there if len(sources[number]) > longest])
 
 
-def scores(lines: Sequence[str], reference: Sequence[str]) -> list[str]:
-    """BLEU and chrF by sacreBLEU (Post, 2018), each with its signature. Raises ValueError where it is not installed."""
+def scores(lines: Sequence[str], reference: Sequence[str], language: str) -> list[str]:
+    """BLEU, with sacreBLEU's tokenizer for the language, and chrF (Post, 2018; Popović, 2015), each with its signature.
+    Raises ValueError where something is not installed."""
     try:
         from sacrebleu.metrics import BLEU, CHRF
     except ImportError:
         raise ValueError("--reference needs sacreBLEU: pip install 'xlme-ds[translate]'") from None
+    code = language.partition("-")[0]  # zh-Hans
+    try:
+        metrics = BLEU(trg_lang=code), CHRF()
+    except RuntimeError:  # Japanese and Korean have no spaces between words
+        raise ValueError(f"--reference in {language} needs a tokenizer: pip install 'sacrebleu[{code}]'") from None
     return [
         metric.corpus_score(list(lines), [list(reference)]).format(signature=str(metric.get_signature()))
-        for metric in (BLEU(), CHRF())
+        for metric in metrics
     ]

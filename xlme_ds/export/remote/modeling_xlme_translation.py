@@ -266,7 +266,9 @@ class XLMEForConditionalGeneration(XLMEPreTrainedModel, GenerationMixin):
             kwargs["attention_mask"] = inside.long()
         if "static" in str(kwargs.get("cache_implementation")):
             raise ValueError("a static cache does not fit this model: leave out cache_implementation")
-        if (kwargs.get("num_beams") or self.generation_config.num_beams or 1) > 1:
+        asked = kwargs.get("generation_config") or (settings[0] if settings else None)
+        beams = (kwargs.get("num_beams"), getattr(asked, "num_beams", None), self.generation_config.num_beams, 1)
+        if next(number for number in beams if number) > 1:
             kwargs.setdefault("early_stopping", True)  # as XLM: where there are as many translations as beams
         words_B = (kwargs["attention_mask"] != 0).sum(1) - 2  # without the special tokens around a text
         limit_B = (1.3 * words_B.double() + 5).long().clamp(max=self.config.max_position_embeddings)
