@@ -18,11 +18,11 @@ begin "$out"
 # Before the limit, and when a rank dies, these are requeued, and go on after the tasks that are finished; the others begin anew.
 requeued=
 case $1 in
-    vocab | vocap | encode | mix) goes_on=1; trap 'if requeue "time limit"; then requeued=1; fi' USR1 ;;
-    *) goes_on=; trap 'echo "$1 does not go on in another try: if the time limit ends it, raise --time" >&2' USR1 ;;
+    vocab | vocap | encode | mix) goes_on=1; trap 'told=1; if requeue "time limit"; then requeued=1; fi' USR1 ;;
+    *) goes_on=; trap 'told=1; echo "$1 does not go on in another try: if the time limit ends it, raise --time" >&2' USR1 ;;
 esac
 srun --mpi="$XLME_MPI_TYPE" --kill-on-bad-exit=1 --wait=0 "${python[@]}" -m data_prep "$@" &
 step=$!
-while status=0; wait $step || status=$?; [ $status = 138 ]; do :; done  # 128 + USR1: the wait was interrupted
+while told= status=0; wait $step || status=$?; [ "$told" ]; do :; done  # a trap interrupts the wait
 if [ $status != 0 ] && [ "$goes_on" ] && [ -z "$requeued" ]; then end_of_try $status; fi
 exit $status

@@ -11,9 +11,12 @@ fi
 
 # What prep.sh keeps out of training; XLME_HELDOUT= names none.
 IFS=: read -ra data <<<"$XLME_DATA"
-XLME_HELDOUT=${XLME_HELDOUT-$(dirname "${data[0]}")/heldout}
 heldout=()
-if [ -n "$XLME_HELDOUT" ] && [ -d "$XLME_HELDOUT" ]; then heldout=(--heldout "$XLME_HELDOUT"); fi
+if [ -n "${XLME_HELDOUT-}" ]; then
+    heldout=(--heldout "$XLME_HELDOUT")
+elif [ -z "${XLME_HELDOUT+set}" ] && [ -d "$(dirname "${data[0]}")/heldout" ]; then
+    heldout=(--heldout "$(dirname "${data[0]}")/heldout")
+fi
 
 origin=(--recipe "$XLME_RECIPE")
 if [ -n "${XLME_BRANCH:-}" ]; then origin=(--branch "$XLME_BRANCH"); fi

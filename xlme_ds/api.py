@@ -100,7 +100,9 @@ def rehearse(
         config = replace(config, engine=replace(config.engine, precision=resolve_precision(config.engine)))
         with closing(RunFolder(out, root=rank == 0, writes=False)) as folder:
             inputs = config, _folders(data), heldout, folder
-            loader, _, _ = on_all_ranks(lambda: run.read_inputs(*inputs, run.started_from(config, out), rank, world))
+            sources = run.started_from(config, out)
+            loader, unseen, _ = on_all_ranks(lambda: run.read_inputs(*inputs, sources, rank, world))
+            on_all_ranks(lambda: run.rehearse_resume(config, loader, unseen, folder) if rank == 0 else None)
     if rank:
         return
     facts = run.RunFacts(

@@ -13,9 +13,11 @@ from pathlib import Path
 import tyro
 
 from .cli import fail, program
+from .config import refuse
 from .folders import LOCK, empty, lock
 from .recipes import recipe
 from .run_commands import environment, launch, run
+from .train.run_folder import settled
 
 RUN = recipe("quickstart")
 ROW_TOKENS = RUN.model.max_positions
@@ -75,7 +77,7 @@ def training(data: Path, out: Path, processes: int) -> list[str]:
 def begin(out: Path, fresh: bool) -> None:
     """Mark the folder `out`, which is locked, as made by the quickstart if it is empty; with `fresh` empty it before.
 
-    Raises ValueError where `fresh` would delete what has no such mark.
+    Raises ValueError where `fresh` would delete what has no such mark, and for a run of other settings.
     """
     content = {path for path in out.iterdir() if path.name != LOCK}
     if fresh and content:
@@ -85,8 +87,18 @@ def begin(out: Path, fresh: bool) -> None:
                 "name another --out"
             )
         empty(out, keep=[_MARK])
-    if fresh or not content:
+        content = set()
+    if not content:
         (out / _MARK).touch()
+    if (out / "config.json").exists():
+        from .trained import read_run_config  # it loads torch
+
+        words = f"{out} has a run that the quickstart did not make (no {_MARK}): name another --out"
+        refuse([((out / _MARK).exists(), words)])
+        theirs = settled(read_run_config(out))
+        other = next((key for key, value in settled(RUN).items() if theirs.get(key) != value), None)
+        words = f"{out} was started with {other} {theirs.get(other or '')}, the quickstart has another"
+        refuse([(other in (None, "engine.precision"), f"{words}: start over with --fresh, or name another --out")])
 
 
 def trial_seconds() -> float:

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -58,9 +59,20 @@ def test_report_and_records(out: Path) -> None:
 
 
 def test_second_call_says_it_is_complete(out: Path) -> None:
-    before = (out / "report.html").stat().st_mtime_ns
-    said = run([sys.executable, "-m", "xlme_ds.quickstart", "--out", str(out)])
+    """A run of the quickstart's own settings; this one has four steps, as nobody but a test asks for."""
+    command = ["-m", "xlme_ds.quickstart", "--out", str(out)]
+    assert "has a run that the quickstart did not make" in python(*command).stderr
+    (out / ".quickstart").touch()
+    assert "was started with train.steps 4, the quickstart has another" in python(*command).stderr
+    before, written = (out / "report.html").stat().st_mtime_ns, (out / "config.json").read_text()
+    precision = json.loads(written)["config"]["engine"]["precision"]
+    engine = replace(quickstart.RUN.engine, precision=precision)
+    (out / "config.json").write_text(
+        json.dumps(json.loads(written) | {"config": asdict(replace(quickstart.RUN, engine=engine))})
+    )
+    said = run([sys.executable, *command])
     assert "is complete; open" in said and (out / "report.html").stat().st_mtime_ns == before
+    (out / "config.json").write_text(written)
 
 
 def test_other_settings_in_the_same_folder_are_refused(out: Path) -> None:

@@ -187,6 +187,16 @@ def test_of_several_settings_the_best_on_the_dev_sets_counts(tmp_path: Path) -> 
     assert "has scores on held-out en," in fault(folder) and "choose on the same dev sets" in fault(folder)
 
 
+def test_scores_of_a_checkpoint_are_not_the_runs(tmp_path: Path) -> None:
+    write_scores(tmp_path / "end", "xnli", {"en": {"accuracy": 50.0}}, model="runs/base")
+    write_scores(tmp_path / "early", "xnli", {"en": {"accuracy": 40.0}}, model="runs/base@50", seed=2)
+    names = {"en_xx": [0.1, 0.2], "xx_en": [0.3, 0.45]}
+    scored = {"model": "base", "folder": "runs/base", "step": 50, "depth": 1, "layer": 1, "overall": names, "sets": {}}
+    (tmp_path / "tatoeba.json").write_text(json.dumps({"models": [scored]}))
+    found = {model.name: (sorted(model.results), model.tatoeba is not None) for model in gather([tmp_path])}
+    assert found == {"base": (["xnli"], False), "base@50": (["xnli"], True)}
+
+
 def test_a_model_tuned_from_random_weights_is_another_row(tmp_path: Path) -> None:
     write_scores(tmp_path / "ner/seed1", "ner", {"en": {"f1": 50.0}})
     write_scores(tmp_path / "ner-untrained/seed1", "ner", {"en": {"f1": 10.0}}, random=True)

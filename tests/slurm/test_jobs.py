@@ -117,6 +117,36 @@ def test_caches_are_in_a_folder_of_the_job_on_the_nodes_disk(tmp_path: Path) -> 
         assert shown == ["/mine", f"{job}/inductor", f"{job}/numba"]
 
 
+def script(tmp_path: Path, name: str, srun: str, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """A job script with a program in srun's place."""
+    (tmp_path / "bin").mkdir(exist_ok=True)
+    (tmp_path / "bin/srun").write_text(f"#!/bin/bash\n{srun}\n")
+    (tmp_path / "bin/srun").chmod(0o755)
+    place = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "XLME"))}
+    place |= {"PATH": f"{tmp_path}/bin:{place['PATH']}", "SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(ROOT)} | variables
+    return subprocess.run(["bash", f"slurm/{name}", *words], cwd=ROOT, env=place, capture_output=True, text=True)
+
+
+def test_a_step_that_a_signal_ends_ends_its_stage(tmp_path: Path) -> None:
+    """As after `scancel --signal=USR1`, which tells the ranks alone."""
+    done = script(tmp_path, "stage.sh", "kill -USR1 $$", "encode", "--out", str(tmp_path / "out"))
+    assert done.returncode == 128 + signal.SIGUSR1 and "saved nothing new" in done.stderr
+
+
+def test_held_out_text_that_is_named_is_not_left_out(tmp_path: Path) -> None:
+    data, heldout = tmp_path / "mixed", tmp_path / "heldout"
+
+    def read(**variables: str) -> list[str]:
+        place = {"XLME_DATA": str(data), "XLME_OUT": str(tmp_path / "run")} | variables
+        words = script(tmp_path, "pretrain_base.sh", 'printf "%s\\n" "$@"; exit 2', **place).stdout.splitlines()
+        assert "xlme_ds.pretrain" in words
+        return [words[n + 1] for n, word in enumerate(words) if word == "--heldout"]
+
+    assert read() == [] and read(XLME_HELDOUT=f"{tmp_path}/heldot") == [f"{tmp_path}/heldot"]
+    heldout.mkdir()
+    assert read() == [str(heldout)] and read(XLME_HELDOUT="") == []
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("slurm") / "my runs"

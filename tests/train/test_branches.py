@@ -37,7 +37,7 @@ from xlme_ds.evaluate.showcase import _data_of
 from xlme_ds.export.__main__ import export_run
 from xlme_ds.plan.planner import plan
 from xlme_ds.train.records import audit_lines
-from xlme_ds.train.run_folder import branched
+from xlme_ds.train.run_folder import RunFolder, branched
 from xlme_ds.trained import load_encoder, load_run
 
 SHARES = (0.3, 0.15)
@@ -109,6 +109,8 @@ def test_a_branch_is_the_decay_of_the_run(config: RunConfig, data: tuple[Path, P
     assert before == {path: path.stat().st_mtime_ns for path in stable.rglob("*") if path.name != ".lock"}
     assert examine(alone, data) == ([], "40 mono rows and 40 para rows of 10 steps")
     assert examine(out, data) == ([], "16 mono rows and 16 para rows of 4 steps")
+    page = (out / "report.html").read_text()
+    assert "no record of step" not in page, "the first six steps are the parent's"
     forget(out, 10)
     assert weights(pretrain(branch, data, out)) == weights(alone), "resumed from its own checkpoint of step 9"
 
@@ -153,6 +155,10 @@ def test_a_branch_reads_other_data(config: RunConfig, data: tuple[Path, Path], s
 def test_a_finished_run_is_made_longer(config: RunConfig, data: tuple[Path, Path], stable: Path) -> None:
     out = stable.with_name("longer")
     shutil.copytree(stable, out)
+    (out / "finished.json").unlink()  # as if it had been stopped in its report, and then been made longer
+    RunFolder(out).begin(longer(config, 10), {}, 1, {})
+    assert not (out / "model/model.safetensors").exists(), "weights of step 8 are not the model of a run of 10 steps"
+    shutil.copy(stable / "config.json", out)
     pretrain(longer(config, 10), data, out)
     straight = pretrain(longer(config, 10), data, stable.with_name("straight"))
     assert weights(out) == weights(straight) and records(out) == records(straight)

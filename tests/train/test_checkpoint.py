@@ -433,6 +433,14 @@ def test_records_without_a_usable_checkpoint_are_not_overwritten(data: Path, tmp
     with pytest.raises(ValueError, match="has records but no usable checkpoint"):
         train_here(data, config, folder, loader)
     assert folder.steps_logged() == config.train.steps
+    (folder.path / "checkpoints").mkdir()  # emptied, with latest.json
+    with pytest.raises(ValueError, match="has records but no usable checkpoint"):
+        train_here(data, config, folder, loader)
+    seldom = dataclasses.replace(config, train=dataclasses.replace(config.train, save_every=1000))
+    folder.finish(config.train.steps)
+    with pytest.raises(ValueError, match="has records but no usable checkpoint"):
+        train_here(data, seldom, folder, loader)
+    assert folder.steps_logged() == config.train.steps
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_was_whole_starts_anew(data: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import resource
+import shutil
 import struct
 import subprocess
 import sys
@@ -29,6 +30,8 @@ from xlme_ds.counting import flops_per_step
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.folders import LOCK, lock
 from xlme_ds.recipes import recipe
+from xlme_ds.train.run import read_inputs
+from xlme_ds.train.run_folder import RunFolder
 
 STEPS, EVERY = 9, 3
 
@@ -151,6 +154,24 @@ def test_a_dry_run_of_a_run_that_is_there(
             call(config, folder / "data", plain, profiled=-1)
     with pytest.raises(SharedError, match=r"manifest\.json is no folder: choose another --out"):
         rehearse(config, folder / "data", folder / "data/mono/manifest.json/run")
+
+
+def test_a_dry_run_finds_that_a_run_cannot_go_on(folder: Path, config: RunConfig, plain: Path, tmp_path: Path) -> None:
+    vocabulary = train_vocabulary(tmp_path / "other" / "vocab")
+    write_data(tmp_path / "other", rows=20, vocabulary=vocabulary.size, sha256=vocabulary.sha256, seed=5)
+    for n, call in enumerate((rehearse, pretrain)):
+        one, two, bare = (shutil.copytree(plain, tmp_path / f"{name}{n}") for name in ("one", "two", "bare"))
+        shutil.rmtree(bare / "checkpoints")
+        with pytest.raises(SharedError, match="was saved with fingerprints"):
+            call(config, tmp_path / "other", one)
+        with pytest.raises(SharedError, match="was saved with heldout None"):
+            call(config, folder / "data", two, folder / "data")
+        with pytest.raises(SharedError, match="has records but no usable checkpoint"):
+            call(config, folder / "data", bare)
+    engine = EngineConfig("deepspeed", precision="fp32", gradient_precision="bf16")  # fp32 as `auto` has become
+    place = RunFolder(tmp_path / "wide", writes=False)
+    with pytest.raises(ValueError, match=r"engine\.gradient_precision bf16 is for .* computing in bf16"):
+        read_inputs(replace(config, engine=engine), [folder / "data"], None, place, [], 0, 1)
 
 
 BAR = """

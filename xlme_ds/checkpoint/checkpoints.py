@@ -98,7 +98,7 @@ class Checkpoints:
         Raises SharedError when it belongs to other data (`expected` against the stored state), or when the loaded
         model's probe loss is further than `tolerance` (relative) from the stored one.
         """
-        state = on_all_ranks(lambda: _matching(read_state(folder), folder, expected))
+        state = on_all_ranks(lambda: matching(read_state(folder), folder, expected))
         files = broadcast(on_all_ranks(lambda: state_files(folder) if engine.rank == 0 else []))
         headers = gather(on_all_ranks(lambda: read_headers(files, engine.rank, engine.world)))
         engine.load(on_all_ranks(lambda: StateReader(files, headers)))
@@ -114,9 +114,12 @@ class Checkpoints:
         return int(state["step"])
 
     def lost(self, steps_logged: int, save_every: int) -> bool:
-        """Where no usable one is found: whether there was one. A run that ended before its first was whole starts
-        anew."""
-        return (self.folder / _LATEST).exists() or (not self.folder.exists() and steps_logged > save_every)
+        """Where no usable one is found: whether there was one, after `steps_logged` steps of the run's own. A run that
+        ended before its first was whole starts anew."""
+        run = self.folder.parent
+        ended = any((run / name).exists() for name in ("finished.json", "model/model.safetensors"))
+        writing = any(self.folder.glob(f"*{_PARTIAL}"))
+        return ended or (self.folder / _LATEST).exists() or (steps_logged > save_every and not writing)
 
     def all(self) -> list[Path]:
         """Checkpoint folders, oldest first; whole or not."""
@@ -186,7 +189,8 @@ def find_fault(folder: Path, rank: int = 0, world: int = 1, checksums: bool = Tr
     return next((found for found in gather(fault_of(folder, rank, world, checksums)) if found), None)
 
 
-def _matching(state: dict[str, Any], folder: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
+def matching(state: dict[str, Any], folder: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
+    """The `state` of a checkpoint. Raises ValueError, naming the key, where it is not what is `expected`."""
     for key, value in expected.items():
         if state.get(key) != value:
             raise ValueError(

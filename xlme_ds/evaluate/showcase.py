@@ -182,8 +182,8 @@ def _sample_rows(
         store = RowStore(data / name, config.model.language_embeddings)
         sentences = None
         if task == TASKS.index("mono") and (denoised or "bt" in objective.terms):  # denoised, or from their translation
-            which = (ALWAYS, ()) if denoised else ((), ALWAYS)
-            sentences = Sentences(*which, languages_of_text(store), config.model.vocabulary - 1)
+            known, mask = languages_of_text(store), config.model.vocabulary - 1
+            sentences = Sentences(ALWAYS * denoised, ALWAYS * (not denoised), known, mask)
         seen: set[tuple[int, ...]] = set()
         for record in range(min(256, store.rows)):
             rows = store.read(np.array([record]))

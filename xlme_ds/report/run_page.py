@@ -13,7 +13,7 @@ import numpy as np
 
 from ..cli import duration, number
 from ..data.schema import replacing
-from ..train.run_folder import flatten, missing_steps
+from ..train.run_folder import first_step_of, flatten, missing_steps
 from . import figures
 from .by_language import heldout_languages, named, tag
 from .figures import nats, percent, points
@@ -63,7 +63,7 @@ def _page_of(run: RunFiles) -> str:
         losses={title: svg for title, svg in panels.items() if title in first and run.heldout},
         panels={title: svg for title, svg in panels.items() if title not in first or not run.heldout},
         by_language=_checked("heldout_languages.jsonl", lambda: heldout_languages(run.heldout_languages, quantities)),
-        gaps=_checked("config.json", lambda: _gaps(run, settings.get("train", {}))),
+        gaps=_checked("config.json", lambda: _gaps(run, settings)),
         shares=_checked("languages.json", lambda: _language_shares(run.languages or {})),
         retrieval=_checked("retrieval.json", lambda: _retrieval(run.retrieval) if run.retrieval else None),
         samples=_checked("samples.json", lambda: _sentences(run.samples) if run.samples else None),
@@ -98,14 +98,14 @@ def _going_on(run: RunFiles, settings: Mapping[str, int]) -> dict[str, int] | No
     return {"step": max(step, shown), "steps": settings["steps"], "shown": shown}
 
 
-def _gaps(run: RunFiles, settings: Mapping[str, int]) -> dict[str, str]:
+def _gaps(run: RunFiles, settings: Mapping[str, Any]) -> dict[str, str]:
     """By file the steps that should have a record by the settings, and have none."""
     files = {"metrics.jsonl": (run.metrics, "log_every"), "heldout.jsonl": (run.heldout, "eval_every")}
     last = max((record["step"] for records, _ in files.values() for record in records), default=0)
     found = {}
     for file, (records, key) in files.items():
-        if records and (every := settings.get(key, 0)):
-            found[file] = missing_steps((record["step"] for record in records), every, last)
+        if records and (every := settings.get("train", {}).get(key, 0)):
+            found[file] = missing_steps((record["step"] for record in records), every, last, first_step_of(settings))
     return {file: steps for file, steps in found.items() if steps}
 
 
@@ -132,7 +132,8 @@ def _cards(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         note = "median of the logged steps" + (f"; {_operations(median_high(flops))}" if len(flops) else "")
         yield "Throughput", f"{number(median_high(rate))} tokens/s", note
     if len(rate) and len(rate) == len(tokens):
-        spent = np.diff(tokens, prepend=0.0)
+        done = first_step_of((run.config or {}).get("config", {}))  # by the parent of a branch
+        spent = np.diff(tokens, prepend=tokens[0] * done / run.metrics[0]["step"])
         seconds = float(np.sum(spent[rate > 0] / rate[rate > 0]))
         yield "Training time", duration(seconds), "tokens over throughput: from the first step to the last"
     phases = _phases((run.config or {}).get("config", {}))

@@ -118,7 +118,11 @@ def _model_path(scores: Mapping[str, Any]) -> str:
     name, folder = str(scores.get("model", "")), str(scores.get("folder", ""))
     if "task" in scores:
         return os.path.normpath(name)
-    return os.path.normpath(folder) if folder and name in (folder, Path(folder).name) else ""
+    if not folder or name not in (folder, Path(folder).name):
+        return ""
+    step = scores.get("step")  # of a run that was not finished
+    ending = "" if step is None or folder.endswith(f"@{step}") else f"@{step}"
+    return os.path.normpath(folder) + ending
 
 
 def _trained_on(languages: Iterable[str]) -> str:

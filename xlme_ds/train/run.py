@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints
+from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, matching
 from ..checkpoint.state_files import read_state
 from ..cli import number
-from ..config import DataConfig, RunConfig, Training
+from ..config import DataConfig, RunConfig, Training, refuse
 from ..counting import count_parameters, flops_per_step
 from ..data.loader import Loader, unigram_by_language
 from ..data.schema import TASKS
@@ -32,9 +33,10 @@ from ..objectives import described, objective_of
 from ..objectives.protocol import BatchSource
 from ..recipes import RECIPES
 from ..trained import MODEL_FOLDER, pinned, whole_checkpoint, write_vocabulary
+from ..validate import validate
 from .loop import Callback, Evaluate, Guard, Profile, Record, Save, Show, fit
 from .records import Console, StepLines, Tracker, audit_reads, product_rate
-from .run_folder import RunFolder, flatten, missing_steps, settled
+from .run_folder import RunFolder, first_step, flatten, missing_steps, settled
 from .stop import StopRequest, Watchdog
 
 
@@ -96,13 +98,7 @@ def train(
     settings, root, out = config.train, engine.rank == 0, folder.path
     buffer_bytes = int(settings.save_buffer_gib * 2**30)
     checkpoints = Checkpoints(out, settings.keep_last, settings.keep_every, buffer_bytes)
-    unseen = None if heldout is None else heldout.fingerprints
-
-    def read(steps: int) -> dict[str, Any]:
-        """What the data are that these steps read."""
-        ours = loader.fingerprints_until(steps) if isinstance(loader, Loader) else loader.fingerprints
-        return {"fingerprints": ours, "heldout": unseen}
-
+    read = partial(_read_until, loader, heldout)
     start, saved = _resume(engine, config, folder, checkpoints, read)
     state: dict[str, Any] = {"run": saved.get("run"), "settings": settled(config)}
     known = folder, config, loader, heldout, work, engine.world, saved.get("run")
@@ -218,10 +214,11 @@ def _tell_missing(logs: Sequence[StepLines], config: Training, start: int, saved
     """Say which records have fewer lines than when the checkpoint was saved."""
     every = {"metrics": config.train.log_every, "heldout": config.train.eval_every}
     every["heldout_languages"] = every["heldout"]
+    first = first_step(config) if isinstance(config, RunConfig) else 0
     for log in logs:
         name, there = log.path.stem, saved.get("records", {})
         if len(log.steps) < there.get(name, 0):
-            steps = missing_steps(log.steps, every[name], start) if every.get(name) else ""
+            steps = missing_steps(log.steps, every[name], start, first) if every.get(name) else ""
             print(
                 f"{log.path} has {len(log.steps)} of the {there[name]} lines that it had at step {start}"
                 + (f", and no record of step {steps}" if steps else ""),
@@ -259,6 +256,29 @@ def _callbacks(
     return guard, callbacks, [each for each in (console, tracker) if each is not None]
 
 
+def _read_until(loader: BatchSource, heldout: BatchSource | None, steps: int) -> dict[str, Any]:
+    """What the data are that these steps read, and the held-out data."""
+    ours = loader.fingerprints_until(steps) if isinstance(loader, Loader) else loader.fingerprints
+    return {"fingerprints": ours, "heldout": None if heldout is None else heldout.fingerprints}
+
+
+def rehearse_resume(config: RunConfig, loader: Loader, heldout: Loader | None, folder: RunFolder) -> None:
+    """Raise ValueError for what would stop the run from going on from its newest checkpoint. The root's."""
+    if checkpoints_of(folder.path):
+        newest = whole_checkpoint(folder.path)
+        saved = read_state(newest)
+        folder.identity(config, newest, matching(saved, newest, _read_until(loader, heldout, saved["step"])))
+    else:
+        _require_records(config, folder, Checkpoints(folder.path, config.train.keep_last, config.train.keep_every))
+
+
+def _require_records(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool = False) -> None:
+    """Raise ValueError where there was a checkpoint, and is none."""
+    own = folder.steps_logged() - (first_step(config) if isinstance(config, RunConfig) else 0)
+    words = f"{folder.path} has records but no usable checkpoint: restore one, or choose another --out"
+    refuse([(not damaged and not checkpoints.lost(own, config.train.save_every), words)])
+
+
 def _resume(
     engine: Engine, config: Training, folder: RunFolder, checkpoints: Checkpoints, read: Callable[[int], dict[str, Any]]
 ) -> tuple[int, dict[str, Any]]:
@@ -272,9 +292,8 @@ def _resume(
     tolerance = PROBE_TOLERANCE[resolve_precision(config.engine)]
     if newest is not None:
         return checkpoints.load(engine, newest, read(saved["step"]), tolerance), saved
-    lost = broadcast(on_all_ranks(lambda: checkpoints.lost(folder.steps_logged(), config.train.save_every)))
-    if lost or complaints:
-        raise SharedError(f"{folder.path} has records but no usable checkpoint: restore one, or choose another --out")
+    damaged = bool(complaints)
+    on_all_ranks(lambda: _require_records(config, folder, checkpoints, damaged) if engine.rank == 0 else None)
     if isinstance(config, RunConfig) and config.start.take == "state":
         return _branch(engine, config, checkpoints, read, tolerance), {"run": run}
     return 0, {"run": run}
@@ -343,6 +362,7 @@ def read_inputs(
 ) -> tuple[Loader, Loader | None, Known | None]:
     """Claim the `folder`, and open the data, the held-out data, and the `sources` of the first weights. Raises
     ValueError for what does not fit."""
+    validate(config, world)  # with the precision that `auto` has become
     folder.claim(config)
     share, shares = data_parallel(config.engine, rank, world)
     loader = open_data(config, data, share, shares)

@@ -138,9 +138,10 @@ class RunFolder:
         content = {"config": asdict(config), "versions": versions, "world_size": world, "data": data}
         content |= {"parameters": parameters, "objective": objective, "run": identity}
         done = self.path / FINISHED
-        if done.exists() and read_json(done, dict).get("steps") != config.train.steps:  # it was made longer
-            done.unlink()
+        ended = read_json(done, dict).get("steps") if done.exists() else None
+        if ended != config.train.steps and checkpoints_of(self.path):  # it was made longer, or stopped in its report
             (self.path / "model" / "model.safetensors").unlink(missing_ok=True)  # its last checkpoint has them
+            done.unlink(missing_ok=True)
         write_json(self.path / "config.json", {key: value for key, value in content.items() if value is not None})
 
     def steps_logged(self) -> int:
@@ -213,7 +214,17 @@ def branched(source: Path, out: Path | None = None) -> RunConfig:
 
 def first_step(config: RunConfig) -> int:
     """The steps that were done when the run began: those of the checkpoint whose state a branch takes, else 0."""
-    return (at_step(Path(config.start.folder))[1] or 0) if config.start.take == "state" else 0
+    return _step_of_branch(config.start.take, config.start.folder)
+
+
+def first_step_of(settings: Mapping[str, Any]) -> int:
+    """The same from the settings that a run's config.json has."""
+    start = settings.get("start", {})
+    return _step_of_branch(start.get("take", ""), start.get("folder", ""))
+
+
+def _step_of_branch(take: str, folder: str) -> int:
+    return (at_step(Path(folder))[1] or 0) if take == "state" else 0
 
 
 def step_of(line: bytes) -> int | None:
@@ -226,10 +237,10 @@ def step_of(line: bytes) -> int | None:
     return step if type(step) is int else None
 
 
-def missing_steps(logged: Iterable[int], every: int, last: int) -> str:
-    """The steps up to `last` that should have a record, one every `every`, and have none, in words; empty where there
-    is none."""
-    missing = sorted(set(range(every, last + 1, every)).difference(logged))
+def missing_steps(logged: Iterable[int], every: int, last: int, done: int = 0) -> str:
+    """The steps after `done` up to `last` that should have a record, one every `every`, and have none, in words; empty
+    where there is none."""
+    missing = sorted(set(range((done // every + 1) * every, last + 1, every)).difference(logged))
     words = []
     for _, stretch in groupby(enumerate(missing), key=lambda place: place[1] - every * place[0]):
         steps = [step for _, step in stretch]
