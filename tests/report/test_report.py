@@ -141,7 +141,7 @@ def test_key_figures_come_from_the_input(run: Path) -> None:
     shown = ["0.660", "0.600", "6.04 nats", "unigram model 7.29", "5.52 nats", "unigram model 7.12"]
     shown += ["40K", "in 40 steps; 3 skipped", "500 tokens/s", "250 GFLOP/s", "1 min 20 s"]
     shown += ["1.23M", "embedding 700K", "2 processes", "model.width", "61.2%", "17.4", "51.2%", "43.8%", "77"]
-    shown += ["80 candidates", "Chance is 1.25%", "Before training the best layer is 2, with 25%"]
+    shown += ["80 candidates", "Chance is 1.25%", "With random weights the best layer is 2, with 25%"]
     shown += ["After training the best layer is 1, with 47.5%"]
     assert [value for value in shown if value not in text] == []
 
@@ -230,7 +230,7 @@ def test_retrieval_without_a_test_before_training(run: Path) -> None:
     del values["before"]
     (run / "retrieval.json").write_text(json.dumps(values))
     text = Page(write_report(run).read_text(encoding="utf-8")).text
-    assert "After training the best layer is 1" in text and "Before training the best layer" not in text
+    assert "After training the best layer is 1" in text and "With random weights the best layer" not in text
 
 
 @pytest.mark.parametrize(
