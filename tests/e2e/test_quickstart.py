@@ -59,11 +59,11 @@ def test_report_and_records(out: Path) -> None:
 
 
 def test_second_call_says_it_is_complete(out: Path) -> None:
-    """A run of the quickstart's own settings; this one has four steps, as nobody but a test asks for."""
+    """A run of the quickstart's own settings; this one has others, as nobody but a test asks for."""
     command = ["-m", "xlme_ds.quickstart", "--out", str(out)]
     assert "has a run that the quickstart did not make" in python(*command).stderr
     (out / ".quickstart").touch()
-    assert "was started with train.steps 4, the quickstart has another" in python(*command).stderr
+    assert "was started with optimizer.warmup_steps 2, the quickstart has another" in python(*command).stderr
     before, written = (out / "report.html").stat().st_mtime_ns, (out / "config.json").read_text()
     precision = json.loads(written)["config"]["engine"]["precision"]
     engine = replace(quickstart.RUN.engine, precision=precision)
