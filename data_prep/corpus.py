@@ -186,6 +186,12 @@ def _read(description: str, places: dict[str, str]) -> CorpusDescription:
     for key in ("name", "format", "files"):
         if not values.get(key):
             raise ValueError(f"{where}: {key} is missing: set it")
+    for key in ("name", "where", "format", "files", "languages", "pairs"):
+        value = values.get(key, "")
+        several = key not in ("name", "where", "format") and isinstance(value, list)
+        for one in value if several else [value]:
+            if not isinstance(one, str):
+                raise ValueError(f"{where}: {key} has {one!r}: write a string")
     if values["format"] not in READERS:
         raise ValueError(f"{where}: format {values['format']!r} is none of {', '.join(READERS)}")
     reader = READERS[values["format"]]
@@ -211,6 +217,10 @@ def _read(description: str, places: dict[str, str]) -> CorpusDescription:
     for pattern in patterns:
         if codes == "any" and shown not in pattern:
             raise ValueError(f'{where}: files are {pattern!r}, but {key} = "any" needs {shown} in the name')
+        if "*{" in pattern:
+            raise ValueError(
+                f"{where}: files are {pattern!r}: * could take letters of the code after it, write a sign between"
+            )
         if "*" in pattern and "{side}" in pattern:
             raise ValueError(f"{where}: files are {pattern!r}: * and {{side}} cannot be in one name, list the names")
     listed = None if codes == "any" else tuple(codes)
@@ -323,13 +333,22 @@ def _wanted(corpus: CorpusDescription, listed: dict[str, Place]) -> list[list[tu
 
 def _files_of(patterns: Sequence[str], codes: tuple[str, ...], listed: Collection[str]) -> list[tuple[str, ...]]:
     """The inputs of a language or pair, a file each (two with {side}), by the first pattern whose files are listed."""
-    for pattern in (_filled(pattern, codes) for pattern in patterns):
+    for unfilled in patterns:
+        pattern = _filled(unfilled, codes)
         names = tuple(dict.fromkeys(pattern.replace("{side}", code) for code in codes))
-        if "*" in pattern and (found := list(filter(_matcher(pattern).fullmatch, listed))):
+        matching = filter(_matcher(pattern).fullmatch, listed) if "*" in pattern else ()
+        if found := [name for name in matching if not _of_others(_matcher(unfilled), name, codes)]:
             return [(name,) for name in found]
         if all(name in listed for name in names):
             return [names]
     return []
+
+
+def _of_others(matcher: re.Pattern[str], name: str, codes: tuple[str, ...]) -> bool:
+    """Whether a name that `*` lets through is that of another language or pair: bn_rom_0.jsonl is none of bn."""
+    match = matcher.fullmatch(name)
+    shown = tuple(match.groups()) if match else ()
+    return bool(shown) and shown != codes and _known(shown)
 
 
 def _filled(pattern: str, codes: tuple[str, ...]) -> str:

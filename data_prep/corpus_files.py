@@ -195,11 +195,18 @@ def read_text(place: Place, member: str | None = None) -> Iterator[bytes]:
             number += piece.count(b"\n")
     except _DAMAGED as error:
         name = f"{place}:{member}" if member else str(place)
+        if of_network(place, error):
+            raise OSError(f"{name} cannot be read after line {number} ({error})") from None
         if isinstance(error, OSError) and error.errno is not None:  # of the disk or of access, not of the bytes
             raise OSError(error.errno, error.strerror, error.filename or name) from None
         raise ValueError(
             f"{name} cannot be read after line {number} ({error}): it is truncated or damaged, fetch it again"
         ) from None
+
+
+def of_network(place: Place, error: BaseException) -> bool:
+    """Whether an error is that of a remote file system, which has no number, and not of the bytes: it may pass."""
+    return place.local is None and type(error) is OSError and error.errno is None
 
 
 def _pieces(place: Place, member: str | None) -> Iterator[bytes]:

@@ -29,7 +29,7 @@ from data_prep.encode_input import (
     forget_encoded,
     moved_shards,
 )
-from data_prep.parallel import on_root, run_tasks, world_size
+from data_prep.parallel import alike, on_root, run_tasks, world_size
 from data_prep.progress import say, warn
 from data_prep.remove_duplicates import is_final, remove_duplicates
 from data_prep.store import Stage
@@ -65,10 +65,11 @@ class EncodeConfig(TextConfig):
 
 def run(config: EncodeConfig) -> None:
     """Encode the inputs that are not encoded yet. Raises ValueError on bad input, or for a folder of other settings."""
-    if config.max_pair_tokens < 2 or config.block_bytes < 1:
-        raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
-    if not 0 < config.heldout_share < 1:
-        raise ValueError(f"--heldout-share is {config.heldout_share}: it must be between 0 and 1")
+    with alike():
+        if config.max_pair_tokens < 2 or config.block_bytes < 1:
+            raise ValueError("--max-pair-tokens must be at least 2 and --block-bytes at least 1")
+        if not 0 < config.heldout_share < 1:
+            raise ValueError(f"--heldout-share is {config.heldout_share}: it must be between 0 and 1")
     vocabulary_size, plans = on_root(lambda: _plans(config))  # all first: a bad file name shows before hours of work
     for kind, (stage, tasks) in plans.items():
         with stage.open():

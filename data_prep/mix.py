@@ -28,7 +28,7 @@ from data_prep.mixed_rows import (
     with_total,
     write_shard,
 )
-from data_prep.parallel import on_root, run_tasks
+from data_prep.parallel import alike, on_root, run_tasks
 from data_prep.progress import refuse, say, warn
 from data_prep.sampling import Order, Sampling
 from data_prep.store import Stage, write_file
@@ -120,10 +120,24 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
                 f"{vocabulary.path} is not the vocabulary that {config.encoded / task} was encoded with: name that one "
                 "with --vocab, or encode again"
             )
+    _refuse_neighbour(config, vocabulary.sha256, [task for task in TASKS if task not in tasks])
     # one list for both tasks, mixed or not, so that a language has the same index in both
     finished = [config.encoded / task for task in TASKS if (config.encoded / task / "manifest.json").exists()]
     languages = {code for folder in finished for code in read_manifest(folder).languages}
     return encoded, vocabulary.path, tuple(sorted(languages))
+
+
+def _refuse_neighbour(config: MixConfig, vocabulary: str, tasks: Sequence[str]) -> None:
+    """Raise ValueError where the output folder has rows of another of the `tasks` that could not be read with these."""
+    for folder in (config.out / task for task in tasks):
+        if (folder / "manifest.json").exists():
+            there = read_manifest(folder)
+            theirs = there.vocabulary_sha256, there.settings.get("row_tokens"), there.settings.get("layout")
+            if theirs != (vocabulary, config.row_tokens, config.layout):
+                raise ValueError(
+                    f"{folder} has rows of another vocabulary, length or layout, which could not be read with these: "
+                    "choose another --out, or the settings of those"
+                )
 
 
 def _names(encoded: Manifest) -> set[str]:
@@ -178,7 +192,7 @@ def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: 
     settings |= {key: encoded.settings[key] for key in ("split", "heldout_share") if key in encoded.settings}
     sentences = task == "mono" and _packed(config, task)
     words = f"{config.encoded / task} was encoded without --sentences, which mix --sentences needs: encode it so"
-    refuse([(not sentences or encoded.settings.get("sentences", False), words)])
+    on_root(lambda: refuse([(not sentences or encoded.settings.get("sentences", False), words)]))
     settings |= {"sentences": True} if sentences else {}
     settings |= {"into": config.into} if config.into and task == "para" else {}
     sampling = _sampling(config, encoded)
@@ -188,7 +202,8 @@ def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: 
     on_root(stage.begun)
     plan = None
     if not on_root((stage.folder / "manifest.json").exists):  # before the folder, so that a refusal leaves none
-        plan = _plan(config, task, rows, encoded, languages)
+        with alike():
+            plan = _plan(config, task, rows, encoded, languages)
     with stage.open():
         if stage.finished(config.processes):
             on_root(lambda: say(f"{stage.folder} is complete"))

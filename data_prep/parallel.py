@@ -11,10 +11,10 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import distributions
@@ -80,6 +80,15 @@ def explain(error: BaseException) -> UserError | RetryError | None:
     if advice := _ADVICE.get(error.errno or 0):
         return UserError(f"{words}: {advice}")
     return RetryError(f"{words}: give the same command again, and have a look at the disk or network if it comes back")
+
+
+@contextmanager
+def alike() -> Iterator[None]:
+    """Around what every rank finds alike without a word to the others: its ValueError is printed once."""
+    try:
+        yield
+    except ValueError as error:
+        raise explain(error) or error from None
 
 
 @dataclass(frozen=True)

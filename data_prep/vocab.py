@@ -33,7 +33,7 @@ from data_prep.word_counts import count_words
 from xlme_ds.data.schema import Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
-SAMPLE = "sample"  # folder of the chosen lines, <language>.txt, and of the candidates, <language>/<input>.txt
+SAMPLE = ".sample"  # folder of the chosen lines, <language>.txt, and of the candidates, <language>/<input>.txt
 _SPARE = 8  # candidates that an input may keep, as a multiple of the lines it gives by its share of the bytes
 _LEAST_KEPT = 1000  # and these more
 _ALL = (1 << 64) - 1  # the largest hash
@@ -93,6 +93,7 @@ class VocabConfig(TextConfig):
                 ),
             ]
         )
+        temperature_shares([1], self.alpha)
 
 
 def run(config: VocabConfig) -> None:

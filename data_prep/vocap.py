@@ -2,7 +2,7 @@
 
 OUT/sentencepiece.model     the merged model, in the same layout as stage `vocab` writes
 OUT/vocap.json, vocap.svg   curves and allocation
-OUT/curves/<language>/      vocabularies on the curve, until the stage is complete
+OUT/.curves/<language>/      vocabularies on the curve, until the stage is complete
 
 The objective is VoCap's, max Σ_i q_i^β ALP_i(t_i) (Zheng et al., 2021): on concave curves taking steps by falling slope
 is optimal for every Σ t_i. Languages share pieces, and a shared piece is paid for once: steps are taken until the union
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 Pieces = dict[str, float]  # piece -> natural logarithm of its probability
 Curve = Sequence[tuple[int, float]]  # (pieces, ALP) by rising size; the first point is the characters alone
 
-_CURVES = "curves"
+_CURVES = ".curves"
 _ROOM = 1.25  # rare pieces are left out at this times the largest size, so that others can be in their place
 _LEAST_COUNT = 2.0  # expected occurrences of a piece longer than a character: a piece used once is memorized
 _MEMORY = 900_000_000  # bytes for the training of a language

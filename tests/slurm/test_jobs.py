@@ -147,6 +147,20 @@ def test_held_out_text_that_is_named_is_not_left_out(tmp_path: Path) -> None:
     assert read() == [str(heldout)] and read(XLME_HELDOUT="") == []
 
 
+def test_held_out_rows_have_every_language_alike(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sbatch").write_text(f'#!/bin/bash\necho "$@" >>{tmp_path}/jobs\nwc -l <{tmp_path}/jobs\n')
+    (tmp_path / "bin/sbatch").chmod(0o755)
+    rows = "--row-tokens 32 --mono-rows 100 --para-rows=100"
+    place = {"XLME_MIX": f"--share sw=0.02 {rows} --max-repeats 8 --max-repeats=8 --share=xh=0.1"}
+    place |= {"XLME_WORK": str(tmp_path), "XLME_TEXT": "--mono mono", "XLME_VOCAB": "--model m"}
+    done = script(tmp_path, "prep.sh", "", **place)
+    mixes = [line.partition(" mix ")[2] for line in (tmp_path / "jobs").read_text().splitlines() if " mix " in line]
+    assert done.returncode == 0 and len(mixes) == 2, done.stderr
+    assert mixes[0].endswith("--row-tokens 32 --mono-rows 512 --para-rows=512 --alpha 0")
+    assert mixes[1].endswith(place["XLME_MIX"])
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("slurm") / "my runs"
