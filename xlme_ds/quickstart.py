@@ -96,9 +96,10 @@ def begin(out: Path, fresh: bool) -> None:
         words = f"{out} has a run that the quickstart did not make (no {_MARK}): name another --out"
         refuse([((out / _MARK).exists(), words)])
         theirs = settled(read_run_config(out))
-        other = next((key for key, value in settled(RUN).items() if theirs.get(key) != value), None)
+        ours = {key: value for key, value in settled(RUN).items() if key != "engine.precision"}  # it is the processor's
+        other = next((key for key, value in ours.items() if theirs.get(key) != value), None)
         words = f"{out} was started with {other} {theirs.get(other or '')}, the quickstart has another"
-        refuse([(other in (None, "engine.precision"), f"{words}: start over with --fresh, or name another --out")])
+        refuse([(other is None, f"{words}: start over with --fresh, or name another --out")])
 
 
 def trial_seconds() -> float:

@@ -70,6 +70,13 @@ def test_second_call_says_it_is_complete(out: Path) -> None:
     (out / "config.json").write_text(
         json.dumps(json.loads(written) | {"config": asdict(replace(quickstart.RUN, engine=engine))})
     )
+    content = json.loads((out / "config.json").read_text())
+    content["config"]["train"]["steps"] = 4  # a setting that comes after the processor's precision
+    (out.with_name("shorter")).mkdir()
+    (out.with_name("shorter") / "config.json").write_text(json.dumps(content))
+    (out.with_name("shorter") / ".quickstart").touch()
+    with pytest.raises(ValueError, match=r"was started with train\.steps 4, the quickstart has another"):
+        quickstart.begin(out.with_name("shorter"), fresh=False)
     said = run([sys.executable, *command])
     assert "is complete; open" in said and (out / "report.html").stat().st_mtime_ns == before
     (out / "config.json").write_text(written)
