@@ -14,7 +14,15 @@ from tests.small import encoder_of
 from xlme_ds.data.schema import BOS, EOS
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.evaluate.retrieval import accuracies, group_by_language, heldout_pairs, mean_over, packed_pairs, retrieve
+from xlme_ds.evaluate.retrieval import (
+    accuracies,
+    effective_rank,
+    group_by_language,
+    heldout_pairs,
+    mean_over,
+    packed_pairs,
+    retrieve,
+)
 from xlme_ds.evaluate.vectors import hidden_states, sentence_vectors
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
@@ -114,6 +122,23 @@ def test_centred_vectors_have_lost_each_sides_own_mean(model: TextEncoder, monke
     scores = retrieve(model, {"de": group}, centred=True)["overall"]
     assert scores["en_xx_centred"] == scores["xx_en_centred"] == [1.0]
     assert scores["en_xx"][0] < 0.8
+
+
+def test_effective_rank_counts_the_dimensions_in_which_vectors_vary(
+    model: TextEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert effective_rank(np.diag([2.0, 2.0, 2.0, 0.0])) == pytest.approx(3)
+    assert effective_rank(np.diag([9.0, 3.0])) == pytest.approx(4 / 3**0.75)  # shares 3/4 and 1/4
+    assert effective_rank(np.outer([1, 2, 3], [1, 2, 3])) == pytest.approx(1)
+    on_a_line = np.linspace(-1, 1, 40)[None, :, None] * np.array([3.0, 4.0]) + np.array([7.0, 9.0])
+    in_the_plane = np.random.default_rng(3).normal(size=(1, 40, 2)) + 5
+    monkeypatch.setattr(
+        "xlme_ds.evaluate.retrieval.sentence_vectors", lambda *_, **__: np.concatenate([on_a_line, in_the_plane])
+    )
+    languages = {code: ([np.array([4])] * 20, [np.array([5])] * 20) for code in ("de", "fr")}
+    both = np.concatenate([side - side.mean(0) for side in (in_the_plane[0, :20], in_the_plane[0, 20:])])
+    p, q = np.linalg.svd(both, compute_uv=False) ** 2 / (both**2).sum()
+    assert retrieve(model, languages, centred=True)["dimensions"] == pytest.approx([1, p**-p * q**-q])
 
 
 def test_every_language_counts_the_same() -> None:

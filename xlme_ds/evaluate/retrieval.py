@@ -245,18 +245,35 @@ def accuracies(ours: np.ndarray, theirs: np.ndarray, block: int = 1024) -> tuple
 
 
 def retrieve(model: TextEncoder, groups: Groups, centred: bool = False) -> dict[str, Any]:
-    """Accuracies by layer, by language and averaged over the languages; `centred` adds those of centred vectors."""
+    """Accuracies by layer, by language and averaged over the languages.
+
+    `centred` adds those of centred vectors, and `dimensions`, in how many dimensions these vary (`effective_rank`).
+    """
     languages: dict[str, dict[str, list[float]]] = {}
+    products: list[np.ndarray] = []  # of all centred vectors, by layer: [D, D]
     for language, (ours, theirs) in groups.items():
         vectors = sentence_vectors(model, [*ours, *theirs], languages=[PIVOT] * len(ours) + [language] * len(theirs))
         variants = {"": [(layer[: len(ours)], layer[len(ours) :]) for layer in vectors]}
         if centred:
             variants[CENTRED] = [(a - a.mean(0), b - b.mean(0)) for a, b in variants[""]]
+            here = [a.T @ a + b.T @ b for a, b in variants[CENTRED]]
+            products = [sum_DD + new_DD for sum_DD, new_DD in zip(products, here, strict=True)] if products else here
         languages[language] = {}
         for suffix, sides in variants.items():
             by_way = zip(*(accuracies(a, b) for a, b in sides), strict=True)
             languages[language] |= {way + suffix: list(found) for way, found in zip(WAYS, by_way, strict=True)}
-    return {"overall": mean_over(languages, list(languages)), "languages": languages}
+    scores = {"overall": mean_over(languages, list(languages)), "languages": languages}
+    return scores | ({"dimensions": [effective_rank(sum_DD) for sum_DD in products]} if centred else {})
+
+
+def effective_rank(products_DD: np.ndarray) -> float:
+    """exp(−Σ p log p), p the shares of the eigenvalues in their sum (Roy and Vetterli 2007); 1 for vectors on a line.
+
+    `products_DD`: Σ x xᵀ of the vectors.
+    """
+    shares = np.maximum(np.linalg.eigvalsh(products_DD.astype(np.float64)), 0)
+    shares = shares[shares > 0] / shares.sum()
+    return float(np.exp(-(shares * np.log(shares)).sum()))
 
 
 def mean_over(languages: Mapping[str, Mapping[str, Sequence[float]]], chosen: Sequence[str]) -> dict[str, list[float]]:
@@ -301,6 +318,9 @@ def retrieval_tables(results: Mapping[str, Any]) -> list[ResultTable]:
     for model in results["models"]:
         means = {f"mean of the papers' {name}": scores for name, scores in complete_sets(model).items()}
         table = table_at_layer(model, "accuracy@1 (%)", "language", ways, means, note, cut)
+        if "dimensions" in model:
+            ranks = ", ".join(f"{rank:.0f}" for rank in model["dimensions"])
+            table.notes.append(f"dimensions in which the centred vectors vary (effective rank), by layer: {ranks}")
         if few := model.get("too_few"):
             counts = ", ".join(f"{code} ({count})" for code, count in few.items())
             table.notes.append(f"left out, with fewer than {SMALLEST} pairs without repetitions: {counts}")
