@@ -10,7 +10,8 @@ from transformers.models.xlm_roberta.modeling_xlm_roberta import XLMRobertaLayer
 
 from tests.small import SMALL, lively
 from xlme_ds.models.attention import AttentionBias, item_mask
-from xlme_ds.models.layers import TransformerLayer
+from xlme_ds.models.encoder import Encoder
+from xlme_ds.models.layers import LayerNorm, TransformerLayer
 
 SEGMENTS = torch.tensor([[1] * 6 + [2] * 4 + [0] * 2, [1] * 12])
 # Two orders of the same float32 sums over ~40 terms of size ~1; in float64 a formula error has nowhere to hide.
@@ -112,3 +113,31 @@ def test_pre_ln_is_torchs_encoder_layer(dtype: torch.dtype) -> None:
     x, theirs_x = inputs(dtype), inputs(dtype)
     hidden = ~item_mask(SEGMENTS).squeeze(1).repeat_interleave(SMALL.heads, 0)
     compare(ours, theirs(theirs_x, src_mask=hidden), x, theirs_x, BOUNDS[dtype])
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_bf16_gradients_of_a_layer_norm_over_many_tokens(shift: float) -> None:
+    """As near to those of the same numbers in float64 as one rounding to bf16, where gradients have a mean too."""
+    g = torch.Generator().manual_seed(0)
+    ours = LayerNorm(6).bfloat16()
+    whole = torch.nn.LayerNorm(6).double()
+    x = torch.randn(30, 300, 6, generator=g).bfloat16()
+    weight = (torch.randn(30, 300, 6, generator=g) + shift * torch.arange(6)).bfloat16()
+    found: list[Tensor] = []
+    for norm in (ours, whole):
+        given = x.clone().to(norm.weight.dtype).requires_grad_()
+        norm(given).backward(weight.to(norm.weight.dtype))
+        assert given.grad is not None
+        found += [given.grad, norm.weight.grad, norm.bias.grad]
+    for mine, exact in zip(found[:3], found[3:], strict=True):
+        assert float((mine - exact).norm() / exact.norm()) < 0.01
+
+
+def test_bf16_gradients_of_positions_and_languages_that_come_often() -> None:
+    cfg = replace(SMALL, absolute_positions=True, language_embeddings=("de", "en"), norm="pre", embedding_norm=False)
+    encoder = Encoder(cfg, layers=0).bfloat16()
+    places = torch.zeros(500, 4, dtype=torch.long)
+    encoder.embed(torch.zeros(500, 4, cfg.width, dtype=torch.bfloat16), places, places).sum().backward()
+    for table in (encoder.positions, encoder.languages):
+        assert table is not None and table.grad is not None
+        assert table.grad[0].tolist() == [2000.0] * cfg.width and not table.grad[1:].any()

@@ -17,7 +17,7 @@ from ..config import ModelConfig
 from .attention import AttentionBias, ItemBias, dropping_attend, fused_attend
 from .dropout import derive
 from .encoder import Encoder
-from .layers import Attention, Linear, TransformerLayer
+from .layers import Attention, LayerNorm, Linear, TransformerLayer
 
 KeysAndValues = tuple[Tensor, Tensor]  # each [B, H, tokens, K]
 
@@ -89,7 +89,7 @@ class DecoderLayer(TransformerLayer):
     def __init__(self, cfg: ModelConfig):
         super().__init__(cfg, DecoderAttention(cfg))
         self.cross_attention = CrossAttention(cfg)
-        self.cross_norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon)
+        self.cross_norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon)
 
     def forward(self, x_BRD: Tensor, read: Read, keys_B: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """The layer's output, [B, R, D]; see `TransformerLayer`."""

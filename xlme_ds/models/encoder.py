@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from .attention import AttentionBias, RelativePositionTable, item_mask, shared_bias
 from .dropout import derive, drop
-from .layers import TransformerLayer
+from .layers import LayerNorm, TransformerLayer
 
 
 class _Lookup(torch.autograd.Function):
@@ -110,8 +110,8 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleDict({str(n): self._layer(n) for n in range(layers)})
         # Post-LN normalises what enters the first layer; pre-LN what leaves the last, and the first on request.
         input_norm, output_norm = cfg.norm == "post" or cfg.embedding_norm, cfg.norm == "pre"
-        self.input_norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon) if input_norm else None
-        self.output_norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon) if output_norm else None
+        self.input_norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon) if input_norm else None
+        self.output_norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon) if output_norm else None
 
     def _layer(self, number: int) -> nn.Module:
         return TransformerLayer(self.cfg)
@@ -128,13 +128,13 @@ class Encoder(nn.Module):
         `languages_BT` are read where languages have embeddings, `keys_B` in training with dropout.
         """
         if self.positions is not None:
-            embedded_BTD = embedded_BTD + F.embedding(positions_BT, self.positions)
+            embedded_BTD = embedded_BTD + lookup(positions_BT, [self.positions])
         if self.languages is not None:
             if languages_BT is None:
                 raise ValueError(
                     "the model has model.language_embeddings: it needs to know the language of what it reads"
                 )
-            embedded_BTD = embedded_BTD + F.embedding(languages_BT, self.languages)
+            embedded_BTD = embedded_BTD + lookup(languages_BT, [self.languages])
         if self.input_norm is not None:
             embedded_BTD = self.input_norm(embedded_BTD)
         keys_B = self._dropping(keys_B)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..data.rows import UNK
+from .layers import LayerNorm
 from .masked_head import MaskedTokens, masked_softmax
 
 _NEVER = -1e30  # logit of what is not to be predicted: its weight is an exact 0, where an infinity could give a NaN
@@ -28,7 +29,7 @@ class MaskedLanguageModelHead(nn.Module):
         self.z_loss, self.temperature = z_loss, temperature
         between = cfg.masked_head == "dense"
         self.dense = nn.Linear(cfg.width, cfg.width) if between else None
-        self.norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon) if between else None
+        self.norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon) if between else None
         self.bias = nn.Parameter(torch.empty(cfg.vocabulary))
 
     def forward(

@@ -14,6 +14,7 @@ from .attention import AttentionBias, Gate, ItemBias, dropping_attend, fused_att
 from .dropout import derive, drop
 
 _TOKENS, _PIECES = 512, 8  # of a piece at least; pieces at most, since their sum is rounded to bf16 with each
+_ROWS = 128  # tokens that a layer norm's gradients are added up for at a time: they stay in the cache
 
 
 class Linear(nn.Linear):
@@ -43,6 +44,42 @@ class _Linear(torch.autograd.Function):
         for number, (part_NI, part_NO) in enumerate(zip(x_NI.split(size), grad_NO.split(size), strict=True)):
             torch.addmm(grad_weight, part_NO.t(), part_NI, beta=min(number, 1), out=grad_weight)
         return (grad_NO @ weight_OI).view_as(x), grad_weight, grad_NO.sum(0)
+
+
+class LayerNorm(nn.LayerNorm):
+    """`nn.LayerNorm`; for bf16 on the CPU with gradients of weight and bias that add up in float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x over its last dimension, normalised."""
+        if x.is_cuda or x.dtype != torch.bfloat16 or not torch.is_grad_enabled():
+            return super().forward(x)
+        return _LayerNorm.apply(x, self.weight, self.bias, self.eps)
+
+
+class _LayerNorm(torch.autograd.Function):
+    """torch adds them up in bf16 there, and loses most of a sum over thousands of tokens that have a mean."""
+
+    @staticmethod
+    def forward(ctx, x, weight_D, bias_D, eps):  # type: ignore[no-untyped-def]
+        out, mean, scale = torch.native_layer_norm(x, weight_D.shape, weight_D, bias_D, eps)
+        ctx.save_for_backward(x, mean, scale, weight_D, bias_D)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        x, mean, scale, weight_D, bias_D = ctx.saved_tensors
+        of_input = True, False, False
+        grad_x, _, _ = torch.ops.aten.native_layer_norm_backward(
+            grad, x, weight_D.shape, mean, scale, weight_D, bias_D, of_input
+        )
+        sums_2D = x.new_zeros(2, len(weight_D), dtype=torch.float32)
+        flat = [tensor.reshape(-1, tensor.shape[-1]).split(_ROWS) for tensor in (x, mean, scale, grad)]
+        for part in zip(*flat, strict=True):
+            x_ND, mean_N1, scale_N1, grad_ND = (tensor.float() for tensor in part)
+            sums_2D[0] += x_ND.sub_(mean_N1).mul_(scale_N1).mul_(grad_ND).sum(0)
+            sums_2D[1] += grad_ND.sum(0)
+        grad_weight_D, grad_bias_D = sums_2D.to(weight_D.dtype)
+        return grad_x, grad_weight_D, grad_bias_D, None
 
 
 class Attention(nn.Module):
@@ -86,10 +123,10 @@ class TransformerLayer(nn.Module):
         self.pre_norm = cfg.norm == "pre"
         self.dropout = cfg.dropout
         self.attention = Attention(cfg) if attention is None else attention
-        self.attention_norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon)
+        self.attention_norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon)
         self.up = Linear(cfg.width, cfg.feed_forward)
         self.down = Linear(cfg.feed_forward, cfg.width)
-        self.feed_forward_norm = nn.LayerNorm(cfg.width, eps=cfg.norm_epsilon)
+        self.feed_forward_norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon)
 
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
         """The layer's output, [B, T, D]; what each branch adds, and attention weights, are dropped by `keys_B`, if
