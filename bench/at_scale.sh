@@ -35,7 +35,7 @@ prep mix --encoded "$OUT/encoded/heldout" --vocab "$OUT/vocab" --out "$OUT/heldo
   --mono-rows "$HELDOUT_ROWS" --para-rows "$HELDOUT_ROWS"
 
 # shellcheck disable=SC2086
-timeout --signal=TERM "${MINUTES}m" "$PYTHON" -m xlme_ds compare --recipes "$RECIPES" --budgets $BUDGETS --seeds $SEEDS \
+timeout --foreground --signal=TERM "${MINUTES}m" "$PYTHON" -m xlme_ds compare --recipes "$RECIPES" --budgets $BUDGETS --seeds $SEEDS \
   --data "$OUT/train" --heldout "$OUT/heldout" --out "$OUT/compare" --rows "$ROWS" --ner "$EVAL/panx" --pos "$EVAL/udpos" \
   --tuning-seeds "$TUNING_SEEDS" --tuning="${TUNING:---tuning.learning-rate 3e-4 --tuning.batch 32 --tuning.epochs 3}" \
   "${@:5}" -- $MODEL --model.vocabulary "$VOCABULARY" --model.max-positions 128 --model.embedding-sharing gdes --model.relative-bias gated \

@@ -5,8 +5,9 @@
 
 Needs torch, numpy and numba. Without DeepSpeed and what our engines around it import, the steps run in our plain loop:
 weights in bf16, AdamW on float32 copies. Rows are synthetic. Everything goes to gpu.json and gpu.md as soon as it is
-measured; a case that fails or does not fit says so, and the next one runs. The exit code is 1 where a case failed or a
-kernel differs from its reference.
+measured. A case that fails or does not fit says so, and the next one runs: in a fresh process after a fault that ends
+this one's use of the GPU, or --patience minutes in one case. The exit code is 1 where a case failed or a kernel differs
+from its reference.
 """
 
 import argparse
@@ -15,8 +16,9 @@ import importlib.util
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,7 @@ STEPS = (
     ("large_zero2", 32, True, 8192, "triton", "none"),
     ("large_zero2", 32, False, 8192, "torch", "none"),
 )
+GOES_ON = "XLME_BENCH_GPU_DEADLINE"
 QUICK_STEPS = (
     ("base_zero1", 1, False, 256, "torch", "none"),
     ("base_zero1", 1, False, 256, "torch", "layers"),
@@ -67,30 +70,59 @@ PROFILES = (("triton", "none"), ("torch", "none"), ("triton", "layers"))
 
 
 class Report:
-    """The figures so far, and their files; nothing starts after `deadline` (time.monotonic)."""
+    """The figures so far, and their files; nothing starts after `deadline` (time.monotonic).
 
-    def __init__(self, folder: Path, device: Device, deadline: float, settings: Figures):
-        self.folder, self.device, self.deadline = folder, device, deadline
+    A case after which the process cannot use the GPU any more, or that takes longer than `patience` seconds, is the
+    last of its process: the same command goes on in a fresh one, with what was measured.
+    """
+
+    def __init__(
+        self, folder: Path, device: Device, deadline: float, settings: Figures, patience: float = threading.TIMEOUT_MAX
+    ):
+        self.folder, self.device, self.patience = folder, device, patience
+        self.first_environment = dict(os.environ)
+        self.deadline = float(os.environ.get(GOES_ON, deadline))
         self.figures: Figures = {"machine": device.machine(), "settings": settings}
         self.figures |= {section: [] for section in SECTIONS}
+        if GOES_ON in os.environ:
+            self.figures = json.loads((folder / "gpu.json").read_text(encoding="utf-8"))
         folder.mkdir(parents=True, exist_ok=True)
 
     def run(self, section: str, labels: Figures, measure: Callable[[], Figures]) -> None:
         """Add one case, or why it has no figures."""
-        if section not in self.figures["settings"]["sections"]:
+        measured = any(labels.items() <= case.items() for case in self.figures[section])
+        if measured or section not in self.figures["settings"]["sections"]:
             return
         self.device.release()
         started = time.monotonic()
+
+        def give_up() -> None:
+            self._add(section, labels, {"failed": f"no end after {self.patience:.0f} s"}, started)
+            self._go_on()
+
+        timer = threading.Timer(self.patience, give_up)
+        timer.daemon = True
+        timer.start()
         try:
             found = measure() if started < self.deadline else {"left_out": "the time given by --minutes is up"}
         except torch.cuda.OutOfMemoryError as error:
             found = {"out_of_memory": str(error).split(". ")[0]}
         except Exception as error:  # one broken case must not cost the others their figures
             found = {"failed": f"{type(error).__name__}: {error}"}
+        timer.cancel()
+        self._add(section, labels, found, started)
+        if "failed" in found and not self.device.usable():
+            self._go_on()
+
+    def _add(self, section: str, labels: Figures, found: Figures, started: float) -> None:
         self.figures[section].append(labels | found | {"took_s": time.monotonic() - started})
         (self.folder / "gpu.json").write_text(json.dumps(self.figures, indent=1) + "\n", encoding="utf-8")
         (self.folder / "gpu.md").write_text(self.markdown(), encoding="utf-8")
         print(f"{section}: {', '.join(str(value) for value in labels.values())}", file=sys.stderr, flush=True)
+
+    def _go_on(self) -> None:
+        environment = self.first_environment | {GOES_ON: str(self.deadline)}
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
     def matmul_tflops(self) -> float:
         """The highest bf16 rate measured; 0 where none was."""
@@ -138,16 +170,22 @@ def measure_all(report: Report, device: Device, engine: str, quick: bool) -> Non
         for dtype in DTYPES:
             report.run("parity", {"case": name, "dtype": dtype}, partial(parity, case, device, dtype))
     rows = 2 if quick else ROWS
-    for name, micro_batch, checkpointing, chunk, kernels, compile in QUICK_STEPS if quick else STEPS:
-        run = run_config(name, rows, micro_batch, checkpointing, chunk, quick, kernels, compile)
-        labels = {"recipe": name, "micro_batch": micro_batch, "checkpointing": checkpointing, "head_chunk": chunk}
-        labels |= {"model_kernels": kernels, "compile": compile}
-        report.run("steps", labels, partial(step, run, device, engine, rounds, report.matmul_tflops()))
+
+    def train(steps: Sequence[tuple[str, int, bool, int, str, str]]) -> None:
+        for name, micro_batch, checkpointing, chunk, kernels, compile in steps:
+            run = run_config(name, rows, micro_batch, checkpointing, chunk, quick, kernels, compile)
+            labels = {"recipe": name, "micro_batch": micro_batch, "checkpointing": checkpointing, "head_chunk": chunk}
+            labels |= {"model_kernels": kernels, "compile": compile}
+            report.run("steps", labels, partial(step, run, device, engine, rounds, report.matmul_tflops()))
+
+    first = 6
+    train(QUICK_STEPS if quick else STEPS[:first])
     micro_batch = 1 if quick else 32
     for kernels, compile in PROFILES if device.kind == "cuda" else PROFILES[:1]:
         run = run_config("base_zero1", rows, micro_batch, False, 256 if quick else 8192, quick, kernels, compile)
         labels = {"recipe": "base_zero1", "micro_batch": micro_batch, "model_kernels": kernels, "compile": compile}
         report.run("profile", labels, partial(where_time_goes, run, device, engine))
+    train(() if quick else STEPS[first:])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -156,6 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of gpu.json and gpu.md")
     parser.add_argument("--minutes", type=float, default=8.0, help="no case starts later than this")
+    parser.add_argument("--patience", type=float, default=3.0, help="minutes after which a case is given up")
     parser.add_argument("--engine", choices=("auto", "deepspeed", "plain"), default="auto")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS, help="what to measure")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -171,7 +210,7 @@ def main(arguments: list[str] | None = None) -> int:
     settings = {"engine": engine, "rows": "synthetic, packed", "quick": given.quick, "minutes": given.minutes}
     settings["sections"] = list(given.sections)
     device = Device(given.device)
-    report = Report(given.out, device, time.monotonic() + 60 * given.minutes, settings)
+    report = Report(given.out, device, time.monotonic() + 60 * given.minutes, settings, 60 * given.patience)
     with contextlib.redirect_stdout(sys.stderr):  # where DeepSpeed's log goes too
         measure_all(report, device, engine, given.quick)
     if dist.is_initialized():

@@ -88,6 +88,15 @@ class Device:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
 
+    def usable(self) -> bool:
+        """Whether this process can still use it: an illegal access ends that for good."""
+        try:
+            if self.kind == "cuda":
+                torch.cuda.synchronize()
+        except RuntimeError:
+            return False
+        return True
+
     def peak_gib(self) -> float | None:
         """The most memory allocated by tensors since `release`; None where torch does not count it."""
         return torch.cuda.max_memory_allocated() / GIB if self.kind == "cuda" else None

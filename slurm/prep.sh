@@ -50,8 +50,9 @@ if [ -n "$share" ]; then
         *) few+=("${mix[n]}") ;;
     esac; done
     few+=(--alpha 0)
-    for ((n = 0; n < ${#few[@]}; n++)); do case ${few[n]} in
-        --mono-rows | --para-rows) few[n + 1]=$XLME_HELDOUT_ROWS ;;
+    for ((n = 0; n < ${#few[@]}; n++)); do case ${few[n]},${few[n + 1]-} in
+        --mono-rows,0 | --para-rows,0 | --mono-rows=0,* | --para-rows=0,*) ;;  # no rows of this task
+        --mono-rows,* | --para-rows,*) few[n + 1]=$XLME_HELDOUT_ROWS ;;
         --mono-rows=* | --para-rows=*) few[n]=${few[n]%%=*}=$XLME_HELDOUT_ROWS ;;
     esac; done
     prepare encoded_heldout heldout "--split heldout $share" "${few[@]}"

@@ -29,5 +29,6 @@ srun --kill-on-bad-exit=1 --wait=0 \
     "${python[@]}" -m xlme_ds.pretrain "${origin[@]}" --data "${data[@]}" --out "$XLME_OUT" \
     "${heldout[@]}" "$@" || status=$?
 
+case " $* " in *" --dry-run "*) exit $status ;; esac  # nothing was to be trained
 [ -e "$XLME_OUT/finished.json" ] || end_of_try $status
 exit $status

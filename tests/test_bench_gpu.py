@@ -122,6 +122,30 @@ def test_a_case_without_figures_says_why_and_the_next_one_runs(tmp_path: Path) -
     assert "left_out" in found["parity"][0] and "figure" not in found["parity"][0]
 
 
+def test_a_case_that_hangs_or_ends_the_gpu_is_the_last_of_its_process(tmp_path: Path) -> None:
+    """Each case says when its program began: the same command begins again after both."""
+    program = f"""if True:
+        import sys, time
+        from bench import gpu
+        from bench.gpu_steps import Device
+        def broken(device, dtype):
+            Device.usable = lambda device: False
+            raise RuntimeError("an illegal memory access was encountered")
+        def parity(case, device, dtype):
+            return {{"began": case(device, dtype), "ok": True}}
+        gpu.parity, gpu.DTYPES, start = parity, ("fp32",), time.monotonic()
+        gpu.CASES = {{"fine": lambda *_: start, "hangs": lambda *_: time.sleep(600), "breaks": broken,
+                     "last": lambda *_: start}}
+        flags = "--device cpu --quick --sections parity --patience 0.05 --json --out"
+        sys.exit(gpu.main([*flags.split(), {str(tmp_path)!r}]))"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env=environment())
+    assert done.returncode == 1, done.stderr
+    fine, hangs, breaks, last = json.loads(done.stdout)["parity"]
+    assert json.loads(done.stdout) == json.loads((tmp_path / "gpu.json").read_text())
+    assert fine["ok"] and hangs["failed"] == "no end after 3 s" and "illegal memory access" in breaks["failed"]
+    assert last["ok"] and last["began"] > fine["began"] + 3
+
+
 def test_synthetic_rows_are_packed_rows() -> None:
     batch = synthetic_batch((2, 3), 128, 1000)
     assert batch.tokens_BT.shape == (5, 128) and batch.task_B.tolist() == [0, 0, 1, 1, 1]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.launch import python
-from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, RunConfig, TrainConfig
+from tests.rows import write_data
+from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, RunConfig, StartConfig, TrainConfig
 from xlme_ds.recipes import RECIPES, recipe
 from xlme_ds.validate import deepspeed_settings, validate
 
@@ -76,6 +77,16 @@ def test_recipes_are_legal(name: str) -> None:
             RunConfig("x", model=ModelConfig(attention_dropout=0.1, kernels="triton")),
             "model.kernels triton never has attention weights whole, .* set it to auto",
         ),
+        (RunConfig("x", optimizer=OptimizerConfig(layer_decay=0.5)), "optimizer.layer_decay 0.5 is for fine-tuning"),
+        (RunConfig("x", start=StartConfig(take="state")), "start.take state .* start.folder"),
+        (
+            RunConfig("x", engine=EngineConfig(pipeline_stages=4)),
+            "engine.pipeline_stages 4 is for",
+        ),
+        (
+            RunConfig("x", engine=EngineConfig(pipeline_schedule="dualpipev")),
+            "engine.pipeline_schedule dualpipev is for engine.kind pipeline, it is deepspeed",
+        ),
         (
             RunConfig("x", model=ModelConfig(vocabulary=10, vocabulary_blocks=7)),
             "does not split into model.vocabulary_blocks 7",
@@ -133,6 +144,22 @@ def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
         deepspeed_settings(EngineConfig(deepspeed=str(path)))
     with pytest.raises(ValueError, match="zero1, zero2, zero3"):
         deepspeed_settings(EngineConfig(deepspeed="zero4"))
+    path.write_text(json.dumps({"zero_optimization": {"stage": 1}, "torch_autocast": {"enabled": True}}))
+    with pytest.raises(ValueError, match="torch_autocast, which the recipe decides"):
+        deepspeed_settings(EngineConfig(deepspeed=str(path)))
+    path.write_text(json.dumps({"zero_optimization": {"stage": 1, "reduce_bucket_size": "auto"}}))
+    with pytest.raises(ValueError, match=r"sets zero_optimization\.reduce_bucket_size to auto"):
+        deepspeed_settings(EngineConfig(deepspeed=str(path)))
+
+
+def test_what_deepspeed_does_not_take_of_a_file_is_said_before_training(tmp_path: Path) -> None:
+    path, data = tmp_path / "mine.json", write_data(tmp_path / "data", rows=16)
+    path.write_text(json.dumps({"zero_optimization": {"stage": 1, "overlap_com": True}}))
+    model = "--model.vocabulary 200 --model.max-positions 32 --model.width 32 --model.heads 2 --data.micro-batch 4"
+    words = f"--recipe quickstart --data {data} --out {tmp_path}/run {model} --engine.kind deepspeed --dry-run"
+    result = command(*words.split(), "--engine.deepspeed", str(path))
+    assert result.returncode == 2 and "Traceback" not in result.stderr, result.stderr
+    assert f"{path}: zero_optimization.overlap_com: Extra inputs are not permitted" in result.stderr
 
 
 def test_a_pipeline_runs_with_zero_1() -> None:

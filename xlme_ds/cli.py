@@ -73,14 +73,14 @@ def take_flag(arguments: list[str], flag: str) -> tuple[list[str], str | None]:
 
 
 def fail(program: str, error: Exception) -> None:
-    """Print a user's mistake as one line, from the first process only, and leave with exit code 2."""
-    note(f"{program}: error: {in_words(error)}")
+    """Print a user's mistake as one line, from the first process and one that has to, and leave with exit code 2."""
+    note(f"{program}: error: {in_words(error)}", getattr(error, "prints", False))
     sys.exit(2)
 
 
-def note(text: str) -> None:
-    """Print a warning or remark for the user, from the first process only."""
-    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+def note(text: str, here: bool = False) -> None:
+    """Print a warning or remark for the user, from the first process, and `here`."""
+    if here or os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         print(text, file=sys.stderr, flush=True)
 
 

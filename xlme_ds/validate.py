@@ -59,6 +59,7 @@ _OURS = (
     "fp16",
     "data_types",
     "communication_data_type",
+    "torch_autocast",
 )
 
 
@@ -184,6 +185,10 @@ def _objective(config: Training) -> list[Check]:
             f"model.decoder and model.decoder_layers are for objective.name mt, it is {settings.name}: leave them at "
             "xlm and 0",
         ),
+        (
+            config.optimizer.layer_decay == 1,
+            f"optimizer.layer_decay {config.optimizer.layer_decay} is for fine-tuning: leave it at 1",
+        ),
         *_start(config.start, settings),
         *objective_of(settings).checks(config),
     ]
@@ -203,6 +208,12 @@ def _start(start: StartConfig, objective: ObjectiveConfig) -> list[Check]:
             (value == usual or start.take not in ("all", "state"), f"{given} is for one encoder, and start.take "
              f"{start.take} takes the whole model: set start.take to the encoder's name"),
         ]  # fmt: skip
+    checks.append(
+        (
+            start.take != "state" or bool(start.folder),
+            "start.take state takes what another run has: name it by start.folder, or as --branch RUN@STEP",
+        )
+    )
     both = f"start.decoder {start.decoder} and start.into {start.into} both say what the decoder starts from"
     return [*checks, (not start.decoder or start.into == "both", f"{both}: leave start.into at both")]
 
@@ -319,7 +330,18 @@ def _engine_file(config: Training) -> list[Check]:
 def _pipeline(config: Training) -> list[Check]:
     engine, layers = config.engine, config.model.discriminator_layers
     if engine.kind != "pipeline":
-        return [(not engine.balance, f"engine.balance is not for engine.kind {engine.kind}: leave it empty")]
+        of_parts = ("pipeline_stages", "pipeline_schedule")
+        return [
+            (not engine.balance, f"engine.balance is not for engine.kind {engine.kind}: leave it empty"),
+            *(
+                (
+                    getattr(engine, name) == (usual := getattr(EngineConfig, name)),
+                    f"engine.{name} {getattr(engine, name)} is for engine.kind pipeline, it is {engine.kind}: set "
+                    f"that, or leave it at {usual}",
+                )
+                for name in of_parts
+            ),
+        ]
     parts, balance = engine.pipeline_parts, engine.balance
     return [
         (
@@ -392,11 +414,17 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
     if not isinstance(settings, dict) or not isinstance(settings.get("zero_optimization"), dict):
         raise ValueError(f"{path} is no DeepSpeed configuration: it must be a JSON object with zero_optimization")
     ours = next((key for key in _OURS if key in settings), None)
+    auto = next((key for key, value in settings["zero_optimization"].items() if value == "auto"), None)
     refuse(
         [
             (
                 settings["zero_optimization"].get("stage") in (1, 2, 3),
                 f"{path} must set zero_optimization.stage to 1, 2 or 3",
+            ),
+            (
+                auto is None,
+                f"{path} sets zero_optimization.{auto} to auto, which is for Hugging Face's trainer: give a number, or "
+                "leave it out",
             ),
             (
                 ours is None,

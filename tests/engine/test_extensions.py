@@ -1,13 +1,17 @@
 """DeepSpeed's extensions have a folder of ours: what a killed process left there holds nobody up, two processes do not
 meet in it."""
 
+import fcntl
+import os
 import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.launch import Python
+from xlme_ds.engine.deepspeed_compat import _wait_for
 
 # As DeepSpeed does it: torch's own `load`, looked up where it is called.
 LOAD = """
@@ -64,6 +68,30 @@ def test_a_process_that_is_killed_while_it_compiles_holds_nobody_up(source: Path
     said = "".join(map(end, both))
     assert said.count(f"compiling answer in {lock.parent}") == 1 and not lock.exists()
     assert "compiling" not in end(load(source))
+
+
+def test_who_waits_for_another_process_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "lock"
+    with open(path, "w") as theirs, open(path, "w") as ours:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        release = threading.Timer(1.0, fcntl.flock, (theirs, fcntl.LOCK_UN))
+        release.start()
+        _wait_for(ours, patience=0.3)
+        release.join()
+    said = capsys.readouterr().err
+    assert said.startswith("waiting for another process") and str(path) in said and said.count("\n") == 1
+
+
+def test_another_ninja_in_front_does_not_compile_anew(source: Path) -> None:
+    """As where an environment's commands are called without activating it."""
+    end(load(source))
+    other = source.parent / "bin" / "ninja"
+    other.parent.mkdir()
+    other.write_text("#!/bin/sh\necho called >&2\nexit 1\n")
+    other.chmod(0o755)
+    path = f"{other.parent}{os.pathsep}{os.environ['PATH']}"
+    again = Python(["-c", LOAD, str(source)], TORCH_EXTENSIONS_DIR=source.parent / "extensions", PATH=path)
+    assert "called" not in end(again)
 
 
 def test_the_folder_is_ours_alone(source: Path) -> None:

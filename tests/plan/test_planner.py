@@ -104,6 +104,25 @@ def test_what_waits_counted_by_hand() -> None:
         assert costs["transfer"] == pytest.approx(everything / rate - window)
 
 
+def test_offloaded_weights_go_up_for_both_passes_of_every_micro_batch() -> None:
+    """XL on one GPU, 256 micro-batches: 2 bytes of each parameter over 10 GB/s, 512 times."""
+    run, times = recipe("xl"), []
+    for parameters in ("none", "cpu"):
+        engine = EngineConfig(deepspeed="zero3_offload", offload_optimizer="cpu", offload_parameters=parameters)  # type: ignore[arg-type]
+        found = plan(replace(run, engine=engine, data=replace(run.data, micro_batch=8)), 1, gpu_of("a100-80g"))
+        assert found["accumulation"] == 256
+        times.append(found["seconds_per_step"]["offload"])
+    total = plan(run)["parameters"]["trained_total"]
+    assert times[1] - times[0] == pytest.approx(512 * 2 * total / 10e9, rel=1e-3)
+
+
+def test_another_precision_than_the_gpus_is_not_counted_as_if_it_were_that() -> None:
+    run = replace(recipe("base_zero1"), engine=EngineConfig(deepspeed="zero1", precision="fp32"))
+    with pytest.raises(ValueError, match=r"engine\.precision fp32 is not what a100-80g is counted with, bf16"):
+        plan(run, 8)
+    assert plan(run, 8, gpu_of("v100-32g"))["tokens_per_s"] > 0
+
+
 def test_the_papers_run() -> None:
     """1.7 days on 64 A100 for Base are 27K tokens/s a GPU: what our count makes of that is a share of the peak."""
     run, published = recipe("base_zero1"), 1.7

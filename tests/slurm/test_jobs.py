@@ -161,6 +161,25 @@ def test_held_out_rows_have_every_language_alike(tmp_path: Path) -> None:
     assert mixes[1].endswith(place["XLME_MIX"])
 
 
+def test_no_rows_of_a_task_are_none_in_held_out_text_too(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sbatch").write_text(f'#!/bin/bash\necho "$@" >>{tmp_path}/jobs\nwc -l <{tmp_path}/jobs\n')
+    (tmp_path / "bin/sbatch").chmod(0o755)
+    for rows in ("--mono-rows 100 --para-rows 0", "--mono-rows=100 --para-rows=0"):
+        (tmp_path / "jobs").unlink(missing_ok=True)
+        place = {"XLME_MIX": rows, "XLME_WORK": str(tmp_path), "XLME_TEXT": "--mono mono", "XLME_VOCAB": "--model m"}
+        assert script(tmp_path, "prep.sh", "", **place).returncode == 0
+        mixes = [line.partition(" mix ")[2] for line in (tmp_path / "jobs").read_text().splitlines() if " mix " in line]
+        assert mixes[0].endswith(f"{rows.replace('100', '512')} --alpha 0") and mixes[1].endswith(rows)
+
+
+def test_a_dry_run_is_no_try(tmp_path: Path) -> None:
+    done = script(tmp_path, "pretrain_base.sh", "exit 0", "--dry-run", XLME_OUT=str(tmp_path / "run"))
+    assert done.returncode == 0 and "saved nothing" not in done.stderr
+    done = script(tmp_path, "pretrain_base.sh", "exit 2", "--dry-run", XLME_OUT=str(tmp_path / "run"))
+    assert done.returncode == 2
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("slurm") / "my runs"

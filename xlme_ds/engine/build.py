@@ -1,5 +1,6 @@
 """From settings to a ready engine: the one place where parallelism, precision and DeepSpeed's configuration meet."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -224,7 +225,32 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
     return engine
 
 
+def require_engine_file(engine: EngineConfig) -> None:
+    """Raise SharedError for a file of the user's that DeepSpeed does not take."""
+    if engine.kind == "plain" or not engine.deepspeed.endswith(".json"):
+        return
+    from deepspeed.runtime.zero.config import get_zero_config
+    from pydantic import ValidationError
+
+    try:
+        get_zero_config(deepspeed_settings(engine))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, ("zero_optimization", *first["loc"])))
+        raise SharedError(f"{engine.deepspeed}: {name}: {first['msg']}: correct it there") from None
+
+
+def _require_nvme(engine: EngineConfig) -> None:
+    """Raise ValueError or OSError where this rank cannot write into the folder on its disk."""
+    if engine.nvme_folder:
+        (folder := Path(engine.nvme_folder)).mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise ValueError(f"engine.nvme_folder {folder} cannot be written: name a folder on a local disk")
+
+
 def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> dict[str, Any]:
+    require_engine_file(config.engine)
+    on_all_ranks(lambda: _require_nvme(config.engine))
     engine, settings = config.engine, deepspeed_settings(config.engine)
     zero = settings["zero_optimization"]
     folder = {"nvme_path": str(Path(engine.nvme_folder).absolute())} if engine.nvme_folder else {}

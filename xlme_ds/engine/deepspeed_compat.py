@@ -15,11 +15,12 @@ import io
 import os
 import pkgutil
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import deepspeed
 import torch
@@ -92,7 +93,7 @@ def _load_alone(name: str, **arguments: Any) -> Any:
     with contextlib.ExitStack() as held:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            fcntl.flock(held.enter_context(open(folder / ".xlme_ds.lock", "w")), fcntl.LOCK_EX)
+            _wait_for(held.enter_context(open(folder / ".xlme_ds.lock", "w")))
             (folder / "lock").unlink(missing_ok=True)
         except OSError as error:
             raise ValueError(
@@ -101,7 +102,32 @@ def _load_alone(name: str, **arguments: Any) -> Any:
             ) from None
         if not (folder / f"{name}.so").exists():
             print(f"compiling {name} in {folder}, once for all runs", file=sys.stderr, flush=True)
+        held.enter_context(_own_programs_first())
         return _load(name=name, build_directory=str(folder), **arguments)
+
+
+def _wait_for(file: IO[str], patience: float = 10.0) -> None:
+    """Take the lock on `file`; after `patience` seconds say what is waited for."""
+    end, said = time.monotonic() + patience, False
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not said and (said := time.monotonic() > end):
+                words = "waiting for another process of this user, which compiles or loads an extension and holds"
+                print(f"{words} {file.name}", file=sys.stderr, flush=True)
+            time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def _own_programs_first() -> Iterator[None]:
+    """This environment's ninja: where another one's turn comes, it compiles all anew."""
+    before = os.environ.get("PATH", "")
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{before}"
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before
 
 
 def align_gradients(optimizer: Any) -> None:

@@ -78,7 +78,14 @@ Result = TypeVar("Result")
 
 
 class SharedError(ValueError):
-    """A mistake of the user's that every rank raises with the same message."""
+    """A mistake of the user's that every rank raises with the same message, and the first one prints.
+
+    Before the ranks have met, those that have it; then `prints` says that this one prints it too.
+    """
+
+    def __init__(self, message: str, prints: bool = False):
+        super().__init__(message)
+        self.prints = prints
 
 
 def start_process_group(
@@ -107,7 +114,7 @@ def start_process_group(
         with loading_extensions():
             deepspeed.init_distributed("nccl" if on_gpu() else "gloo", verbose=False, timeout=timeout)
     except ValueError as error:
-        raise SharedError(str(error)) from None
+        raise SharedError(str(error), prints=os.environ["LOCAL_RANK"] == "0") from None
     except dist.DistNetworkError as error:
         if "EADDRINUSE" not in str(error):  # other trouble with the network may be over at the next try
             raise
@@ -137,7 +144,8 @@ def _device() -> int:
     if number >= visible:
         raise SharedError(
             f"a node has more processes than the {visible} GPUs that they see: start one process a GPU "
-            "(--ntasks-per-node)"
+            "(--ntasks-per-node)",
+            prints=number == visible,
         )
     os.environ["LOCAL_RANK"] = str(number)
     return number

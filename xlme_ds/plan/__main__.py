@@ -41,6 +41,8 @@ def main(arguments: list[str] | None = None) -> None:
         settings = parse(program("plan"), PlanSettings, DESCRIPTION, sys.argv[1:] if arguments is None else arguments)
         if settings.gpus is not None and settings.gpus < 1:
             raise ValueError(f"--gpus {settings.gpus}: it must be at least 1")
+        if settings.layouts < 1:
+            raise ValueError(f"--layouts {settings.layouts}: it must be at least 1")
         if not 0 < settings.utilisation <= 1:
             raise ValueError(f"--utilisation {settings.utilisation}: it must be above 0 and at most 1")
         result = plan(settings.run, settings.gpus, gpu_of(settings.gpu), settings.utilisation, settings.layouts)

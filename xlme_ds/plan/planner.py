@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ..config import EngineConfig, RunConfig
+from ..config import EngineConfig, RunConfig, refuse
 from ..counting import (
     count_parameters,
     flops_per_step,
@@ -46,6 +46,16 @@ def plan(
 
     `gpus` is by default as few as hold one copy of the model. Raises ValueError where `run` is not legal on that many.
     """
+    precision = run.engine.precision
+    refuse(
+        [
+            (
+                precision in ("auto", gpu.precision),
+                f"engine.precision {precision} is not what {gpu.name} is counted with, {gpu.precision}: leave it at "
+                "auto",
+            )
+        ]
+    )
     gpus = run.engine.processes_per_replica if gpus is None else gpus
     row_tokens = run.model.max_positions
     _, own = _priced(run, gpus, gpu, utilisation)

@@ -5,7 +5,7 @@ A step takes, on the GPU that has most to do, with m micro-batches and p stages:
     compute   = operations executed / (peak · utilisation)        with checkpointed layers and logits computed again
     bubble    = compute · (p − 1) / m                             1F1B: (p−1) of (m+p−1) slots are idle
     transfer  = exposed + what of the rest takes longer than the computing meanwhile, at bandwidth · LINK_EFFICIENCY
-    offload   = bytes of optimizer and gradients through PCIe and the host's memory
+    offload   = bytes of optimizer, gradients and weights through PCIe and the host's memory, nvme as if it were that
 
 Bytes are those that the engines really send. An all-reduce of n bytes over N ranks sends 2n(N−1)/N bytes a rank, a
 reduce-scatter or an all-gather n(N−1)/N (ring algorithms). Weights go in the type that is computed in, sums of
@@ -148,9 +148,11 @@ def speed(run: RunConfig, layout: ParallelLayout, gpu: GPU, utilisation: float) 
     compute = max(costs) * tokens / layout.replicas / (gpu.tflops * 1e12 * utilisation)
     bubble = compute * (len(layout.stages) - 1) / layout.accumulation
     seconds = {"compute": compute, "bubble": bubble, "transfer": _transfer(layout, gpu, compute), "offload": 0.0}
+    part = max(layout.sizes(stage).total for stage in range(len(layout.stages))) / layout.replicas
     if layout.offloads_optimizer:  # states read and written, gradients down, weights up
-        part = max(layout.sizes(stage).total for stage in range(len(layout.stages))) / layout.replicas
-        seconds["offload"] = part * (2 * OPTIMIZER + 4 + layout.element) / HOST
+        seconds["offload"] += part * (2 * OPTIMIZER + 4 + layout.element) / HOST
+    if layout.engine.offload_parameters != "none":  # weights up in both passes of every micro-batch
+        seconds["offload"] += part * 2 * layout.accumulation * layout.element / HOST
     step = sum(seconds.values())
     of_peak = flops_per_step(run, layout.row_tokens) / (step * layout.gpus * gpu.tflops * 1e12)
     rates = {"tokens_per_s": tokens / step, "days": step * run.train.steps / DAY, "of_peak": of_peak}

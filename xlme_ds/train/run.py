@@ -23,7 +23,7 @@ from ..data.loader import Loader, unigram_by_language
 from ..data.schema import TASKS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
-from ..engine.build import build_engine, open_data, resolve_precision
+from ..engine.build import build_engine, open_data, require_engine_file, resolve_precision
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, broadcast, data_parallel, gather, on_all_ranks, on_gpu, process_group
 from ..first_weights import named, starting_weights
@@ -363,6 +363,7 @@ def read_inputs(
     """Claim the `folder`, and open the data, the held-out data, and the `sources` of the first weights. Raises
     ValueError for what does not fit."""
     validate(config, world)  # with the precision that `auto` has become
+    require_engine_file(config.engine)
     folder.claim(config)
     share, shares = data_parallel(config.engine, rank, world)
     loader = open_data(config, data, share, shares)
