@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.launch import ROOT, environment, free_port, python
-from xlme_ds.engine.ranks import first_host, rendezvous
+from xlme_ds.cli import fail
+from xlme_ds.engine.ranks import SharedError, _device, first_host, rendezvous
 
 # Of Slurm 22.05: sbatch --nodes=2 --ntasks-per-node=2, the batch script itself and task 3 of srun in it.
 SCRIPT = {"SLURM_JOB_ID": "1234567", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
@@ -40,6 +42,21 @@ def test_srun() -> None:
 def test_the_user_may_choose_where_ranks_meet() -> None:
     found = rendezvous(TASK | {"MASTER_ADDR": "n1-ib", "MASTER_PORT": "29500"})
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("n1-ib", "29500")
+
+
+def test_one_process_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that have one know nothing of it, the first process among them: without this nobody would print it."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for rank in "23":
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit) as left:
+            try:
+                _device()
+            except SharedError as error:
+                fail("xlme_ds.pretrain", error)
+        assert left.value.code == 2
+    assert capsys.readouterr().err.count("a node has more processes than the 2 GPUs that they see") == 1
 
 
 @pytest.mark.parametrize("around", [{}, SCRIPT, TASK | {"SLURM_STEP_NUM_TASKS": "2"}, {"PMI_SIZE": "4"}])

@@ -175,10 +175,15 @@ def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None, know
 
 def _check_kernels(config: Training) -> None:
     """Raise SharedError where the model's Triton kernels are wrong on the GPU of a rank."""
-    if on_gpu() and resolve_precision(config.engine) == "bf16":
-        if config.model.kernels == "auto" and find_spec("triton") is None:
-            print("model.kernels auto: torch's operations, the package triton is not installed", flush=True)
-        on_all_ranks(lambda: check_kernels(config.model, torch.device("cuda", torch.cuda.current_device())))
+    half = resolve_precision(config.engine) == "bf16"
+    if not on_gpu() or not (half or config.model.kernels == "triton"):
+        return
+    if find_spec("triton") is None and config.model.kernels == "triton":
+        raise SharedError("model.kernels triton needs the package triton: install it, or set model.kernels to auto")
+    if find_spec("triton") is None and config.model.kernels == "auto":
+        print("model.kernels auto: torch's operations, the package triton is not installed", flush=True)
+    device, dtype = torch.device("cuda", torch.cuda.current_device()), torch.bfloat16 if half else torch.float32
+    on_all_ranks(lambda: check_kernels(config.model, device, dtype))
 
 
 def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSource, heldout: Loader | None) -> Engine:
