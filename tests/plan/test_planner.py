@@ -116,11 +116,21 @@ def test_offloaded_weights_go_up_for_both_passes_of_every_micro_batch() -> None:
     assert times[1] - times[0] == pytest.approx(512 * 2 * total / 10e9, rel=1e-3)
 
 
-def test_another_precision_than_the_gpus_is_not_counted_as_if_it_were_that() -> None:
-    run = replace(recipe("base_zero1"), engine=EngineConfig(deepspeed="zero1", precision="fp32"))
-    with pytest.raises(ValueError, match=r"engine\.precision fp32 is not what a100-80g is counted with, bf16"):
-        plan(run, 8)
-    assert plan(run, 8, gpu_of("v100-32g"))["tokens_per_s"] > 0
+def test_a_run_in_fp32_is_counted_in_fp32() -> None:
+    """An A100's data sheet has 19.5 TFLOP/s in float32 for 312 in bf16, and a weight is twice as large."""
+    run = recipe("base_zero1")
+    exact = replace(run, engine=EngineConfig(deepspeed="zero1", precision="fp32"))
+    half, whole = (plan(each, 8) for each in (run, exact))
+    assert whole["seconds_per_step"]["compute"] == pytest.approx(
+        half["seconds_per_step"]["compute"] * 312 / 19.5, rel=1e-3
+    )
+    assert whole["hardware"]["precision"] == "fp32" and whole["hardware"]["peak_tflops"] == 19.5
+    assert whole["memory_per_gpu_gib"]["total"] > half["memory_per_gpu_gib"]["total"]
+    assert plan(exact, 8, gpu_of("v100-32g"))["tokens_per_s"] > 0
+    with pytest.raises(ValueError, match=r"engine\.precision fp32 has no rate on 80,300: leave it at auto"):
+        plan(exact, 8, gpu_of("80,300"))
+    with pytest.raises(ValueError, match=r"engine\.precision bf16 has no rate on v100-32g"):
+        plan(replace(run, engine=EngineConfig(deepspeed="zero1", precision="bf16")), 8, gpu_of("v100-32g"))
 
 
 def test_the_papers_run() -> None:

@@ -46,16 +46,7 @@ def plan(
 
     `gpus` is by default as few as hold one copy of the model. Raises ValueError where `run` is not legal on that many.
     """
-    precision = run.engine.precision
-    refuse(
-        [
-            (
-                precision in ("auto", gpu.precision),
-                f"engine.precision {precision} is not what {gpu.name} is counted with, {gpu.precision}: leave it at "
-                "auto",
-            )
-        ]
-    )
+    gpu = computing_in(gpu, run.engine.precision)
     gpus = run.engine.processes_per_replica if gpus is None else gpus
     row_tokens = run.model.max_positions
     _, own = _priced(run, gpus, gpu, utilisation)
@@ -88,6 +79,17 @@ def plan(
         "layouts": ranked[:layouts],
         "layouts_that_fit": len(ranked),
     }
+
+
+def computing_in(gpu: GPU, precision: str) -> GPU:
+    """`gpu` with its rate in `precision`. Raises ValueError where that is not known."""
+    if precision in ("auto", gpu.precision):
+        return gpu
+    known = precision == "fp32" and gpu.fp32_tflops > 0
+    refuse(
+        [(known, f"engine.precision {precision} has no rate on {gpu.name}: leave it at auto, {gpu.precision} there")]
+    )
+    return replace(gpu, precision=precision, tflops=gpu.fp32_tflops)
 
 
 def _phases(run: RunConfig) -> list[dict[str, float]]:

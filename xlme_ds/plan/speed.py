@@ -55,7 +55,8 @@ DAY = 86_400.0
 
 @dataclass(frozen=True)
 class GPU:
-    """`memory_gib` as the data sheet has it; `tflops` is the dense peak of matrix products in `precision`.
+    """`memory_gib` as the data sheet has it; `tflops` is the dense peak of matrix products in `precision`,
+    `fp32_tflops` that of float32 without tensor cores, 0 where it is not known.
 
     `link` joins the GPUs of one node, `network` is a GPU's share of the links between nodes; GB/s in one direction.
     """
@@ -67,6 +68,7 @@ class GPU:
     link: float = 32.0
     network: float = 25.0
     per_node: int = 8
+    fp32_tflops: float = 0.0
     source: str = "given on the command line; PCIe 4.0 x16 in a node and 200 Gb/s a GPU between nodes are assumed"
 
 
@@ -76,12 +78,44 @@ _A10 = "NVIDIA A10 data sheet, PCIe 4.0 x16; 25 Gb/s a GPU between nodes is assu
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        GPU("h200", 141, 989.4, link=450, network=50, source="NVIDIA H200 SXM data sheet; DGX H200: 8 × 400 Gb/s"),
-        GPU("h100-80g", 80, 989.4, link=450, network=50, source="NVIDIA H100 SXM5 data sheet; DGX H100: 8 × 400 Gb/s"),
-        GPU("a100-80g", 80, 312, link=300, network=25, source="NVIDIA A100 SXM data sheet; DGX A100: 8 × 200 Gb/s"),
-        GPU("a100-40g", 40, 312, link=300, network=25, source="NVIDIA A100 SXM data sheet; DGX A100: 8 × 200 Gb/s"),
+        GPU(
+            "h200",
+            141,
+            989.4,
+            fp32_tflops=67,
+            link=450,
+            network=50,
+            source="NVIDIA H200 SXM data sheet; DGX H200: 8 × 400 Gb/s",
+        ),
+        GPU(
+            "h100-80g",
+            80,
+            989.4,
+            fp32_tflops=67,
+            link=450,
+            network=50,
+            source="NVIDIA H100 SXM5 data sheet; DGX H100: 8 × 400 Gb/s",
+        ),
+        GPU(
+            "a100-80g",
+            80,
+            312,
+            fp32_tflops=19.5,
+            link=300,
+            network=25,
+            source="NVIDIA A100 SXM data sheet; DGX A100: 8 × 200 Gb/s",
+        ),
+        GPU(
+            "a100-40g",
+            40,
+            312,
+            fp32_tflops=19.5,
+            link=300,
+            network=25,
+            source="NVIDIA A100 SXM data sheet; DGX A100: 8 × 200 Gb/s",
+        ),
         GPU("v100-32g", 32, 15.7, precision="fp32", link=150, network=6.25, source=_V100),
-        GPU("a10-24g", 24, 125, link=32, network=3.125, source=_A10),
+        GPU("a10-24g", 24, 125, fp32_tflops=31.2, link=32, network=3.125, source=_A10),
     )
 }
 
