@@ -245,17 +245,17 @@ def require_engine_file(engine: EngineConfig) -> None:
         raise SharedError(f"{engine.deepspeed}: {name}: {first['msg']}: correct it there") from None
 
 
-def _require_nvme(engine: EngineConfig) -> None:
-    """Raise ValueError or OSError where this rank cannot write into the folder on its disk."""
-    if engine.nvme_folder:
-        (folder := Path(engine.nvme_folder)).mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise ValueError(f"engine.nvme_folder {folder} cannot be written: name a folder on a local disk")
+def _require_nvme(folder: Path) -> None:
+    """Raise ValueError or OSError where this rank cannot write into the `folder` on its disk."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"engine.nvme_folder {folder} cannot be written: name a folder on a local disk")
 
 
 def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> dict[str, Any]:
     require_engine_file(config.engine)
-    on_all_ranks(lambda: _require_nvme(config.engine))
+    if config.engine.nvme_folder:
+        on_all_ranks(lambda: _require_nvme(Path(config.engine.nvme_folder)))
     engine, settings = config.engine, deepspeed_settings(config.engine)
     zero = settings["zero_optimization"]
     folder = {"nvme_path": str(Path(engine.nvme_folder).absolute())} if engine.nvme_folder else {}
