@@ -16,6 +16,7 @@ from tests.engine.worker import tiny
 from tests.launch import python, run_ranks
 from tests.rows import write_data
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, RunConfig
+from xlme_ds.engine.build import _require_nvme
 from xlme_ds.validate import CONFIG_FOLDER, validate
 
 
@@ -164,3 +165,11 @@ def test_steps_with_all_state_on_the_disk(tmp_path: Path, async_io: None) -> Non
         )
         assert first == second, line  # to the 6 digits printed; float32 sums run in the same order in both
     assert not list((tmp_path / "xl").rglob("*.swp"))
+
+
+def test_the_folder_on_a_disk_is_made_or_refused(tmp_path: Path) -> None:
+    _require_nvme(tmp_path / "new" / "swap")
+    assert (tmp_path / "new" / "swap").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        _require_nvme(tmp_path / "file")

@@ -72,48 +72,19 @@ class GPU:
     source: str = "given on the command line; PCIe 4.0 x16 in a node and 200 Gb/s a GPU between nodes are assumed"
 
 
+_H200 = "NVIDIA H200 SXM data sheet; DGX H200: 8 × 400 Gb/s"
+_H100 = "NVIDIA H100 SXM5 data sheet; DGX H100: 8 × 400 Gb/s"
+_A100 = "NVIDIA A100 SXM data sheet; DGX A100: 8 × 200 Gb/s"
 _V100 = "NVIDIA V100 SXM2 data sheet, which has no bf16; DGX-1: 4 × 100 Gb/s"
 _A10 = "NVIDIA A10 data sheet, PCIe 4.0 x16; 25 Gb/s a GPU between nodes is assumed"
 # Data sheets add up both directions of NVLink: half of that is one. The network is that of the maker's own system.
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        GPU(
-            "h200",
-            141,
-            989.4,
-            fp32_tflops=67,
-            link=450,
-            network=50,
-            source="NVIDIA H200 SXM data sheet; DGX H200: 8 × 400 Gb/s",
-        ),
-        GPU(
-            "h100-80g",
-            80,
-            989.4,
-            fp32_tflops=67,
-            link=450,
-            network=50,
-            source="NVIDIA H100 SXM5 data sheet; DGX H100: 8 × 400 Gb/s",
-        ),
-        GPU(
-            "a100-80g",
-            80,
-            312,
-            fp32_tflops=19.5,
-            link=300,
-            network=25,
-            source="NVIDIA A100 SXM data sheet; DGX A100: 8 × 200 Gb/s",
-        ),
-        GPU(
-            "a100-40g",
-            40,
-            312,
-            fp32_tflops=19.5,
-            link=300,
-            network=25,
-            source="NVIDIA A100 SXM data sheet; DGX A100: 8 × 200 Gb/s",
-        ),
+        GPU("h200", 141, 989.4, fp32_tflops=67, link=450, network=50, source=_H200),
+        GPU("h100-80g", 80, 989.4, fp32_tflops=67, link=450, network=50, source=_H100),
+        GPU("a100-80g", 80, 312, fp32_tflops=19.5, link=300, network=25, source=_A100),
+        GPU("a100-40g", 40, 312, fp32_tflops=19.5, link=300, network=25, source=_A100),
         GPU("v100-32g", 32, 15.7, precision="fp32", link=150, network=6.25, source=_V100),
         GPU("a10-24g", 24, 125, fp32_tflops=31.2, link=32, network=3.125, source=_A10),
     )
