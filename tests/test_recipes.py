@@ -89,7 +89,7 @@ MILLION = 2048  # rows of 512: 2^20 tokens, "1M" (XLM-E, appendix B)
 OBJECTIVE = dict(
     mask_fraction=0.15, random_fraction=0.1, keep_fraction=0.1, discriminator_weight=50.0, pseudo_fractions=(),
     denoising=(), back_translation=(),
-    generator_temperature=1.0, z_loss=0.0,
+    generator_temperature=1.0, generator_keep_fraction=0.0, z_loss=0.0,
 )  # fmt: skip
 ELECTRA, MLM = OBJECTIVE | dict(name="electra"), OBJECTIVE | dict(name="mlm")
 STAGE_1 = OBJECTIVE | dict(name="ernie_m")

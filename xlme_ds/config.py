@@ -130,14 +130,18 @@ class ObjectiveConfig:
     """Share of the ordinary tokens of an item that are predicted, or replaced (rts); 1 for clm, which predicts ends of
     sentences too, and for mt, which predicts those of the second side."""
     random_fraction: float = 0.1
-    """Share of the predicted positions that show a random token; not read by electra, which masks them all."""
+    """Share of the predicted positions that show a random token; not read by electra."""
     keep_fraction: float = 0.1
-    """Share of the predicted positions that show the original token; the rest show `<mask>`. Not read by electra."""
+    """Share of the predicted positions that show the original token; the rest show `<mask>`. electra reads
+    generator_keep_fraction instead."""
     discriminator_weight: float = 50.0
     """λ of the paper, the weight of the discriminator's losses; 0 trains the generator alone."""
     generator_temperature: float = 1.0
     """τ: the generator's samples are drawn from softmax(logits / τ), as ELECTRA's code can; above 1 they are more
     varied, below 1 more plausible. Its loss does not change."""
+    generator_keep_fraction: float = 0.0
+    """Share of the predicted positions that the generator reads as they are, 0.15 in ELECTRA's code; the rest show
+    `<mask>`, as all do in XLM-E's equation (1)."""
     z_loss: float = 0.0
     """Weight of log² Z next to every −log p of a masked token, Z the softmax's normaliser, which stays near 1 by it
     (PaLM, section 5: 1e-4). It is in the gradient; reported losses are without it."""

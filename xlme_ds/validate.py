@@ -42,7 +42,7 @@ RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
     (
         "be at least 0 and below 1",
         lambda value: 0 <= value < 1,
-        "model.dropout model.attention_dropout optimizer.beta1 optimizer.beta2",
+        "model.dropout model.attention_dropout objective.generator_keep_fraction optimizer.beta1 optimizer.beta2",
     ),
     ("be above 0, up to 1", lambda value: 0 < value <= 1, "optimizer.layer_decay"),
 )

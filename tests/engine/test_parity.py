@@ -35,7 +35,7 @@ BTMLM = dict(
     attention_dropout=0.1,
 )
 CLM = dict(objective="clm")
-TEMPERED = dict(generator_temperature=0.7, z_loss=1e-2)
+TEMPERED = dict(generator_temperature=0.7, generator_keep_fraction=0.15, z_loss=1e-2)
 RTS = dict(objective="rts", vocabulary_blocks=3)
 ALL_TOKENS = dict(objective="all_tokens", vocabulary_blocks=3)
 # Tasks in turns, dropout, a vector for each of the data's languages, and XLM's head.

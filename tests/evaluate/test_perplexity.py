@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 
 from tests.evaluate.folders import write_run
 from tests.rows import write_data
+from tests.small import batch_of
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.corrupt import corrupt
@@ -155,6 +157,21 @@ def test_untrained_weights_are_drawn_from_the_runs_seed(root: Path) -> None:
     expected = objective_of(ObjectiveConfig("mlm")).build(start.cfg)
     initialise(expected, 1, start.cfg.init_std)
     assert all((value.cpu() == expected.state_dict()[name]).all() for name, value in start.model.state_dict().items())
+
+
+def test_all_models_are_scored_under_masks_alone(root: Path) -> None:
+    """Whatever share of the masked tokens they read in training."""
+    from xlme_ds.evaluate.compared_models import load_predictors
+
+    folder = root / "kept"
+    shutil.copytree(root / "electra/model", folder / "model")
+    written = json.loads((root / "electra/config.json").read_text())
+    written["config"]["objective"]["generator_keep_fraction"] = 0.5
+    (folder / "config.json").write_text(json.dumps(written))
+    usual, kept = load_predictors([root / "electra", folder], untrained=False)
+    batch = batch_of([[[0, *range(10, 40), 2]]], [], 32)
+    for one, other in zip(usual.model(batch), kept.model(batch), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_unigram_model_has_a_column(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,13 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy.stats import chisquare
 from torch import Tensor
 
 from tests.small import SMALL, batch_of, item, lively, model, rows_of, usual_batch
 from xlme_ds.config import ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
-from xlme_ds.models.electra import Electra, block_sizes
+from xlme_ds.models.electra import Electra, block_sizes, uniforms_within
 from xlme_ds.models.encoder import lookup
+from xlme_ds.objectives import objective_of
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.validate import validate
 
@@ -65,6 +67,45 @@ def test_the_generator_never_sees_the_original() -> None:
     for name in ("predicted_M", "corrupted_BT", "replaced_logits_BT"):
         assert torch.equal(getattr(one, name), getattr(other, name)), name
     assert not torch.equal(one.nll_M, other.nll_M)
+
+
+@pytest.mark.parametrize("name", ["electra", "all_tokens"])
+def test_a_share_of_the_predicted_tokens_stays_readable(name: str) -> None:
+    """The generator reads a quarter as they are, and samples from what it says in those places as in the others."""
+    electra = lively(objective_of(ObjectiveConfig(name, generator_keep_fraction=0.25)).build(SMALL))  # type: ignore[arg-type]
+    with torch.no_grad():  # it says the same everywhere, so that frequencies can be counted
+        for parameter in electra.masked_head.dense.parameters():
+            parameter.zero_()
+        electra.masked_head.norm.weight.zero_()
+        electra.masked_head.norm.bias.zero_()
+    read: list[Tensor] = []
+    electra.generator.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+    batch = batch_of([[[0, *[9] * 38, 2]]] * 850, [], 40, seed=5)
+    output, (embedded_BTD,) = electra(batch), read
+    table = torch.cat(electra._blocks("embedding"))
+    in_place_MD = embedded_BTD.flatten(0, 1)[batch.masked_M]
+    kept_M, hidden_M = ((in_place_MD == table[of]).all(1) for of in (9, SMALL.vocabulary - 1))
+    masked = len(kept_M)
+    assert torch.equal(kept_M, ~hidden_M)
+    assert abs(int(kept_M.sum()) - masked / 4) < 4 * (masked * 3 / 16) ** 0.5
+    unmasked = torch.ones(batch.tokens_BT.numel(), dtype=torch.bool).index_fill(0, batch.masked_M, False)
+    assert torch.equal(embedded_BTD.flatten(0, 1)[unmasked], table[batch.tokens_BT.flatten()[unmasked]])
+
+    probabilities = electra.masked_head.bias.detach().double().softmax(0).numpy()
+    for group_M in (kept_M, hidden_M):
+        samples = output.corrupted_BT.flatten()[batch.masked_M][group_M]
+        assert (
+            chisquare(torch.bincount(samples, minlength=SMALL.vocabulary), probabilities * len(samples)).pvalue > 1e-3
+        )
+
+
+@pytest.mark.parametrize("bound", [1e-6, 0.15, 0.5, 0.999])
+def test_a_part_of_a_uniform_is_a_uniform(bound: float) -> None:
+    """The ends of both parts become those of [0, 1), which stays open."""
+    u = torch.tensor([0.0, np.nextafter(np.float32(bound), 0), np.float32(bound), 1 - 2.0**-24])
+    within = uniforms_within(u < bound, u, bound)
+    torch.testing.assert_close(within, torch.tensor([0.0, 1.0, 0.0, 1.0]), atol=2e-4, rtol=0)
+    assert (within >= 0).all() and (within < 1).all()
 
 
 def test_a_sample_equal_to_the_original_counts_as_original() -> None:

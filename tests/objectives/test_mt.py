@@ -44,6 +44,7 @@ RUN = RunConfig("test", model=config(), objective=ObjectiveConfig("mt", mask_fra
         ("objective", dict(z_loss=1e-4), "objective.z_loss is 0.0001, and objective.name mt does not read it"),
         ("objective", dict(keep_fraction=0.2), "objective.keep_fraction is 0.2, and objective.name mt does not read"),
         ("objective", dict(generator_temperature=2.0), "objective.generator_temperature is 2.0, and objective.name mt"),
+        ("objective", dict(generator_keep_fraction=0.1), "generator_keep_fraction is 0.1, and objective.name mt"),
         ("objective", dict(discriminator_weight=1.0), "objective.discriminator_weight is 1.0, and objective.name mt"),
         ("engine", dict(kind="pipeline", deepspeed="pipe_zero1"), "engine.kind pipeline does not cut a decoder"),
     ],

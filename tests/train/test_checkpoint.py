@@ -35,7 +35,7 @@ from xlme_ds.train.stop import StopRequest, Watchdog
 
 PLAIN = dict(engine=dict(kind="plain"), micro_batch=8)
 XLM = dict(objective="mlm", language_embeddings=("de", "en", "fr"), dropout=0.1, alternate=True)
-TEMPERED = dict(generator_temperature=0.7, z_loss=1e-2)
+TEMPERED = dict(generator_temperature=0.7, generator_keep_fraction=0.15, z_loss=1e-2)
 STATE_FILE = "state_00000_of_00001.safetensors"
 
 

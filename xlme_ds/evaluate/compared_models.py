@@ -113,7 +113,9 @@ def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
         if run.task:
             raise ValueError(f"{folder} was fine-tuned and predicts no tokens: name the run that it started from")
         # Tokens that masking leaves in place or replaces by others are easier or harder to predict.
-        objective = objective_of(replace(run.objective, random_fraction=0.0, keep_fraction=0.0))
+        objective = objective_of(
+            replace(run.objective, random_fraction=0.0, keep_fraction=0.0, generator_keep_fraction=0.0)
+        )
         if not objective.quantities[objective.terms[0]].unigram:
             raise ValueError(
                 f"{folder} was trained for {run.objective.name} and predicts no tokens: name the run of another "

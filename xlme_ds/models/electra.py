@@ -31,9 +31,9 @@ class Electra(nn.Module):
     while this module's forward runs, which is when a partitioning engine has them whole.
     """
 
-    def __init__(self, cfg: ModelConfig, z_loss: float = 0.0, temperature: float = 1.0):
+    def __init__(self, cfg: ModelConfig, z_loss: float = 0.0, temperature: float = 1.0, keep: float = 0.0):
         super().__init__()
-        self.cfg = cfg
+        self.cfg, self.keep = cfg, keep
         for n, size in enumerate(block_sizes(cfg)):
             self.register_parameter(f"embedding_{n}", nn.Parameter(torch.empty(size, cfg.width)))
             if cfg.embedding_sharing == "gdes":
@@ -64,7 +64,13 @@ class Electra(nn.Module):
         blocks = self._blocks("embedding")
         table = read_whole(blocks)
         tokens = batch.tokens_BT.flatten()
-        masked_BT = tokens.index_fill(0, batch.masked_M, self.cfg.vocabulary - 1).view_as(batch.tokens_BT)
+        targets_M, uniforms_M = tokens[batch.masked_M], batch.uniforms_M
+        shown_M = torch.full_like(targets_M, self.cfg.vocabulary - 1)
+        if self.keep:
+            kept_M = uniforms_M < self.keep
+            shown_M = torch.where(kept_M, targets_M, shown_M)
+            uniforms_M = uniforms_within(kept_M, uniforms_M, self.keep)
+        masked_BT = tokens.index_copy(0, batch.masked_M, shown_M).view_as(batch.tokens_BT)
         hidden_BTD = self.generator(
             lookup(masked_BT, blocks, sparse=True),
             batch.positions_BT,
@@ -72,7 +78,7 @@ class Electra(nn.Module):
             batch.languages_BT,
         )
         hidden_MD = hidden_BTD.flatten(0, 1)[batch.masked_M]
-        generated = self.masked_head(hidden_MD, lambda: table, tokens[batch.masked_M], batch.uniforms_M)
+        generated = self.masked_head(hidden_MD, lambda: table, targets_M, uniforms_M)
         corrupted_BT = tokens.index_copy(0, batch.masked_M, generated.sample_M).view_as(batch.tokens_BT)
         return generated.nll_M, generated.predicted_M, corrupted_BT
 
@@ -87,6 +93,13 @@ class Electra(nn.Module):
             batch.keys_B,
         )
         return ElectraOutput(nll_M, predicted_M, corrupted_BT, self.replaced_head(hidden_BTD))
+
+
+def uniforms_within(below_M: Tensor, uniforms_M: Tensor, bound: float) -> Tensor:
+    """Where each uniform lies in its part of [0, 1), below `bound` or from it on: uniform there, and independent of
+    which part it is, so that one draw serves both choices."""
+    within_M = torch.where(below_M, uniforms_M / bound, (uniforms_M - bound) / (1.0 - bound))
+    return within_M.clamp(max=1.0 - 2.0**-24)
 
 
 def block_sizes(cfg: ModelConfig) -> list[int]:

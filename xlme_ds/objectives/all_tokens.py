@@ -24,7 +24,7 @@ from ..data.batch import Batch
 from ..models.electra import Electra
 from ..models.encoder import read_whole
 from ..models.heads import MaskedLanguageModelHead
-from ..models.pipeline import ElectraStage, Part, Work, masked_head_forward
+from ..models.pipeline import ElectraStage, Work, masked_head_forward
 from .electra import ElectraObjective
 from .protocol import Quantity
 
@@ -42,8 +42,8 @@ class AllTokensOutput(NamedTuple):
 class AllTokens(Electra):
     """`Electra` whose discriminator also has a head over the vocabulary, tied to the embedding."""
 
-    def __init__(self, cfg: ModelConfig, z_loss: float = 0.0, temperature: float = 1.0):
-        super().__init__(cfg, z_loss, temperature)
+    def __init__(self, cfg: ModelConfig, z_loss: float = 0.0, temperature: float = 1.0, keep: float = 0.0):
+        super().__init__(cfg, z_loss, temperature, keep)
         self.token_head = MaskedLanguageModelHead(cfg)
 
     @property
@@ -112,6 +112,8 @@ class AllTokensObjective(ElectraObjective):
         "atlm": Quantity("Discriminator: loss of every token, copied or predicted", "nats a token", "para"),
     }
 
+    models = AllTokens, AllTokensStage
+
     def checks(self, run: RunConfig) -> list[Check]:
         """ELECTRA's, and one embedding, which both softmaxes read."""
         return [
@@ -122,11 +124,6 @@ class AllTokensObjective(ElectraObjective):
                 "model.embedding_sharing gdes makes two: set it to tied",
             ),
         ]
-
-    def build(self, cfg: ModelConfig, part: Part | None = None) -> Electra:
-        """The pre-training model, or its `part` that a pipeline's stage runs."""
-        whole = cfg, self.z_loss, self.temperature
-        return AllTokens(*whole) if part is None else AllTokensStage(*whole, part=part)
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
         """ELECTRA's, and a softmax at every position in the last part."""

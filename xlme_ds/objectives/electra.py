@@ -46,10 +46,12 @@ class ElectraObjective:
         "replaced_fraction": Quantity("Tokens that the generator replaced", "fraction"),
     }
     encoders: Mapping[Which, str] = {"discriminator": "replaced_head.", "generator": "masked_head."}
+    models: tuple[type[Electra], type[ElectraStage]] = (Electra, ElectraStage)
     statistics_shape: tuple[int, ...] = (len(TASKS), len(_SCALARS) + 2 * _BINS)
 
     def __init__(self, cfg: ObjectiveConfig):
-        self.mask_fraction, self.z_loss, self.temperature = cfg.mask_fraction, cfg.z_loss, cfg.generator_temperature
+        self.mask_fraction = cfg.mask_fraction
+        self.of_generator = cfg.z_loss, cfg.generator_temperature, cfg.generator_keep_fraction
         self.weights = torch.tensor([1.0, 1.0, cfg.discriminator_weight, cfg.discriminator_weight], dtype=torch.float64)
 
     def at(self, step: int) -> Self:
@@ -62,8 +64,8 @@ class ElectraObjective:
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> Electra:
         """The pre-training model, or its `part` that a pipeline's stage runs."""
-        whole = cfg, self.z_loss, self.temperature
-        return Electra(*whole) if part is None else ElectraStage(*whole, part=part)
+        whole, stage = self.models
+        return whole(cfg, *self.of_generator) if part is None else stage(cfg, *self.of_generator, part=part)
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
         """The generator with its softmax is in the first part, the discriminator's head in the last."""

@@ -21,7 +21,7 @@ from ..models.sides import predicted_places
 from ..models.translation import TERMS, TranslationModel, TranslationOutput
 from .clm import Causal
 from .mlm import MaskedLanguageModelling
-from .protocol import Quantity, adds_none, not_read
+from .protocol import OF_GENERATORS, OF_MASKING, Quantity, adds_none, not_read
 
 _QUANTITIES = {
     "ae": Quantity("Loss of every token, restored from a noised copy", "nats a token", "mono", unigram=True),
@@ -69,9 +69,7 @@ class MachineTranslation(MaskedLanguageModelling):
                 f"objective.mask_fraction is {fraction}, and objective.name {name} predicts every target: set it to 1",
             ),
             adds_none(run),
-            *not_read(
-                run, "random_fraction", "keep_fraction", "discriminator_weight", "generator_temperature", "z_loss"
-            ),
+            *not_read(run, *OF_MASKING, *OF_GENERATORS, "z_loss"),
             *self._weight_checks(run),
             (
                 bool(run.data.mono_rows) == (len(self.terms) > 1),

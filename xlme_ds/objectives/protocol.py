@@ -116,7 +116,8 @@ def masks_some(run: RunConfig) -> Check:
     return 0.0 < fraction < 1.0, f"objective.mask_fraction is {fraction}: it must be between 0 and 1"
 
 
-OF_GENERATORS, OF_MASKING = ("discriminator_weight", "generator_temperature"), ("random_fraction", "keep_fraction")
+OF_GENERATORS = "discriminator_weight", "generator_temperature", "generator_keep_fraction"
+OF_MASKING = "random_fraction", "keep_fraction"
 
 
 def not_read(run: RunConfig, *names: str) -> list[Check]:

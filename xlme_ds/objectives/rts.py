@@ -16,7 +16,7 @@ from ..data.batch import Batch
 from ..data.rows import TASKS
 from ..models.electra import Electra, ElectraOutput
 from ..models.encoder import lookup
-from ..models.pipeline import ElectraStage, Part, Work
+from ..models.pipeline import ElectraStage, Work
 from ..models.text_encoder import Masking, Which
 from .electra import ElectraObjective
 from .protocol import OF_GENERATORS, OF_MASKING, Quantity, adds_none, masks_some, not_read
@@ -66,6 +66,7 @@ class RandomTokenSubstitution(ElectraObjective):
         if not quantity.unigram and name != "generator_accuracy"
     } | {"replaced_fraction": Quantity("Tokens that were replaced", "fraction")}
     encoders: Mapping[Which, str] = {"discriminator": "replaced_head."}
+    models = Substitution, SubstitutionStage
 
     def __init__(self, cfg: ObjectiveConfig):
         super().__init__(cfg)
@@ -83,10 +84,6 @@ class RandomTokenSubstitution(ElectraObjective):
                 "leaves to it: set it to tied",
             ),
         ]
-
-    def build(self, cfg: ModelConfig, part: Part | None = None) -> Electra:
-        """The pre-training model, or its `part` that a pipeline's stage runs."""
-        return Substitution(cfg) if part is None else SubstitutionStage(cfg, part=part)
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
         """The discriminator's share of ELECTRA's."""
