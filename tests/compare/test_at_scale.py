@@ -52,7 +52,7 @@ def test_in_small(tmp_path: Path) -> None:
             "out",
             minutes,
             "--own",
-            "xlme: --optimizer.learning-rate 1e-3",
+            "xlme: --optimizer.learning-rate 1e-3 --objective.generator-keep-fraction 0.15",
         ]
         place = os.environ | SMALL | {"PYTHON": sys.executable}
         return subprocess.run(words, cwd=tmp_path, env=place, capture_output=True, text=True)
@@ -65,5 +65,5 @@ def test_in_small(tmp_path: Path) -> None:
     runs = read_results(tmp_path / "out/compare/compare.json")
     assert [run.system for run in runs] == ["xlmr_tlm", "xlme"]
     config = read_config(next((tmp_path / "out/compare/runs").glob("xlme-*/seed1")))["config"]
-    assert config["optimizer"]["learning_rate"] == 1e-3
+    assert (config["optimizer"]["learning_rate"], config["objective"]["generator_keep_fraction"]) == (1e-3, 0.15)
     assert all(run.scores.keys() == {"pairs", "pairs_centred", "pos", "ner"} for run in runs)

@@ -1,0 +1,175 @@
+"""The same ELECTRA training by Hugging Face's modules and a loop of plain torch, to compare with a run of ours.
+
+`python -m bench.electra_peer --run RUN --data MIXED --out OUT` takes settings and first weights of a run of `electra`
+with tied embeddings and no relative bias, whose two networks are then ElectraForMaskedLM and ElectraForPreTraining, and
+trains these on the same rows with the same masks and uniforms. It prints the losses of steps, and writes OUT like RUN,
+with its own weights: `xlme evaluate` and `xlme finetune` score the two side by side.
+"""
+
+import argparse
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import nullcontext
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from xlme_ds.config import ModelConfig, RunConfig
+from xlme_ds.data.batch import Batch
+from xlme_ds.data.rows import TASKS
+from xlme_ds.engine.build import open_data
+from xlme_ds.models.init import has_weight_decay, initialise
+from xlme_ds.objectives import objective_of
+from xlme_ds.train.schedule import learning_rate
+from xlme_ds.trained import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, read_run_config
+
+
+class Peer:
+    """Generator and discriminator of transformers, from the weights that a run of ours begins with."""
+
+    def __init__(self, run: RunConfig):
+        from transformers import ElectraForMaskedLM, ElectraForPreTraining
+
+        cfg, objective = run.model, run.objective
+        dropout, kept = max(cfg.dropout, cfg.attention_dropout), objective.generator_keep_fraction
+        usual = objective.name, cfg.embedding_sharing, cfg.norm, cfg.relative_bias, cfg.masked_head, dropout, kept
+        if usual != ("electra", "tied", "post", "none", "dense", 0.0, 0.0) or cfg.language_embeddings:
+            raise SystemExit(
+                "error: transformers' ELECTRA has tied embeddings, post-LN layers and no relative bias: name a run of "
+                "electra with --model.embedding-sharing tied --model.relative-bias none, without dropout"
+            )
+        self.run = run
+        self.generator = ElectraForMaskedLM(_settings(cfg, cfg.generator_layers))
+        self.discriminator = ElectraForPreTraining(_settings(cfg, cfg.discriminator_layers))
+        table = self.generator.electra.embeddings.word_embeddings.weight
+        self.generator.generator_lm_head.weight = table
+        self.discriminator.electra.embeddings.word_embeddings.weight = table
+        self.parameters = _by_our_names(self.generator, self.discriminator)
+        ours = objective_of(run.objective).build(cfg)
+        initialise(ours, run.seed, cfg.init_std)
+        with torch.no_grad():
+            for name, value in ours.state_dict().items():
+                for part, of_part in zip(self.parameters[name], value.chunk(len(self.parameters[name])), strict=True):
+                    part.copy_(of_part)
+        groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+        for name, parts in self.parameters.items():
+            groups[has_weight_decay(name, parts[0].dim())] += parts
+        rule = run.optimizer
+        self.optimizer = torch.optim.AdamW(
+            [{"params": each, "weight_decay": rule.weight_decay * decays} for decays, each in groups.items()],
+            betas=(rule.beta1, rule.beta2), eps=rule.epsilon, fused=True)  # fmt: skip
+
+    def state(self) -> dict[str, Tensor]:
+        """The weights under our names."""
+        return {name: torch.cat([part.detach() for part in parts]) for name, parts in self.parameters.items()}
+
+    def losses(self, batch: Batch) -> list[Tensor]:
+        """Summed losses MLM, TLM, MRTD, TRTD of a micro-batch (XLM-E equations (1) to (5)); carry the gradient."""
+        tokens, chosen_M, shape = batch.tokens_BT.flatten(), batch.masked_M, batch.tokens_BT.shape
+        apart_B1TT = (batch.segments_BT[:, None, :, None] != batch.segments_BT[:, None, None, :]).float()
+        given: Any = {"attention_mask": apart_B1TT * torch.finfo(torch.float32).min, "position_ids": batch.positions_BT}
+        bf16 = torch.autocast("cpu", torch.bfloat16) if self.run.engine.precision == "bf16" else nullcontext()
+        with bf16:
+            masked_BT = tokens.index_fill(0, chosen_M, self.run.model.vocabulary - 1).view(shape)
+            hidden_MD = self.generator.electra(masked_BT, **given).last_hidden_state.flatten(0, 1)[chosen_M]
+            logits_MV = self.generator.generator_lm_head(self.generator.generator_predictions(hidden_MD)).float()
+            cumulated_MV = logits_MV.detach().double().softmax(1).cumsum(1)
+            drawn_M = torch.searchsorted(cumulated_MV, batch.uniforms_M[:, None].double(), right=True).squeeze(1)
+            corrupted = tokens.index_copy(0, chosen_M, drawn_M.clamp(max=self.run.model.vocabulary - 1))
+            hidden_BTD = self.discriminator.electra(corrupted.view(shape), **given).last_hidden_state
+            verdicts = self.discriminator.discriminator_predictions(hidden_BTD).float().flatten()
+        nll_M = F.cross_entropy(logits_MV, tokens[chosen_M], reduction="none")
+        costs = F.binary_cross_entropy_with_logits(verdicts, (corrupted != tokens).float(), reduction="none")
+        task_N, real_N = batch.task_B.repeat_interleave(shape[1]), batch.segments_BT.flatten() > 0
+        masked = [nll_M[task_N[chosen_M] == task].sum() for task in range(len(TASKS))]
+        return masked + [costs[real_N & (task_N == task)].sum() for task in range(len(TASKS))]
+
+    def step(self, batches: Sequence[Batch], rate: float) -> list[float]:
+        """Train on a step's micro-batches; the means of the four losses."""
+        tasks = [(batch, batch.task_B == task) for task in range(len(TASKS)) for batch in batches]
+        of_each = len(batches)
+        masked = [int(of_B[batch.masked_M // batch.tokens_BT.shape[1]].sum()) for batch, of_B in tasks]
+        real = [int((batch.segments_BT[of_B] > 0).sum()) for batch, of_B in tasks]
+        counts = [max(sum(each[n : n + of_each]), 1) for each in (masked, real) for n in (0, of_each)]
+        weight, means = self.run.objective.discriminator_weight, [0.0] * len(counts)
+        for batch in batches:
+            parts = [loss / count for loss, count in zip(self.losses(batch), counts, strict=True)]
+            (parts[0] + parts[1] + weight * (parts[2] + parts[3])).backward()
+            means = [mean + part.item() for mean, part in zip(means, parts, strict=True)]
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        nn.utils.clip_grad_norm_(list(chain(*self.parameters.values())), self.run.optimizer.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return means
+
+
+def _settings(cfg: ModelConfig, layers: int) -> Any:
+    from transformers import ElectraConfig
+
+    return ElectraConfig(
+        vocab_size=cfg.vocabulary, embedding_size=cfg.width, hidden_size=cfg.width, num_hidden_layers=layers,
+        num_attention_heads=cfg.heads, intermediate_size=cfg.feed_forward, max_position_embeddings=cfg.max_positions,
+        layer_norm_eps=cfg.norm_epsilon, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        pad_token_id=None,  # whose embedding would have no gradient
+    )  # fmt: skip
+
+
+def _by_our_names(generator: Any, discriminator: Any) -> dict[str, list[nn.Parameter]]:
+    """The parameters that each of ours is, in its order. Their token types are 0 and stay so: they are in none."""
+    found = {"embedding_0": [generator.electra.embeddings.word_embeddings.weight]}
+
+    def add(name: str, *modules: nn.Module) -> None:
+        for kind in ("weight", "bias"):
+            found[f"{name}.{kind}"] = [getattr(module, kind) for module in modules]
+
+    for which, model in (("generator", generator), ("discriminator", discriminator)):
+        embeddings = model.electra.embeddings
+        nn.init.zeros_(embeddings.token_type_embeddings.weight)
+        found[f"{which}.positions"] = [embeddings.position_embeddings.weight]
+        add(f"{which}.input_norm", embeddings.LayerNorm)
+        for number, layer in enumerate(model.electra.encoder.layer):
+            start, own = f"{which}.layers.{number}", layer.attention
+            add(f"{start}.attention.qkv", own.self.query, own.self.key, own.self.value)
+            add(f"{start}.attention.output", own.output.dense)
+            add(f"{start}.attention_norm", own.output.LayerNorm)
+            add(f"{start}.up", layer.intermediate.dense)
+            add(f"{start}.down", layer.output.dense)
+            add(f"{start}.feed_forward_norm", layer.output.LayerNorm)
+    add("masked_head.dense", generator.generator_predictions.dense)
+    add("masked_head.norm", generator.generator_predictions.LayerNorm)
+    found["masked_head.bias"] = [generator.generator_lm_head.bias]
+    add("replaced_head.dense", discriminator.discriminator_predictions.dense)
+    add("replaced_head.output", discriminator.discriminator_predictions.dense_prediction)
+    return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train, print a JSON object for every K steps, and write the weights."""
+    parser = argparse.ArgumentParser(prog="python -m bench.electra_peer", description=__doc__)
+    parser.add_argument("--run", type=Path, required=True, help="folder of a run of ours")
+    parser.add_argument("--data", type=Path, required=True, help="its data")
+    parser.add_argument("--out", type=Path, required=True, help="a new folder")
+    parser.add_argument("--every", type=int, default=50, metavar="K", help="steps between printed losses")
+    options = parser.parse_args(arguments)
+    run = read_run_config(options.run)
+    peer, loader = Peer(run), open_data(run, options.data)
+    for step in range(run.train.steps):
+        rate = learning_rate(step, run.train.steps, run.optimizer, run.schedule)
+        means = peer.step(loader.step(step), rate)
+        if (step + 1) % options.every == 0 or step + 1 == run.train.steps:
+            losses = dict(zip(("mlm", "tlm", "mrtd", "trtd"), means, strict=True))
+            print(json.dumps({"step": step + 1} | losses), flush=True)
+    shutil.copytree(options.run / MODEL_FOLDER, options.out / MODEL_FOLDER)
+    save_file(peer.state(), options.out / MODEL_FOLDER / WEIGHTS_FILE)
+    shutil.copy(options.run / CONFIG_FILE, options.out)
+
+
+if __name__ == "__main__":
+    main()
