@@ -3,7 +3,8 @@
 `python -m bench.electra_peer --run RUN --data MIXED --out OUT` takes settings and first weights of a run of `electra`
 with tied embeddings and no relative bias, whose two networks are then ElectraForMaskedLM and ElectraForPreTraining, and
 trains these on the same rows with the same masks and uniforms. It prints the losses of steps, and writes OUT like RUN,
-with its own weights: `xlme evaluate` and `xlme finetune` score the two side by side.
+with its own weights: `xlme evaluate` and `xlme finetune` score the two side by side. What is another's is the model,
+the losses, the gradients and AdamW; rows, masks, uniforms, first weights and the schedule are ours.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from xlme_ds.config import ModelConfig, RunConfig
+from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.rows import TASKS
 from xlme_ds.engine.build import open_data
@@ -28,6 +30,8 @@ from xlme_ds.models.init import has_weight_decay, initialise
 from xlme_ds.objectives import objective_of
 from xlme_ds.train.schedule import learning_rate
 from xlme_ds.trained import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, read_run_config
+
+TIED = "tied", "post", "none", "dense", ()
 
 
 class Peer:
@@ -37,12 +41,14 @@ class Peer:
         from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
         cfg, objective = run.model, run.objective
-        dropout, kept = max(cfg.dropout, cfg.attention_dropout), objective.generator_keep_fraction
-        usual = objective.name, cfg.embedding_sharing, cfg.norm, cfg.relative_bias, cfg.masked_head, dropout, kept
-        if usual != ("electra", "tied", "post", "none", "dense", 0.0, 0.0) or cfg.language_embeddings:
+        usual = replace(ObjectiveConfig(), mask_fraction=objective.mask_fraction)
+        form = cfg.embedding_sharing, cfg.norm, cfg.relative_bias, cfg.masked_head, cfg.language_embeddings
+        dropout = cfg.dropout or cfg.attention_dropout
+        if replace(objective, discriminator_weight=usual.discriminator_weight) != usual or dropout or form != TIED:
             raise SystemExit(
                 "error: transformers' ELECTRA has tied embeddings, post-LN layers and no relative bias: name a run of "
-                "electra with --model.embedding-sharing tied --model.relative-bias none, without dropout"
+                "electra with --model.embedding-sharing tied --model.relative-bias none, and without dropout, z-loss, "
+                "temperature and kept tokens"
             )
         self.run = run
         self.generator = ElectraForMaskedLM(_settings(cfg, cfg.generator_layers))
@@ -158,6 +164,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="a new folder")
     parser.add_argument("--every", type=int, default=50, metavar="K", help="steps between printed losses")
     options = parser.parse_args(arguments)
+    if (options.out / MODEL_FOLDER).exists():
+        parser.error(f"{options.out} has a model already: choose a new folder")
     run = read_run_config(options.run)
     peer, loader = Peer(run), open_data(run, options.data)
     for step in range(run.train.steps):

@@ -116,11 +116,12 @@ def test_scores_and_tables(compared: tuple[Path, list[str], str]) -> None:
 
 
 def test_passes_are_counted_by_uses(tmp_path: Path) -> None:
+    """100 uses of 40 pairs, of which four or five are in a row."""
     (tmp_path / "manifest.json").write_text(
-        json.dumps({"counts": {"examples": 100, "by_language": {
+        json.dumps({"shards": [{"rows": 16}, {"rows": 4}], "counts": {"examples": 100, "by_language": {
             "de": {"available": 30, "used": 60}, "sw": {"available": 10, "used": 40}}}})
     )  # fmt: skip
-    assert passes(tmp_path, 100) == 2.5 and passes(tmp_path, 20) == 0.5
+    assert passes(tmp_path, 20) == 2.5 and passes(tmp_path, 4) == 0.5
 
 
 def test_done_is_not_done_again(compared: tuple[Path, list[str], str]) -> None:

@@ -88,11 +88,13 @@ class RunScores:
 def passes(folder: Path, rows: int) -> float | None:
     """How often the first `rows` rows of a mixed folder use each example, as a mean over all languages; None for rows
     that were not made by `mix`, which counts."""
-    counts = read_json(folder / "manifest.json", dict)["counts"]
-    if "examples" not in counts:
+    manifest = read_json(folder / "manifest.json", dict)
+    if "examples" not in manifest["counts"]:
         return None
-    used, available = (sum(of[key] for of in counts["by_language"].values()) for key in ("used", "available"))
-    return rows / counts["examples"] * used / available
+    used, available = (
+        sum(of[key] for of in manifest["counts"]["by_language"].values()) for key in ("used", "available")
+    )
+    return rows / sum(shard["rows"] for shard in manifest["shards"]) * used / available
 
 
 def tuned(folder: Path, task: str, seeds: Sequence[int]) -> list[Path]:
