@@ -319,6 +319,8 @@ def _panel(axes: Axes, runs: Sequence[RunScores], measure: str) -> None:
             axes.axhline(fmean(untrained), color=colour, linestyle=":", linewidth=0.8)
     title, higher_is_better = MEASURES[measure]
     axes.set_title(title + ("" if higher_is_better else " (less is better)"))
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, -2), min(high, 102))  # a trend may leave what a score can be
     axes.set(xscale="log", xlabel="floating-point operations", ylabel="%")
     axes.tick_params(labelbottom=True)
     axes.grid(axis="y", alpha=0.3)
