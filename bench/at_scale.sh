@@ -7,7 +7,7 @@
 # TEXT has mono/<lang>.txt.xz and para/en-<lang>.txt.zip, EVAL panx/ and udpos/. Text is encoded once. Call it again with the same
 # OUT until it prints the tables: training and tests stop after MINUTES (9) with exit code 75, and go on exactly where they were. The variables
 # below change its size; options go to the comparison, with absolute paths, such as
-# --own "xlme: --objective.generator-keep-fraction 0.15", which is what ELECTRA's code does and gave better generators in small.
+# --own "xlme: --objective.generator-keep-fraction 0.15", which is what ELECTRA's code does.
 set -euo pipefail
 [ $# -ge 3 ] || { sed -n '5,10p' "$0" >&2; exit 2; }
 TEXT=$(realpath "$1") EVAL=$(realpath "$2") OUT=$(realpath -m "$3") MINUTES=${4:-9}

@@ -31,7 +31,7 @@ from xlme_ds.objectives import objective_of
 from xlme_ds.train.schedule import learning_rate
 from xlme_ds.trained import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, read_run_config
 
-TIED = "tied", "post", "none", "dense", ()
+TIED = "tied", 1, "post", "none", "dense", True, ()
 
 
 class Peer:
@@ -42,14 +42,17 @@ class Peer:
 
         cfg, objective = run.model, run.objective
         usual = replace(ObjectiveConfig(), mask_fraction=objective.mask_fraction)
-        form = cfg.embedding_sharing, cfg.norm, cfg.relative_bias, cfg.masked_head, cfg.language_embeddings
+        form = cfg.embedding_sharing, cfg.vocabulary_blocks, cfg.norm, cfg.relative_bias, cfg.masked_head
+        form = (*form, cfg.absolute_positions, cfg.language_embeddings)
         dropout = cfg.dropout or cfg.attention_dropout
         if replace(objective, discriminator_weight=usual.discriminator_weight) != usual or dropout or form != TIED:
             raise SystemExit(
                 "error: transformers' ELECTRA has tied embeddings, post-LN layers and no relative bias: name a run of "
                 "electra with --model.embedding-sharing tied --model.relative-bias none, and without dropout, z-loss, "
-                "temperature and kept tokens"
+                "temperature, kept tokens and vocabulary blocks"
             )
+        if run.start.folder:
+            raise SystemExit("error: this run began with the weights of another: name one that began with its own")
         self.run = run
         self.generator = ElectraForMaskedLM(_settings(cfg, cfg.generator_layers))
         self.discriminator = ElectraForPreTraining(_settings(cfg, cfg.discriminator_layers))

@@ -32,7 +32,9 @@ def test_losses_and_weights_are_the_same(tmp_path: Path) -> None:
         torch.testing.assert_close(state[name], value, rtol=0, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("other", [dict(relative_bias="gated"), dict(z_loss=1e-4), dict(dropout=0.1)])
+@pytest.mark.parametrize(
+    "other", [dict(relative_bias="gated"), dict(z_loss=1e-4), dict(dropout=0.1), dict(vocabulary_blocks=3)]
+)
 def test_another_model_is_refused(other: dict[str, Any]) -> None:
     with pytest.raises(SystemExit, match="no relative bias: name a run of electra with"):
         Peer(tiny({"kind": "plain"}, 4, **(dict(embedding_sharing="tied", relative_bias="none") | other)))
