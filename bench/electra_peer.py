@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,12 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from bench.peer import HuggingFacePeer, Parts, add, add_layers
 from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.rows import TASKS
 from xlme_ds.engine.build import open_data
-from xlme_ds.models.init import has_weight_decay, initialise
+from xlme_ds.models.init import initialise
 from xlme_ds.objectives import objective_of
 from xlme_ds.train.schedule import learning_rate
 from xlme_ds.trained import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, read_run_config
@@ -34,7 +34,7 @@ from xlme_ds.trained import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, read_run_co
 TIED = "tied", 1, "post", "none", "dense", True, ()
 
 
-class Peer:
+class Peer(HuggingFacePeer):
     """Generator and discriminator of transformers, from the weights that a run of ours begins with."""
 
     def __init__(self, run: RunConfig):
@@ -59,24 +59,9 @@ class Peer:
         table = self.generator.electra.embeddings.word_embeddings.weight
         self.generator.generator_lm_head.weight = table
         self.discriminator.electra.embeddings.word_embeddings.weight = table
-        self.parameters = _by_our_names(self.generator, self.discriminator)
         ours = objective_of(run.objective).build(cfg)
         initialise(ours, run.seed, cfg.init_std)
-        with torch.no_grad():
-            for name, value in ours.state_dict().items():
-                for part, of_part in zip(self.parameters[name], value.chunk(len(self.parameters[name])), strict=True):
-                    part.copy_(of_part)
-        groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
-        for name, parts in self.parameters.items():
-            groups[has_weight_decay(name, parts[0].dim())] += parts
-        rule = run.optimizer
-        self.optimizer = torch.optim.AdamW(
-            [{"params": each, "weight_decay": rule.weight_decay * decays} for decays, each in groups.items()],
-            betas=(rule.beta1, rule.beta2), eps=rule.epsilon, fused=True)  # fmt: skip
-
-    def state(self) -> dict[str, Tensor]:
-        """The weights under our names."""
-        return {name: torch.cat([part.detach() for part in parts]) for name, parts in self.parameters.items()}
+        super().__init__(_by_our_names(self.generator, self.discriminator), ours.state_dict(), run.optimizer)
 
     def losses(self, batch: Batch) -> list[Tensor]:
         """Summed losses MLM, TLM, MRTD, TRTD of a micro-batch (XLM-E equations (1) to (5)); carry the gradient."""
@@ -111,11 +96,7 @@ class Peer:
             parts = [loss / count for loss, count in zip(self.losses(batch), counts, strict=True)]
             (parts[0] + parts[1] + weight * (parts[2] + parts[3])).backward()
             means = [mean + part.item() for mean, part in zip(means, parts, strict=True)]
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        nn.utils.clip_grad_norm_(list(chain(*self.parameters.values())), self.run.optimizer.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.update(rate)
         return means
 
 
@@ -130,32 +111,17 @@ def _settings(cfg: ModelConfig, layers: int) -> Any:
     )  # fmt: skip
 
 
-def _by_our_names(generator: Any, discriminator: Any) -> dict[str, list[nn.Parameter]]:
+def _by_our_names(generator: Any, discriminator: Any) -> Parts:
     """The parameters that each of ours is, in its order. Their token types are 0 and stay so: they are in none."""
-    found = {"embedding_0": [generator.electra.embeddings.word_embeddings.weight]}
-
-    def add(name: str, *modules: nn.Module) -> None:
-        for kind in ("weight", "bias"):
-            found[f"{name}.{kind}"] = [getattr(module, kind) for module in modules]
-
+    found: Parts = {"embedding_0": [generator.electra.embeddings.word_embeddings.weight]}
     for which, model in (("generator", generator), ("discriminator", discriminator)):
-        embeddings = model.electra.embeddings
-        nn.init.zeros_(embeddings.token_type_embeddings.weight)
-        found[f"{which}.positions"] = [embeddings.position_embeddings.weight]
-        add(f"{which}.input_norm", embeddings.LayerNorm)
-        for number, layer in enumerate(model.electra.encoder.layer):
-            start, own = f"{which}.layers.{number}", layer.attention
-            add(f"{start}.attention.qkv", own.self.query, own.self.key, own.self.value)
-            add(f"{start}.attention.output", own.output.dense)
-            add(f"{start}.attention_norm", own.output.LayerNorm)
-            add(f"{start}.up", layer.intermediate.dense)
-            add(f"{start}.down", layer.output.dense)
-            add(f"{start}.feed_forward_norm", layer.output.LayerNorm)
-    add("masked_head.dense", generator.generator_predictions.dense)
-    add("masked_head.norm", generator.generator_predictions.LayerNorm)
+        nn.init.zeros_(model.electra.embeddings.token_type_embeddings.weight)
+        add_layers(found, which, model.electra)
+    add(found, "masked_head.dense", generator.generator_predictions.dense)
+    add(found, "masked_head.norm", generator.generator_predictions.LayerNorm)
     found["masked_head.bias"] = [generator.generator_lm_head.bias]
-    add("replaced_head.dense", discriminator.discriminator_predictions.dense)
-    add("replaced_head.output", discriminator.discriminator_predictions.dense_prediction)
+    add(found, "replaced_head.dense", discriminator.discriminator_predictions.dense)
+    add(found, "replaced_head.output", discriminator.discriminator_predictions.dense_prediction)
     return found
 
 

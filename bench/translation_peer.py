@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bench.peer import HuggingFacePeer, Parts, add_layers
 from xlme_ds.config import ModelConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.vocabulary import Vocabulary
@@ -27,7 +28,6 @@ from xlme_ds.engine.build import build_engine, open_data
 from xlme_ds.engine.engine import Engine
 from xlme_ds.first_weights import starting_weights
 from xlme_ds.models.decoder import decoder_layers
-from xlme_ds.models.init import has_weight_decay
 from xlme_ds.models.sides import Side, sources_of_pairs, targets
 from xlme_ds.models.translation import TranslationModel
 from xlme_ds.objectives import objective_of
@@ -38,28 +38,12 @@ from xlme_ds.translate.text import Translator, read_lines, scores, translate_lin
 PAIRS = 32  # of a padded batch
 
 
-class Peer:
+class Peer(HuggingFacePeer):
     """Hugging Face's model and loop."""
 
     def __init__(self, run: RunConfig, state: dict[str, Tensor]):
-        self.run, cfg = run, run.model
-        self.model = _bert(cfg)
-        self.parameters = _by_our_names(self.model, cfg)
-        with torch.no_grad():
-            for name, parts in self.parameters.items():
-                for part, value in zip(parts, state[name].chunk(len(parts)), strict=True):
-                    part.copy_(value)
-        groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
-        for name, parts in self.parameters.items():
-            groups[has_weight_decay(name, parts[0].dim())] += parts
-        rule = run.optimizer
-        self.optimizer = torch.optim.AdamW(
-            [{"params": each, "weight_decay": rule.weight_decay * decays} for decays, each in groups.items()],
-            betas=(rule.beta1, rule.beta2), eps=rule.epsilon, fused=True)  # fmt: skip
-
-    def state(self) -> dict[str, Tensor]:
-        """The weights under our names."""
-        return {name: torch.cat([part.detach() for part in parts]) for name, parts in self.parameters.items()}
+        self.run, self.model = run, _bert(run.model)
+        super().__init__(_by_our_names(self.model), state, run.optimizer)
 
     def step(self, batches: list[Batch], rate: float) -> float:
         """Train on the pairs of a step; its loss, the mean over target tokens."""
@@ -80,11 +64,7 @@ class Peer:
             part = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-1, reduction="sum") / tokens
             part.backward()
             loss += part.item()
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.run.optimizer.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.update(rate)
         return loss
 
 
@@ -116,33 +96,13 @@ def _bert(cfg: ModelConfig) -> Any:
     return model
 
 
-def _by_our_names(model: Any, cfg: ModelConfig) -> dict[str, list[nn.Parameter]]:
+def _by_our_names(model: Any) -> Parts:
     """The parameters that each of ours is, in its order."""
-    found = {"embedding_0": [model.encoder.embeddings.word_embeddings.weight]}
+    found: Parts = {"embedding_0": [model.encoder.embeddings.word_embeddings.weight]}
     found["masked_head.bias"] = [model.decoder.cls.predictions.bias]
-
-    def add(name: str, *modules: nn.Module) -> None:
-        for kind in ("weight", "bias"):
-            found[f"{name}.{kind}"] = [getattr(module, kind) for module in modules]
-
-    for which, bert in (("encoder", model.encoder), ("decoder", model.decoder.bert)):
-        found[f"{which}.positions"] = [bert.embeddings.position_embeddings.weight]
-        found[f"{which}.languages"] = [bert.embeddings.token_type_embeddings.weight]
-        add(f"{which}.input_norm", bert.embeddings.LayerNorm)
-        for number, layer in enumerate(bert.encoder.layer):
-            start, own = f"{which}.layers.{number}", layer.attention
-            add(f"{start}.attention.qkv", own.self.query, own.self.key, own.self.value)
-            add(f"{start}.attention.output", own.output.dense)
-            add(f"{start}.attention_norm", own.output.LayerNorm)
-            add(f"{start}.up", layer.intermediate.dense)
-            add(f"{start}.down", layer.output.dense)
-            add(f"{start}.feed_forward_norm", layer.output.LayerNorm)
-            if which == "decoder":
-                cross = layer.crossattention
-                add(f"{start}.cross_attention.query", cross.self.query)
-                add(f"{start}.cross_attention.key_value", cross.self.key, cross.self.value)
-                add(f"{start}.cross_attention.output", cross.output.dense)
-                add(f"{start}.cross_norm", cross.output.LayerNorm)
+    for side, bert in (("encoder", model.encoder), ("decoder", model.decoder.bert)):
+        found[f"{side}.languages"] = [bert.embeddings.token_type_embeddings.weight]
+        add_layers(found, side, bert)
     return found
 
 

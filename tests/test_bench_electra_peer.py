@@ -1,32 +1,43 @@
 """Our training is that of transformers' ELECTRA in a loop of plain torch, step by step."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bench.electra_peer import Peer
+from bench.electra_peer import Peer, main
 from tests.engine.worker import tiny
-from tests.rows import write_data
-from xlme_ds.data.loader import Loader
-from xlme_ds.engine.build import build_engine
+from tests.rows import train_vocabulary, write_data
+from xlme_ds.engine.build import build_engine, open_data
 from xlme_ds.train.schedule import learning_rate
+from xlme_ds.trained import CONFIG_FILE, MODEL_FOLDER, WEIGHTS_FILE, read_weights
+
+LIKE_THEIRS = dict(embedding_sharing="tied", relative_bias="none")
 
 
-def test_losses_and_weights_are_the_same(tmp_path: Path) -> None:
-    """From the same first weights: 20 steps on the same rows, in micro-batches here."""
-    run = tiny({"kind": "plain"}, 4, embedding_sharing="tied", relative_bias="none")
+def test_losses_and_weights_are_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command trains from a run's first weights as the run does: 20 steps on the same rows, in micro-batches."""
+    vocabulary = train_vocabulary(tmp_path / "data" / "vocab")
+    write_data(tmp_path / "data", rows=96, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    run = tiny({"kind": "plain"}, 4, vocabulary=vocabulary.size, **LIKE_THEIRS)
     run = replace(run, optimizer=replace(run.optimizer, weight_decay=0.5))  # so much that it shows
-    loader = Loader(write_data(tmp_path / "data", rows=96), run.data, run.seed, run.objective.mask_fraction)
-    engine, peer = build_engine(run, loader, None), Peer(run)
-    for step in range(run.train.steps):
+    (tmp_path / "ours" / MODEL_FOLDER).mkdir(parents=True)
+    (tmp_path / "ours" / CONFIG_FILE).write_text(json.dumps({"config": asdict(run)}), encoding="utf-8")
+    arguments = ["--run", str(tmp_path / "ours"), "--data", str(tmp_path / "data"), "--out", str(tmp_path / "theirs")]
+    main([*arguments, "--every", "1"])
+
+    engine = build_engine(run, open_data(run, tmp_path / "data"), None)
+    for step, line in enumerate(capsys.readouterr().out.splitlines()):
         rate = learning_rate(step, run.train.steps, run.optimizer, run.schedule)
         ours = engine.train_batch(step, rate, detailed=True).metrics
-        theirs = peer.step(loader.step(step), rate)
-        assert [ours[term] for term in ("mlm", "tlm", "mrtd", "trtd")] == pytest.approx(theirs, rel=1e-6), step
-    state = peer.state()
+        theirs = json.loads(line)
+        assert theirs.pop("step") == step + 1
+        assert theirs == pytest.approx({term: ours[term] for term in theirs}, rel=1e-6), step
+    assert step + 1 == run.train.steps and list(theirs) == ["mlm", "tlm", "mrtd", "trtd"]
+    state = read_weights(tmp_path / "theirs" / MODEL_FOLDER / WEIGHTS_FILE)
     for name, value in engine.full_state().items():
         # 20 steps of up to 1e-3 move a weight by up to 1e-2; the rounding of a norm's weight near 1 is 1.2e-7.
         torch.testing.assert_close(state[name], value, rtol=0, atol=1e-6, msg=name)
@@ -37,4 +48,4 @@ def test_losses_and_weights_are_the_same(tmp_path: Path) -> None:
 )
 def test_another_model_is_refused(other: dict[str, Any]) -> None:
     with pytest.raises(SystemExit, match="no relative bias: name a run of electra with"):
-        Peer(tiny({"kind": "plain"}, 4, **(dict(embedding_sharing="tied", relative_bias="none") | other)))
+        Peer(tiny({"kind": "plain"}, 4, **(LIKE_THEIRS | other)))
