@@ -255,10 +255,13 @@ class HeldOutText:
 
     @staticmethod
     def read(paths: Iterable[Path]) -> "HeldOutText":
-        """The lines of UTF-8 files, compressed or not. Raises ValueError where one is none."""
+        """The lines of UTF-8 files, compressed or not. Raises ValueError where one is none, or a pipe: each process
+        reads them, and so does the next run."""
         digests: set[bytes] = set()
         for path in paths:
-            data = b"".join(read_text(Place(str(path.absolute().parent), path.name)))
+            place = Place(str(path.absolute().parent), path.name)
+            refuse([(not place.pipe, f"{path} is a pipe, which can be read once: store its lines in a file")])
+            data = b"".join(read_text(place))
             repaired = Counter[str]()
             lines = clean_lines(data, repaired)
             refuse([(not repaired["invalid_utf8"], f"{path} is not UTF-8: convert it")])

@@ -39,7 +39,7 @@ from data_prep.readers.records import RecordDocuments
 from xlme_ds.data.schema import TASKS
 
 _KEYS = {"name", "where", "format", "files", "languages", "pairs", "columns", "filters", "line_end"}
-_CODE = r"[a-z]{2,3}(?:_[A-Za-z]{2,4}|-Han[st])?"
+_CODE = r"[a-z]{2,3}(?:_[A-Za-z]{2,4}|-Han[st])?"  # with ? after it, as short as it can be
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,11 +144,21 @@ def _tell_others(inputs: list[Input]) -> None:
 
 
 def _refuse_doubles(inputs: list[Input]) -> None:
-    """Raise ValueError where the same files are named twice for one language or pair: their text would count twice."""
+    """Raise ValueError where the same files are named twice for one language or pair, so that their text would count
+    twice, and where the same text of them is named for two."""
     seen: dict[tuple[str, ...], str] = {}
+    names: dict[tuple[object, ...], str] = {}
     for source in inputs:
         by = f"corpus {source.corpus}" if source.corpus else "--mono or --para"
-        key = (source.name, *(str(path.local.resolve() if path.local else path) for path in source.paths))
+        paths = [str(path.local.resolve() if path.local else path) for path in source.paths]
+        key = (source.name, *paths)
+        text = (*paths, source.members, source.columns, repr(source.filters))
+        first = names.setdefault(text, source.name)
+        if first != source.name and not READERS[source.format].says_languages:
+            raise ValueError(
+                f"{source.paths[0]} is named for {first} and for {source.name}, which cannot both be right: let files "
+                "name one for each"
+            )
         if key in seen:
             raise ValueError(
                 f"{source.paths[0]} is named twice for {source.name} (by {seen[key]} and by {by}), so its text would "
@@ -168,6 +178,8 @@ def read_corpora(descriptions: Sequence[str], where: Sequence[str]) -> list[Corp
     Raises ValueError for a description that cannot work, naming its file and key.
     """
     places = dict(entry.partition("=")[::2] for entry in where)
+    if len(places) < len(where):
+        raise ValueError(f"--where names a corpus twice ({', '.join(where)}): give each one place")
     corpora = [_read(description, places) for description in descriptions]
     names = [corpus.name for corpus in corpora]
     for name in names:
@@ -223,6 +235,11 @@ def _read(description: str, places: dict[str, str]) -> CorpusDescription:
             )
         if "*" in pattern and "{side}" in pattern:
             raise ValueError(f"{where}: files are {pattern!r}: * and {{side}} cannot be in one name, list the names")
+        if values["format"] == "moses" and "{side}" not in pattern:
+            raise ValueError(
+                f"{where}: files are {pattern!r}, but format moses has a file for each side: write {{side}} where "
+                "their names differ"
+            )
     listed = None if codes == "any" else tuple(codes)
     names = values["name"], place, values["format"], tuple(patterns)
     return CorpusDescription(where, reader.task, *names, listed, columns, filters, line_end)
@@ -359,19 +376,30 @@ def _filled(pattern: str, codes: tuple[str, ...]) -> str:
 
 
 def _match_any(corpus: CorpusDescription, listed: dict[str, Place]) -> list[tuple[str, ...]]:
-    """The languages or pairs whose files the names show, sorted; warnings name the others."""
+    """The languages or pairs whose files the names show, sorted; warnings name the others.
+
+    Raises ValueError for a name that shows two pairs: en_pt_br may be of en and pt_br, or of en_pt and br.
+    """
     matchers = [_matcher(pattern) for pattern in corpus.files]
+    shortest = [_matcher(pattern, _CODE + "?") for pattern in corpus.files]
     keys = ("lang",) if corpus.task == "mono" else ("src", "tgt")
     found: set[tuple[str, ...]] = set()
     strange, foreign = [], set()
     for name, place in listed.items():
-        match = next(filter(None, (matcher.fullmatch(name) for matcher in matchers)), None)
-        if match is None:
-            strange += [] if place.is_folder else [name]
-        elif _known(codes := tuple(match[key] for key in keys)):
-            found.add(codes)
+        matches = (next(filter(None, (one.fullmatch(name) for one in each)), None) for each in (matchers, shortest))
+        readings = [tuple(match[key] for key in keys) for match in matches if match]
+        known = list(dict.fromkeys(filter(_known, readings)))  # of bn_rom_0, where * may be rom_0, the longest counts
+        if len(known) > 1 and len("".join(known[0])) == len("".join(known[1])):
+            raise ValueError(
+                f"{place} may be of {' or of '.join(' and '.join(codes) for codes in known)}: rename it, or list the "
+                'pairs in place of "any"'
+            )
+        if known:
+            found.add(known[0])
+        elif readings:
+            foreign.add("-".join(readings[0]))
         else:
-            foreign.add("-".join(codes))
+            strange += [] if place.is_folder else [name]
     kind = "languages, by their codes," if corpus.task == "mono" else "pairs, by their languages,"
     for what, left in (("files, by their names,", strange), (kind, sorted(foreign))):
         if left:
@@ -387,12 +415,12 @@ def _known(codes: tuple[str, ...]) -> bool:
         return False
 
 
-def _matcher(pattern: str) -> re.Pattern[str]:
+def _matcher(pattern: str, code: str = _CODE) -> re.Pattern[str]:
     """A pattern of file names as a regular expression; a code may be in it several times."""
     regex = re.escape(pattern).replace(r"\*", ".*").replace(r"\{side\}", "(?:(?P=src)|(?P=tgt))")
     for key in ("lang", "src", "tgt"):
         name = re.escape(f"{{{key}}}")
-        regex = regex.replace(name, f"(?P<{key}>{_CODE})", 1).replace(name, f"(?P={key})")
+        regex = regex.replace(name, f"(?P<{key}>{code})", 1).replace(name, f"(?P={key})")
     return re.compile(regex)
 
 

@@ -27,6 +27,7 @@ MAX_LINE = 100_000  # bytes
 MAX_ROW = 500_000  # bytes of a row of a .tsv file: the URLs of pages are in it too
 WINDOW = 1_000_000  # bytes after a block's size in which its end is looked for
 _CHUNK = 1 << 18
+_WINDOW_TOO_LARGE = "requires too much memory"  # in the words of libzstd
 _DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa.ArrowException)
 
 
@@ -199,9 +200,10 @@ def read_text(place: Place, member: str | None = None) -> Iterator[bytes]:
             raise OSError(f"{name} cannot be read after line {number} ({error})") from None
         if isinstance(error, OSError) and error.errno is not None:  # of the disk or of access, not of the bytes
             raise OSError(error.errno, error.strerror, error.filename or name) from None
-        raise ValueError(
-            f"{name} cannot be read after line {number} ({error}): it is truncated or damaged, fetch it again"
-        ) from None
+        advice = "it is truncated or damaged, fetch it again"
+        if _WINDOW_TOO_LARGE in str(error):
+            advice = "its window is over 128 MiB, pack it again without zstd's --long or with --long=27"
+        raise ValueError(f"{name} cannot be read after line {number} ({error}): {advice}") from None
 
 
 def of_network(place: Place, error: BaseException) -> bool:

@@ -101,6 +101,9 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
         if kind == "para":
             settings["max_pair_tokens"] = config.max_pair_tokens
         stage = Stage(config.out / kind, "encode", settings | sources.settings)
+        for path in (path for source in sources.inputs for path in source.paths):
+            if path.local and stage.folder.resolve() in path.local.resolve().parents:
+                raise ValueError(f"{path} is in {stage.folder}, where the shards would be: choose another --out")
         by_name = groupby(sources.inputs, lambda s: s.name)
         plans[kind] = stage, [EncodeTask(source, number) for _, same in by_name for number, source in enumerate(same)]
     return vocabulary.size, plans

@@ -11,6 +11,7 @@ OUT/work-<number>/                       how processes share the work; removed a
 
 import os
 import pickle
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +35,8 @@ from xlme_ds.data.schema import DOCUMENTS, PAIRS, naming
 from xlme_ds.data.vocabulary import Vocabulary
 
 STAGED = "staged"
+_WORK = re.compile(r"(work|team)-\d+-\d+")  # team by an earlier version
+_OF_BLOCK = re.compile(r"\d+-\d+\..+")
 _vocabulary = cache(Vocabulary)  # read once a process
 _SHORTEST, _LONGEST = 0.01, 1.0  # seconds between two looks; in between, an eighth of the time waited so far
 _OFFERED = 2  # blocks that are offered for each waiting member
@@ -61,8 +64,9 @@ class SharedWork:
 
         Its name is new, for a killed run may leave processes that live a moment longer.
         """
-        for old in [*parent.glob("work-*"), *parent.glob("team-*")]:  # the latter by an earlier version
-            shutil.rmtree(old, ignore_errors=True)
+        for old in parent.iterdir():
+            if _WORK.fullmatch(old.name):
+                shutil.rmtree(old, ignore_errors=True)
         folder = parent / f"work-{os.getpid()}-{time.time_ns()}"
         for name in ("claimed", "waiting", "offered", "taken", "finished"):
             (folder / name).mkdir(parents=True)
@@ -299,7 +303,7 @@ def discard(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
             path.unlink(missing_ok=True)
     for folder in (stage.folder, stage.folder / STAGED):
         for path in folder.glob("*/*-*"):
-            if f"{path.parent.name}-{path.name.partition('-')[0]}" in names:
+            if _OF_BLOCK.fullmatch(path.name) and f"{path.parent.name}-{path.name.partition('-')[0]}" in names:
                 path.unlink(missing_ok=True)
 
 

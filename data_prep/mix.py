@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from tyro.conf import UseAppendAction
 
+from data_prep.encode import EncodeConfig
 from data_prep.encoded import EncodedShard, survey
 from data_prep.languages import language_of
 from data_prep.mixed_rows import (
@@ -194,6 +195,9 @@ def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: 
     words = f"{config.encoded / task} was encoded without --sentences, which mix --sentences needs: encode it so"
     on_root(lambda: refuse([(not sentences or encoded.settings.get("sentences", False), words)]))
     settings |= {"sentences": True} if sentences else {}
+    if "split" in settings and task == "mono" and not sentences:  # by documents, of which no block has two parts
+        unit = "sentences" if encoded.settings.get("sentences") else encoded.settings["block_bytes"]
+        settings |= {"split_of": unit} if unit != EncodeConfig.block_bytes else {}
     settings |= {"into": config.into} if config.into and task == "para" else {}
     sampling = _sampling(config, encoded)
     set_ones = {"share": list(sampling.share), "max_repeats": sampling.max_repeats}

@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ from xlme_ds.data.schema import (
     sync_folder,
     write_signed,
 )
+
+_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # names that `replacing` gives
 
 
 def _between(path: Path, folder: Path) -> list[Path]:
@@ -63,11 +66,12 @@ class Stage:
     def _open(self, held: ExitStack) -> None:
         make_folder(self.folder / "tasks")
         _lock(self.folder, held)
-        for leftover in self.folder.rglob(".*.tmp"):
-            if not any((place / "settings.json").exists() for place in _between(leftover, self.folder)):
-                leftover.unlink()
         path = self.folder / "settings.json"
         begun = self.begun()
+        for leftover in self.folder.rglob(".*.tmp") if begun is not None else ():
+            theirs = any((place / "settings.json").exists() for place in _between(leftover, self.folder))
+            if _TEMPORARY.fullmatch(leftover.name) and not theirs:
+                leftover.unlink()
         if _readable(path, unsigned=False) is None:
             if begun is not None:  # by an earlier version, or settings.json is lost
                 self._sign_markers()

@@ -48,7 +48,7 @@ class Moses(AlignedReader):
 
     def units(self, source: Input, repaired: Counter[str]) -> Iterator[Unit]:
         """The lines of both sides. Raises ValueError when one side has more."""
-        paths = source.paths if len(source.paths) == 2 else source.paths * 2
+        paths = source.paths * 2 if source.members else source.paths
         members = source.members or (None, None)
         sides = [split_lines(read_text(*side), MAX_LINE) for side in zip(paths, members, strict=True)]
         numbers = [0, 0]
@@ -150,9 +150,11 @@ class TableReader(PairReader):
     ) -> ScoredPair | str:
         """Both sides and the score, or the reason for which the row is dropped."""
         found = row.split("\t")
-        # white space at the ends was removed, and with it an empty field there: at the beginning, all others moved
-        moved = len(found) <= raw.count(b"\t") and not clean_line(raw.partition(b"\t")[0], Counter())
-        if len(found) < len(names) or moved or (len(found) > len(names) and not self.more_columns):
+        if len(found) <= raw.count(b"\t"):  # white space at the ends was removed, and with it empty fields there
+            found = [clean_line(field, Counter()) for field in raw.split(b"\t")]
+            while len(found) > len(names) and not found[-1]:
+                found.pop()
+        if len(found) < len(names) or (len(found) > len(names) and not self.more_columns):
             return "malformed"
         fields = dict(zip(names, found, strict=False))
         try:

@@ -82,6 +82,7 @@ class Reader(ABC):
     """
 
     task: ClassVar[str]
+    says_languages: ClassVar[bool] = False  # of its text, in the files themselves
     columns: tuple[str, ...] = ()
 
     def read_columns(self, given: Any) -> tuple[str, ...]:

@@ -186,6 +186,8 @@ class Arrow(Tables):
 def _path(schema: pa.Schema, column: str, place: Place, text: bool) -> tuple[str, ...]:
     """The names that lead to a column, from outside to inside."""
     names, fields, rest = tuple[str, ...](), {field.name: field.type for field in schema}, column
+    if twice := [name for name in (column, column.partition(".")[0]) if schema.names.count(name) > 1]:
+        raise ValueError(f"{place} has several columns {twice[0]!r}: rename all but one")
     while rest not in fields:
         first, dot, rest = rest.partition(".")
         if not dot or first not in fields or not pa.types.is_struct(fields[first]):

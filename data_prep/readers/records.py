@@ -100,13 +100,14 @@ class RecordPairs(TableReader):
         others = [*score, *(rule.column for rule in filters)]
         for texts, values in self.files.records(source.paths[0], sides, others):
             a, b = (_BREAK.sub(" ", text).encode(errors="surrogatepass") for text in texts)
+            scores = [_BREAK.sub(" ", str(value)).encode(errors="surrogatepass") for value in values[: len(score)]]
             reason = first_reason(filters, values[len(score) :])
             reason = reason or ("long_line" if max(len(a), len(b)) > MAX_LINE else "")
             reason = reason or ("" if a.strip() and b.strip() else "empty_side")
             if reason:
                 dropped[reason] += 1
                 continue
-            rows.append(b"\t".join([a, b, *(str(value).encode() for value in values[: len(score)])]) + b"\n")
+            rows.append(b"\t".join([a, b, *scores]) + b"\n")
             filled += len(rows[-1])
             if filled >= size:
                 yield TextBlock((b"".join(rows),), Counter(dropped))

@@ -42,6 +42,8 @@ _REFERENCE = 12  # characters that the longest of these has
 class Tmx(AlignedReader):
     """Translation Memory eXchange."""
 
+    says_languages = True
+
     def units(self, source: Input, repaired: Counter[str]) -> Iterator[Unit]:
         """The units of a TMX file: of each language the first segment, without tags. Raises ValueError.
 

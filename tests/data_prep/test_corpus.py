@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import lzma
+import re
 import time
 import tracemalloc
 import zipfile
@@ -302,6 +303,46 @@ def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
     assert len(find_sources(TextConfig(corpus=(several,)))["para"].inputs) == 3
 
 
+@pytest.mark.parametrize(
+    ("layout", "files", "codes", "columns", "message"),
+    [
+        ("cc100", "all.txt", 'languages = ["en", "de"]', "", "all.txt is named for en and for de"),
+        ("cc100", "{lang}.txt", 'languages = ["fr", "it"]', "", "it.txt is named for fr and for it"),
+        ("tsv", "all.tsv", 'pairs = ["en-de", "en-fr"]', "{source = 1, target = 2}", "for en-de and for en-fr"),
+        ("jsonl_pairs", "all.jsonl", 'pairs = ["en-de", "en-fr"]', '{source = "{src}", target = "{tgt}"}', ""),
+        ("moses", "*.{src}-{tgt}.*", 'pairs = "any"', "", "moses has a file for each side: write {side} where"),
+    ],
+)
+def test_text_is_of_one_language(
+    tmp_path: Path, layout: str, files: str, codes: str, columns: str, message: str
+) -> None:
+    """A file that is named for two is refused, but where columns or the file itself tell them apart."""
+    for name in ("all.txt", "all.tsv", "all.jsonl", "it.txt", "X.en-de.en", "X.en-de.de"):
+        (tmp_path / name).write_text("a\tb\n")
+    (tmp_path / "fr.txt").symlink_to("it.txt")
+    lines = f"{codes}\ncolumns = {columns}" if columns else codes
+    path = describe(tmp_path, lines, name="x", where=str(tmp_path), format=layout, files=files)
+    if message:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            find_sources(TextConfig(corpus=(path,)))
+    else:
+        assert len(find_sources(TextConfig(corpus=(path,)))["para"].inputs) == 2
+
+
+def test_a_name_that_shows_two_pairs_is_refused(tmp_path: Path) -> None:
+    for name in ("en_de", "en_zh_tw"):  # zh_tw, for en_zh is no language
+        (tmp_path / f"{name}.tsv").write_text("a\tb\n")
+    columns = "columns = {source = 1, target = 2}"
+    values = dict(name="x", where=str(tmp_path), format="tsv", files="{src}_{tgt}.tsv")
+    found = inputs(describe(tmp_path, f'pairs = "any"\n{columns}', **values))
+    assert [source.name for source in found] == ["en-de", "en-zh-Hant"]
+    (tmp_path / "en_pt_br.tsv").write_text("a\tb\n")
+    with pytest.raises(ValueError, match=r"en_pt_br\.tsv may be of en_pt and br or of en and pt_br: rename it, or"):
+        inputs(describe(tmp_path, f'pairs = "any"\n{columns}', **values))
+    (source,) = inputs(describe(tmp_path, f'pairs = ["en-pt_br"]\n{columns}', **values))
+    assert source.name == "en-pt"
+
+
 def test_pages_of_ccaligned_by_their_columns(tmp_path: Path) -> None:
     (tmp_path / "en_XX-fr_XX.tsv").write_text("d\thttp://a\tOne.\thttp://b\tUn.\nd\thttp://a\t\thttp://b\tUn.\n")
     text = 'pairs = "any"\ncolumns = ["domain", "source_url", "source", "target_url", "target"]'
@@ -427,8 +468,8 @@ def test_a_table_by_numbers_does_not_mistake_one_column_for_another(tmp_path: Pa
     text = 'pairs = "any"\ncolumns = {score = 2, source = 3, target = 4}'
     (source,) = inputs(describe(tmp_path, text, name="x", where=str(tmp_path), format="tsv", files="{src}-{tgt}.tsv"))
     found, counts = read_pairs(source)
-    assert found == [("a", "b"), ("g", "h")]
-    assert dict(counts.dropped) == {"malformed": 4}
+    assert found == [("a", "b"), ("c", "d"), ("e", "f"), ("g", "h")]
+    assert dict(counts.dropped) == {"malformed": 2}
 
 
 def test_records_of_pairs_with_odd_text(tmp_path: Path) -> None:
@@ -436,9 +477,10 @@ def test_records_of_pairs_with_odd_text(tmp_path: Path) -> None:
     sides = [("a\tb\n\nc", "d\r\ne"), ("", "f"), (" \n", "g"), ("h", "i"), ("x" * 100_001, "j"), ("k\ud83d", "\u2028l")]
     rows = [{"pair": {"x": a, "y": b}, "n": {"score": i + 0.5}} for i, (a, b) in enumerate(sides)]
     rows[3]["n"] = {"score": None}
+    rows.append({"pair": {"x": "m", "y": "n"}, "n": {"score": "1\n\ud800"}})
     columns = 'columns = {target = "pair.y", source = "pair.x", score = "n.score"}'
     for kind in ("jsonl", "parquet", "arrow"):
-        kept = rows if kind == "jsonl" else rows[:-1]  # which pyarrow does not write
+        kept = rows if kind == "jsonl" else rows[:-2]  # which pyarrow does not write
         name = write_records(tmp_path / f"en-de.{kind}", kept)
         values = {"name": "x", "where": str(tmp_path), "format": f"{kind}_pairs", "files": name}
         (source,) = inputs(describe(tmp_path, f'pairs = ["en-de"]\n{columns}', **values))
@@ -447,8 +489,8 @@ def test_records_of_pairs_with_odd_text(tmp_path: Path) -> None:
         found = [pair for block in blocks for pair in reader.pairs(source, block, counts)]
         assert found[0] == ("a b c", "d  e", 0.5)
         assert [(a[0], b[-1], score) for a, b, score in found[1:]] == [("k", "l", 5.5)] * (kind == "jsonl")
-        assert dict(counts.dropped) == {"empty_side": 2, "long_line": 1, "malformed": 1}
-        assert counts.units_in == len(kept) and len(blocks) == 3
+        assert dict(counts.dropped) == {"empty_side": 2, "long_line": 1, "malformed": 1 + (kind == "jsonl")}
+        assert counts.units_in == len(kept) and len(blocks) == 3 + (kind == "jsonl")
 
 
 @pytest.mark.parametrize("kind", ["jsonl_pairs", "parquet_pairs", "arrow_pairs", "tsv", "wikimatrix_tsv"])
@@ -573,6 +615,8 @@ def test_mistakes_in_the_call(tmp_path: Path) -> None:
         inputs("cc101")
     with pytest.raises(ValueError, match="--where cc=… names no corpus that is described: the names are cc100"):
         inputs("cc100", f"cc100={tmp_path}", "cc=y")
+    with pytest.raises(ValueError, match=r"--where names a corpus twice \(cc100=a, cc100=b\): give each one place"):
+        inputs("cc100", "cc100=a", "cc100=b")
     with pytest.raises(ValueError, match="two descriptions are named 'cc100'"):
         read_corpora(["cc100", "cc100"], ["cc100=x"])
 

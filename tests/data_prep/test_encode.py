@@ -225,6 +225,40 @@ def test_a_bad_name_ends_before_any_work(tmp_path: Path, vocab: Path, data_prep:
     assert not (tmp_path / "out").exists()
 
 
+def test_no_file_is_removed_that_encode_did_not_write(vocab: Path, tmp_path: Path, sentences: list[str]) -> None:
+    """An output folder with others' files in it keeps them; one that has the input is refused."""
+    mine = [tmp_path / "out/mono" / name for name in ("en/000-part.txt", "work-notes/a.txt", "b/.notes.tmp")]
+    for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(sentences[0])
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/en.txt").write_text(sentences[0])
+    for _ in range(2):
+        run(EncodeConfig(vocab, tmp_path / "out", mono=tmp_path / "in"))
+        assert all(path.read_text() == sentences[0] for path in mine)
+        (tmp_path / "out/mono/manifest.json").unlink()
+        next((tmp_path / "out/mono/en").glob("*.arrow")).unlink()
+    (tmp_path / "c.toml").write_text(
+        f'name = "c"\nwhere = "{tmp_path}/out/mono"\nformat = "lines"\nfiles = "{{lang}}/*.txt"\nlanguages = "any"\n'
+    )
+    with pytest.raises(ValueError, match=r"out/mono/en/000-part\.txt is in .*/out/mono, where the shards would be"):
+        run(EncodeConfig(vocab, tmp_path / "out", corpus=(str(tmp_path / "c.toml"),)))
+
+
+def test_text_to_leave_out_is_no_pipe(vocab: Path, tmp_path: Path) -> None:
+    """As `<(cut -f1 test.tsv)` is: what is read once would be empty for every process but the first."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/en.txt").write_text("a")
+    reading, writing = os.pipe()
+    with open(writing, "wb") as file:
+        file.write(b"a\n")
+    try:
+        with pytest.raises(ValueError, match=rf"/dev/fd/{reading} is a pipe, which can be read once: store its lines"):
+            run(EncodeConfig(vocab, tmp_path / "out", mono=tmp_path / "in", without=(Path(f"/dev/fd/{reading}"),)))
+    finally:
+        os.close(reading)
+
+
 def test_the_command_line_names_its_stages(data_prep: Run) -> None:
     done = data_prep("encod")
     assert done.returncode == 2

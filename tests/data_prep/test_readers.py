@@ -261,6 +261,14 @@ def test_a_file_whose_ending_lies_is_an_error(tmp_path: Path, ending: str) -> No
         read_streams(tmp_path, ending, b"plain text\n" * 100)
 
 
+def test_a_window_of_zstandard_that_is_too_large(tmp_path: Path) -> None:
+    """A sound frame of `zstd --long=28` is not called damaged. Header: RFC 8878, section 3.1.1."""
+    window = (28 - 10) << 3  # a window of 2 ** 28
+    (tmp_path / "de.txt.zst").write_bytes(b"\x28\xb5\x2f\xfd\x00" + bytes([window, 5 << 3 | 1, 0, 0]) + b"hallo")
+    with pytest.raises(ValueError, match=r"de\.txt\.zst .*: its window is over 128 MiB, pack it again without"):
+        list(read_text(Place(str(tmp_path), "de.txt.zst")))
+
+
 def test_an_unknown_language_names_file_and_nearest_code(tmp_path: Path) -> None:
     (tmp_path / "zh-hanss.txt").write_text("a")
     with pytest.raises(ValueError, match=r"zh-hanss\.txt: unknown language code 'zh-hanss': did you mean 'zh-Hans'"):

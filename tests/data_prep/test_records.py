@@ -204,6 +204,9 @@ def test_columns_of_parquet_that_hold_no_text(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"text": raw}), path)
     with pytest.raises(ValueError, match="row group 0, row 2: column 'text' is not UTF-8"):
         read(path)
+    parquet.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["text", "text"]), path)
+    with pytest.raises(ValueError, match=r"de\.parquet has several columns 'text': rename all but one"):
+        read(path)
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(ValueError, match="is a named pipe, but a Parquet file's index is at its end"):

@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import shutil
 from collections import Counter
 from dataclasses import replace
 from hashlib import blake2b
@@ -150,7 +151,7 @@ def test_another_share_into_the_folder(encoded: Path, corpus: Path, vocab: Path)
         run(asked)
 
 
-def test_held_out_text_is_not_trained_on(encoded: Path, vocab: Path, tmp_path: Path) -> None:
+def test_held_out_text_is_not_trained_on(encoded: Path, corpus: Path, vocab: Path, tmp_path: Path) -> None:
     """Of the folders that mix makes of the parts, only those of one share go together."""
     loaders = {}
     for part in ("all", *PARTS):
@@ -163,6 +164,15 @@ def test_held_out_text_is_not_trained_on(encoded: Path, vocab: Path, tmp_path: P
     for theirs, ours in (("heldout", "all"), ("heldout", "heldout"), ("train", "train"), ("train", "all")):
         with pytest.raises(ValueError, match=rf"is text of encode --split {theirs} .* of --split {ours}"):
             fitting(loaders[theirs], model, loaders[ours])
+    for other in ({"sentences": True}, {"block_bytes": 100}):  # under which other texts are held out
+        odd = EncodeConfig(vocab, tmp_path / "odd", mono=corpus / "mono", para=corpus / "para", heldout_share=SHARE)
+        shutil.rmtree(odd.out, ignore_errors=True)
+        shutil.rmtree(tmp_path / "mixed", ignore_errors=True)
+        run(replace(odd, split="heldout", **other))  # type: ignore[arg-type]
+        mix(MixConfig(odd.out, vocab, tmp_path / "mixed", mono_rows=4, para_rows=4, row_tokens=64, alpha=0.0))
+        loader = Loader(tmp_path / "mixed", DataConfig(4, 4, micro_batch=4), 1, 0.15)
+        with pytest.raises(ValueError, match=r"mixed/mono and .* with different --sentences or --block-bytes"):
+            fitting(loader, model, loaders["train"])
     used = read_manifest(tmp_path / "heldout/mono").counts["by_language"]
     assert used.keys() == {"de", "en", "fr"} and max(c["used"] for c in used.values()) <= 2  # alpha 0
     for part in PARTS:
