@@ -1,6 +1,7 @@
 """Command lines: recipes, overrides, and what a mistake answers."""
 
 import json
+import math
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +79,7 @@ def test_recipes_are_legal(name: str) -> None:
             "model.kernels triton never has attention weights whole, .* set it to auto",
         ),
         (RunConfig("x", optimizer=OptimizerConfig(layer_decay=0.5)), "optimizer.layer_decay 0.5 is for fine-tuning"),
+        (RunConfig("x", optimizer=OptimizerConfig(learning_rate=math.inf)), "learning_rate is inf: it must be finite"),
         (RunConfig("x", start=StartConfig(take="state")), "start.take state .* start.folder"),
         (
             RunConfig("x", engine=EngineConfig(pipeline_stages=4)),
@@ -150,6 +152,21 @@ def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
     path.write_text(json.dumps({"zero_optimization": {"stage": 1, "reduce_bucket_size": "auto"}}))
     with pytest.raises(ValueError, match=r"sets zero_optimization\.reduce_bucket_size to auto"):
         deepspeed_settings(EngineConfig(deepspeed=str(path)))
+    path.write_text(json.dumps({"zero_optimization": {"stage": 3, "offload_param": None}}))
+    with pytest.raises(ValueError, match=r"sets an offload_\* of zero_optimization that is no object"):
+        deepspeed_settings(EngineConfig(deepspeed=str(path)))
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(ValueError, match=r"folder\.json cannot be read \(Is a directory\)"):
+        deepspeed_settings(EngineConfig(deepspeed=str(tmp_path / "folder.json")))
+
+
+def test_a_start_from_a_model_that_is_not_named(tmp_path: Path) -> None:
+    """ERNIE-M begins with XLM-R: without it the run would begin with random weights."""
+    data = write_data(tmp_path / "data", rows=16)
+    words = f"--recipe ernie_m --data {data} --out {tmp_path}/run --engine.kind plain --dry-run"
+    result = command(*words.split())
+    assert result.returncode == 2 and not (tmp_path / "run").exists()
+    assert "start.take encoder is of a model that the run begins with, and start.folder names none" in result.stderr
 
 
 def test_what_deepspeed_does_not_take_of_a_file_is_said_before_training(tmp_path: Path) -> None:

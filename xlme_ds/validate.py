@@ -4,6 +4,7 @@ A check is a pair: whether the settings fit, and the sentence that names the set
 """
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +114,7 @@ def _ranges(config: Training) -> list[Check]:
             if hasattr(config, section):  # fine-tuning has no objective
                 value = getattr(getattr(config, section), setting)
                 checks.append((holds(value), f"{name} is {value}: it must {words}"))
+                checks.append((value < math.inf, f"{name} is {value}: it must be finite"))
     return checks
 
 
@@ -411,15 +413,23 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
         settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}): name a file that can be") from None
     if not isinstance(settings, dict) or not isinstance(settings.get("zero_optimization"), dict):
         raise ValueError(f"{path} is no DeepSpeed configuration: it must be a JSON object with zero_optimization")
     ours = next((key for key in _OURS if key in settings), None)
+    zero = settings["zero_optimization"]
+    offloads = [zero[key] for key in ("offload_optimizer", "offload_param") if key in zero]
     auto = next((key for key, value in settings["zero_optimization"].items() if value == "auto"), None)
     refuse(
         [
             (
                 settings["zero_optimization"].get("stage") in (1, 2, 3),
                 f"{path} must set zero_optimization.stage to 1, 2 or 3",
+            ),
+            (
+                all(isinstance(value, dict) for value in offloads),
+                f"{path} sets an offload_* of zero_optimization that is no object: leave it out",
             ),
             (
                 auto is None,

@@ -48,9 +48,22 @@ def test_layouts_fit_and_are_ranked(xl: dict) -> None:
     }
 
 
-def test_settings_are_ready_for_the_command_line(xl: dict) -> None:
-    for one in xl["layouts"][::20]:
-        run = parse("plan", PlanSettings, "", ["--recipe", "xl_zero3", *one["settings"].split()]).run
+@pytest.mark.parametrize(
+    "command",
+    [
+        "--recipe xl_zero3",
+        "--recipe xl_pipe",
+        "--recipe xl_zero3 --engine.offload-optimizer cpu",
+        "--recipe base_zero1 --engine.kind pipeline --engine.deepspeed pipe_zero1 --engine.balance 5 7",
+    ],
+)
+def test_settings_are_ready_for_the_command_line(command: str) -> None:
+    """Added to the command that the plan was for they give the layout that was priced, and a run of it is legal."""
+    run = parse("plan", PlanSettings, "", command.split()).run
+    layouts = plan(run, 64, gpu_of("a100-80g"), layouts=1000)["layouts"]
+    for one in [*layouts[:2], *layouts[2::20]]:
+        run = parse("plan", PlanSettings, "", [*command.split(), *one.pop("settings").split()]).run
+        validate(run, 64)
         again = plan(run, 64, gpu_of("a100-80g"), layouts=0)
         assert {key: again[key] for key in one} == one
 

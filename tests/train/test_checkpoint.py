@@ -20,9 +20,10 @@ from tests.engine.worker import tiny
 from tests.faults.forked import obey_permissions
 from tests.launch import python, run_ranks
 from tests.rows import write_data
+from tests.small import lively
 from xlme_ds.checkpoint import __main__ as commands
 from xlme_ds.checkpoint import state_files
-from xlme_ds.checkpoint.checkpoints import Checkpoints, complete
+from xlme_ds.checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, complete
 from xlme_ds.checkpoint.state_files import KINDS, StateWriter, state_file
 from xlme_ds.config import RunConfig
 from xlme_ds.data.loader import Loader
@@ -333,8 +334,25 @@ def test_a_state_that_is_not_what_was_saved_is_refused(data: Path, tmp_path: Pat
         checkpoints.load(engine(data), second, {}, 1e-5)
 
 
-def test_a_probe_that_was_translated_is_not_compared(data: Path, tmp_path: Path) -> None:
-    """Older versions had what the model wrote in it, which may differ by a token elsewhere."""
+def test_the_probe_does_not_hang_on_a_rounding(data: Path) -> None:
+    """As another processor makes it: here of each weight, as a cast to bf16 does. Where the generator draws, its
+    samples change with it, and with them the loss."""
+    of = engine(data)
+    module, batch = lively(of.module), of.loader.probe()
+    uniforms = torch.rand(20, len(batch.uniforms_M), generator=torch.Generator().manual_seed(0))
+    drawn = [batch._replace(uniforms_M=each) for each in uniforms]
+    before, of_drawn = of.probe_loss(), [module(each).corrupted_BT for each in drawn]
+    with torch.no_grad():
+        for number, parameter in enumerate(module.parameters()):
+            noise = torch.rand(parameter.shape, generator=torch.Generator().manual_seed(number)) - 0.5
+            parameter.mul_(1 + 2**-8 * noise)
+    assert any((module(each).corrupted_BT != found).any() for each, found in zip(drawn, of_drawn, strict=True))
+    assert len(module(batch).corrupted_BT.flatten()[batch.masked_M].unique()) == 1, "drawn whatever the rounding"
+    assert of.probe_loss() == pytest.approx(before, rel=PROBE_TOLERANCE["bf16"])
+
+
+def test_a_probe_of_an_older_version_is_not_compared(data: Path, tmp_path: Path) -> None:
+    """It had what the model wrote or drew in it, which may differ by a token elsewhere."""
     terms = dict(objective="mt", para_rows=0, denoising=("0:1",), back_translation=("0:1",))
     of = engine(data, tiny(**PLAIN, **terms, language_embeddings=("de", "en", "fr")))
     checkpoints = Checkpoints(tmp_path, keep_last=3, keep_every=0)
@@ -345,7 +363,7 @@ def test_a_probe_that_was_translated_is_not_compared(data: Path, tmp_path: Path)
     (newest / "state.json").write_text(json.dumps(state))
     with pytest.raises(SharedError, match=r"was saved with a loss of \S+ on the probe batch, loaded it gives"):
         checkpoints.load(of, newest, {}, 1e-5)
-    del state["probe_version"]
+    state["probe_version"] = 2
     (newest / "state.json").write_text(json.dumps(state))
     assert checkpoints.load(of, newest, {}, 1e-5) == 1
 

@@ -32,6 +32,15 @@ PAPER = (
     "as in the paper's Table 4: matrix products, backward = forward, no vocabulary softmax, 2^20 tokens taken as "
     "1.0e6, pairs taken as half"
 )
+# What else of EngineConfig is a layout's.
+_OF_LAYOUT = (
+    "balance",
+    "pipeline_stages",
+    "pipeline_schedule",
+    "gradient_precision",
+    "offload_optimizer",
+    "offload_parameters",
+)
 STANDARD = "matrix products, backward = 2 × forward, vocabulary softmax at the masked tokens, every token of every row"
 
 
@@ -49,7 +58,7 @@ def plan(
     gpu = computing_in(gpu, run.engine.precision)
     gpus = run.engine.processes_per_replica if gpus is None else gpus
     row_tokens = run.model.max_positions
-    _, own = _priced(run, gpus, gpu, utilisation)
+    _, own = _priced(run, gpus, gpu, utilisation, run)
     ranked = _search(run, gpus, gpu, utilisation)
     mono, para = (int(rows * row_tokens * run.train.steps) for rows in run.data.mean_rows)
     encoders = objective_of(run.objective).encoders
@@ -134,8 +143,10 @@ def _components(run: RunConfig) -> dict[str, int]:
     return dict(sums)
 
 
-def _priced(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> tuple[tuple[float, ...], dict[str, Any]]:
-    """The cost of `run` with its own settings, rounded for people, after the key that layouts are sorted by.
+def _priced(
+    run: RunConfig, gpus: int, gpu: GPU, utilisation: float, own: RunConfig
+) -> tuple[tuple[float, ...], dict[str, Any]]:
+    """The cost of `run`, a layout of `own`, rounded for people, after the key that layouts are sorted by.
 
     That is speed; of equals the one with fewer micro-batches, then less memory. Raises ValueError where `run` is not
     legal on that many GPUs.
@@ -145,7 +156,7 @@ def _priced(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> tuple[tu
     memory["total"] = sum(memory.values())
     rates = speed(run, layout, gpu, utilisation)
     costs = {
-        "settings": _flags(run),
+        "settings": _flags(run, own),
         "rows_per_micro_batch": layout.rows,
         "accumulation": layout.accumulation,
         "memory_per_gpu_gib": {kind: round(size / GIB, 3) for kind, size in memory.items()},
@@ -170,7 +181,7 @@ def _search(run: RunConfig, gpus: int, gpu: GPU, utilisation: float) -> list[dic
     found = []
     for variant in _variants(run, gpus):
         with suppress(ValueError):  # not legal: the rows do not divide, or a stage would be empty
-            found.append(_priced(variant, gpus, gpu, utilisation))
+            found.append(_priced(variant, gpus, gpu, utilisation, run))
     return [costs for _, costs in sorted(found, key=lambda priced: priced[0]) if costs["fits"]]
 
 
@@ -207,15 +218,17 @@ def _engines(engine: EngineConfig, gpus: int) -> Iterator[EngineConfig]:
             yield replace(plain, kind="pipeline", deepspeed="pipe_zero1", pipeline_stages=2**power)
 
 
-def _flags(run: RunConfig) -> str:
-    """The settings of a layout, ready for the command line of the recipe."""
+def _flags(run: RunConfig, own: RunConfig) -> str:
+    """The settings of a layout, ready to be added to the command of the run `own`: what that has otherwise is set."""
     engine = run.engine
     words = [f"--engine.kind {engine.kind}", f"--engine.deepspeed {engine.deepspeed}"]
-    if engine.kind == "pipeline":
-        words.append(f"--engine.pipeline-stages {engine.pipeline_stages}")
-    for name in ("gradient_precision", "offload_optimizer", "offload_parameters"):
-        if getattr(engine, name) != getattr(EngineConfig, name):
-            words.append(f"--engine.{name.replace('_', '-')} {getattr(engine, name)}")
+    for name in _OF_LAYOUT:
+        value, usual = getattr(engine, name), getattr(EngineConfig, name)
+        stages = name == "pipeline_stages" and engine.kind == "pipeline"
+        if stages or not usual == value == getattr(own.engine, name):
+            words.append(
+                f"--engine.{name.replace('_', '-')} {' '.join(map(str, value)) if name == 'balance' else value}"
+            )
     words.append(f"--data.micro-batch {run.data.micro_batch}")
     words.append(f"--model.{'' if run.model.activation_checkpointing else 'no-'}activation-checkpointing")
-    return " ".join(words)
+    return " ".join(word.strip() for word in words)

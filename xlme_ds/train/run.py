@@ -29,7 +29,7 @@ from ..engine.ranks import SharedError, broadcast, data_parallel, gather, on_all
 from ..first_weights import named, starting_weights
 from ..folders import at_step, checkpoints_of, to_disk
 from ..models.init import Known
-from ..objectives import described, objective_of
+from ..objectives import described, has_decoder, objective_of
 from ..objectives.protocol import BatchSource
 from ..recipes import RECIPES
 from ..trained import MODEL_FOLDER, pinned, whole_checkpoint, write_vocabulary
@@ -364,6 +364,16 @@ def read_inputs(
     ValueError for what does not fit."""
     validate(config, world)  # with the precision that `auto` has become
     require_engine_file(config.engine)
+    start, begun = config.start, checkpoints_of(folder.path)
+    refuse(
+        [
+            (
+                start.take == "all" or bool(start.folder) or has_decoder(config.objective) or bool(begun),
+                f"start.take {start.take} is of a model that the run begins with, and start.folder names none: name "
+                "it, or set start.take to all, for random weights",
+            )
+        ]
+    )
     folder.claim(config)
     share, shares = data_parallel(config.engine, rank, world)
     loader = open_data(config, data, share, shares)
