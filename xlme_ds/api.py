@@ -198,8 +198,9 @@ class TextModel:
         Raises ValueError when there is no `<mask>`, or the model has no masked language model.
         """
         (encoder, vocabulary), head = self._masked
-        parts = [vocabulary.encode(part) for part in text.split(MASK)]
-        if len(parts) == 1:
+        before, *after = text.split(MASK)
+        parts = [vocabulary.encode(before), *(vocabulary.encode_after_mask(part) for part in after)]
+        if not after:
             raise ValueError(f"the text has no {MASK}: write it where the model is to predict")
         ids = np.concatenate([parts[0], *(np.append(np.int32(vocabulary.mask), part) for part in parts[1:])])
         states_TD = self._states(encoder, ids, language)

@@ -62,6 +62,7 @@ EXPORTED_SETTINGS = {
     "layout": "layout",
     "language_embeddings": "languages",
 }
+WHICH = "which"  # encoder of the run, in the `config.json` of an export
 DECODER_FORM = "decoder_form"  # `model.decoder` in the `config.json` of a translating export
 # Of exports that were written before they could have these.
 _YOUNGER = {"layout": "xlme", "languages": (), "masked_head": "dense"}
@@ -157,11 +158,14 @@ def start_of(folder: Path) -> tuple[str, int]:
 
 
 def initial_encoder(cfg: ModelConfig, objective: str, seed: int, which: Which | None = None) -> TextEncoder:
-    """The random encoder that a run with these settings draws first, float32 on the CPU."""
+    """The random encoder that a run with these settings draws first, float32 on the CPU; `cfg.discriminator_layers` is
+    its depth, whichever it is."""
     built = objective_of(ObjectiveConfig(objective))
+    cfg = replace(cfg, generator_layers=cfg.discriminator_layers)
     model = built.build(cfg)
     initialise(model, seed, cfg.init_std)
-    return take_encoder(model.state_dict(), cfg, which or first_of(built.encoders))
+    there = which if which is not None and which in built.encoders else first_of(built.encoders)
+    return take_encoder(model.state_dict(), cfg, there)
 
 
 def require_finite(model: nn.Module, folder: Path) -> None:
@@ -400,7 +404,14 @@ def export_state(encoder: TextEncoder) -> dict[str, Tensor]:
 
 
 def _exported(folder: Path, which: Which | None) -> Path:
-    return folder / GENERATOR_FOLDER if which == "generator" else folder
+    """The folder in an export that has the encoder. Raises ValueError where it is not there; an export of an older
+    version does not say which it has."""
+    if which == "generator" and (folder / GENERATOR_FOLDER).is_dir():
+        return folder / GENERATOR_FOLDER
+    there = read_config(folder).get(WHICH)
+    has = there == which or (there is None and which != "generator")
+    refuse([(which is None or has, f"{folder} has no {which}: name {there or 'the run that it was exported from'}")])
+    return folder
 
 
 def _load_export(folder: Path) -> TrainedEncoder:

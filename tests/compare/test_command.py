@@ -14,7 +14,7 @@ from tests.launch import python
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.compare.__main__ import planned
 from xlme_ds.compare.results import RunScores, deliver, heldout_losses, joined, passes, read_results
-from xlme_ds.compare.scoring import left_to_test
+from xlme_ds.compare.scoring import files_as_they_are, left_to_test
 from xlme_ds.compare.settings import CompareSettings
 from xlme_ds.compare.systems import Budget, own_settings, system
 from xlme_ds.data.vocabulary import Vocabulary
@@ -158,6 +158,11 @@ def test_what_was_made_otherwise_is_not_taken_for_this(compared: tuple[Path, lis
             planned(replace(command, **{name: other}), settings)
     # Evaluation is done again; fine-tuning refuses what it was not started with.
     assert [name for name, _ in left_to_test(systems[0], replace(command, pairs=other))] == ["pairs"]
+    (folder / "panx/more").write_text("a file of the test")
+    files_as_they_are.cache_clear()  # as in another call
+    assert [name for name, _ in left_to_test(systems[0], command)] == ["ner", "ner-untrained"]
+    (folder / "panx/more").unlink()
+    files_as_they_are.cache_clear()
     dropout = " --tuning.dropout 0.2"
     otherwise = replace(command, tuning=command.tuning + dropout)
     assert [name for name, _ in left_to_test(systems[0], otherwise)] == ["ner", "ner-untrained"]

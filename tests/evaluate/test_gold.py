@@ -46,6 +46,12 @@ def test_links_count_words_from_one_and_sure_ones_are_possible(tmp_path: Path) -
     ]
 
 
+def test_a_no_break_space_is_inside_a_word(tmp_path: Path) -> None:
+    write_alignment(tmp_path / "de-en", ["10\u00a0000 \tAutos "], ["10,000 cars"], "1 1 1 S\n1 2 2 S\n")
+    (pair,) = read_gold(tmp_path)["de-en"]
+    assert pair.source == ["10\u00a0000", "Autos"] and pair.sure == {(0, 0), (1, 1)}
+
+
 def test_sentences_count_from_zero_where_one_has_number_zero(tmp_path: Path) -> None:
     write_alignment(tmp_path / "de-en", ["a", "b"], ["c", "d"], "0 1 1 S\r\n1 1 -99 S\r\n")
     assert [pair.sure for pair in read_gold(tmp_path / "de-en")["de-en"]] == [{(0, 0)}, set()]  # negative: no word

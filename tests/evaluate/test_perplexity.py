@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.small import batch_of
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.corrupt import corrupt
-from xlme_ds.data.schema import UNK, Rows
+from xlme_ds.data.schema import UNK, Rows, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.evaluate.__main__ import main
@@ -229,6 +230,16 @@ def test_mistakes_end_in_one_sentence(root: Path, tmp_path: Path, capsys: pytest
     assert "long/mono has rows of 48 tokens, and the model in" in fault(run, long)
     strange = write_data(tmp_path / "strange", 16, vocabulary=vocabulary.size, sha256=vocabulary.sha256, unknown="fr")
     assert "strange/mono has no token of fr that the vocabulary knows: mix without it" in fault(run, strange)
+    sentences = write_data(tmp_path / "sentences", 8, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    manifest = read_manifest(sentences / "mono")
+    write_manifest(sentences / "mono", replace(manifest, settings=manifest.settings | {"sentences": True}))
+    assert "sentences/mono was mixed with --sentences, so its rows have no one language" in fault(run, sentences)
+    codes = dict(language_embeddings=("de", "en", "fr"), layout="xlm", relative_bias="none", masked_head="linear")
+    noisy = write_run(tmp_path / "mt", objective="mt", like=run, **codes)
+    settings = json.loads((noisy / "config.json").read_text())
+    settings["config"]["objective"]["denoising"] = ["0:1"]
+    (noisy / "config.json").write_text(json.dumps(settings))
+    assert "mt predicts no tokens of monolingual text: use `evaluate losses`" in fault(noisy, data)
     export_run(run, tmp_path / "cut", layer=1)
     assert "cut has no masked_head.*, so it predicts no tokens" in fault(tmp_path / "cut", data)
     settings = json.loads((run / "config.json").read_text())

@@ -35,6 +35,7 @@ from tests.launch import ROOT, environment
 from xlme_ds.checkpoint import __main__ as checkpoint
 from xlme_ds.config import ModelConfig
 from xlme_ds.data.vocabulary import Vocabulary
+from xlme_ds.evaluate.compared_models import load_encoders
 from xlme_ds.evaluate.vectors import sentence_vectors
 from xlme_ds.export.__main__ import cut, main
 from xlme_ds.export.card import escape
@@ -76,6 +77,34 @@ def test_the_head_of_a_causal_model_is_no_masked_one(tmp_path: Path) -> None:
     assert not [name for name in load_file(tmp_path / "exported/model.safetensors") if "head" in name]
     with pytest.raises(ValueError, match="was not trained with masked language modelling"):
         xlme.load(run).fill("kalo <mask>")
+
+
+def test_an_export_knows_which_encoder_it_has(run: Path, exported: Path, tmp_path: Path) -> None:
+    """`--which` refuses another as the run does, and `--random` has the depth of the encoder."""
+    mlm, alone = tmp_path / "mlm", tmp_path / "alone"
+    main(["--run", str(write_run(tmp_path / "run", objective="mlm")), "--to", str(mlm)])
+    main(["--run", str(run), "--to", str(alone), "--which", "generator"])
+    for folder, there, not_there in ((mlm, "encoder", "discriminator"), (alone, "generator", "discriminator")):
+        trained, untrained = load_encoders(folder, None, True, there)
+        assert trained.encoder.state_dict().keys() == untrained.encoder.state_dict().keys()
+        with pytest.raises(ValueError, match=f"{folder.name} has no {not_there}: name {there}"):
+            load_encoder(folder, not_there)
+    for which in ("discriminator", "generator"):
+        trained, untrained = load_encoders(exported, None, True, which)
+        assert trained.encoder.state_dict().keys() == untrained.encoder.state_dict().keys()
+    settings = json.loads((mlm / "config.json").read_text())
+    del settings["which"]  # as an older version wrote it
+    (mlm / "config.json").write_text(json.dumps(settings))
+    assert load_encoder(mlm, "encoder").encoder.cfg.discriminator_layers == 2
+
+
+def test_the_card_of_a_generator_has_no_figures_of_the_discriminator(run: Path, tmp_path: Path) -> None:
+    main(["--run", str(run), "--to", str(tmp_path / "whole")])
+    main(["--run", str(run), "--to", str(tmp_path / "alone"), "--which", "generator"])
+    whole, alone = ((tmp_path / name / "README.md").read_text() for name in ("whole", "alone"))
+    assert "## Sentence retrieval" in whole and "alone." not in whole
+    assert "The generator alone." in alone and "## Sentence retrieval" not in alone
+    assert "kept out of training, the whole run after step" in alone
 
 
 def test_heads_are_the_runs(run: Path, exported: Path) -> None:

@@ -200,6 +200,17 @@ def test_held_out_losses_by_language(run: Path) -> None:
         write_report(run)
 
 
+def test_a_language_without_rows_is_named_apart(run: Path) -> None:
+    """Its share has no place on a logarithmic axis: `mix` may round a small one to no row."""
+    shares = json.loads((run / "languages.json").read_text())
+    shares["mono"]["gd"] = {"share": 0.0, "share_before": 0.001, "repeat": 0.0}
+    shares["para"] = {"en-gd": {"share": 0.0, "share_before": 0.0, "repeat": 0.0}}
+    (run / "languages.json").write_text(json.dumps(shares))
+    text = " ".join(Page(write_report(run).read_text(encoding="utf-8")).text.split())
+    assert "Without a row in training: gd." in text and "Without a row in training: en-gd." in text
+    assert "2 languages, on a logarithmic axis from 25% to 75%" in text
+
+
 def test_names_are_those_of_cldr() -> None:
     babel = pytest.importorskip("babel", reason="babel is not installed")
     known = babel.Locale("en").languages
@@ -315,6 +326,8 @@ def test_unknown_quantity_gets_a_panel() -> None:
 
 def test_later_record_of_a_step_counts(run: Path) -> None:
     write_lines(run / "metrics.jsonl", [metric(1), metric(2) | {"tokens": 7e6}, metric(3), metric(2) | {"loss": 0.0}])
+    with open(run / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"step": 4, "lo')  # by a run that was killed
     text = " ".join(Page(write_report(run).read_text(encoding="utf-8")).text.split())
     assert "Tokens seen 3K in 3 steps" in text and "7M" not in text
     assert (

@@ -244,6 +244,12 @@ def test_two_models_of_one_name_are_two_rows(tmp_path: Path) -> None:
         "untrained, seed 1": ([], True),
     }
     assert [model.name for model in gather([tmp_path / "a"])] == ["base"]
+    (tmp_path / "more").mkdir()  # an untrained model of another shape has the same name
+    large = untrained | {"folder": "runs/large"}
+    (tmp_path / "more/tatoeba.json").write_text(json.dumps({"models": [large | {"model": "large"}, large]}))
+    found = {model.name for model in gather([tmp_path]) if model.tatoeba is not None}
+    shapes = {"untrained, seed 1, as runs/b/base", "untrained, seed 1, as large"}
+    assert found == {"runs/b/base", "large"} | shapes
 
 
 class Cells(HTMLParser):

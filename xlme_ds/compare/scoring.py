@@ -1,8 +1,11 @@
 """The tests of a trained model: their commands, which of them are left to do, and what would stop them."""
 
+import hashlib
+import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from .results import LOSSES, SCORES, UNTRAINED, tuned
 from .settings import CompareSettings
 from .systems import System
 
-COMMANDS = "commands.json"  # next to the scores: by the name of a test the command that gave them
+COMMANDS = "commands.json"  # next to the scores: by the name of a test the command that gave them, and its data
 
 
 def require_tests(settings: CompareSettings) -> None:
@@ -63,21 +66,36 @@ def tuning_seeds(settings: CompareSettings) -> list[int]:
 
 
 def left_to_test(one: System, settings: CompareSettings) -> Iterator[tuple[str, list[str]]]:
-    """The tests by name that the model has no scores of, or scores by another command: module and arguments.
+    """The tests by name that the model has no scores of, or scores by another command or of other data: module and
+    arguments.
 
-    A test of evaluation is done again; fine-tuning refuses another command where its result would be another.
+    A test of evaluation is done again; fine-tuning refuses what would give another result.
     """
     done = _done(one)
     for name, command in _tests(one, settings):
-        if done.get(name) != command or not _written(one, name, settings):
+        same = done.get(name) in (command, _noted(command))  # the former by an older version
+        if not same or not _written(one, name, settings):
             yield name, command
 
 
 def record(one: System, name: str, command: list[str], settings: CompareSettings) -> bool:
     """Note the command of a test that has ended; False where it was stopped before its scores."""
     if written := _written(one, name, settings):
-        write_json(one.model / SCORES / COMMANDS, _done(one) | {name: command})
+        write_json(one.model / SCORES / COMMANDS, _done(one) | {name: _noted(command)})
     return written
+
+
+def _noted(command: list[str]) -> dict[str, Any]:
+    """A command, and the files of its data as they are now."""
+    return {"command": command, "data": files_as_they_are(Path(command[command.index("--data") + 1]))}
+
+
+@cache
+def files_as_they_are(folder: Path) -> str:
+    """A hash of the names, sizes and times of change of all files in a folder; once a process."""
+    found = sorted((str(path.relative_to(folder)), path.stat()) for path in folder.rglob("*") if path.is_file())
+    listed = [(name, of.st_size, of.st_mtime_ns) for name, of in found]
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 
 def _done(one: System) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,17 @@ class Vocabulary:
     def encode(self, text: str) -> np.ndarray:
         """int32 ids of `text`, no special tokens."""
         return self.from_pieces(self.processor.encode(text))
+
+    def encode_after_mask(self, text: str) -> np.ndarray:
+        """`encode` of text that follows a token: without a space at its start it begins no new word."""
+        return self.encode(text) if text[:1].isspace() else self.from_pieces(self._going_on.encode(text))
+
+    @cached_property
+    def _going_on(self) -> spm.SentencePieceProcessor:
+        """The model without the space that it puts before a text."""
+        model = proto.ModelProto.FromString(self.path.read_bytes())
+        model.normalizer_spec.add_dummy_prefix = False
+        return spm.SentencePieceProcessor(model_proto=model.SerializeToString())
 
     def encode_lines(self, lines: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """`encode` of many lines in one call: int32 ids of all of them, and int64 number of ids of each."""

@@ -97,7 +97,8 @@ def read_gold(folder: Path) -> dict[str, list[GoldPair]]:
 
 def _read_test(path: Path, ours: list[str], theirs: list[str]) -> list[GoldPair]:
     """The pairs with their links, from a file of lines `sentence source-word target-word [S|P]`, words from 1."""
-    pairs = [GoldPair(a.split(), b.split(), set(), set()) for a, b in zip(ours, theirs, strict=True)]
+    words = ([re.findall(r"[^ \t]+", line) for line in side] for side in (ours, theirs))  # a no-break space is in one
+    pairs = [GoldPair(a, b, set(), set()) for a, b in zip(*words, strict=True)]
     links = []
     for number, line in enumerate(split_lines(path.read_bytes(), path), start=1):
         link = _LINK.fullmatch(line.strip())

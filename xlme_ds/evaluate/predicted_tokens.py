@@ -19,6 +19,7 @@ from ..data.collate import collate
 from ..data.rows import TASKS, UNK, Rows
 from ..data.shards import RowStore, joined, unigram_costs
 from ..data.vocabulary import Vocabulary
+from ..models.translation import TranslationModel
 from .compared_models import Models, Predictor, load_predictors
 from .output import ResultTable
 
@@ -46,7 +47,8 @@ def perplexity(
     )
     predictors, store = load_predictors(models, random), open_text(Path(data))
     for model in predictors:
-        reads_text = model.objective.quantities[model.objective.terms[0]].task != "para"
+        first = model.objective.quantities[model.objective.terms[0]]
+        reads_text = first.task != "para" and not isinstance(model.model, TranslationModel)
         refuse([(reads_text, f"{model.folder} predicts no tokens of monolingual text: use `evaluate losses`")])
         require_readable(model, store)
     rows, tokens_per_character = text_facts(store, predictors[0].vocabulary, limit)
@@ -64,10 +66,13 @@ def perplexity(
 
 def open_text(folder: Path, languages: Sequence[str] = ()) -> RowStore:
     """The monolingual rows of a mixed data folder; `languages`: see `RowStore`. Raises ValueError where there are
-    none."""
+    none, and for rows that hold sentences of several languages."""
     if not (folder / "mono").is_dir():
         raise ValueError(f"{folder} has no mono/: name a data folder that `data_prep mix` wrote, with monolingual rows")
-    return RowStore(folder / "mono", languages)
+    store = RowStore(folder / "mono", languages)
+    words = f"{store.folder} was mixed with --sentences, so its rows have no one language: use `evaluate losses`"
+    refuse([(not store.manifest.settings.get("sentences"), words)])
+    return store
 
 
 def rows_by_language(

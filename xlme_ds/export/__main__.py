@@ -14,7 +14,7 @@ from ..finetune.downstream_tasks import TASKS, Kind
 from ..folders import at_step
 from ..models.text_encoder import TextEncoder, Which
 from ..objectives import has_decoder, reads_both_sides
-from ..trained import load_run
+from ..trained import first_of, load_run
 from ..xlm_roberta import read_xlm_roberta
 from .card import render_card, run_card
 from .exported_folder import Architecture, Exported, write_folder
@@ -66,22 +66,24 @@ def export_run(folder: Path, to: Path, layer: int | None = None, which: Which | 
     """A run: its encoder with the head, and the generator or the decoder where it has one; an encoder alone with
     `which`, and its first layers with `layer`."""
     run = load_run(folder)
-    encoder = run.encoder(which)
+    encoder, first = run.encoder(which), first_of(run.encoders)
+    of = which or first
     if layer is not None or which is not None:
-        main, generator = Exported(encoder if layer is None else cut(encoder, layer), "XLMEModel"), None
+        main, generator = Exported(encoder if layer is None else cut(encoder, layer), "XLMEModel", which=of), None
     elif run.task:
         task = TASKS[run.task]
-        main, generator = Exported(encoder, _FINETUNED[task.kind], run.state, task.labels), None
+        main, generator = Exported(encoder, _FINETUNED[task.kind], run.state, task.labels, which=of), None
     elif not (has_decoder(run.objective) or reads_both_sides(run.objective)):  # a head of a causal model fits no class
-        main, generator = Exported(encoder, "XLMEModel"), None
+        main, generator = Exported(encoder, "XLMEModel", which=of), None
     elif has_decoder(run.objective):
-        main, generator = Exported(encoder, "XLMEForConditionalGeneration", run.state), None
+        main, generator = Exported(encoder, "XLMEForConditionalGeneration", run.state, which=of), None
     else:
         main, *others = (
-            Exported(run.encoder(which), _PRETRAINED[head], run.state) for which, head in run.encoders.items()
+            Exported(run.encoder(name), _PRETRAINED[head], run.state, which=name) for name, head in run.encoders.items()
         )
         generator = others[0] if others else None
-    card = run_card(at_step(folder)[0], main.encoder, main.architecture, layer, run.step, generator is not None)
+    other = of if of != first else None
+    card = run_card(at_step(folder)[0], main.encoder, main.architecture, layer, run.step, generator is not None, other)
     write_folder(to, main, run.vocabulary, card, generator)
 
 

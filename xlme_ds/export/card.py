@@ -9,7 +9,7 @@ import jinja2
 from markupsafe import Markup
 
 from ..models.decoder import decoder_layers
-from ..models.text_encoder import TextEncoder
+from ..models.text_encoder import TextEncoder, Which
 from ..report.files import RunFiles, read_optional
 from .exported_folder import Architecture
 
@@ -59,9 +59,10 @@ def run_card(
     layer: int | None,
     step: int | None = None,
     generator: bool = False,
+    other: Which | None = None,
 ) -> str:
     """The card of the run in `folder`, with a `generator` or without, after `step` steps where that is not its end;
-    what is known of other steps is left out.
+    what is known of other steps is left out. `other`: the encoder, where it is not the one that the run is for.
 
     Raises ValueError when one of its files lacks something.
     """
@@ -74,7 +75,8 @@ def run_card(
         for records in (run.metrics, run.heldout)
     )
     last = heldout[-1] if heldout else {}
-    shown = run.retrieval if step is None or (run.retrieval or {}).get("step") == step else None
+    of_this = other is None and (step is None or (run.retrieval or {}).get("step") == step)
+    shown = run.retrieval if of_this else None
     try:
         about = _render(
             "run.md.jinja",
@@ -90,6 +92,7 @@ def run_card(
             scores=scores and {"dev": None, "settings": 1} | scores,
             layer=layer,
             step=step,
+            other=other,
         )
     except (KeyError, jinja2.UndefinedError) as error:
         raise ValueError(f"a JSON file of the run {run.name} is not whole ({error}): restore or remove it") from None

@@ -14,7 +14,7 @@ from ..data.schema import BOS, EOS, LAYOUTS, PAD, UNK, write_json
 from ..data.vocabulary import Vocabulary
 from ..folders import made_whole
 from ..models.decoder import decoder_layers
-from ..models.text_encoder import TextEncoder
+from ..models.text_encoder import TextEncoder, Which
 from ..trained import (
     CONFIG_FILE,
     DECODER_FORM,
@@ -25,6 +25,7 @@ from ..trained import (
     MODEL_TYPE,
     SENTENCEPIECE_FILE,
     WEIGHTS_FILE,
+    WHICH,
     export_state,
     save_weights,
 )
@@ -58,6 +59,7 @@ class Exported:
     `architecture`: the class in `remote/` whose head it has. `state` holds the head's parameters, under
     the names of that class (`head.weight`, …); other entries are not read. `labels`: names of the head's classes.
     `separators`: `</s>` between two texts, where they are not those of the model's layout: XLM-R has 2.
+    `which`: the encoder's name in the model that was trained.
     """
 
     encoder: TextEncoder
@@ -65,6 +67,7 @@ class Exported:
     state: Mapping[str, Tensor] = field(default_factory=dict)
     labels: Sequence[str] = ()
     separators: int = 0
+    which: Which = "encoder"
 
 
 def write_folder(
@@ -131,6 +134,7 @@ def _config(model: Exported) -> dict[str, Any]:
     config |= {
         "model_type": MODEL_TYPE,
         "architectures": [model.architecture],
+        WHICH: model.which,
         "auto_map": classes,
         "hidden_act": "gelu",
         "hidden_dropout_prob": 0.0,

@@ -17,7 +17,7 @@ from torch import nn
 from ..config import Training, refuse
 from ..data.schema import LAYOUTS, read_json, write_json
 from ..engine.build import assemble, resolve_precision
-from ..engine.ranks import broadcast, gather, on_all_ranks
+from ..engine.ranks import broadcast, gather, on_all_ranks, on_gpu
 from ..models.init import Whole, initialise
 from ..models.pipeline import encoder_forward
 from ..models.text_encoder import language_index
@@ -94,6 +94,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         on_all_ranks(lambda: shutil.rmtree(old) if rank == 0 and old.exists() else None)
         model = objective.build(config.model)
         on_all_ranks(lambda: load_run(job.out).load_into(model))
+        model.to("cuda" if on_gpu() else "cpu")
         mine = on_all_ranks(lambda: _scores(model, prepared, job, (rank, world), stop))
         scores = {asked: one for part in gather(mine) for asked, one in part.items()}
         if rank != 0 or len(scores) < len(sets.test) + len(sets.dev):  # a request to stop came on the way

@@ -52,10 +52,13 @@ def read_optional(path: Path, kind: type) -> Any:
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """The records of a line file in step order; of a step that was logged twice (a resumed run) the later one."""
+    """The records of a line file in step order; of a step that was logged twice (a resumed run) the later one.
+
+    A last line without its end is left out: the run writes it, or was killed meanwhile.
+    """
     records: dict[int, dict[str, Any]] = {}
-    lines = path.read_bytes().split(b"\n") if path.exists() else []
-    for number, line in enumerate(lines, start=1):
+    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    for number, line in enumerate(lines[:-1], start=1):
         if not line.strip():
             continue
         try:

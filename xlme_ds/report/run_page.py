@@ -158,7 +158,8 @@ def _language_shares(languages: Mapping[str, Any]) -> list[dict[str, Any]]:
     result = []
     for task in _TASKS:
         if table := languages.get(task):
-            order = sorted(table, key=lambda name: (-table[name]["share_before"], name))
+            drawn = {name for name, row in table.items() if row["share_before"] > 0 and row["share"] > 0}
+            order = sorted(drawn, key=lambda name: (-table[name]["share_before"], name))
             before, after = ({name: math.log(table[name][key]) for name in order} for key in ("share_before", "share"))
             rows = _dumbbells(before, after)
             for row in rows:
@@ -167,10 +168,10 @@ def _language_shares(languages: Mapping[str, Any]) -> list[dict[str, Any]]:
                     f"{percent(share['share_before'])} → {percent(share['share'])}, ×{number(share['repeat'])}"
                 )
             most = max(table, key=lambda name: table[name]["repeat"])
-            shares = [row[key] for row in table.values() for key in ("share_before", "share")]
+            shares = [table[name][key] for name in drawn for key in ("share_before", "share")] or [0.0]
             result.append(
                 {"task": task, "rows": rows, "most": most, "repeat": table[most]["repeat"]}
-                | {"low": min(shares), "high": max(shares)}
+                | {"low": min(shares), "high": max(shares), "unused": sorted(table.keys() - drawn)}
             )
     return result
 

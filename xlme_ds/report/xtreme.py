@@ -73,6 +73,7 @@ def gather(folders: Iterable[Path]) -> list[Model]:
     found = {path: read_json(path, dict) for path in sorted(paths.values())}
     names = _names(found.values())
     models: dict[str, Model] = {}
+    untrained = _untrained(found.values())
     runs: dict[tuple[str, str], list[TaskRun]] = defaultdict(list)
     for path, content in found.items():
         try:
@@ -84,7 +85,9 @@ def gather(folders: Iterable[Path]) -> list[Model]:
                 runs[name, content["task"]].append(run)
                 continue
             for scores in content["models"]:
-                name = names.get(_model_path(scores), scores["model"])
+                name, folder = names.get(_model_path(scores), scores["model"]), str(scores.get("folder", ""))
+                if len(untrained.get(name, ())) > 1:
+                    name += f", as {names.get(os.path.normpath(folder), folder)}"
                 model = models.setdefault(name, Model(name))
                 if getattr(model, path.stem) is not None:
                     raise ValueError(f"{path} has scores of {model.name}, and so has a file before it: name one")
@@ -111,6 +114,15 @@ def _names(contents: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     places = {place for one in each if (place := _model_path(one))}
     ends = Counter(Path(place).name for place in places)
     return {place: Path(place).name if ends[Path(place).name] == 1 else place for place in places}
+
+
+def _untrained(contents: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
+    """By the name of a model that has no path of its own the folders of those that it has the shape of."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for one in (one for content in contents for one in content.get("models", ()) if isinstance(one, dict)):
+        if not _model_path(one):
+            found[str(one.get("model", ""))].add(os.path.normpath(str(one.get("folder", ""))))
+    return found
 
 
 def _model_path(scores: Mapping[str, Any]) -> str:
