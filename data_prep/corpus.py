@@ -30,7 +30,7 @@ from data_prep.clean import LANGUAGE, SCRIPT, make_filters
 from data_prep.column_filters import column_filters
 from data_prep.corpus_files import Place, files_in
 from data_prep.language_id import labels_of, model_name
-from data_prep.languages import LANGUAGES, canonical, language_of
+from data_prep.languages import LANGUAGES, canonical, language_of, spelt_out
 from data_prep.progress import warn
 from data_prep.readers import READERS, Input, find_documents, find_pairs, split_pair
 from data_prep.readers.plain_pairs import TableReader
@@ -229,6 +229,10 @@ def _read(description: str, places: dict[str, str]) -> CorpusDescription:
     for pattern in patterns:
         if codes == "any" and shown not in pattern:
             raise ValueError(f'{where}: files are {pattern!r}, but {key} = "any" needs {shown} in the name')
+        if re.search(r"\.(tar|tgz)(\.|$)", pattern):
+            raise ValueError(
+                f"{where}: files are {pattern!r}, which are archives: unpack them, and name what is in them"
+            )
         if "*{" in pattern:
             raise ValueError(
                 f"{where}: files are {pattern!r}: * could take letters of the code after it, write a sign between"
@@ -378,7 +382,7 @@ def _filled(pattern: str, codes: tuple[str, ...]) -> str:
 def _match_any(corpus: CorpusDescription, listed: dict[str, Place]) -> list[tuple[str, ...]]:
     """The languages or pairs whose files the names show, sorted; warnings name the others.
 
-    Raises ValueError for a name that shows two pairs: en_pt_br may be of en and pt_br, or of en_pt and br.
+    Raises ValueError for a name that shows two pairs: en_fr_ca may be of en and fr_ca, or of en_fr and ca.
     """
     matchers = [_matcher(pattern) for pattern in corpus.files]
     shortest = [_matcher(pattern, _CODE + "?") for pattern in corpus.files]
@@ -389,6 +393,7 @@ def _match_any(corpus: CorpusDescription, listed: dict[str, Place]) -> list[tupl
         matches = (next(filter(None, (one.fullmatch(name) for one in each)), None) for each in (matchers, shortest))
         readings = [tuple(match[key] for key in keys) for match in matches if match]
         known = list(dict.fromkeys(filter(_known, readings)))  # of bn_rom_0, where * may be rom_0, the longest counts
+        known = [codes for codes in known if spelt_out(codes)] or known  # en and pt_br, not en_pt and br
         if len(known) > 1 and len("".join(known[0])) == len("".join(known[1])):
             raise ValueError(
                 f"{place} may be of {' or of '.join(' and '.join(codes) for codes in known)}: rename it, or list the "

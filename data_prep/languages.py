@@ -27,6 +27,7 @@ _ALIASES: dict[str, str] = {
     "zh_hans": "zh-Hans",
     "zh_tw": "zh-Hant",
     "zh_hk": "zh-Hant",
+    "zh_mo": "zh-Hant",
     "zh_hant": "zh-Hant",
     "nb": "no",
     "nb_no": "no",
@@ -123,6 +124,11 @@ def canonical(code: str) -> str:
     near = [_KNOWN[known] for known in difflib.get_close_matches(key, same, n=1, cutoff=0.0)]
     meant = f"did you mean {near[0]!r}? " if near else ""
     raise ValueError(f"unknown language code {code!r}: {meant}data_prep/languages.py lists the known ones")
+
+
+def spelt_out(codes: Sequence[str]) -> bool:
+    """Whether all are codes or spellings of this file; in others two letters at the end may be of any country."""
+    return all(code.lower().replace("-", "_") in _KNOWN for code in codes)
 
 
 # A code of ISO 639 in two or three letters, with a script of ISO 15924 or without.

@@ -22,7 +22,7 @@ from data_prep.corpus_files import (
     read_text,
     split_lines,
 )
-from data_prep.languages import language_of
+from data_prep.languages import language_of, spelt_out
 from data_prep.progress import warn
 from data_prep.readers.reader import (
     COMPRESSED,
@@ -235,8 +235,8 @@ def _ends(pair: str) -> set[str]:
 def split_pair(pair: str, where: object) -> tuple[str, str]:
     """The two codes of `a-b` as written. Raises ValueError, which names `where`, when no cut gives two known codes."""
     problems = []
-    for cut in (match.start() for match in re.finditer("-", pair)):
-        codes = pair[:cut], pair[cut + 1 :]
+    cuts = [(pair[: match.start()], pair[match.end() :]) for match in re.finditer("-", pair)]
+    for codes in sorted(cuts, key=spelt_out, reverse=True):  # pt-br and en, not pt and br-en
         try:
             if language_of(codes[0]) != language_of(codes[1]):
                 return codes

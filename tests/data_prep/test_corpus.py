@@ -330,17 +330,17 @@ def test_text_is_of_one_language(
 
 
 def test_a_name_that_shows_two_pairs_is_refused(tmp_path: Path) -> None:
-    for name in ("en_de", "en_zh_tw"):  # zh_tw, for en_zh is no language
+    for name in ("en_de", "en_pt_br", "en_zh_tw"):  # en_pt and br would be a country's English, and Breton
         (tmp_path / f"{name}.tsv").write_text("a\tb\n")
     columns = "columns = {source = 1, target = 2}"
     values = dict(name="x", where=str(tmp_path), format="tsv", files="{src}_{tgt}.tsv")
     found = inputs(describe(tmp_path, f'pairs = "any"\n{columns}', **values))
-    assert [source.name for source in found] == ["en-de", "en-zh-Hant"]
-    (tmp_path / "en_pt_br.tsv").write_text("a\tb\n")
-    with pytest.raises(ValueError, match=r"en_pt_br\.tsv may be of en_pt and br or of en and pt_br: rename it, or"):
+    assert [source.name for source in found] == ["en-de", "en-pt", "en-zh-Hant"]
+    (tmp_path / "en_fr_ca.tsv").write_text("a\tb\n")
+    with pytest.raises(ValueError, match=r"en_fr_ca\.tsv may be of en_fr and ca or of en and fr_ca: rename it, or"):
         inputs(describe(tmp_path, f'pairs = "any"\n{columns}', **values))
-    (source,) = inputs(describe(tmp_path, f'pairs = ["en-pt_br"]\n{columns}', **values))
-    assert source.name == "en-pt"
+    (source,) = inputs(describe(tmp_path, f'pairs = ["en-fr_ca"]\n{columns}', **values))
+    assert source.name == "en-fr"
 
 
 def test_pages_of_ccaligned_by_their_columns(tmp_path: Path) -> None:
@@ -601,6 +601,7 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         ({}, 'pairs = [["en", "fr"]]', r"pairs has \['en', 'fr'\]: write a string"),
         ({}, 'pairs = "any"\ncolumns = 5', "columns are 5: list their names"),
         ({"format": "cc100"}, "languages = [3]", "languages has 3: write a string"),
+        ({"files": "{src}-{tgt}.tar.gz"}, 'pairs = "any"', "which are archives: unpack them"),
         ({"files": "*{src}-{tgt}.txt"}, 'pairs = "any"', r"\* could take letters of the code after it"),
     ],
 )

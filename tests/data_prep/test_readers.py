@@ -416,6 +416,7 @@ def test_pairs_of_plain_files_whose_codes_have_hyphens(tmp_path: Path) -> None:
     (tmp_path / "UN.v1.zh-Hant-en.en.gz").write_bytes(gzip.compress(b"one"))
     assert read_pairs(tmp_path)[0] == [("一", "one")]
     assert find_pairs(tmp_path)[0].languages == ("zh-Hant", "en")
+    assert split_pair("pt-br-en", "") == ("pt-br", "en")  # not pt and Breton
 
 
 def test_a_pair_with_a_long_line_is_dropped(tmp_path: Path) -> None:
