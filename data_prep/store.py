@@ -66,12 +66,12 @@ class Stage:
     def _open(self, held: ExitStack) -> None:
         make_folder(self.folder / "tasks")
         _lock(self.folder, held)
-        path = self.folder / "settings.json"
-        begun = self.begun()
-        for leftover in self.folder.rglob(".*.tmp") if begun is not None else ():
+        for leftover in self.folder.rglob(".*.tmp"):
             theirs = any((place / "settings.json").exists() for place in _between(leftover, self.folder))
             if _TEMPORARY.fullmatch(leftover.name) and not theirs:
                 leftover.unlink()
+        path = self.folder / "settings.json"
+        begun = self.begun()
         if _readable(path, unsigned=False) is None:
             if begun is not None:  # by an earlier version, or settings.json is lost
                 self._sign_markers()
