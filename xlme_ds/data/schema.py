@@ -1,7 +1,7 @@
 """The contract between data preparation and training: Arrow schemas, special token ids, rows, and manifests.
 
-This module, `row_index`, `vocabulary` and `corrupt` are all of `xlme_ds` that `data_prep` imports; this one needs no
-library but pyarrow.
+This module, `row_index`, `vocabulary`, `corrupt` and `compiled` are all of `xlme_ds` that `data_prep` imports; this one
+needs no library but pyarrow.
 
 Three kinds of shard exist, all uncompressed Arrow IPC files, so that reading is a memory map:
 
