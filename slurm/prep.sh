@@ -1,5 +1,6 @@
 #!/bin/bash
-# Data preparation as jobs that wait for one another. Arguments go to every sbatch (--account, --partition, --nodes ...).
+# Data preparation as jobs that wait for one another. Arguments go to every sbatch (--account, --partition, --nodes ...),
+# --dependency to the first.
 # Prints the number of the last job, so this trains as soon as the data are ready, and says so today:
 #
 #   last=$(bash slurm/prep.sh) && sbatch --dependency=afterok:$last slurm/pretrain_base.sh
@@ -18,19 +19,32 @@ XLME_HELDOUT_ROWS=${XLME_HELDOUT_ROWS:-512}              # of each task, every l
 split text "$XLME_TEXT"
 split vocab "$XLME_VOCAB"
 split mix "$XLME_MIX"
+for n in "${!mix[@]}"; do case ${mix[n]} in  # --mono_rows is --mono-rows
+    --*=*) name=${mix[n]%%=*} && mix[n]=${name//_/-}=${mix[n]#*=} ;;
+    --*) mix[n]=${mix[n]//_/-} ;;
+esac; done
+
+options=()
+first=  # what the first job waits for
+while [ $# -gt 0 ]; do case $1 in
+    --dependency=*) first=${1#*=} && shift ;;
+    --dependency | -d) first=$2 && shift 2 ;;
+    *) options+=("$1") && shift ;;
+esac; done
 
 last=
 submit() {  # submit SBATCH_OPTION... -- STAGE FLAG...
-    local options=()
-    while [ "$1" != -- ]; do options+=("$1"); shift; done
+    local own=() wait=${last:+afterok:$last}
+    wait=${wait:-$first}
+    while [ "$1" != -- ]; do own+=("$1"); shift; done
     shift
-    last=$(sbatch --parsable --job-name="xlme-$1" --kill-on-invalid-dep=yes ${last:+--dependency=afterok:$last} \
-        "${options[@]}" slurm/stage.sh "$@")
+    last=$(sbatch --parsable --job-name="xlme-$1" --kill-on-invalid-dep=yes ${wait:+--dependency="$wait"} \
+        "${own[@]}" slurm/stage.sh "$@")
     last=${last%%;*}
     echo "job $last: $*" >&2
 }
 
-submit "$@" --nodes=1 -- vocab "${vocab[@]}" --out "$XLME_WORK/vocab"
+submit "${options[@]}" --nodes=1 -- vocab "${vocab[@]}" --out "$XLME_WORK/vocab"
 prepare() {  # prepare ENCODED MIXED "ENCODE'S FLAGS" MIX'S FLAG...
     local encoded=$XLME_WORK/$1 mixed=$XLME_WORK/$2 part=$3
     shift 3
@@ -40,7 +54,6 @@ prepare() {  # prepare ENCODED MIXED "ENCODE'S FLAGS" MIX'S FLAG...
     submit "${options[@]}" -- verify --data "$mixed"
 }
 
-options=("$@")
 share=${XLME_HELDOUT_SHARE:+--heldout-share $XLME_HELDOUT_SHARE}
 if [ -n "$share" ]; then
     few=()  # every language the same share

@@ -22,6 +22,9 @@ origin=(--recipe "$XLME_RECIPE")
 if [ -n "${XLME_BRANCH:-}" ]; then origin=(--branch "$XLME_BRANCH"); fi
 
 choose_port
+# What says that the run has finished may be from before it was made longer; a run that finishes writes it anew.
+marker() { stat -c '%i %y' "$XLME_OUT/finished.json" 2>/dev/null || true; }
+ended=$(marker)
 status=0
 # A dead rank would leave the others waiting in a collective: srun ends them all. Its exit code is the worst of them.
 # --wait=0: the first rank writes the report when the others have left, which some sites allow only for a while.
@@ -29,6 +32,7 @@ srun --kill-on-bad-exit=1 --wait=0 \
     "${python[@]}" -m xlme_ds.pretrain "${origin[@]}" --data "${data[@]}" --out "$XLME_OUT" \
     "${heldout[@]}" "$@" || status=$?
 
-case " $* " in *" --dry-run "*) exit $status ;; esac  # nothing was to be trained
-[ -e "$XLME_OUT/finished.json" ] || end_of_try $status
+case " $* " in *" --dry-run "* | *" --dry_run "*) exit $status ;; esac  # nothing was to be trained
+after=$(marker)
+if [ -z "$after" ] || [ "$after" = "$ended" ]; then end_of_try $status; fi
 exit $status

@@ -145,22 +145,23 @@ def next_steps(out: Path) -> list[list[str]]:
     python = os.path.relpath(sys.executable)
     python = python if python.startswith(".venv") else sys.executable
     sentence = "Everyone has the right to droit life."
-    judge = f'import xlme_ds as xlme; print(xlme.load("{out}").judge("{sentence}"))'
-    results, heldout = out.with_name(f"{out.name}-retrieval"), out / "data" / "heldout"
+    judge = f'import xlme_ds as xlme; print(xlme.load({str(out)!r}).judge("{sentence}"))'
+    results, heldout, xlme = out.with_name(f"{out.name}-retrieval"), out / "data" / "heldout", [python, "-m", "xlme_ds"]
     return [
         [python, "-c", judge],
-        [python, "-m", "xlme_ds", *f"evaluate pairs --random --model {out} --data {heldout} --out {results}".split()],
-        [python, "-m", "xlme_ds", *f"export --run {out} --to {out.with_name(f'{out.name}-export')}".split()],
+        [*xlme, "evaluate", "pairs", "--random", "--model", str(out), "--data", str(heldout), "--out", str(results)],
+        [*xlme, "export", "--run", str(out), "--to", str(out.with_name(f"{out.name}-export"))],
     ]
 
 
 def main(words: list[str] | None = None) -> None:
     """Run every step that is not done yet."""
     arguments = tyro.cli(Quickstart, prog=program("quickstart"), description=__doc__, args=words)
-    if arguments.processes < 1:
-        fail("xlme_ds.quickstart", ValueError(f"--processes is {arguments.processes}: it must be at least 1"))
     out: Path = arguments.out
     try:
+        rows = RUN.data.mono_rows  # and as many of pairs
+        words_of = f"--processes is {arguments.processes}: it must divide the {rows} rows of each task in a step"
+        refuse([(arguments.processes in range(1, rows + 1) and rows % arguments.processes == 0, words_of)])
         with lock(out):
             begin(out, arguments.fresh)
     except (ValueError, OSError) as error:

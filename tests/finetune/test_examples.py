@@ -75,6 +75,8 @@ def test_tests_without_labels(tmp_path: Path) -> None:
     for task in ("ner", "pos"):
         bare = read(words, TASKS[task])
         assert bare == [Sentence(["Neu", "York"], ["", ""]), Sentence(["\u00a0", "»"], ["", ""])] and not labelled(bare)
+    named = bare_or_not(tmp_path / "test-vi.tsv", "kalo\nMalcolm X\nsador\n")  # as Vietnamese words have spaces
+    assert read(named, TASKS["pos"]) == [Sentence(["kalo", "Malcolm X", "sador"], [""] * 3)]
     texts = bare_or_not(tmp_path / "test-fr.tsv", "Un\tDeux\r\nTrois\tQuatre\r\n")
     bare = read(texts, TASKS["pawsx"])
     assert bare == [TextPair("Un", "Deux", ""), TextPair("Trois", "Quatre", "")] and not labelled(bare)
@@ -146,6 +148,9 @@ def questions(*answers: dict[str, object]) -> str:
             squad("It was Ann.", 6, "Ann"),
             "question q1: its context does not read 'Ann' at character 6",
         ),
+        ("xquad", "xquad.en.json", squad("Ann", 0, "Ann").replace('"Who?"', "3"), "question q1: not in SQuAD's format"),
+        ("xquad", "xquad.en.json", squad("Ann \ud83d", 0, "Ann"), "question q1: not in SQuAD's format"),
+        ("xquad", "xquad.en.json", "[" * 100_000, "xquad.en.json is not in SQuAD's JSON format"),
     ],
 )
 def test_a_bad_file_is_named_with_its_line(
@@ -240,7 +245,12 @@ def test_settings_are_chosen_on_the_dev_sets_of_the_languages_trained_on() -> No
         "test-de.tsv test-en.tsv",
     )
     assert not sets.held_out and sets.unused == ["fr"], "a dev set alone is not scored where others have tests"
-    assert names(chosen("xnli", files, train_languages=("all",)).dev) == "dev-de.tsv dev-en.tsv"
+    for all_of in (("all",), ("all", "de")):
+        assert names(chosen("xnli", files, train_languages=all_of).dev) == "dev-de.tsv dev-en.tsv"
+    both = chosen(
+        "pos", "train-en.tsv train-zh-Hans.tsv test-zh-Hans.tsv test-pt-BR.tsv", False, train_languages=("all",)
+    )
+    assert [one.language for one in (*both.train, *both.test)] == ["en", "zh-Hans", "zh-Hans", "pt-BR"]
     assert names(chosen("xnli", files, several=False).dev) == "dev-en.tsv", "scored whether or not there is a choice"
     held = chosen("xnli", files, held_out=True)
     assert names(held.dev) == "train-en.tsv" and held.held_out

@@ -160,6 +160,29 @@ def test_held_out_rows_have_every_language_alike(tmp_path: Path) -> None:
     assert mixes[0].endswith("--row-tokens 32 --mono-rows 512 --para-rows=512 --alpha 0")
     assert mixes[1].endswith(place["XLME_MIX"])
 
+    (tmp_path / "jobs").unlink()
+    place["XLME_MIX"] = "--row_tokens 32 --mono_rows 100 --para_rows=100 --max_repeats 8"
+    assert script(tmp_path, "prep.sh", "", "--dependency=afterok:99", "--account", "a", **place).returncode == 0
+    jobs = (tmp_path / "jobs").read_text().splitlines()
+    assert [re.findall(r"--dependency=(\S+)", job) for job in jobs[:3]] == [
+        ["afterok:99"],
+        ["afterok:1"],
+        ["afterok:2"],
+    ]
+    assert all("--account a" in job for job in jobs)
+    assert jobs[2].endswith("--row-tokens 32 --mono-rows 512 --para-rows=512 --alpha 0")
+
+
+def test_a_run_that_was_made_longer_is_not_finished_by_its_older_end(tmp_path: Path) -> None:
+    """A signal before its first step leaves what the run wrote when it ended; a run that ends writes it anew."""
+    done, place = tmp_path / "run/finished.json", {"XLME_DATA": str(tmp_path), "XLME_OUT": str(tmp_path / "run")}
+    done.parent.mkdir()
+    done.write_text('{"steps": 4}')
+    said = script(tmp_path, "pretrain_base.sh", "exit 0", "--train.steps", "8", **place)
+    assert said.returncode == 2 and "not finished (exit code 0), and this try saved nothing new" in said.stderr
+    ends = f"cp {done} {done}.new; mv {done}.new {done}"
+    assert script(tmp_path, "pretrain_base.sh", ends, "--train.steps", "4", **place).returncode == 0
+
 
 def test_no_rows_of_a_task_are_none_in_held_out_text_too(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
@@ -174,8 +197,9 @@ def test_no_rows_of_a_task_are_none_in_held_out_text_too(tmp_path: Path) -> None
 
 
 def test_a_dry_run_is_no_try(tmp_path: Path) -> None:
-    done = script(tmp_path, "pretrain_base.sh", "exit 0", "--dry-run", XLME_OUT=str(tmp_path / "run"))
-    assert done.returncode == 0 and "saved nothing" not in done.stderr
+    for word in ("--dry-run", "--dry_run"):
+        done = script(tmp_path, "pretrain_base.sh", "exit 0", word, XLME_OUT=str(tmp_path / "run"))
+        assert done.returncode == 0 and "saved nothing" not in done.stderr
     done = script(tmp_path, "pretrain_base.sh", "exit 2", "--dry-run", XLME_OUT=str(tmp_path / "run"))
     assert done.returncode == 2
 

@@ -12,9 +12,10 @@ PARTS_OF_SPEECH = (
     "VERB", "X",
 )  # fmt: skip
 
-_TABLES = (r"(?P<split>train|dev|test)-(?P<language>\w+)\.tsv",)
+_LANGUAGE = r"(?P<language>\w+(?:-\w+)?)"  # en, zh-Hans
+_TABLES = (rf"(?P<split>train|dev|test)-{_LANGUAGE}\.tsv",)
 _SQUAD = r"(?P<split>train|dev)-v1\.1\.json"
-_TYDIQA = r"tydiqa\.goldp\.(?P<language>\w+)\.(?P<split>train)\.json"
+_TYDIQA = rf"tydiqa\.goldp\.{_LANGUAGE}\.(?P<split>train)\.json"
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,14 @@ TASKS: dict[str, DownstreamTask] = {
         (5e-6, 6e-6, 7e-6, 8e-6, 9e-6), (8,), (10,),
         (*ENTITIES, "B-MISC", "I-MISC"),
     ),
-    "xquad": replace(_QUESTIONS, folders=("xquad", "squad"), files=(r"xquad\.(?P<language>\w+)\.json",), epochs=(4,)),
+    "xquad": replace(_QUESTIONS, folders=("xquad", "squad"), files=(rf"xquad\.{_LANGUAGE}\.json",), epochs=(4,)),
     "mlqa": replace(
         _QUESTIONS, folders=("mlqa", "squad"), epochs=(2, 3, 4),
-        files=(r"(?P<split>dev|test)-context-(?P<language>\w+)-question-(?P=language)\.json",),
+        files=(rf"(?P<split>dev|test)-context-{_LANGUAGE}-question-(?P=language)\.json",),
     ),
     "tydiqa": replace(  # XTREME's tests are TyDiQA's dev sets
         _QUESTIONS, folders=("tydiqa",), epochs=(10, 20, 40), train_files=(),
-        files=(_TYDIQA, r"tydiqa\.goldp\.(?P<language>\w+)\.dev\.json"),
+        files=(_TYDIQA, rf"tydiqa\.goldp\.{_LANGUAGE}\.dev\.json"),
     ),
     "xnli": DownstreamTask(
         "pair", ("xnli",), _TABLES, ("accuracy",), (5e-6, 6e-6, 7e-6, 8e-6), (32,), (10,),

@@ -123,7 +123,7 @@ def choose(sources: Sequence[TaskFile], name: str, tuning: TuningConfig, of_seve
     the tests every tenth training example is held out. Raises ValueError.
     """
     wanted, there = tuning.train_languages, {source.language: source for source in sources if source.split == "train"}
-    train = [there[code] for code in sorted(there) if wanted == ("all",) or code in wanted]
+    train = [there[code] for code in sorted(there) if "all" in wanted or code in wanted]
     missing = [code for code in wanted if code != "all" and code not in there]
     if missing or not train:
         raise ValueError(
@@ -180,9 +180,10 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 
 def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
     path, lines = source.path, _lines(source.path)
-    bare = source.may_lack_labels and not any(
-        "\t" in line or (" " in line and line.rpartition(" ")[2] in task.labels) for _, line in lines
-    )
+    said = [line for _, line in lines if line.strip()]
+    ending = sum(" " in line and line.rpartition(" ")[2] in task.labels for line in said)
+    # A word may have a space in it, and end like a label: Malcolm X.
+    bare = source.may_lack_labels and not any("\t" in line for line in said) and 2 * ending < len(said)
     words: list[str] = []
     tags: list[str] = []
     for number, line in [*lines, (0, "")]:  # the last sentence ends like the others
@@ -222,7 +223,7 @@ def _questions(source: TaskFile, task: DownstreamTask) -> Iterable[Example]:
         articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
         paragraphs = [(p["context"], p["qas"]) for article in articles for p in article["paragraphs"]]
         entries = [(context, entry) for context, asked in paragraphs for entry in asked]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not in SQuAD's JSON format: {error!r}") from None
     questions = [_question(path, context, entry) for context, entry in entries]
     answered = not source.may_lack_labels or any(question.answers for question in questions[:1])
@@ -242,6 +243,8 @@ def _question(path: Path, context: str, entry: Mapping[str, Any]) -> Question:
     try:
         answers = [(answer["text"], int(answer["answer_start"])) for answer in entry["answers"]]
         question = Question(str(entry["id"]), entry["question"], context, [one for one in answers if one[0].strip()])
+        for text in (question.id, question.question, context, *(answer for answer, _ in answers)):
+            text.encode()  # half a surrogate pair is no text
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         identity = entry.get("id") if isinstance(entry, dict) else entry
         raise ValueError(f"{path}, question {identity}: not in SQuAD's format: {error!r}") from None
