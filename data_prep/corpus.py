@@ -20,7 +20,9 @@ import re
 import tomllib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files as package_files
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ from data_prep.readers.records import RecordDocuments
 from xlme_ds.data.schema import TASKS
 
 _KEYS = {"name", "where", "format", "files", "languages", "pairs", "columns", "filters", "line_end"}
-_CODE = r"[a-z]{2,3}(?:_[A-Za-z]{2,4}|-Han[st])?"  # with ? after it, as short as it can be
+_CODE = r"[a-z]{2,3}(?:_[A-Za-z]{2,4}|-Han[st])?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +154,7 @@ def _refuse_doubles(inputs: list[Input]) -> None:
         by = f"corpus {source.corpus}" if source.corpus else "--mono or --para"
         paths = [str(path.local.resolve() if path.local else path) for path in source.paths]
         key = (source.name, *paths)
-        text = (*paths, source.members, source.columns, repr(source.filters))
+        text = (*paths, source.members, source.columns, repr(source.filters.get("column")))
         first = names.setdefault(text, source.name)
         if first != source.name and not READERS[source.format].says_languages:
             raise ValueError(
@@ -225,10 +227,12 @@ def _read(description: str, places: dict[str, str]) -> CorpusDescription:
             f"{where}: line_end is {line_end!r}: it is a string, of a format that has records of documents"
         )
     patterns = [values["files"]] if isinstance(values["files"], str) else values["files"]
-    shown = "{lang}" if reader.task == "mono" else "{src}"
+    shown = ("{lang}",) if reader.task == "mono" else ("{src}", "{tgt}")
     for pattern in patterns:
-        if codes == "any" and shown not in pattern:
-            raise ValueError(f'{where}: files are {pattern!r}, but {key} = "any" needs {shown} in the name')
+        if codes == "any" and not all(one in pattern for one in shown):
+            raise ValueError(
+                f'{where}: files are {pattern!r}, but {key} = "any" needs {" and ".join(shown)} in the name'
+            )
         if re.search(r"\.(tar|tgz)(\.|$)", pattern):
             raise ValueError(
                 f"{where}: files are {pattern!r}, which are archives: unpack them, and name what is in them"
@@ -357,19 +361,18 @@ def _files_of(patterns: Sequence[str], codes: tuple[str, ...], listed: Collectio
     for unfilled in patterns:
         pattern = _filled(unfilled, codes)
         names = tuple(dict.fromkeys(pattern.replace("{side}", code) for code in codes))
-        matching = filter(_matcher(pattern).fullmatch, listed) if "*" in pattern else ()
-        if found := [name for name in matching if not _of_others(_matcher(unfilled), name, codes)]:
+        matching = filter(_matchers(pattern)[0].fullmatch, listed) if "*" in pattern else ()
+        if found := [name for name in matching if not _of_others(unfilled, name, codes)]:
             return [(name,) for name in found]
         if all(name in listed for name in names):
             return [names]
     return []
 
 
-def _of_others(matcher: re.Pattern[str], name: str, codes: tuple[str, ...]) -> bool:
+def _of_others(pattern: str, name: str, codes: tuple[str, ...]) -> bool:
     """Whether a name that `*` lets through is that of another language or pair: bn_rom_0.jsonl is none of bn."""
-    match = matcher.fullmatch(name)
-    shown = tuple(match.groups()) if match else ()
-    return bool(shown) and shown != codes and _known(shown)
+    shown = _readings(pattern, name)
+    return codes not in shown and any(map(_known, filter(None, shown)))
 
 
 def _filled(pattern: str, codes: tuple[str, ...]) -> str:
@@ -384,17 +387,12 @@ def _match_any(corpus: CorpusDescription, listed: dict[str, Place]) -> list[tupl
 
     Raises ValueError for a name that shows two pairs: en_fr_ca may be of en and fr_ca, or of en_fr and ca.
     """
-    matchers = [_matcher(pattern) for pattern in corpus.files]
-    shortest = [_matcher(pattern, _CODE + "?") for pattern in corpus.files]
-    keys = ("lang",) if corpus.task == "mono" else ("src", "tgt")
     found: set[tuple[str, ...]] = set()
     strange, foreign = [], set()
     for name, place in listed.items():
-        matches = (next(filter(None, (one.fullmatch(name) for one in each)), None) for each in (matchers, shortest))
-        readings = [tuple(match[key] for key in keys) for match in matches if match]
-        known = list(dict.fromkeys(filter(_known, readings)))  # of bn_rom_0, where * may be rom_0, the longest counts
-        known = [codes for codes in known if spelt_out(codes)] or known  # en and pt_br, not en_pt and br
-        if len(known) > 1 and len("".join(known[0])) == len("".join(known[1])):
+        readings = next(filter(None, (_readings(pattern, name) for pattern in corpus.files)), [])
+        known = list(filter(_known, readings))
+        if len(known) > 1:
             raise ValueError(
                 f"{place} may be of {' or of '.join(' and '.join(codes) for codes in known)}: rename it, or list the "
                 'pairs in place of "any"'
@@ -420,13 +418,30 @@ def _known(codes: tuple[str, ...]) -> bool:
         return False
 
 
-def _matcher(pattern: str, code: str = _CODE) -> re.Pattern[str]:
-    """A pattern of file names as a regular expression; a code may be in it several times."""
-    regex = re.escape(pattern).replace(r"\*", ".*").replace(r"\{side\}", "(?:(?P=src)|(?P=tgt))")
-    for key in ("lang", "src", "tgt"):
-        name = re.escape(f"{{{key}}}")
-        regex = regex.replace(name, f"(?P<{key}>{code})", 1).replace(name, f"(?P={key})")
-    return re.compile(regex)
+@cache
+def _matchers(pattern: str) -> list[re.Pattern[str]]:
+    """A pattern of file names as regular expressions, in which a code may be several times: with codes as long as they
+    can be, and of pairs also as short, each."""
+    keys = [key for key in ("lang", "src", "tgt") if f"{{{key}}}" in pattern]
+    made = []
+    for endings in product(*(("",) if key == "lang" else ("", "?") for key in keys)):
+        regex = re.escape(pattern).replace(r"\*", ".*").replace(r"\{side\}", "(?:(?P=src)|(?P=tgt))")
+        for key, ending in zip(keys, endings, strict=True):
+            name = re.escape(f"{{{key}}}")
+            regex = regex.replace(name, f"(?P<{key}>{_CODE}{ending})", 1).replace(name, f"(?P={key})")
+        made.append(re.compile(regex))
+    return made
+
+
+def _readings(pattern: str, name: str) -> list[tuple[str, ...]]:
+    """The codes that a file name may show: those of most letters (of bn_rom_0, where * may be rom_0, bn_rom), and of
+    these the ones that are listed before those that may be a country's (en and pt_br before en_pt and br)."""
+    matches = filter(None, (matcher.fullmatch(name) for matcher in _matchers(pattern)))
+    keys = ("lang", "src", "tgt")
+    found = list(dict.fromkeys(tuple(m[key] for key in keys if key in m.re.groupindex) for m in matches))
+    most = max((len("".join(codes)) for codes in found), default=0)
+    longest = [codes for codes in found if len("".join(codes)) == most]
+    return list(filter(spelt_out, longest)) or longest
 
 
 def _some(names: Sequence[str], limit: int = 8) -> str:

@@ -195,9 +195,6 @@ def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: 
     words = f"{config.encoded / task} was encoded without --sentences, which mix --sentences needs: encode it so"
     on_root(lambda: refuse([(not sentences or encoded.settings.get("sentences", False), words)]))
     settings |= {"sentences": True} if sentences else {}
-    if "split" in settings and task == "mono" and not sentences:  # by documents, of which no block has two parts
-        unit = "sentences" if encoded.settings.get("sentences") else encoded.settings["block_bytes"]
-        settings |= {"split_of": unit} if unit != EncodeConfig.block_bytes else {}
     settings |= {"into": config.into} if config.into and task == "para" else {}
     sampling = _sampling(config, encoded)
     set_ones = {"share": list(sampling.share), "max_repeats": sampling.max_repeats}
@@ -231,6 +228,9 @@ def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, plan: 
     results = run_tasks(write, range(count), sizes, config.processes, f"mix {task}")
     shards = tuple(Shard(**result["shard"]) for result in results)
     counts = _counts(plan, task, rows, results)
+    if "split" in stage.settings and task == "mono":  # what is held out: a sentence, or what a block has of a document
+        unit = "sentences" if encoded.settings.get("sentences") else encoded.settings["block_bytes"]
+        counts |= {"split_of": unit} if unit != EncodeConfig.block_bytes else {}
     manifest = Manifest(
         "mix", stage.settings, encoded.vocabulary_size, encoded.vocabulary_sha256, languages, shards, counts
     )

@@ -28,7 +28,8 @@ options=()
 first=  # what the first job waits for
 while [ $# -gt 0 ]; do case $1 in
     --dependency=*) first=${1#*=} && shift ;;
-    --dependency | -d) first=$2 && shift 2 ;;
+    --dependency | -d) first=${2:?--dependency needs a value} && shift 2 ;;
+    -d?*) first=${1#-d} && shift ;;
     *) options+=("$1") && shift ;;
 esac; done
 

@@ -404,8 +404,8 @@ def export_state(encoder: TextEncoder) -> dict[str, Tensor]:
 
 
 def _exported(folder: Path, which: Which | None) -> Path:
-    """The folder in an export that has the encoder. Raises ValueError where it is not there; an export of an older
-    version does not say which it has."""
+    """The folder in an export that has the encoder. Raises ValueError where it is not there; an export of a fine-tuned
+    run, of XLM-R or by an older version does not say which it has."""
     if which == "generator" and (folder / GENERATOR_FOLDER).is_dir():
         return folder / GENERATOR_FOLDER
     there = read_config(folder).get(WHICH)

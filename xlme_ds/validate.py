@@ -114,7 +114,8 @@ def _ranges(config: Training) -> list[Check]:
             if hasattr(config, section):  # fine-tuning has no objective
                 value = getattr(getattr(config, section), setting)
                 checks.append((holds(value), f"{name} is {value}: it must {words}"))
-                checks.append((value < math.inf, f"{name} is {value}: it must be finite"))
+                finite = value < math.inf or name == "optimizer.clip"  # which inf turns off
+                checks.append((finite, f"{name} is {value}: it must be finite"))
     return checks
 
 

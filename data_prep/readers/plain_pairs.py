@@ -234,13 +234,20 @@ def _ends(pair: str) -> set[str]:
 
 def split_pair(pair: str, where: object) -> tuple[str, str]:
     """The two codes of `a-b` as written. Raises ValueError, which names `where`, when no cut gives two known codes."""
-    problems = []
+    problems, found = [], []
     cuts = [(pair[: match.start()], pair[match.end() :]) for match in re.finditer("-", pair)]
-    for codes in sorted(cuts, key=spelt_out, reverse=True):  # pt-br and en, not pt and br-en
+    for codes in cuts:
         try:
             if language_of(codes[0]) != language_of(codes[1]):
-                return codes
-            problems.append(f"both sides are {codes[0]!r}")
+                found.append(codes)
+            else:
+                problems.append(f"both sides are {codes[0]!r}")
         except ValueError as error:
             problems.append(str(error))
+    found = list(filter(spelt_out, found)) or found  # pt-br and en, not pt and br-en
+    if len(found) > 1:
+        readings = " or of ".join(" and ".join(codes) for codes in found)
+        raise ValueError(f"{where} may be of {readings}: rename it, with _ inside of a code")
+    if found:
+        return found[0]
     raise ValueError(f"{where}: {problems[0] if problems else f'{pair!r} is not a pair a-b'}")

@@ -329,6 +329,25 @@ def test_text_is_of_one_language(
         assert len(find_sources(TextConfig(corpus=(path,)))["para"].inputs) == 2
 
 
+@pytest.mark.parametrize("layout", ["cc100", "tsv"])
+def test_a_star_after_a_code_that_may_have_a_country(tmp_path: Path, layout: str) -> None:
+    """The longest reading counts, and no file of a language is left out."""
+    mono = layout == "cc100"
+    names = ("en_0", "en_GB_0", "en_US_0", "kk_Arab_0") if mono else ("en_pt_br_0", "en_de_1", "en_fr_CA_0")
+    for name in names:
+        (tmp_path / f"{name}.txt").write_text("a\tb\n")
+    lines = 'languages = "any"' if mono else 'pairs = "any"\ncolumns = {source = 1, target = 2}'
+    files = "{lang}_*.txt" if mono else "{src}_{tgt}_*.txt"
+    values = dict(name="x", where=str(tmp_path), format=layout, files=files)
+    found = [(source.name, source.paths[0].name) for source in inputs(describe(tmp_path, lines, **values))]
+    if mono:
+        assert sorted(found) == [("en", f"{name}.txt") for name in names[:3]]
+    else:
+        assert sorted(found) == [("en-de", "en_de_1.txt"), ("en-fr", "en_fr_CA_0.txt"), ("en-pt", "en_pt_br_0.txt")]
+        listed = describe(tmp_path, lines.replace('"any"', '["en-pt_br"]'), **values)
+        assert [source.paths[0].name for source in inputs(listed)] == ["en_pt_br_0.txt"]
+
+
 def test_a_name_that_shows_two_pairs_is_refused(tmp_path: Path) -> None:
     for name in ("en_de", "en_pt_br", "en_zh_tw"):  # en_pt and br would be a country's English, and Breton
         (tmp_path / f"{name}.tsv").write_text("a\tb\n")
@@ -602,6 +621,7 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         ({}, 'pairs = "any"\ncolumns = 5', "columns are 5: list their names"),
         ({"format": "cc100"}, "languages = [3]", "languages has 3: write a string"),
         ({"files": "{src}-{tgt}.tar.gz"}, 'pairs = "any"', "which are archives: unpack them"),
+        ({"files": "{src}.{side}"}, 'pairs = "any"', "needs {src} and {tgt} in the name"),
         ({"files": "*{src}-{tgt}.txt"}, 'pairs = "any"', r"\* could take letters of the code after it"),
     ],
 )

@@ -417,6 +417,8 @@ def test_pairs_of_plain_files_whose_codes_have_hyphens(tmp_path: Path) -> None:
     assert read_pairs(tmp_path)[0] == [("一", "one")]
     assert find_pairs(tmp_path)[0].languages == ("zh-Hant", "en")
     assert split_pair("pt-br-en", "") == ("pt-br", "en")  # not pt and Breton
+    with pytest.raises(ValueError, match="x may be of en and fr-ca or of en-fr and ca: rename it, with _ inside"):
+        split_pair("en-fr-ca", "x")
 
 
 def test_a_pair_with_a_long_line_is_dropped(tmp_path: Path) -> None:

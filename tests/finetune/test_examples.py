@@ -248,7 +248,10 @@ def test_settings_are_chosen_on_the_dev_sets_of_the_languages_trained_on() -> No
     for all_of in (("all",), ("all", "de")):
         assert names(chosen("xnli", files, train_languages=all_of).dev) == "dev-de.tsv dev-en.tsv"
     both = chosen(
-        "pos", "train-en.tsv train-zh-Hans.tsv test-zh-Hans.tsv test-pt-BR.tsv", False, train_languages=("all",)
+        "pos",
+        "train-en.tsv train-zh-Hans.tsv test-zh-Hans.tsv test-pt-BR.tsv test-en-old.tsv",
+        False,
+        train_languages=("all",),
     )
     assert [one.language for one in (*both.train, *both.test)] == ["en", "zh-Hans", "zh-Hans", "pt-BR"]
     assert names(chosen("xnli", files, several=False).dev) == "dev-en.tsv", "scored whether or not there is a choice"

@@ -162,7 +162,10 @@ def test_held_out_rows_have_every_language_alike(tmp_path: Path) -> None:
 
     (tmp_path / "jobs").unlink()
     place["XLME_MIX"] = "--row_tokens 32 --mono_rows 100 --para_rows=100 --max_repeats 8"
-    assert script(tmp_path, "prep.sh", "", "--dependency=afterok:99", "--account", "a", **place).returncode == 0
+    for words in (["-dafterok:99"], ["--dependency", "afterok:99"], ["--dependency=afterok:99"]):
+        (tmp_path / "jobs").unlink(missing_ok=True)
+        assert script(tmp_path, "prep.sh", "", *words, "--account", "a", **place).returncode == 0
+    assert "--dependency needs a value" in script(tmp_path, "prep.sh", "", "--dependency", **place).stderr
     jobs = (tmp_path / "jobs").read_text().splitlines()
     assert [re.findall(r"--dependency=(\S+)", job) for job in jobs[:3]] == [
         ["afterok:99"],

@@ -340,14 +340,17 @@ def test_the_probe_does_not_hang_on_a_rounding(data: Path) -> None:
     of = engine(data)
     module, batch = lively(of.module), of.loader.probe()
     uniforms = torch.rand(20, len(batch.uniforms_M), generator=torch.Generator().manual_seed(0))
+    assert batch.uniforms_M.any(), "other objectives mask by them"
     drawn = [batch._replace(uniforms_M=each) for each in uniforms]
     before, of_drawn = of.probe_loss(), [module(each).corrupted_BT for each in drawn]
+    for each in drawn[:3]:  # as another draw would have it
+        of.loader.__dict__["_probe"] = each
+        assert of.probe_loss() == before
     with torch.no_grad():
         for number, parameter in enumerate(module.parameters()):
             noise = torch.rand(parameter.shape, generator=torch.Generator().manual_seed(number)) - 0.5
             parameter.mul_(1 + 2**-8 * noise)
     assert any((module(each).corrupted_BT != found).any() for each, found in zip(drawn, of_drawn, strict=True))
-    assert len(module(batch).corrupted_BT.flatten()[batch.masked_M].unique()) == 1, "drawn whatever the rounding"
     assert of.probe_loss() == pytest.approx(before, rel=PROBE_TOLERANCE["bf16"])
 
 
@@ -363,9 +366,14 @@ def test_a_probe_of_an_older_version_is_not_compared(data: Path, tmp_path: Path)
     (newest / "state.json").write_text(json.dumps(state))
     with pytest.raises(SharedError, match=r"was saved with a loss of \S+ on the probe batch, loaded it gives"):
         checkpoints.load(of, newest, {}, 1e-5)
-    state["probe_version"] = 2
+    del state["probe_version"]
     (newest / "state.json").write_text(json.dumps(state))
     assert checkpoints.load(of, newest, {}, 1e-5) == 1
+    drawing = Checkpoints(tmp_path / "drawing", keep_last=3, keep_every=0)
+    newest = save(drawing, engine(data), 1)
+    state = json.loads((newest / "state.json").read_text())
+    (newest / "state.json").write_text(json.dumps(state | {"probe": 2 * state["probe"], "probe_version": 2}))
+    assert drawing.load(engine(data), newest, {}, 1e-5) == 1
 
 
 def test_another_model_is_refused(data: Path, tmp_path: Path) -> None:

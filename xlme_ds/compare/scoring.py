@@ -13,7 +13,8 @@ import tyro
 
 from ..cli import program
 from ..config import refuse
-from ..data.schema import read_json, write_json
+from ..data.schema import TASKS as ROWS
+from ..data.schema import file_sha256, read_json, write_json
 from ..data.vocabulary import Vocabulary
 from ..evaluate.alignment import read_gold
 from ..evaluate.retrieval import heldout_pairs, read_tatoeba
@@ -92,9 +93,10 @@ def _noted(command: list[str]) -> dict[str, Any]:
 
 @cache
 def files_as_they_are(folder: Path) -> str:
-    """A hash of the names, sizes and times of change of all files in a folder; once a process."""
-    found = sorted((str(path.relative_to(folder)), path.stat()) for path in folder.rglob("*") if path.is_file())
-    listed = [(name, of.st_size, of.st_mtime_ns) for name, of in found]
+    """A hash of the names and bytes of all files in a folder, of a mixed one of its manifests; once a process."""
+    mixed = [path for task in ROWS for path in [folder / task / "manifest.json"] if path.exists()]
+    paths = mixed or sorted(path for path in folder.rglob("*") if path.is_file())
+    listed = [(str(path.relative_to(folder)), file_sha256(path)) for path in paths]
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 

@@ -149,8 +149,7 @@ class Loader:
         return ", ".join(words)
 
     def probe(self) -> Batch:
-        """The first row of every task, masked as in step 0: the same batch on all ranks, whatever their number. Its
-        uniforms are 0, so that the generator draws its first token: any other may change with a rounding."""
+        """The first row of every task, corrupted as in step 0: the same batch on all ranks, whatever their number."""
         return self._probe
 
     @cached_property
@@ -158,7 +157,6 @@ class Loader:
         first = np.zeros(1, dtype=np.int64)
         read = [(task, store.read(first), first) for task, store in self.stores.items()]
         batch = self._collated(0, read)
-        batch = batch._replace(uniforms_M=batch.uniforms_M * 0)
         # A translation may differ where two tokens are about equally likely, so the probe has none if it has more.
         steady = len(batch.noised_BT) > 0 or TASKS.index("para") in self.stores
         return batch._replace(into_BT=batch.into_BT[:0]) if steady else batch

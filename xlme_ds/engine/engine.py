@@ -265,9 +265,19 @@ class Engine:
         self._languages = 0
         return totals
 
+    @property
+    def draws(self) -> bool:
+        """Whether its model has a generator."""
+        return "generator" in getattr(self.objective, "encoders", ())  # of a task there are none
+
     def probe_loss(self) -> float:
-        """Loss of the probe batch with the weights as they are: the same under any engine and number of ranks."""
-        totals = self._evaluate([on_all_ranks(self.loader.probe)])  # the same on all ranks: their number cancels out
+        """Loss of the probe batch with the weights as they are: the same under any engine and number of ranks.
+
+        A generator draws its first token everywhere: any other may change with a rounding.
+        """
+        batch = on_all_ranks(self.loader.probe)
+        batch = batch._replace(uniforms_M=batch.uniforms_M * 0) if self.draws else batch
+        totals = self._evaluate([batch])  # the same on all ranks: their number cancels out
         means = totals["sums"] / totals["counts"].clamp(min=1)
         return float((self.objective.weights * means).sum())
 

@@ -67,12 +67,12 @@ def export_run(folder: Path, to: Path, layer: int | None = None, which: Which | 
     `which`, and its first layers with `layer`."""
     run = load_run(folder)
     encoder, first = run.encoder(which), first_of(run.encoders)
-    of = which or first
+    of = None if run.task else which or first
     if layer is not None or which is not None:
         main, generator = Exported(encoder if layer is None else cut(encoder, layer), "XLMEModel", which=of), None
     elif run.task:
         task = TASKS[run.task]
-        main, generator = Exported(encoder, _FINETUNED[task.kind], run.state, task.labels, which=of), None
+        main, generator = Exported(encoder, _FINETUNED[task.kind], run.state, task.labels), None
     elif not (has_decoder(run.objective) or reads_both_sides(run.objective)):  # a head of a causal model fits no class
         main, generator = Exported(encoder, "XLMEModel", which=of), None
     elif has_decoder(run.objective):

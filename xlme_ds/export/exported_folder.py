@@ -59,7 +59,7 @@ class Exported:
     `architecture`: the class in `remote/` whose head it has. `state` holds the head's parameters, under
     the names of that class (`head.weight`, …); other entries are not read. `labels`: names of the head's classes.
     `separators`: `</s>` between two texts, where they are not those of the model's layout: XLM-R has 2.
-    `which`: the encoder's name in the model that was trained.
+    `which`: the encoder's name in the model that was pre-trained.
     """
 
     encoder: TextEncoder
@@ -67,7 +67,7 @@ class Exported:
     state: Mapping[str, Tensor] = field(default_factory=dict)
     labels: Sequence[str] = ()
     separators: int = 0
-    which: Which = "encoder"
+    which: Which | None = None
 
 
 def write_folder(
@@ -134,7 +134,6 @@ def _config(model: Exported) -> dict[str, Any]:
     config |= {
         "model_type": MODEL_TYPE,
         "architectures": [model.architecture],
-        WHICH: model.which,
         "auto_map": classes,
         "hidden_act": "gelu",
         "hidden_dropout_prob": 0.0,
@@ -145,6 +144,8 @@ def _config(model: Exported) -> dict[str, Any]:
         "mask_token_id": cfg.vocabulary - 1,
         "dtype": "float32",
     }
+    if model.which is not None:
+        config[WHICH] = model.which
     if model.architecture == "XLMEForConditionalGeneration":
         classes["AutoModelForSeq2SeqLM"] = f"{Path(TRANSLATING_CODE).stem}.{model.architecture}"
         config |= {"is_encoder_decoder": True, "decoder_start_token_id": EOS}

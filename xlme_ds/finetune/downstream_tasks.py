@@ -12,7 +12,7 @@ PARTS_OF_SPEECH = (
     "VERB", "X",
 )  # fmt: skip
 
-_LANGUAGE = r"(?P<language>\w+(?:-\w+)?)"  # en, zh-Hans
+_LANGUAGE = r"(?P<language>\w+(?:-(?:[A-Z][a-z]{3}|[A-Z]{2}))?)"  # en, zh-Hans, pt-BR
 _TABLES = (rf"(?P<split>train|dev|test)-{_LANGUAGE}\.tsv",)
 _SQUAD = r"(?P<split>train|dev)-v1\.1\.json"
 _TYDIQA = rf"tydiqa\.goldp\.{_LANGUAGE}\.(?P<split>train)\.json"
