@@ -30,6 +30,7 @@ from .trained import (
     GENERATOR_FOLDER,
     MODEL_FOLDER,
     MODEL_TYPE,
+    WHICH,
     TrainedRun,
     first_of,
     in_blocks,
@@ -207,7 +208,9 @@ def _whole(folder: Path, config: RunConfig) -> TrainedRun:
     refuse([(not has_decoder(config.objective), words)])
     two = (folder / GENERATOR_FOLDER).is_dir()
     instead = f"set start.take to {'discriminator or generator' if two else 'encoder'}"
-    refuse([("generator" not in encoders or two, f"{folder} has no generator, which start.take all takes: {instead}")])
+    there = read_config(folder).get(WHICH)
+    lacking = [which for which in encoders if not (two if which == "generator" else there in (None, which))]
+    refuse([(not lacking, f"{folder} has no {' and no '.join(lacking)}, which start.take all takes: {instead}")])
     parts = [_part(folder, which) for which in encoders]
     for part, (which, head) in zip(parts, encoders.items(), strict=True):
         own = {name: value for name, value in part.heads.items() if name.startswith(head)}
