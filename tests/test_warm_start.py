@@ -154,7 +154,7 @@ def test_the_export_of_one_encoder_goes_back_whole(tmp_path: Path) -> None:
     ours = started("all", run, folder, name="mlm")
     assert ours.keys() == run.state.keys()
     assert all(torch.equal(ours[name], value) for name, value in run.state.items())
-    with pytest.raises(ValueError, match=r"has no generator, which start\.take all takes: set start\.take to encoder"):
+    with pytest.raises(ValueError, match=r"no generator, which start\.take all takes: set start\.take to encoder"):
         started("all", run, folder)
 
 
@@ -175,7 +175,7 @@ def test_parts_that_are_missing_or_of_another_model(source: TrainedRun, tmp_path
     with pytest.raises(ValueError, match="generator is of another model than"):
         started("all", source, folder)
     shutil.rmtree(folder / "generator")
-    with pytest.raises(ValueError, match=r"has no generator, which start\.take all takes: set start\.take to encoder"):
+    with pytest.raises(ValueError, match=r"no generator, which start\.take all takes: set start\.take to encoder"):
         started("all", source, folder)
 
 
