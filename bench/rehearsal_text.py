@@ -261,9 +261,7 @@ def _write_pairs(file: TextFile, source: Path, path: Path, state: np.ndarray) ->
             yield out[:a].tobytes(), other[:b].tobytes(), low[:pairs]
 
     written = (_write_tables if tables else _write_sides)(file, path, blocks())
-    # an empty last column is taken for a missing one
-    reasons = ("malformed" if file.corpus == "wikimatrix" else "empty_side", *_PARA_DAMAGE[1:])
-    damaged = dict(zip(reasons, planted[1:].tolist(), strict=True))
+    damaged = dict(zip(_PARA_DAMAGE, planted[1:].tolist(), strict=True))
     every = np.concatenate(hashes)
     return Planted(int(planted[0]), written, repeated(every), damaged), every
 

@@ -141,7 +141,7 @@ def checkpoints_of(run: Path) -> list[Path]:
     """Checkpoint folders of a run, oldest first; whole or not."""
     try:
         found = [path for path in (run / "checkpoints").iterdir() if is_checkpoint_name(path.name) and path.is_dir()]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(found, key=saved_step)
 

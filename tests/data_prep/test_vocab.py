@@ -308,12 +308,12 @@ def test_what_is_the_users_stays(corpus: Path, tmp_path: Path) -> None:
         run(config(corpus, tmp_path / "out", alpha=70.0))
     assert not (tmp_path / "out").exists()
     text, written = tmp_path / "out/sample/train/de.txt", tmp_path / "out/mono/.000.arrow.7.tmp"
-    for path in (text, written, written.with_name("settings.json"), tmp_path / "out/.left.tmp"):
+    for path in (text, written, written.with_name("settings.json"), tmp_path / "out/.left.arrow.7.tmp"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
     for _ in range(2):
         run(config(corpus, tmp_path / "out"))
-        assert text.exists() and written.exists() and not (tmp_path / "out/.left.tmp").exists()
+        assert text.exists() and written.exists() and not (tmp_path / "out/.left.arrow.7.tmp").exists()
 
 
 def test_an_existing_model_is_taken_over(corpus: Path, tmp_path: Path) -> None:

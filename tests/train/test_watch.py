@@ -152,8 +152,10 @@ def test_a_dry_run_of_a_run_that_is_there(
     for call in (rehearse, pretrain):
         with pytest.raises(SharedError, match="--profile -1 is no number of steps"):
             call(config, folder / "data", plain, profiled=-1)
-    with pytest.raises(SharedError, match=r"manifest\.json is no folder: choose another --out"):
-        rehearse(config, folder / "data", folder / "data/mono/manifest.json/run")
+    below, warm = folder / "data/mono/manifest.json/run", replace(config, start=replace(config.start, folder=plain))
+    for call, settings in ((rehearse, config), (rehearse, warm), (pretrain, config), (pretrain, warm)):
+        with pytest.raises(SharedError, match=r"manifest\.json is no folder: choose another --out"):
+            call(settings, folder / "data", below)
 
 
 def test_a_dry_run_finds_that_a_run_cannot_go_on(folder: Path, config: RunConfig, plain: Path, tmp_path: Path) -> None:

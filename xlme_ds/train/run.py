@@ -364,6 +364,7 @@ def read_inputs(
     ValueError for what does not fit."""
     validate(config, world)  # with the precision that `auto` has become
     require_engine_file(config.engine)
+    folder.claim(config)
     start, begun = config.start, checkpoints_of(folder.path)
     refuse(
         [
@@ -374,7 +375,6 @@ def read_inputs(
             )
         ]
     )
-    folder.claim(config)
     share, shares = data_parallel(config.engine, rank, world)
     loader = open_data(config, data, share, shares)
     known = starting_weights(config, Vocabulary(data[0] / "vocab"), sources) if sources else None

@@ -60,9 +60,9 @@ class RunFolder:
 
         Raises ValueError naming the setting that differs, or when another process works in the folder.
         """
-        if self.root and not self.writes:
+        if self.root:
             self._look()
-        elif self.root:
+        if self.root and self.writes:
             self._made = not self.path.exists()
             self._lock = lock(self.path)
         stored = self._stored()
@@ -73,11 +73,14 @@ class RunFolder:
             self._require_same(f"{self.path} was started", stored["config"], config, done)
 
     def _look(self) -> None:
-        """Raise what `lock` would, as far as can be seen."""
+        """Raise what stops `lock`, as far as can be seen, with what to do instead."""
         place = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         refuse(
             [
-                (not in_use(self.path), f"another process is still working in {self.path}: wait for its end"),
+                (
+                    self.writes or not in_use(self.path),
+                    f"another process is still working in {self.path}: wait for its end",
+                ),
                 (place.is_dir(), f"{place} is no folder: choose another --out"),
                 (os.access(place, os.W_OK), f"{place} cannot be written: choose another --out"),
             ]
