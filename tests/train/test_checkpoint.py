@@ -7,6 +7,7 @@ import shutil
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import IO
 
@@ -27,9 +28,11 @@ from xlme_ds.checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, complet
 from xlme_ds.checkpoint.state_files import KINDS, StateWriter, state_file
 from xlme_ds.config import RunConfig
 from xlme_ds.data.loader import Loader
+from xlme_ds.data.rows import PAD
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import Engine
 from xlme_ds.engine.ranks import SharedError
+from xlme_ds.models.text_encoder import LanguageModel
 from xlme_ds.train.run import pretraining, train
 from xlme_ds.train.run_folder import RunFolder
 from xlme_ds.train.stop import StopRequest, Watchdog
@@ -37,6 +40,7 @@ from xlme_ds.train.stop import StopRequest, Watchdog
 PLAIN = dict(engine=dict(kind="plain"), micro_batch=8)
 XLM = dict(objective="mlm", language_embeddings=("de", "en", "fr"), dropout=0.1, alternate=True)
 TEMPERED = dict(generator_temperature=0.7, generator_keep_fraction=0.15, z_loss=1e-2)
+BTMLM = tiny(**PLAIN, objective="btmlm", para_rows=0, pseudo_fractions=(0.5,), language_embeddings=("de", "en", "fr"))  # type: ignore[arg-type]
 STATE_FILE = "state_00000_of_00001.safetensors"
 
 
@@ -354,6 +358,18 @@ def test_the_probe_does_not_hang_on_a_rounding(data: Path) -> None:
     assert of.probe_loss() == pytest.approx(before, rel=PROBE_TOLERANCE["bf16"])
 
 
+def test_no_probe_has_what_btmlm_writes(data: Path) -> None:
+    """The most likely of its tokens may be another after a rounding; the probe's loss is one of given tokens."""
+    of = engine(data, BTMLM)
+    module, batch = lively(of.module), of.loader.probe()
+    written = of.loader.step(0)[0]
+    assert len(written.open_P) and not len(batch.open_P)
+    assert (written.tokens_BT[0] == PAD).sum() > (batch.tokens_BT[0] == PAD).sum() == (batch.segments_BT[0] == 0).sum()
+    module.eval()
+    plain = LanguageModel.forward(module, batch)  # a single pass
+    assert of.probe_loss() == pytest.approx(plain.nll_M.mean().item(), rel=1e-6)
+
+
 def test_a_probe_of_an_older_version_is_not_compared(data: Path, tmp_path: Path) -> None:
     """It had what the model wrote or drew in it, which may differ by a token elsewhere."""
     terms = dict(objective="mt", para_rows=0, denoising=("0:1",), back_translation=("0:1",))
@@ -374,6 +390,13 @@ def test_a_probe_of_an_older_version_is_not_compared(data: Path, tmp_path: Path)
     state = json.loads((newest / "state.json").read_text())
     (newest / "state.json").write_text(json.dumps(state | {"probe": 2 * state["probe"], "probe_version": 2}))
     assert drawing.load(engine(data), newest, {}, 1e-5) == 1
+    newest = save(writing := Checkpoints(tmp_path / "writing", keep_last=3, keep_every=0), engine(data, BTMLM), 1)
+    state = json.loads((newest / "state.json").read_text())
+    for version in (4, 3):
+        changed = {"probe": 2 * state["probe"], "probe_version": version}
+        (newest / "state.json").write_text(json.dumps(state | changed))
+        with nullcontext() if version == 3 else pytest.raises(SharedError, match="was saved with a loss of"):
+            assert writing.load(engine(data, BTMLM), newest, {}, 1e-5) == 1
 
 
 def test_another_model_is_refused(data: Path, tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ from .state_files import (
 
 _PARTIAL = ".partial"
 _LATEST = "latest.json"
-_PROBE = 3  # what the probe batch is: before 3 a generator drew at random, before 2 back-translation wrote
+# What the probe batch is: before 4 BTMLM wrote in it, before 3 a generator drew at random, before 2 translation wrote.
+_PROBE = 4
 
 # How far the probe's loss may lie from the stored one, relative. float32: sums in another order. bf16 weights are the
 # cast of equal master weights, but another processor or kernel may round otherwise.
@@ -104,9 +105,9 @@ class Checkpoints:
         headers = gather(on_all_ranks(lambda: read_headers(files, engine.rank, engine.world)))
         engine.load(on_all_ranks(lambda: StateReader(files, headers)))
         probe = broadcast(engine.probe_loss())
-        version = state.get("probe_version", 1)
-        same = version == _PROBE or not (engine.draws or (version < 2 and "bt" in engine.objective.terms))
-        if same and not math.isclose(probe, state["probe"], rel_tol=tolerance):
+        terms = engine.objective.terms
+        since = 4 if "btmlm" in terms else 3 if engine.draws else 2 if "bt" in terms else 1
+        if state.get("probe_version", 1) >= since and not math.isclose(probe, state["probe"], rel_tol=tolerance):
             raise SharedError(
                 f"{folder} was saved with a loss of {state['probe']:.7g} on the probe batch, loaded it gives "
                 f"{probe:.7g}: the state did not come back as it was, resume from another checkpoint, or with the "

@@ -159,7 +159,10 @@ class Loader:
         batch = self._collated(0, read)
         # A translation may differ where two tokens are about equally likely, so the probe has none if it has more.
         steady = len(batch.noised_BT) > 0 or TASKS.index("para") in self.stores
-        return batch._replace(into_BT=batch.into_BT[:0]) if steady else batch
+        batch = batch._replace(into_BT=batch.into_BT[:0]) if steady else batch
+        # So may what BTMLM writes, whose places hold one token instead.
+        tokens = batch.tokens_BT.flatten().index_fill(0, batch.open_P, UNK + 1)
+        return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), open_P=batch.open_P[:0])
 
     def step(self, step: int) -> list[Batch]:
         """All micro-batches of this rank in step `step`."""

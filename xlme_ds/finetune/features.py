@@ -169,7 +169,13 @@ class TaskLoader:
     def __init__(self, features: Sequence[Feature], kind: Kind, data: DataConfig, seed: int, rank: int, world: int):
         self.features = features
         self.kind = kind
-        self.plan = plan_step(data, world)
+        try:
+            self.plan = plan_step(data, world)
+        except ValueError as error:  # in the words of fine-tuning's settings
+            said = (
+                str(error).replace("data.mono_rows", "tuning.batch").replace("data.micro_batch", "tuning.micro_batch")
+            )
+            raise ValueError(said.replace(" rows", " examples")) from None
         self.rank = rank
         self.row_tokens = round(fmean(len(feature.ids) for feature in features))
         self.seed = seed
