@@ -335,7 +335,10 @@ def test_questions_from_another_sets_training_file(base: Path, tmp_path: Path) -
         (["--engine.kind", "pipeline"], "engine.kind pipeline is for pre-training"),
         (["--task", "xquad"], "no file of the task there"),
         (["--tuning.dropout", "1"], "tuning.dropout is 1.0: it must be at least 0 and below 1"),
-        (["--tuning.batch", "7", "--tuning.micro-batch", "2"], "tuning.batch 7 does not divide"),
+        (
+            ["--tuning.batch", "7", "--tuning.micro-batch", "2"],
+            "micro-batches of at most tuning.micro_batch 2 examples: choose a multiple of 4 examples",
+        ),
         (["--number", "3"], "--number is 3: there are 1 runs"),
         (["--seeds"], "--seeds has no number: name at least one"),
         ([], "out has model but no config.json, which says how it was trained: restore it"),

@@ -41,6 +41,14 @@ PLAIN = dict(engine=dict(kind="plain"), micro_batch=8)
 XLM = dict(objective="mlm", language_embeddings=("de", "en", "fr"), dropout=0.1, alternate=True)
 TEMPERED = dict(generator_temperature=0.7, generator_keep_fraction=0.15, z_loss=1e-2)
 BTMLM = tiny(**PLAIN, objective="btmlm", para_rows=0, pseudo_fractions=(0.5,), language_embeddings=("de", "en", "fr"))  # type: ignore[arg-type]
+BACK_TRANSLATION = tiny(
+    **PLAIN,
+    objective="mt",
+    para_rows=0,
+    denoising=("0:1",),
+    back_translation=("0:1",),
+    language_embeddings=("de", "en", "fr"),  # type: ignore[arg-type]
+)
 STATE_FILE = "state_00000_of_00001.safetensors"
 
 
@@ -370,33 +378,25 @@ def test_no_probe_has_what_btmlm_writes(data: Path) -> None:
     assert of.probe_loss() == pytest.approx(plain.nll_M.mean().item(), rel=1e-6)
 
 
-def test_a_probe_of_an_older_version_is_not_compared(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "since"),
+    [(tiny(**PLAIN), 3), (BACK_TRANSLATION, 2), (BTMLM, 4), (tiny(**PLAIN, objective="mlm"), 1)],  # type: ignore[arg-type]
+)
+def test_a_probe_of_an_older_version_is_not_compared(data: Path, tmp_path: Path, config: RunConfig, since: int) -> None:
     """It had what the model wrote or drew in it, which may differ by a token elsewhere."""
-    terms = dict(objective="mt", para_rows=0, denoising=("0:1",), back_translation=("0:1",))
-    of = engine(data, tiny(**PLAIN, **terms, language_embeddings=("de", "en", "fr")))
-    checkpoints = Checkpoints(tmp_path, keep_last=3, keep_every=0)
+    of, checkpoints = engine(data, config), Checkpoints(tmp_path, keep_last=3, keep_every=0)
     newest = save(checkpoints, of, 1)
     assert checkpoints.load(of, newest, {}, 1e-5) == 1
     state = json.loads((newest / "state.json").read_text())
     state["probe"] *= 2
+    for version in range(1, 5):
+        (newest / "state.json").write_text(json.dumps(state | {"probe_version": version}))
+        with nullcontext() if version < since else pytest.raises(SharedError, match=r"was saved with a loss of \S+ on"):
+            assert checkpoints.load(of, newest, {}, 1e-5) == 1
+    del state["probe_version"]  # the first had none
     (newest / "state.json").write_text(json.dumps(state))
-    with pytest.raises(SharedError, match=r"was saved with a loss of \S+ on the probe batch, loaded it gives"):
-        checkpoints.load(of, newest, {}, 1e-5)
-    del state["probe_version"]
-    (newest / "state.json").write_text(json.dumps(state))
-    assert checkpoints.load(of, newest, {}, 1e-5) == 1
-    drawing = Checkpoints(tmp_path / "drawing", keep_last=3, keep_every=0)
-    newest = save(drawing, engine(data), 1)
-    state = json.loads((newest / "state.json").read_text())
-    (newest / "state.json").write_text(json.dumps(state | {"probe": 2 * state["probe"], "probe_version": 2}))
-    assert drawing.load(engine(data), newest, {}, 1e-5) == 1
-    newest = save(writing := Checkpoints(tmp_path / "writing", keep_last=3, keep_every=0), engine(data, BTMLM), 1)
-    state = json.loads((newest / "state.json").read_text())
-    for version in (4, 3):
-        changed = {"probe": 2 * state["probe"], "probe_version": version}
-        (newest / "state.json").write_text(json.dumps(state | changed))
-        with nullcontext() if version == 3 else pytest.raises(SharedError, match="was saved with a loss of"):
-            assert writing.load(engine(data, BTMLM), newest, {}, 1e-5) == 1
+    with nullcontext() if since > 1 else pytest.raises(SharedError, match="on the probe batch, loaded it gives"):
+        assert checkpoints.load(of, newest, {}, 1e-5) == 1
 
 
 def test_another_model_is_refused(data: Path, tmp_path: Path) -> None:

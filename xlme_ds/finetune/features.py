@@ -172,9 +172,7 @@ class TaskLoader:
         try:
             self.plan = plan_step(data, world)
         except ValueError as error:  # in the words of fine-tuning's settings
-            said = (
-                str(error).replace("data.mono_rows", "tuning.batch").replace("data.micro_batch", "tuning.micro_batch")
-            )
+            said = str(error).replace("data.mono_rows", "tuning.batch").replace("data.", "tuning.")
             raise ValueError(said.replace(" rows", " examples")) from None
         self.rank = rank
         self.row_tokens = round(fmean(len(feature.ids) for feature in features))
