@@ -24,7 +24,7 @@ _SUMS = {"sum", "mean", "amax", "var_mean", "prod"}
 
 
 def compiled(counter: Counter) -> Callable[..., Any]:
-    """In place of `models.execution.compiled`: the same function of (places, layer, *inputs), whose operations
+    """In place of `models.execution.compiled`: the same function of (layer, *inputs), whose operations
     `counter` counts as fused."""
     made: dict[Any, Any] = {}
 
@@ -40,7 +40,7 @@ def compiled(counter: Counter) -> Callable[..., Any]:
         return make_boxed_func(run)
 
     def of(function: Callable[..., Any], how: str) -> Callable[..., Any]:
-        def call(places: Any, layer: nn.Module, *inputs: Any) -> Any:
+        def call(layer: nn.Module, *inputs: Any) -> Any:
             flat, form = tree_flatten((dict(layer.named_parameters()), inputs))
             where = [n for n, leaf in enumerate(flat) if isinstance(leaf, Tensor)]
             key = form, *((flat[n].shape, flat[n].dtype, flat[n].requires_grad) for n in where)

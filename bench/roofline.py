@@ -166,7 +166,7 @@ def _logit_gradient(args: Any, out: Any) -> tuple[float, float, int, str]:
 
 def formulas(batch: Any) -> dict[str, Formula]:
     """Of our own operators, on rows as in `batch`."""
-    tile = tiling(64, 2).tile
+    tile = tiling("_forward", 64, 2).queries
     first_BT, end_BT = item_bounds(batch.segments_BT)
     tokens = first_BT.shape[1]
     starts = torch.arange(0, tokens, tile)

@@ -107,9 +107,10 @@ class ModelConfig:
     kernels: Literal["auto", "torch", "triton"] = "auto"
     """Attention and vocabulary softmax on a GPU: our Triton kernels or torch's operations. auto takes Triton's in bf16
     where they can do it (no attention dropout, heads of 16, 32, 64 or 128 numbers); a CPU ignores it."""
-    compile: Literal["none", "layers", "graphs"] = "none"
+    compile: Literal["auto", "none", "layers", "graphs"] = "auto"
     """Speed on a GPU. layers: torch compiles the layers, which takes a minute at the first step; graphs: it also
-    replays them as CUDA graphs, under ZeRO 1 or 2 in bf16. Not run on a GPU yet."""
+    replays them as CUDA graphs, under ZeRO 1 or 2 in bf16. auto takes layers on a GPU, and none on a CPU or where pairs
+    are translated."""
     head_chunk: int = 8192
     """Ids of the vocabulary whose logits are computed at a time; lower it if the softmax runs out of memory."""
     activation_checkpointing: bool = False

@@ -15,28 +15,32 @@ COMPILE = """
 import json, sys
 from tests.models.compiled_kernels import TARGETS, report
 from xlme_ds.models import attention_triton as kernels
-from xlme_ds.models.tiles import Tiling, tiling
+from xlme_ds.models.tiles import SKEWED, SUMMED_ROWS, tiling
 
-FLOATS = "d lse gate delta grad_d grad_gates grad_scale".split()
-INTEGERS, COUNTS = {"first", "end"}, {"tokens", "heads"}
-NUMBERS = {"factor": "fp32", "TILE": "constexpr", "K": "constexpr", "GATED": "constexpr"}
+CAPABILITIES = {"A100": "8.0", "H100, H200": "9.0"}
+
+FLOATS = "lse gate delta grad_d grad_gates grad_scale".split()
+INTEGERS, COUNTS = {"first", "end"}, {"tokens", "heads", "width", "rows"}
 
 def types(kernel):
     found = {}
     for name in kernel.arg_names:
-        number = NUMBERS.get(name, "i32" if name in COUNTS else None)
+        number = "constexpr" if name.isupper() else "fp32" if name == "factor" else "i32" if name in COUNTS else None
         found[name] = number or ("*fp32" if name in FLOATS else "*i32" if name in INTEGERS else "*bf16")
     return found
 
-def made(kernel, size, gpu, tiled):
-    constants = {"TILE": tiled.tile, "K": size, "GATED": True}
-    options = {"num_warps": tiled.warps, "num_stages": tiled.stages}
-    return report(kernel, types(kernel), constants, (), options, gpu) | {"head_size": size, "tile": tiled.tile}
+def made(kernel, size, gpu, form, even=True):
+    constants = {"M": form.queries, "N": form.keys, "K": size, "GATED": True, "BIASED": True, "EVEN": even}
+    constants |= {"SKEWED": SKEWED} | ({"SUMMED_ROWS": SUMMED_ROWS} if "SUMMED_ROWS" in kernel.arg_names else {})
+    options = {"num_warps": form.warps, "num_stages": form.stages}
+    multiples = {"width", "tokens"} if even else {"width"}
+    return report(kernel, types(kernel), constants, multiples, options, gpu) | {"head_size": size, "form": form}
 
-KERNELS = kernels._forward, kernels._backward_queries, kernels._backward_keys
+KERNELS = kernels._forward, kernels._backward_queries, kernels._backward_keys, kernels._backward_distances
 if __name__ == "__main__":
     print(json.dumps([
-        made(kernel, size, gpu, tiling(size, 2)) for gpu in TARGETS for size in SIZES for kernel in KERNELS
+        made(kernel, size, gpu, tiling(kernel.__name__, size, 2, CAPABILITIES[gpu]))
+        for gpu in TARGETS for size in SIZES for kernel in KERNELS
     ]))
 """.replace("SIZES", str(SIZES))
 
@@ -44,7 +48,7 @@ if __name__ == "__main__":
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="the package triton is not installed")
 def test_kernels_compile_and_fit(tmp_path: Path) -> None:
     kernels = reports(COMPILE, tmp_path)
-    assert len(kernels) == 2 * 3 * len(SIZES)
+    assert len(kernels) == 2 * 4 * len(SIZES)
     for kernel in kernels:
         assert kernel["atomics"] == 0, "two runs would differ"
         # Eight warps hide each other's waits; a few spilled numbers cost nothing, a hundred do.

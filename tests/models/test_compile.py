@@ -11,17 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from tests.small import language_model, model, usual_batch
+from tests.small import SMALL, language_model, model, usual_batch
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.engine.build import assemble
 from xlme_ds.engine.ranks import SharedError, on_gpu
 from xlme_ds.models.attention import AttentionBias, fused_attend, item_mask
-from xlme_ds.models.execution import compiled
+from xlme_ds.models.execution import compiled, how_compiled
+from xlme_ds.objectives import objective_of
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.validate import validate
 
 BATCH = usual_batch()
 OBJECTIVE = ElectraObjective(ObjectiveConfig())
+MT = objective_of(ObjectiveConfig("mt", mask_fraction=1.0))
 
 
 @pytest.fixture(autouse=True)
@@ -110,11 +112,13 @@ def test_a_copy_reads_its_own_weights(traced: None) -> None:
     assert torch.equal(gradients(other)["loss"], gradients(plain)["loss"])
 
 
-def test_other_places_are_compiled_for_anew(traced: None) -> None:
-    double = compiled(lambda x: 2 * x, "layers")
-    for places, graphs in (((0, 0), 1), ((0, 8), 2), ((0, 0), 2), ((0, 8), 2)):
-        assert torch.equal(double(places, torch.ones(3)), torch.full((3,), 2.0))
-        assert counters["stats"]["unique_graphs"] == graphs
+def test_auto_compiles_layers_on_a_gpu_alone() -> None:
+    auto = ModelConfig()
+    assert [how_compiled(model(), auto, on_gpu=gpu) for gpu in (True, False)] == ["layers", "none"]
+    assert (
+        how_compiled(MT.build(replace(SMALL, language_embeddings=("de", "en"))), auto, on_gpu=True) == "none"
+    )  # whose sides have any length
+    assert how_compiled(model(), replace(auto, compile="graphs"), on_gpu=True) == "graphs"
 
 
 def test_attention_for_a_gpu_is_one_graph() -> None:

@@ -86,12 +86,15 @@ class _Sums:
         late = [group.get("late", True) for group in self.optimizer.param_groups]
         overlaps = self.replicas > 1 and engine.zero_overlap_comm() and not engine.pipeline_parallelism
         self.early = [*late, True].index(True) if overlaps else 0
+        known = set(engine.module.parameters())  # fillers get no gradient
+        groups = (enumerate(group) for group in self.optimizer.bf16_groups)
+        self.with_gradients = [{index for index, parameter in group if parameter in known} for group in groups]
         self._begin()
 
     def _begin(self) -> None:
         self.sent = 0
         self.on_their_way: list[tuple[dist.Work, Tensor]] = []
-        self.missing = [set(range(len(group))) for group in self.optimizer.bf16_groups]
+        self.missing = [set(group) for group in self.with_gradients]
 
     def arrived(self, group: int, index: int) -> None:
         """The gradient of a parameter in one micro-batch was added."""
@@ -105,9 +108,9 @@ class _Sums:
         group, optimizer = self.sent, self.optimizer
         self.sent += 1
         arrived = optimizer.fp32_groups_has_gradients[group]
-        for total, has in zip(optimizer.fp32_groups_gradients[group], arrived, strict=True):
-            if not has:  # of the step before
-                total.zero_()
+        for index in self.with_gradients[group]:
+            if not arrived[index]:  # of the step before
+                optimizer.fp32_groups_gradients[group][index].zero_()
         arrived[:] = [True] * len(arrived)
         if self.replicas == 1:
             return

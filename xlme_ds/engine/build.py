@@ -17,7 +17,7 @@ from ..data.loader import Loader
 from ..data.rows import TASKS
 from ..data.sentences import ALWAYS
 from ..data.vocabulary import Vocabulary
-from ..models.execution import applied
+from ..models.execution import applied, how_compiled
 from ..models.init import Known, Whole, initialise
 from ..models.kernel_check import check_kernels
 from ..models.layers import TransformerLayer
@@ -200,7 +200,7 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
     _check_kernels(config)
     if config.engine.kind == "plain":
         device = torch.device("cuda" if on_gpu() else "cpu")
-        model = applied(objective.build(config.model), config.model)
+        model = applied(objective.build(config.model), config.model, on_gpu())
         fill(model, None)
         optimizer = build_optimizer(model.to(device), config.optimizer)
         return Engine(model, objective, loader, heldout, device, optimizer, config.optimizer.clip)
@@ -225,13 +225,13 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
         # The data type comes from the configuration: given as an argument, DeepSpeed 0.19.8 ignores it on the CPU.
         with loading_extensions(), deepspeed.zero.Init(config_dict_or_path=ds_config):
             model = objective.build(config.model)
-        if config.model.compile != "none":
+        if how_compiled(model, config.model, on_gpu()) != "none":
             # ZeRO-3 gathers and releases a layer's parameters together, outside of the code that is compiled for it.
             deepspeed.utils.set_z3_leaf_modules(model, [TransformerLayer])
         whole = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)
     else:
         model, whole = objective.build(config.model), None
-    model = applied(model, config.model)
+    model = applied(model, config.model, on_gpu())
     fill(model, whole)
     engine = ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config, gradients == "bf16")
     if isinstance(model, TranslationModel) and zero_stage(config.engine) == 3:

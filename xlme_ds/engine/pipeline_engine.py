@@ -33,7 +33,7 @@ from ..models.execution import applied
 from ..models.init import Known, initialise
 from ..models.pipeline import Part
 from ..objectives.protocol import Pretraining
-from .ranks import gather
+from .ranks import gather, on_gpu
 from .zero import ZeroEngine
 
 
@@ -48,7 +48,7 @@ class _PartSpec(LayerSpec):
         self.objective, self.cfg, self.part = objective, cfg, part
 
     def build(self, log: bool = False) -> nn.Module:
-        return applied(self.objective.build(self.cfg, self.part), self.cfg)
+        return applied(self.objective.build(self.cfg, self.part), self.cfg, on_gpu())
 
 
 class PipelineEngine(ZeroEngine):

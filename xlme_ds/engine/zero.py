@@ -20,6 +20,7 @@ from .bf16_gradients import cut_groups, spare_passes
 from .deepspeed_compat import align_gradients, loading_extensions
 from .engine import Bucket, Engine, Piece
 from .optimizer import build_optimizer
+from .placement import on_grid
 
 
 class ZeroEngine(Engine):
@@ -41,7 +42,8 @@ class ZeroEngine(Engine):
             ours = zero["stage"] == 1 and bf16 and "offload_optimizer" not in zero  # DeepSpeed takes BF16_Optimizer
             if ours and dist.get_world_size() > 1 and not isinstance(module, PipelineModule):
                 cut_groups(adam, module, zero.get("reduce_bucket_size", 5e8))
-            engine, *_ = deepspeed.initialize(model=module, optimizer=adam, config=ds_config)
+            with on_grid(module, adam, dist.get_world_size() // _stages(module), zero["stage"]):
+                engine, *_ = deepspeed.initialize(model=module, optimizer=adam, config=ds_config)
             spare_passes(engine, halved_gradients)
             align_gradients(engine.optimizer)
         super().__init__(engine, objective, loader, heldout, engine.device, engine.optimizer)
@@ -107,6 +109,10 @@ class ZeroEngine(Engine):
         return state
 
 
+def _stages(module: nn.Module) -> int:
+    return module.num_stages if isinstance(module, PipelineModule) else 1
+
+
 class _SubGroup(Bucket):
     """A sub-group of ZeRO-3, perhaps on NVMe."""
 
@@ -137,7 +143,7 @@ def _partition_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> list[
     """ZeRO 1 and 2: a rank owns a stretch of all parameters laid end to end."""
     pieces = []
     for parameter in group:
-        if parameter._hp_mapping is not None:
+        if parameter in names and parameter._hp_mapping is not None:  # not a filler
             mine, held = parameter._hp_mapping.lp_fragment_address, parameter._hp_mapping.hp_fragment_address
             pieces.append(Piece(names[parameter], mine.start, mine.numel, held.start))
     return pieces
@@ -150,7 +156,7 @@ def _sub_group_pieces(group: list[Any], names: dict[nn.Parameter, str]) -> list[
         size = parameter.partition_numel()
         start = size * dist.get_rank(group=parameter.ds_process_group)
         numel = min(size, parameter.ds_numel - start)
-        if numel > 0:
+        if parameter in names and numel > 0:
             pieces.append(Piece(names[parameter], start, numel, offset))
         offset += size
     return pieces

@@ -15,7 +15,7 @@ import functools
 import importlib.util
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -107,7 +107,8 @@ class ItemBias(NamedTuple):
 
     first_BT: Tensor  # int32: where the item of each position begins
     end_BT: Tensor  # int32: one after where it ends
-    distance_HW: Tensor | None  # float32: d by distance j − i, from 1−T to T−1
+    distance_HW: Tensor | None  # float32: d by distance j − i, from 1−T to T−1; it takes the gradient
+    skewed: Tensor | None  # attention_triton.skew of it, in the type of the queries
 
 
 def item_bounds(segments_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,7 +147,9 @@ def shared_bias(
 ) -> AttentionBias | ItemBias:
     """What the layers share, for the kernels that `model.kernels` names. `allowed` says of the groups who sees whom."""
     if triton_can(cfg, allowed) and _takes_triton(cfg, groups_BT.is_cuda, dtype):
-        return ItemBias(*item_bounds(groups_BT), distance_HW)
+        kernels = _triton_kernels()
+        skewed = None if distance_HW is None else kernels.skew(distance_HW.detach(), dtype)
+        return ItemBias(*item_bounds(groups_BT), distance_HW, skewed)
     distance_HTT = None if distance_HW is None else spread(distance_HW).to(dtype)
     if allowed is item_mask and not groups_BT.is_cuda:
         return AttentionBias(None, distance_HTT, groups_BT)
@@ -201,12 +204,17 @@ def dropping_attend(
 def triton_attend(qkv_BT3HK: Tensor, gate: Gate | None, bias: ItemBias) -> Tensor:
     """The same by our kernels, [B, T, H, K]: neither scores nor bias exist whole, and tiles without a common item are
     passed over; the gate is made of the queries inside."""
+    weights = None if gate is None else (gate.update, gate.reset, gate.scale)
+    return _triton_kernels().attend(qkv_BT3HK, weights, bias.distance_HW, bias.skewed, bias.first_BT, bias.end_BT)
+
+
+def _triton_kernels() -> Any:
+    """The module of the kernels. Raises ValueError where triton is not installed."""
     try:
-        from .attention_triton import attend
+        from . import attention_triton
     except ImportError:
         raise ValueError(
             "model.kernels triton needs the package triton, which torch's CUDA builds bring: install it, or set "
             "model.kernels to auto"
         ) from None
-    weights = None if gate is None else (gate.update, gate.reset, gate.scale)
-    return attend(qkv_BT3HK, weights, bias.distance_HW, bias.first_BT, bias.end_BT)
+    return attention_triton

@@ -10,8 +10,11 @@ algorithms 1 and 2; in the code exp and log are those of base 2):
     dQ = dS K / √K + dα uᵀ + dρ rᵀ (before the sigmoids)     dK = dSᵀ Q / √K     dV = Pᵀ dO
     dg_i = Σ_j dS_ij d_{j−i}     dd_δ = Σ_i g_i dS_{i,i+δ}
 
-Q, K and V are read from the output of one projection, and their gradients written as that output's. Every sum has a
-fixed order and nothing is added atomically: the same inputs give the same bits.
+Q, K and V are read from the output of one projection, and their gradients written as that output's. A tile of d is read
+from `skew`'s table, whose rows are the distances moved by one each: contiguous, so that it is copied 16 bytes at a
+time. Tiles inside one item need no mask. dd is a kernel of its own: a program adds up the tiles of one head that are
+equally far from the diagonal, and then sums along their diagonals once. Every sum has a fixed order and nothing is
+added atomically: the same inputs give the same bits.
 """
 
 from typing import Any
@@ -22,39 +25,46 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .tiles import tiling
+from .tiles import SKEWED, SUMMED_ROWS, Tiling, tiling
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e30)  # finite, so that a query that has seen no key yet makes no NaN
 
 
 @triton.jit
-def _rows(x, start, stride, tokens, TILE: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rows(x, start, stride, tokens, TILE: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
     row = start + tl.arange(0, TILE)[:, None]
-    return tl.load(x + row * stride + tl.arange(0, K)[None, :], row < tokens, other=0.0)
+    at = x + row * stride + tl.arange(0, K)[None, :]
+    if EVEN:
+        return tl.load(at)
+    return tl.load(at, row < tokens, other=0.0)
 
 
 @triton.jit
-def _store_rows(x, values, start, stride, tokens, TILE: tl.constexpr, K: tl.constexpr):  # type: ignore[no-untyped-def]
+def _store_rows(x, values, start, stride, tokens, TILE: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
     row = start + tl.arange(0, TILE)[:, None]
-    tl.store(x + row * stride + tl.arange(0, K)[None, :], values.to(x.dtype.element_ty), row < tokens)
+    at, values = x + row * stride + tl.arange(0, K)[None, :], values.to(x.dtype.element_ty)
+    if EVEN:
+        tl.store(at, values)
+    else:
+        tl.store(at, values, row < tokens)
 
 
 @triton.jit
 def _items(first, end, start, tokens, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """For each position of a tile where its item begins and ends, and for all of them together, from the begin of a
-    tile."""
+    """For each position of a tile where its item begins and ends; over all of them the first begin and the last end,
+    the last begin and the first end."""
     at = start + tl.arange(0, TILE)
-    firsts, ends = tl.load(first + at, at < tokens, other=0), tl.load(end + at, at < tokens, other=0)
+    firsts, ends = tl.load(first + at, at < tokens, other=0), tl.load(end + at, at < tokens, other=2147483647)
     last = tl.minimum(start + TILE, tokens) - 1
-    return firsts, ends, tl.load(first + start) // TILE * TILE, tl.load(end + last)
+    return firsts, ends, tl.load(first + start), tl.load(end + last), tl.max(firsts, 0), tl.min(ends, 0)
 
 
 @triton.jit
-def _scores(a, b, factor, gate, bias, seen):  # type: ignore[no-untyped-def]
-    """S in base 2, from queries and keys, or its transpose from keys and queries."""
-    s = tl.dot(a, tl.trans(b), input_precision="ieee") * (factor * LOG2_E) + gate * LOG2_E * bias
-    return tl.where(seen, s, float("-inf"))
+def _bias(skewed, start, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """d of a tile, in float32: its columns begin `start` positions after its rows."""
+    at = skewed + tl.arange(0, ROWS)[:, None] * width + (width // 2 + start + tl.arange(0, COLUMNS))[None, :]
+    return tl.load(at).to(tl.float32)
 
 
 @triton.jit
@@ -67,80 +77,90 @@ def _gates(q_i, update, reset, K: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
-    qkv, update, reset, scale, d, first, end, out, lse, gate,
-    factor, tokens, heads, TILE: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr,
+    qkv, update, reset, scale, skewed, first, end, out, lse, gate,
+    factor, tokens, heads, width, rows,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
+    SKEWED: tl.constexpr,
 ):  # fmt: skip
     """O [B, T, H, K], L and g [B, H, T] of a tile of queries."""
-    start, bh = tl.program_id(0) * TILE, tl.program_id(1).to(tl.int64)
-    b, h, width = bh // heads, bh % heads, 2 * (tokens + TILE) - 1
-    d_0 = d + h * width + width // 2
-    i = start + tl.arange(0, TILE)
+    start, bh = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    i = start + tl.arange(0, M)
     outputs, vectors, stride = (b * tokens * heads + h) * K, bh * tokens, 3 * heads * K
     q = qkv + b * tokens * stride + h * K
-    firsts, ends, low, high = _items(first + b * tokens, end + b * tokens, start, tokens, TILE)
-    q_i = _rows(q, start, stride, tokens, TILE, K)
-    gate_i = tl.full([TILE], 1.0, tl.float32)
+    if BIASED:
+        skewed += h * SKEWED * width
+    firsts, ends, low, high, inner, inner_end = _items(first + b * tokens, end + b * tokens, start, tokens, M)
+    q_i = _rows(q, start, stride, tokens, M, K, EVEN)
+    gate_i = tl.full([M], 1.0, tl.float32)
     if GATED:
         alpha, rho, _, _ = _gates(q_i, update, reset, K)
         gate_i = 1 + alpha + (1 - alpha) * tl.load(scale + h).to(tl.float32) * rho
         tl.store(gate + vectors + i, gate_i, i < tokens)
-    top, total = tl.full([TILE], LOWEST, tl.float32), tl.zeros([TILE], tl.float32)
-    acc = tl.zeros([TILE, K], tl.float32)
-    for begin in range(low, high, TILE):
-        j = begin + tl.arange(0, TILE)[None, :]
-        k_j = _rows(q + heads * K, begin, stride, tokens, TILE, K)
-        v_j = _rows(q + 2 * heads * K, begin, stride, tokens, TILE, K)
-        seen = (j >= firsts[:, None]) & (j < ends[:, None])
-        s = _scores(q_i, k_j, factor, gate_i[:, None], tl.load(d_0 + j - i[:, None]), seen)
+    gate_i *= LOG2_E
+    top, total = tl.full([M], LOWEST, tl.float32), tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, K], tl.float32)
+    for begin in range(low // N * N, high, N):
+        j = begin + tl.arange(0, N)[None, :]
+        k_j = _rows(q + heads * K, begin, stride, tokens, N, K, EVEN)
+        v_j = _rows(q + 2 * heads * K, begin, stride, tokens, N, K, EVEN)
+        s = tl.dot(q_i, tl.trans(k_j), input_precision="ieee") * (factor * LOG2_E)
+        if BIASED:
+            s += gate_i[:, None] * _bias(skewed, begin - start, width, M, N)
+        if (begin < inner) | (begin + N > inner_end):
+            s = tl.where((j >= firsts[:, None]) & (j < ends[:, None]), s, float("-inf"))
         higher = tl.maximum(top, tl.max(s, 1))
         p, shrink = tl.exp2(s - higher[:, None]), tl.exp2(top - higher)
         top, total = higher, total * shrink + tl.sum(p, 1)
         acc = tl.dot(p.to(v_j.dtype), v_j, acc * shrink[:, None], input_precision="ieee")
-    _store_rows(out + outputs, acc / total[:, None], start, heads * K, tokens, TILE, K)
+    _store_rows(out + outputs, acc / total[:, None], start, heads * K, tokens, M, K, EVEN)
     tl.store(lse + vectors + i, top + tl.log2(total), i < tokens)
 
 
 @triton.jit
 def _backward_queries(  # type: ignore[no-untyped-def]
-    qkv, update, reset, scale, d, first, end, out, lse, gate, grad, delta, grad_qkv, grad_d, grad_gates, grad_scale,
-    factor, tokens, heads, TILE: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr,
+    qkv, update, reset, scale, skewed, first, end, out, lse, gate, grad, delta, grad_qkv, grad_gates, grad_scale,
+    factor, tokens, heads, width, rows,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
+    SKEWED: tl.constexpr,
 ):  # fmt: skip
-    """Δ [B, H, T] and dQ of a tile of queries, and its share of dd [B, H, tiles, W], of du and dr [B, H, tiles, 2, K]
-    and of dw [B, H, tiles]."""
-    start, bh = tl.program_id(0) * TILE, tl.program_id(1).to(tl.int64)
-    b, h, width = bh // heads, bh % heads, 2 * (tokens + TILE) - 1
-    d_0 = d + h * width + width // 2
-    i, column = start + tl.arange(0, TILE), tl.arange(0, TILE)
+    """Δ [B, H, T] and dQ of a tile of queries, and its share of du and dr [B, H, tiles, 2, K] and of dw
+    [B, H, tiles]."""
+    start, bh = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    i = start + tl.arange(0, M)
     outputs, vectors, stride = (b * tokens * heads + h) * K, bh * tokens, 3 * heads * K
     inputs = b * tokens * stride + h * K
     q = qkv + inputs
-    firsts, ends, low, high = _items(first + b * tokens, end + b * tokens, start, tokens, TILE)
-    q_i = _rows(q, start, stride, tokens, TILE, K)
-    grad_i = _rows(grad + outputs, start, heads * K, tokens, TILE, K)
-    out_i = _rows(out + outputs, start, heads * K, tokens, TILE, K)
-    gate_i = tl.full([TILE], 1.0, tl.float32)
+    if BIASED:
+        skewed += h * SKEWED * width
+    firsts, ends, low, high, inner, inner_end = _items(first + b * tokens, end + b * tokens, start, tokens, M)
+    q_i = _rows(q, start, stride, tokens, M, K, EVEN)
+    grad_i = _rows(grad + outputs, start, heads * K, tokens, M, K, EVEN)
+    out_i = _rows(out + outputs, start, heads * K, tokens, M, K, EVEN)
+    gate_i = tl.full([M], 1.0, tl.float32)
     if GATED:
         gate_i = tl.load(gate + vectors + i, i < tokens, other=0.0)
+    gate_i *= LOG2_E
     lse_i = tl.load(lse + vectors + i, i < tokens, other=0.0)
     delta_i = tl.sum(out_i.to(tl.float32) * grad_i.to(tl.float32), 1)
-    # Row r turned left by r + 1: column c has distance c + 1 where the row did not wrap, c + 1 − TILE where it did.
-    turn = tl.arange(0, TILE)[:, None] + column[None, :] + 1
-    of_d = grad_d + (bh * tl.num_programs(0) + tl.program_id(0)) * width + low - start + tokens + column
-    acc, gates, carry = tl.zeros([TILE, K], tl.float32), tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.float32)
-    for begin in range(low, high, TILE):
-        j = begin + column[None, :]
-        k_j = _rows(q + heads * K, begin, stride, tokens, TILE, K)
-        v_j = _rows(q + 2 * heads * K, begin, stride, tokens, TILE, K)
-        bias = tl.load(d_0 + j - i[:, None])
-        seen = (j >= firsts[:, None]) & (j < ends[:, None])
-        p = tl.exp2(_scores(q_i, k_j, factor, gate_i[:, None], bias, seen) - lse_i[:, None])
+    tl.store(delta + vectors + i, delta_i, i < tokens)
+    acc, gates = tl.zeros([M, K], tl.float32), tl.zeros([M], tl.float32)
+    for begin in range(low // N * N, high, N):
+        j = begin + tl.arange(0, N)[None, :]
+        k_j = _rows(q + heads * K, begin, stride, tokens, N, K, EVEN)
+        v_j = _rows(q + 2 * heads * K, begin, stride, tokens, N, K, EVEN)
+        s = tl.dot(q_i, tl.trans(k_j), input_precision="ieee") * (factor * LOG2_E)
+        if BIASED:
+            bias = _bias(skewed, begin - start, width, M, N)
+            s += gate_i[:, None] * bias
+        if (begin < inner) | (begin + N > inner_end):
+            s = tl.where((j >= firsts[:, None]) & (j < ends[:, None]), s, float("-inf"))
+        p = tl.exp2(s - lse_i[:, None])
         ds = p * (tl.dot(grad_i, tl.trans(v_j), input_precision="ieee") - delta_i[:, None])
         acc = tl.dot(ds.to(k_j.dtype), k_j, acc, input_precision="ieee")
-        gates += tl.sum(ds * bias, 1)
-        turned = tl.gather(ds * gate_i[:, None], turn % TILE, 1)
-        tl.store(of_d, carry + tl.sum(tl.where(turn < TILE, 0.0, turned), 0))
-        carry, of_d = tl.sum(tl.where(turn < TILE, turned, 0.0), 0), of_d + TILE
-    tl.store(of_d, carry)
+        if GATED:
+            gates += tl.sum(ds * bias, 1)
     acc *= factor
     if GATED:  # a query past the row's end has no gradient
         alpha, rho, u, r = _gates(q_i, update, reset, K)
@@ -152,109 +172,190 @@ def _backward_queries(  # type: ignore[no-untyped-def]
         tl.store(of_u, tl.sum(q_i.to(tl.float32) * grad_alpha[:, None], 0))
         tl.store(of_u + K, tl.sum(q_i.to(tl.float32) * grad_rho[:, None], 0))
         tl.store(grad_scale + place, tl.sum(gates * (1 - alpha) * rho, 0))
-    _store_rows(grad_qkv + inputs, acc, start, stride, tokens, TILE, K)
-    tl.store(delta + vectors + i, delta_i, i < tokens)
+    _store_rows(grad_qkv + inputs, acc, start, stride, tokens, M, K, EVEN)
 
 
 @triton.jit
 def _backward_keys(  # type: ignore[no-untyped-def]
-    qkv, d, first, end, lse, gate, grad, delta, grad_qkv,
-    factor, tokens, heads, TILE: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr,
+    qkv, skewed, first, end, lse, gate, grad, delta, grad_qkv,
+    factor, tokens, heads, width, rows,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
+    SKEWED: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of a tile of keys; scores are transposed, a key a row."""
-    start, bh = tl.program_id(0) * TILE, tl.program_id(1).to(tl.int64)
-    b, h, width = bh // heads, bh % heads, 2 * (tokens + TILE) - 1
-    d_0 = d + h * width + width // 2
-    j = start + tl.arange(0, TILE)
+    start, bh = tl.program_id(0) * N, tl.program_id(1).to(tl.int64)
+    b, h = bh // heads, bh % heads
     outputs, vectors, stride = (b * tokens * heads + h) * K, bh * tokens, 3 * heads * K
     inputs = b * tokens * stride + h * K
     q = qkv + inputs
-    firsts, ends, low, high = _items(first + b * tokens, end + b * tokens, start, tokens, TILE)
-    k_j = _rows(q + heads * K, start, stride, tokens, TILE, K)
-    v_j = _rows(q + 2 * heads * K, start, stride, tokens, TILE, K)
-    of_k, of_v = tl.zeros([TILE, K], tl.float32), tl.zeros([TILE, K], tl.float32)
-    for begin in range(low, high, TILE):
-        i = begin + tl.arange(0, TILE)
-        q_i = _rows(q, begin, stride, tokens, TILE, K)
-        grad_i = _rows(grad + outputs, begin, heads * K, tokens, TILE, K)
-        gate_i = tl.full([TILE], 1.0, tl.float32)
-        if GATED:
-            gate_i = tl.load(gate + vectors + i, i < tokens, other=0.0)
-        lse_i = tl.load(lse + vectors + i, i < tokens, other=0.0)
-        delta_i = tl.load(delta + vectors + i, i < tokens, other=0.0)
-        bias = tl.load(d_0 + j[:, None] - i[None, :])
-        seen = (i[None, :] >= firsts[:, None]) & (i[None, :] < ends[:, None])
-        p = tl.exp2(_scores(k_j, q_i, factor, gate_i[None, :], bias, seen) - lse_i[None, :])
+    if BIASED:
+        skewed += (heads + h) * SKEWED * width
+    firsts, ends, low, high, inner, inner_end = _items(first + b * tokens, end + b * tokens, start, tokens, N)
+    k_j = _rows(q + heads * K, start, stride, tokens, N, K, EVEN)
+    v_j = _rows(q + 2 * heads * K, start, stride, tokens, N, K, EVEN)
+    of_k, of_v = tl.zeros([N, K], tl.float32), tl.zeros([N, K], tl.float32)
+    for begin in range(low // M * M, high, M):
+        i = begin + tl.arange(0, M)
+        q_i = _rows(q, begin, stride, tokens, M, K, EVEN)
+        grad_i = _rows(grad + outputs, begin, heads * K, tokens, M, K, EVEN)
+        lse_i, delta_i = _vector(lse + vectors, i, tokens, EVEN), _vector(delta + vectors, i, tokens, EVEN)
+        s = tl.dot(k_j, tl.trans(q_i), input_precision="ieee") * (factor * LOG2_E)
+        if BIASED:
+            bias = _bias(skewed, begin - start, width, N, M)
+            if GATED:
+                bias *= (_vector(gate + vectors, i, tokens, EVEN) * LOG2_E)[None, :]
+                s += bias
+            else:
+                s += bias * LOG2_E
+        if (begin < inner) | (begin + M > inner_end):
+            s = tl.where((i[None, :] >= firsts[:, None]) & (i[None, :] < ends[:, None]), s, float("-inf"))
+        p = tl.exp2(s - lse_i[None, :])
         of_v = tl.dot(p.to(grad_i.dtype), grad_i, of_v, input_precision="ieee")
         ds = p * (tl.dot(v_j, tl.trans(grad_i), input_precision="ieee") - delta_i[None, :])
         of_k = tl.dot(ds.to(q_i.dtype), q_i, of_k, input_precision="ieee")
-    _store_rows(grad_qkv + inputs + heads * K, of_k * factor, start, stride, tokens, TILE, K)
-    _store_rows(grad_qkv + inputs + 2 * heads * K, of_v, start, stride, tokens, TILE, K)
+    _store_rows(grad_qkv + inputs + heads * K, of_k * factor, start, stride, tokens, N, K, EVEN)
+    _store_rows(grad_qkv + inputs + 2 * heads * K, of_v, start, stride, tokens, N, K, EVEN)
+
+
+@triton.jit
+def _vector(x, at, tokens, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+    if EVEN:
+        return tl.load(x + at)
+    return tl.load(x + at, at < tokens, other=0.0)
+
+
+@triton.jit
+def _backward_distances(  # type: ignore[no-untyped-def]
+    qkv, skewed, first, end, lse, gate, grad, delta, grad_d,
+    factor, tokens, heads, width, rows,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
+    SKEWED: tl.constexpr, SUMMED_ROWS: tl.constexpr,
+):  # fmt: skip
+    """Shares of dd [batches, H, offsets, 2 N]: of the tiles whose keys begin so many tiles after their queries, the
+    sums along the diagonals, from distance 1 − N on."""
+    tiles, h, batch = tl.cdiv(tokens, N), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    offset = tl.program_id(0) - (tiles - 1)
+    c = tl.arange(0, N)
+    bias = _bias(skewed + h * SKEWED * width, offset * N, width, M, N)
+    acc = tl.zeros([M, N], tl.float32)
+    for n in range(0, tl.minimum(SUMMED_ROWS, rows - batch * SUMMED_ROWS)):
+        row = (batch * SUMMED_ROWS + n) * tokens
+        q, vectors = qkv + (row * 3 * heads + h) * K, row * heads + h * tokens
+        for tile in range(tl.maximum(0, -offset), tl.minimum(tiles, tiles - offset)):
+            start, begin = tile * M, (tile + offset) * N
+            last = tl.minimum(start + M, tokens) - 1
+            if (begin < tl.load(end + row + last)) & (begin + N > tl.load(first + row + start)):
+                i, j = start + c, begin + c[None, :]
+                q_i = _rows(q, start, 3 * heads * K, tokens, M, K, EVEN)
+                k_j = _rows(q + heads * K, begin, 3 * heads * K, tokens, N, K, EVEN)
+                v_j = _rows(q + 2 * heads * K, begin, 3 * heads * K, tokens, N, K, EVEN)
+                grad_i = _rows(grad + (row * heads + h) * K, start, heads * K, tokens, M, K, EVEN)
+                gate_i = tl.full([M], 1.0, tl.float32)
+                if GATED:
+                    gate_i = _vector(gate + vectors, i, tokens, EVEN)
+                s = tl.dot(q_i, tl.trans(k_j), input_precision="ieee") * (factor * LOG2_E)
+                s += (gate_i * LOG2_E)[:, None] * bias
+                firsts, ends = (
+                    tl.load(first + row + i, i < tokens, other=0),
+                    tl.load(end + row + i, i < tokens, other=0),
+                )
+                s = tl.where((j >= firsts[:, None]) & (j < ends[:, None]), s, float("-inf"))
+                p = tl.exp2(s - _vector(lse + vectors, i, tokens, EVEN)[:, None])
+                dp = tl.dot(grad_i, tl.trans(v_j), input_precision="ieee")
+                acc += p * (dp - _vector(delta + vectors, i, tokens, EVEN)[:, None]) * gate_i[:, None]
+    # Row r turned left by r + 1: column c has distance c + 1 where the row did not wrap, c + 1 − N where it did.
+    turn = c[:, None] + c[None, :] + 1
+    turned = tl.gather(acc, turn % N, 1)
+    of_d = grad_d + ((batch * tl.num_programs(1) + h) * tl.num_programs(0) + tl.program_id(0)) * 2 * N + c
+    tl.store(of_d, tl.sum(tl.where(turn < N, 0.0, turned), 0))
+    tl.store(of_d + N, tl.sum(tl.where(turn < N, turned, 0.0), 0))
+
+
+def skew(distance_HW: Tensor, dtype: torch.dtype) -> Tensor:
+    """d in `dtype`, [2, H, SKEWED, X] with X of about 2T: row r has at column X/2 + x distance x − r, where there is
+    one; the second half is d of the negative distances."""
+    tokens = (distance_HW.shape[1] + 1) // 2
+    half = -(-tokens // SKEWED) * SKEWED + SKEWED
+    left = half + SKEWED - tokens  # of distance 1 − T: that of the first window is 1 − SKEWED − half
+    both = torch.stack([distance_HW, distance_HW.flip(1)]).to(dtype)
+    both = F.pad(both, (left, 2 * half + SKEWED - 1 - left - both.shape[2]))
+    return both.unfold(2, 2 * half, 1).flip(2).contiguous()
 
 
 def attend(
     qkv_BT3HK: Tensor,
     gate: tuple[Tensor, Tensor, Tensor] | None,
     distance_HW: Tensor | None,
+    skewed: Tensor | None,
     first_BT: Tensor,
     end_BT: Tensor,
 ) -> Tensor:
     """O [B, T, H, K] of bf16, fp16 or fp32 inputs, products in their type and sums in fp32; K is 16, 32, 64 or 128.
 
-    `gate` has u [K], r [K] and w [H]; `distance_HW` is d in float32, for distances 1−T to T−1; `first_BT` and `end_BT`
-    are attention.item_bounds's.
+    `gate` has u [K], r [K] and w [H]; `distance_HW` is d in float32, for distances 1−T to T−1, and takes the gradient
+    of `skewed`, which is `skew` of it; `first_BT` and `end_BT` are attention.item_bounds's.
     """
-    _, tokens, _, heads, size = qkv_BT3HK.shape
-    if distance_HW is None:
-        distance_HW = torch.zeros(heads, 2 * tokens - 1, device=qkv_BT3HK.device)
-    # A tile may reach as far past the row's end as it is wide.
-    padded_HW = F.pad(distance_HW, [tiling(size, qkv_BT3HK.element_size()).tile] * 2)
-    return _Attend.apply(qkv_BT3HK.contiguous(), *(gate or (None,) * 3), padded_HW, first_BT, end_BT)
+    assert gate is None or distance_HW is not None
+    bounds = first_BT, end_BT
+    return _Attend.apply(distance_HW, qkv_BT3HK.contiguous(), *(gate or (None,) * 3), skewed, *bounds)
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, *given):  # type: ignore[no-untyped-def]
+    def forward(ctx, distance_HW, *given):  # type: ignore[no-untyped-def]
         out_BTHK, lse_BHT, gate_BHT = _outputs(*given)
         ctx.save_for_backward(*given, out_BTHK, lse_BHT, gate_BHT)
+        ctx.biased = distance_HW is not None
         return out_BTHK
 
     @staticmethod
     def backward(ctx, grad_BTHK):  # type: ignore[no-untyped-def]
         saved = ctx.saved_tensors  # once: a checkpointed layer makes them when they are asked for
-        _, update, _, scale, *_ = saved
+        qkv, update, _, scale, *_ = saved
         grad_qkv, of_d, of_gates, of_scale = _gradients(*saved, grad_BTHK.contiguous())
         grads = None, None, None
         if update is not None:
             grads = *of_gates.sum((0, 1, 2)).to(update.dtype), of_scale.sum((0, 2)).to(scale.dtype)
-        return grad_qkv, *grads, of_d.sum((0, 2)), None, None
+        of_distance = _by_distance(of_d.sum(0), qkv.shape[1]) if ctx.biased else None
+        return of_distance, grad_qkv, *grads, None, None, None
+
+
+def _by_distance(of_d: Tensor, tokens: int) -> Tensor:
+    """[H, W] from sums [H, offsets, 2 N]: the upper half of an offset's are of the same distances as the lower half of
+    the next one's."""
+    lower, upper = of_d.unflatten(2, (2, -1)).unbind(2)
+    sums = F.pad(lower, (0, 0, 0, 1)) + F.pad(upper, (0, 0, 1, 0))
+    begin = sums[0].numel() // 2 - tokens  # the first sum is of distance 1 − half of them
+    return sums.flatten(1)[:, begin : begin + 2 * tokens - 1]
 
 
 # Operators of their own, into which torch.compile does not look.
 @torch.library.custom_op("xlme_ds::attend", mutates_args=())
 def _outputs(
     qkv_BT3HK: Tensor, update_K: Tensor | None, reset_K: Tensor | None, scale_H: Tensor | None,
-    padded_HW: Tensor, first_BT: Tensor, end_BT: Tensor,
+    skewed: Tensor | None, first_BT: Tensor, end_BT: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """O [B, T, H, K], and L and g [B, H, T]; without a gate the last is empty."""
     out = _empty_outputs(qkv_BT3HK, update_K)
-    _launch(_forward, qkv_BT3HK, update_K, reset_K, scale_H, padded_HW, first_BT, end_BT, *out, gated=update_K)
+    _launch(_forward, qkv_BT3HK, update_K, reset_K, scale_H, skewed, first_BT, end_BT, *out)
     return out
 
 
 @torch.library.custom_op("xlme_ds::attend_backward", mutates_args=())
 def _gradients(
-    qkv_BT3HK: Tensor, update_K: Tensor | None, reset_K: Tensor | None, scale_H: Tensor | None, padded_HW: Tensor,
+    qkv_BT3HK: Tensor, update_K: Tensor | None, reset_K: Tensor | None, scale_H: Tensor | None, skewed: Tensor | None,
     first_BT: Tensor, end_BT: Tensor, out_BTHK: Tensor, lse_BHT: Tensor, gate_BHT: Tensor, grad_BTHK: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dQ, dK and dV as one, and the shares of dd [B, H, tiles, W], of du and dr [B, H, tiles, 2, K] and of dw
-    [B, H, tiles]."""
-    grad_qkv, *shares = _empty_gradients(qkv_BT3HK, update_K, padded_HW)
-    delta_BHT, bounds, passed = torch.empty_like(lse_BHT), (padded_HW, first_BT, end_BT), (lse_BHT, gate_BHT, grad_BTHK)
-    given = qkv_BT3HK, update_K, reset_K, scale_H, *bounds, out_BTHK, *passed, delta_BHT, grad_qkv, *shares
-    _launch(_backward_queries, *given, gated=update_K)
-    _launch(_backward_keys, qkv_BT3HK, *bounds, *passed, delta_BHT, grad_qkv, gated=update_K)
-    return grad_qkv, *shares  # type: ignore[return-value]
+    """dQ, dK and dV as one, and the shares of dd [batches, H, offsets, 2 N], of du and dr [B, H, tiles, 2, K] and of
+    dw [B, H, tiles]."""
+    grad_qkv, of_d, *of_gates = _empty_gradients(qkv_BT3HK, update_K, skewed)
+    delta_BHT, bounds, passed = torch.empty_like(lse_BHT), (skewed, first_BT, end_BT), (lse_BHT, gate_BHT, grad_BTHK)
+    gate = update_K, reset_K, scale_H
+    _launch(_backward_queries, qkv_BT3HK, *gate, *bounds, out_BTHK, *passed, delta_BHT, grad_qkv, *of_gates)
+    _launch(_backward_keys, qkv_BT3HK, *bounds, *passed, delta_BHT, grad_qkv, gated=update_K is not None)
+    if skewed is not None:
+        _launch(_backward_distances, qkv_BT3HK, *bounds, *passed, delta_BHT, of_d, gated=update_K is not None)
+    return grad_qkv, of_d, *of_gates  # type: ignore[return-value]
 
 
 def _empty_outputs(qkv_BT3HK: Tensor, update_K: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -265,27 +366,43 @@ def _empty_outputs(qkv_BT3HK: Tensor, update_K: Tensor | None) -> tuple[Tensor, 
 
 
 def _empty_gradients(
-    qkv_BT3HK: Tensor, update_K: Tensor | None, padded_HW: Tensor
+    qkv_BT3HK: Tensor, update_K: Tensor | None, skewed: Tensor | None, form: Tiling | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     rows, tokens, _, heads, size = qkv_BT3HK.shape
-    tiles = triton.cdiv(tokens, tiling(size, qkv_BT3HK.element_size()).tile)
-    # A tile of queries reaches few distances of a packed row; the others stay 0.
-    of_d = padded_HW.new_zeros(rows, heads, tiles, padded_HW.shape[1])
-    gated = tiles if update_K is not None else 0
-    of_gates, of_scale = padded_HW.new_empty(rows, heads, gated, 2, size), padded_HW.new_empty(rows, heads, gated)
+    side, tile = ((form or _form(kernel, qkv_BT3HK)).queries for kernel in (_backward_distances, _backward_queries))
+    offsets = 2 * triton.cdiv(tokens, side) - 1 if skewed is not None else 0
+    tiles = triton.cdiv(tokens, tile) if update_K is not None else 0
+    of_distances = triton.cdiv(rows, SUMMED_ROWS), heads, offsets, 2 * side
+    shapes = of_distances, (rows, heads, tiles, 2, size), (rows, heads, tiles)
+    of_d, of_gates, of_scale = (qkv_BT3HK.new_empty(shape, dtype=torch.float32) for shape in shapes)
     return torch.empty_like(qkv_BT3HK), of_d, of_gates, of_scale
 
 
 _outputs.register_fake(lambda qkv_BT3HK, update_K, *others: _empty_outputs(qkv_BT3HK, update_K))
 _gradients.register_fake(
-    lambda qkv_BT3HK, update_K, reset, scale, padded_HW, *others: _empty_gradients(qkv_BT3HK, update_K, padded_HW)
+    lambda qkv_BT3HK, update_K, reset, scale, skewed, *others: _empty_gradients(qkv_BT3HK, update_K, skewed)
 )
 
 
-def _launch(kernel: Any, *tensors: Any, gated: Tensor | None) -> None:
-    """`tensors` begins with the queries, keys and values."""
+def _form(kernel: Any, qkv_BT3HK: Tensor) -> Tiling:
+    known = "default"
+    if qkv_BT3HK.is_cuda and torch.cuda.is_available():
+        known = ".".join(map(str, torch.cuda.get_device_capability(qkv_BT3HK.device)))
+    return tiling(kernel.__name__, qkv_BT3HK.shape[-1], qkv_BT3HK.element_size(), known)
+
+
+def _launch(kernel: Any, *tensors: Any, gated: bool | None = None, form: Tiling | None = None) -> None:
+    """`tensors` begins with the queries, keys and values, and with the gate's weights where `gated` is not given."""
     rows, tokens, _, heads, size = tensors[0].shape
-    tile, warps, stages = tiling(size, tensors[0].element_size())
-    grid = triton.cdiv(tokens, tile), rows * heads
-    options = {"TILE": tile, "K": size, "GATED": gated is not None, "num_warps": warps, "num_stages": stages}
-    kernel[grid](*tensors, size**-0.5, tokens, heads, **options)
+    skewed = tensors[4 if gated is None else 1]
+    gated = tensors[1] is not None if gated is None else gated
+    form = form or _form(kernel, tensors[0])
+    grid: tuple[int, ...] = triton.cdiv(tokens, form.keys if kernel is _backward_keys else form.queries), rows * heads
+    options = {"M": form.queries, "N": form.keys, "K": size, "GATED": gated, "BIASED": skewed is not None}
+    options |= {"SKEWED": SKEWED, "num_warps": form.warps, "num_stages": form.stages}
+    if kernel is _backward_distances:
+        grid = 2 * grid[0] - 1, heads, triton.cdiv(rows, SUMMED_ROWS)
+        options["SUMMED_ROWS"] = SUMMED_ROWS
+    options["EVEN"] = tokens % form.queries == tokens % form.keys == 0
+    width = 0 if skewed is None else skewed.shape[-1]
+    kernel[grid](*tensors, size**-0.5, tokens, heads, width, rows, **options)

@@ -14,21 +14,30 @@ from .decoder import DecoderLayer
 from .layers import TransformerLayer
 
 Model = TypeVar("Model", bound=nn.Module)
-_ALIGNMENT = 16  # bytes, of inductor's loads
 
 
-def applied(model: Model, cfg: ModelConfig) -> Model:
+def how_compiled(model: nn.Module, cfg: ModelConfig, on_gpu: bool) -> str:
+    """`model.compile`, or for auto what it means: layers on a GPU, unless the rows of the sides of pairs have any
+    length."""
+    if cfg.compile != "auto":
+        return cfg.compile
+    ragged = any(isinstance(module, DecoderLayer) for module in model.modules())
+    return "layers" if on_gpu and not ragged else "none"
+
+
+def applied(model: Model, cfg: ModelConfig, on_gpu: bool = False) -> Model:
     """`model`, with layers that run as `model.compile` and `model.activation_checkpointing` say.
 
     Parameters, names and hooks stay as they are.
     """
-    if cfg.compile == "none" and not cfg.activation_checkpointing:
+    compile_as = how_compiled(model, cfg, on_gpu)
+    if compile_as == "none" and not cfg.activation_checkpointing:
         return model
     kinds: dict[type, type[CheckpointedLayer]] = {TransformerLayer: AppliedLayer, DecoderLayer: AppliedDecoderLayer}
     for layer in [module for module in model.modules() if type(module) in kinds]:
         layer.__class__ = kinds[type(layer)]
         assert isinstance(layer, CheckpointedLayer)
-        layer.compile_as, layer.checkpointing = cfg.compile, cfg.activation_checkpointing
+        layer.compile_as, layer.checkpointing = compile_as, cfg.activation_checkpointing
     if cfg.compile == "graphs":  # a micro-batch overwrites what the CUDA graphs left of the one before
         model.register_forward_pre_hook(lambda *_: torch.compiler.cudagraph_mark_step_begin())
     return model
@@ -58,23 +67,15 @@ class AppliedLayer(CheckpointedLayer, TransformerLayer):
         """The layer's output, by its compiled form in training; evaluations have rows of any number and length."""
         if self.compile_as == "none" or not self.training:
             return super().forward(x_BTD, bias, keys_B)
-        # Of each parameter on a GPU, by how many bytes it misses alignment. DeepSpeed's are slices of one buffer, and
-        # not alike in all layers: a gate has one number a head. torch has code for aligned ones read others without a
-        # look (pytorch#193054).
-        places = tuple(parameter.data_ptr() % _ALIGNMENT for parameter in self.parameters() if parameter.is_cuda)
-        return compiled(TransformerLayer.forward, self.compile_as)(places, self, x_BTD, bias, keys_B)
+        return compiled(TransformerLayer.forward, self.compile_as)(self, x_BTD, bias, keys_B)
 
 
 @functools.cache
 def compiled(function: Callable[..., Any], how: str) -> Callable[..., Any]:
-    """`function(*inputs)` compiled as one graph for the shapes of its inputs, as a function of (places, *inputs).
+    """`function` compiled as one graph for the shapes of its inputs; other shapes are compiled for anew, and more than
+    eight in a process are an error of torch's.
 
-    Other shapes and other `places` are compiled for anew, and more than eight in a process are an error of torch's.
-    `graphs` also replays it as a CUDA graph.
+    `graphs` also replays it as a CUDA graph. Inductor's code for an aligned parameter reads any without a look
+    (pytorch#193054): engines lay them on a grid (`engine/placement.py`).
     """
-
-    def run(places: tuple[int, ...], *inputs: Any) -> Any:
-        assert all(place < _ALIGNMENT for place in places)  # what is not read is not compiled for
-        return function(*inputs)
-
-    return torch.compile(run, fullgraph=True, dynamic=False, mode="reduce-overhead" if how == "graphs" else None)
+    return torch.compile(function, fullgraph=True, dynamic=False, mode="reduce-overhead" if how == "graphs" else None)

@@ -86,7 +86,7 @@ class MachineTranslation(MaskedLanguageModelling):
                 f"engine.kind pipeline does not cut a decoder, which objective.name {name} has: set it to deepspeed",
             ),
             (
-                run.model.compile == "none",
+                run.model.compile in ("auto", "none"),
                 f"model.compile {run.model.compile} is not for objective.name {name}, whose rows have sides of any "
                 "length: set it to none",
             ),

@@ -7,7 +7,7 @@ tile. Which tensors autograd saves is tested against autograd itself.
 from dataclasses import replace
 
 from ..models.decoder import decoder_depth
-from ..models.tiles import GROUP, tiling
+from ..models.tiles import GROUP, SKEWED, SUMMED_ROWS, tiling
 from .layout import ParallelLayout
 
 INTEGER = 8  # token ids, positions, segments
@@ -36,7 +36,7 @@ def layer(layout: ParallelLayout) -> float:
 
 
 def _scores(layout: ParallelLayout) -> float:
-    """Of pairs of a query and a key: the bias for torch's fused kernel, or d for the Triton kernels; else nothing.
+    """Of pairs of a query and a key: the bias for torch's fused kernel; else nothing.
 
     Attention with dropout saves the weights before and after it, a mask of a byte, and on the CPU the mask of items.
     """
@@ -44,18 +44,15 @@ def _scores(layout: ParallelLayout) -> float:
     if cfg.attention_dropout:
         return layout.tokens * layout.row_tokens * (cfg.heads * (2 * layout.element + 1) + (not layout.fused))
     if layout.triton:
-        return cfg.heads * _distances(layout) * FLOAT
+        return 0.0
     heads = 1 if cfg.relative_bias == "none" else cfg.heads
     return layout.fused * layout.tokens * layout.row_tokens * heads * layout.element
 
 
-def _distances(layout: ParallelLayout) -> int:
-    """Numbers of d for one head; a tile may read beyond a row's ends."""
-    return 2 * (layout.row_tokens + _tile(layout)) - 1
-
-
-def _tile(layout: ParallelLayout) -> int:
-    return tiling(layout.model.width // layout.model.heads, layout.element).tile
+def _skewed(layout: ParallelLayout) -> float:
+    """The Triton kernels' table of d, which all layers of an encoder read."""
+    columns = 2 * SKEWED * (-(-layout.row_tokens // SKEWED) + 1)
+    return 2 * layout.model.heads * SKEWED * columns * layout.element
 
 
 def wide(layout: ParallelLayout) -> float:
@@ -80,7 +77,9 @@ def _encoder(layout: ParallelLayout, layers: int, first: bool = True, last: bool
         saved += 2 * wide(layout)
     # Shared by all layers: where items begin and end; or a mask of all pairs, a byte each, and d of all pairs.
     saved += layout.tokens * (2 * FLOAT if layout.triton else layout.row_tokens)
-    if cfg.relative_bias != "none" and not layout.triton:
+    if cfg.relative_bias != "none" and layout.triton:
+        saved += _skewed(layout)
+    elif cfg.relative_bias != "none":
         saved += layout.row_tokens**2 * (INTEGER + cfg.heads * layout.element)
     blocks = 9 * cfg.vocabulary_blocks if cfg.vocabulary_blocks > 1 else INTEGER
     return saved + (layout.tokens * (blocks + INTEGER) if first else 0)
@@ -146,8 +145,9 @@ def working(layout: ParallelLayout) -> float:
     itself."""
     cfg, tokens = layout.model, layout.tokens
     feed_forward = 2 * tokens * cfg.feed_forward * layout.element
-    if layout.triton:  # each tile of queries has its share of d's gradient
-        scores = tokens / _tile(layout) * cfg.heads * _distances(layout) * FLOAT
+    if layout.triton:  # of some rows the sums along diagonals, twice a tile
+        side = tiling("_backward_distances", cfg.width // cfg.heads, layout.element).keys
+        scores = -(-layout.rows // SUMMED_ROWS) * cfg.heads * 4.0 * (layout.row_tokens + side) * FLOAT
     elif layout.fused or cfg.attention_dropout:
         heads = cfg.heads if cfg.relative_bias != "none" or cfg.attention_dropout else 1
         scores = 3 * tokens * layout.row_tokens * heads * layout.element - feed_forward

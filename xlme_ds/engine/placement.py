@@ -1,0 +1,40 @@
+"""Where DeepSpeed's flat buffers hold parameters: each begins on a grid of 128 bytes.
+
+DeepSpeed lays the parameters of an optimizer group end to end, so one of odd size (a gate's scale, a head's single
+bias) moves all that follow off the 16-byte grid. There cuBLAS and layer norm take kernels without vector loads: a step
+of Base took 1.2 times as long on an H200 (docs/results/performance.md).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+GRID = 64  # numbers: 128 bytes of bf16
+
+
+@contextmanager
+def on_grid(module: nn.Module, optimizer: torch.optim.Optimizer, ranks: int, stage: int) -> Iterator[None]:
+    """While DeepSpeed takes over `module`, parameters of zeros fill the gaps in the optimizer's groups.
+
+    They get no gradient, and `module` does not have them afterwards. A group of ZeRO 1 and 2 ends at a multiple of the
+    grid on each of `ranks`, which share it in equal parts. ZeRO-3 on several ranks gathers every parameter into memory
+    of its own, which begins on the grid anyway.
+    """
+    module.fillers = fillers = nn.ParameterList()
+    for group in optimizer.param_groups if stage < 3 or ranks == 1 else ():
+        parameters, size = group["params"], 0
+        group["params"] = placed = []
+        for number, parameter in enumerate(parameters, start=1):
+            placed.append(parameter)
+            size += getattr(parameter, "ds_numel", parameter.numel())  # ZeRO-3 leaves an empty tensor in its place
+            gap = -size % (GRID * ranks if number == len(parameters) else GRID)
+            if gap:
+                fillers.append(nn.Parameter(torch.zeros(gap, dtype=parameter.dtype, device=parameter.device)))
+                placed.append(fillers[-1])
+                size += gap
+    try:
+        yield
+    finally:
+        del module.fillers
