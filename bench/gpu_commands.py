@@ -172,6 +172,8 @@ def smoke(folder: Path, seconds: float, quick: bool) -> Iterator[Figures]:
         for name, (before, words) in list(waiting.items()):
             if "failed" in ended.get(before, {}) or "left_out" in ended.get(before, {}):
                 ended[name] = {"left_out": f"it needs what failed: {before}"}
+            elif before in ended and time.monotonic() > deadline:
+                ended[name] = {"left_out": "the time of this section is up"}
             elif before in ended and len(running) < max((os.cpu_count() or 1) // 2, 1):
                 left = deadline - time.monotonic()
                 running[name] = Command(words, out / f"{name.replace(' ', '_')}.log", left)
