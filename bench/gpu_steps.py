@@ -2,7 +2,6 @@
 goes."""
 
 import copy
-import gc
 import os
 import platform
 import statistics
@@ -81,24 +80,8 @@ class Device:
         end.synchronize()
         return begin.elapsed_time(end) / 1000
 
-    def release(self) -> None:
-        """Give freed memory back, and let the peak count from here."""
-        gc.collect()
-        if self.kind == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-
-    def usable(self) -> bool:
-        """Whether this process can still use it: an illegal access ends that for good."""
-        try:
-            if self.kind == "cuda":
-                torch.cuda.synchronize()
-        except RuntimeError:
-            return False
-        return True
-
     def peak_gib(self) -> float | None:
-        """The most memory allocated by tensors since `release`; None where torch does not count it."""
+        """The most memory that tensors of this process took; None where torch does not count it."""
         return torch.cuda.max_memory_allocated() / GIB if self.kind == "cuda" else None
 
 
@@ -137,27 +120,23 @@ class MasterWeights(Engine):
         return float(norm)
 
 
-def run_config(
-    name: str, rows: int, micro_batch: int, checkpointing: bool, chunk: int, quick: bool,
-    kernels: str = "torch", compile: str = "none",
-) -> RunConfig:  # fmt: skip
-    """A recipe on one process with `rows` of each task a step; `quick`: the same shape of model, tiny."""
+def run_config(name: str, rows: int, micro_batch: int, quick: bool, **settings: Any) -> RunConfig:
+    """A recipe on one process with `rows` of each task a step and `settings` of its model; `quick`: the same shape of
+    model, tiny."""
     run = recipe(name)
-    model = replace(
-        run.model, activation_checkpointing=checkpointing, head_chunk=chunk, kernels=kernels, compile=compile
-    )
+    model = run.model
     if quick:
         model = replace(
             model, vocabulary=600, width=64, heads=4, feed_forward=128, generator_layers=1, discriminator_layers=2,
-            max_positions=64,
+            max_positions=64, head_chunk=256,
         )  # fmt: skip
+    model = replace(model, **settings)
     engine = replace(run.engine, precision="bf16")
     return validate(replace(run, model=model, data=DataConfig(rows, rows, micro_batch), engine=engine))
 
 
 def built(run: RunConfig, device: Device, engine: str) -> Any:
     """The engine of `run`, ready to train: DeepSpeed's, or `plain` for `MasterWeights`."""
-    torch.compiler.reset()  # what is compiled, and its CUDA graphs, would outlive the case
     source = SyntheticSource(run, run.model.max_positions)
     if engine == "deepspeed":
         from xlme_ds.engine.build import build_engine
@@ -202,32 +181,42 @@ def planned_memory(run: RunConfig, row_tokens: int, gpus: int = 1) -> float | st
     return sum(peak(ParallelLayout.of(run, gpus, "bf16", row_tokens))[1].values()) / 2**30
 
 
-def where_time_goes(run: RunConfig, device: Device, engine: str, top: int = 15) -> Figures:
-    """The kernels that took longest in one step (operators on the CPU), and where the host waited for the device."""
+def where_time_goes(run: RunConfig, device: Device, engine: str, top: int = 45) -> Figures:
+    """The kernels that took longest in one step (operators on the CPU), for how long any ran, and where the host waited
+    for the device."""
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.kind == "cuda")
     trained = built(run, device, engine)
 
     def one_step() -> None:
         trained.train_batch(0, 1e-4, detailed=False)
 
-    device.seconds(one_step, rounds=1)
+    seconds = device.seconds(one_step, rounds=3)
     waits = host_waits(one_step, device)
     with profile(activities=activities) as recorded:
         one_step()
     times: dict[str, tuple[float, int]] = {}
-    for event in recorded.key_averages():
+    spans = []
+    for event in recorded.events():
         if getattr(event, "is_user_annotation", False):  # a span over kernels that are there themselves
             continue
         if device.kind == "cpu" or event.device_type == torch.autograd.DeviceType.CUDA:
-            spent = event.self_cpu_time_total if device.kind == "cpu" else event.self_device_time_total
-            before, calls = times.get(event.key, (0.0, 0))
-            times[event.key] = before + spent, calls + event.count
+            spent = event.self_cpu_time_total if device.kind == "cpu" else event.time_range.elapsed_us()
+            before, calls = times.get(event.name, (0.0, 0))
+            times[event.name] = before + spent, calls + 1
+            spans.append((event.time_range.start, event.time_range.end))
     total = sum(spent for spent, _ in times.values())
     longest = sorted(times.items(), key=lambda one: -one[1][0])[:top]
     kernels = [
-        {"name": name, "ms": spent / 1000, "share": spent / total, "calls": calls} for name, (spent, calls) in longest
+        {"name": name[:110], "ms": spent / 1000, "share": spent / total, "calls": calls}
+        for name, (spent, calls) in longest
     ]
-    return {"total_ms": total / 1000, "kernels": kernels, "host_waits": waits}
+    busy, end = 0.0, float("-inf")
+    for start, stop in sorted(spans):
+        busy, end = busy + max(stop - max(start, end), 0.0), max(end, stop)
+    return {
+        "step_ms": 1000 * seconds, "busy_ms": busy / 1000, "total_ms": total / 1000,
+        "launches": sum(calls for _, calls in times.values()), "kernels": kernels, "host_waits": waits,
+    }  # fmt: skip
 
 
 def host_waits(run: Any, device: Device) -> dict[str, int] | str:

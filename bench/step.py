@@ -34,6 +34,7 @@ from xlme_ds.validate import validate
 Size = Literal["base", "middle", "tiny"]
 PRODUCT = 2.0 * 4096**3  # operations
 RATE = 1e-4
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,11 @@ class OurStep:
 class PeerStep(ABC):
     """The customary loop: weights in float32, bf16 by autocast, torch's fused AdamW; λ and clipping as in the run."""
 
-    def __init__(self, run: RunConfig):
-        self.run = run
-        self.batch: Batch = SyntheticSource(run, run.model.max_positions).batches[0]
-        self.model = self._build(run.model)
+    def __init__(self, run: RunConfig, device: torch.device = CPU):
+        self.run, self.device = run, device
+        self.batch: Batch = SyntheticSource(run, run.model.max_positions).batches[0].to(device)
+        with device:
+            self.model = self._build(run.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE, weight_decay=0.01, fused=True)
 
     @abstractmethod
@@ -112,7 +114,7 @@ class PeerStep(ABC):
 
     def step(self) -> None:
         """One optimizer step on all rows at once."""
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(self.device.type, torch.bfloat16):
             loss = self.loss()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.run.optimizer.clip)

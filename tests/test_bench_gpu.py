@@ -1,6 +1,7 @@
 """bench/gpu.py on the CPU: the same program with tiny sizes, without what a foreign machine may lack."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -10,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.gpu import SECTIONS, Report
+from bench import gpu
 from bench.gpu_parity import CASES, parity
 from bench.gpu_steps import Device
 from bench.synthetic import synthetic_batch
-from tests.launch import environment, python
+from tests.launch import environment
 from xlme_ds.data.schema import EOS, PAD
 from xlme_ds.models import attention, layers
 
@@ -33,25 +34,23 @@ FOREIGN = (
 )
 
 
-def measured(out: Path, engine: str, sections: tuple[str, ...] = SECTIONS, absent: tuple[str, ...] = ()) -> dict:
-    """The figures of a quick run in a process of its own, in which the modules `absent` cannot be imported."""
-    program = (
-        f"import sys; sys.modules |= dict.fromkeys({absent}); from bench.gpu import main; sys.exit(main(sys.argv[1:]))"
-    )
-    flags = f"--device cpu --quick --json --engine {engine} --out {out} --sections {' '.join(sections)}".split()
-    if absent:
-        command = [sys.executable, "-c", program, *flags]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment())
-    else:
-        done = python("-m", "bench.gpu", *flags)
-    assert done.returncode == 0, done.stdout + done.stderr
-    figures = json.loads((out / "gpu.json").read_text())
+def measured(out: Path, *flags: str, first: str = "", code: int = 0) -> dict:
+    """The figures of a quick run; every process of it runs the lines `first` before all others."""
+    (out / "sitecustomize.py").write_text(first)
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.gpu", "--device", "cpu", "--quick", "--json", "--out", str(out / "out"), *flags],
+        cwd=ROOT, capture_output=True, text=True, env=environment(PYTHONPATH=f"{out}{os.pathsep}{ROOT}"),
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    figures = json.loads((out / "out" / "gpu.json").read_text())
     assert json.loads(done.stdout) == figures
     return figures
 
 
 def test_runs_with_torch_numpy_and_numba_alone(tmp_path: Path) -> None:
-    figures = measured(tmp_path, "auto", absent=FOREIGN)
+    absent = f"import sys; sys.modules |= dict.fromkeys({FOREIGN})"
+    sections = [section for section in gpu.SECTIONS if section != "steps"]
+    figures = measured(tmp_path, "--sections", *sections, first=absent)
     assert figures["settings"]["engine"] == "plain" and figures["machine"]["torch"] == torch.__version__
     assert [case["tflops"] > 0 for case in figures["matmul"]] == [True, True]
     assert [(case["case"], case["ok"]) for case in figures["parity"]] == [
@@ -60,22 +59,26 @@ def test_runs_with_torch_numpy_and_numba_alone(tmp_path: Path) -> None:
     for case in figures["parity"]:
         # float64 on the other side: an error of exactly 0 everywhere would mean that nothing was compared.
         assert case["error"] > 0 or case["case"] == "token lookup"
-    assert {case["recipe"] for case in figures["steps"]} == {"base_zero1", "large_zero2"}
-    for case in figures["steps"]:
-        assert case["tokens_per_s"] > 0 and case["fraction_of_matmul_peak"] > 0 and 0 < case["padding"] < 0.5
-        # λ · 2 ln 2 of an untrained discriminator and 2 ln V of the generator, a few steps later
-        assert 70 < case["loss"] < 85
-        assert "cannot be imported" in case["planned_memory_gib"]
     (profile,) = figures["profile"]
     assert 0.3 < sum(kernel["share"] for kernel in profile["kernels"]) <= 1
-    text = (tmp_path / "gpu.md").read_text()
-    assert all(f"## {section}" in text for section in SECTIONS)
+    assert profile["busy_ms"] == pytest.approx(profile["total_ms"], rel=0.2) and profile["launches"] > 1000
+    for section in gpu.NEEDED.keys() - {"kernels"}:
+        ((reason,),) = [[case["left_out"] for case in figures[section]]]
+        assert reason.startswith("not installed: deepspeed, pyarrow")
+    text = (tmp_path / "out" / "gpu.md").read_text()
+    assert all(f"## {section} (CPU, " in text for section in ("matmul", "parity", "profile", "smoke"))
 
 
 def test_steps_under_deepspeed_lose_as_the_plain_ones(tmp_path: Path) -> None:
-    runs = [measured(tmp_path / engine, engine, ("steps",))["steps"] for engine in ("deepspeed", "plain")]
+    runs = []
+    for engine in ("deepspeed", "plain"):
+        (tmp_path / engine).mkdir()
+        runs.append(measured(tmp_path / engine, "--engine", engine, "--sections", "matmul", "steps")["steps"])
+    assert {case["recipe"] for case in runs[0]} == {"base_zero1", "large_zero2"}
     for ours, plain in zip(*runs, strict=True):
-        assert ours["planned_memory_gib"] > 0
+        assert ours["tokens_per_s"] > 0 and ours["fraction_of_matmul_peak"] > 0 and 0 < ours["padding"] < 0.5
+        # λ · 2 ln 2 of an untrained discriminator and 2 ln V of the generator, a few steps later
+        assert 70 < ours["loss"] < 85 and ours["planned_memory_gib"] > 0
         assert ours["loss"] == pytest.approx(plain["loss"], rel=5e-3)  # both bf16: docs/engines.md
 
 
@@ -98,52 +101,43 @@ def test_nan_is_no_parity() -> None:
     assert not parity(case, CPU, "fp32")["ok"] and parity(case, CPU, "bf16")["ok"]
 
 
-def test_a_case_without_figures_says_why_and_the_next_one_runs(tmp_path: Path) -> None:
-    def too_large() -> dict:
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+# In place of what a GPU does wrong: of ten comparisons one hangs, one fails and one crashes.
+FAULTS = """
+import sys
+if "bench.gpu_worker" in sys.orig_argv:
+    import os, time, torch, bench.gpu_parity
+    def broken(): raise RuntimeError("an illegal memory access was encountered")
+    def in_bf16(right, wrong):
+        return lambda device, dtype: wrong() if dtype == torch.bfloat16 else right(device, dtype)
+    faults = {"relative position table": lambda: time.sleep(600), "token lookup": broken, "whole model": os.abort}
+    bench.gpu_parity.CASES |= {name: in_bf16(bench.gpu_parity.CASES[name], wrong) for name, wrong in faults.items()}
+"""
 
-    def broken() -> dict:
-        raise RuntimeError("no kernel")
 
-    report = Report(tmp_path, CPU, time.monotonic() + 3600, {"sections": SECTIONS})
-    report.run("steps", {"case": 1}, too_large)
+def test_a_case_that_hangs_fails_or_crashes_costs_no_other(tmp_path: Path) -> None:
+    found = measured(tmp_path, "--sections", "parity", "--patience", "0.1", first=FAULTS, code=1)
+    got = {(case["case"], case["dtype"]): case.get("failed", case.get("ok")) for case in found["parity"]}
+    assert got.pop(("relative position table", "bf16")) == "no end after 6 s"
+    assert got.pop(("token lookup", "bf16")) == "RuntimeError: an illegal memory access was encountered"
+    assert got.pop(("whole model", "bf16")) == "the process ended with code -6"
+    assert len(got) == 7 and set(got.values()) == {True}
+
+
+def test_nothing_begins_after_the_time_given(tmp_path: Path) -> None:
+    report = gpu.Report(tmp_path, {})
+    common = {"device": "cpu", "engine": "plain", "quick": True, "folder": str(tmp_path)}
+    bench = gpu.Bench(report, common, deadline=time.monotonic(), patience=600)
+    bench.run("matmul", {"dtype": "fp32"})
+    bench.end()
+    assert report.figures["matmul"] == [{"dtype": "fp32", "left_out": "the time given by --minutes is up"}]
+
+
+def test_memory_that_is_too_little_is_no_failure(tmp_path: Path) -> None:
+    report = gpu.Report(tmp_path, {})
+    report.add("steps", {"case": 1, "out_of_memory": "CUDA out of memory"})
     assert report.ok
-    report.run("steps", {"case": 2}, broken)
-    report.run("steps", {"case": 3}, lambda: {"figure": 4.0})
-    assert not report.ok
-    report.deadline = time.monotonic()
-    report.run("parity", {"case": 4}, lambda: {"figure": 5.0})
-    found = json.loads((tmp_path / "gpu.json").read_text())
-    assert [next(iter(set(case) - {"case", "took_s"})) for case in found["steps"]] == [
-        "out_of_memory",
-        "failed",
-        "figure",
-    ]
-    assert "left_out" in found["parity"][0] and "figure" not in found["parity"][0]
-
-
-def test_a_case_that_hangs_or_ends_the_gpu_is_the_last_of_its_process(tmp_path: Path) -> None:
-    """Each case says when its program began: the same command begins again after both."""
-    program = f"""if True:
-        import sys, time
-        from bench import gpu
-        from bench.gpu_steps import Device
-        def broken(device, dtype):
-            Device.usable = lambda device: False
-            raise RuntimeError("an illegal memory access was encountered")
-        def parity(case, device, dtype):
-            return {{"began": case(device, dtype), "ok": True}}
-        gpu.parity, gpu.DTYPES, start = parity, ("fp32",), time.monotonic()
-        gpu.CASES = {{"fine": lambda *_: start, "hangs": lambda *_: time.sleep(600), "breaks": broken,
-                     "last": lambda *_: start}}
-        flags = "--device cpu --quick --sections parity --patience 0.05 --json --out"
-        sys.exit(gpu.main([*flags.split(), {str(tmp_path)!r}]))"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env=environment())
-    assert done.returncode == 1, done.stderr
-    fine, hangs, breaks, last = json.loads(done.stdout)["parity"]
-    assert json.loads(done.stdout) == json.loads((tmp_path / "gpu.json").read_text())
-    assert fine["ok"] and hangs["failed"] == "no end after 3 s" and "illegal memory access" in breaks["failed"]
-    assert last["ok"] and last["began"] > fine["began"] + 3
+    report.add("steps", {"case": 2, "failed": "RuntimeError: no kernel"})
+    assert not report.ok and "no kernel" in (tmp_path / "gpu.md").read_text()
 
 
 def test_synthetic_rows_are_packed_rows() -> None:
