@@ -145,7 +145,7 @@ def built(run: RunConfig, device: Device, engine: str) -> Any:
         start_process_group(run.engine)
         return build_engine(run, source, None)  # type: ignore[arg-type]
     objective = objective_of(run.objective)
-    model = applied(objective.build(run.model), run.model)
+    model = applied(objective.build(run.model), run.model, device.kind == "cuda")
     initialise(model, run.seed, run.model.init_std)
     optimizer = build_optimizer(model.to(device.torch), run.optimizer)
     return MasterWeights(model, objective, source, None, device.torch, optimizer, run.optimizer.clip)
