@@ -19,8 +19,8 @@ from xlme_ds.models.tiles import SKEWED, SUMMED_ROWS, tiling
 
 CAPABILITIES = {"A100": "8.0", "H100, H200": "9.0"}
 
-FLOATS = "lse gate delta grad_d grad_gates grad_scale".split()
-INTEGERS, COUNTS = {"first", "end"}, {"tokens", "heads", "width", "rows"}
+FLOATS = "lse gate delta grad_d grad_far grad_gates grad_scale".split()
+INTEGERS, COUNTS = {"first", "end"}, {"near", "tokens", "heads", "width", "rows"}
 
 def types(kernel):
     found = {}
@@ -31,7 +31,8 @@ def types(kernel):
 
 def made(kernel, size, gpu, form, even=True):
     constants = {"M": form.queries, "N": form.keys, "K": size, "GATED": True, "BIASED": True, "EVEN": even}
-    constants |= {"SKEWED": SKEWED} | ({"SUMMED_ROWS": SUMMED_ROWS} if "SUMMED_ROWS" in kernel.arg_names else {})
+    more = {"SKEWED": SKEWED, "SUMMED_ROWS": SUMMED_ROWS, "SIDE": 64}
+    constants |= {name: value for name, value in more.items() if name in kernel.arg_names}
     options = {"num_warps": form.warps, "num_stages": form.stages}
     multiples = {"width", "tokens"} if even else {"width"}
     return report(kernel, types(kernel), constants, multiples, options, gpu) | {"head_size": size, "form": form}

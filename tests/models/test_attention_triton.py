@@ -39,7 +39,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("rows", ROWS)
 def test_output_and_all_gradients_in_fp32(measured: Any, rows: str) -> None:
     errors = measured["fp32"][rows]
-    assert errors.keys() == {"output", "qkv", "update", "reset", "scale", "distance"}
+    assert errors.keys() == {"output", "qkv", "update", "reset", "scale", "table"}
     assert max(errors.values()) < FP32, errors
 
 

@@ -18,7 +18,7 @@ from tests.plan.test_activations import kept_by_a_layer, layout
 from tests.small import SMALL, model, usual_batch
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.models import attention_triton, masked_head_triton
-from xlme_ds.models.attention import Gate, ItemBias, plain_attend, shared_bias, triton_attend
+from xlme_ds.models.attention import Gate, ItemBias, RelativePositionTable, plain_attend, shared_bias, triton_attend
 from xlme_ds.models.kernel_check import check_kernels
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.plan import activations
@@ -41,14 +41,14 @@ def segments(rows: list[list[int]]) -> Tensor:
 
 
 def inputs(kind: str, rows: int, tokens: int, dtype: torch.dtype, size: int = 16) -> dict[str, Tensor]:
-    """The fused projection's output, the gate's weights and d, as the kind of bias has them."""
+    """The fused projection's output, the gate's weights and the table of d, as the kind of bias has them."""
     g = torch.Generator().manual_seed(0)
     found = {"qkv": torch.randn(rows, tokens, 3, 2, size, generator=g).to(dtype)}
     if kind == "gated":
         for name, shape in (("update", size), ("reset", size), ("scale", 2)):
             found[name] = torch.randn(shape, generator=g).to(dtype)
     if kind != "none":
-        found["distance"] = torch.randn(2, 2 * tokens - 1, generator=g)
+        found["table"] = torch.randn(SMALL.relative_buckets, 2, generator=g).to(dtype)
     return {name: value.requires_grad_() for name, value in found.items()}
 
 
@@ -62,10 +62,20 @@ def gate_of(given: dict[str, Tensor]) -> Gate | None:
     return gate
 
 
+def distances_of(given: dict[str, Tensor], tokens: int) -> Tensor | None:
+    if "table" not in given:
+        return None
+    table = RelativePositionTable(2, SMALL.relative_buckets, SMALL.relative_max_distance)
+    del table._parameters["weight"]
+    table.weight = given["table"]
+    return table(tokens)
+
+
 def run(given: dict[str, Tensor], segments_BT: Tensor, kernels: str, traced: bool = False) -> dict[str, Tensor]:
     size = given["qkv"].shape[-1]
     cfg = replace(SMALL, width=2 * size, heads=2, kernels=kernels)  # type: ignore[arg-type]
-    bias, gate = shared_bias(cfg, segments_BT, given.get("distance"), given["qkv"].dtype), gate_of(given)
+    distance_HW = distances_of(given, segments_BT.shape[1])
+    bias, gate = shared_bias(cfg, segments_BT, distance_HW, given["qkv"].dtype), gate_of(given)
 
     def attend(qkv_BT3HK: Tensor) -> Tensor:
         if isinstance(bias, ItemBias):

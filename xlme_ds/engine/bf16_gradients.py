@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
-from deepspeed.runtime.utils import get_global_norm_of_tensors
 from torch import Tensor, nn
 
 from .engine import first_state
@@ -139,7 +138,8 @@ class _Sums:
         """Of all gradients, over the replicas and the stages."""
         optimizer = self.optimizer
         pieces = [piece for part in self.parts for piece in part.split(_PIECE[part.device.type])]
-        squares = torch.stack([piece.float().norm() for piece in pieces]).double().square().sum()
+        norms = [torch.linalg.vector_norm(piece, dtype=torch.float32) for piece in pieces]
+        squares = torch.stack(norms).double().square().sum()
         dist.all_reduce(squares, group=optimizer.dp_process_group)
         if optimizer.mpu is not None:
             dist.all_reduce(squares, group=optimizer.mpu.get_model_parallel_group())
@@ -167,12 +167,7 @@ def _halve(optimizer: BF16_Optimizer) -> None:
 @torch.no_grad()
 def _step(optimizer: BF16_Optimizer, sums: _Sums) -> None:
     """In place of `step`, which would look at all gradients on every rank, clip in bf16 and convert all at once."""
-    if sums.replicas > 1:
-        norm = sums.norm()
-    else:
-        gradients, _ = optimizer.get_grads_for_norm()
-        pieces = [piece for gradient in gradients for piece in gradient.split(_PIECE[gradient.device.type])]
-        norm = get_global_norm_of_tensors(pieces, norm_type=optimizer.norm_type, mpu=optimizer.mpu)
+    norm = sums.norm()
     optimizer.overflow = not 0 <= float(norm) < math.inf  # DeepSpeed turns what is not finite into -1
     optimizer._global_grad_norm = math.inf if optimizer.overflow else norm
     if optimizer.overflow:

@@ -113,8 +113,8 @@ class Engine:
         self._counting = True
         self._norm_limit = math.inf
         self._applied: bool | None = None  # None: not decided yet, or left out by DeepSpeed itself
-        self._of_terms = objective.weights.to(device)
-        self._weights = self._of_terms.float()  # of the terms, in a step over their counts
+        self._of_terms = objective.weights
+        self._weights = self._of_terms.float().to(device)  # of the terms, in a step over their counts
         self._detailed = False
         self._languages = 0  # that sums are wanted by
         self._gathered: list[tuple[Tensor, ...]] = []  # sums, statistics, sums by language; by micro-batch
@@ -164,7 +164,10 @@ class Engine:
         self._norm_limit, self._applied, self._detailed = norm_limit, None, detailed
         self._losses.clear()
         batches, counts = self._read(step)
-        self._weights = (self._of_terms / counts.clamp(min=1)).float()
+        weights = (self._of_terms / counts.clamp(min=1)).float()
+        self._weights = (
+            weights if self.device.type == "cpu" else weights.pin_memory().to(self.device, non_blocking=True)
+        )
         set_learning_rate(self.optimizer, learning_rate)
         norm = self._take_step(batches)
         metrics = self.objective.at(step).summarise(**self._totals(counts)) if detailed else {}
@@ -174,25 +177,28 @@ class Engine:
         """This rank's micro-batches, and the counts of the whole step. Raises SharedError when a rank cannot read its
         own."""
         if (objective := self.objective.at(step)) is not self.objective:
-            self._of_terms = objective.weights.to(self.device)
+            self._of_terms = objective.weights
         batches: list[Batch] = []
         error: Exception | None = None
         begun = time.perf_counter()
         try:
             if self._reads:
-                batches = [batch.to(self.device) for batch in self.loader.step(step)]
+                batches = list(self.loader.step(step))
         except (ValueError, OSError) as failure:
             error = failure
-        self.seconds_reading += time.perf_counter() - begun
-        failed = torch.full((1,), float(error is not None), dtype=torch.float64, device=self.device)
+        # On the host, which would otherwise wait until a GPU has done all of the step before.
+        failed = torch.full((1,), float(error is not None), dtype=torch.float64)
         reduced = self._reduce(torch.cat([self._own_counts(batches), failed]))
         if reduced[-1] > 0:
             raise_on_all_ranks(error)
+        batches = [batch.to(self.device) for batch in batches]
+        self.seconds_reading += time.perf_counter() - begun
         return batches, reduced[:-1]
 
     def _own_counts(self, batches: Sequence[Batch]) -> Tensor:
-        """What this rank adds to the counts of `batches`."""
-        counts = torch.zeros(len(self.objective.terms), dtype=torch.float64, device=self.device)
+        """What this rank adds to the counts of `batches`, where they are."""
+        device = batches[0][0].device if batches else None
+        counts = torch.zeros(len(self.objective.terms), dtype=torch.float64, device=device)
         for batch in batches if self._counting else ():
             counts += self.objective.counts(batch)
         return counts

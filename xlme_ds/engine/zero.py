@@ -21,6 +21,7 @@ from .deepspeed_compat import align_gradients, loading_extensions
 from .engine import Bucket, Engine, Piece
 from .optimizer import build_optimizer
 from .placement import on_grid
+from .ranks import on_gpu
 
 
 class ZeroEngine(Engine):
@@ -49,6 +50,7 @@ class ZeroEngine(Engine):
         super().__init__(engine, objective, loader, heldout, engine.device, engine.optimizer)
         self.engine = engine
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self._hosts = dist.new_group(backend="gloo") if on_gpu() else None  # sums that no GPU need be waited for
         # DeepSpeed divides by the accumulation steps and averages over the ranks; our losses are terms of one sum.
         self._undo_averaging = engine.dp_world_size * engine.gradient_accumulation_steps()
         # Every kind of DeepSpeed's optimizers calls torch's, some of them for one buffer after the other.
@@ -78,7 +80,7 @@ class ZeroEngine(Engine):
         return float(self.engine.get_global_grad_norm())
 
     def _reduce(self, values: Tensor) -> Tensor:
-        dist.all_reduce(values)
+        dist.all_reduce(values, group=None if values.is_cuda else self._hosts)
         return values
 
     def _buckets(self) -> list[Bucket]:

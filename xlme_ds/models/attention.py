@@ -109,6 +109,7 @@ class ItemBias(NamedTuple):
     end_BT: Tensor  # int32: one after where it ends
     distance_HW: Tensor | None  # float32: d by distance j − i, from 1−T to T−1; it takes the gradient
     skewed: Tensor | None  # attention_triton.skew of it, in the type of the queries
+    reach: int  # distance from which d is one number a sign
 
 
 def item_bounds(segments_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,7 +150,8 @@ def shared_bias(
     if triton_can(cfg, allowed) and _takes_triton(cfg, groups_BT.is_cuda, dtype):
         kernels = _triton_kernels()
         skewed = None if distance_HW is None else kernels.skew(distance_HW.detach(), dtype)
-        return ItemBias(*item_bounds(groups_BT), distance_HW, skewed)
+        reach = _borders(cfg.relative_buckets // 2, cfg.relative_max_distance)[-1]
+        return ItemBias(*item_bounds(groups_BT), distance_HW, skewed, reach)
     distance_HTT = None if distance_HW is None else spread(distance_HW).to(dtype)
     if allowed is item_mask and not groups_BT.is_cuda:
         return AttentionBias(None, distance_HTT, groups_BT)
@@ -205,7 +207,9 @@ def triton_attend(qkv_BT3HK: Tensor, gate: Gate | None, bias: ItemBias) -> Tenso
     """The same by our kernels, [B, T, H, K]: neither scores nor bias exist whole, and tiles without a common item are
     passed over; the gate is made of the queries inside."""
     weights = None if gate is None else (gate.update, gate.reset, gate.scale)
-    return _triton_kernels().attend(qkv_BT3HK, weights, bias.distance_HW, bias.skewed, bias.first_BT, bias.end_BT)
+    return _triton_kernels().attend(
+        qkv_BT3HK, weights, bias.distance_HW, bias.skewed, bias.first_BT, bias.end_BT, bias.reach
+    )
 
 
 def _triton_kernels() -> Any:

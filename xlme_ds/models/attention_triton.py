@@ -120,12 +120,12 @@ def _forward(  # type: ignore[no-untyped-def]
 @triton.jit
 def _backward_queries(  # type: ignore[no-untyped-def]
     qkv, update, reset, scale, skewed, first, end, out, lse, gate, grad, delta, grad_qkv, grad_gates, grad_scale,
-    factor, tokens, heads, width, rows,
+    grad_far, near, factor, tokens, heads, width, rows,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, EVEN: tl.constexpr,
-    SKEWED: tl.constexpr,
+    SKEWED: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """Δ [B, H, T] and dQ of a tile of queries, and its share of du and dr [B, H, tiles, 2, K] and of dw
-    [B, H, tiles]."""
+    """Δ [B, H, T] and dQ of a tile of queries, and its share of du and dr [B, H, tiles, 2, K], of dw [B, H, tiles] and
+    of dd in the tiles of SIDE that are further than `near` from the diagonal, before and after it [B, H, tiles, 2]."""
     start, bh = tl.program_id(0) * M, tl.program_id(1).to(tl.int64)
     b, h = bh // heads, bh % heads
     i = start + tl.arange(0, M)
@@ -146,6 +146,7 @@ def _backward_queries(  # type: ignore[no-untyped-def]
     delta_i = tl.sum(out_i.to(tl.float32) * grad_i.to(tl.float32), 1)
     tl.store(delta + vectors + i, delta_i, i < tokens)
     acc, gates = tl.zeros([M, K], tl.float32), tl.zeros([M], tl.float32)
+    before, after = tl.zeros([M], tl.float32), tl.zeros([M], tl.float32)
     for begin in range(low // N * N, high, N):
         j = begin + tl.arange(0, N)[None, :]
         k_j = _rows(q + heads * K, begin, stride, tokens, N, K, EVEN)
@@ -161,10 +162,18 @@ def _backward_queries(  # type: ignore[no-untyped-def]
         acc = tl.dot(ds.to(k_j.dtype), k_j, acc, input_precision="ieee")
         if GATED:
             gates += tl.sum(ds * bias, 1)
+        if BIASED:
+            tiles, summed = begin // SIDE - start // SIDE, tl.sum(ds, 1)
+            before += tl.where(tiles < -near, summed, 0.0)
+            after += tl.where(tiles > near, summed, 0.0)
     acc *= factor
+    place = bh * tl.num_programs(0) + tl.program_id(0)
+    if BIASED:
+        tl.store(grad_far + 2 * place, tl.sum(before * gate_i, 0) / LOG2_E)
+        tl.store(grad_far + 2 * place + 1, tl.sum(after * gate_i, 0) / LOG2_E)
     if GATED:  # a query past the row's end has no gradient
         alpha, rho, u, r = _gates(q_i, update, reset, K)
-        w, place = tl.load(scale + h).to(tl.float32), bh * tl.num_programs(0) + tl.program_id(0)
+        w = tl.load(scale + h).to(tl.float32)
         grad_alpha = gates * (1 - w * rho) * alpha * (1 - alpha)
         grad_rho = gates * (1 - alpha) * w * rho * (1 - rho)
         acc += grad_alpha[:, None] * u[None, :] + grad_rho[:, None] * r[None, :]
@@ -225,6 +234,31 @@ def _vector(x, at, tokens, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _distance_tile(  # type: ignore[no-untyped-def]
+    q, first, end, lse, gate, grad, delta, bias, start, begin,
+    factor, tokens, heads, N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, EVEN: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """g_i dS_ij of a tile, [N, N]."""
+    i, j = start + tl.arange(0, N), begin + tl.arange(0, N)[None, :]
+    q_i = _rows(q, start, 3 * heads * K, tokens, N, K, EVEN)
+    k_j = _rows(q + heads * K, begin, 3 * heads * K, tokens, N, K, EVEN)
+    v_j = _rows(q + 2 * heads * K, begin, 3 * heads * K, tokens, N, K, EVEN)
+    grad_i = _rows(grad, start, heads * K, tokens, N, K, EVEN)
+    gate_i = tl.full([N], 1.0, tl.float32)
+    if GATED:
+        gate_i = _vector(gate, i, tokens, EVEN)
+    s = tl.dot(q_i, tl.trans(k_j), input_precision="ieee") * (factor * LOG2_E)
+    s += (gate_i * LOG2_E)[:, None] * bias
+    if MASKED:
+        firsts, ends = _vector(first, i, tokens, EVEN), _vector(end, i, tokens, EVEN)
+        s = tl.where((j >= firsts[:, None]) & (j < ends[:, None]), s, float("-inf"))
+    p = tl.exp2(s - _vector(lse, i, tokens, EVEN)[:, None])
+    dp = tl.dot(grad_i, tl.trans(v_j), input_precision="ieee")
+    return p * (dp - _vector(delta, i, tokens, EVEN)[:, None]) * gate_i[:, None]
+
+
+@triton.jit
 def _backward_distances(  # type: ignore[no-untyped-def]
     qkv, skewed, first, end, lse, gate, grad, delta, grad_d,
     factor, tokens, heads, width, rows,
@@ -234,35 +268,30 @@ def _backward_distances(  # type: ignore[no-untyped-def]
     """Shares of dd [batches, H, offsets, 2 N]: of the tiles whose keys begin so many tiles after their queries, the
     sums along the diagonals, from distance 1 − N on."""
     tiles, h, batch = tl.cdiv(tokens, N), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    offset = tl.program_id(0) - (tiles - 1)
+    offset = tl.program_id(0) - tl.num_programs(0) // 2
     c = tl.arange(0, N)
-    bias = _bias(skewed + h * SKEWED * width, offset * N, width, M, N)
-    acc = tl.zeros([M, N], tl.float32)
+    bias = _bias(skewed + h * SKEWED * width, offset * N, width, N, N)
+    acc = tl.zeros([N, N], tl.float32)
     for n in range(0, tl.minimum(SUMMED_ROWS, rows - batch * SUMMED_ROWS)):
         row = (batch * SUMMED_ROWS + n) * tokens
-        q, vectors = qkv + (row * 3 * heads + h) * K, row * heads + h * tokens
-        for tile in range(tl.maximum(0, -offset), tl.minimum(tiles, tiles - offset)):
-            start, begin = tile * M, (tile + offset) * N
-            last = tl.minimum(start + M, tokens) - 1
-            if (begin < tl.load(end + row + last)) & (begin + N > tl.load(first + row + start)):
-                i, j = start + c, begin + c[None, :]
-                q_i = _rows(q, start, 3 * heads * K, tokens, M, K, EVEN)
-                k_j = _rows(q + heads * K, begin, 3 * heads * K, tokens, N, K, EVEN)
-                v_j = _rows(q + 2 * heads * K, begin, 3 * heads * K, tokens, N, K, EVEN)
-                grad_i = _rows(grad + (row * heads + h) * K, start, heads * K, tokens, M, K, EVEN)
-                gate_i = tl.full([M], 1.0, tl.float32)
-                if GATED:
-                    gate_i = _vector(gate + vectors, i, tokens, EVEN)
-                s = tl.dot(q_i, tl.trans(k_j), input_precision="ieee") * (factor * LOG2_E)
-                s += (gate_i * LOG2_E)[:, None] * bias
-                firsts, ends = (
-                    tl.load(first + row + i, i < tokens, other=0),
-                    tl.load(end + row + i, i < tokens, other=0),
+        q, vectors, outputs = qkv + (row * 3 * heads + h) * K, row * heads + h * tokens, (row * heads + h) * K
+        firsts, ends = first + row, end + row
+        of_rows = lse + vectors, gate + vectors, grad + outputs, delta + vectors
+        low, high = tl.maximum(0, -offset), tl.minimum(tiles, tiles - offset)
+        if (tl.load(ends) == tokens) & EVEN:  # one item
+            for tile in range(low, high):
+                start, begin = tile * N, (tile + offset) * N
+                acc += _distance_tile(
+                    q, firsts, ends, *of_rows, bias, start, begin, factor, tokens, heads, N, K, GATED, EVEN, False
                 )
-                s = tl.where((j >= firsts[:, None]) & (j < ends[:, None]), s, float("-inf"))
-                p = tl.exp2(s - _vector(lse + vectors, i, tokens, EVEN)[:, None])
-                dp = tl.dot(grad_i, tl.trans(v_j), input_precision="ieee")
-                acc += p * (dp - _vector(delta + vectors, i, tokens, EVEN)[:, None]) * gate_i[:, None]
+        else:
+            for tile in range(low, high):
+                start, begin = tile * N, (tile + offset) * N
+                last = tl.minimum(start + N, tokens) - 1
+                if (begin < tl.load(ends + last)) & (begin + N > tl.load(firsts + start)):
+                    acc += _distance_tile(
+                        q, firsts, ends, *of_rows, bias, start, begin, factor, tokens, heads, N, K, GATED, EVEN, True
+                    )
     # Row r turned left by r + 1: column c has distance c + 1 where the row did not wrap, c + 1 − N where it did.
     turn = c[:, None] + c[None, :] + 1
     turned = tl.gather(acc, turn % N, 1)
@@ -289,44 +318,52 @@ def attend(
     skewed: Tensor | None,
     first_BT: Tensor,
     end_BT: Tensor,
+    reach: int,
 ) -> Tensor:
     """O [B, T, H, K] of bf16, fp16 or fp32 inputs, products in their type and sums in fp32; K is 16, 32, 64 or 128.
 
     `gate` has u [K], r [K] and w [H]; `distance_HW` is d in float32, for distances 1−T to T−1, and takes the gradient
-    of `skewed`, which is `skew` of it; `first_BT` and `end_BT` are attention.item_bounds's.
+    of `skewed`, which is `skew` of it; `first_BT` and `end_BT` are attention.item_bounds's. From distance `reach` on d
+    is one number a sign, whose gradient the furthest distance may take.
     """
     assert gate is None or distance_HW is not None
+    side = _form(_backward_distances, qkv_BT3HK).keys
+    near = min(-(-(reach - 1) // side), triton.cdiv(qkv_BT3HK.shape[1], side) - 1)
     bounds = first_BT, end_BT
-    return _Attend.apply(distance_HW, qkv_BT3HK.contiguous(), *(gate or (None,) * 3), skewed, *bounds)
+    return _Attend.apply(distance_HW, qkv_BT3HK.contiguous(), *(gate or (None,) * 3), skewed, *bounds, near)
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx, distance_HW, *given):  # type: ignore[no-untyped-def]
-        out_BTHK, lse_BHT, gate_BHT = _outputs(*given)
-        ctx.save_for_backward(*given, out_BTHK, lse_BHT, gate_BHT)
-        ctx.biased = distance_HW is not None
+        ctx.near = given[-1]
+        out_BTHK, lse_BHT, gate_BHT = _outputs(*given[:-1])
+        ctx.save_for_backward(*given[:-1], out_BTHK, lse_BHT, gate_BHT)
         return out_BTHK
 
     @staticmethod
     def backward(ctx, grad_BTHK):  # type: ignore[no-untyped-def]
         saved = ctx.saved_tensors  # once: a checkpointed layer makes them when they are asked for
-        qkv, update, _, scale, *_ = saved
-        grad_qkv, of_d, of_gates, of_scale = _gradients(*saved, grad_BTHK.contiguous())
+        qkv, update, _, scale, skewed, *_ = saved
+        grad_qkv, of_d, of_far, of_gates, of_scale = _gradients(*saved, grad_BTHK.contiguous(), ctx.near)
         grads = None, None, None
         if update is not None:
             grads = *of_gates.sum((0, 1, 2)).to(update.dtype), of_scale.sum((0, 2)).to(scale.dtype)
-        of_distance = _by_distance(of_d.sum(0), qkv.shape[1]) if ctx.biased else None
-        return of_distance, grad_qkv, *grads, None, None, None
+        of_distance = None
+        if skewed is not None:
+            of_distance = _by_distance(of_d.sum(0), of_far.sum((0, 2)), ctx.near, qkv.shape[1])
+        return of_distance, grad_qkv, *grads, None, None, None, None
 
 
-def _by_distance(of_d: Tensor, tokens: int) -> Tensor:
+def _by_distance(of_d: Tensor, of_far: Tensor, near: int, tokens: int) -> Tensor:
     """[H, W] from sums [H, offsets, 2 N]: the upper half of an offset's are of the same distances as the lower half of
-    the next one's."""
+    the next one's; the sums of what is further, [H, 2], go to the furthest distances."""
+    side = of_d.shape[2] // 2
     lower, upper = of_d.unflatten(2, (2, -1)).unbind(2)
-    sums = F.pad(lower, (0, 0, 0, 1)) + F.pad(upper, (0, 0, 1, 0))
-    begin = sums[0].numel() // 2 - tokens  # the first sum is of distance 1 − half of them
-    return sums.flatten(1)[:, begin : begin + 2 * tokens - 1]
+    sums = (F.pad(lower, (0, 0, 0, 1)) + F.pad(upper, (0, 0, 1, 0))).flatten(1)  # from distance 1 − (near + 1) N on
+    beyond = tokens - (near + 1) * side
+    sums = F.pad(sums, (beyond, beyond - 1))  # a negative number cuts
+    return torch.cat([sums[:, :1] + of_far[:, :1], sums[:, 1:-1], sums[:, -1:] + of_far[:, 1:]], 1)
 
 
 # Operators of their own, into which torch.compile does not look.
@@ -344,18 +381,23 @@ def _outputs(
 @torch.library.custom_op("xlme_ds::attend_backward", mutates_args=())
 def _gradients(
     qkv_BT3HK: Tensor, update_K: Tensor | None, reset_K: Tensor | None, scale_H: Tensor | None, skewed: Tensor | None,
-    first_BT: Tensor, end_BT: Tensor, out_BTHK: Tensor, lse_BHT: Tensor, gate_BHT: Tensor, grad_BTHK: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dQ, dK and dV as one, and the shares of dd [batches, H, offsets, 2 N], of du and dr [B, H, tiles, 2, K] and of
-    dw [B, H, tiles]."""
-    grad_qkv, of_d, *of_gates = _empty_gradients(qkv_BT3HK, update_K, skewed)
+    first_BT: Tensor, end_BT: Tensor, out_BTHK: Tensor, lse_BHT: Tensor, gate_BHT: Tensor, grad_BTHK: Tensor, near: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """dQ, dK and dV as one, and the shares of dd [batches, H, offsets, 2 N] and [B, H, tiles, 2], of du and dr
+    [B, H, tiles, 2, K] and of dw [B, H, tiles]."""
+    made = _empty_gradients(qkv_BT3HK, update_K, skewed, near)
+    grad_qkv, of_d, of_far, of_gates, of_scale = made
     delta_BHT, bounds, passed = torch.empty_like(lse_BHT), (skewed, first_BT, end_BT), (lse_BHT, gate_BHT, grad_BTHK)
-    gate = update_K, reset_K, scale_H
-    _launch(_backward_queries, qkv_BT3HK, *gate, *bounds, out_BTHK, *passed, delta_BHT, grad_qkv, *of_gates)
+    gate, of_queries = (update_K, reset_K, scale_H), (of_gates, of_scale, of_far)
+    _launch(
+        _backward_queries, qkv_BT3HK, *gate, *bounds, out_BTHK, *passed, delta_BHT, grad_qkv, *of_queries, near=near
+    )
     _launch(_backward_keys, qkv_BT3HK, *bounds, *passed, delta_BHT, grad_qkv, gated=update_K is not None)
     if skewed is not None:
-        _launch(_backward_distances, qkv_BT3HK, *bounds, *passed, delta_BHT, of_d, gated=update_K is not None)
-    return grad_qkv, of_d, *of_gates  # type: ignore[return-value]
+        _launch(
+            _backward_distances, qkv_BT3HK, *bounds, *passed, delta_BHT, of_d, gated=update_K is not None, near=near
+        )
+    return made
 
 
 def _empty_outputs(qkv_BT3HK: Tensor, update_K: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -366,21 +408,21 @@ def _empty_outputs(qkv_BT3HK: Tensor, update_K: Tensor | None) -> tuple[Tensor, 
 
 
 def _empty_gradients(
-    qkv_BT3HK: Tensor, update_K: Tensor | None, skewed: Tensor | None, form: Tiling | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    qkv_BT3HK: Tensor, update_K: Tensor | None, skewed: Tensor | None, near: int, form: Tiling | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     rows, tokens, _, heads, size = qkv_BT3HK.shape
     side, tile = ((form or _form(kernel, qkv_BT3HK)).queries for kernel in (_backward_distances, _backward_queries))
-    offsets = 2 * triton.cdiv(tokens, side) - 1 if skewed is not None else 0
-    tiles = triton.cdiv(tokens, tile) if update_K is not None else 0
-    of_distances = triton.cdiv(rows, SUMMED_ROWS), heads, offsets, 2 * side
-    shapes = of_distances, (rows, heads, tiles, 2, size), (rows, heads, tiles)
-    of_d, of_gates, of_scale = (qkv_BT3HK.new_empty(shape, dtype=torch.float32) for shape in shapes)
-    return torch.empty_like(qkv_BT3HK), of_d, of_gates, of_scale
+    offsets, tiles = 2 * near + 1 if skewed is not None else 0, triton.cdiv(tokens, tile)
+    gated = tiles if update_K is not None else 0
+    of_distances = (triton.cdiv(rows, SUMMED_ROWS), heads, offsets, 2 * side), (rows, heads, tiles, 2)
+    shapes = *of_distances, (rows, heads, gated, 2, size), (rows, heads, gated)
+    of_d, of_far, of_gates, of_scale = (qkv_BT3HK.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    return torch.empty_like(qkv_BT3HK), of_d, of_far, of_gates, of_scale
 
 
 _outputs.register_fake(lambda qkv_BT3HK, update_K, *others: _empty_outputs(qkv_BT3HK, update_K))
 _gradients.register_fake(
-    lambda qkv_BT3HK, update_K, reset, scale, skewed, *others: _empty_gradients(qkv_BT3HK, update_K, skewed)
+    lambda qkv_BT3HK, update_K, reset, scale, skewed, *others: _empty_gradients(qkv_BT3HK, update_K, skewed, others[-1])
 )
 
 
@@ -391,7 +433,9 @@ def _form(kernel: Any, qkv_BT3HK: Tensor) -> Tiling:
     return tiling(kernel.__name__, qkv_BT3HK.shape[-1], qkv_BT3HK.element_size(), known)
 
 
-def _launch(kernel: Any, *tensors: Any, gated: bool | None = None, form: Tiling | None = None) -> None:
+def _launch(
+    kernel: Any, *tensors: Any, gated: bool | None = None, near: int | None = None, form: Tiling | None = None
+) -> None:
     """`tensors` begins with the queries, keys and values, and with the gate's weights where `gated` is not given."""
     rows, tokens, _, heads, size = tensors[0].shape
     skewed = tensors[4 if gated is None else 1]
@@ -400,9 +444,14 @@ def _launch(kernel: Any, *tensors: Any, gated: bool | None = None, form: Tiling 
     grid: tuple[int, ...] = triton.cdiv(tokens, form.keys if kernel is _backward_keys else form.queries), rows * heads
     options = {"M": form.queries, "N": form.keys, "K": size, "GATED": gated, "BIASED": skewed is not None}
     options |= {"SKEWED": SKEWED, "num_warps": form.warps, "num_stages": form.stages}
+    numbers = [size**-0.5, tokens, heads, 0 if skewed is None else skewed.shape[-1], rows]
+    if kernel is _backward_queries:
+        options["SIDE"] = _form(_backward_distances, tensors[0]).keys
+        assert max(form.queries, form.keys) <= options["SIDE"], "a tile is near or far as a whole"
+        numbers.insert(0, near)
     if kernel is _backward_distances:
-        grid = 2 * grid[0] - 1, heads, triton.cdiv(rows, SUMMED_ROWS)
+        assert near is not None
+        grid = 2 * near + 1, heads, triton.cdiv(rows, SUMMED_ROWS)
         options["SUMMED_ROWS"] = SUMMED_ROWS
     options["EVEN"] = tokens % form.queries == tokens % form.keys == 0
-    width = 0 if skewed is None else skewed.shape[-1]
-    kernel[grid](*tensors, size**-0.5, tokens, heads, width, rows, **options)
+    kernel[grid](*tensors, *numbers, **options)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig
-from .attention import Gate, ItemBias, plain_attend, shared_bias, triton_attend
+from .attention import Gate, ItemBias, RelativePositionTable, plain_attend, shared_bias, triton_attend
 from .masked_head import masked_softmax
 
 _ITEMS = (70, 50, 24, 16)  # tokens of the items of a row, the last of them padding
@@ -46,10 +46,11 @@ def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> di
     small = replace(cfg, width=2 * size, heads=2)
     segments_BT = torch.repeat_interleave(torch.tensor([1, 2, 3, 0]), torch.tensor(_ITEMS))[None].to(device)
     qkv_BT3HK = _numbers((1, tokens, 3, 2, size), 0, 1.0, device, dtype)
-    distance_HW = _numbers((2, 2 * tokens - 1), 1, 0.5, device, torch.promote_types(dtype, torch.float32))
-    bias = shared_bias(small, segments_BT, None if cfg.relative_bias == "none" else distance_HW, dtype)
+    table = RelativePositionTable(2, cfg.relative_buckets, cfg.relative_max_distance)
+    table.weight.data = _numbers((cfg.relative_buckets, 2), 1, 0.5, device, dtype).data
+    bias = shared_bias(small, segments_BT, None if cfg.relative_bias == "none" else table(tokens), dtype)
     gate = Gate(2, size).to(device, dtype) if cfg.relative_bias == "gated" else None
-    inputs = {"q, k, v": qkv_BT3HK} | ({} if cfg.relative_bias == "none" else {"the distance bias": distance_HW})
+    inputs = {"q, k, v": qkv_BT3HK} | ({} if cfg.relative_bias == "none" else {"the distance bias": table.weight})
     for seed, (name, parameter) in enumerate(gate.named_parameters() if gate is not None else ()):
         parameter.data = _numbers(tuple(parameter.shape), 2 + seed, 0.5, device, dtype).data
         inputs[name] = parameter
