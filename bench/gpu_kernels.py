@@ -220,7 +220,9 @@ def peers(given: dict[str, Any]) -> Iterator[Row]:
     q, k, v = (each.transpose(1, 2).contiguous().requires_grad_() for each in given["qkv"].unbind(2))
     grad, first, end = given["grad"].transpose(1, 2).contiguous(), given["first"], given["end"]
     distance = given["distance"].float().requires_grad_()
-    flex = torch.compile(flex_attention, dynamic=False)
+    # The forms that torch would take do not fit into a multiprocessor's memory with a bias that it reads.
+    sides = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_M1": 32, "BLOCK_N1": 64, "BLOCK_M2": 64, "BLOCK_N2": 32}
+    flex = partial(torch.compile(flex_attention, dynamic=False), kernel_options=sides | {"num_stages": 2})
 
     def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (j >= first[b, i]) & (j < end[b, i])

@@ -109,7 +109,7 @@ class ItemBias(NamedTuple):
     end_BT: Tensor  # int32: one after where it ends
     distance_HW: Tensor | None  # float32: d by distance j − i, from 1−T to T−1; it takes the gradient
     skewed: Tensor | None  # attention_triton.skew of it, in the type of the queries
-    reach: int  # distance from which d is one number a sign
+    near: int  # attention_triton.near_tiles
 
 
 def item_bounds(segments_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,7 +151,8 @@ def shared_bias(
         kernels = _triton_kernels()
         skewed = None if distance_HW is None else kernels.skew(distance_HW.detach(), dtype)
         reach = _borders(cfg.relative_buckets // 2, cfg.relative_max_distance)[-1]
-        return ItemBias(*item_bounds(groups_BT), distance_HW, skewed, reach)
+        near = kernels.near_tiles(reach, groups_BT.shape[1], cfg.width // cfg.heads, dtype, groups_BT.device)
+        return ItemBias(*item_bounds(groups_BT), distance_HW, skewed, near)
     distance_HTT = None if distance_HW is None else spread(distance_HW).to(dtype)
     if allowed is item_mask and not groups_BT.is_cuda:
         return AttentionBias(None, distance_HTT, groups_BT)
@@ -208,7 +209,7 @@ def triton_attend(qkv_BT3HK: Tensor, gate: Gate | None, bias: ItemBias) -> Tenso
     passed over; the gate is made of the queries inside."""
     weights = None if gate is None else (gate.update, gate.reset, gate.scale)
     return _triton_kernels().attend(
-        qkv_BT3HK, weights, bias.distance_HW, bias.skewed, bias.first_BT, bias.end_BT, bias.reach
+        qkv_BT3HK, weights, bias.distance_HW, bias.skewed, bias.first_BT, bias.end_BT, bias.near
     )
 
 

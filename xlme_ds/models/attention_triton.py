@@ -311,6 +311,13 @@ def skew(distance_HW: Tensor, dtype: torch.dtype) -> Tensor:
     return both.unfold(2, 2 * half, 1).flip(2).contiguous()
 
 
+def near_tiles(reach: int, tokens: int, head_size: int, dtype: torch.dtype, device: torch.device) -> int:
+    """How many tiles off the diagonal the distances' gradients are told apart: from distance `reach` on d is one number
+    a sign, and the furthest distance takes the gradient of all."""
+    side = _form(_backward_distances, head_size, dtype, device).keys
+    return min(-(-(reach - 1) // side), triton.cdiv(tokens, side) - 1)
+
+
 def attend(
     qkv_BT3HK: Tensor,
     gate: tuple[Tensor, Tensor, Tensor] | None,
@@ -318,17 +325,14 @@ def attend(
     skewed: Tensor | None,
     first_BT: Tensor,
     end_BT: Tensor,
-    reach: int,
+    near: int,
 ) -> Tensor:
     """O [B, T, H, K] of bf16, fp16 or fp32 inputs, products in their type and sums in fp32; K is 16, 32, 64 or 128.
 
     `gate` has u [K], r [K] and w [H]; `distance_HW` is d in float32, for distances 1−T to T−1, and takes the gradient
-    of `skewed`, which is `skew` of it; `first_BT` and `end_BT` are attention.item_bounds's. From distance `reach` on d
-    is one number a sign, whose gradient the furthest distance may take.
+    of `skewed`, which is `skew` of it; `first_BT` and `end_BT` are attention.item_bounds's, `near` is `near_tiles`'s.
     """
     assert gate is None or distance_HW is not None
-    side = _form(_backward_distances, qkv_BT3HK).keys
-    near = min(-(-(reach - 1) // side), triton.cdiv(qkv_BT3HK.shape[1], side) - 1)
     bounds = first_BT, end_BT
     return _Attend.apply(distance_HW, qkv_BT3HK.contiguous(), *(gate or (None,) * 3), skewed, *bounds, near)
 
@@ -411,7 +415,7 @@ def _empty_gradients(
     qkv_BT3HK: Tensor, update_K: Tensor | None, skewed: Tensor | None, near: int, form: Tiling | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     rows, tokens, _, heads, size = qkv_BT3HK.shape
-    side, tile = ((form or _form(kernel, qkv_BT3HK)).queries for kernel in (_backward_distances, _backward_queries))
+    side, tile = ((form or _form_for(kernel, qkv_BT3HK)).queries for kernel in (_backward_distances, _backward_queries))
     offsets, tiles = 2 * near + 1 if skewed is not None else 0, triton.cdiv(tokens, tile)
     gated = tiles if update_K is not None else 0
     of_distances = (triton.cdiv(rows, SUMMED_ROWS), heads, offsets, 2 * side), (rows, heads, tiles, 2)
@@ -426,11 +430,15 @@ _gradients.register_fake(
 )
 
 
-def _form(kernel: Any, qkv_BT3HK: Tensor) -> Tiling:
+def _form(kernel: Any, head_size: int, dtype: torch.dtype, device: torch.device) -> Tiling:
     known = "default"
-    if qkv_BT3HK.is_cuda and torch.cuda.is_available():
-        known = ".".join(map(str, torch.cuda.get_device_capability(qkv_BT3HK.device)))
-    return tiling(kernel.__name__, qkv_BT3HK.shape[-1], qkv_BT3HK.element_size(), known)
+    if device.type == "cuda" and torch.cuda.is_available():
+        known = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    return tiling(kernel.__name__, head_size, dtype.itemsize, known)
+
+
+def _form_for(kernel: Any, qkv_BT3HK: Tensor) -> Tiling:
+    return _form(kernel, qkv_BT3HK.shape[-1], qkv_BT3HK.dtype, qkv_BT3HK.device)
 
 
 def _launch(
@@ -440,13 +448,13 @@ def _launch(
     rows, tokens, _, heads, size = tensors[0].shape
     skewed = tensors[4 if gated is None else 1]
     gated = tensors[1] is not None if gated is None else gated
-    form = form or _form(kernel, tensors[0])
+    form = form or _form_for(kernel, tensors[0])
     grid: tuple[int, ...] = triton.cdiv(tokens, form.keys if kernel is _backward_keys else form.queries), rows * heads
     options = {"M": form.queries, "N": form.keys, "K": size, "GATED": gated, "BIASED": skewed is not None}
     options |= {"SKEWED": SKEWED, "num_warps": form.warps, "num_stages": form.stages}
     numbers = [size**-0.5, tokens, heads, 0 if skewed is None else skewed.shape[-1], rows]
     if kernel is _backward_queries:
-        options["SIDE"] = _form(_backward_distances, tensors[0]).keys
+        options["SIDE"] = _form_for(_backward_distances, tensors[0]).keys
         assert max(form.queries, form.keys) <= options["SIDE"], "a tile is near or far as a whole"
         numbers.insert(0, near)
     if kernel is _backward_distances:
