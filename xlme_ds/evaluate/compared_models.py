@@ -30,6 +30,7 @@ from ..trained import (
     require_finite,
     start_of,
     translates,
+    weights_sha256,
 )
 
 _HEAD = "masked_head."
@@ -53,7 +54,8 @@ class ComparedEncoder(NamedTuple):
     def facts(self) -> dict[str, Any]:
         """What results say of the model."""
         depth = self.cfg.discriminator_layers
-        return {"model": self.name, "folder": str(self.folder), "step": self.step, "depth": depth, "layer": self.layer}
+        of_model = {"model": self.name, "folder": str(self.folder), "step": self.step}
+        return of_model | {"weights": weights_sha256(self.encoder), "depth": depth, "layer": self.layer}
 
 
 class Predictor(NamedTuple):

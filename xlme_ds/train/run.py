@@ -113,6 +113,8 @@ def train(
     audited = None
     if settings.audit and isinstance(loader, Loader):  # other sources refuse the setting
         audited = audit_reads(out, loader, start, engine.rank, engine.world)
+    if root and (logged := folder.steps_logged()) > start:
+        print(f"{out}: steps {start + 1} to {logged} are done again, for the newest checkpoint is of step {start}")
     facts = engine, config, out, start, saved, loader, work, peak, profiled
     guard, callbacks, shown = on_all_ranks(lambda: _callbacks(*facts))
     logs = [log for each in (guard, *callbacks) for log in each.logs]
@@ -276,7 +278,8 @@ def _require_records(config: Training, folder: RunFolder, checkpoints: Checkpoin
     """Raise ValueError where there was a checkpoint, and is none."""
     own = folder.steps_logged() - (first_step(config) if isinstance(config, RunConfig) else 0)
     words = f"{folder.path} has records but no usable checkpoint: restore one, or choose another --out"
-    refuse([(not damaged and not checkpoints.lost(own, config.train.save_every), words)])
+    every = min(config.train.save_every, folder.saved_every())  # it may have been raised since
+    refuse([(not damaged and not checkpoints.lost(own, every), words)])
 
 
 def _resume(
@@ -292,11 +295,17 @@ def _resume(
     tolerance = PROBE_TOLERANCE[resolve_precision(config.engine)]
     if newest is not None:
         return checkpoints.load(engine, newest, read(saved["step"]), tolerance), saved
-    damaged = bool(complaints)
-    on_all_ranks(lambda: _require_records(config, folder, checkpoints, damaged) if engine.rank == 0 else None)
+    on_all_ranks(lambda: _begin_anew(config, folder, checkpoints, bool(complaints)) if engine.rank == 0 else None)
     if isinstance(config, RunConfig) and config.start.take == "state":
         return _branch(engine, config, checkpoints, read, tolerance), {"run": run}
     return 0, {"run": run}
+
+
+def _begin_anew(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool) -> None:
+    """Put aside what a run recorded before its first checkpoint. Raises as `_require_records`."""
+    _require_records(config, folder, checkpoints, damaged)
+    if aside := folder.put_records_aside():
+        print(f"{folder.path} has no checkpoint yet and begins anew: its records are kept as {', '.join(aside)}")
 
 
 def _branch(

@@ -2,13 +2,14 @@
 
 import importlib.metadata
 import json
+import math
 import os
 import sys
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass, replace
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ _MAY_CHANGE = (
 )
 _MUST_STAY = ("engine.precision", "model.attention_dropout")
 FINISHED = "finished.json"  # written last
+RECORDS = ("metrics", "heldout", "heldout_languages", "faults")
 _PACKAGES = ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy", "numba")
 
 
@@ -152,6 +154,23 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         lines = path.read_bytes().split(b"\n") if path.exists() else []
         return next((step for line in reversed(lines) if (step := step_of(line)) is not None), 0)
+
+    def saved_every(self) -> float:
+        """The steps from one checkpoint to the next when the run was last started; infinite where it was not."""
+        stored = self._stored() or {"config": {}}
+        return float(stored["config"].get("train", {}).get("save_every", math.inf))
+
+    def put_records_aside(self) -> list[str]:
+        """Rename the records (`metrics.jsonl` to `metrics.jsonl.1`, or the next free number); returns the new names."""
+        aside = []
+        for name in RECORDS:
+            path = self.path / f"{name}.jsonl"
+            if path.exists() and path.stat().st_size:
+                free = (path.with_name(f"{path.name}.{number}") for number in count(1))
+                new = next(each for each in free if not os.path.lexists(each))
+                path.rename(new)
+                aside.append(new.name)
+        return aside
 
     def finish(self, steps: int) -> None:
         """Mark the run finished, its last act."""
