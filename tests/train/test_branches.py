@@ -277,20 +277,59 @@ def test_languages_are_shown_of_all_phases(config: RunConfig, data: tuple[Path, 
         counts = {code: {"share_after": 1.0, "share_before": 0.8, "repeat": 2.0}}
         write_manifest(tmp_path / folder.name / "mono", replace(manifest, counts={"by_language": counts}))
         shutil.rmtree(tmp_path / folder.name / "para")
-    folders = [tmp_path / folder.name for folder in data]
+    folders, unseen = [tmp_path / folder.name for folder in data], tmp_path / "unseen"
+    of = read_manifest(data[0] / "mono")
+    write_data(unseen, rows=30, vocabulary=of.vocabulary_size, seed=2, sha256=of.vocabulary_sha256)
+    shutil.copytree(data[0] / "vocab", unseen / "vocab")
     config = replace(config, data=replace(config.data, para_rows=0))
-    run = pretrain(config, folders, tmp_path / "run", heldout=folders[0])
+    run = pretrain(config, folders, tmp_path / "run", heldout=unseen)
     found = read_json(run / "languages.json", dict)["mono"]
     assert found["de"] == pytest.approx({"share": 0.625, "share_before": 0.5, "repeat": 1.25})
     assert found["en"] == pytest.approx({"share": 0.375, "share_before": 0.3, "repeat": 0.75})
-    line, heldout = audit_lines(run / "heldout.jsonl")[-1], RowStore(folders[0] / "mono")
+    line, heldout = audit_lines(run / "heldout.jsonl")[-1], RowStore(unseen / "mono")
     both = dict(zip((RowStore(folder / "mono") for folder in folders), (5 / 8, 3 / 8), strict=True))
     sums, counts = unigram_by_language(both, heldout, 0, 24)
     assert line["unigram_nll_mono"] == pytest.approx(sums.sum() / counts.sum())
     assert _data_of(run, read_json(run / "config.json", dict)["data"]) == (
         [run / "../one", run / "../two"],
-        run / "../one",
+        run / "../unseen",
     )
+
+
+@pytest.mark.parametrize("phase", [0, 1])
+@pytest.mark.parametrize("how", ["folder", "rows", "text", "split"])
+def test_held_out_text_is_that_of_no_phase(
+    config: RunConfig, data: tuple[Path, Path], tmp_path: Path, phase: int, how: str
+) -> None:
+    """The folder itself, a shard of it, the same encoded text in other rows, or text that a split left in training."""
+    parts = [tmp_path / name for name in ("one", "two")]
+    for folder, copy in zip(data, parts, strict=True):
+        shutil.copytree(folder, copy)
+    unseen, of = tmp_path / "unseen", read_manifest(data[0] / "mono")
+    write_data(unseen, rows=30, vocabulary=of.vocabulary_size, seed=2, sha256=of.vocabulary_sha256)
+    shutil.copytree(data[0] / "vocab", unseen / "vocab")
+
+    def change(folder: Path, **settings: object) -> None:
+        manifest = read_manifest(folder / "mono")
+        write_manifest(folder / "mono", replace(manifest, settings=manifest.settings | settings))
+
+    if how == "folder":
+        unseen = parts[phase]
+    elif how == "rows":
+        manifest, theirs = (read_manifest(folder / "mono") for folder in (unseen, parts[phase]))
+        shutil.copy(parts[phase] / "mono" / theirs.shards[1].name, unseen / "mono" / manifest.shards[1].name)
+        write_manifest(unseen / "mono", replace(manifest, shards=(manifest.shards[0], theirs.shards[1])))
+    elif how == "text":
+        for folder, text in ((parts[1 - phase], "a"), (parts[phase], "b"), (unseen, "b")):
+            change(folder, encoded=text)
+    else:
+        change(parts[1 - phase], split="train", heldout_share=0.1)
+        change(parts[phase], split="all")
+        change(unseen, split="heldout", heldout_share=0.1)
+    said = "of --split all" if how == "split" else "have the same text, so it is not held out"
+    for call in (rehearse, pretrain):
+        with pytest.raises(SharedError, match=rf"mono .*{parts[phase].name} {said}"):
+            call(config, parts, tmp_path / "run", unseen)
 
 
 def test_operations_are_the_mean_of_the_phases(config: RunConfig) -> None:

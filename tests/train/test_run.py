@@ -103,8 +103,8 @@ def test_a_run_shows_itself_while_it_trains(tmp_path: Path) -> None:
     """Sentences, retrieval and page come from a process of their own, whose fault is a line, and which ends with the
     run, however that ends."""
     vocabulary = train_vocabulary(tmp_path / "data/vocab")
-    for name in ("data", "heldout"):
-        write_data(tmp_path / name, rows=16, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    for seed, name in enumerate(("data", "heldout")):
+        write_data(tmp_path / name, rows=16, vocabulary=vocabulary.size, sha256=vocabulary.sha256, seed=seed)
     shutil.copytree(tmp_path / "data/vocab", tmp_path / "heldout/vocab")
     out, said = tmp_path / "run", tmp_path / "stderr"
 

@@ -40,7 +40,9 @@ STEPS, EVERY = 9, 3
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("watch")
     vocabulary = train_vocabulary(folder / "data" / "vocab")
-    write_data(folder / "data", rows=20, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    for seed, name in enumerate(("data", "heldout")):
+        write_data(folder / name, rows=20, vocabulary=vocabulary.size, sha256=vocabulary.sha256, seed=seed)
+    shutil.copytree(vocabulary.path.parent, folder / "heldout" / "vocab")
     return folder
 
 
@@ -106,7 +108,7 @@ def test_a_profile_changes_nothing(folder: Path, config: RunConfig, plain: Path)
 
 def test_a_dry_run_writes_nothing(folder: Path, config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(folder.rglob("*"))
-    rehearse(config, folder / "data", folder / "new", folder / "data")
+    rehearse(config, folder / "data", folder / "new", folder / "heldout")
     said = capsys.readouterr().out
     assert "starting at step 0 of 9" in said and "nothing was written" in said
     assert "memory, by count: not counted (engine.kind plain" in said  # of others: tests/e2e/test_pipeline.py
@@ -167,7 +169,7 @@ def test_a_dry_run_finds_that_a_run_cannot_go_on(folder: Path, config: RunConfig
         with pytest.raises(SharedError, match="was saved with fingerprints"):
             call(config, tmp_path / "other", one)
         with pytest.raises(SharedError, match="was saved with heldout None"):
-            call(config, folder / "data", two, folder / "data")
+            call(config, folder / "data", two, folder / "heldout")
         with pytest.raises(SharedError, match="has records but no usable checkpoint"):
             call(config, folder / "data", bare)
     engine = EngineConfig("deepspeed", precision="fp32", gradient_precision="bf16")  # fp32 as `auto` has become

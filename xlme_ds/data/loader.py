@@ -104,6 +104,12 @@ class Loader:
             for task, store in stores.items()
         }
 
+    @property
+    def encoded(self) -> list[str]:
+        """Fingerprints of the encoded text that its rows were mixed from, of all tasks and phases."""
+        settings = (store.manifest.settings for stores in self._stores for store in stores.values())
+        return sorted({of["encoded"] for of in settings if "encoded" in of})
+
     def batch(self, step: int, micro_batch: int) -> Batch:
         """Micro-batch `micro_batch` (of `plan.accumulation`) of this rank in step `step`."""
         return self._collated(step, self._read(step, micro_batch))

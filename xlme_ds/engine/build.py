@@ -148,7 +148,11 @@ def _split_checks(unseen: Loader, trained: Loader) -> Iterator[Check]:
             f"of --split {ours[0]}{f' --heldout-share {ours[1]}' if ours[1] else ''}: encode the training text with "
             "--split train and this with --split heldout, of one share",
         )
-        manifests = (of.manifest for of in (store, trained.stores_at(phase.first)[task]))
+        manifests = [of.manifest for of in (store, trained.stores_at(phase.first)[task])]
+        yield (
+            not manifests[0].shares_text(manifests[1]),
+            f"{store.folder} and {folder} have the same text, so it is not held out: name text that is not trained on",
+        )
         units = {
             of.counts.get("split_of", "sentences" if of.settings.get("sentences") else "documents") for of in manifests
         }

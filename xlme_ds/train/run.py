@@ -192,6 +192,8 @@ def _begin(
 ) -> None:
     """Write down what the run is; of pre-training also its vocabulary, with which its checkpoints are models."""
     data: dict[str, Any] = {"fingerprints": loader.fingerprints, "vocabulary_sha256": work.vocabulary_sha256}
+    if isinstance(loader, Loader):
+        data["encoded"] = loader.encoded
     if isinstance(loader, Loader) and len(loader.phases) > 1:
         data |= {"fingerprints": loader.fingerprints_until(0), "phases": loader.fingerprints}
         data["phase_folders"] = [_seen(each, folder.path) for each in loader.folders]
