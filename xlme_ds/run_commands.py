@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+_HANDED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
 
 def environment() -> dict[str, str]:
     """Ours, with the programs of this Python's folder first."""
@@ -29,7 +31,8 @@ def launch(module: str, processes: int, arguments: Sequence[str]) -> list[str]:
 
 def run(command: Sequence[str], environment: Mapping[str, str], quiet: bool = False) -> None:
     """Run one step; leaves with its exit code when it fails. Ctrl-C reaches the step, which saves and ends by itself;
-    SIGTERM and SIGUSR1, as of a job that must end, are handed on to it, and this program ends after it."""
+    other signals to stop (of a job that must end, of a lost terminal) are handed on to it, and this program ends after
+    it."""
     print("$ " + shlex.join(command), flush=True)
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL if quiet else None)
     received: list[int] = []
@@ -38,7 +41,8 @@ def run(command: Sequence[str], environment: Mapping[str, str], quiet: bool = Fa
         received.append(number)
         process.send_signal(number)
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    heard = [each for each in _HANDED_ON if signal.getsignal(each) != signal.SIG_IGN]
+    before = {number: signal.signal(number, hand_on) for number in heard}
     before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = process.wait()
     for number, handler in before.items():

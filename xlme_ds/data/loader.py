@@ -39,7 +39,7 @@ class Loader:
         denoising: tuple[str, ...] = (),
         back_translation: tuple[str, ...] = (),
     ):
-        self.plan: StepPlan = plan_step(data, world)
+        self.plan = self._planned(data, world)
         self.rank, self.seed = rank, seed
         self.folders = [Path(folders)] if isinstance(folders, str | Path) else [Path(folder) for folder in folders]
         self.phases = phases(data, mask_fraction)
@@ -89,6 +89,9 @@ class Loader:
         self.reads_sentences = True if translated else False if pseudo_fractions else None
         # Called after every step is read, with its number and its rows by micro-batch.
         self.watch: Callable[[int, list[Parts]], None] | None = None
+
+    def _planned(self, data: DataConfig, world: int) -> StepPlan:
+        return plan_step(data, world)
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -181,6 +184,40 @@ class Loader:
         if self.watch is not None:
             self.watch(step, read)
         return [self._collated(step, parts) for parts in read]
+
+
+class HeldOutLoader(Loader):
+    """Reads the first `data.mono_rows` and `data.para_rows` rows, whatever the number of ranks and the micro-batch.
+
+    Every rank has as many micro-batches of the same sizes, each of one task, as its engine's collectives need: of the
+    last ones, of a row, some are the first row again, which does not count.
+    """
+
+    def _planned(self, data: DataConfig, world: int) -> StepPlan:
+        rows = (data.mono_rows, data.para_rows)
+        return StepPlan(rows, tuple(min(count, data.micro_batch) for count in rows), 1, world)
+
+    @cached_property
+    def _pieces(self) -> list[tuple[int, np.ndarray, bool]]:
+        """Of every micro-batch its task, row numbers, and whether it counts; those of one size follow one another."""
+        found, world = [], self.plan.world
+        for task, rows in enumerate(self.plan.rows):
+            each, more = divmod(rows, world)
+            mine, at_once = np.arange(self.rank * each, (self.rank + 1) * each), max(self.plan.micro[task], 1)
+            found += [(task, mine[first : first + at_once], True) for first in range(0, each, at_once)]
+            last = self.rank < more
+            found += [(task, np.array([world * each + self.rank if last else 0]), last)] * bool(more)
+        return sorted(found, key=lambda piece: -len(piece[1]))
+
+    @property
+    def counted(self) -> list[bool]:
+        """Whether each micro-batch of a step counts."""
+        return [counts for *_, counts in self._pieces]
+
+    def step(self, step: int) -> list[Batch]:
+        """All micro-batches of this rank; every step reads the same rows."""
+        read = ((task, self.stores[task].read(numbers), numbers) for task, numbers, _ in self._pieces)
+        return [self._collated(step, [part]) for part in read]
 
 
 def unigram_by_language(

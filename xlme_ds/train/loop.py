@@ -344,7 +344,7 @@ def fit(
     Raises SharedError when the records of any rank cannot be written.
     """
     callbacks = [guard, *callbacks]
-    done = start
+    done, stop.has_work = start, True
     while done < config.train.steps and guard.fault is None:
         if engine.any(stop.received is not None or _trouble(callbacks) is not None):
             break

@@ -40,26 +40,14 @@ from .run_folder import RunFolder, first_step, flatten, missing_steps, settled
 from .stop import StopRequest, Watchdog
 
 
-def heldout_data(config: RunConfig, folder: Path, world: int) -> DataConfig:
-    """The rows of an evaluation: up to `train.eval_rows` from the start of each task, as many as divide among the
-    ranks.
-
-    Raises ValueError for a folder with fewer rows than processes.
-    """
+def heldout_data(config: RunConfig, folder: Path) -> DataConfig:
+    """The rows of an evaluation: up to `train.eval_rows` from the start of each task."""
     asked = (config.data.mono_rows, config.data.para_rows)
-    available = [
+    mono, para = (
         min(RowStore(folder / name).rows, config.train.eval_rows) if rows else 0
         for name, rows in zip(TASKS, asked, strict=True)
-    ]
-    pieces = world * max(math.ceil(max(available) // world / config.data.micro_batch), 1)
-    mono, para = (rows // pieces * pieces for rows in available)
-    for name, rows, kept in zip(TASKS, asked, (mono, para), strict=True):
-        if rows and not kept:
-            raise ValueError(
-                f"{folder / name} has too few rows for {pieces} micro-batches: mix more held-out rows, raise "
-                "data.micro_batch, or use fewer processes"
-            )
-    return DataConfig(mono, para, micro_batch=max(mono, para) // pieces)
+    )
+    return DataConfig(mono, para, config.data.micro_batch)
 
 
 class RunFacts(NamedTuple):
@@ -391,7 +379,7 @@ def read_inputs(
     known = starting_weights(config, Vocabulary(data[0] / "vocab"), sources) if sources else None
     if heldout is None:
         return loader, None, known
-    rows = heldout_data(config, heldout, shares)
+    rows = heldout_data(config, heldout)
     return loader, open_data(config, heldout, share, shares, rows, like=loader), known
 
 
