@@ -3,6 +3,7 @@
 import os
 import shlex
 import signal
+import site
 import socket
 import subprocess
 import sys
@@ -14,8 +15,13 @@ _HANDED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 def environment() -> dict[str, str]:
-    """Ours, with the programs of this Python's folder first."""
-    return dict(os.environ, PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    """Ours, with the programs of this Python's folder first; Python imports nothing from the current folder, which may
+    hold a module of any name, and these packages from where they are."""
+    ours, places = str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if ours not in (*places, *map(os.path.realpath, site.getsitepackages())):
+        places.append(ours)
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, places)), "PYTHONSAFEPATH": "1"}
+    return {**os.environ, **path, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 def launch(module: str, processes: int, arguments: Sequence[str]) -> list[str]:

@@ -16,6 +16,8 @@ from safetensors.numpy import load_file
 from tests.finetune.tasks import write_base, write_entities
 from tests.launch import ROOT, environment
 from tests.slurm.cluster import SLURM_CONF, SMALL, Cluster, Job, slurm, wait_until
+from xlme_ds.run_commands import environment as run_environment
+from xlme_ds.run_commands import launch
 from xlme_ds.train.run_folder import RunFolder
 
 STEPS = 48
@@ -105,16 +107,60 @@ def catches(process: int, number: signal.Signals) -> bool:
     return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
-def test_caches_are_in_a_folder_of_the_job_on_the_nodes_disk(tmp_path: Path) -> None:
+def caches(**given: str) -> list[Path]:
+    """Where the compilers of a process of job 7 cache."""
     names = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "NUMBA_CACHE_DIR")
-    variables = {name: value for name, value in os.environ.items() if name not in names}
-    for given, where in (({}, "/tmp"), ({"TMPDIR": "/t"}, "/t"), ({"TMPDIR": "/t", "SLURM_TMPDIR": "/s"}, "/s")):
-        own = {name: value for name, value in variables.items() if name != "TMPDIR"} | given
-        own |= {"SLURM_JOB_ID": "7", "TRITON_CACHE_DIR": "/mine"}
-        shown = subprocess.run(["bash", "-c", f". slurm/env.sh; echo ${' $'.join(names)}"], cwd=ROOT, env=own,
-                               capture_output=True, text=True, check=True).stdout.split()  # fmt: skip
-        job = f"{where}/xlme-{os.getuid()}-7"
-        assert shown == ["/mine", f"{job}/inductor", f"{job}/numba"]
+    own = {name: value for name, value in environment().items() if name not in (*names, "TMPDIR", "XLME_CACHE")}
+    show = f"import os, xlme_ds.data.compiled; print(*(os.environ[name] for name in {names}))"
+    shown = subprocess.run(["bash", "-c", f'. slurm/env.sh; python -c "{show}"'], cwd=ROOT, text=True,
+                           env=own | {"SLURM_JOB_ID": "7"} | given, capture_output=True, check=True).stdout  # fmt: skip
+    return [Path(place) for place in shown.split()]
+
+
+def test_caches_are_in_a_folder_of_the_job_on_the_nodes_disk(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    for given in ({"TMPDIR": str(tmp_path)}, {"TMPDIR": str(tmp_path), "SLURM_TMPDIR": str(tmp_path / "s")}):
+        job = Path(given.get("SLURM_TMPDIR", given["TMPDIR"])) / f"xlme-{os.getuid()}-7"
+        assert caches(**given, TRITON_CACHE_DIR="/mine") == [Path("/mine"), job / "inductor", job / "numba"]
+        assert job.stat().st_mode & 0o777 == 0o700
+    for planted in ("link", "writable", "another's"):
+        job = tmp_path / planted / f"xlme-{os.getuid()}-7"
+        theirs = tmp_path / planted / "theirs"
+        theirs.mkdir(parents=True)
+        if planted == "link":
+            job.symlink_to(theirs)
+        else:
+            job.mkdir()
+            job.chmod(0o777 if planted == "writable" else 0o755)
+        if planted == "another's":
+            if os.geteuid():
+                continue  # needs root
+            os.chown(job, 12345, 12345)
+        ours = {place.parent for place in caches(TMPDIR=str(tmp_path / planted))}
+        (made,) = ours
+        assert made not in (job, theirs) and made.stat().st_mode & 0o777 == 0o700 and made.parent == job.parent
+
+
+def test_code_in_the_current_folder_is_not_run_by_helpers(tmp_path: Path) -> None:
+    """Neither by a step of a larger command, nor by what draws the page of a run."""
+    for name in ("jinja2", "numpy", "data_prep"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('planted')")
+    step = launch("data_prep.show", 1, ["--help"])
+    page = ["-c", "import jinja2, numpy, data_prep, xlme_ds; print(xlme_ds.__file__)"]
+    for command in (step, [sys.executable, *page]):
+        done = subprocess.run(
+            command, cwd=tmp_path, env=run_environment() | {"PYTHONWARNINGS": "ignore"}, capture_output=True, text=True
+        )
+        assert done.returncode == 0 and "planted" not in done.stdout + done.stderr, done.stderr
+    with_path = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import os; from xlme_ds.run_commands import environment, run\n"
+         "os.chdir(__import__('sys').argv[1])\n"
+         "run([__import__('sys').executable, '-c', 'import data_prep; print(data_prep.__file__)'], environment())",
+         str(tmp_path)],
+        cwd=ROOT, env=with_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert str(ROOT / "data_prep") in done.stdout, "of a checkout that is not installed, too"
 
 
 def script(tmp_path: Path, name: str, srun: str, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":

@@ -62,7 +62,7 @@ def test_held_out_rows_depend_on_the_settings_of_evaluation_alone(
             parts = batch.task_B.tolist(), batch.tokens_BT.tolist(), masked.view_as(batch.tokens_BT).tolist()
             found += [str(row) for row in zip(*parts, strict=True)] if counts else []
     assert len(sizes) == 1, "the collectives of an engine need the same of all ranks"
-    assert max(size for size, _ in sizes.pop()) <= micro_batch
+    assert {size for size, _ in sizes.pop()} <= {1, micro_batch}, "torch compiles for every shape"
     numbers = {0: np.arange(min(rows, 60)), 1: np.arange(9)}
     whole = [(task, RowStore(folder / name).read(numbers[task]), numbers[task]) for task, name in enumerate(TASKS)]
     batch = collate(whole, 1, 0.15)

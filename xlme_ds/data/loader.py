@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -189,13 +190,12 @@ class Loader:
 class HeldOutLoader(Loader):
     """Reads the first `data.mono_rows` and `data.para_rows` rows, whatever the number of ranks and the micro-batch.
 
-    Every rank has as many micro-batches of the same sizes, each of one task, as its engine's collectives need: of the
-    last ones, of a row, some are the first row again, which does not count.
+    Every rank has as many micro-batches of the same sizes, each of one task, as its engine's collectives need. What
+    does not divide is read row by row; of the last of these some are the first row again, which does not count.
     """
 
     def _planned(self, data: DataConfig, world: int) -> StepPlan:
-        rows = (data.mono_rows, data.para_rows)
-        return StepPlan(rows, tuple(min(count, data.micro_batch) for count in rows), 1, world)
+        return StepPlan((data.mono_rows, data.para_rows), (data.micro_batch,) * len(TASKS), 1, world)
 
     @cached_property
     def _pieces(self) -> list[tuple[int, np.ndarray, bool]]:
@@ -203,8 +203,9 @@ class HeldOutLoader(Loader):
         found, world = [], self.plan.world
         for task, rows in enumerate(self.plan.rows):
             each, more = divmod(rows, world)
-            mine, at_once = np.arange(self.rank * each, (self.rank + 1) * each), max(self.plan.micro[task], 1)
-            found += [(task, mine[first : first + at_once], True) for first in range(0, each, at_once)]
+            mine, whole = np.arange(self.rank * each, (self.rank + 1) * each), each - each % self.plan.micro[task]
+            borders = [*range(0, whole, self.plan.micro[task]), *range(whole, each + 1)]
+            found += [(task, mine[first:end], True) for first, end in pairwise(borders)]
             last = self.rank < more
             found += [(task, np.array([world * each + self.rank if last else 0]), last)] * bool(more)
         return sorted(found, key=lambda piece: -len(piece[1]))
