@@ -155,6 +155,16 @@ def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
     path.write_text(json.dumps({"zero_optimization": {"stage": 3, "offload_param": None}}))
     with pytest.raises(ValueError, match=r"sets an offload_\* of zero_optimization that is no object"):
         deepspeed_settings(EngineConfig(deepspeed=str(path)))
+    for more in ({"gradient_predivide_factor": 8.0}, {"prescale_gradients": True}, {"zero_force_ds_cpu_optimizer": 1},
+                 {"progressive_layer_drop": {"enabled": True}}, {"no such key": 1}):  # fmt: skip
+        path.write_text(json.dumps({"zero_optimization": {"stage": 1}} | more))
+        with pytest.raises(ValueError, match=f"sets {next(iter(more))}, which may change the loss curve: remove it"):
+            deepspeed_settings(EngineConfig(deepspeed=str(path)))
+    path.write_text(json.dumps({"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}}))
+    with pytest.raises(ValueError, match=r"zero_optimization\.zero_quantized_gradients, which rounds"):
+        deepspeed_settings(EngineConfig(deepspeed=str(path)))
+    path.write_text(json.dumps({"zero_optimization": {"stage": 1}, "wall_clock_breakdown": True}))
+    assert deepspeed_settings(EngineConfig(deepspeed=str(path)))["wall_clock_breakdown"]
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(ValueError, match=r"folder\.json cannot be read \(Is a directory\)"):
         deepspeed_settings(EngineConfig(deepspeed=str(tmp_path / "folder.json")))

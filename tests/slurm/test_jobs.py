@@ -193,6 +193,35 @@ def test_held_out_text_that_is_named_is_not_left_out(tmp_path: Path) -> None:
     assert read() == [str(heldout)] and read(XLME_HELDOUT="") == []
 
 
+@pytest.mark.parametrize("name", ["stage.sh", "pretrain_base.sh", "finetune.sh"])
+def test_a_rank_that_ends_with_2_is_no_fault_of_the_others(tmp_path: Path, name: str) -> None:
+    """srun kills them then, and its own exit code is theirs; something new was saved, and yet no other try follows."""
+    out = tmp_path / "out"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/scontrol").write_text(f"#!/bin/bash\necho $@ >{tmp_path}/requeued\n")
+    (tmp_path / "bin/scontrol").chmod(0o755)
+    place = dict(XLME_OUT=str(out), XLME_DATA=str(tmp_path), XLME_MODEL="m", SLURM_ARRAY_TASK_ID="0",
+                 SLURM_ARRAY_JOB_ID="7", XLME_SUBMITTED="1", XLME_PYTHON=f"{tmp_path}/bin/python")  # fmt: skip
+    (tmp_path / "bin/python").write_text(f"#!/bin/bash\necho {out}/none\n")  # --list
+    (tmp_path / "bin/python").chmod(0o755)
+    words = ["encode", "--out", str(out)] if name == "stage.sh" else []
+    seed = out / "pos-en/seed1"
+    saves = f"mkdir -p {out}/tasks {seed}; date +%N | tee {out}/latest.json {seed}/latest.json >{out}/tasks/$$.json;"
+    saves += "echo progress;"
+    end = "echo 'srun: error: n1: task 0: Exited with exit code {}' >&2; printf 'no end of line' >&2; exit 143"
+    done = script(tmp_path, name, saves + end.format(2), *words, **place)
+    assert done.returncode == 2 and not (tmp_path / "requeued").exists(), done.stderr
+    assert "progress\n" in done.stdout and "task 0: Exited with exit code 2\nno end of line" in done.stderr
+    done = script(tmp_path, name, saves + end.format(1), *words, **place)
+    assert done.returncode == 143 and (tmp_path / "requeued").exists(), done.stderr
+
+
+def test_an_array_without_its_variables_trains_nothing(tmp_path: Path) -> None:
+    done = script(tmp_path, "finetune.sh", f"touch {tmp_path}/ran", SLURM_ARRAY_TASK_ID="0", SLURM_ARRAY_JOB_ID="7")
+    assert done.returncode == 2 and not (tmp_path / "ran").exists()
+    assert "the variables of its submission did not reach this job" in done.stderr
+
+
 def test_held_out_rows_have_every_language_alike(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/sbatch").write_text(f'#!/bin/bash\necho "$@" >>{tmp_path}/jobs\nwc -l <{tmp_path}/jobs\n')

@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.engine.worker import tiny
-from tests.launch import ROOT, environment, free_port
+from tests.launch import ROOT, environment, free_port, python
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.data.collate import collate
 from xlme_ds.data.loader import HeldOutLoader
@@ -113,6 +114,30 @@ def test_a_process_that_waits_for_others_says_so_and_can_be_stopped(tmp_path: Pa
         _, errors = process.communicate(timeout=30)
         assert process.returncode == 128 + sent[0], errors
         assert errors.count("while it waited for other processes") == 1 and errors.startswith(sent[0].name), errors
+
+
+TWICE = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from tests.engine.worker import tiny
+from xlme_ds.api import pretrain
+folder, size = Path(sys.argv[1]), int(sys.argv[2])
+config = tiny(dict(kind="deepspeed", deepspeed="zero3"), 8, steps=5)
+config = replace(config, model=replace(config.model, vocabulary=size))
+for name in ("one", "two"):
+    pretrain(config, folder / "mixed", folder / name)
+"""
+
+
+def test_two_runs_in_one_process(tmp_path: Path) -> None:
+    """Under DeepSpeed, which keeps the groups of a run that has ended."""
+    vocabulary = train_vocabulary(tmp_path / "mixed/vocab")
+    write_data(tmp_path / "mixed", rows=24, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    done = python("-c", TWICE, str(tmp_path), str(vocabulary.size))
+    assert done.returncode == 0, done.stderr
+    one, two = (load_file(tmp_path / name / "model/model.safetensors") for name in ("one", "two"))
+    assert one.keys() == two.keys() and all(torch.equal(value, two[name]) for name, value in one.items())
 
 
 @pytest.mark.parametrize("lost", ["terminal", "pipe", "nohup"])

@@ -181,7 +181,9 @@ def process_group(
         yield start_process_group(engine, watchdog_minutes)
     finally:
         if dist.is_initialized():
-            dist.destroy_process_group()
+            from deepspeed import comm  # it keeps groups of its own, which the next run of this process must not use
+
+            (comm if comm.is_initialized() else dist).destroy_process_group()
 
 
 def leave() -> NoReturn:
