@@ -262,6 +262,47 @@ def test_a_run_that_was_made_longer_is_not_finished_by_its_older_end(tmp_path: P
     assert script(tmp_path, "pretrain_base.sh", ends, "--train.steps", "4", **place).returncode == 0
 
 
+def test_both_parts_of_the_text_have_the_share_that_was_set(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sbatch").write_text(f'#!/bin/bash\necho "$@" >>{tmp_path}/jobs\nwc -l <{tmp_path}/jobs\n')
+    (tmp_path / "bin/sbatch").chmod(0o755)
+    place = {"XLME_WORK": str(tmp_path), "XLME_TEXT": "--mono 'my mono'", "XLME_HELDOUT_SHARE": "0.25"}
+    assert script(tmp_path, "prep.sh", "", **place).returncode == 0
+    encodes = [line for line in (tmp_path / "jobs").read_text().splitlines() if "slurm/stage.sh encode" in line]
+    flags = f"--mono my mono --vocab {tmp_path}/vocab --out {tmp_path}"
+    assert [line.partition(" encode ")[2] for line in encodes] == [
+        f"{flags}/encoded_heldout --split heldout --heldout-share 0.25",
+        f"{flags}/encoded --split train --heldout-share 0.25",
+    ]
+
+
+def test_an_array_hands_on_all_that_was_set(tmp_path: Path) -> None:
+    """Every task, kind of training and seed once; what sbatch hands on is what the job reads."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sbatch").write_text(
+        f'#!/bin/bash\nenv | grep ^XLME_ >{tmp_path}/env; echo "$@" >{tmp_path}/submitted\n'
+    )
+    (tmp_path / "bin/sbatch").chmod(0o755)
+    place = dict(XLME_MODEL="runs/m", XLME_DATA="'my data' more", XLME_OUT=str(tmp_path / "out"), XLME_TASKS="pos xnli",
+                 XLME_TRAIN="en all", XLME_SEEDS="3 4", XLME_SETTINGS="--grid")  # fmt: skip
+    assert script(tmp_path, "finetune.sh", "", "--account", "a", **place).returncode == 0
+    assert (tmp_path / "submitted").read_text().split() == ["--array=0-7", "--account", "a", "slurm/finetune.sh"]
+    handed_on = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
+    (tmp_path / "bin/python").write_text(f'#!/bin/bash\n[ "${{!#}}" = --list ] || printf "%s|" "$@" >>{tmp_path}/runs\n'
+                                         f'[ "${{!#}}" = --list ] || echo >>{tmp_path}/runs\n')  # fmt: skip
+    (tmp_path / "bin/python").chmod(0o755)
+    for number in range(8):
+        own = handed_on | {"XLME_PYTHON": f"{tmp_path}/bin/python", "SLURM_ARRAY_TASK_ID": str(number)}
+        done = script(tmp_path, "finetune.sh", 'while [[ $1 == --* ]]; do shift; done; exec "$@"', **own)
+        assert done.returncode == 0, done.stderr
+    asked = [(task, train, seed) for task in ("pos", "xnli") for train in ("en", "all") for seed in ("3", "4")]
+    assert (tmp_path / "runs").read_text().splitlines() == [
+        f"-m|xlme_ds.finetune|--task|{task}|--model|runs/m|--data|my data|more|"
+        f"--out|{tmp_path}/out/{task}-{train}/seed{seed}|--seeds|{seed}|--tuning.train-languages|{train}|--grid|"
+        for task, train, seed in asked
+    ]
+
+
 def test_no_rows_of_a_task_are_none_in_held_out_text_too(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/sbatch").write_text(f'#!/bin/bash\necho "$@" >>{tmp_path}/jobs\nwc -l <{tmp_path}/jobs\n')

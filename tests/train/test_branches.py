@@ -175,7 +175,8 @@ def test_a_resume_crosses_the_border(config: RunConfig, data: tuple[Path, Path],
 
 
 RANK = """
-import json, sys
+import itertools, json, sys, time
+time.perf_counter = itertools.count(1, 0.001).__next__  # a clock by which every measurement takes a millisecond
 from pathlib import Path
 from xlme_ds.api import pretrain
 from xlme_ds.config import RunConfig, from_json
@@ -190,6 +191,8 @@ def test_another_engine_crosses_the_border(config: RunConfig, data: tuple[Path, 
     out = tmp_path / "out"
     for done in run_ranks(2, ["-c", RANK, json.dumps(asdict(two)), str(out), *map(str, data)]):
         assert done.returncode == 0, done.stderr
+    peaks = [line["flops_per_s"] / line["peak_fraction"] for line in audit_lines(out / "metrics.jsonl")]
+    assert peaks == pytest.approx([2 * 2 * 1024**3 / 0.001] * 8, rel=1e-3), "of two processes, by a product of 1024"
     forget(out, 6, 8)
     pretrain(alone, data, out)
     found, wanted = ([line["loss"] for line in records(run)] for run in (out, pretrain(alone, data, tmp_path / "one")))

@@ -105,7 +105,7 @@ def test_resumed_run_continues_exactly(data: Path, tmp_path: Path, settings: dic
     assert all((ours[name] == theirs[name]).all() for name in theirs)
 
 
-@pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 3)])
+@pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 3), (12, 1), (1, 12)])  # 10 comes after 2, not before
 def test_a_run_goes_on_with_the_vocabulary_in_other_blocks(data: Path, tmp_path: Path, before: int, after: int) -> None:
     config = tiny(**PLAIN, embedding_sharing="gdes", vocabulary_blocks=before)
     other = dataclasses.replace(config, model=dataclasses.replace(config.model, vocabulary_blocks=after))

@@ -434,6 +434,26 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield names
 
 
+def test_all_that_a_marker_vouches_for_is_on_the_disk_before_it(data: Path, tmp_path: Path, synced: list[str]) -> None:
+    """Every file of a checkpoint and its folder; of a made folder every file, and its own name after it has it."""
+    assert run(data, tmp_path / "run", short(steps=8), bad=set(), watch=False)
+    markers = [n for n, name in enumerate(synced) if name == "complete.json"]
+    for step, first, marker in zip((4, 8), [0, *markers], markers, strict=False):
+        written = {path.name for path in (tmp_path / f"run/checkpoints/step_{step:08d}").iterdir()} - {"complete.json"}
+        before = {
+            name.partition(".json.")[0].lstrip(".") + ".json" if ".tmp" in name else name
+            for name in synced[first:marker]
+        }
+        assert written | {f"step_{step:08d}.partial"} <= before, synced[first:marker]
+    assert synced[markers[-1] :].count("checkpoints") >= 1, "the new name of the folder"
+    synced.clear()
+    with made_whole(tmp_path / "made", "--to") as partial:
+        (partial / "deep").mkdir()
+        for name in ("one", "deep/two"):
+            (partial / name).write_text("x")
+    assert {"one", "two", "deep"} <= set(synced) and synced[-1] == tmp_path.name
+
+
 def test_records_are_on_the_disk_before_the_checkpoint_is(data: Path, tmp_path: Path, synced: list[str]) -> None:
     assert run(data, tmp_path / "run", short(steps=8, audit=True), bad=set(), watch=False)
     for marker in [n for n, name in enumerate(synced) if name == "complete.json"]:

@@ -30,6 +30,7 @@ from xlme_ds.counting import flops_per_step
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.folders import LOCK, lock
 from xlme_ds.recipes import recipe
+from xlme_ds.train.records import audit_lines
 from xlme_ds.train.run import read_inputs
 from xlme_ds.train.run_folder import RunFolder
 
@@ -84,6 +85,17 @@ def test_records_by_formula(plain: Path, config: RunConfig) -> None:
         peak = line["flops_per_s"] / line["peak_fraction"]
         assert peak == pytest.approx(lines[0]["flops_per_s"] / lines[0]["peak_fraction"]) and 1e8 < peak < 1e15
         assert 0 < line["data_wait"] < 1 and 0 < line["memory_gib"] <= most
+
+
+def test_tokens_are_those_that_were_read(folder: Path, config: RunConfig) -> None:
+    """Where tasks alternate a step reads rows of one of them."""
+    turns = replace(config, data=DataConfig(4, 4, 4, alternate=True), train=replace(config.train, log_every=1, steps=3))
+    turns = replace(turns, train=replace(turns.train, audit=True))
+    out = pretrain(turns, folder / "data", folder / "turns")
+    read = [line["rows"] for line in audit_lines(out / "audit/rank_00000.jsonl") if "rows" in line]
+    rows = [sum(len(part) - 1 for parts in of_step.values() for part in parts) for of_step in read]
+    lines = audit_lines(out / "metrics.jsonl")
+    assert [line["tokens"] for line in lines] == [32 * sum(rows[: n + 1]) for n in range(3)] == [128, 256, 384]
 
 
 def test_the_log(said: str) -> None:
