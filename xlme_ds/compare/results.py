@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from ..config import refuse
 from ..data.schema import read_json, write_json
-from ..evaluate.output import ResultTable, save_figure, write_text
+from ..evaluate.output import ResultTable, drawn, save_figure, write_text
 from ..evaluate.retrieval import both_ways
 from .systems import System
 from .trends import LEVEL, Trend, crossing, trends
@@ -315,7 +315,9 @@ def _panel(axes: Axes, runs: Sequence[RunScores], measure: str) -> None:
         }
         means = [fmean(run.scores[measure] for run in seeds if measure in run.scores) for seeds in by_budget.values()]
         axes.plot([seeds[0].flops for seeds in by_budget.values()], means, color=colour, linewidth=1.2)
-        axes.plot([flops for flops, _ in values], [y for _, y in values], "o", color=colour, markersize=4, label=name)
+        axes.plot(
+            [flops for flops, _ in values], [y for _, y in values], "o", color=colour, markersize=4, label=drawn(name)
+        )
         if name in lines:
             x = np.linspace(np.log10(min(flops for flops, _ in values)), np.log10(10 * last), 60)
             middle, half = np.array([lines[name].at(at) for at in x]).T
