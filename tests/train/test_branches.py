@@ -166,6 +166,21 @@ def test_a_finished_run_is_made_longer(config: RunConfig, data: tuple[Path, Path
     assert from_json(RunConfig, read_json(out / "config.json", dict)["config"]).train.steps == 10
 
 
+@pytest.mark.parametrize("steps", [6, 7])
+def test_a_run_is_made_shorter_than_its_records(
+    config: RunConfig, data: tuple[Path, Path], stable: Path, steps: int
+) -> None:
+    """After a kill between two checkpoints: it ends at one, and has no records of later steps; not before it."""
+    out = stable.with_name(f"shorter{steps}")
+    shutil.copytree(stable, out)
+    forget(out, 8)
+    pretrain(longer(config, steps), data, out)
+    assert [line["step"] for line in records(out)] == list(range(1, steps + 1))
+    assert records(out) == records(stable)[:steps]
+    with pytest.raises(SharedError, match="the run is finished and stays as it is"):
+        pretrain(longer(replace(config, data=replace(config.data, phase_steps=(4,))), 5), data, out)
+
+
 def test_a_resume_crosses_the_border(config: RunConfig, data: tuple[Path, Path], stable: Path) -> None:
     out = stable.with_name("again")
     shutil.copytree(stable, out)

@@ -413,6 +413,13 @@ def test_damaged_and_missing_records_are_told_and_the_others_kept(
     assert "has no record" not in write_report(trained).read_text(encoding="utf-8")
 
 
+def test_a_record_that_cannot_be_read_is_named(data: Path, copy: Path) -> None:
+    (copy / "metrics.jsonl").unlink()
+    (copy / "metrics.jsonl").mkdir()
+    with pytest.raises(SharedError, match=r"metrics\.jsonl: Is a directory"):
+        again(data, copy)
+
+
 def test_missing_steps_in_words() -> None:
     assert missing_steps([10, 30, 40], 10, 45) == "20"
     assert missing_steps([1, 5, 9], 1, 10) == "2 to 4, 6 to 8, 10"

@@ -91,7 +91,10 @@ def train(
     state: dict[str, Any] = {"run": saved.get("run"), "settings": settled(config)}
     known = folder, config, loader, heldout, work, engine.world, saved.get("run")
     on_all_ranks(lambda: _begin(*known) if root else None)
+    logged = on_all_ranks(lambda: folder.steps_logged() if root else 0)
     if start >= settings.steps:
+        # It may have been made shorter after it had done more.
+        on_all_ranks(lambda: folder.drop_records(start) if logged > start else None)
         if root:
             print(f"{out}: all {start} steps are done")
         return True
@@ -101,8 +104,9 @@ def train(
     audited = None
     if settings.audit and isinstance(loader, Loader):  # other sources refuse the setting
         audited = audit_reads(out, loader, start, engine.rank, engine.world)
-    if root and (logged := folder.steps_logged()) > start:
-        print(f"{out}: steps {start + 1} to {logged} are done again, for the newest checkpoint is of step {start}")
+    if logged > start:
+        again = min(logged, settings.steps)
+        print(f"{out}: steps {start + 1} to {again} are done again, for the newest checkpoint is of step {start}")
     facts = engine, config, out, start, saved, loader, work, peak, profiled
     guard, callbacks, shown = on_all_ranks(lambda: _callbacks(*facts))
     logs = [log for each in (guard, *callbacks) for log in each.logs]

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training, refuse
 from ..data.order import phases
-from ..data.schema import read_json, write_json
+from ..data.schema import read_json, replacing, write_json
 from ..folders import LOCK, at_step, checkpoints_of, in_use, lock, saved_step
 from .schedule import learning_rate
 
@@ -172,6 +172,15 @@ class RunFolder:
                 aside.append(new.name)
         return aside
 
+    def drop_records(self, after: int) -> None:
+        """Leave out the records of steps that the run does not have."""
+        for path in (self.path / f"{name}.jsonl" for name in RECORDS):
+            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+            kept = [line for line in lines if (step_of(line) or 0) <= after]
+            if len(kept) < len(lines):
+                with replacing(path) as file:
+                    file.writelines(kept)
+
     def finish(self, steps: int) -> None:
         """Mark the run finished, its last act."""
         write_json(self.path / FINISHED, {"steps": steps})
@@ -283,9 +292,11 @@ def _ahead(theirs: Mapping[str, Any], config: Training, done: int) -> tuple[str,
     then = ScheduleConfig(theirs["schedule.name"], theirs["schedule.decay_steps"])
     lengths = (theirs["train.steps"], then), (config.train.steps, config.schedule)
     with suppress(KeyError, TypeError):  # a schedule of another version
-        rates = [[learning_rate(step, steps, config.optimizer, at) for step in range(done)] for steps, at in lengths]
-        if rates[0] == rates[1] and done <= config.train.steps:
-            free += ["train.steps", "schedule."]
+        if done <= config.train.steps:
+            rates = [
+                [learning_rate(step, steps, config.optimizer, at) for step in range(done)] for steps, at in lengths
+            ]
+            free += ["train.steps", "schedule."] * (rates[0] == rates[1])
     if isinstance(config, RunConfig):
         data = DataConfig(
             phase_steps=tuple(theirs["data.phase_steps"]),
