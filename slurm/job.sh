@@ -44,6 +44,25 @@ requeue() {
     false
 }
 
+# ranks SRUN'S WORDS...: srun, with exit code 2 where a rank ended with it. Srun's own is the worst of them: that of the
+# ranks that it kills then, or 143.
+ranks() {
+    local - codes
+    set +e
+    { srun "$@" 2>&1 >&3 | told_mistake; codes=("${PIPESTATUS[@]}"); } 3>&1
+    return $((codes[0] && codes[1] ? 2 : codes[0]))
+}
+
+# Hand on what srun says, and end with 1 if it says that a rank ended with 2.
+told_mistake() {
+    local line found=0
+    while IFS= read -r line || [ -n "$line" ]; do
+        printf '%s\n' "$line" >&2
+        case $line in srun:*"Exited with exit code 2") found=1 ;; esac
+    done
+    return $found
+}
+
 # end_of_try STATUS: with something left to do; the exit code was STATUS, 0 after a signal.
 end_of_try() {
     # 2: a mistake of the user's, told above. Else a fault, worth another try only if this one got further than the one before.

@@ -21,7 +21,7 @@ case $1 in
     vocab | vocap | encode | mix) goes_on=1; trap 'told=1; if requeue "time limit"; then requeued=1; fi' USR1 ;;
     *) goes_on=; trap 'told=1; echo "$1 does not go on in another try: if the time limit ends it, raise --time" >&2' USR1 ;;
 esac
-srun --mpi="$XLME_MPI_TYPE" --kill-on-bad-exit=1 --wait=0 "${python[@]}" -m data_prep "$@" &
+ranks --mpi="$XLME_MPI_TYPE" --kill-on-bad-exit=1 --wait=0 "${python[@]}" -m data_prep "$@" &
 step=$!
 while told= status=0; wait $step || status=$?; [ "$told" ]; do :; done  # a trap interrupts the wait
 if [ $status != 0 ] && [ "$goes_on" ] && [ -z "$requeued" ]; then end_of_try $status; fi

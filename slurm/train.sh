@@ -26,9 +26,9 @@ choose_port
 marker() { stat -c '%i %y' "$XLME_OUT/finished.json" 2>/dev/null || true; }
 ended=$(marker)
 status=0
-# A dead rank would leave the others waiting in a collective: srun ends them all. Its exit code is the worst of them.
+# A dead rank would leave the others waiting in a collective: srun ends them all.
 # --wait=0: the first rank writes the report when the others have left, which some sites allow only for a while.
-srun --kill-on-bad-exit=1 --wait=0 \
+ranks --kill-on-bad-exit=1 --wait=0 \
     "${python[@]}" -m xlme_ds.pretrain "${origin[@]}" --data "${data[@]}" --out "$XLME_OUT" \
     "${heldout[@]}" "$@" || status=$?
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.worker import tiny
 from tests.launch import python
 from tests.rows import write_data
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, RunConfig, StartConfig, TrainConfig
@@ -133,6 +134,34 @@ def test_an_embedding_that_does_not_go_through_the_buffers_to_nvme() -> None:
     validate(replace(config, model=replace(xl.model, vocabulary_blocks=16)), world=1)
 
 
+@pytest.mark.parametrize(
+    ("legal", "illegal"),
+    [
+        (dict(data=dict(phase_steps=(4, 5))), dict(data=dict(phase_steps=(4, 6)))),
+        (dict(optimizer=dict(warmup_steps=10)), dict(optimizer=dict(warmup_steps=11))),
+        (dict(schedule=dict(name="wsd", decay_steps=8)), dict(schedule=dict(name="wsd", decay_steps=9))),
+        (dict(model=dict(relative_max_distance=9)), dict(model=dict(relative_max_distance=8))),
+        (dict(objective=dict(random_fraction=0.5, keep_fraction=0.5)),
+         dict(objective=dict(random_fraction=0.5, keep_fraction=0.51))),
+        (dict(model=dict(vocabulary_blocks=25)), dict(model=dict(vocabulary_blocks=26))),
+        (dict(data=dict(alternate=True), train=dict(steps=10, log_every=3)),
+         dict(data=dict(alternate=True), train=dict(steps=10, log_every=2))),
+    ],
+)  # fmt: skip
+def test_settings_at_their_border(legal: dict[str, dict], illegal: dict[str, dict]) -> None:
+    """The last that fit, and the first that do not: of ten steps, of which two warm up."""
+    run = tiny(dict(kind="plain"), 8, steps=10)
+    run = replace(run, optimizer=replace(run.optimizer, warmup_steps=2), model=replace(run.model, relative_buckets=32))
+    run = replace(run, objective=replace(run.objective, name="mlm"), model=replace(run.model, vocabulary=100))
+
+    def changed(settings: dict[str, dict]) -> RunConfig:
+        return replace(run, **{name: replace(getattr(run, name), **values) for name, values in settings.items()})
+
+    validate(changed(legal))
+    with pytest.raises(ValueError):
+        validate(changed(illegal))
+
+
 def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"zero_optimization": {"stage": 1}, "gradient_clipping": 1.0}))
@@ -155,6 +184,16 @@ def test_engine_files_hold_engine_keys_only(tmp_path: Path) -> None:
     path.write_text(json.dumps({"zero_optimization": {"stage": 3, "offload_param": None}}))
     with pytest.raises(ValueError, match=r"sets an offload_\* of zero_optimization that is no object"):
         deepspeed_settings(EngineConfig(deepspeed=str(path)))
+    for more in ({"gradient_predivide_factor": 8.0}, {"prescale_gradients": True}, {"zero_force_ds_cpu_optimizer": 1},
+                 {"progressive_layer_drop": {"enabled": True}}, {"no such key": 1}):  # fmt: skip
+        path.write_text(json.dumps({"zero_optimization": {"stage": 1}} | more))
+        with pytest.raises(ValueError, match=f"sets {next(iter(more))}, which may change the loss curve: remove it"):
+            deepspeed_settings(EngineConfig(deepspeed=str(path)))
+    path.write_text(json.dumps({"zero_optimization": {"stage": 3, "zero_quantized_gradients": True}}))
+    with pytest.raises(ValueError, match=r"zero_optimization\.zero_quantized_gradients, which rounds"):
+        deepspeed_settings(EngineConfig(deepspeed=str(path)))
+    path.write_text(json.dumps({"zero_optimization": {"stage": 1}, "wall_clock_breakdown": True}))
+    assert deepspeed_settings(EngineConfig(deepspeed=str(path)))["wall_clock_breakdown"]
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(ValueError, match=r"folder\.json cannot be read \(Is a directory\)"):
         deepspeed_settings(EngineConfig(deepspeed=str(tmp_path / "folder.json")))

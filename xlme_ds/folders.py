@@ -7,8 +7,9 @@ import re
 import shutil
 import socket
 import stat
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,35 @@ def lock(folder: Path) -> Any:
             raise OSError(error.errno, error.strerror, str(path)) from None
         held.pop_all()  # it stays open, and locked
     return file
+
+
+def private(folder: Path) -> Path:
+    """`folder`, made for this user alone; where somebody else can write it, a new one next to it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()  # a link may lead anywhere
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
+        return folder
+    return Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+
+
+def use_private_caches() -> None:
+    """Have compilers cache machine code, which is run, where nobody else can put any: in XLME_CACHE where that is set,
+    a folder on a disk of the node, else in the user's cache folder, which torch's default is not."""
+    names = {"NUMBA_CACHE_DIR": "numba", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+    place = os.environ.get("XLME_CACHE")
+    if place is None:
+        names = {"TORCHINDUCTOR_CACHE_DIR": "inductor"}
+        place = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "xlme_ds")
+    if all(name in os.environ for name in names):
+        return
+    try:
+        folder = private(Path(place))
+    except OSError:  # no home, or one that cannot be written
+        folder = Path(tempfile.mkdtemp(prefix="xlme-"))
+    for name, kind in names.items():
+        os.environ.setdefault(name, str(folder / kind))
 
 
 def to_disk(*paths: Path) -> None:

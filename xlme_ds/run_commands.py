@@ -3,6 +3,7 @@
 import os
 import shlex
 import signal
+import site
 import socket
 import subprocess
 import sys
@@ -10,10 +11,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+_HANDED_ON = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
 
 def environment() -> dict[str, str]:
-    """Ours, with the programs of this Python's folder first."""
-    return dict(os.environ, PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    """Ours, with the programs of this Python's folder first; Python imports nothing from the current folder, which may
+    hold a module of any name, and these packages from where they are."""
+    ours, places = str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if ours not in (*places, *map(os.path.realpath, site.getsitepackages())):
+        places.append(ours)
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, places)), "PYTHONSAFEPATH": "1"}
+    return {**os.environ, **path, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 def launch(module: str, processes: int, arguments: Sequence[str]) -> list[str]:
@@ -29,7 +37,8 @@ def launch(module: str, processes: int, arguments: Sequence[str]) -> list[str]:
 
 def run(command: Sequence[str], environment: Mapping[str, str], quiet: bool = False) -> None:
     """Run one step; leaves with its exit code when it fails. Ctrl-C reaches the step, which saves and ends by itself;
-    SIGTERM and SIGUSR1, as of a job that must end, are handed on to it, and this program ends after it."""
+    other signals to stop (of a job that must end, of a lost terminal) are handed on to it, and this program ends after
+    it."""
     print("$ " + shlex.join(command), flush=True)
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL if quiet else None)
     received: list[int] = []
@@ -38,7 +47,8 @@ def run(command: Sequence[str], environment: Mapping[str, str], quiet: bool = Fa
         received.append(number)
         process.send_signal(number)
 
-    before = {number: signal.signal(number, hand_on) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    heard = [each for each in _HANDED_ON if signal.getsignal(each) != signal.SIG_IGN]
+    before = {number: signal.signal(number, hand_on) for number in heard}
     before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = process.wait()
     for number, handler in before.items():

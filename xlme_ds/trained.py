@@ -6,15 +6,17 @@ place of its folder names the checkpoint of that step.
 Hugging Face's form is written by `xlme_ds.export`; this file says what its names mean, for both directions.
 """
 
+import hashlib
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -64,6 +66,7 @@ EXPORTED_SETTINGS = {
 }
 WHICH = "which"  # encoder of the run, in the `config.json` of an export
 DECODER_FORM = "decoder_form"  # `model.decoder` in the `config.json` of a translating export
+_CHECKSUM = "crc32"  # in the metadata of a file of weights
 # Of exports that were written before they could have these.
 _YOUNGER = {"layout": "xlme", "languages": (), "masked_head": "dense"}
 
@@ -149,6 +152,15 @@ def load_encoder_and_step(folder: Path, which: Which | None = None) -> tuple[Tra
         return _load_export(_exported(folder, which)), None
     run = load_run(folder)
     return TrainedEncoder(run.encoder(which), run.vocabulary), run.step
+
+
+def weights_sha256(encoder: nn.Module) -> str:
+    """SHA-256 of the parameters of an encoder, which tells a model from another of the same name."""
+    digest = hashlib.sha256()
+    for name, value in encoder.state_dict().items():
+        digest.update(name.encode())
+        digest.update(value.cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def start_of(folder: Path) -> tuple[str, int]:
@@ -340,12 +352,22 @@ def model_config(settings: Mapping[str, Any]) -> ModelConfig:
     return replace(model, language_embeddings=tuple(model.language_embeddings))
 
 
-def save_weights(state: Mapping[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file that others may read as they may other new files; the library's is for its owner."""
+def save_weights(state: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file with a checksum of its tensors, which others may read as they may other new files; the
+    library's is for its owner."""
     path.touch()
     mode = path.stat().st_mode
-    save_file(dict(state), path, metadata)
+    save_file(dict(state), path, {**(metadata or {}), _CHECKSUM: _checksum(state)})
     path.chmod(mode)
+
+
+def _checksum(state: Mapping[str, Tensor]) -> str:
+    """CRC-32 of the tensors, by name in order, each after its name, type and shape."""
+    crc = 0
+    for name, value in sorted(state.items()):
+        crc = zlib.crc32(f"{name} {value.dtype} {list(value.shape)}".encode(), crc)
+        crc = zlib.crc32(value.detach().contiguous().view(-1).view(torch.uint8).numpy().data, crc)
+    return f"{crc:08x}"
 
 
 def write_model(folder: Path, state: Mapping[str, Tensor], vocabulary: Path) -> None:
@@ -390,11 +412,17 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file; ValueError when it is none."""
+    """The tensors of a safetensors file. Raises ValueError when it is none, or its checksum, where it has one as every
+    file of `save_weights`, is not theirs."""
     try:
-        return load_file(path)
+        with safe_open(path, "pt") as file:
+            stored = (file.metadata() or {}).get(_CHECKSUM)
+        state = load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from None
+    words = f"{path} has changed since it was written (checksum): copy it again, or write it anew"
+    refuse([(stored is None or stored == _checksum(state), f"{words} (of a run: start its command again)")])
+    return state
 
 
 def export_state(encoder: TextEncoder) -> dict[str, Tensor]:

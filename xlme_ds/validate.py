@@ -62,6 +62,25 @@ _OURS = (
     "communication_data_type",
     "torch_autocast",
 )
+# Keys of a user's file that change how a step is computed or what is printed of it, and not its result.
+_OF_ENGINES = (
+    "zero_optimization",
+    "aio",
+    "comms_logger",
+    "csv_monitor",
+    "dump_state",
+    "flops_profiler",
+    "memory_breakdown",
+    "tensorboard",
+    "wall_clock_breakdown",
+)
+_LOSSY = (
+    "zero_quantized_weights",
+    "zero_quantized_nontrainable_weights",
+    "zero_quantized_gradients",
+    "zeropp_loco_param",
+    "fp16_master_weights_and_gradients",
+)
 
 
 def validate(config: Config, world: int | None = None) -> Config:
@@ -419,9 +438,11 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
     if not isinstance(settings, dict) or not isinstance(settings.get("zero_optimization"), dict):
         raise ValueError(f"{path} is no DeepSpeed configuration: it must be a JSON object with zero_optimization")
     ours = next((key for key in _OURS if key in settings), None)
+    other = next((key for key in settings if key not in (*_OF_ENGINES, *_OURS)), None)
     zero = settings["zero_optimization"]
     offloads = [zero[key] for key in ("offload_optimizer", "offload_param") if key in zero]
-    auto = next((key for key, value in settings["zero_optimization"].items() if value == "auto"), None)
+    auto = next((key for key, value in zero.items() if value == "auto"), None)
+    lossy = next((key for key in _LOSSY if zero.get(key)), None)
     refuse(
         [
             (
@@ -440,6 +461,15 @@ def deepspeed_settings(engine: EngineConfig) -> dict[str, Any]:
             (
                 ours is None,
                 f"{path} sets {ours}, which the recipe decides: remove it there and use the recipe's own setting",
+            ),
+            (
+                other is None,
+                f"{path} sets {other}, which may change the loss curve: remove it, only {', '.join(_OF_ENGINES)} leave "
+                "it as it is",
+            ),
+            (
+                lossy is None,
+                f"{path} sets zero_optimization.{lossy}, which rounds what ranks send to each other: remove it",
             ),
         ]
     )

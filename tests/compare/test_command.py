@@ -13,7 +13,7 @@ from tests.finetune.tasks import write_entities
 from tests.launch import python
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.compare.__main__ import planned
-from xlme_ds.compare.results import RunScores, deliver, heldout_losses, joined, passes, read_results
+from xlme_ds.compare.results import RunScores, deliver, heldout_losses, joined, passes, read_results, scores
 from xlme_ds.compare.scoring import files_as_they_are, left_to_test
 from xlme_ds.compare.settings import CompareSettings
 from xlme_ds.compare.systems import Budget, own_settings, system
@@ -84,6 +84,16 @@ def test_equal_operations(compared: tuple[Path, list[str], str]) -> None:
         }
         assert configs[2]["seed"] == 1001
         assert [(config["data"]["mono_rows"], config["data"]["para_rows"]) for config in configs] == [(2, 2)] * 3
+
+
+def test_scores_of_two_versions_of_a_test_are_not_averaged(tmp_path: Path) -> None:
+    for seed, version in ((1, "a"), (2, "a"), (3, "b")):
+        (tmp_path / f"pos/seed{seed}").mkdir(parents=True)
+        content = {"languages": {"de": {"f1": 10.0 * seed}}, "files": {"test-de.tsv": version}}
+        (tmp_path / f"pos/seed{seed}/scores.json").write_text(json.dumps(content))
+    assert scores(tmp_path, (1, 2))[0] == {"pos": 15.0}
+    with pytest.raises(ValueError, match=r"seed3/scores\.json has scores of other files than \S+seed1/scores\.json"):
+        scores(tmp_path, (1, 2, 3))
 
 
 def test_scores_and_tables(compared: tuple[Path, list[str], str]) -> None:

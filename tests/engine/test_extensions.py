@@ -70,6 +70,23 @@ def test_a_process_that_is_killed_while_it_compiles_holds_nobody_up(source: Path
     assert "compiling" not in end(load(source))
 
 
+def test_compilers_of_a_killed_process_are_waited_for(source: Path) -> None:
+    """They outlive it and the lock that it held, and two must not write the same files."""
+    compiler, log = source.parent / "bin" / "slow", source.parent / "log"
+    compiler.parent.mkdir()
+    compiles = f'echo begins >>{log}\nsleep 2\nc++ "$@"\ncode=$?\necho ends >>{log}\nexit $code'
+    compiler.write_text(f'#!/bin/bash\ncase " $* " in *" -c "*) ;; *) exec c++ "$@" ;; esac\n{compiles}\n')
+    compiler.chmod(0o755)
+    slowly = dict(TORCH_EXTENSIONS_DIR=source.parent / "extensions", CXX=compiler)
+    first = Python(["-c", LOAD, str(source)], **slowly)
+    wait_for(source.parent, "log")
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    end(Python(["-c", LOAD, str(source)], **slowly))
+    words = log.read_text().split()
+    assert words == ["begins", "ends"] * (len(words) // 2), words
+
+
 def test_who_waits_for_another_process_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "lock"
     with open(path, "w") as theirs, open(path, "w") as ours:

@@ -20,7 +20,7 @@ from xlme_ds.config import (
     RunConfig,
     TrainConfig,
 )
-from xlme_ds.data.loader import Loader
+from xlme_ds.data.loader import HeldOutLoader, Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import Engine, StepStats
 from xlme_ds.engine.ranks import data_parallel, start_process_group
@@ -29,7 +29,7 @@ from xlme_ds.train.stop import StopRequest, Watchdog
 from xlme_ds.validate import validate
 
 STEPS = 20
-HELDOUT = DataConfig(12, 12, micro_batch=6)  # other micro-batches than in training
+HELDOUT = DataConfig(13, 9, micro_batch=4)  # they divide neither among ranks nor into micro-batches
 SIZES = dict(
     vocabulary=200,
     width=32,
@@ -124,13 +124,12 @@ def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> d
     """Train one case; rank by rank the gradients of step 1, on the root the weights in the end."""
     share = data_parallel(config.engine, rank, world)
     heldout, objective = HELDOUT if config.data.para_rows else replace(HELDOUT, para_rows=0), config.objective
-    if (
-        config.engine.pipeline_schedule == "dualpipev"
-    ):  # more micro-batches than in training, of which two are left over
-        heldout = replace(heldout, micro_batch=2)
+    heldout = heldout if config.data.mono_rows else replace(heldout, mono_rows=0)
+    if config.engine.pipeline_schedule == "dualpipev":  # more micro-batches than in training
+        heldout = replace(heldout, micro_batch=1)
     read = config.seed, objective.mask_fraction, *share, config.model.language_embeddings
     read += objective.pseudo_fractions, objective.denoising, objective.back_translation
-    loaders = [Loader(data, rows, *read) for rows in (config.data, heldout)]
+    loaders = [Loader(data, config.data, *read), HeldOutLoader(data, heldout, *read)]
     engine = build_engine(config, *loaders, likely_specials if objective.name == "btmlm" else None)
     first = FirstStep(engine, config.optimizer.beta1, Path(f"{prefix}.gradients{rank}.safetensors"))
     folder = Path(f"{prefix}.run{rank}")

@@ -1,6 +1,8 @@
 """`python -m xlme_ds.evaluate` on small run folders: tables, JSON, files, several models, and mistakes."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,22 @@ def test_several_models_and_an_untrained_one_in_one_table_and_plot(
     assert sorted(path.name for path in out.iterdir()) == ["tatoeba.json", "tatoeba.md", "tatoeba.png", "tatoeba.svg"]
     assert (out / "tatoeba.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert "<svg" in (out / "tatoeba.svg").read_text() and "| language |" in (out / "tatoeba.md").read_text()
+
+
+def test_names_are_shown_as_they_are(
+    run: Path, tatoeba: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not as Rich's markup, emoji codes, a formula, or what matplotlib keeps out of a legend; and nothing is lost."""
+    names = ["m[lr]", "m[wd]", ":smile:", r"c$\x$", "a$b", "_best"]
+    words = ["tatoeba", "--data", str(tatoeba), "--out", str(tmp_path / "out")]
+    copies = [shutil.copytree(run, tmp_path / "copies" / name) for name in names]
+    said = told([*words, *(word for copy in copies for word in ("--model", str(copy)))], capsys)
+    for name in names:
+        assert f"{name}, layer 2 of 2: accuracy@1 (%)" in said, name
+    assert [model["model"] for model in json.loads((tmp_path / "out/tatoeba.json").read_text())["models"]] == names
+    drawn_names = re.findall(r"<!-- (.*?) -->", (tmp_path / "out/tatoeba.svg").read_text())
+    assert all(any(name in text for text in drawn_names) for name in names if "$" not in name), drawn_names
+    assert any(text == "a$b" for text in drawn_names)
 
 
 @pytest.mark.parametrize(("which", "said"), [("discriminator", ""), ("generator", " (generator)")])

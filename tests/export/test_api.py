@@ -2,8 +2,10 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoToke
 import xlme_ds as xlme
 from tests.launch import ROOT
 from xlme_ds.api import TextModel
+from xlme_ds.data.schema import read_manifest, write_manifest
 from xlme_ds.evaluate.__main__ import main as evaluate
 from xlme_ds.export.__main__ import main as export
 
@@ -125,3 +128,40 @@ def test_the_guides_python(
         xlme.evaluate.pairs("runs/base", "heldout", limit=0)
     with pytest.raises(AttributeError, match="has no attribute nothing"):
         _ = xlme.evaluate.nothing
+
+
+@pytest.mark.parametrize("test", ["losses", "perplexity", "pairs"])
+def test_scores_on_training_text_are_told(
+    run: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], test: str
+) -> None:
+    """Its own folder, the text that it was mixed from, or the part that a split keeps in training."""
+    other = tmp_path / "other"
+    shutil.copytree(data / "heldout", other)
+
+    def change(place: Path, **settings: object) -> Path:
+        for task in ("mono", "para"):
+            manifest = read_manifest(place / task)
+            write_manifest(place / task, replace(manifest, settings=manifest.settings | settings))
+        return place
+
+    def told(place: Path, model: Path = run) -> bool:
+        few = {"losses": ["--rows", "2"], "perplexity": ["--limit", "1"]}.get(test, ["--limit", "6"])
+        evaluate([test, "--model", str(model), "--random", "--data", str(place), *few])
+        said = capsys.readouterr()
+        (folder,) = {"pairs": ["para"]}.get(test, ["mono"])
+        sentence = f"{place / folder} is text that {model} was trained on: its scores say nothing of unseen text"
+        assert (sentence in said.err) == (
+            f"not unseen: text that {model.name} was trained on" in " ".join(said.out.split())
+        )
+        return sentence in said.err
+
+    assert told(data / "mixed") and not told(data / "heldout")
+    if test != "losses":
+        return
+    assert told(change(other, split="train"))
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    config = json.loads((copy / "config.json").read_text())
+    assert config["data"]["encoded"] == []
+    (copy / "config.json").write_text(json.dumps(config | {"data": config["data"] | {"encoded": ["text"]}}))
+    assert told(change(other, split="all", encoded="text"), copy) and not told(change(other, encoded="more"), copy)

@@ -40,12 +40,13 @@ from xlme_ds.evaluate.vectors import sentence_vectors
 from xlme_ds.export.__main__ import cut, main
 from xlme_ds.export.card import escape
 from xlme_ds.finetune.downstream_tasks import TASKS
+from xlme_ds.first_weights import _everything
 from xlme_ds.folders import lock
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import TextEncoder, one_item_a_row
 from xlme_ds.report.__main__ import main as report
-from xlme_ds.trained import load_encoder, load_run
+from xlme_ds.trained import load_encoder, load_run, read_run_config
 
 SENTENCES = ["kalo mi ter un", "dorin", "ve sa pe  kalo inun mi", ""]
 TOKENS = torch.tensor([[0, 11, 12, 13, 17, 19, 2], [0, 21, 2, 1, 1, 1, 1]])
@@ -68,6 +69,34 @@ def test_run_and_export_hold_the_same_encoders(run: Path, exported: Path) -> Non
     assert {"embedding_0", "difference_0"} <= load_run(
         run
     ).state.keys()  # gdes: what the discriminator reads is their sum
+
+
+def test_a_flipped_bit_in_weights_is_found(
+    run: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Anywhere in the tensors of a run or an export, by what reads them and by the check."""
+    config, vocabulary = read_run_config(run), load_run(run).vocabulary
+    for folder, reads in ((run, load_run), (exported, lambda each: _everything(each, config, vocabulary))):
+        checkpoint.main(["check", "--run", str(folder)])
+        assert "model.safetensors  " in capsys.readouterr().out
+        for weights in sorted(path.relative_to(folder) for path in folder.rglob("*.safetensors")):
+            if "checkpoints" in weights.parts:
+                continue
+            damaged = tmp_path / "-".join((folder.name, *weights.parts))
+            shutil.copytree(folder, damaged)
+            content = bytearray((damaged / weights).read_bytes())
+            first = 8 + int.from_bytes(content[:8], "little")
+            for place in (first, (first + len(content)) // 2, len(content) - 1):
+                content[place] ^= 4
+                (damaged / weights).write_bytes(content)
+                with pytest.raises(ValueError, match=rf"{weights.name} has changed since it was written \(checksum\)"):
+                    reads(damaged)
+                with pytest.raises(SystemExit):
+                    checkpoint.main(["check", "--run", str(damaged)])
+                assert f"{weights}  not usable: " in capsys.readouterr().out
+                content[place] ^= 4
+            (damaged / weights).write_bytes(content)
+            reads(damaged)
 
 
 def test_the_head_of_a_causal_model_is_no_masked_one(tmp_path: Path) -> None:

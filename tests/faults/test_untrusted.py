@@ -78,7 +78,7 @@ def test_a_checkpoint_names_files_of_its_own_alone(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
     partial = tmp_path / "step_00000001.partial"
     partial.mkdir()
-    folder = complete(partial, {}, {})
+    folder = complete(partial, {"step": 1, "world": 1, "probe": 1.0}, {})
     assert find_fault(folder) is None
     entries = json.loads((folder / "complete.json").read_text())
     (folder / "complete.json").write_text(json.dumps(entries | {"../secret": {"bytes": 1, "crc32": 2363233923}}))

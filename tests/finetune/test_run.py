@@ -1,6 +1,7 @@
 """The real command on made-up tasks that can be learned: every kind, two ranks, killed and resumed."""
 
 import gc
+import hashlib
 import json
 import os
 import shutil
@@ -140,6 +141,12 @@ def test_tests_without_labels_are_predicted_and_those_with_labels_scored(
     )
     assert found["unlabelled"] == {"de": f"predictions/{file}"} and "gap" not in found
     assert found["mean"] == found["languages"]["en"]
+    with_hash = lambda *names: {each: hashlib.sha256((data / each).read_bytes()).hexdigest() for each in names}  # noqa: E731
+    assert found["training"] == with_hash(*found["training"]) and len(found["training"]) == len(
+        found["train_languages"]
+    )
+    assert found["files"] == with_hash(*found["files"]) and name in found["files"]
+    assert found["weights"] == json.loads((tmp_path / "out/config.json").read_text())["config"]["base"]
     bare = (tmp_path / "out/predictions" / file).read_text()
 
     (data / name).write_text(labels)

@@ -1,6 +1,7 @@
 """An objective is one file: one that no other file knows trains under every engine, and shows itself everywhere."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -47,10 +48,12 @@ def run(*words: str) -> str:
 
 def test_it_shows_itself(tmp_path: Path) -> None:
     vocabulary = train_vocabulary(tmp_path / "data" / "vocab")
-    write_data(tmp_path / "data", rows=16, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    for seed, name in enumerate(("data", "heldout")):
+        write_data(tmp_path / name, rows=16, vocabulary=vocabulary.size, sha256=vocabulary.sha256, seed=seed)
+    shutil.copytree(vocabulary.path.parent, tmp_path / "heldout" / "vocab")
     settings = [*SETTINGS.split(), "--model.vocabulary", str(vocabulary.size)]
     data, out, export = str(tmp_path / "data"), str(tmp_path / "run"), str(tmp_path / "export")
-    terminal = run("xlme_ds.pretrain", *settings, "--data", data, "--heldout", data, "--out", out)
+    terminal = run("xlme_ds.pretrain", *settings, "--data", data, "--heldout", str(tmp_path / "heldout"), "--out", out)
     last = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])
     assert last["loss"] == pytest.approx(last["toy_near"] + last["toy_far"] / 2)
     assert f"toy_near: {TITLES[0]} (nats a token)" in terminal and f"toy_far: {TITLES[1]}" in terminal

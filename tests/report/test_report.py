@@ -200,6 +200,22 @@ def test_held_out_losses_by_language(run: Path) -> None:
         write_report(run)
 
 
+def test_change_and_languages_behind() -> None:
+    """Since a language's own first evaluation; as good as the unigram model is not better."""
+    unigram = {"mono": {"de": 7.0, "fr": 6.0, "sw": 5.0}}
+    losses = ({"de": 7.0}, {"de": 6.5, "fr": 6.75}, {"de": 6.25, "fr": 6.5}, {"de": 6.0, "fr": 6.0, "sw": 5.5})
+    records = [
+        {"step": step, "terms": {"mlm": of_step}, "unigram": unigram, "tokens": {"mlm": dict.fromkeys(of_step, 9)}}
+        for step, of_step in enumerate(losses)
+    ]
+    quantities = {"mlm": {"task": "mono", "unigram": True, "title": "loss"}}
+    found = by_language.heldout_languages(records, quantities)
+    assert found is not None
+    rows = {row["code"]: (row["gain"], row["change"]) for row in found["tasks"]["mono"]["rows"]}
+    assert rows == {"de": (1.0, -1.0), "fr": (0.0, -0.75), "sw": (-0.5, None)}
+    assert found["tasks"]["mono"]["behind"] == 2
+
+
 def test_a_language_without_rows_is_named_apart(run: Path) -> None:
     """Its share has no place on a logarithmic axis: `mix` may round a small one to no row."""
     shares = json.loads((run / "languages.json").read_text())

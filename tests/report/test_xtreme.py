@@ -204,6 +204,35 @@ def test_a_model_tuned_from_random_weights_is_another_row(tmp_path: Path) -> Non
     assert found == {"ours": {"en": (50.0,)}, "ours, untrained": {"en": (10.0,)}}
 
 
+@pytest.mark.parametrize("of", ["weights", "training", "files"])
+def test_only_scores_of_the_same_model_training_set_and_tests_are_averaged(tmp_path: Path, of: str) -> None:
+    """A model trained anew in its folder, or another version of a test, has a row of its own."""
+
+    def write(seed: int, f1: float, version: str) -> None:
+        hashes = {"weights": "a" * 64, "training": {"train.txt": "a" * 64}, "files": {"test.txt": "a" * 64}}
+        hashes[of] = version * 64 if of == "weights" else {**hashes[of], "more.txt": version * 64}  # type: ignore[dict-item]
+        write_scores(tmp_path / f"ner/seed{seed}", "ner", {"en": {"f1": f1}}, seed=seed, **hashes)
+
+    def found() -> dict[str, list[float]]:
+        return {
+            model.name: [run.languages["en"][0] for run in model.results["ner"].runs] for model in gather([tmp_path])
+        }
+
+    for seed, f1 in ((1, 80.0), (2, 82.0), (3, 40.0)):
+        write(seed, f1, "b")
+    assert found() == {"ours": [80.0, 82.0, 40.0]}
+    write(3, 40.0, "c")
+    assert sorted(found().values()) == [[40.0], [80.0, 82.0]] and len(found()) == 2
+    write(2, 82.0, "c")
+    assert sorted(found().values()) == [[80.0], [82.0, 40.0]]
+    scored = {"model": "ours", "folder": "runs/ours", "weights": "c" * 64, "depth": 1, "layer": 1, "overall": {}}
+    (tmp_path / "tatoeba.json").write_text(json.dumps({"models": [scored]}))
+    of_model = {model.name: model.tatoeba is not None for model in gather([tmp_path])}
+    assert of_model["ours, weights cccccccc"] and sum(of_model.values()) == 1
+    with_seeds = {model.name: len(model.results["ner"].runs) for model in gather([tmp_path]) if model.results}
+    assert with_seeds.get("ours, weights cccccccc", 0) == (2 if of == "weights" else 0)
+
+
 def test_tests_without_labels_have_no_score_and_are_named(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     write_scores(folder / "xnli", "xnli", {"en": {"accuracy": 80.0}}, unlabelled={"de": "p", "fr": "p"})

@@ -16,6 +16,8 @@ from safetensors.numpy import load_file
 from tests.finetune.tasks import write_base, write_entities
 from tests.launch import ROOT, environment
 from tests.slurm.cluster import SLURM_CONF, SMALL, Cluster, Job, slurm, wait_until
+from xlme_ds.run_commands import environment as run_environment
+from xlme_ds.run_commands import launch
 from xlme_ds.train.run_folder import RunFolder
 
 STEPS = 48
@@ -105,16 +107,60 @@ def catches(process: int, number: signal.Signals) -> bool:
     return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
 
 
-def test_caches_are_in_a_folder_of_the_job_on_the_nodes_disk(tmp_path: Path) -> None:
+def caches(**given: str) -> list[Path]:
+    """Where the compilers of a process of job 7 cache."""
     names = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "NUMBA_CACHE_DIR")
-    variables = {name: value for name, value in os.environ.items() if name not in names}
-    for given, where in (({}, "/tmp"), ({"TMPDIR": "/t"}, "/t"), ({"TMPDIR": "/t", "SLURM_TMPDIR": "/s"}, "/s")):
-        own = {name: value for name, value in variables.items() if name != "TMPDIR"} | given
-        own |= {"SLURM_JOB_ID": "7", "TRITON_CACHE_DIR": "/mine"}
-        shown = subprocess.run(["bash", "-c", f". slurm/env.sh; echo ${' $'.join(names)}"], cwd=ROOT, env=own,
-                               capture_output=True, text=True, check=True).stdout.split()  # fmt: skip
-        job = f"{where}/xlme-{os.getuid()}-7"
-        assert shown == ["/mine", f"{job}/inductor", f"{job}/numba"]
+    own = {name: value for name, value in environment().items() if name not in (*names, "TMPDIR", "XLME_CACHE")}
+    show = f"import os, xlme_ds.data.compiled; print(*(os.environ[name] for name in {names}))"
+    shown = subprocess.run(["bash", "-c", f'. slurm/env.sh; python -c "{show}"'], cwd=ROOT, text=True,
+                           env=own | {"SLURM_JOB_ID": "7"} | given, capture_output=True, check=True).stdout  # fmt: skip
+    return [Path(place) for place in shown.split()]
+
+
+def test_caches_are_in_a_folder_of_the_job_on_the_nodes_disk(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    for given in ({"TMPDIR": str(tmp_path)}, {"TMPDIR": str(tmp_path), "SLURM_TMPDIR": str(tmp_path / "s")}):
+        job = Path(given.get("SLURM_TMPDIR", given["TMPDIR"])) / f"xlme-{os.getuid()}-7"
+        assert caches(**given, TRITON_CACHE_DIR="/mine") == [Path("/mine"), job / "inductor", job / "numba"]
+        assert job.stat().st_mode & 0o777 == 0o700
+    for planted in ("link", "writable", "another's"):
+        job = tmp_path / planted / f"xlme-{os.getuid()}-7"
+        theirs = tmp_path / planted / "theirs"
+        theirs.mkdir(parents=True)
+        if planted == "link":
+            job.symlink_to(theirs)
+        else:
+            job.mkdir()
+            job.chmod(0o777 if planted == "writable" else 0o755)
+        if planted == "another's":
+            if os.geteuid():
+                continue  # needs root
+            os.chown(job, 12345, 12345)
+        ours = {place.parent for place in caches(TMPDIR=str(tmp_path / planted))}
+        (made,) = ours
+        assert made not in (job, theirs) and made.stat().st_mode & 0o777 == 0o700 and made.parent == job.parent
+
+
+def test_code_in_the_current_folder_is_not_run_by_helpers(tmp_path: Path) -> None:
+    """Neither by a step of a larger command, nor by what draws the page of a run."""
+    for name in ("jinja2", "numpy", "data_prep"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('planted')")
+    step = launch("data_prep.show", 1, ["--help"])
+    page = ["-c", "import jinja2, numpy, data_prep, xlme_ds; print(xlme_ds.__file__)"]
+    for command in (step, [sys.executable, *page]):
+        done = subprocess.run(
+            command, cwd=tmp_path, env=run_environment() | {"PYTHONWARNINGS": "ignore"}, capture_output=True, text=True
+        )
+        assert done.returncode == 0 and "planted" not in done.stdout + done.stderr, done.stderr
+    with_path = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import os; from xlme_ds.run_commands import environment, run\n"
+         "os.chdir(__import__('sys').argv[1])\n"
+         "run([__import__('sys').executable, '-c', 'import data_prep; print(data_prep.__file__)'], environment())",
+         str(tmp_path)],
+        cwd=ROOT, env=with_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert str(ROOT / "data_prep") in done.stdout, "of a checkout that is not installed, too"
 
 
 def script(tmp_path: Path, name: str, srun: str, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
@@ -145,6 +191,35 @@ def test_held_out_text_that_is_named_is_not_left_out(tmp_path: Path) -> None:
     assert read() == [] and read(XLME_HELDOUT=f"{tmp_path}/heldot") == [f"{tmp_path}/heldot"]
     heldout.mkdir()
     assert read() == [str(heldout)] and read(XLME_HELDOUT="") == []
+
+
+@pytest.mark.parametrize("name", ["stage.sh", "pretrain_base.sh", "finetune.sh"])
+def test_a_rank_that_ends_with_2_is_no_fault_of_the_others(tmp_path: Path, name: str) -> None:
+    """srun kills them then, and its own exit code is theirs; something new was saved, and yet no other try follows."""
+    out = tmp_path / "out"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/scontrol").write_text(f"#!/bin/bash\necho $@ >{tmp_path}/requeued\n")
+    (tmp_path / "bin/scontrol").chmod(0o755)
+    place = dict(XLME_OUT=str(out), XLME_DATA=str(tmp_path), XLME_MODEL="m", SLURM_ARRAY_TASK_ID="0",
+                 SLURM_ARRAY_JOB_ID="7", XLME_SUBMITTED="1", XLME_PYTHON=f"{tmp_path}/bin/python")  # fmt: skip
+    (tmp_path / "bin/python").write_text(f"#!/bin/bash\necho {out}/none\n")  # --list
+    (tmp_path / "bin/python").chmod(0o755)
+    words = ["encode", "--out", str(out)] if name == "stage.sh" else []
+    seed = out / "pos-en/seed1"
+    saves = f"mkdir -p {out}/tasks {seed}; date +%N | tee {out}/latest.json {seed}/latest.json >{out}/tasks/$$.json;"
+    saves += "echo progress;"
+    end = "echo 'srun: error: n1: task 0: Exited with exit code {}' >&2; printf 'no end of line' >&2; exit 143"
+    done = script(tmp_path, name, saves + end.format(2), *words, **place)
+    assert done.returncode == 2 and not (tmp_path / "requeued").exists(), done.stderr
+    assert "progress\n" in done.stdout and "task 0: Exited with exit code 2\nno end of line" in done.stderr
+    done = script(tmp_path, name, saves + end.format(1), *words, **place)
+    assert done.returncode == 143 and (tmp_path / "requeued").exists(), done.stderr
+
+
+def test_an_array_without_its_variables_trains_nothing(tmp_path: Path) -> None:
+    done = script(tmp_path, "finetune.sh", f"touch {tmp_path}/ran", SLURM_ARRAY_TASK_ID="0", SLURM_ARRAY_JOB_ID="7")
+    assert done.returncode == 2 and not (tmp_path / "ran").exists()
+    assert "the variables of its submission did not reach this job" in done.stderr
 
 
 def test_held_out_rows_have_every_language_alike(tmp_path: Path) -> None:
@@ -185,6 +260,47 @@ def test_a_run_that_was_made_longer_is_not_finished_by_its_older_end(tmp_path: P
     assert said.returncode == 2 and "not finished (exit code 0), and this try saved nothing new" in said.stderr
     ends = f"cp {done} {done}.new; mv {done}.new {done}"
     assert script(tmp_path, "pretrain_base.sh", ends, "--train.steps", "4", **place).returncode == 0
+
+
+def test_both_parts_of_the_text_have_the_share_that_was_set(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sbatch").write_text(f'#!/bin/bash\necho "$@" >>{tmp_path}/jobs\nwc -l <{tmp_path}/jobs\n')
+    (tmp_path / "bin/sbatch").chmod(0o755)
+    place = {"XLME_WORK": str(tmp_path), "XLME_TEXT": "--mono 'my mono'", "XLME_HELDOUT_SHARE": "0.25"}
+    assert script(tmp_path, "prep.sh", "", **place).returncode == 0
+    encodes = [line for line in (tmp_path / "jobs").read_text().splitlines() if "slurm/stage.sh encode" in line]
+    flags = f"--mono my mono --vocab {tmp_path}/vocab --out {tmp_path}"
+    assert [line.partition(" encode ")[2] for line in encodes] == [
+        f"{flags}/encoded_heldout --split heldout --heldout-share 0.25",
+        f"{flags}/encoded --split train --heldout-share 0.25",
+    ]
+
+
+def test_an_array_hands_on_all_that_was_set(tmp_path: Path) -> None:
+    """Every task, kind of training and seed once; what sbatch hands on is what the job reads."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sbatch").write_text(
+        f'#!/bin/bash\nenv | grep ^XLME_ >{tmp_path}/env; echo "$@" >{tmp_path}/submitted\n'
+    )
+    (tmp_path / "bin/sbatch").chmod(0o755)
+    place = dict(XLME_MODEL="runs/m", XLME_DATA="'my data' more", XLME_OUT=str(tmp_path / "out"), XLME_TASKS="pos xnli",
+                 XLME_TRAIN="en all", XLME_SEEDS="3 4", XLME_SETTINGS="--grid")  # fmt: skip
+    assert script(tmp_path, "finetune.sh", "", "--account", "a", **place).returncode == 0
+    assert (tmp_path / "submitted").read_text().split() == ["--array=0-7", "--account", "a", "slurm/finetune.sh"]
+    handed_on = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
+    (tmp_path / "bin/python").write_text(f'#!/bin/bash\n[ "${{!#}}" = --list ] || printf "%s|" "$@" >>{tmp_path}/runs\n'
+                                         f'[ "${{!#}}" = --list ] || echo >>{tmp_path}/runs\n')  # fmt: skip
+    (tmp_path / "bin/python").chmod(0o755)
+    for number in range(8):
+        own = handed_on | {"XLME_PYTHON": f"{tmp_path}/bin/python", "SLURM_ARRAY_TASK_ID": str(number)}
+        done = script(tmp_path, "finetune.sh", 'while [[ $1 == --* ]]; do shift; done; exec "$@"', **own)
+        assert done.returncode == 0, done.stderr
+    asked = [(task, train, seed) for task in ("pos", "xnli") for train in ("en", "all") for seed in ("3", "4")]
+    assert (tmp_path / "runs").read_text().splitlines() == [
+        f"-m|xlme_ds.finetune|--task|{task}|--model|runs/m|--data|my data|more|"
+        f"--out|{tmp_path}/out/{task}-{train}/seed{seed}|--seeds|{seed}|--tuning.train-languages|{train}|--grid|"
+        for task, train, seed in asked
+    ]
 
 
 def test_no_rows_of_a_task_are_none_in_held_out_text_too(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 alone."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.rehearsal import GOES_ON, BatchJob, Rehearsal, prepare, run
+from bench.rehearsal import GOES_ON, BatchJob, Rehearsal, ids_of, main, prepare, run
 from bench.rehearsal_report import report
 from tests.launch import ROOT, environment
 from tests.slurm.cluster import SLURM_CONF, Cluster, wait_until
@@ -46,6 +47,15 @@ def test_killed_stages_end_with_the_same_bytes(
     (alone / "text").symlink_to(tmp_path / "killed/text")
     undisturbed = prepare(replace(settings, out=alone, kills=False, ways=()))
     assert undisturbed.done["checks"]["sha256"] == found["checks"]["sha256"]
+
+
+def test_the_vocabulary_follows_the_text_and_slurm_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ids_of(0.06) < 333_158 and ids_of(50) == 524_288
+    if shutil.which("sbatch") is None:
+        assert main(["--gigabytes", "0.06", "--out", str(tmp_path / "out")]) == 2
+        assert "sbatch is not here: start it on a login node" in capsys.readouterr().err
 
 
 def test_measuring_changes_neither_exit_code_nor_output(tmp_path: Path) -> None:

@@ -166,6 +166,21 @@ def test_a_finished_run_is_made_longer(config: RunConfig, data: tuple[Path, Path
     assert from_json(RunConfig, read_json(out / "config.json", dict)["config"]).train.steps == 10
 
 
+@pytest.mark.parametrize("steps", [6, 7])
+def test_a_run_is_made_shorter_than_its_records(
+    config: RunConfig, data: tuple[Path, Path], stable: Path, steps: int
+) -> None:
+    """After a kill between two checkpoints: it ends at one, and has no records of later steps; not before it."""
+    out = stable.with_name(f"shorter{steps}")
+    shutil.copytree(stable, out)
+    forget(out, 8)
+    pretrain(longer(config, steps), data, out)
+    assert [line["step"] for line in records(out)] == list(range(1, steps + 1))
+    assert records(out) == records(stable)[:steps]
+    with pytest.raises(SharedError, match="the run is finished and stays as it is"):
+        pretrain(longer(replace(config, data=replace(config.data, phase_steps=(4,))), 5), data, out)
+
+
 def test_a_resume_crosses_the_border(config: RunConfig, data: tuple[Path, Path], stable: Path) -> None:
     out = stable.with_name("again")
     shutil.copytree(stable, out)
@@ -175,7 +190,8 @@ def test_a_resume_crosses_the_border(config: RunConfig, data: tuple[Path, Path],
 
 
 RANK = """
-import json, sys
+import itertools, json, sys, time
+time.perf_counter = itertools.count(1, 0.001).__next__  # a clock by which every measurement takes a millisecond
 from pathlib import Path
 from xlme_ds.api import pretrain
 from xlme_ds.config import RunConfig, from_json
@@ -190,6 +206,8 @@ def test_another_engine_crosses_the_border(config: RunConfig, data: tuple[Path, 
     out = tmp_path / "out"
     for done in run_ranks(2, ["-c", RANK, json.dumps(asdict(two)), str(out), *map(str, data)]):
         assert done.returncode == 0, done.stderr
+    peaks = [line["flops_per_s"] / line["peak_fraction"] for line in audit_lines(out / "metrics.jsonl")]
+    assert peaks == pytest.approx([2 * 2 * 1024**3 / 0.001] * 8, rel=1e-3), "of two processes, by a product of 1024"
     forget(out, 6, 8)
     pretrain(alone, data, out)
     found, wanted = ([line["loss"] for line in records(run)] for run in (out, pretrain(alone, data, tmp_path / "one")))
@@ -277,20 +295,59 @@ def test_languages_are_shown_of_all_phases(config: RunConfig, data: tuple[Path, 
         counts = {code: {"share_after": 1.0, "share_before": 0.8, "repeat": 2.0}}
         write_manifest(tmp_path / folder.name / "mono", replace(manifest, counts={"by_language": counts}))
         shutil.rmtree(tmp_path / folder.name / "para")
-    folders = [tmp_path / folder.name for folder in data]
+    folders, unseen = [tmp_path / folder.name for folder in data], tmp_path / "unseen"
+    of = read_manifest(data[0] / "mono")
+    write_data(unseen, rows=30, vocabulary=of.vocabulary_size, seed=2, sha256=of.vocabulary_sha256)
+    shutil.copytree(data[0] / "vocab", unseen / "vocab")
     config = replace(config, data=replace(config.data, para_rows=0))
-    run = pretrain(config, folders, tmp_path / "run", heldout=folders[0])
+    run = pretrain(config, folders, tmp_path / "run", heldout=unseen)
     found = read_json(run / "languages.json", dict)["mono"]
     assert found["de"] == pytest.approx({"share": 0.625, "share_before": 0.5, "repeat": 1.25})
     assert found["en"] == pytest.approx({"share": 0.375, "share_before": 0.3, "repeat": 0.75})
-    line, heldout = audit_lines(run / "heldout.jsonl")[-1], RowStore(folders[0] / "mono")
+    line, heldout = audit_lines(run / "heldout.jsonl")[-1], RowStore(unseen / "mono")
     both = dict(zip((RowStore(folder / "mono") for folder in folders), (5 / 8, 3 / 8), strict=True))
     sums, counts = unigram_by_language(both, heldout, 0, 24)
     assert line["unigram_nll_mono"] == pytest.approx(sums.sum() / counts.sum())
     assert _data_of(run, read_json(run / "config.json", dict)["data"]) == (
         [run / "../one", run / "../two"],
-        run / "../one",
+        run / "../unseen",
     )
+
+
+@pytest.mark.parametrize("phase", [0, 1])
+@pytest.mark.parametrize("how", ["folder", "rows", "text", "split"])
+def test_held_out_text_is_that_of_no_phase(
+    config: RunConfig, data: tuple[Path, Path], tmp_path: Path, phase: int, how: str
+) -> None:
+    """The folder itself, a shard of it, the same encoded text in other rows, or text that a split left in training."""
+    parts = [tmp_path / name for name in ("one", "two")]
+    for folder, copy in zip(data, parts, strict=True):
+        shutil.copytree(folder, copy)
+    unseen, of = tmp_path / "unseen", read_manifest(data[0] / "mono")
+    write_data(unseen, rows=30, vocabulary=of.vocabulary_size, seed=2, sha256=of.vocabulary_sha256)
+    shutil.copytree(data[0] / "vocab", unseen / "vocab")
+
+    def change(folder: Path, **settings: object) -> None:
+        manifest = read_manifest(folder / "mono")
+        write_manifest(folder / "mono", replace(manifest, settings=manifest.settings | settings))
+
+    if how == "folder":
+        unseen = parts[phase]
+    elif how == "rows":
+        manifest, theirs = (read_manifest(folder / "mono") for folder in (unseen, parts[phase]))
+        shutil.copy(parts[phase] / "mono" / theirs.shards[1].name, unseen / "mono" / manifest.shards[1].name)
+        write_manifest(unseen / "mono", replace(manifest, shards=(manifest.shards[0], theirs.shards[1])))
+    elif how == "text":
+        for folder, text in ((parts[1 - phase], "a"), (parts[phase], "b"), (unseen, "b")):
+            change(folder, encoded=text)
+    else:
+        change(parts[1 - phase], split="train", heldout_share=0.1)
+        change(parts[phase], split="all")
+        change(unseen, split="heldout", heldout_share=0.1)
+    said = "of --split all" if how == "split" else "have the same text, so it is not held out"
+    for call in (rehearse, pretrain):
+        with pytest.raises(SharedError, match=rf"mono .*{parts[phase].name} {said}"):
+            call(config, parts, tmp_path / "run", unseen)
 
 
 def test_operations_are_the_mean_of_the_phases(config: RunConfig) -> None:

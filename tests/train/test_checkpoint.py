@@ -105,7 +105,7 @@ def test_resumed_run_continues_exactly(data: Path, tmp_path: Path, settings: dic
     assert all((ours[name] == theirs[name]).all() for name in theirs)
 
 
-@pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 3)])
+@pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 3), (12, 1), (1, 12)])  # 10 comes after 2, not before
 def test_a_run_goes_on_with_the_vocabulary_in_other_blocks(data: Path, tmp_path: Path, before: int, after: int) -> None:
     config = tiny(**PLAIN, embedding_sharing="gdes", vocabulary_blocks=before)
     other = dataclasses.replace(config, model=dataclasses.replace(config.model, vocabulary_blocks=after))
@@ -297,7 +297,7 @@ def test_a_file_that_one_rank_cannot_read_is_told_by_both_and_the_checkpoint_bef
         for name in ("state_00000_of_00002.safetensors", "state_00001_of_00002.safetensors"):
             (partial / name).write_bytes(b"x" * step)
             files[name] = {"bytes": step, "crc32": zlib.crc32(b"x" * step)}
-        complete(partial, {}, files)
+        complete(partial, {"step": step, "world": 2, "probe": 1.0}, files)
     (tmp_path / "checkpoints/step_00000002/state_00001_of_00002.safetensors").chmod(0)
     for done in run_ranks(2, ["-c", TWO, str(tmp_path)], timeout=120):
         assert done.returncode == 0, done.stderr
@@ -486,6 +486,11 @@ def test_records_without_a_usable_checkpoint_are_not_overwritten(data: Path, tmp
     with pytest.raises(ValueError, match="has records but no usable checkpoint"):
         train_here(data, config, folder, loader)
     seldom = dataclasses.replace(config, train=dataclasses.replace(config.train, save_every=1000))
+    (folder.path / "checkpoints/latest.json").unlink(missing_ok=True)
+    for removed in (True, False):  # the whole folder, or what was in it; the run itself saved every 5 steps
+        shutil.rmtree(folder.path / "checkpoints") if removed else (folder.path / "checkpoints").mkdir()
+        with pytest.raises(ValueError, match="has records but no usable checkpoint"):
+            train_here(data, seldom, folder, loader)
     folder.finish(config.train.steps)
     with pytest.raises(ValueError, match="has records but no usable checkpoint"):
         train_here(data, seldom, folder, loader)
@@ -502,11 +507,15 @@ def test_a_run_that_ended_before_its_first_checkpoint_was_whole_starts_anew(data
     assert train_here(data, config, RunFolder(tmp_path / "alone"), loader)
     folder = RunFolder(tmp_path / "run")
     (folder.path / "checkpoints" / "step_00000002.partial").mkdir(parents=True)
-    (folder.path / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 6)))
+    recorded = "".join(f'{{"step": {step}}}\n' for step in range(1, 6))
+    (folder.path / "metrics.jsonl").write_text(recorded)
+    (folder.path / "metrics.jsonl.1").write_text("of the try before")
     assert train_here(data, config, folder, loader)
     (folder.path / "checkpoints" / "latest.json").stat()
     ours, theirs = ((path / "metrics.jsonl").read_text().splitlines() for path in (folder.path, tmp_path / "alone"))
     assert [json.loads(line)["loss"] for line in ours] == [json.loads(line)["loss"] for line in theirs]
+    assert (folder.path / "metrics.jsonl.1").read_text() == "of the try before"
+    assert (folder.path / "metrics.jsonl.2").read_text() == recorded
     for whole in (folder.path / "checkpoints").glob("step_*"):
         shutil.rmtree(whole)
     with pytest.raises(ValueError, match="has records but no usable checkpoint"):

@@ -20,12 +20,13 @@ from tests.rows import write_data
 from tests.train.test_guard import config as short
 from tests.train.test_guard import run
 from xlme_ds import quickstart
-from xlme_ds.config import EngineConfig, RunConfig, Training
+from xlme_ds.checkpoint import __main__ as checkpoint
+from xlme_ds.config import EngineConfig, RunConfig, StartConfig, Training
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.folders import lock, made_whole
 from xlme_ds.report.run_page import write_report
 from xlme_ds.train.run_folder import RunFolder, missing_steps
-from xlme_ds.trained import read_settings
+from xlme_ds.trained import read_settings, whole_checkpoint
 
 PLAIN = dict(engine=dict(kind="plain"), micro_batch=8)
 
@@ -316,6 +317,47 @@ def test_another_runs_checkpoint_is_refused_and_kept(data: Path, copy: Path, tmp
     assert sorted(path.name for path in (copy / "checkpoints").glob("step*")) == ["step_00000001", "step_00000008"]
 
 
+def test_a_checkpoint_under_another_steps_name_is_none(
+    data: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Renamed up it would end the run, and cost the newer ones and their records; renamed down it would be a model of
+    steps that it has not seen."""
+    said = r"step_00000099 is left out: it holds step 4, so its name is wrong: rename it to step_00000004"
+    out = tmp_path / "run"
+    shutil.copytree(trained, out)
+    checkpoints, straight = out / "checkpoints", (trained / "metrics.jsonl").read_text()
+    (checkpoints / "step_00000004").rename(checkpoints / "step_00000099")
+    assert again(data, out, short(steps=8, keep_last=1, keep_every=0)) and said in capsys.readouterr().out
+    assert (out / "metrics.jsonl").read_text() == straight and whole_checkpoint(out, 8).name == "step_00000008"
+    branch = dataclasses.replace(short(steps=120), start=StartConfig(f"{out}@99", "state"))
+    for call in (lambda: whole_checkpoint(out, 99), lambda: again(data, tmp_path / "branch", branch)):
+        with pytest.raises(ValueError, match=r"has no whole checkpoint of step 99: it has those of step 8"):
+            call()
+    with pytest.raises(SystemExit):
+        checkpoint.main(["check", "--run", str(out)])
+    assert "step_00000099  not usable: it holds step 4" in capsys.readouterr().out
+    shutil.rmtree(checkpoints / "step_00000008")
+    (checkpoints / "step_00000099").rename(checkpoints / "step_00000001")
+    with pytest.raises(SharedError, match="has records but no usable checkpoint"):
+        again(data, out)
+    (checkpoints / "step_00000001").rename(checkpoints / "step_00000004")
+    (checkpoints / "step_00000002").mkdir()  # of another kind: without anything
+    shutil.copytree(checkpoints / "step_00000004", checkpoints / "step_00000077")
+    assert again(data, out, short(steps=8, keep_last=1, keep_every=0))
+    assert (out / "metrics.jsonl").read_text().count("\n") == 8
+    assert f"{out}: steps 5 to 8 are done again, for the newest checkpoint is of step 4" in capsys.readouterr().out
+    assert sorted(path.name for path in checkpoints.glob("step*")) == ["step_00000008", "step_00000077"], "it is kept"
+
+
+def test_a_conversion_has_the_name_of_its_step_or_none(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"--out step_00000099 is the name of a checkpoint of step 99, .* step_00000004"
+    ):
+        checkpoint.convert(trained, tmp_path / "step_00000099", 4)
+    checkpoint.convert(trained, tmp_path / "step_00000004", 4)
+    checkpoint.convert(trained, tmp_path / "whole", 4)
+
+
 def rewrite(path: Path, **changes: object) -> None:
     """Change the values of a JSON file of a checkpoint, or with None remove them, and have its marker list it as it
     is."""
@@ -337,6 +379,7 @@ def test_a_run_of_the_version_before_goes_on(
     state = json.loads((copy / "checkpoints/step_00000008/state.json").read_text())
     assert state["run"] is None and state["settings"]["optimizer.learning_rate"] == 1e-3
     shutil.copytree(trained / "checkpoints/step_00000008", copy / "checkpoints/step_00000009")
+    rewrite(copy / "checkpoints/step_00000009/state.json", step=9)
     with pytest.raises(SharedError, match="step_00000009 was saved by another run"):
         again(data, copy)
     (copy.with_name("bare") / "config.json").unlink()
@@ -370,6 +413,13 @@ def test_damaged_and_missing_records_are_told_and_the_others_kept(
     assert "has no record" not in write_report(trained).read_text(encoding="utf-8")
 
 
+def test_a_record_that_cannot_be_read_is_named(data: Path, copy: Path) -> None:
+    (copy / "metrics.jsonl").unlink()
+    (copy / "metrics.jsonl").mkdir()
+    with pytest.raises(SharedError, match=r"metrics\.jsonl: Is a directory"):
+        again(data, copy)
+
+
 def test_missing_steps_in_words() -> None:
     assert missing_steps([10, 30, 40], 10, 45) == "20"
     assert missing_steps([1, 5, 9], 1, 10) == "2 to 4, 6 to 8, 10"
@@ -389,6 +439,26 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     monkeypatch.setattr(os, "fsync", spy)
     yield names
+
+
+def test_all_that_a_marker_vouches_for_is_on_the_disk_before_it(data: Path, tmp_path: Path, synced: list[str]) -> None:
+    """Every file of a checkpoint and its folder; of a made folder every file, and its own name after it has it."""
+    assert run(data, tmp_path / "run", short(steps=8), bad=set(), watch=False)
+    markers = [n for n, name in enumerate(synced) if name == "complete.json"]
+    for step, first, marker in zip((4, 8), [0, *markers], markers, strict=False):
+        written = {path.name for path in (tmp_path / f"run/checkpoints/step_{step:08d}").iterdir()} - {"complete.json"}
+        before = {
+            name.partition(".json.")[0].lstrip(".") + ".json" if ".tmp" in name else name
+            for name in synced[first:marker]
+        }
+        assert written | {f"step_{step:08d}.partial"} <= before, synced[first:marker]
+    assert synced[markers[-1] :].count("checkpoints") >= 1, "the new name of the folder"
+    synced.clear()
+    with made_whole(tmp_path / "made", "--to") as partial:
+        (partial / "deep").mkdir()
+        for name in ("one", "deep/two"):
+            (partial / name).write_text("x")
+    assert {"one", "two", "deep"} <= set(synced) and synced[-1] == tmp_path.name
 
 
 def test_records_are_on_the_disk_before_the_checkpoint_is(data: Path, tmp_path: Path, synced: list[str]) -> None:

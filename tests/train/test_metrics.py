@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.launch import python
+from xlme_ds.train.records import MetricsLog
 
 WRITE = """
 import sys, time
@@ -43,6 +45,20 @@ def test_a_full_disk_is_told_once(small_disk: Path) -> None:
     done = python("-c", WRITE, str(small_disk))
     assert "told:" in done.stdout and "No space left on device" in done.stdout, done.stdout + done.stderr
     assert "Traceback" not in done.stderr, done.stderr
+
+
+def test_tensorboard_has_every_step_once_after_a_resume(tmp_path: Path) -> None:
+    """The last one before the checkpoint too; those after it as they were done again."""
+    for start, last in ((0, 4), (2, 5)):
+        log = MetricsLog(tmp_path, "metrics", start)
+        for step in range(start + 1, last + 1):
+            log.write({"step": step, "loss": step + start / 10})
+        log.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard/metrics"))
+    events.Reload()
+    assert [(event.step, round(event.value, 1)) for event in events.Scalars("loss")] == [
+        (1, 1.0), (2, 2.0), (3, 3.2), (4, 4.2), (5, 5.2)
+    ]  # fmt: skip
 
 
 WANDB = """

@@ -1,24 +1,35 @@
-"""Held-out rows are shared evenly among micro-batches and ranks, whatever their number."""
+"""A run as a process: which held-out rows it evaluates, how it is stopped, and what it shows meanwhile."""
 
+import fcntl
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.engine.worker import tiny
-from tests.launch import ROOT, environment
+from tests.launch import ROOT, environment, free_port, python
 from tests.rows import train_vocabulary, write_data
-from xlme_ds.data.loader import Loader
+from xlme_ds.data.collate import collate
+from xlme_ds.data.loader import HeldOutLoader
+from xlme_ds.data.rows import TASKS
+from xlme_ds.data.shards import RowStore
+from xlme_ds.folders import checkpoints_of, saved_step
 from xlme_ds.train.run import heldout_data
+from xlme_ds.train.run_folder import RunFolder
 
 _TINY = (
     "--engine.kind plain --engine.precision fp32 --data.mono-rows 4 --data.para-rows 4 --data.micro-batch 4 "
@@ -27,25 +38,38 @@ _TINY = (
 )
 
 
-@pytest.mark.parametrize("rows", [2, 7, 50, 100])
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("rows", [1, 7, 50, 100])
+@pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("micro_batch", [1, 8, 16])
-def test_heldout_rows_divide(tmp_path: Path, rows: int, world: int, micro_batch: int) -> None:
+def test_held_out_rows_depend_on_the_settings_of_evaluation_alone(
+    tmp_path: Path, rows: int, world: int, micro_batch: int
+) -> None:
+    """Neither on the processes nor on the micro-batch: each of the first rows counts once, with the same masks."""
     folder = write_data(tmp_path / "data", rows=rows)
+    shutil.copytree(write_data(tmp_path / "more", rows=9) / "para", folder / "para", dirs_exist_ok=True)
     config = tiny({"kind": "plain"}, 8)
     config = replace(
         config, data=replace(config.data, micro_batch=micro_batch), train=replace(config.train, eval_rows=60)
     )
-    data = heldout_data(config, folder, world)
-    assert 0 < data.mono_rows <= min(rows, 60) and data.micro_batch <= micro_batch
-    plan = Loader(folder, data, 1, 0.15, 0, world).plan
-    assert plan.accumulation * plan.world * plan.micro[0] == data.mono_rows
-    assert 0 < data.para_rows <= min(rows, 60)
-
-
-def test_too_few_rows(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="too few rows for 4 micro-batches"):
-        heldout_data(tiny({"kind": "plain"}, 8), write_data(tmp_path / "data", rows=3), world=4)
+    data = heldout_data(config, folder)
+    assert (data.mono_rows, data.para_rows) == (min(rows, 60), 9)
+    found, sizes = [], set()
+    for rank in range(world):
+        loader = HeldOutLoader(folder, data, 1, 0.15, rank, world)
+        batches = loader.step(0)
+        sizes.add(tuple((len(batch.tokens_BT), int(batch.task_B[0])) for batch in batches))
+        for batch, counts in zip(batches, loader.counted, strict=True):
+            masked = torch.zeros(batch.tokens_BT.numel(), dtype=torch.bool).index_fill(0, batch.masked_M, True)
+            parts = batch.task_B.tolist(), batch.tokens_BT.tolist(), masked.view_as(batch.tokens_BT).tolist()
+            found += [str(row) for row in zip(*parts, strict=True)] if counts else []
+    assert len(sizes) == 1, "the collectives of an engine need the same of all ranks"
+    assert {size for size, _ in sizes.pop()} <= {1, micro_batch}, "torch compiles for every shape"
+    numbers = {0: np.arange(min(rows, 60)), 1: np.arange(9)}
+    whole = [(task, RowStore(folder / name).read(numbers[task]), numbers[task]) for task, name in enumerate(TASKS)]
+    batch = collate(whole, 1, 0.15)
+    masked = torch.zeros(batch.tokens_BT.numel(), dtype=torch.bool).index_fill(0, batch.masked_M, True)
+    parts = batch.task_B.tolist(), batch.tokens_BT.tolist(), masked.view_as(batch.tokens_BT).tolist()
+    assert sorted(found) == sorted(str(row) for row in zip(*parts, strict=True))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -65,6 +89,96 @@ def test_a_signal_after_the_last_step_loses_nothing(tmp_path: Path, place: str, 
         _, status = os.waitpid(child, 0)
         assert status == 0
         assert (tmp_path / "run/finished.json").exists() == (not signalled or place == "full_state")
+
+
+def test_a_process_that_waits_for_others_says_so_and_can_be_stopped(tmp_path: Path) -> None:
+    """In C++, where Python runs no handler: the other processes of its run never come."""
+    words = f"--recipe quickstart --data {tmp_path} --out {tmp_path}/run --engine.kind deepspeed".split()
+    waiting = {}
+    for sent in ((signal.SIGTERM,), (signal.SIGINT, signal.SIGINT)):
+        port = free_port()
+        place = dict(RANK=0, LOCAL_RANK=0, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        command = [sys.executable, "-m", "xlme_ds.pretrain", *words]
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment(**place), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+        waiting[process] = sent, f"rank 0 waits for the others of 2 at 127.0.0.1:{port}"
+    for process, (_, said) in waiting.items():
+        assert process.stderr is not None
+        assert any(said in line for line in process.stderr), "it must be said while it waits"
+    for process, (sent, _) in waiting.items():
+        for number in sent:
+            process.send_signal(number)
+            time.sleep(0.2)
+    for process, (sent, _) in waiting.items():
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 128 + sent[0], errors
+        assert errors.count("while it waited for other processes") == 1 and errors.startswith(sent[0].name), errors
+
+
+TWICE = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from tests.engine.worker import tiny
+from xlme_ds.api import pretrain
+folder, size = Path(sys.argv[1]), int(sys.argv[2])
+config = tiny(dict(kind="deepspeed", deepspeed="zero3"), 8, steps=5)
+config = replace(config, model=replace(config.model, vocabulary=size))
+for name in ("one", "two"):
+    pretrain(config, folder / "mixed", folder / name)
+"""
+
+
+def test_two_runs_in_one_process(tmp_path: Path) -> None:
+    """Under DeepSpeed, which keeps the groups of a run that has ended."""
+    vocabulary = train_vocabulary(tmp_path / "mixed/vocab")
+    write_data(tmp_path / "mixed", rows=24, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    done = python("-c", TWICE, str(tmp_path), str(vocabulary.size))
+    assert done.returncode == 0, done.stderr
+    one, two = (load_file(tmp_path / name / "model/model.safetensors") for name in ("one", "two"))
+    assert one.keys() == two.keys() and all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize("lost", ["terminal", "pipe", "nohup"])
+def test_a_lost_terminal_costs_no_step(tmp_path: Path, lost: str) -> None:
+    """What it prints goes nowhere then, to the terminal itself or to a program like tee that died with it."""
+    vocabulary = train_vocabulary(tmp_path / "mixed/vocab")
+    write_data(tmp_path / "mixed", rows=8, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    out, (ours, theirs) = tmp_path / "run", pty.openpty() if lost == "terminal" else os.pipe()
+    words = f"--recipe quickstart --data {tmp_path}/mixed --out {out} --model.vocabulary {vocabulary.size} {_TINY} "
+    words += "--train.steps 1000000 --train.log-every 1 --train.save-every 1000000"
+
+    def become_leader() -> None:
+        os.setsid()
+        if lost == "terminal":
+            fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+        if lost == "nohup":
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    command = [sys.executable, "-m", "xlme_ds.pretrain", *words.split()]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs,
+        preexec_fn=become_leader,
+    )  # fmt: skip
+    os.close(theirs)
+
+    def until(step: int) -> None:
+        while RunFolder(out).steps_logged() < step:
+            assert os.read(ours, 65536)
+
+    until(3)
+    if lost != "terminal":
+        process.send_signal(signal.SIGHUP)
+    if lost == "nohup":
+        until(RunFolder(out).steps_logged() + 3)
+        process.send_signal(signal.SIGTERM)
+        while os.read(ours, 65536):
+            pass
+    os.close(ours)
+    assert process.wait(timeout=60) == 0
+    (saved,) = checkpoints_of(out)
+    assert saved_step(saved) == RunFolder(out).steps_logged() >= 3
 
 
 def _pretrain_one_step(folder: Path, vocabulary: int, place: str) -> None:
@@ -103,8 +217,8 @@ def test_a_run_shows_itself_while_it_trains(tmp_path: Path) -> None:
     """Sentences, retrieval and page come from a process of their own, whose fault is a line, and which ends with the
     run, however that ends."""
     vocabulary = train_vocabulary(tmp_path / "data/vocab")
-    for name in ("data", "heldout"):
-        write_data(tmp_path / name, rows=16, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    for seed, name in enumerate(("data", "heldout")):
+        write_data(tmp_path / name, rows=16, vocabulary=vocabulary.size, sha256=vocabulary.sha256, seed=seed)
     shutil.copytree(tmp_path / "data/vocab", tmp_path / "heldout/vocab")
     out, said = tmp_path / "run", tmp_path / "stderr"
 

@@ -30,6 +30,7 @@ from xlme_ds.counting import flops_per_step
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.folders import LOCK, lock
 from xlme_ds.recipes import recipe
+from xlme_ds.train.records import audit_lines
 from xlme_ds.train.run import read_inputs
 from xlme_ds.train.run_folder import RunFolder
 
@@ -40,7 +41,9 @@ STEPS, EVERY = 9, 3
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("watch")
     vocabulary = train_vocabulary(folder / "data" / "vocab")
-    write_data(folder / "data", rows=20, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    for seed, name in enumerate(("data", "heldout")):
+        write_data(folder / name, rows=20, vocabulary=vocabulary.size, sha256=vocabulary.sha256, seed=seed)
+    shutil.copytree(vocabulary.path.parent, folder / "heldout" / "vocab")
     return folder
 
 
@@ -84,6 +87,17 @@ def test_records_by_formula(plain: Path, config: RunConfig) -> None:
         assert 0 < line["data_wait"] < 1 and 0 < line["memory_gib"] <= most
 
 
+def test_tokens_are_those_that_were_read(folder: Path, config: RunConfig) -> None:
+    """Where tasks alternate a step reads rows of one of them."""
+    turns = replace(config, data=DataConfig(4, 4, 4, alternate=True), train=replace(config.train, log_every=1, steps=3))
+    turns = replace(turns, train=replace(turns.train, audit=True))
+    out = pretrain(turns, folder / "data", folder / "turns")
+    read = [line["rows"] for line in audit_lines(out / "audit/rank_00000.jsonl") if "rows" in line]
+    rows = [sum(len(part) - 1 for parts in of_step.values() for part in parts) for of_step in read]
+    lines = audit_lines(out / "metrics.jsonl")
+    assert [line["tokens"] for line in lines] == [32 * sum(rows[: n + 1]) for n in range(3)] == [128, 256, 384]
+
+
 def test_the_log(said: str) -> None:
     assert "not as the recipe: model.vocabulary" in said and "train.steps 9" in said
     assert "a step: 4 + 4 rows of 32 tokens, 256 in all; a process takes 1 × 8 rows" in said
@@ -106,7 +120,7 @@ def test_a_profile_changes_nothing(folder: Path, config: RunConfig, plain: Path)
 
 def test_a_dry_run_writes_nothing(folder: Path, config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(folder.rglob("*"))
-    rehearse(config, folder / "data", folder / "new", folder / "data")
+    rehearse(config, folder / "data", folder / "new", folder / "heldout")
     said = capsys.readouterr().out
     assert "starting at step 0 of 9" in said and "nothing was written" in said
     assert "memory, by count: not counted (engine.kind plain" in said  # of others: tests/e2e/test_pipeline.py
@@ -167,7 +181,7 @@ def test_a_dry_run_finds_that_a_run_cannot_go_on(folder: Path, config: RunConfig
         with pytest.raises(SharedError, match="was saved with fingerprints"):
             call(config, tmp_path / "other", one)
         with pytest.raises(SharedError, match="was saved with heldout None"):
-            call(config, folder / "data", two, folder / "data")
+            call(config, folder / "data", two, folder / "heldout")
         with pytest.raises(SharedError, match="has records but no usable checkpoint"):
             call(config, folder / "data", bare)
     engine = EngineConfig("deepspeed", precision="fp32", gradient_precision="bf16")  # fp32 as `auto` has become

@@ -17,8 +17,10 @@ import torch
 import tyro
 from torch import Tensor
 
-from ..cli import fail, program
-from ..folders import at_step, checkpoints_of, made_whole
+from ..cli import fail, in_words, program
+from ..config import refuse
+from ..data.vocabulary import MODEL_FILE
+from ..folders import at_step, checkpoints_of, is_checkpoint_name, made_whole, saved_step
 from ..trained import (
     CONFIG_FILE,
     DIFFERENCE,
@@ -27,6 +29,7 @@ from ..trained import (
     GENERATOR_FOLDER,
     MODEL_FOLDER,
     PREFIX,
+    SENTENCEPIECE_FILE,
     WEIGHTS_FILE,
     TrainedRun,
     in_blocks,
@@ -64,13 +67,30 @@ def listing(run: Path) -> None:
 
 
 def check(run: Path) -> None:
-    """Compare every file of every checkpoint with its checksum; exit code 1 if one is damaged.
+    """Compare every file of every checkpoint, and the model of a finished run or an export, with its checksum; exit
+    code 1 if one is damaged.
 
     Args:
-        run: Run folder.
+        run: Run folder, or an export.
     """
-    if not _show(run, checksums=True):
+    models = sorted(path for path in run.rglob("*.safetensors") if "checkpoints" not in path.relative_to(run).parts)
+    sound = _show(run, checksums=True) if checkpoints_of(run) or not models else True
+    for path in models:
+        try:
+            read_weights(path)
+            _require_vocabulary(path.parent)
+            print(f"{path.relative_to(run)}  {path.stat().st_size / 2**20:,.1f} MiB")
+        except (ValueError, OSError) as error:
+            sound = False
+            print(f"{path.relative_to(run)}  not usable: {in_words(error)}")
+    if not sound:
         sys.exit(1)
+
+
+def _require_vocabulary(folder: Path) -> None:
+    """Raise ValueError where the vocabulary next to a model is not the one that it was trained with."""
+    of_export = (folder / CONFIG_FILE).exists()
+    known_vocabulary(folder if of_export else folder.parent, folder / (SENTENCEPIECE_FILE if of_export else MODEL_FILE))
 
 
 def convert(run: Path, out: Path, step: int | None = None) -> None:
@@ -85,6 +105,9 @@ def convert(run: Path, out: Path, step: int | None = None) -> None:
         step: The checkpoint of this step; without it the newest sound one.
     """
     source = whole_checkpoint(run, step)
+    named = saved_step(out) if is_checkpoint_name(out.name) else saved_step(source)
+    words = f"--out {out.name} is the name of a checkpoint of step {named}, and {source} is of another step"
+    refuse([(named == saved_step(source), f"{words}: name it {source.name}")])
     with made_whole(out, "--out") as partial:
         writer = StateWriter(partial / state_file(0, 1), buffer_bytes=0)
         merge_state(StateReader(state_files(source)), writer)

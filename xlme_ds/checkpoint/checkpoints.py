@@ -115,13 +115,14 @@ class Checkpoints:
             )
         return int(state["step"])
 
-    def lost(self, steps_logged: int, save_every: int) -> bool:
-        """Where no usable one is found: whether there was one, after `steps_logged` steps of the run's own. A run that
-        ended before its first was whole starts anew."""
+    def lost(self, steps_logged: int, save_every: float) -> bool:
+        """Whether there was a checkpoint, where no usable one is found: `steps_logged` steps of the run's own were
+        recorded, and it saved every `save_every`. A run that ended before its first was complete begins anew."""
         run = self.folder.parent
         ended = any((run / name).exists() for name in ("finished.json", "model/model.safetensors"))
+        removed = steps_logged > 0 and not self.folder.is_dir()  # a run makes it before its first step
         writing = any(self.folder.glob(f"*{_PARTIAL}"))
-        return ended or (self.folder / _LATEST).exists() or (steps_logged > save_every and not writing)
+        return ended or removed or (self.folder / _LATEST).exists() or (steps_logged > save_every and not writing)
 
     def all(self) -> list[Path]:
         """Checkpoint folders, oldest first; whole or not."""
@@ -138,7 +139,7 @@ class Checkpoints:
         with naming(self.folder / _LATEST):
             write_json(self.folder / _LATEST, {"checkpoint": final.name})
             to_disk(self.folder)
-        ours = [folder for folder in self.all() if not _foreign(folder, state.get("run"))]
+        ours = [folder for folder in self.all() if not _strange(folder, state.get("run"))]
         older = [folder for folder in ours if saved_step(folder) <= state["step"]]
         for folder in ours[len(older) :]:  # unusable: the run went on from one before it
             _remove(folder)
@@ -147,12 +148,13 @@ class Checkpoints:
                 _remove(folder)
 
 
-def _foreign(folder: Path, run: str | None) -> bool:
-    """Whether the checkpoint says that it is of another run than `run`."""
+def _strange(folder: Path, run: str | None) -> bool:
+    """Whether the checkpoint says that it is of another run than `run`, or of another step than its name."""
     try:
-        return read_state(folder).get("run") != run
+        state = read_state(folder)
     except (ValueError, OSError):
         return False
+    return state.get("run") != run or state["step"] != saved_step(folder)
 
 
 def _remove(path: Path) -> None:

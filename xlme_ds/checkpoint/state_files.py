@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..folders import checkpoint_name, saved_step
+
 MOMENTS = ("exp_avg", "exp_avg_sq")
 KINDS = ("fp32", *MOMENTS)
 COMPLETE = "complete.json"
@@ -292,12 +294,23 @@ def merge_state(reader: StateReader, writer: StateWriter) -> None:
 
 
 def fault_of(folder: Path, rank: int = 0, world: int = 1, checksums: bool = True) -> str | None:
-    """What is wrong with the share of rank `rank` of `world` of a checkpoint's files, in size or checksum; or None."""
+    """Fault in the share of rank `rank` of `world` of a checkpoint's files, in size or checksum, or in the checkpoint's
+    name, which says its step; None if it is sound."""
     try:
         mine = list(_listed(folder).items())[rank::world]
     except (OSError, ValueError):
         return f"{COMPLETE} is missing or damaged"
-    return next((found for name, what in mine if (found := _file_fault(folder / name, *what, checksums))), None)
+    faults = (_file_fault(folder / name, *what, checksums) for name, what in mine)
+    return next(filter(None, faults), None) or (_name_fault(folder) if rank == 0 else None)
+
+
+def _name_fault(folder: Path) -> str | None:
+    try:
+        step = int(read_state(folder)["step"])
+    except (OSError, ValueError):
+        return f"{STATE} is damaged"
+    right = checkpoint_name(step)
+    return None if saved_step(folder) == step else f"it holds step {step}, so its name is wrong: rename it to {right}"
 
 
 def state_files(folder: Path) -> list[Path]:

@@ -12,13 +12,13 @@ import sys
 from dataclasses import replace
 
 import tyro
-from rich.console import Console
 
 from ..cli import fail, program
 from ..config import refuse
 from ..data.schema import read_json
 from ..data.shards import RowStore
 from ..engine.build import resolve_precision
+from ..evaluate.output import terminal
 from ..folders import lock
 from ..run_commands import environment, launch, run
 from ..train.run import read_inputs
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
                 _carry_out(one, settings)
             seeds = tuning_seeds(settings)
             runs = [RunScores.read(one, settings.data_folder, seeds) for one in systems]
-            console = Console(width=None if sys.stdout.isatty() else 160)
+            console = terminal(160)
             for table in deliver(joined({f"--out {settings.out}": runs} | others), settings.out):
                 table.show(console)
     except (ValueError, OSError) as error:

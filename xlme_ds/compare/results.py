@@ -14,8 +14,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..config import refuse
 from ..data.schema import read_json, write_json
-from ..evaluate.output import ResultTable, save_figure, write_text
+from ..evaluate.output import ResultTable, drawn, save_figure, write_text
 from ..evaluate.retrieval import both_ways
 from .systems import System
 from .trends import LEVEL, Trend, crossing, trends
@@ -112,9 +113,15 @@ def scores(folder: Path, tuning_seeds: Sequence[int]) -> tuple[dict[str, float],
         for task, which in ((task, which) for which in (trained, untrained) for task in ("pos", "ner")):
             name = task + UNTRAINED * (which is untrained)
             files = [path for path in tuned(folder, name, tuning_seeds) if path.exists()]
-            found = []
+            found, first = [], read_json(files[0], dict) if files else {}
             for path in files:
-                languages = read_json(path, dict)["languages"]
+                content = read_json(path, dict)
+                languages = content["languages"]
+                for key in ("weights", "training", "files"):
+                    words = (
+                        f"{path} has scores of other {key} than {files[0]}: score one model on one version of a test"
+                    )
+                    refuse([(content.get(key) == first.get(key), words)])
                 found.append(fmean(of["f1"] for code, of in languages.items() if code != "en"))
             if found:
                 which[task] = fmean(found)
@@ -308,7 +315,9 @@ def _panel(axes: Axes, runs: Sequence[RunScores], measure: str) -> None:
         }
         means = [fmean(run.scores[measure] for run in seeds if measure in run.scores) for seeds in by_budget.values()]
         axes.plot([seeds[0].flops for seeds in by_budget.values()], means, color=colour, linewidth=1.2)
-        axes.plot([flops for flops, _ in values], [y for _, y in values], "o", color=colour, markersize=4, label=name)
+        axes.plot(
+            [flops for flops, _ in values], [y for _, y in values], "o", color=colour, markersize=4, label=drawn(name)
+        )
         if name in lines:
             x = np.linspace(np.log10(min(flops for flops, _ in values)), np.log10(10 * last), 60)
             middle, half = np.array([lines[name].at(at) for at in x]).T

@@ -3,8 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from numba import njit, types
-from numba.core.types import Type
+from ..folders import use_private_caches
+
+use_private_caches()  # numba reads the variable when it is loaded
+
+from numba import njit, types  # noqa: E402
+from numba.core.types import Type  # noqa: E402
 
 Kernel = Callable[..., Any]
 

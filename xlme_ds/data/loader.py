@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ class Loader:
         denoising: tuple[str, ...] = (),
         back_translation: tuple[str, ...] = (),
     ):
-        self.plan: StepPlan = plan_step(data, world)
+        self.plan = self._planned(data, world)
         self.rank, self.seed = rank, seed
         self.folders = [Path(folders)] if isinstance(folders, str | Path) else [Path(folder) for folder in folders]
         self.phases = phases(data, mask_fraction)
@@ -90,6 +91,9 @@ class Loader:
         # Called after every step is read, with its number and its rows by micro-batch.
         self.watch: Callable[[int, list[Parts]], None] | None = None
 
+    def _planned(self, data: DataConfig, world: int) -> StepPlan:
+        return plan_step(data, world)
+
     @property
     def fingerprints(self) -> dict[str, str]:
         """Fingerprint of each task's data, of each phase."""
@@ -103,6 +107,12 @@ class Loader:
             if steps is None or phase.first < max(steps, 1)
             for task, store in stores.items()
         }
+
+    @property
+    def encoded(self) -> list[str]:
+        """Fingerprints of the encoded text that its rows were mixed from, of all tasks and phases."""
+        settings = (store.manifest.settings for stores in self._stores for store in stores.values())
+        return sorted({of["encoded"] for of in settings if "encoded" in of})
 
     def batch(self, step: int, micro_batch: int) -> Batch:
         """Micro-batch `micro_batch` (of `plan.accumulation`) of this rank in step `step`."""
@@ -175,6 +185,40 @@ class Loader:
         if self.watch is not None:
             self.watch(step, read)
         return [self._collated(step, parts) for parts in read]
+
+
+class HeldOutLoader(Loader):
+    """Reads the first `data.mono_rows` and `data.para_rows` rows, whatever the number of ranks and the micro-batch.
+
+    Every rank has as many micro-batches of the same sizes, each of one task, as its engine's collectives need. What
+    does not divide is read row by row; of the last of these some are the first row again, which does not count.
+    """
+
+    def _planned(self, data: DataConfig, world: int) -> StepPlan:
+        return StepPlan((data.mono_rows, data.para_rows), (data.micro_batch,) * len(TASKS), 1, world)
+
+    @cached_property
+    def _pieces(self) -> list[tuple[int, np.ndarray, bool]]:
+        """Of every micro-batch its task, row numbers, and whether it counts; those of one size follow one another."""
+        found, world = [], self.plan.world
+        for task, rows in enumerate(self.plan.rows):
+            each, more = divmod(rows, world)
+            mine, whole = np.arange(self.rank * each, (self.rank + 1) * each), each - each % self.plan.micro[task]
+            borders = [*range(0, whole, self.plan.micro[task]), *range(whole, each + 1)]
+            found += [(task, mine[first:end], True) for first, end in pairwise(borders)]
+            last = self.rank < more
+            found += [(task, np.array([world * each + self.rank if last else 0]), last)] * bool(more)
+        return sorted(found, key=lambda piece: -len(piece[1]))
+
+    @property
+    def counted(self) -> list[bool]:
+        """Whether each micro-batch of a step counts."""
+        return [counts for *_, counts in self._pieces]
+
+    def step(self, step: int) -> list[Batch]:
+        """All micro-batches of this rank; every step reads the same rows."""
+        read = ((task, self.stores[task].read(numbers), numbers) for task, numbers, _ in self._pieces)
+        return [self._collated(step, [part]) for part in read]
 
 
 def unigram_by_language(

@@ -94,6 +94,12 @@ class Manifest:
         """Name of the rows' layout; folders of the versions that had only one do not name it, and have XLM-E's."""
         return str(self.settings.get("layout", "xlme"))
 
+    def shares_text(self, other: "Manifest") -> bool:
+        """Whether both have rows of the same encoded text, or the same rows."""
+        encoded, theirs = self.settings.get("encoded"), other.settings.get("encoded")
+        rows = {shard.sha256 for shard in self.shards} & {shard.sha256 for shard in other.shards}
+        return bool(rows) or (encoded is not None and encoded == theirs)
+
     def fingerprint(self) -> str:
         """SHA-256 of the manifest's canonical JSON: equal exactly when settings, counts and every shard are equal."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()

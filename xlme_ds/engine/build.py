@@ -13,7 +13,7 @@ from torch import nn
 
 from ..config import Check, DataConfig, EngineConfig, ModelConfig, RunConfig, Training, refuse
 from ..counting import work_of
-from ..data.loader import Loader
+from ..data.loader import HeldOutLoader, Loader
 from ..data.rows import TASKS
 from ..data.sentences import ALWAYS
 from ..data.vocabulary import Vocabulary
@@ -81,7 +81,8 @@ def open_data(
     if rows is not None:  # an evaluation, of all that is trained in any step
         denoising, back = (ALWAYS if points else () for points in special[1:])
         special = objective.pseudo_fractions, denoising, back
-    return fitting(Loader(folders, rows or config.data, *arguments, *special), config.model, like)
+    kind = Loader if rows is None else HeldOutLoader
+    return fitting(kind(folders, rows or config.data, *arguments, *special), config.model, like)
 
 
 def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> Loader:
@@ -148,7 +149,11 @@ def _split_checks(unseen: Loader, trained: Loader) -> Iterator[Check]:
             f"of --split {ours[0]}{f' --heldout-share {ours[1]}' if ours[1] else ''}: encode the training text with "
             "--split train and this with --split heldout, of one share",
         )
-        manifests = (of.manifest for of in (store, trained.stores_at(phase.first)[task]))
+        manifests = [of.manifest for of in (store, trained.stores_at(phase.first)[task])]
+        yield (
+            not manifests[0].shares_text(manifests[1]),
+            f"{store.folder} and {folder} have the same text, so it is not held out: name text that is not trained on",
+        )
         units = {
             of.counts.get("split_of", "sentences" if of.settings.get("sentences") else "documents") for of in manifests
         }

@@ -16,7 +16,7 @@ import os
 import pkgutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -67,6 +67,9 @@ def check_deepspeed(signatures: Mapping[str, str] = _SIGNATURES) -> None:
 _load = cpp_extension.load
 
 
+_COMPILERS = ("ninja", "c++", "g++", "clang++", "cc1plus", "as", "ld", "collect2", "nvcc", "cicc", "ptxas")
+
+
 @contextlib.contextmanager
 def loading_extensions() -> Iterator[None]:
     """Around what may load an extension; also keeps DeepSpeed's news of building and of memory off standard output."""
@@ -94,6 +97,10 @@ def _load_alone(name: str, **arguments: Any) -> Any:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _wait_for(held.enter_context(open(folder / ".xlme_ds.lock", "w")))
+            _wait_until(
+                lambda: not _compiling(folder),
+                f"waiting for the compilers of a killed process, which write into {folder}",
+            )
             (folder / "lock").unlink(missing_ok=True)
         except OSError as error:
             raise ValueError(
@@ -108,15 +115,35 @@ def _load_alone(name: str, **arguments: Any) -> Any:
 
 def _wait_for(file: IO[str], patience: float = 10.0) -> None:
     """Take the lock on `file`; after `patience` seconds say what is waited for."""
-    end, said = time.monotonic() + patience, False
-    while True:
+
+    def taken() -> bool:
         try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if not said and (said := time.monotonic() > end):
-                words = "waiting for another process of this user, which compiles or loads an extension and holds"
-                print(f"{words} {file.name}", file=sys.stderr, flush=True)
-            time.sleep(0.1)
+            return False
+        return True
+
+    words = "waiting for another process of this user, which compiles or loads an extension and holds"
+    _wait_until(taken, f"{words} {file.name}", patience)
+
+
+def _wait_until(over: Callable[[], bool], words: str, patience: float = 10.0) -> None:
+    """Wait until something is `over`; after `patience` seconds say what is waited for."""
+    end, said = time.monotonic() + patience, False
+    while not over():
+        if not said and (said := time.monotonic() > end):
+            print(words, file=sys.stderr, flush=True)
+        time.sleep(0.1)
+
+
+def _compiling(folder: Path) -> bool:
+    """Whether a compiler works in `folder`: it outlives a process that is killed, and so the lock."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            program = (process / "cmdline").read_bytes().split(b"\0")[0].rpartition(b"/")[2].decode(errors="replace")
+            if program in _COMPILERS and os.path.samefile(process / "cwd", folder):
+                return True
+    return False
 
 
 @contextlib.contextmanager

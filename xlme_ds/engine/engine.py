@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
+from itertools import compress, product
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -267,7 +267,7 @@ class Engine:
         heldout = self.heldout
         assert heldout is not None
         self._languages = max(len(store.languages) for store in heldout.stores.values())
-        totals = self._evaluate(on_all_ranks(lambda: heldout.step(step)))
+        totals = self._evaluate(on_all_ranks(lambda: heldout.step(step)), getattr(heldout, "counted", ()))
         self._languages = 0
         return totals
 
@@ -288,10 +288,14 @@ class Engine:
         return float((self.objective.weights * means).sum())
 
     @torch.no_grad()
-    def _evaluate(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
+    def _evaluate(self, batches: Sequence[Batch], counted: Sequence[bool] = ()) -> dict[str, Tensor]:
+        """`counted`: whether each batch counts, where not all do."""
         batches = [batch.to(self.device) for batch in batches]
         self._detailed = True
         self._forward(batches)
+        if counted:
+            self._gathered = list(compress(self._gathered, counted))
+            batches = list(compress(batches, counted))
         return self._totals(self._reduce(self._own_counts(batches)))
 
     def _forward(self, batches: list[Batch]) -> None:

@@ -103,12 +103,14 @@ class PipelineEngine(ZeroEngine):
         return float(self.engine.get_global_grad_norm())
 
     def _forward(self, batches: list[Batch]) -> None:
-        self.engine.reset_activation_shape()  # these micro-batches may have another number of rows
-        for first in range(0, len(batches), self._most_micro_batches):
-            some, before = batches[first : first + self._most_micro_batches], len(self._gathered)
-            micro_batches = max(len(some), self._least_micro_batches)
-            self._evaluate_by_schedule(self._filled(some, micro_batches), micro_batches)
-            del self._gathered[before + len(some) :]  # those that only filled the schedule
+        for _, alike in itertools.groupby(batches, lambda batch: batch.tokens_BT.shape):
+            self.engine.reset_activation_shape()  # these micro-batches may have another number of rows
+            of_a_size = list(alike)
+            for first in range(0, len(of_a_size), self._most_micro_batches):
+                some, before = of_a_size[first : first + self._most_micro_batches], len(self._gathered)
+                micro_batches = max(len(some), self._least_micro_batches)
+                self._evaluate_by_schedule(self._filled(some, micro_batches), micro_batches)
+                del self._gathered[before + len(some) :]  # those that only filled the schedule
         self.engine.reset_activation_shape()
 
     def _evaluate_by_schedule(self, batches: list[Batch], micro_batches: int) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from ..config import EngineConfig, TrainConfig
 TORCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Below the range from which systems give out ports by themselves; two jobs that share a node get different ones.
 _FIRST_PORT, _PORTS = 10_000, 20_000
+_LONG = 10.0  # seconds after which somebody wonders what a process waits for
 _TRY = 1_009  # a job that is requeued takes another: what was in the way of the last try may still be
 
 
@@ -111,7 +113,7 @@ def start_process_group(
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
         check_deepspeed()
-        with loading_extensions():
+        with loading_extensions(), _telling(f"rank {rank} waits for the others of {world} at {address}:{port}"):
             deepspeed.init_distributed("nccl" if on_gpu() else "gloo", verbose=False, timeout=timeout)
     except ValueError as error:
         raise SharedError(str(error), prints=os.environ["LOCAL_RANK"] == "0") from None
@@ -127,6 +129,19 @@ def start_process_group(
     dist.barrier()
     Path(f"/dev/shm/deepspeed_allreduce_buffer_{os.getuid()}_{address}_{port}_{rank}").unlink(missing_ok=True)
     return rank, world
+
+
+@contextmanager
+def _telling(words: str) -> Iterator[None]:
+    """Print `words`, once for each node, if the block takes long."""
+    timer = threading.Timer(_LONG, lambda: print(words, file=sys.stderr, flush=True))
+    timer.daemon = True
+    if os.environ["LOCAL_RANK"] == "0":
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _alone() -> dict[str, str]:
@@ -166,7 +181,9 @@ def process_group(
         yield start_process_group(engine, watchdog_minutes)
     finally:
         if dist.is_initialized():
-            dist.destroy_process_group()
+            from deepspeed import comm  # it keeps groups of its own, which the next run of this process must not use
+
+            (comm if comm.is_initialized() else dist).destroy_process_group()
 
 
 def leave() -> NoReturn:

@@ -1,7 +1,7 @@
 """The models of a comparison, encoders alone or whole models that predict tokens: trained ones, and untrained ones of
 the same shape."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -9,7 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import nn
 
+from ..cli import note
 from ..config import ModelConfig, ObjectiveConfig, refuse
+from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..folders import at_step
 from ..models.init import initialise
@@ -30,6 +32,7 @@ from ..trained import (
     require_finite,
     start_of,
     translates,
+    weights_sha256,
 )
 
 _HEAD = "masked_head."
@@ -48,12 +51,14 @@ class ComparedEncoder(NamedTuple):
     vocabulary: Vocabulary
     layer: int
     step: int | None = None
+    untrained: bool = False
 
     @property
     def facts(self) -> dict[str, Any]:
         """What results say of the model."""
         depth = self.cfg.discriminator_layers
-        return {"model": self.name, "folder": str(self.folder), "step": self.step, "depth": depth, "layer": self.layer}
+        of_model = {"model": self.name, "folder": str(self.folder), "step": self.step}
+        return of_model | {"weights": weights_sha256(self.encoder), "depth": depth, "layer": self.layer}
 
 
 class Predictor(NamedTuple):
@@ -67,6 +72,7 @@ class Predictor(NamedTuple):
     cfg: ModelConfig
     vocabulary: Vocabulary
     step: int | None = None
+    untrained: bool = False
 
 
 Models = Path | str | Sequence[Path | str]  # folders of runs (RUN@STEP: of one of their checkpoints) or of exports
@@ -98,7 +104,7 @@ def load_encoders(
         found.append(ComparedEncoder(name + which_name, folder, encoder, encoder.cfg, vocabulary, chosen, step))
     for like, objective_name, seed, name in _starts(found, which_name) if untrained else []:
         encoder = initial_encoder(like.cfg, objective_name, seed, which)
-        found.append(like._replace(name=name, step=None, encoder=_ready(encoder, like.folder)))
+        found.append(like._replace(name=name, step=None, untrained=True, encoder=_ready(encoder, like.folder)))
     return found
 
 
@@ -127,8 +133,26 @@ def load_predictors(models: Models, untrained: bool) -> list[Predictor]:
     for like, _, seed, name in _starts(found) if untrained else []:
         model = like.objective.build(like.cfg)
         initialise(model, seed, like.cfg.init_std)
-        found.append(like._replace(name=name, step=None, model=_ready(model, like.folder)))
+        found.append(like._replace(name=name, step=None, untrained=True, model=_ready(model, like.folder)))
     return found
+
+
+def trained_on(model: Compared, store: RowStore) -> dict[str, bool]:
+    """`trained_on` for the results of a model whose run read the text in `store`, which is told; else empty."""
+    manifest = store.manifest
+    data: dict[str, Any] = read_config(model.folder).get("data") or {}
+    known = {*data.get("fingerprints", {}).values(), *data.get("phases", {}).values(), *data.get("encoded", ())}
+    here = {manifest.fingerprint(), manifest.settings.get("encoded")}
+    if model.untrained or (not known & here and manifest.settings.get("split") != "train"):
+        return {}
+    note(f"{store.folder} is text that {model.folder} was trained on: its scores say nothing of unseen text")
+    return {"trained_on": True}
+
+
+def told(models: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The note of a table on models that were trained on its text."""
+    names = [model["model"] for model in models if model.get("trained_on")]
+    return [f"not unseen: text that {', '.join(names)} {'was' if len(names) == 1 else 'were'} trained on"] * bool(names)
 
 
 def _exported_run(folder: Path) -> TrainedRun:

@@ -15,7 +15,7 @@ from ..data.collate import collate
 from ..data.rows import TASKS
 from ..data.sentences import ALWAYS, Sentences, languages_of_text
 from ..data.shards import RowStore
-from .compared_models import Models, Predictor, load_predictors
+from .compared_models import Models, Predictor, load_predictors, told, trained_on
 from .output import ResultTable
 from .predicted_tokens import require_readable
 
@@ -41,7 +41,9 @@ def losses(models: Models, data: Path | str, *, rows: int = 512, seed: int = 1, 
         stores = {task: RowStore(folder / TASKS[task], model.cfg.language_embeddings) for task in tasks}
         for store in stores.values():
             require_readable(model, store)
-        facts = {"model": model.name, "folder": str(model.folder), "step": model.step}
+        facts: dict[str, Any] = {"model": model.name, "folder": str(model.folder), "step": model.step}
+        for store in stores.values():
+            facts |= trained_on(model, store)
         scored.append(facts | {"terms": list(model.objective.terms)} | _losses(model, stores, rows, seed))
     return {"test": "losses", "seed": seed, "rows": rows, "models": scored}
 
@@ -103,6 +105,7 @@ def loss_tables(results: Mapping[str, Any]) -> list[ResultTable]:
         codes = sorted({code for each in values for code in each})
         tables.append(_table(f"{term} by language", "language", dict.fromkeys(codes), values, names))
     tables[0].notes.append("losses in nats a token; every model reads the same rows with the same masks, 15% or all")
+    tables[0].notes += told(models)
     return tables
 
 

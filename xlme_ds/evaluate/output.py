@@ -74,7 +74,7 @@ class CommonOptions:
         label: str = "",
         note: str = "",
     ) -> None:
-        """Print the results, and write them into `out`: the JSON, which `report xtreme` reads, last.
+        """Print the results, and write them into `out`, the plot last.
 
         `curves`, of what `label` says, are one more table, of the vectors that are not centred, with a `note`, and the
         plot.
@@ -87,14 +87,14 @@ class CommonOptions:
             tables = [*tables, by_layer]
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
-            if curves:
-                _plot(curves, label, self.out / results["test"])
             write_text(self.out / f"{results['test']}.md", "\n".join(table.markdown() for table in tables))
             write_json(self.out / f"{results['test']}.json", results)
+            if curves:
+                _plot(curves, label, self.out / results["test"])
         if self.as_json:
             print(json.dumps(results, indent=1, ensure_ascii=False))
         else:
-            console = Console(width=None if sys.stdout.isatty() else 120)
+            console = terminal(120)
             for table in tables:
                 table.show(console)
 
@@ -170,13 +170,24 @@ def _plot(curves: Sequence[Curve], label: str, stem: Path) -> None:
             style: dict[str, Any] = (
                 {"linestyle": "--", "linewidth": 0.9} if centred else {"marker": "o", "markersize": 4}
             )
-            axes.plot([100 * value for value in values], color=colour, label=name + said * centred, **style)
+            axes.plot([100 * value for value in values], color=colour, label=drawn(name) + said * centred, **style)
         axes.set_xlabel("layer (0 = embeddings)")
         axes.set_ylabel(label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(axis="y", alpha=0.3)
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
         save_figure(figure, stem)
+
+
+def drawn(name: str) -> str:
+    """A name as matplotlib draws it as it is: `$` begins no formula, and `_` keeps nothing out of a legend."""
+    return ("\N{HAIR SPACE}" if name.startswith("_") else "") + name.replace("\\$", "$").replace("$", r"\$")
+
+
+def terminal(width: int) -> Console:
+    """Standard output, as wide as `width` where it is no terminal. What is printed is text: a name may look like
+    Rich's markup."""
+    return Console(width=None if sys.stdout.isatty() else width, markup=False, emoji=False, highlight=False)
 
 
 def save_figure(figure: Figure, stem: Path) -> None:

@@ -20,7 +20,7 @@ from ..data.rows import TASKS, UNK, Rows
 from ..data.shards import RowStore, joined, unigram_costs
 from ..data.vocabulary import Vocabulary
 from ..models.translation import TranslationModel
-from .compared_models import Models, Predictor, load_predictors
+from .compared_models import Models, Predictor, load_predictors, told, trained_on
 from .output import ResultTable
 
 Costs = dict[str, tuple[float, int]]  # by language: mean −log p (nats) of the predicted tokens, and their number
@@ -56,7 +56,8 @@ def perplexity(
     scored = []
     for model in predictors:
         costs = mean_costs(model, open_text(Path(data), model.cfg.language_embeddings), seed, passes, limit)
-        facts = {"model": model.name, "folder": str(model.folder), "step": model.step, "term": model.objective.terms[0]}
+        facts: dict[str, Any] = {"model": model.name, "folder": str(model.folder), "step": model.step}
+        facts |= {"term": model.objective.terms[0]} | trained_on(model, store)
         scored.append(facts | perplexities(costs, tokens_per_character))
     if counted is not None:
         facts = {"model": "unigram", "folder": str(unigram), "term": "counted"}
@@ -221,6 +222,7 @@ def perplexity_tables(results: Mapping[str, Any]) -> list[ResultTable]:
         means = (format(model["overall"][value], form) for model in models)
         rows.append([f"mean of {len(counts)}", str(sum(counts.values())), *means])
         tables.append(ResultTable(title, columns, rows))
+    tables[0].notes += told(models)
     tables[0].notes.append(
         "of masked tokens (mlm) a pseudo-perplexity, not to be compared with a causal model's; the mean is geometric"
     )

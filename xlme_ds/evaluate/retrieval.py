@@ -18,7 +18,7 @@ from ..data.schema import EOS, LAYOUTS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import TextEncoder, Which
-from .compared_models import Models, load_encoders
+from .compared_models import Models, load_encoders, told, trained_on
 from .output import ResultTable, table_at_layer
 from .text_lines import read_sentence_pairs, require_same_length, split_lines
 from .vectors import sentence_vectors, unit_length
@@ -87,7 +87,8 @@ def pairs(
         if not groups:
             raise ValueError(f"{data} has no language with {SMALLEST} pairs or more: an accuracy needs candidates")
         few = {code: len(a) for code, (a, _) in every.items() if code not in groups}
-        scored.append(model.facts | retrieval_scores(model.encoder, groups) | {"too_few": few})
+        seen = trained_on(model, RowStore(Path(data) / "para")) if (Path(data) / "para").is_dir() else {}
+        scored.append(model.facts | seen | retrieval_scores(model.encoder, groups) | {"too_few": few})
     return {"test": "pairs", "models": scored}
 
 
@@ -321,6 +322,7 @@ def retrieval_tables(results: Mapping[str, Any]) -> list[ResultTable]:
         if "dimensions" in model:
             ranks = ", ".join(f"{rank:.0f}" for rank in model["dimensions"])
             table.notes.append(f"dimensions in which the centred vectors vary (effective rank), by layer: {ranks}")
+        table.notes += told([model])
         if few := model.get("too_few"):
             counts = ", ".join(f"{code} ({count})" for code, count in few.items())
             table.notes.append(f"left out, with fewer than {SMALLEST} pairs without repetitions: {counts}")

@@ -1,7 +1,6 @@
 """One fine-tuning run: read, train through the same engines and checkpoints as pre-training, score or predict every
 language."""
 
-import hashlib
 import importlib.util
 import shutil
 from collections.abc import Mapping
@@ -11,7 +10,6 @@ from functools import partial
 from statistics import fmean
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from ..config import Training, refuse
@@ -33,6 +31,7 @@ from ..trained import (
     load_encoder,
     load_run,
     start_of,
+    weights_sha256,
     write_model,
 )
 from ..validate import processes_fit, validate
@@ -40,8 +39,8 @@ from .downstream_tasks import TASKS, DownstreamTask
 from .features import Feature, TaskLoader, featurise
 from .objective import TaskModel, TaskObjective
 from .predictions import predict, predictions_file, score, write_predictions
-from .settings import FinetuneConfig, Job, TuningConfig, settings
-from .task_files import TaskSets, choose, find, labelled, read, training_examples
+from .settings import FinetuneConfig, Job, settings
+from .task_files import TaskSets, choose, find, fingerprints, labelled, read, training_examples
 
 PIVOT = "en"
 Scores = dict[tuple[str, str], dict[str, float] | None]  # by purpose (test or dev) and language; None without labels
@@ -99,7 +98,7 @@ def finetune(job: Job, rank: int, world: int, stop: StopRequest) -> dict[str, An
         scores = {asked: one for part in gather(mine) for asked, one in part.items()}
         if rank != 0 or len(scores) < len(sets.test) + len(sets.dev):  # a request to stop came on the way
             return None
-        result = _summary(job, config.tuning, sets, scores)
+        result = _summary(job, config, sets, scores)
         write_json(job.done, result)
         folder.finish(config.train.steps)
         return result
@@ -132,7 +131,9 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
         examples, language = training_examples(source, task, tuning), language_index(cfg, source.language)
         features += featurise(examples, task, saved.vocabulary, tuning, LAYOUTS[cfg.layout], language, count)
         count += len(examples)
-    config = settings(command.task, tuning, cfg, engine, command.train, job.seed, len(features), _sha256(saved.encoder))
+    config = settings(
+        command.task, tuning, cfg, engine, command.train, job.seed, len(features), weights_sha256(saved.encoder)
+    )
     folder.claim(config)
     loader = TaskLoader(features, task.kind, config.data, job.seed, rank, world)
     if (job.out / CONFIG_FILE).exists():
@@ -190,14 +191,6 @@ def _announce(job: Job, task: DownstreamTask, sets: TaskSets, bare: set[str]) ->
         )
 
 
-def _sha256(encoder: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for name, value in encoder.state_dict().items():
-        digest.update(name.encode())
-        digest.update(value.contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
 def _fill(saved: nn.Module, config: FinetuneConfig, model: nn.Module, whole: Whole | None) -> None:
     """Give the encoder the saved weights, and the head those that are drawn from the seed."""
     assert isinstance(model, TaskModel)
@@ -233,7 +226,7 @@ def _scores(model: TaskModel, prepared: Prepared, job: Job, place: tuple[int, in
     return scores
 
 
-def _summary(job: Job, tuning: TuningConfig, sets: TaskSets, scores: Scores) -> dict[str, Any]:
+def _summary(job: Job, config: FinetuneConfig, sets: TaskSets, scores: Scores) -> dict[str, Any]:
     """The content of `scores.json` (docs/reference/data-formats.md)."""
     task, split = TASKS[job.command.task], sets.test[0].split
     languages = {code: one for (purpose, code), one in sorted(scores.items()) if purpose == "test" and one is not None}
@@ -241,7 +234,8 @@ def _summary(job: Job, tuning: TuningConfig, sets: TaskSets, scores: Scores) -> 
     result: dict[str, Any] = {
         "task": job.command.task, "model": str(job.command.model), "random": job.command.random, "seed": job.seed,
         "split": split, "train_languages": [source.language for source in sets.train], "metric": list(task.metrics),
-        "tuning": asdict(tuning), "settings": job.settings, "languages": languages, "files": sets.fingerprints(),
+        "tuning": asdict(config.tuning), "settings": job.settings, "languages": languages,
+        "weights": config.base, "training": fingerprints(sets.train), "files": sets.fingerprints(),
         "unlabelled": {
             code: str(predictions_file(task, split, code)) for (_, code), one in sorted(scores.items()) if one is None
         },

@@ -79,10 +79,12 @@ class TaskSets(NamedTuple):
 
     def fingerprints(self) -> dict[str, str]:
         """SHA-256 of the files that are scored, by name."""
-        return {
-            source.path.name: hashlib.sha256(source.path.read_bytes()).hexdigest()
-            for source in [*self.test, *(source for source in self.dev if source.split == "dev")]
-        }
+        return fingerprints([*self.test, *(source for source in self.dev if source.split == "dev")])
+
+
+def fingerprints(sources: Iterable[TaskFile]) -> dict[str, str]:
+    """SHA-256 of files, by name."""
+    return {source.path.name: hashlib.sha256(source.path.read_bytes()).hexdigest() for source in sources}
 
 
 def find(task: DownstreamTask, folders: list[Path]) -> list[TaskFile]:

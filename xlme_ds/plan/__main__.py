@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
     if settings.json:
         print(json.dumps(result, indent=1))
         return
-    console = Console()
+    console = Console(markup=False, emoji=False)
     objective = result["objective"]
     terms = ", ".join(f"{name} ({objective['quantities'][name]['title']})" for name in objective["terms"])
     console.print(f"{result['recipe']}: {objective['description']}; loss = {terms}\n", highlight=False)

@@ -3,6 +3,8 @@
 Of several settings of a task the one with the best mean over seeds on the dev sets counts.
 """
 
+import hashlib
+import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -22,10 +24,11 @@ FILES = ("scores.json", "tatoeba.json", "align.json")
 class TaskRun:
     """One `scores.json`: percentages by language, each a tuple in the order of `metrics`.
 
-    `unlabelled`: languages whose tests have no labels, so that they were predicted and not scored. `setting`: the
-    settings of tuning that shape the curve; `settings`: how many the run was one of. `dev`: the task's first metric,
-    the mean over languages, on the data that settings are chosen on; `dev_name`: `dev en`, or `held-out en` where
-    these were taken from the training examples.
+    `weights`, `training`, `files`: what tells the model that it started from, its training set and its tests from
+    others; `unlabelled`: languages whose tests have no labels, so that they were predicted and not scored. `setting`:
+    the settings of tuning that shape the curve; `settings`: how many the run was one of. `dev`: the task's first
+    metric, the mean over languages, on the data that settings are chosen on; `dev_name`: `dev en`, or `held-out en`
+    where these were taken from the training examples.
     """
 
     path: Path
@@ -33,6 +36,9 @@ class TaskRun:
     split: str
     metrics: tuple[str, ...]
     languages: dict[str, tuple[float, ...]]
+    weights: str = ""
+    training: str = ""
+    files: str = ""
     unlabelled: tuple[str, ...] = ()
     setting: str = ""
     settings: int = 1
@@ -75,19 +81,21 @@ def gather(folders: Iterable[Path]) -> list[Model]:
     models: dict[str, Model] = {}
     untrained = _untrained(found.values())
     runs: dict[tuple[str, str], list[TaskRun]] = defaultdict(list)
+    weights = _weights(found.values())
     for path, content in found.items():
         try:
             if path.name == "scores.json":
                 run = _read_run(path, content)
                 random = ", untrained" * bool(content.get("random"))  # younger than other keys
-                name = names[_model_path(content)] + random + _trained_on(content["train_languages"])
-                models.setdefault(name, Model(name))
-                runs[name, content["task"]].append(run)
+                name = names[_model_path(content)] + random
+                name += _apart("weights", run.weights, weights[_model_path(content) + random])
+                runs[name + _trained_on(content["train_languages"]), content["task"]].append(run)
                 continue
             for scores in content["models"]:
                 name, folder = names.get(_model_path(scores), scores["model"]), str(scores.get("folder", ""))
                 if len(untrained.get(name, ())) > 1:
                     name += f", as {names.get(os.path.normpath(folder), folder)}"
+                name += _apart("weights", str(scores.get("weights", "")), weights[_model_path(scores)])
                 model = models.setdefault(name, Model(name))
                 if getattr(model, path.stem) is not None:
                     raise ValueError(f"{path} has scores of {model.name}, and so has a file before it: name one")
@@ -95,7 +103,8 @@ def gather(folders: Iterable[Path]) -> list[Model]:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} lacks {error} or has another form: write it again or leave it out") from None
     for (name, task), of_task in runs.items():
-        models[name].results[task] = _chosen(task, of_task)
+        for row, alike in _alike(name, task, of_task).items():
+            models.setdefault(row, Model(row)).results[task] = _chosen(task, alike)
     return sorted(models.values(), key=lambda model: model.name)
 
 
@@ -137,6 +146,36 @@ def _model_path(scores: Mapping[str, Any]) -> str:
     return os.path.normpath(folder) + ending
 
 
+def _weights(contents: Iterable[Mapping[str, Any]]) -> dict[str, set[str]]:
+    """By the path of a model the SHA-256 of all weights that scores under it are of."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for one in (one for content in contents for one in (content, *content.get("models", ())) if isinstance(one, dict)):
+        if place := _model_path(one):
+            found[place + ", untrained" * bool(one.get("random"))].add(str(one.get("weights", "")))
+    return found
+
+
+def _apart(what: str, one: str, all_of_them: set[str]) -> str:
+    """What a row's name says of `one`, where there are others."""
+    return f", {what} {one[:8] or 'unknown'}" if len(all_of_them) > 1 else ""
+
+
+def _alike(name: str, task: str, runs: list[TaskRun]) -> dict[str, list[TaskRun]]:
+    """The runs with the same training set and tests, by the name of their row."""
+    found: dict[str, list[TaskRun]] = defaultdict(list)
+    sets = {kind: {getattr(run, kind) for run in runs} for kind in ("training", "files")}
+    for run in runs:
+        row = name + _apart(f"{task}'s training set", run.training, sets["training"])
+        found[row + _apart(f"{task}'s tests", run.files, sets["files"])].append(run)
+    return found
+
+
+def _digest(content: Mapping[str, Any], key: str) -> str:
+    """SHA-256 of the names and hashes of files; empty where they are not noted."""
+    noted = content.get(key)
+    return hashlib.sha256(json.dumps(noted, sort_keys=True).encode()).hexdigest() if noted else ""
+
+
 def _trained_on(languages: Iterable[str]) -> str:
     codes = sorted(languages)
     if codes == [ENGLISH]:
@@ -172,6 +211,9 @@ def _read_run(path: Path, content: Mapping[str, Any]) -> TaskRun:
         split=content["split"],
         metrics=metrics,
         languages=languages,
+        weights=str(content.get("weights", "")),
+        training=_digest(content, "training"),
+        files=_digest(content, "files"),
         unlabelled=unlabelled,
         setting=" ".join(f"{key}={value}" for key, value in sorted(tuning.items())),
         settings=int(content.get("settings", 1)),

@@ -29,6 +29,7 @@ from ..config import TrainConfig, Training
 from ..data.schema import naming, replacing
 from ..engine.engine import Engine, StepStats
 from ..engine.ranks import TORCH_VARIABLES, on_all_ranks, raise_on_all_ranks
+from ..run_commands import environment
 from .records import Console, LanguageLog, MetricsLog, StepLines, Tracker, peak_memory
 from .run_folder import flatten
 from .schedule import learning_rate
@@ -250,7 +251,7 @@ class Show(Callback):
 
     def _start(self) -> None:
         alone = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        inherited = {name: value for name, value in os.environ.items() if name not in TORCH_VARIABLES}
+        inherited = {name: value for name, value in environment().items() if name not in TORCH_VARIABLES}
         command = [sys.executable, "-W", "ignore", "-c", _PAGE, str(self.run), str(os.getpid())]
         self.process = subprocess.Popen(
             command, env=inherited | alone, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
@@ -344,7 +345,7 @@ def fit(
     Raises SharedError when the records of any rank cannot be written.
     """
     callbacks = [guard, *callbacks]
-    done = start
+    done, stop.has_work = start, True
     while done < config.train.steps and guard.fault is None:
         if engine.any(stop.received is not None or _trouble(callbacks) is not None):
             break

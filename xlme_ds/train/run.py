@@ -40,26 +40,14 @@ from .run_folder import RunFolder, first_step, flatten, missing_steps, settled
 from .stop import StopRequest, Watchdog
 
 
-def heldout_data(config: RunConfig, folder: Path, world: int) -> DataConfig:
-    """The rows of an evaluation: up to `train.eval_rows` from the start of each task, as many as divide among the
-    ranks.
-
-    Raises ValueError for a folder with fewer rows than processes.
-    """
+def heldout_data(config: RunConfig, folder: Path) -> DataConfig:
+    """The rows of an evaluation: up to `train.eval_rows` from the start of each task."""
     asked = (config.data.mono_rows, config.data.para_rows)
-    available = [
+    mono, para = (
         min(RowStore(folder / name).rows, config.train.eval_rows) if rows else 0
         for name, rows in zip(TASKS, asked, strict=True)
-    ]
-    pieces = world * max(math.ceil(max(available) // world / config.data.micro_batch), 1)
-    mono, para = (rows // pieces * pieces for rows in available)
-    for name, rows, kept in zip(TASKS, asked, (mono, para), strict=True):
-        if rows and not kept:
-            raise ValueError(
-                f"{folder / name} has too few rows for {pieces} micro-batches: mix more held-out rows, raise "
-                "data.micro_batch, or use fewer processes"
-            )
-    return DataConfig(mono, para, micro_batch=max(mono, para) // pieces)
+    )
+    return DataConfig(mono, para, config.data.micro_batch)
 
 
 class RunFacts(NamedTuple):
@@ -103,7 +91,10 @@ def train(
     state: dict[str, Any] = {"run": saved.get("run"), "settings": settled(config)}
     known = folder, config, loader, heldout, work, engine.world, saved.get("run")
     on_all_ranks(lambda: _begin(*known) if root else None)
+    logged = on_all_ranks(lambda: folder.steps_logged() if root else 0)
     if start >= settings.steps:
+        # It may have been made shorter after it had done more.
+        on_all_ranks(lambda: folder.drop_records(start) if logged > start else None)
         if root:
             print(f"{out}: all {start} steps are done")
         return True
@@ -113,6 +104,9 @@ def train(
     audited = None
     if settings.audit and isinstance(loader, Loader):  # other sources refuse the setting
         audited = audit_reads(out, loader, start, engine.rank, engine.world)
+    if logged > start:
+        again = min(logged, settings.steps)
+        print(f"{out}: steps {start + 1} to {again} are done again, for the newest checkpoint is of step {start}")
     facts = engine, config, out, start, saved, loader, work, peak, profiled
     guard, callbacks, shown = on_all_ranks(lambda: _callbacks(*facts))
     logs = [log for each in (guard, *callbacks) for log in each.logs]
@@ -190,6 +184,8 @@ def _begin(
 ) -> None:
     """Write down what the run is; of pre-training also its vocabulary, with which its checkpoints are models."""
     data: dict[str, Any] = {"fingerprints": loader.fingerprints, "vocabulary_sha256": work.vocabulary_sha256}
+    if isinstance(loader, Loader):
+        data["encoded"] = loader.encoded
     if isinstance(loader, Loader) and len(loader.phases) > 1:
         data |= {"fingerprints": loader.fingerprints_until(0), "phases": loader.fingerprints}
         data["phase_folders"] = [_seen(each, folder.path) for each in loader.folders]
@@ -276,7 +272,8 @@ def _require_records(config: Training, folder: RunFolder, checkpoints: Checkpoin
     """Raise ValueError where there was a checkpoint, and is none."""
     own = folder.steps_logged() - (first_step(config) if isinstance(config, RunConfig) else 0)
     words = f"{folder.path} has records but no usable checkpoint: restore one, or choose another --out"
-    refuse([(not damaged and not checkpoints.lost(own, config.train.save_every), words)])
+    every = min(config.train.save_every, folder.saved_every())  # it may have been raised since
+    refuse([(not damaged and not checkpoints.lost(own, every), words)])
 
 
 def _resume(
@@ -292,11 +289,17 @@ def _resume(
     tolerance = PROBE_TOLERANCE[resolve_precision(config.engine)]
     if newest is not None:
         return checkpoints.load(engine, newest, read(saved["step"]), tolerance), saved
-    damaged = bool(complaints)
-    on_all_ranks(lambda: _require_records(config, folder, checkpoints, damaged) if engine.rank == 0 else None)
+    on_all_ranks(lambda: _begin_anew(config, folder, checkpoints, bool(complaints)) if engine.rank == 0 else None)
     if isinstance(config, RunConfig) and config.start.take == "state":
         return _branch(engine, config, checkpoints, read, tolerance), {"run": run}
     return 0, {"run": run}
+
+
+def _begin_anew(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool) -> None:
+    """Put aside what a run recorded before its first checkpoint. Raises as `_require_records`."""
+    _require_records(config, folder, checkpoints, damaged)
+    if aside := folder.put_records_aside():
+        print(f"{folder.path} has no checkpoint yet and begins anew: its records are kept as {', '.join(aside)}")
 
 
 def _branch(
@@ -380,7 +383,7 @@ def read_inputs(
     known = starting_weights(config, Vocabulary(data[0] / "vocab"), sources) if sources else None
     if heldout is None:
         return loader, None, known
-    rows = heldout_data(config, heldout, shares)
+    rows = heldout_data(config, heldout)
     return loader, open_data(config, heldout, share, shares, rows, like=loader), known
 
 

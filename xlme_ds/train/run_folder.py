@@ -2,19 +2,20 @@
 
 import importlib.metadata
 import json
+import math
 import os
 import sys
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass, replace
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
 from ..config import DataConfig, RunConfig, ScheduleConfig, StartConfig, Training, refuse
 from ..data.order import phases
-from ..data.schema import read_json, write_json
+from ..data.schema import read_json, replacing, write_json
 from ..folders import LOCK, at_step, checkpoints_of, in_use, lock, saved_step
 from .schedule import learning_rate
 
@@ -41,6 +42,7 @@ _MAY_CHANGE = (
 )
 _MUST_STAY = ("engine.precision", "model.attention_dropout")
 FINISHED = "finished.json"  # written last
+RECORDS = ("metrics", "heldout", "heldout_languages", "faults")
 _PACKAGES = ("torch", "deepspeed", "sentencepiece", "pyarrow", "numpy", "numba")
 
 
@@ -153,6 +155,32 @@ class RunFolder:
         lines = path.read_bytes().split(b"\n") if path.exists() else []
         return next((step for line in reversed(lines) if (step := step_of(line)) is not None), 0)
 
+    def saved_every(self) -> float:
+        """The steps from one checkpoint to the next when the run was last started; infinite where it was not."""
+        stored = self._stored() or {"config": {}}
+        return float(stored["config"].get("train", {}).get("save_every", math.inf))
+
+    def put_records_aside(self) -> list[str]:
+        """Rename the records (`metrics.jsonl` to `metrics.jsonl.1`, or the next free number); returns the new names."""
+        aside = []
+        for name in RECORDS:
+            path = self.path / f"{name}.jsonl"
+            if path.exists() and path.stat().st_size:
+                free = (path.with_name(f"{path.name}.{number}") for number in count(1))
+                new = next(each for each in free if not os.path.lexists(each))
+                path.rename(new)
+                aside.append(new.name)
+        return aside
+
+    def drop_records(self, after: int) -> None:
+        """Leave out the records of steps that the run does not have."""
+        for path in (self.path / f"{name}.jsonl" for name in RECORDS):
+            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+            kept = [line for line in lines if (step_of(line) or 0) <= after]
+            if len(kept) < len(lines):
+                with replacing(path) as file:
+                    file.writelines(kept)
+
     def finish(self, steps: int) -> None:
         """Mark the run finished, its last act."""
         write_json(self.path / FINISHED, {"steps": steps})
@@ -264,9 +292,11 @@ def _ahead(theirs: Mapping[str, Any], config: Training, done: int) -> tuple[str,
     then = ScheduleConfig(theirs["schedule.name"], theirs["schedule.decay_steps"])
     lengths = (theirs["train.steps"], then), (config.train.steps, config.schedule)
     with suppress(KeyError, TypeError):  # a schedule of another version
-        rates = [[learning_rate(step, steps, config.optimizer, at) for step in range(done)] for steps, at in lengths]
-        if rates[0] == rates[1] and done <= config.train.steps:
-            free += ["train.steps", "schedule."]
+        if done <= config.train.steps:
+            rates = [
+                [learning_rate(step, steps, config.optimizer, at) for step in range(done)] for steps, at in lengths
+            ]
+            free += ["train.steps", "schedule."] * (rates[0] == rates[1])
     if isinstance(config, RunConfig):
         data = DataConfig(
             phase_steps=tuple(theirs["data.phase_steps"]),

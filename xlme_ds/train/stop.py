@@ -4,7 +4,9 @@ Nothing here loads torch: a signal may come while it is still being loaded.
 """
 
 import faulthandler
+import math
 import os
+import select
 import signal
 import sys
 import threading
@@ -12,30 +14,45 @@ import time
 from pathlib import Path
 from types import FrameType
 
-# Slurm sends SIGUSR1 some time before the limit of a job (sbatch --signal), SIGTERM at it and on preemption.
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+# Slurm sends SIGUSR1 some time before the limit of a job (sbatch --signal), SIGTERM at it and on preemption; a terminal
+# that is lost sends SIGHUP.
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 
 _LAUNCH = "deepspeed.launcher.launch"
 _RUNNERS = ("deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner")
+_PATIENCE = 3.0  # seconds in which Python's own handler of a signal should have run
 
 
 class StopRequest:
     """Remembers a signal to stop until the step is finished; a second SIGINT ends the process at once.
 
     The end of DeepSpeed's launcher is such a signal too. With `at_once` a signal raises SystemExit with code 0: what is
-    still to be done can be done again. Made outside the main thread, which alone gets signals, it leaves them alone.
+    still to be done can be done again. Until `has_work` is set there is nothing to save. Made outside the main thread,
+    which alone gets signals, it leaves them alone; so it does with those that are ignored, as SIGHUP under nohup.
+
+    Python runs a handler between two of its own instructions, so never while the main thread waits for other processes
+    in C++. A thread, which hears of every signal, acts where the handler cannot.
     """
 
     def __init__(self) -> None:
         self.received: str | None = None
         self.at_once = False
+        self.has_work = False
         self.interrupts = 0
+        self._handled = 0.0  # when the handler ran last
+        self._terminals = [number for number in (1, 2) if os.isatty(number)]
         main = threading.current_thread() is threading.main_thread()
-        self._before = {number: signal.signal(number, self._receive) for number in _STOP_SIGNALS if main}
+        numbers = [number for number in _STOP_SIGNALS if main and signal.getsignal(number) != signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._receive) for number in numbers}
+        if self._before:
+            self._listen()
         _follow_launcher()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._handled = time.monotonic()
+        if number == signal.SIGHUP:
+            self._leave_terminal()
         if self.at_once:
             sys.exit(0)
         if number == signal.SIGINT:
@@ -48,6 +65,70 @@ class StopRequest:
         """Give the signals the meaning back that they had before."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self._before:
+            signal.set_wakeup_fd(self._wakeup)
+        self._handled = math.inf
+
+    def _listen(self) -> None:
+        """Have a thread read the number of every signal, which the system's own handler writes at once."""
+        heard, told = os.pipe()
+        os.set_blocking(told, False)
+        self._wakeup = signal.set_wakeup_fd(told, warn_on_full_buffer=False)  # a notebook has one
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))  # else a child's would count as ours
+
+        def listen() -> None:
+            interrupts = 0
+            while byte := os.read(heard, 1):
+                interrupts += byte[0] == signal.SIGINT
+                if byte[0] in self._before:
+                    self._heard(signal.Signals(byte[0]), interrupts > 1)
+
+        threading.Thread(target=listen, name="signals", daemon=True).start()
+
+    def _heard(self, number: signal.Signals, again: bool) -> None:
+        """Act on a signal whose handler does not run; `again`: SIGINT, more than once."""
+        then = time.monotonic()
+        while time.monotonic() - then < _PATIENCE:
+            if self._handled >= then and not again:
+                return
+            time.sleep(0.05)
+        if self._handled == math.inf:  # a second SIGINT was told by KeyboardInterrupt, and something caught it
+            return
+        if number == signal.SIGHUP:
+            self._leave_terminal()
+        if again or not self.has_work or self.at_once:
+            what = "ended" if again else "stopped with nothing to save"
+            print(f"{number.name}: {what}, while it waited for other processes", file=sys.stderr, flush=True)
+            os._exit(128 + number)
+        self.received = number.name
+        print(
+            f"{number.name}: this process waits for other processes, and saves and stops when they have come; a second "
+            "SIGINT ends it at once",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _leave_terminal(self) -> None:
+        """Have what is printed go nowhere where it went to the terminal that is lost, or to a program that ends with
+        it: it would be an error."""
+        for number in (1, 2):
+            if number in self._terminals:
+                _to_nowhere(number)
+            else:
+                threading.Thread(target=_follow_reader, args=(number,), name="reader", daemon=True).start()
+
+
+def _to_nowhere(number: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    os.close(nowhere)
+
+
+def _follow_reader(number: int) -> None:
+    watched = select.poll()
+    watched.register(number, 0)
+    if watched.poll()[0][1] & select.POLLERR:  # nobody reads the pipe any more
+        _to_nowhere(number)
 
 
 def _follow_launcher() -> None:
