@@ -29,7 +29,7 @@ from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.export.exported_folder import Exported, write_folder
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.text_encoder import languages_of, one_item_a_row
-from xlme_ds.trained import EXPORTED_SETTINGS, load_encoder
+from xlme_ds.trained import EXPORTED_SETTINGS, load_encoder, read_heads
 
 TOKENS = torch.tensor([[0, 11, 12, 13, 17, 19, 2], [0, 21, 2, 1, 1, 1, 1], [0, 31, 32, 33, 34, 2, 1]])
 SETTINGS: list[dict[str, Any]] = [
@@ -333,6 +333,27 @@ def test_through_the_disk_once_more(
     generator = load_encoder(folder, "generator").encoder
     expected = encoder_of(whole, "generator").state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in generator.state_dict().items())
+
+
+def test_what_was_saved_in_shards_is_read(folder: Path, tmp_path: Path) -> None:
+    loaded = load(AutoModelForPreTraining, folder)
+    loaded.save_pretrained(tmp_path / "saved", max_shard_size="8KB")
+    assert len(list((tmp_path / "saved").glob("model-*.safetensors"))) > 2
+    shutil.copy(folder / "sentencepiece.bpe.model", tmp_path / "saved")
+    expected = load_encoder(folder).encoder.state_dict()
+    found = load_encoder(tmp_path / "saved").encoder.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+    assert read_heads(tmp_path / "saved").keys() == read_heads(folder).keys() != set()
+
+
+def test_a_resized_vocabulary_is_refused_by_ours(folder: Path, tmp_path: Path) -> None:
+    loaded = load(AutoModel, folder)
+    size = loaded.config.vocab_size
+    loaded.resize_token_embeddings(size + 8)
+    loaded.save_pretrained(tmp_path / "saved")
+    shutil.copy(folder / "sentencepiece.bpe.model", tmp_path / "saved")
+    with pytest.raises(ValueError, match=rf"{size + 8} tokens, its vocabulary {size}: call resize_token_embeddings"):
+        load_encoder(tmp_path / "saved")
 
 
 def test_new_weights_follow_the_scheme(folder: Path) -> None:
