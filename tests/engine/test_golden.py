@@ -1,4 +1,4 @@
-"""The loss curve of 20 steps of every objective, some with dropout, is the one that is kept in git: a change of the numbers is seen.
+"""The loss curve of 20 steps of every objective, some with dropout, is that in git: a change of the numbers is seen.
 
 `python -m tests.engine.test_golden` writes the curves anew, where a change is meant.
 """

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.launch import ROOT, environment
-from tests.small import SMALL
+from tests.small import SMALL, lively
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.engine.build import build_engine
 from xlme_ds.models.attention import item_bounds, item_mask, triton_attend
@@ -124,10 +124,7 @@ def test_on_the_cpu_the_setting_changes_nothing() -> None:
     cfg = replace(SMALL, width=48)
     outputs = []
     for kernels in ("torch", "triton"):
-        torch.manual_seed(0)
-        encoder = Encoder(replace(cfg, kernels=kernels), 1)  # type: ignore[arg-type]
-        for parameter in encoder.parameters():
-            torch.nn.init.normal_(parameter)
+        encoder = lively(Encoder(replace(cfg, kernels=kernels), 1))  # type: ignore[arg-type]
         x = torch.randn(1, 6, 48, generator=torch.Generator().manual_seed(1))
         outputs.append(encoder(x, torch.arange(6)[None], torch.tensor([[1, 1, 1, 2, 2, 0]])))
     assert torch.equal(*outputs)
