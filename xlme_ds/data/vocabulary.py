@@ -48,12 +48,12 @@ class Vocabulary:
             raise ValueError(
                 f"{path} does not start with the pieces <unk>, <s>, </s>: train it with unk_id=0, bos_id=1, eos_id=2"
             )
-        _refuse_other_kinds(path)
         # What `encode(lines, return_type="numpy")` calls before it makes an array of every line: a tenth of the time.
         # Arguments: threads, pool, sampling, n-best, alpha, <s>, </s>, reverse - sampling and extras are off.
         self._encode_to_buffers = self.processor._processor._EncodeAsBufferBatch  # type: ignore[attr-defined]
         self.size = self.processor.get_piece_size() + 2
         self.mask = self.size - 1
+        _refuse_other_kinds(path)
 
     @property
     def sha256(self) -> str:
