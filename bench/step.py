@@ -14,7 +14,7 @@ import json
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -212,6 +212,11 @@ def contender(name: str, size: Size) -> Callable[[object], Figures]:
     return step
 
 
+def taken_in_turns(workers: Mapping[str, Worker], rounds: int) -> list[dict[str, Figures]]:
+    """The answers of all workers in `rounds` rounds, after two that warm up and do not count."""
+    return [{name: worker.ask() for name, worker in workers.items()} for _ in range(2 + rounds)][2:]
+
+
 def measure(size: Size, rounds: int) -> Figures:
     """Ours next to one peer after the other: all at once would not fit into 24 GB."""
     run = sized(size)
@@ -222,7 +227,7 @@ def measure(size: Size, rounds: int) -> Figures:
     for peer in PEERS:
         names = ("ours", peer, "matmul")
         workers = {name: Worker("bench.step", "--contender", name, "--sizes", size) for name in names}
-        turns = [{name: worker.ask() for name, worker in workers.items()} for _ in range(rounds + 2)][2:]
+        turns = taken_in_turns(workers, rounds)
         for name, worker in workers.items():
             worker.close()
             answers[name] += [turn[name] for turn in turns]

@@ -24,17 +24,10 @@ _LINES = 10_000  # of a language, whose tokens are counted
 def room_in(path: Path, size: int) -> int:
     """How many new pieces make `size` ids of the SentencePiece model at `path`, `<pad>` and `<mask>` included.
 
-    Raises ValueError for a model that is not unigram, and for a size that it has already.
+    Raises ValueError for a size that it has already.
     """
-    model = proto.ModelProto.FromString(path.read_bytes())
-    ids = len(model.pieces) + 2
-    unigram = model.trainer_spec.model_type == proto.TrainerSpec.UNIGRAM
-    refuse(
-        [
-            (unigram, f"{path} is not a unigram model, and only such a one can be extended: train a new vocabulary"),
-            (size > ids, f"--size is {size}, but {path} has {ids} ids already: take a larger size"),
-        ]
-    )
+    ids = len(proto.ModelProto.FromString(path.read_bytes()).pieces) + 2
+    refuse([(size > ids, f"--size is {size}, but {path} has {ids} ids already: take a larger size")])
     return size - ids
 
 

@@ -1,8 +1,10 @@
 """The step bench: its contenders learn, and its processes answer."""
 
+from typing import Any
+
 import pytest
 
-from bench.step import HuggingFaceStep, PeerStep, PlainTorchStep, sized
+from bench.step import HuggingFaceStep, PeerStep, PlainTorchStep, sized, taken_in_turns
 from bench.workers import Worker
 
 
@@ -24,6 +26,20 @@ def test_peers_learn(contender: type[PeerStep]) -> None:
     for _ in range(8):
         loop.step()
     assert losses[-1] < losses[0] - 0.1
+
+
+def test_the_first_two_rounds_do_not_count() -> None:
+    class Counting:
+        def __init__(self, before: int):
+            self.asked = before
+
+        def ask(self) -> dict[str, int]:
+            self.asked += 1
+            return {"round": self.asked}
+
+    workers: Any = {"ours": Counting(0), "peer": Counting(10)}
+    expected = [{"ours": {"round": n}, "peer": {"round": 10 + n}} for n in (3, 4, 5)]
+    assert taken_in_turns(workers, 3) == expected
 
 
 def test_a_contender_answers() -> None:

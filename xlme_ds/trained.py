@@ -395,7 +395,7 @@ def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
 def read_heads(folder: Path, which: Which | None = None) -> dict[str, Tensor]:
     """What an export holds next to its encoder, under the names of the heads (`masked_head.bias`, …)."""
     folder = _exported(folder, which)
-    return {name: value for name, value in read_weights(folder / WEIGHTS_FILE).items() if not name.startswith(PREFIX)}
+    return {name: value for name, value in read_model(folder / WEIGHTS_FILE).items() if not name.startswith(PREFIX)}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -409,6 +409,30 @@ def read_config(folder: Path) -> dict[str, Any]:
         hub = "" if folder.exists() else f"; a model on the Hub is fetched by `hf download {folder} --local-dir DIR`"
         message = f"{folder} has no {CONFIG_FILE}: name the folder of a run or of an export{hub}"
         raise ValueError(message) from None
+
+
+def shards_of(path: Path) -> list[Path]:
+    """The weights file at `path`, or the shards that transformers makes of a large one; none where neither is there.
+
+    Raises ValueError where the index of the shards is none, or one of them is missing.
+    """
+    index = path.with_name(f"{path.name}.index.json")
+    if path.exists() or not index.exists():
+        return [path] * path.exists()
+    try:
+        names = sorted({str(name) for name in read_json(index, dict)["weight_map"].values()})
+    except (KeyError, AttributeError):
+        raise ValueError(f"{index} has no weight_map: fetch the file again") from None
+    shards = [path.with_name(Path(name).name) for name in names]  # never below or above the folder
+    refuse(
+        (shard.exists(), f"{path.parent} lacks {shard.name}, which {index.name} names: fetch it") for shard in shards
+    )
+    return shards
+
+
+def read_model(path: Path) -> dict[str, Tensor]:
+    """The tensors of the model at `path`, in one safetensors file or in shards. Raises ValueError as the two do."""
+    return {name: value for shard in shards_of(path) for name, value in read_weights(shard).items()}
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -444,10 +468,13 @@ def _exported(folder: Path, which: Which | None) -> Path:
 
 def _load_export(folder: Path) -> TrainedEncoder:
     config = read_config(folder)
-    for name in (WEIGHTS_FILE, SENTENCEPIECE_FILE):
+    for name, there in (
+        (WEIGHTS_FILE, bool(shards_of(folder / WEIGHTS_FILE))),
+        (SENTENCEPIECE_FILE, (folder / SENTENCEPIECE_FILE).exists()),
+    ):
         advice = "copy it from the folder that `python -m xlme_ds.export` wrote"
-        refuse([((folder / name).exists(), f"{folder} has no {name}: {advice}")])
-    state = read_weights(folder / WEIGHTS_FILE)
+        refuse([(there, f"{folder} has no {name}: {advice}")])
+    state = read_model(folder / WEIGHTS_FILE)
     state = _without_prefix(state, PREFIX) if PREFIX + EMBEDDING in state else state
     try:
         state["embedding_0"] = state.pop(EMBEDDING)
@@ -455,7 +482,12 @@ def _load_export(folder: Path) -> TrainedEncoder:
         encoder = encoder_of(state, cfg)
     except (KeyError, RuntimeError) as error:
         raise mismatch(folder / WEIGHTS_FILE, folder, error) from None
-    return TrainedEncoder(encoder, known_vocabulary(folder, folder / SENTENCEPIECE_FILE))
+    vocabulary = known_vocabulary(folder, folder / SENTENCEPIECE_FILE)
+    words = f"{folder} has embeddings of {cfg.vocabulary} tokens, its vocabulary {vocabulary.size}"
+    refuse(
+        [(cfg.vocabulary == vocabulary.size, f"{words}: call resize_token_embeddings({vocabulary.size}) and save it")]
+    )
+    return TrainedEncoder(encoder, vocabulary)
 
 
 def _without_prefix(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .cli import note
 from .config import ModelConfig
 from .data.vocabulary import Vocabulary
 from .models.text_encoder import TextEncoder
-from .trained import CONFIG_FILE, SENTENCEPIECE_FILE, WEIGHTS_FILE, mismatch, read_config, read_weights
+from .trained import CONFIG_FILE, SENTENCEPIECE_FILE, WEIGHTS_FILE, mismatch, read_config, read_weights, shards_of
 
 _PICKLED = "pytorch_model.bin"
 _FIRST_POSITION = 2  # XLM-R's positions start after the padding id
@@ -29,10 +30,12 @@ _HEAD = {
     "lm_head.layer_norm.bias": "masked_head.norm.bias",
     "lm_head.bias": "masked_head.bias",
 }
+_NOT_HEADS = "embeddings.", "encoder.", "pooler."  # the pooler is trained with no task of XLM-R's
 
 
 def read_xlm_roberta(folder: Path) -> tuple[TextEncoder, dict[str, Tensor], Vocabulary]:
-    """The model of `folder`: config.json, model.safetensors or pytorch_model.bin, sentencepiece.bpe.model.
+    """The model of `folder`: config.json, model.safetensors or pytorch_model.bin (or their shards),
+    sentencepiece.bpe.model.
 
     With it comes the head of masked language modelling, under our names, empty where the folder has none. Raises
     ValueError in one sentence for another architecture, and where a file is missing or does not fit.
@@ -53,9 +56,25 @@ def read_xlm_roberta(folder: Path) -> tuple[TextEncoder, dict[str, Tensor], Voca
         encoder.load_state_dict(_translate(state, cfg))
     except (KeyError, RuntimeError) as error:
         raise mismatch(path, folder, error) from None
-    whole = _HEAD.keys() <= state.keys()
-    head = {ours: state[theirs] for theirs, ours in _HEAD.items()} if whole else {}
-    return encoder.float().eval(), head, Vocabulary(folder / SENTENCEPIECE_FILE)
+    return encoder.float().eval(), _head(path, state), Vocabulary(folder / SENTENCEPIECE_FILE)
+
+
+def _head(path: Path, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The head of masked language modelling; a note tells of one that is there and not taken."""
+    there = {name: value for name, value in state.items() if not name.startswith(_NOT_HEADS)}
+    # Of two names of one tensor safetensors keeps either.
+    bias, table = there.pop("lm_head.decoder.bias", None), there.pop("lm_head.decoder.weight", None)
+    if bias is not None:
+        there.setdefault("lm_head.bias", bias)
+    lacking = sorted(_HEAD.keys() - there.keys())
+    own_table = table is not None and not torch.equal(table, state["embeddings.word_embeddings.weight"])
+    others = sorted(name for name in there if name not in _HEAD)
+    if own_table or 0 < len(lacking) < len(_HEAD):
+        why = "reads another table than the embedding" if own_table else f"lacks {' and '.join(lacking)}"
+        note(f"{path}: the head of masked language modelling {why}, so the encoder is taken without it")
+    if others:
+        note(f"{path}: {', '.join(others)} are of another head, which is not taken")
+    return {} if own_table or lacking else {ours: there[theirs] for theirs, ours in _HEAD.items()}
 
 
 def _settings(config: Mapping[str, Any]) -> ModelConfig:
@@ -74,18 +93,21 @@ def _settings(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def _read_state(folder: Path) -> tuple[Path, dict[str, Tensor]]:
-    weights, pickled = folder / WEIGHTS_FILE, folder / _PICKLED
-    if weights.exists():
-        return weights, read_weights(weights)
-    if not pickled.exists():
-        raise ValueError(f"{folder} has neither {WEIGHTS_FILE} nor {_PICKLED}: download the whole model")
+    for name, read in ((WEIGHTS_FILE, read_weights), (_PICKLED, _unpickled)):
+        shards = shards_of(folder / name)
+        if shards:
+            return folder / name, {name: value for shard in shards for name, value in read(shard).items()}
+    raise ValueError(f"{folder} has neither {WEIGHTS_FILE} nor {_PICKLED}: download the whole model")
+
+
+def _unpickled(path: Path) -> dict[str, Tensor]:
     try:
-        state = torch.load(pickled, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a faulty pickle raises errors of many classes
-        raise ValueError(f"{pickled} does not hold weights alone: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"{path} does not hold weights alone: {str(error).splitlines()[0]}") from None
     if not isinstance(state, dict):
-        raise ValueError(f"{pickled} does not hold weights alone, but a {type(state).__name__}")
-    return pickled, state
+        raise ValueError(f"{path} does not hold weights alone, but a {type(state).__name__}")
+    return state
 
 
 def _translate(state: Mapping[str, Tensor], cfg: ModelConfig) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data_prep.clean import Counts, Sides, make_filters
-from data_prep.language_id import labels_of
+from data_prep.language_id import _identifier, labels_of
 from data_prep.languages import LANGUAGES, SCRIPTS, letters, scripts_of
 from data_prep.readers import documents, find_documents
 from xlme_ds.data.schema import read_manifest
@@ -78,6 +78,26 @@ def test_other_languages_go_and_unknown_ones_stay() -> None:
     assert drops("language", {}, *sides) == [False, True, True]
     chinese = "人人有权享有生命、自由和人身安全。"
     assert drops("language", {}, [chinese, ENGLISH], languages=("zh-Hans",)) == [False, True]
+
+
+VARIETIES = {
+    ("ar", "ary"): "بزاف ديال الناس كيبغيو يمشيو للمغرب باش يشوفو البحر و الجبال",
+    ("ar", "arz"): "دا مش كويس خالص يا جماعة",
+    ("ku", "sdh"): "ئەمڕۆ ڕووژ خاسیگە وەڵێ هەوا فرە سەردە",
+    ("no", "nn"): "eg veit ikkje kva som skjer med desse husa",
+    ("uz", "uzs"): "اوزبیکستان آتینگیزنینگ اسمی نیمه",
+    ("zh-Hans", "wuu"): "侬今朝夜饭吃过了伐,阿拉一道去白相",
+    ("zh-Hant", "yue"): "我哋今日去咗街市買餸,啲嘢好貴,佢唔肯減價",
+}
+
+
+def test_varieties_with_a_code_of_their_own_are_no_other_language() -> None:
+    pytest.importorskip("py3langid")
+    for (language, variety), line in VARIETIES.items():
+        best, _ = _identifier().rank(line)[0]
+        assert best == variety
+        assert drops("language", {"probability": 0.5}, [line], languages=(language,)) == [False], variety
+        assert drops("language", {"probability": 0.5}, [line], languages=("en",)) == [True], variety
 
 
 def test_what_a_model_knows_and_what_it_does_not() -> None:

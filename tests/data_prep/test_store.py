@@ -8,12 +8,11 @@ import resource
 import shutil
 import subprocess
 import sys
-import threading
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -475,31 +474,33 @@ def test_a_launcher_without_mpi4py(corpus: Corpus, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_idle_members_look_less_and_less_often(tmp_path: Path) -> None:
-    """Folder reads of a member that waits, counted by Python's audit hook; work that comes is taken soon."""
+def test_idle_members_look_less_and_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of the test's own: for how long a member sleeps between two looks; work that comes is taken soon."""
     waiting = SharedWork(SharedWork.begin(tmp_path), 1)
-    reads: list[float] = []
-    counting = True
-
-    def hook(event: str, arguments: tuple[object, ...]) -> None:
-        if counting and event in ("os.listdir", "os.scandir") and str(tmp_path) in str(arguments[0]):
-            reads.append(time.monotonic())
-
-    sys.addaudithook(hook)
-    done: list[int] = []
-    work = lambda _, number, block: done.append(number)  # noqa: E731
-    member = threading.Thread(target=waiting.take_until_all_finished, args=(1, work), daemon=True)
-    member.start()
-    time.sleep(2.5)
-    assert len(reads) < 90, "192 a second before"
-    assert sum(moment > reads[-1] - 1 for moment in reads) < 20
     reader = SharedWork(waiting.folder, 0)
-    assert reader.offer("a", 0, b"")
-    began = time.monotonic()
-    while not done and time.monotonic() - began < 5:
-        time.sleep(0.01)
-    assert done == [0] and time.monotonic() - began < 1.5
-    reader.finish("a")
-    member.join(5)
-    assert not member.is_alive()
-    counting = False
+    slept: list[float] = []
+    done: list[float] = []
+
+    class Clock:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+        def sleep(self, seconds: float) -> None:
+            slept.append(seconds)
+            before, self.now = self.now, self.now + seconds
+            if before < 10 <= self.now:
+                assert reader.offer("a", 0, b"")
+            if before < 20 <= self.now:
+                reader.finish("a")
+
+    clock = Clock()
+    monkeypatch.setattr("data_prep.encode_input.time", clock)
+    waiting.take_until_all_finished(1, lambda *_: done.append(clock.now))
+    ends = list(accumulate(slept))
+    assert len(done) == 1 and 10 <= done[0] < 11 and 20 <= clock.now < 21
+    looks = [sum(second <= end < second + 1 for end in ends) for second in range(10)]
+    assert 20 < looks[0] < 40 and looks[1] < 8 and looks[8] == 1, "192 a second before"
+    after = [pause for end, pause in zip(ends, slept, strict=True) if end > done[0]]
+    assert after[0] == slept[0] < 0.02 and after[-1] == max(slept) == 1

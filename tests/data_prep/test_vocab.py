@@ -368,17 +368,15 @@ def test_ids_are_those_of_hugging_face_on_real_text(tmp_path: Path) -> None:
     _agree(Vocabulary(tmp_path / "vocab"), tmp_path / "hf", sentences)
 
 
-def test_a_compared_language_of_the_new_text_is_shown_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_compared_language_of_the_new_text_is_shown_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """German is in both folders, English in the compared one alone."""
     old = train_vocabulary(tmp_path / "old")
-    for folder, code, text in (("new", "de", "kalo"), ("all", "de", "miter unve"), ("all", "en", "sador")):
+    new = "kalo zwölf boxkämpfer jagen victor"  # with letters that the old vocabulary lacks
+    for folder, code, text in (("new", "de", new), ("all", "de", "miter unve"), ("all", "en", "sador")):
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / f"{code}.txt").write_text(f"{text}\n")
-    monkeypatch.setattr(vocab_stage, "extend", lambda *_: old.path.read_bytes())
     places = {"mono": tmp_path / "new", "model": old.path, "compare": tmp_path / "all"}
-    run(VocabConfig(tmp_path / "vocab", **places, size=200, sentences=10))
+    run(VocabConfig(tmp_path / "vocab", **places, size=old.size + 10, sentences=10))
     found = read_manifest(tmp_path / "vocab").counts["segmentation"]
     assert list(found) == ["de", "de of --compare", "en"]
     assert found["de"] != found["de of --compare"] and "de of --compare: 0." in capsys.readouterr().out

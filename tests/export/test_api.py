@@ -84,8 +84,21 @@ def test_colleagues_can_read_what_is_written(run: Path, exported: Path) -> None:
 def test_refusals(model: TextModel, run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="the text has no <mask>: write it where"):
         model.fill(TEXT)
-    with pytest.raises(ValueError, match="there is no layer 99: the model has layers 0 to"):
-        model.encode([TEXT], layer=99)
+    layers = model._encoder.encoder.cfg.discriminator_layers
+    assert np.array_equal(model.encode([TEXT], layer=layers), model.encode([TEXT]))
+    for layer in (-2, layers + 1, 99):
+        with pytest.raises(ValueError, match=f"there is no layer {layer}: the model has layers 0 to {layers}$"):
+            model.encode([TEXT], layer=layer)
+    longest = model._encoder.encoder.cfg.max_positions - 2  # the special tokens take two
+    one = "kalo" if len(model.judge("kalo")) == 1 else "o"
+    for count, refused in ((longest, False), (longest + 1, True)):
+        text = " ".join([one] * count)
+        assert len(model._encoder.vocabulary.encode(text)) == count
+        if refused:
+            with pytest.raises(ValueError, match=f"the text has {count + 2} tokens, the model reads {longest + 2}"):
+                model.judge(text)
+        else:
+            assert len(model.judge(text)) == count
     with pytest.raises(ValueError, match=r"the text has \d+ tokens, the model reads"):
         model.judge(TEXT * 100)
     with pytest.raises(ValueError, match=r"none has no config\.json: name the folder"):

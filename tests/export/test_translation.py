@@ -126,6 +126,12 @@ def test_rows_of_several_languages(both: Both) -> None:
     assert words(both.theirs.generate(padded(both), language_ids=of, decoder_language_ids=into)) == expected
 
 
+def test_new_tokens_change_no_translation(both: Both) -> None:
+    theirs = deepcopy(both.theirs)
+    theirs.resize_token_embeddings(theirs.config.vocab_size + 3)
+    assert words(theirs.generate(padded(both), **INTO)) == translate(both.ours, sources(both), (3, 1))
+
+
 def test_losses_of_given_targets_are_ours(both: Both) -> None:
     """One row a pair, as `rows_of` gives them languages."""
     texts = [(each, each[::-1][: max(1, len(each) // 2)]) for each in sources(both)[:4]]

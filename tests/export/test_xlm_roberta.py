@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer, XLMRobertaConfig, XLMRobertaForMaskedLM, XLMRobertaModel
 
 from tests.small import lively
@@ -71,6 +72,84 @@ def test_cut_after_a_layer(theirs: Any, folder: Path, tmp_path: Path) -> None:
     expected = theirs(TOKENS, INSIDE.long(), output_hidden_states=True).hidden_states[2]
     found = load_encoder(tmp_path / "ours").encoder(TOKENS, *one_item_a_row(TOKENS))
     torch.testing.assert_close(found[INSIDE], expected[INSIDE], rtol=0, atol=1e-5)
+
+
+@pytest.fixture
+def masked(vocabulary: Vocabulary, tmp_path: Path) -> tuple[Any, Path]:
+    """A model with its masked head, and its folder."""
+    sizes = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=40, type_vocab_size=1)
+    config = XLMRobertaConfig(vocab_size=vocabulary.size, max_position_embeddings=34, **sizes)
+    theirs = lively(XLMRobertaForMaskedLM(config)).eval()
+    theirs.save_pretrained(tmp_path / "masked")
+    shutil.copy(vocabulary.path, tmp_path / "masked" / "sentencepiece.bpe.model")
+    return theirs, tmp_path / "masked"
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("form", ["decoder.bias", "shards", "pickled shards"])
+def test_the_head_of_every_form_comes_along(masked: tuple[Any, Path], tmp_path: Path, form: str) -> None:
+    theirs, folder = masked
+    state = weights(folder)
+    if form == "decoder.bias":  # the name of one tensor under two that is left to chance
+        state["lm_head.decoder.bias"] = state.pop("lm_head.bias")
+        save_file(state, folder / "model.safetensors", {"format": "pt"})
+    else:
+        (folder / "model.safetensors").unlink()
+        names = sorted(state)
+        suffix, save = ("bin", torch.save) if "pickled" in form else ("safetensors", save_file)
+        base = "pytorch_model" if "pickled" in form else "model"
+        places = {name: f"{base}-{n % 11 + 1:05d}-of-00011.{suffix}" for n, name in enumerate(names)}
+        for file in set(places.values()):
+            save({name: state[name] for name in names if places[name] == file}, folder / file)
+        (folder / f"{base}.{suffix}.index.json").write_text(json.dumps({"weight_map": places}))
+    main(["--from-hf", str(folder), "--to", str(tmp_path / "ours")])
+    again = AutoModelForMaskedLM.from_pretrained(tmp_path / "ours", trust_remote_code=True)
+    torch.testing.assert_close(again(TOKENS).logits[INSIDE], theirs(TOKENS, INSIDE.long()).logits[INSIDE])
+
+
+def test_a_shard_that_is_missing_is_named(
+    masked: tuple[Any, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = masked[1]
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-00002-of-00002.safetensors"}}))
+    assert "lacks model-00002-of-00002.safetensors, which model.safetensors.index.json" in refusal(
+        capsys, folder, tmp_path / "no"
+    )
+    index.write_text("{}")
+    assert "model.safetensors.index.json has no weight_map" in refusal(capsys, folder, tmp_path / "no")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"lm_head.layer_norm.bias": None}, "the head of masked language modelling lacks lm_head.layer_norm.bias"),
+        ({"lm_head.bias": None}, "the head of masked language modelling lacks lm_head.bias"),
+        ({"lm_head.decoder.weight": torch.ones(1)}, "reads another table than the embedding"),
+        ({"classifier.out_proj.bias": torch.ones(2)}, "classifier.out_proj.bias are of another head"),
+        ({"roberta.pooler.dense.bias": torch.ones(24)}, ""),
+        ({}, ""),
+    ],
+)
+def test_no_head_is_lost_without_a_word(
+    masked: tuple[Any, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: dict[str, torch.Tensor | None],
+    told: str,
+) -> None:
+    folder = masked[1]
+    state = {name: value for name, value in (weights(folder) | change).items() if value is not None}
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    main(["--from-hf", str(folder), "--to", str(tmp_path / "ours")])
+    error = capsys.readouterr().err
+    assert (told in error) if told else not error
+    kept = "masked_head.bias" in load_file(tmp_path / "ours" / "model.safetensors")
+    assert kept == ("masked language modelling" not in told and "table" not in told)
 
 
 def refusal(capsys: pytest.CaptureFixture[str], folder: Path, to: Path) -> str:

@@ -47,6 +47,28 @@ def test_conll_has_more_columns_and_its_own_encoding(tmp_path: Path) -> None:
     assert [(one.language, one.split) for one in found] == [("de", "dev")]
 
 
+def test_a_damaged_byte_makes_no_file_latin_1(tmp_path: Path) -> None:
+    whole = "Köln I-LOC\n\nMünchen I-LOC\nlebt O\n".encode()
+    damaged = whole.replace("ü".encode(), b"\xc3")  # half of the letter is lost
+    with pytest.raises(ValueError, match="line 3: not UTF-8, convert the file"):
+        read(source(tmp_path / "deu.train", damaged), TASKS["conll"])
+    latin = "Köln I-LOC\nMünchen I-LOC\nÃ¤ O\n".encode("latin-1")  # the last line is UTF-8 by chance
+    words = [sentence.words for sentence in read(source(tmp_path / "deu.testa", latin), TASKS["conll"])]  # type: ignore[union-attr]
+    assert words == [["Köln", "München", "Ã¤"]]
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_the_language_before_words_of_raw_panx(tmp_path: Path, split: str) -> None:
+    path = tmp_path / f"{split}-de.tsv"
+    file = source(path, "de:Neu\tB-LOC\nde::\tO\n\nde:de:\tO\n")._replace(language="de", split=split)
+    assert read(file, TASKS["ner"]) == [Sentence(["Neu", ":"], ["B-LOC", "O"]), Sentence(["de:"], ["O"])]
+    mixed = source(path, "de:Neu\tB-LOC\nYork\tI-LOC\n")._replace(language="de", split=split)  # a word of the text
+    assert read(mixed, TASKS["ner"]) == [Sentence(["de:Neu", "York"], ["B-LOC", "I-LOC"])]
+    if split == "test":
+        bare = source(path, "de:Neu\nde:York\n")._replace(language="de", split=split)
+        assert read(bare, TASKS["ner"]) == [Sentence(["Neu", "York"], ["", ""])]
+
+
 def test_two_texts_and_a_label_a_line(tmp_path: Path) -> None:
     text = 'A man.\tA person.\tentailment\nA "man"\tNobody\tcontradiction\n'
     assert read(source(tmp_path / "train-en.tsv", text), TASKS["xnli"]) == [

@@ -119,6 +119,28 @@ def test_an_answer_in_text_without_spaces_ends_where_it_ends(vocabulary: Vocabul
             assert feature.labels.tolist() == [shift + first, shift + last], context[start:end]
 
 
+def test_an_answer_is_labelled_in_the_windows_that_hold_all_of_it(vocabulary: Vocabulary) -> None:
+    """Every run of tokens as the answer, so also those that end or begin a token outside a window."""
+    context = "ter kalo, miter unve dor sador peka lomi inpe"
+    of_text = vocabulary.encode_with_places(context)[1]
+    drawn = [(int(start), int(end)) for start, end in of_text if end > start]
+    borders = 0
+    for first in range(len(drawn)):
+        for last in range(first, len(drawn)):
+            start, end = drawn[first][0], drawn[last][1]
+            question = Question("q", "ter dor", context, [(context[start:end], start)])
+            features = featurise([question], TASKS["xquad"], vocabulary, WINDOWS)
+            assert len(features) > 2
+            for feature in features:
+                begins = np.flatnonzero((feature.places[:, 0] == start) & (feature.places[:, 1] > start))
+                ends = np.flatnonzero((feature.places[:, 1] == end) & (feature.places[:, 0] < end))
+                whole = len(begins) == len(ends) == 1
+                borders += not whole and len(begins) == 1 and last - first + 1 < len(feature.ids)
+                expected = [begins[0], ends[0]] if whole else [0, 0]
+                assert feature.labels.tolist() == expected, context[start:end]
+    assert borders > 10
+
+
 def test_places_are_characters_of_the_text(vocabulary: Vocabulary) -> None:
     """White space runs, letters outside the vocabulary, one that the normaliser makes two of, four-byte ones."""
     text = "  kalo\u3000 miter ﬁ 中国 ter𝄞dor "

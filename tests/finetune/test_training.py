@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from xlme_ds.finetune.downstream_tasks import TASKS
 from xlme_ds.finetune.features import IGNORED, Feature, TaskLoader, collate_features
 from xlme_ds.finetune.objective import TaskModel, TaskObjective
 from xlme_ds.finetune.predictions import logits_of, score
-from xlme_ds.finetune.settings import TuningConfig, grid, settings
+from xlme_ds.finetune.settings import FinetuneSettings, TuningConfig, grid, jobs, settings
 from xlme_ds.finetune.task_files import Question, Sentence, TextPair
 
 
@@ -108,7 +109,7 @@ def test_dropout_follows_from_the_batch() -> None:
     model = lively(TaskModel(SMALL, "pair", 3, dropout=0.5)).train()
     first, second = (collate_features(features("pair"), "pair", range(start, start + 10)) for start in (1, 20))
     once = model(first)
-    torch.rand(7)
+    torch.manual_seed(7)
     assert torch.equal(model(first), once) and not torch.isclose(model(second), once).any()
     alone = torch.cat([model(collate_features([one], "pair", [1 + n])) for n, one in enumerate(features("pair"))])
     torch.testing.assert_close(alone, once)  # an example's follows from its number, whatever stands beside it
@@ -143,6 +144,16 @@ def test_the_published_grids() -> None:
     assert len(grid("pos", TuningConfig())) == 9 and len(grid("mlqa", TuningConfig())) == 9
     assert {one.learning_rate for one in grid("ner", TuningConfig())} == {5e-6, 6e-6, 7e-6, 8e-6, 9e-6}
     assert [one.epochs for one in grid("tydiqa", TuningConfig(learning_rate=3e-5))] == [10, 20, 40]
+
+
+def test_runs_of_a_command_know_how_many_settings_there_are() -> None:
+    """By that a dev set is held out: no choice goes by the tests."""
+    command = FinetuneSettings("mlqa", Path("model"), (Path("data"),), Path("out"), seeds=(1, 2), grid=True)
+    runs = jobs(command)
+    assert len({job.out for job in runs}) == len(runs) == 18 and {job.settings for job in runs} == {9}
+    fixed = replace(command, tuning=TuningConfig(learning_rate=1e-5, batch=8, epochs=1))
+    assert {job.settings for job in jobs(fixed)} == {job.settings for job in jobs(replace(command, grid=False))} == {1}
+    assert [job.out for job in jobs(replace(command, grid=False, seeds=(7,)))] == [Path("out")]
 
 
 def test_steps_and_warm_up() -> None:

@@ -148,6 +148,16 @@ def test_no_gradient_goes_through_the_first_pass() -> None:
         assert one.grad is not None and torch.equal(one.grad, other.grad), name
 
 
+def test_it_writes_without_dropout_and_trains_with_it() -> None:
+    batch, of = open_batch([20, 37, 5], 40), model(dropout=0.3, attention_dropout=0.3).train()
+    quiet = model()
+    filled = spy(of, batch)
+    assert torch.equal(filled.tokens_BT, spy(quiet, batch).tokens_BT)
+    found, expected = of(batch), LanguageModel.forward(of.train(), filled)
+    assert of.training and torch.equal(found.nll_M, expected.nll_M)
+    assert not torch.isclose(found.nll_M, quiet(batch).nll_M).any()
+
+
 @pytest.mark.parametrize("changes", [{}, dict(relative_bias="none", norm="pre", vocabulary_blocks=3)])
 @pytest.mark.parametrize("balance", [(1, 2), (0, 1, 2)])
 def test_stages_are_the_model_in_both_passes(balance: tuple[int, ...], changes: dict[str, object]) -> None:

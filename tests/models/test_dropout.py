@@ -13,6 +13,11 @@ from xlme_ds.models.attention import dropping_attend, plain_attend, shared_bias
 from xlme_ds.models.dropout import _STEP, _mixed, derive, drop
 from xlme_ds.models.encoder import Encoder
 
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
 KEYS = torch.tensor([5, -(2**63), 2**62 + 12345, -77])
 
 
@@ -39,7 +44,7 @@ def test_share_and_scale(rate: float) -> None:
 
 
 def test_nothing_but_key_and_place_decides() -> None:
-    x = torch.randn(4, 12, 10)
+    x = normal(4, 12, 10)
     out = drop(x, 0.3, KEYS)
     for row in range(4):
         assert torch.equal(drop(x[row : row + 1], 0.3, KEYS[row : row + 1]), out[row : row + 1])
@@ -54,7 +59,7 @@ def test_nothing_but_key_and_place_decides() -> None:
 
 
 def test_its_gradient_is_its_mask() -> None:
-    x = torch.randn(4, 6, 9, requires_grad=True)
+    x = normal(4, 6, 9).requires_grad_()
     out = drop(x, 0.4, KEYS)
     out.sum().backward()
     assert x.grad is not None and torch.equal(x.grad != 0, out != 0)
@@ -84,7 +89,7 @@ def test_where_an_encoder_drops(norm: str, rate: float) -> None:
     cfg = replace(SMALL, norm=norm, dropout=0.3, attention_dropout=rate)
     encoder = lively(Encoder(cfg, 2)).train()
     batch = usual_batch()
-    x = torch.randn(*batch.tokens_BT.shape, cfg.width)
+    x = normal(*batch.tokens_BT.shape, cfg.width)
     keys, distance = batch.keys_B, encoder.distances(batch.tokens_BT.shape[1])
     found = encoder(x, batch.positions_BT, batch.segments_BT, None, keys)
 
@@ -139,7 +144,7 @@ def test_attention_weights_of_a_row_are_dropped_alike_wherever_it_is() -> None:
     """Of one row after the other, of all, and of the last two."""
     encoder = lively(Encoder(replace(SMALL, attention_dropout=0.5), 2)).train()
     batch = usual_batch()
-    x = torch.randn(*batch.tokens_BT.shape, SMALL.width)
+    x = normal(*batch.tokens_BT.shape, SMALL.width)
 
     def run(rows: slice) -> Tensor:
         return encoder(x[rows], batch.positions_BT[rows], batch.segments_BT[rows], None, batch.keys_B[rows])

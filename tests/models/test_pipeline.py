@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.small import SMALL, language_model, model, usual_batch
+from tests.small import SMALL, language_model, lively, model, usual_batch
 from xlme_ds.config import ObjectiveConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.models.pipeline import ElectraStage, parts
@@ -61,8 +61,7 @@ def test_stages_are_the_model(changes: dict[str, object], balance: tuple[int, ..
 
 
 def test_only_the_rows_set_the_shapes() -> None:
-    stage = ElectraStage(SMALL, part=parts((1, 1))[0])
-    torch.nn.init.normal_(stage.embedding_0)
+    stage = lively(ElectraStage(SMALL, part=parts((1, 1))[0]))
     few, many = usual_batch(), usual_batch(seed=4)
     few = few._replace(masked_M=few.masked_M[:1], uniforms_M=few.uniforms_M[:1])
     assert len(few.masked_M) != len(many.masked_M)

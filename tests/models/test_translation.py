@@ -222,7 +222,9 @@ def test_the_language_to_translate_into_is_known() -> None:
 @pytest.mark.parametrize("decoder", ["xlm", "interleaved"])
 def test_what_is_dropped_does_not_depend_on_the_other_rows(decoder: str) -> None:
     model = translator(decoder=decoder, dropout=0.2, attention_dropout=0.2).train()
-    batch, quiet = packed(texts()), translator(decoder=decoder)
+    sizes, rng = [[(20, 3)], [(3, 16)]], np.random.default_rng(4)  # each has another width by itself, on both sides
+    pairs = [[tuple(rng.integers(4, SMALL.vocabulary - 1, size) for size in pair) for pair in row] for row in sizes]
+    batch, quiet = packed(pairs), translator(decoder=decoder)
     for row in range(2):
         of = [each[row : row + 1] for each in batch[:7]]
         alone = model(Batch(*of, batch.masked_M[:0], batch.uniforms_M[:0])).nll_M
@@ -324,6 +326,43 @@ def long_sentences() -> tuple[Batch, int]:
     parts: Parts = [(0, rows, np.arange(1) + 5)]
     made = Sentences(("0:1",), ("0:1",), (0, 1, 2), SMALL.vocabulary - 1)
     return made.added(collate(parts, 3, 1.0), parts, 3, 0), size
+
+
+def test_sources_that_grow_longer_than_their_row_drop_as_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every number of a mask has a count of its own: no two of its rows are one moved along."""
+    model = translator(attention_dropout=0.5).train()
+    with torch.no_grad():
+        model.masked_head.bias[EOS] -= 50.0  # translations as long as they may be
+    rows = rows_of([[[0, 5 + n, EOS] for n in range(4)]], 12)
+    parts: Parts = [(0, rows, np.arange(1))]
+    batch = Sentences((), ("0:1",), (0, 1, 2), SMALL.vocabulary - 1).added(collate(parts, 3, 1.0), parts, 3, 0)
+    kept: list[Tensor] = []
+    real = attention.drop_weights
+
+    def watched(weights: Tensor, *how) -> Tensor:  # type: ignore[no-untyped-def]
+        kept.append(real(torch.ones_like(weights), *how) > 0)
+        return real(weights, *how)
+
+    monkeypatch.setattr(attention, "drop_weights", watched)
+    model(batch)
+    assert max(mask.shape[-1] for mask in kept) > 2 * 12
+    for mask in kept:
+        lines, size = mask.flatten(0, 2), mask.shape[-1]
+        for moved in range(0, size - 12, 4):  # four numbers are made of a word
+            same = lines[1:, : size - moved] == lines[:-1, moved:]
+            assert same.double().mean() < 0.75, moved
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 20])
+def test_of_n_tokens_a_translation_has_at_most_xlms_number(size: int) -> None:
+    """1.3 n + 5 of ordinary tokens, here as in the search."""
+    model = translator().eval()
+    with torch.no_grad():
+        model.masked_head.bias[EOS] -= 50.0
+    rows = rows_of([[[0, *range(5, 5 + size), EOS]]], 40)
+    parts: Parts = [(0, rows, np.arange(1))]
+    batch = Sentences((), ("0:1",), (0, 1, 2), SMALL.vocabulary - 1).added(collate(parts, 3, 1.0), parts, 3, 0)
+    assert int((model.written(batch).items > 0).sum()) == int(1.3 * size + 5) + 2
 
 
 def test_what_is_written_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:

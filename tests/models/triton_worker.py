@@ -6,6 +6,7 @@ The interpreter is chosen when triton is first imported, hence a process of its 
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from tests.plan.test_activations import kept_by_a_layer, layout
 from tests.small import SMALL, model, usual_batch
-from xlme_ds.config import ObjectiveConfig
+from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
+from xlme_ds.engine.build import _check_kernels
 from xlme_ds.models import attention_triton, masked_head_triton
 from xlme_ds.models.attention import Gate, ItemBias, RelativePositionTable, plain_attend, shared_bias, triton_attend
 from xlme_ds.models.kernel_check import check_kernels
@@ -30,6 +32,7 @@ ROWS = {
     "whole tiles": [[64, 64], [100, 28]],
     "less than a tile": [[4, 3], [7]],
 }
+IN_FP32 = EngineConfig(kind="plain", precision="fp32")
 SIZES = {name: replace(SMALL, width=48, kernels=name) for name in ("triton", "torch")}
 
 
@@ -144,16 +147,16 @@ def kept() -> dict[str, list[float]]:
     }
 
 
-def checked() -> list[str]:
+def checked(check: Callable[[ModelConfig], None]) -> list[str]:
     """What the check before a run says of the kernels as they are, and of two that are wrong."""
-    cfg, device, said = replace(SIZES["triton"], vocabulary=1000), torch.device("cpu"), []
+    cfg, said = replace(SIZES["triton"], vocabulary=1000), []
     right = attention_triton.attend, masked_head_triton.gradient
     wrong_attention = lambda *given: right[0](*given) * 1.1  # noqa: E731
     wrong_head = lambda *given: tuple(each * 1.1 for each in right[1](*given))  # noqa: E731
     for attend, gradient in (right, (wrong_attention, right[1]), (right[0], wrong_head)):
         attention_triton.attend, masked_head_triton.gradient = attend, gradient
         try:
-            check_kernels(cfg, device, torch.float16)
+            check(cfg)
             said.append("")
         except ValueError as error:
             said.append(str(error))
@@ -173,7 +176,8 @@ def main() -> None:
         "traced": traced(),
         "whole model": whole_model(),
         "kept": kept(),
-        "checked": checked(),
+        "checked": checked(lambda cfg: check_kernels(cfg, torch.device("cpu"), torch.float16)),
+        "checked before a run": checked(lambda cfg: _check_kernels(RunConfig("test", model=cfg, engine=IN_FP32))),
     }
     Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
 

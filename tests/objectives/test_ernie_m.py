@@ -15,7 +15,8 @@ def test_metrics_equal_a_loop() -> None:
     batch = batch_of([[item(rng, 30)]], [[item(rng, 6, 5), item(rng, 7, 8)] for _ in range(8)], 40)
     objective, width = ErnieM(ObjectiveConfig("ernie_m")), 40
     targets = batch.tokens_BT.flatten()[batch.masked_M]
-    output = LanguageModelOutput(torch.rand(len(targets)) * 9, torch.where(torch.rand(len(targets)) < 0.5, targets, 4))
+    nll_M, right_M = (torch.from_numpy(rng.random(len(targets), dtype=np.float32)) for _ in range(2))
+    output = LanguageModelOutput(nll_M * 9, torch.where(right_M < 0.5, targets, 4))
     crossed = objective.masking.crossed(batch)
     sums, right, counts = [0.0] * 3, [0] * 3, [0] * 3
     for n, flat in enumerate(batch.masked_M.tolist()):

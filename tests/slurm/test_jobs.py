@@ -415,7 +415,7 @@ def test_a_dead_rank_fewer_nodes_and_scancel(cluster: Cluster, folder: Path, dis
     out, settings = folder / "killed", words(train__steps=1000)
     job = cluster.submit("pretrain_base.sh", *settings, XLME_DATA=folder / "mixed", XLME_OUT=out)
     wait_for_step(job, out, 8)
-    os.kill(random.choice(processes(out)), signal.SIGKILL)
+    os.kill(processes(out)[-1], signal.SIGKILL)
     job.wait_for_restart(1)
     wait_for_step(job, out, step(out) + 7)
     cluster.fail("n2")

@@ -14,11 +14,22 @@ from sentencepiece import sentencepiece_model_pb2 as proto
 from .schema import EOS, UNK, file_sha256
 
 MODEL_FILE = "sentencepiece.model"
+# How data_prep and XLM-R train a model; the fast tokenizer of an export (`export/tokenizer.py`) knows no other.
+_TRAINED_WITH = {
+    "normalizer_spec": {"add_dummy_prefix": True, "remove_extra_whitespaces": True, "escape_whitespaces": True},
+    "trainer_spec": {
+        "model_type": proto.TrainerSpec.UNIGRAM,
+        "byte_fallback": False,
+        "treat_whitespace_as_suffix": False,
+    },
+}
 _PIECE_OFFSET = 1  # SentencePiece's own ids start <unk>, <s>, </s>; fairseq's and so XLM-R's put <pad> in between
 
 
 class Vocabulary:
     """A SentencePiece model file read as XLM-R reads it: any XLM-R `sentencepiece.bpe.model` can be dropped in.
+
+    Raises ValueError for a model of another kind, whose ids no export would give.
 
     `size` counts the pieces, `<pad>` and `<mask>`; `mask` is the last id.
     """
@@ -42,6 +53,7 @@ class Vocabulary:
         self._encode_to_buffers = self.processor._processor._EncodeAsBufferBatch  # type: ignore[attr-defined]
         self.size = self.processor.get_piece_size() + 2
         self.mask = self.size - 1
+        _refuse_other_kinds(path)
 
     @property
     def sha256(self) -> str:
@@ -114,3 +126,21 @@ class Vocabulary:
         if token <= UNK:
             return ("<s>", "<pad>", "</s>", "<unk>")[token]
         return str(self.processor.id_to_piece(int(token) - _PIECE_OFFSET))
+
+
+def _refuse_other_kinds(path: Path) -> None:
+    model = proto.ModelProto.FromString(path.read_bytes())
+    for spec, settings in _TRAINED_WITH.items():
+        for name, wanted in settings.items():
+            found = getattr(getattr(model, spec), name)
+            if found != wanted:
+                raise ValueError(
+                    f"{path} was trained with {name} {found}, and no export could give its ids: take a unigram model "
+                    f"with {name} {wanted}, as XLM-R's"
+                )
+    ordinary = proto.ModelProto.SentencePiece.NORMAL
+    for piece in (each for each in model.pieces[3:] if each.type != ordinary or "▁" in each.piece[1:]):
+        what = "no ordinary one" if piece.type != ordinary else "longer than a word"
+        raise ValueError(
+            f"{path} has the piece {piece.piece!r}, which is {what}, and no export could give its ids: train it without"
+        )

@@ -188,15 +188,22 @@ def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None, know
 
 
 def _check_kernels(config: Training) -> None:
-    """Raise SharedError where the model's Triton kernels are wrong on the GPU of a rank."""
-    half = resolve_precision(config.engine) == "bf16"
-    if not on_gpu() or not (half or config.model.kernels == "triton"):
+    """Raise SharedError where the model's Triton kernels are wrong on a rank's GPU, or in Triton's interpreter."""
+    half, asked = resolve_precision(config.engine) == "bf16", config.model.kernels == "triton"
+    interpreted = asked and not on_gpu() and os.environ.get("TRITON_INTERPRET") == "1"
+    if not interpreted and not (on_gpu() and (half or asked)):
         return
-    if find_spec("triton") is None and config.model.kernels == "triton":
+    if interpreted and half:
+        raise SharedError(
+            "model.kernels triton under TRITON_INTERPRET on a CPU: the interpreter has no bf16 products: set "
+            "engine.precision to fp32, or unset TRITON_INTERPRET"
+        )
+    if find_spec("triton") is None and asked:
         raise SharedError("model.kernels triton needs the package triton: install it, or set model.kernels to auto")
     if find_spec("triton") is None and config.model.kernels == "auto":
         print("model.kernels auto: torch's operations, the package triton is not installed", flush=True)
-    device, dtype = torch.device("cuda", torch.cuda.current_device()), torch.bfloat16 if half else torch.float32
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu() else torch.device("cpu")
+    dtype = torch.bfloat16 if half else torch.float32
     on_all_ranks(lambda: check_kernels(config.model, device, dtype))
 
 

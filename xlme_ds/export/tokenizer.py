@@ -14,26 +14,18 @@ from ..data.schema import EOS, LAYOUTS, PAD, UNK, Layout
 from ..data.vocabulary import Vocabulary
 
 _SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
-# How data_prep and XLM-R train a model; the pipeline below knows no other.
-_READABLE = {
-    "normalizer_spec": {"add_dummy_prefix": True, "remove_extra_whitespaces": True, "escape_whitespaces": True},
-    "trainer_spec": {
-        "model_type": proto.TrainerSpec.UNIGRAM,
-        "byte_fallback": False,
-        "treat_whitespace_as_suffix": False,
-    },
-}
 _ORDERED_MARKS = (
     "\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7"  # Hebrew points
     "\u0610-\u061a\u064b-\u0652\u0656-\u065f\u0670\u06d6-\u06dc\u06df-\u06e4\u06e7\u06e8\u06ea-\u06ed"  # Arabic vowels
 )
-_GUARD = "\ue000"  # of the private use area: no text has it
+_GUARD = "\ue000"  # any character that NFC composes with none; those of the text stay
+_NO_SPACE = "\uffff"  # before text that starts no new word; Unicode gives this code to no character
 
 
 def tokenizer_files(vocabulary: Vocabulary, longest: int, layout: Layout = LAYOUTS["xlme"]) -> dict[str, Any]:
     """JSON contents of the tokenizer's files by name; `longest` item in tokens, `layout` its special tokens.
 
-    Raises ValueError without the package tokenizers, and for a SentencePiece model of another kind than XLM-R's.
+    Raises ValueError without the package tokenizers.
     """
     opening = _SPECIALS[layout.opening]
     tokens = {
@@ -65,7 +57,7 @@ def _pipeline(vocabulary: Vocabulary, layout: Layout) -> Any:
         from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     except ImportError:
         raise ValueError("the package tokenizers is missing: pip install tokenizers") from None
-    model = _read_model(vocabulary)
+    model = proto.ModelProto.FromString(vocabulary.path.read_bytes())
     pieces = [(piece.piece, piece.score) for piece in model.pieces[len(_SPECIALS) - 1 :]]
     scored = [*((special, 0.0) for special in _SPECIALS), *pieces, ("<mask>", 0.0)]
     tokenizer = Tokenizer(models.Unigram(scored, unk_id=UNK, byte_fallback=False))
@@ -76,39 +68,28 @@ def _pipeline(vocabulary: Vocabulary, layout: Layout) -> Any:
     compose = [
         normalizers.Replace(Regex(f"(?<=.)(?=[{_ORDERED_MARKS}])"), _GUARD),
         normalizers.NFC(),
-        normalizers.Replace(_GUARD, ""),
+        normalizers.Replace(Regex(f"{_GUARD}(?=[{_ORDERED_MARKS}])"), ""),
         normalizers.Precompiled(charsmap),
     ]
     spaces = [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(" $"), "")]
     tokenizer.normalizer = normalizers.Sequence([*(compose if charsmap else []), *spaces])
-    # "first": text after a <mask> without a space starts no new word, as at a masked position in training.
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first")
+    # "first": text after a <mask> without a space starts no new word, as at a masked position in training. The others
+    # take each space away and put ▁ there anew, as a part of the letter that follows: so no token's place has a space.
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first"),
+            pre_tokenizers.Metaspace(replacement=_NO_SPACE, prepend_scheme="always", split=False),
+            pre_tokenizers.Split(Regex(f"^{_NO_SPACE}▁(?=.)"), "removed"),
+            pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always", split=False),
+            pre_tokenizers.Split(Regex(f"^▁{_NO_SPACE}"), "removed"),
+        ]
+    )
     tokenizer.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="first")
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{_SPECIALS[layout.opening]} $A </s>",
         pair=" ".join([_SPECIALS[layout.opening], "$A", *(_SPECIALS[each] for each in layout.between), "$B </s>"]),
         special_tokens=[("<s>", 0), ("</s>", EOS)],
     )
-    tokenizer.add_special_tokens([AddedToken(special, normalized=False) for special in _SPECIALS])
-    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
+    tokenizer.add_special_tokens([AddedToken(special, normalized=False) for special in (*_SPECIALS, "<mask>")])
     assert tokenizer.token_to_id("<mask>") == vocabulary.mask and tokenizer.token_to_id("<pad>") == PAD
     return json.loads(tokenizer.to_str())
-
-
-def _read_model(vocabulary: Vocabulary) -> Any:
-    model = proto.ModelProto()
-    model.ParseFromString(vocabulary.path.read_bytes())
-    for spec, settings in _READABLE.items():
-        for name, wanted in settings.items():
-            found = getattr(getattr(model, spec), name)
-            if found != wanted:
-                raise ValueError(
-                    f"{vocabulary.path} was trained with {name} {found}: only models with {wanted}, as XLM-R's, can "
-                    "be exported"
-                )
-    other = [piece.piece for piece in model.pieces[3:] if piece.type != proto.ModelProto.SentencePiece.NORMAL]
-    if other:
-        raise ValueError(
-            f"{vocabulary.path} has the piece {other[0]!r}, which is no ordinary one: it cannot be exported"
-        )
-    return model

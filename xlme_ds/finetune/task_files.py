@@ -169,21 +169,36 @@ def labelled(examples: Sequence[Example]) -> bool:
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
+    return [(number, line.rstrip("\r")) for number, line in enumerate(_text(path).split("\n"), 1)]
+
+
+def _text(path: Path) -> str:
     content = path.read_bytes()
     try:
-        text = content.decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        if path.suffix == ".tsv":
-            number = content.count(b"\n", 0, error.start) + 1
-            raise ValueError(f"{path}, line {number}: not UTF-8, convert the file") from None
-        text = content.decode("latin-1")  # the original files of CoNLL-2002 and 2003
-    return [(number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), 1)]
+        # The original files of CoNLL-2002 and 2003 are Latin-1; one where most lines are UTF-8 is damaged.
+        beyond_ascii = [line for line in content.split(b"\n") if not line.isascii()]
+        if path.suffix != ".tsv" and 2 * sum(map(_is_utf8, beyond_ascii)) < len(beyond_ascii):
+            return content.decode("latin-1")
+        number = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}, line {number}: not UTF-8, convert the file") from None
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        return bool(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        return False
 
 
 def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
     path, lines = source.path, _lines(source.path)
     said = [line for _, line in lines if line.strip()]
     ending = sum(" " in line and line.rpartition(" ")[2] in task.labels for line in said)
+    # PAN-X before XTREME's scripts has the language before every word: de:Berlin.
+    prefix = f"{source.language.partition('-')[0]}:"
+    prefix = prefix if all(line.startswith(prefix) for line in said) else ""
     # A word may have a space in it, and end like a label: Malcolm X.
     bare = source.may_lack_labels and not any("\t" in line for line in said) and 2 * ending < len(said)
     words: list[str] = []
@@ -200,7 +215,7 @@ def _sentences(source: TaskFile, task: DownstreamTask) -> Iterator[Example]:
             raise ValueError(f"{path}, line {number}: a word without a tag")
         if columns[-1] not in task.labels and not bare:
             raise ValueError(f"{path}, line {number}: tag {columns[-1]!r} is none of {', '.join(task.labels)}")
-        words.append(columns[0])
+        words.append(columns[0].removeprefix(prefix))
         tags.append(columns[-1])
 
 

@@ -227,6 +227,12 @@ class XLMEPreTrainedModel(PreTrainedModel):
             else:
                 nn.init.normal_(parameter, std=self.config.initializer_range)
 
+    def _resize_token_embeddings(self, *sizes: Any, **settings: Any) -> nn.Embedding:
+        resized = super()._resize_token_embeddings(*sizes, **settings)
+        if hasattr(self, "masked_head"):
+            self.masked_head.resize(len(resized.weight))
+        return resized
+
 
 class XLMEModel(XLMEPreTrainedModel):
     """Hidden states: `last_hidden_state`, and on request `hidden_states` of the embeddings and every layer."""
@@ -307,6 +313,12 @@ class XLMEMaskedHead(nn.Module):
         self.dense = nn.Linear(config.hidden_size, config.hidden_size) if between else None
         self.norm = _layer_norm(config) if between else None
         self.bias = nn.Parameter(torch.empty(config.vocab_size))
+
+    def resize(self, tokens: int) -> None:
+        """For so many tokens: a new one's bias is the mean, as its embedding is drawn around the mean."""
+        kept = self.bias.data[:tokens]
+        new = kept.mean().expand(tokens - len(kept))
+        self.bias = nn.Parameter(torch.cat([kept, new]), self.bias.requires_grad)
 
     def forward(self, hidden_BTD: Tensor, embedding_VD: Tensor) -> Tensor:
         """[B, T, V]."""
@@ -407,7 +419,12 @@ class XLMEForTokenClassification(XLMEModelWithHead):
 
 
 class XLMEForSequenceClassification(XLMEModelWithHead):
-    """`logits` [B, C]; `labels` [B] classes, or numbers where there is one label (regression)."""
+    """`logits` [B, C]; the loss is that of `config.problem_type`.
+
+    "single_label_classification": `labels` [B] are classes. "multi_label_classification": [B, C], 1 for those that a
+    text has, else 0. "regression": numbers, [B, C], or [B] where there is one. By default regression where there is one
+    label, else by the type of the labels: integers are classes.
+    """
 
     output_class = SequenceClassifierOutput
 
@@ -418,9 +435,14 @@ class XLMEForSequenceClassification(XLMEModelWithHead):
         return self.head(hidden[:, 0])
 
     def _loss(self, logits: Tensor, labels: Tensor, inside_BT: Tensor | None) -> Tensor:
-        if self.config.num_labels == 1:
-            return F.mse_loss(logits[:, 0], labels.view(-1))
-        return F.cross_entropy(logits, labels)
+        problem = self.config.problem_type
+        if problem is None and self.config.num_labels == 1:
+            problem = "regression"
+        if problem == "regression":
+            return F.mse_loss(logits, labels.view_as(logits).to(logits.dtype))
+        if problem == "multi_label_classification" or (problem is None and labels.is_floating_point()):
+            return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+        return F.cross_entropy(logits, labels.view(-1))
 
 
 class XLMEForQuestionAnswering(XLMEModelWithHead):

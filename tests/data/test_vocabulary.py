@@ -1,0 +1,52 @@
+"""A vocabulary whose ids no export could give is refused where it is first named, before anything is prepared."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece as spm
+
+from data_prep import vocab
+from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
+
+SENTENCES = [f"{a} {b}" for a in ("kalo", "miter", "unve", "sador") for b in ("inpe", "dorin", "lomi")] * 5
+
+
+def trained(folder: Path, **settings: Any) -> Path:
+    folder.mkdir()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES),
+        model_prefix=str(folder / Path(MODEL_FILE).stem),
+        vocab_size=300,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **settings,
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model_type": "bpe"}, "model_type 2"),
+        ({"model_type": "word"}, "model_type 3"),
+        ({"byte_fallback": True}, "byte_fallback True"),
+        ({"treat_whitespace_as_suffix": True}, "treat_whitespace_as_suffix True"),
+        ({"remove_extra_whitespaces": False}, "remove_extra_whitespaces False"),
+        ({"add_dummy_prefix": False}, "add_dummy_prefix False"),
+        ({"user_defined_symbols": ["<special>"]}, "the piece '<special>', which is no ordinary one"),
+        ({"control_symbols": ["<mask>"]}, "the piece '<mask>', which is no ordinary one"),
+        ({"split_by_whitespace": False}, "which is longer than a word"),
+    ],
+)
+def test_vocabularies_of_other_kinds_are_refused(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+    model = trained(tmp_path / "other", **settings)
+    with pytest.raises(ValueError, match=words):
+        Vocabulary(model)
+    with pytest.raises(ValueError, match=words):  # the first command that reads one
+        vocab.run(vocab.VocabConfig(tmp_path / "out", model=model))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_usual_kind_is_taken(tmp_path: Path) -> None:
+    assert Vocabulary(trained(tmp_path / "usual")).size > 20
