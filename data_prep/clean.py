@@ -17,17 +17,14 @@ those that need token counts after the others, and
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from data_prep.column_filters import COLUMN, column_filters, is_number
-from data_prep.corpus_files import Place, read_text
 from data_prep.language_id import in_another_language
 from data_prep.languages import LANGUAGES, letters, scripts_of
 from data_prep.progress import refuse
@@ -223,58 +220,6 @@ _FILTERS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "score": (_score, None, ("para",)),
     EXACT_DUPLICATES: (None, None, ("mono", "para")),
 }
-
-
-OTHER_SPLIT = "other_split"
-
-
-@dataclass(frozen=True)
-class Split:
-    """The part of a corpus that is encoded, `train` or `heldout`. A 64-bit hash (BLAKE2b) of the text decides, so that
-    equal texts are always on the same side, whatever files they are in."""
-
-    part: str
-    share: float  # that is held out
-
-    def left_out(self, texts: Iterable[str]) -> np.ndarray:
-        """bool for each text: it belongs to the other part."""
-        digests = (blake2b(text.encode(), digest_size=8, person=b"xlme held out").digest() for text in texts)
-        limit = int(self.share * 2**64)
-        held_out = np.array([int.from_bytes(digest, "little") < limit for digest in digests], bool)
-        return held_out if self.part == "train" else ~held_out
-
-
-HELD_OUT_TEXT = "held_out_text"
-
-
-@dataclass(frozen=True)
-class HeldOutText:
-    """Lines, for example of a test set, that are to be in no encoded text; as hashes."""
-
-    digests: frozenset[bytes]
-
-    @staticmethod
-    def read(paths: Iterable[Path]) -> "HeldOutText":
-        """The lines of UTF-8 files, compressed or not. Raises ValueError where one is none, or a pipe: each process
-        reads them, and so does the next run."""
-        digests: set[bytes] = set()
-        for path in paths:
-            place = Place(str(path.absolute().parent), path.name)
-            refuse([(not place.pipe, f"{path} is a pipe, which can be read once: store its lines in a file")])
-            data = b"".join(read_text(place))
-            repaired = Counter[str]()
-            lines = clean_lines(data, repaired)
-            refuse([(not repaired["invalid_utf8"], f"{path} is not UTF-8: convert it")])
-            digests.update(map(_digest, filter(None, lines)))
-        return HeldOutText(frozenset(digests))
-
-    def left_out(self, texts: Iterable[str]) -> np.ndarray:
-        """bool for each text: it is one of the lines."""
-        return np.array([_digest(text) in self.digests for text in texts], bool)
-
-
-def _digest(text: str) -> bytes:
-    return blake2b(text.encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True)

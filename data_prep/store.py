@@ -274,6 +274,23 @@ def write_arrow(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]
     return file.shard(path, root, rows)
 
 
+def read_arrow(path: Path) -> Iterator[pa.RecordBatch]:
+    """The record batches of an Arrow IPC file, each checked in full before it is used: a changed offset would lead out
+    of the memory. Raises ValueError for a damaged file."""
+    try:
+        with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                batch.validate(full=True)
+                yield batch
+    except (pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None) is not None:  # of the disk or of access, not of the bytes
+            raise
+        raise ValueError(
+            f"{path} cannot be read ({error}): check the folder with `python -m data_prep verify`"
+        ) from None
+
+
 class _Hashing(io.RawIOBase):
     """Writes to `file`, all or an error, and hashes the bytes written; `shard` is the file's entry in a marker."""
 

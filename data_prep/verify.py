@@ -141,7 +141,9 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
                     row, words = min(faults, key=lambda fault: fault[0])
                     raise ValueError(f"{path}, row {found['records'] + row}: {words}: {_again(folder)}")
                 found += count(batch)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise
         words = f"{path} is not readable from row {found['records']} on ({error}): {_again(folder)}"
         raise ValueError(words) from None
     if index.exists():

@@ -200,9 +200,21 @@ def _path(schema: pa.Schema, column: str, place: Place, text: bool) -> tuple[str
     return (*names, rest)
 
 
+def _check(column: pa.Array) -> None:
+    """Raise ArrowInvalid before a value is looked at where an offset leads out of the memory; text that is not UTF-8 is
+    found with its row."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        if "UTF8" not in str(error) or not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            raise
+
+
 def _rows(batches: Iterable[pa.RecordBatch], paths: Sequence[tuple[str, ...]]) -> Iterator[tuple[Any, ...]]:
     """The scalars of each row in the columns that the paths lead to."""
     for batch in batches:
+        for column in batch.columns:
+            _check(column)
         columns = [
             pc.struct_field(batch.column(first), list(inside)) if inside else batch.column(first)
             for first, *inside in paths

@@ -203,7 +203,7 @@ def test_faults_in_pairs_are_named(tmp_path: Path, vocabulary: Vocabulary) -> No
     assert "X.en-de.en has no other side: put X.en-de.de" in fault()
     (tmp_path / "X.en-de.en").unlink()
     (tmp_path / "en-de.txt.zip").write_bytes(b"PK")
-    assert "en-de.txt.zip is a damaged zip file" in fault()
+    assert "en-de.txt.zip cannot be read" in fault()
     with zipfile.ZipFile(tmp_path / "en-de.txt.zip", "w") as archive:
         archive.writestr("Some.en-de.en", "kalo\n")
     assert "no file that ends in .de" in fault()

@@ -6,6 +6,7 @@ tests of a language are a `Group`: sentences in the pivot language and their tra
 
 import re
 import zipfile
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -196,8 +197,10 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
                     ]
                 )
                 sides.append((f"{path}:{names[0]}", archive.read(names[0])))
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"{path} is a damaged zip file ({error}): fetch it again") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # the last: encrypted, or packed unknown
+        raise ValueError(
+            f"{path} cannot be read ({error}): it is damaged, or not plainly packed, fetch it again"
+        ) from None
     return sides
 
 
