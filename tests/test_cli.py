@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.launch import python
-from tests.rows import write_data
+from tests.rows import train_vocabulary, write_data
 from xlme_ds import __main__ as commands
-from xlme_ds import pretrain
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, RunConfig, StartConfig, TrainConfig
+from xlme_ds.pretrain import main as pretrain
 from xlme_ds.recipes import RECIPES, recipe
 from xlme_ds.validate import deepspeed_settings, validate
 
@@ -218,13 +218,16 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_no_terminal_ends_a_command(encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Help has frames, memory has signs, and a run's name may have any letters."""
-    data, out = write_data(tmp_path / "мир", rows=8), tmp_path / "läufe in 東京"
-    small = "--recipe quickstart --model.vocabulary 200 --model.max-positions 32 --data.mono-rows 2 --data.para-rows 2"
-    words = f"{small} --data.micro-batch 2 --engine.kind plain --dry-run --data {data}".split()
+    data, out = tmp_path / "мир", tmp_path / "läufe in 東京"
+    vocabulary = train_vocabulary(data / "vocab")
+    write_data(data, rows=8, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    model = f"--recipe quickstart --model.vocabulary {vocabulary.size} --model.max-positions 32 --engine.kind plain"
+    rows = "--data.mono-rows 2 --data.para-rows 2 --data.micro-batch 2"
+    words = f"{model} {rows} --dry-run --data {data}".split()
     for main, arguments, said in (
         (commands.main, ["plan", "--recipe", "base", "--gpus", "8"], "base"),
         (commands.main, ["plan", "--recipe", "base", "--help"], "usage"),
-        (pretrain.main, [*words, "--out", str(out)], out.name),
+        (pretrain, [*words, "--out", str(out)], out.name),
     ):
         terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
         monkeypatch.setattr(sys, "stdout", terminal)

@@ -371,6 +371,23 @@ def test_links_to_files_and_folders_are_followed(tmp_path: Path, capsys: pytest.
         find_documents(tmp_path)
 
 
+def test_folders_that_link_to_each_other_end(tmp_path: Path) -> None:
+    """Links of links, and to what the listed folder is in, too."""
+    for one, other in (("a", "b"), ("b", "c"), ("c", "a")):
+        (tmp_path / "top" / one).mkdir(parents=True)
+        (tmp_path / "top" / one / "text").write_text(one)
+        (tmp_path / "top" / one / "next").symlink_to(tmp_path / "top" / other)
+        (tmp_path / "top" / one / "up").symlink_to(tmp_path)
+    chain = ("a", "b", "c")
+    expected = {
+        f"{one}/{'next/' * links}text": chain[(number + links) % 3]
+        for number, one in enumerate(chain)
+        for links in range(3)
+    }
+    names = [place for place in files_in(str(tmp_path / "top"), deep=True) if not place.is_folder]
+    assert {place.name: (place.local or tmp_path).read_text() for place in names} == expected
+
+
 @pytest.mark.parametrize(
     "names",
     [
