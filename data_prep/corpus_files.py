@@ -131,7 +131,9 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
 def _local_names(root: str, deep: bool) -> Iterator[str]:
     """Names below a local folder; a link that leads back to a folder it is in, or was reached through, is not
     followed."""
-    chains = {root: (os.path.realpath(root),)}  # of a folder, and of those it was reached through
+    chains: dict[str, tuple[str, ...]] = {
+        root: (os.path.realpath(root),)
+    }  # of a folder, and of those it was reached through
 
     def refuse(error: OSError) -> None:
         raise error

@@ -116,7 +116,7 @@ def load_notes(run: Path) -> np.ndarray:
 
 
 def _save(path: Path, values: np.ndarray, root: Path) -> Shard:
-    with new_file(path) as file:
+    with new_file(path, flush=False) as file:  # it is gone when all is done
         np.save(file, values)
     return file.shard(path, root)
 

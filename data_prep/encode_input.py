@@ -343,5 +343,6 @@ def finish(stage: Stage, task: EncodeTask, blocks: Iterable[dict[str, Any] | Non
         assert block is not None, f"a block of {task.name} has no result"
         counts = add_counts(counts, block["counts"])
         shards += [block["shard"]] if block["shard"] else []
-    stage.finish_task(task.name, {"inputs": task.source.files, "shards": shards, "counts": counts})
+    result = {"inputs": task.source.files, "shards": shards, "counts": counts}
+    stage.finish_task(task.name, result, flush=len(shards) > 1)  # before the markers of its blocks go
     stage.forget_tasks(markers)

@@ -24,7 +24,7 @@ from data_prep.parallel import on_root, run_tasks
 from data_prep.store import Stage, make_folder, read_arrow, write_arrow
 from data_prep.token_ids import list_array
 from data_prep.verify import count_text
-from xlme_ds.data.schema import DOCUMENTS, PAIRS, sync_folder
+from xlme_ds.data.schema import DOCUMENTS, PAIRS
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,6 @@ def _write_block(stage: Stage, item: tuple[_Language, int]) -> None:
             make_folder(path.parent)
             if staged.exists():  # else an interrupted run has moved it
                 os.replace(staged, path)
-                sync_folder(path.parent)
             result["shard"]["name"] = task.shard_name(block)
     stage.finish_task(marker, result)
 
