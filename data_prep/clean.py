@@ -3,9 +3,9 @@
 No text is lost silently: damage is repaired and counted by reason, text of no use is dropped and counted.
 
     invalid_utf8       bytes that are not UTF-8 become U+FFFD
-    byte_order_mark    U+FEFF at the start of a line is removed
     carriage_return    CR at the end of a line is removed, elsewhere it becomes a space (it ends no line)
     control_character  NUL and the other C0 and C1 controls but tab and U+0085 are removed
+    byte_order_mark    U+FEFF at the start of a line, also after white space, is removed
 
 U+2028 and U+0085 end no line: only LF does. White space at both ends is removed without being counted.
 
@@ -34,6 +34,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
 _C0 = bytes(code for code in range(32) if code not in (9, 10)) + b"\x7f"
 _C1 = re.compile(b"\xc2[\x80-\x84\x86-\x9f]")
 _BOM = "\ufeff".encode()
+_START = "\ufeff" + "".join(character for character in map(chr, range(0x3001)) if character.isspace())
 # Shares that no corpus of real text in UTF-8 comes near, and their likely causes.
 _DOUBTS = (
     ("invalid_utf8", 0.02, "of its lines have bytes that are no UTF-8: is it in another encoding, or compressed?"),
@@ -112,16 +113,17 @@ def clean_line(raw: bytes, repaired: Counter[str]) -> str:
     except UnicodeDecodeError:
         text = raw.decode(errors="replace")
         repaired["invalid_utf8"] += 1
-    if text.startswith("\ufeff"):
-        text = text.lstrip("\ufeff")
-        repaired["byte_order_mark"] += 1
     if "\r" in text:
         text = text.rstrip("\r").replace("\r", " ")
         repaired["carriage_return"] += 1
     if _CONTROL.search(text):
         text = _CONTROL.sub("", text)
         repaired["control_character"] += 1
-    return text.strip()
+    text = text.strip()
+    if text.startswith("\ufeff"):
+        text = text.lstrip(_START)
+        repaired["byte_order_mark"] += 1
+    return text
 
 
 def clean_lines(data: bytes, repaired: Counter[str]) -> list[str]:

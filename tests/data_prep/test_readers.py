@@ -476,6 +476,25 @@ def test_a_bad_zip_file_is_an_error(tmp_path: Path) -> None:
         find_pairs(tmp_path)
 
 
+@pytest.mark.parametrize("after", [b"g", b"\0" * 22, b"PK" * 40_000])
+def test_bytes_after_the_end_of_a_zip_file_are_an_error(tmp_path: Path, after: bytes) -> None:
+    path = write_zip(tmp_path, "de-en.txt.zip", {"X.de-en.de": b"a\n", "X.de-en.en": b"a\n"})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.comment = b"fetched from elsewhere"
+    assert len(find_pairs(tmp_path)) == 1
+    path.write_bytes(path.read_bytes() + after)
+    with pytest.raises(ValueError, match=r"de-en\.txt\.zip (has bytes after the end of the|cannot be read)"):
+        find_pairs(tmp_path)
+
+
+def test_members_that_a_mac_adds_to_a_zip_file_are_passed_over(tmp_path: Path) -> None:
+    text = {"X.de-en.de": b"a\n", "X.de-en.en": b"b\n"}
+    others = {f"{folder}{name}": b"\0\5\x16\7" for name in text for folder in ("__MACOSX/._", "text/.")}
+    write_zip(tmp_path, "de-en.txt.zip", text | others)
+    (source,) = find_pairs(tmp_path)
+    assert list(pairs(source, Counts("pairs"))) == [("a", "b")]
+
+
 def test_two_zip_files_in_one_are_an_error(tmp_path: Path) -> None:
     """Their second list of members is the only one that is read."""
     path = write_zip(tmp_path, "de-en.txt.zip", {"X.de-en.de": b"a\n", "X.de-en.en": b"a\n"})

@@ -46,6 +46,7 @@ SETS = {
 }
 _TATOEBA_FILE = re.compile(r"tatoeba\.(?P<code>[a-z]{3})-eng\.(eng|(?P=code))")
 # The two files of a corpus with English, X.en-de.en and X.en-de.de, or its archive; X. may be absent.
+_HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.")  # members of other tools in a zip file
 _PAIR_FILE = re.compile(rf"(.*\.)?({PIVOT}-(?P<after>[^.]+)|(?P<before>[^.]+)-{PIVOT})(\.txt\.zip|\.(?P<side>[^.]+))")
 
 
@@ -186,7 +187,8 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
     try:
         with zipfile.ZipFile(path) as archive:
             for code in (PIVOT, language):
-                names = [name for name in archive.namelist() if name.rpartition(".")[2] == code]
+                listed = (name for name in archive.namelist() if not _HIDDEN.match(name))
+                names = [name for name in listed if name.rpartition(".")[2] == code]
                 refuse(
                     [
                         (len(names) > 0, f"{path} holds no file that ends in .{code}: fetch it again"),
