@@ -7,7 +7,7 @@ import time
 import traceback
 
 from data_prep.parallel import RetryError, TaskError, UserError, abort, explain, is_root, launched_rank, on_root
-from data_prep.progress import shown
+from data_prep.progress import escape_unknown_characters, shown
 
 # In the order of use; each is a module, imported when asked for, so a worker process is light.
 STAGES = {
@@ -27,6 +27,7 @@ def main(arguments: list[str]) -> int:
 
     An error that a user can act on is one line on stderr; a mistake in this program keeps its traceback.
     """
+    escape_unknown_characters()
     if not arguments or arguments[0] not in STAGES:
         return _usage(arguments)
     import tyro

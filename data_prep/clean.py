@@ -3,9 +3,9 @@
 No text is lost silently: damage is repaired and counted by reason, text of no use is dropped and counted.
 
     invalid_utf8       bytes that are not UTF-8 become U+FFFD
-    byte_order_mark    U+FEFF at the start of a line is removed
     carriage_return    CR at the end of a line is removed, elsewhere it becomes a space (it ends no line)
     control_character  NUL and the other C0 and C1 controls but tab and U+0085 are removed
+    byte_order_mark    U+FEFF at the start of a line, also after white space, is removed
 
 U+2028 and U+0085 end no line: only LF does. White space at both ends is removed without being counted.
 
@@ -17,17 +17,14 @@ those that need token counts after the others, and
 import difflib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from data_prep.column_filters import COLUMN, column_filters, is_number
-from data_prep.corpus_files import Place, read_text
 from data_prep.language_id import in_another_language
 from data_prep.languages import LANGUAGES, letters, scripts_of
 from data_prep.progress import refuse
@@ -37,6 +34,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
 _C0 = bytes(code for code in range(32) if code not in (9, 10)) + b"\x7f"
 _C1 = re.compile(b"\xc2[\x80-\x84\x86-\x9f]")
 _BOM = "\ufeff".encode()
+_START = "\ufeff" + "".join(character for character in map(chr, range(0x3001)) if character.isspace())
 # Shares that no corpus of real text in UTF-8 comes near, and their likely causes.
 _DOUBTS = (
     ("invalid_utf8", 0.02, "of its lines have bytes that are no UTF-8: is it in another encoding, or compressed?"),
@@ -115,16 +113,17 @@ def clean_line(raw: bytes, repaired: Counter[str]) -> str:
     except UnicodeDecodeError:
         text = raw.decode(errors="replace")
         repaired["invalid_utf8"] += 1
-    if text.startswith("\ufeff"):
-        text = text.lstrip("\ufeff")
-        repaired["byte_order_mark"] += 1
     if "\r" in text:
         text = text.rstrip("\r").replace("\r", " ")
         repaired["carriage_return"] += 1
     if _CONTROL.search(text):
         text = _CONTROL.sub("", text)
         repaired["control_character"] += 1
-    return text.strip()
+    text = text.strip()
+    if text.startswith("\ufeff"):
+        text = text.lstrip(_START)
+        repaired["byte_order_mark"] += 1
+    return text
 
 
 def clean_lines(data: bytes, repaired: Counter[str]) -> list[str]:
@@ -223,58 +222,6 @@ _FILTERS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "score": (_score, None, ("para",)),
     EXACT_DUPLICATES: (None, None, ("mono", "para")),
 }
-
-
-OTHER_SPLIT = "other_split"
-
-
-@dataclass(frozen=True)
-class Split:
-    """The part of a corpus that is encoded, `train` or `heldout`. A 64-bit hash (BLAKE2b) of the text decides, so that
-    equal texts are always on the same side, whatever files they are in."""
-
-    part: str
-    share: float  # that is held out
-
-    def left_out(self, texts: Iterable[str]) -> np.ndarray:
-        """bool for each text: it belongs to the other part."""
-        digests = (blake2b(text.encode(), digest_size=8, person=b"xlme held out").digest() for text in texts)
-        limit = int(self.share * 2**64)
-        held_out = np.array([int.from_bytes(digest, "little") < limit for digest in digests], bool)
-        return held_out if self.part == "train" else ~held_out
-
-
-HELD_OUT_TEXT = "held_out_text"
-
-
-@dataclass(frozen=True)
-class HeldOutText:
-    """Lines, for example of a test set, that are to be in no encoded text; as hashes."""
-
-    digests: frozenset[bytes]
-
-    @staticmethod
-    def read(paths: Iterable[Path]) -> "HeldOutText":
-        """The lines of UTF-8 files, compressed or not. Raises ValueError where one is none, or a pipe: each process
-        reads them, and so does the next run."""
-        digests: set[bytes] = set()
-        for path in paths:
-            place = Place(str(path.absolute().parent), path.name)
-            refuse([(not place.pipe, f"{path} is a pipe, which can be read once: store its lines in a file")])
-            data = b"".join(read_text(place))
-            repaired = Counter[str]()
-            lines = clean_lines(data, repaired)
-            refuse([(not repaired["invalid_utf8"], f"{path} is not UTF-8: convert it")])
-            digests.update(map(_digest, filter(None, lines)))
-        return HeldOutText(frozenset(digests))
-
-    def left_out(self, texts: Iterable[str]) -> np.ndarray:
-        """bool for each text: it is one of the lines."""
-        return np.array([_digest(text) in self.digests for text in texts], bool)
-
-
-def _digest(text: str) -> bytes:
-    return blake2b(text.encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 COLUMN = "column"  # what the filter is called
@@ -38,10 +39,13 @@ class ColumnFilter:
 
 
 def _written(value: Any) -> str:
-    """A value as JSON writes it: 1.0 as 1, and true, which is not 1."""
+    """A value as JSON writes it: 1.0 and 1.00 as 1, and true, which is not 1."""
     if isinstance(value, bool) or value in ("True", "False"):
         return str(value).lower()
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    if isinstance(value, float | Decimal) and math.isfinite(value):
+        number = Decimal(str(value))
+        return str(int(number)) if number == int(number) else f"{number.normalize():f}"
+    return str(value)
 
 
 def is_number(value: Any) -> bool:

@@ -129,7 +129,11 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
 
 
 def _local_names(root: str, deep: bool) -> Iterator[str]:
-    """Names below a local folder; a link to a folder that it is in is not followed."""
+    """Names below a local folder; a link that leads back to a folder it is in, or was reached through, is not
+    followed."""
+    chains: dict[str, tuple[str, ...]] = {
+        root: (os.path.realpath(root),)
+    }  # of a folder, and of those it was reached through
 
     def refuse(error: OSError) -> None:
         raise error
@@ -141,9 +145,11 @@ def _local_names(root: str, deep: bool) -> Iterator[str]:
                     f"{parent} has the name {os.fsencode(name)!r}, which is not UTF-8: rename that file or folder"
                 )
             yield os.path.relpath(os.path.join(parent, name), root)
-        inside = os.path.realpath(parent)
+        chain = chains.pop(parent)
         real = {name: os.path.realpath(os.path.join(parent, name)) for name in folders}
-        folders[:] = [name for name in folders if deep and os.path.commonpath([real[name], inside]) != real[name]]
+        back = {name for name in folders for one in chain if os.path.commonpath([real[name], one]) == real[name]}
+        folders[:] = [name for name in folders if deep and name not in back]
+        chains |= {os.path.join(parent, name): (*chain, real[name]) for name in folders}
 
 
 class _Damage(OSError):

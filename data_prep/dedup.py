@@ -1,5 +1,6 @@
 """Exact duplicates over a whole language or pair at bounded memory; the first occurrence in input order stays.
 
+Texts are duplicates when they have one normal form (`Vocabulary.normal_forms`): the model reads them alike.
 While a block is encoded, a paragraph (or pair) that was in the block before is dropped at once, and a `Run` notes the
 others: a 64-bit hash (BLAKE2b) of each, sorted. When a language is encoded, its runs are merged in slices of the
 hash's range: of equal hashes all but the first are duplicates. Then the blocks that hold some are written without them.
@@ -34,12 +35,12 @@ class Run:
         self._hashes: list[bytes] = []
         self._noted: list[np.ndarray] = []
 
-    def repeated(self, texts: Sequence[Sequence[str]], asked: np.ndarray) -> np.ndarray:
-        """bool for each paragraph or pair (texts by side): it is `asked` for, and was in the block before."""
+    def repeated(self, forms: Sequence[Sequence[bytes]], asked: np.ndarray) -> np.ndarray:
+        """bool for each paragraph or pair (normal forms by side): it is `asked` for, and was in the block before."""
         answer = np.zeros(len(asked), bool)
         self._batch = [b""] * len(asked)
         for i in np.flatnonzero(asked).tolist():
-            digest = blake2b("\n".join([side[i] for side in texts]).encode(), digest_size=8).digest()
+            digest = blake2b(b"\n".join([side[i] for side in forms]), digest_size=8).digest()
             answer[i] = digest in self._seen
             self._seen.add(digest)
             self._batch[i] = digest
@@ -115,7 +116,7 @@ def load_notes(run: Path) -> np.ndarray:
 
 
 def _save(path: Path, values: np.ndarray, root: Path) -> Shard:
-    with new_file(path) as file:
+    with new_file(path, flush=False) as file:  # it is gone when all is done
         np.save(file, values)
     return file.shard(path, root)
 

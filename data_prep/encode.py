@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from tyro.conf import UseAppendAction
 
-from data_prep.clean import HELD_OUT_TEXT, OTHER_SPLIT, HeldOutText, add_counts, doubts
+from data_prep.clean import add_counts, doubts
 from data_prep.corpus import TextConfig, find_sources
 from data_prep.encode_input import (
     STAGED,
@@ -29,6 +29,7 @@ from data_prep.encode_input import (
     forget_encoded,
     moved_shards,
 )
+from data_prep.held_out import HELD_OUT_TEXT, OTHER_SPLIT, HeldOutText
 from data_prep.parallel import alike, on_root, run_tasks, world_size
 from data_prep.progress import say, warn
 from data_prep.remove_duplicates import is_final, remove_duplicates
@@ -79,7 +80,7 @@ def run(config: EncodeConfig) -> None:
 def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[EncodeTask]]]]:
     """The vocabulary's size, and the work of each task (mono and para): all ranks have the same before it begins."""
     vocabulary = Vocabulary(config.vocab)
-    HeldOutText.read(config.without)  # before anything is written
+    HeldOutText.read(config.without, vocabulary)  # before anything is written
     held_out = sorted(file_sha256(path) for path in config.without)
     plans = {}
     found = find_sources(config)

@@ -24,8 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.clean import Counts, Filters, HeldOutText, Split, add_counts, make_filters
+from data_prep.clean import Counts, Filters, add_counts, make_filters
 from data_prep.dedup import Run
+from data_prep.held_out import HeldOutText, Split
 from data_prep.progress import Status
 from data_prep.readers import DOCUMENT_READERS, PAIR_READERS, READERS, Input, TextBlock
 from data_prep.readers.reader import Paragraphs
@@ -209,7 +210,7 @@ def encode_inputs(
     """Encode the inputs and blocks that no other member encodes, until all are encoded or a member failed."""
     shared = SharedWork(shared_folder, member)
     by_name = {task.name: task for task in tasks}
-    held_out = HeldOutText.read(without) if without else None
+    held_out = HeldOutText.read(without, _vocabulary(vocab)) if without else None
 
     def work(name: str, number: int, block: TextBlock) -> None:
         encode_block(stage, by_name[name], vocab, number, block, held_out)
@@ -342,5 +343,6 @@ def finish(stage: Stage, task: EncodeTask, blocks: Iterable[dict[str, Any] | Non
         assert block is not None, f"a block of {task.name} has no result"
         counts = add_counts(counts, block["counts"])
         shards += [block["shard"]] if block["shard"] else []
-    stage.finish_task(task.name, {"inputs": task.source.files, "shards": shards, "counts": counts})
+    result = {"inputs": task.source.files, "shards": shards, "counts": counts}
+    stage.finish_task(task.name, result, flush=len(shards) > 1)  # before the markers of its blocks go
     stage.forget_tasks(markers)

@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from xlme_ds.data.schema import Layout, naming
+from data_prep.progress import refuse
+from xlme_ds.data.schema import DOCUMENTS, PAIRS, Layout, naming
 
+_CHANGED = "it was changed, delete it and give the encode command again"
 _NEAR = 1024  # int32 words, a page: a gap as small as this is read too
 _AT_ONCE = 1 << 18  # words that are read at once, about
 _OFFSETS, _VALUES = 1, 3  # buffers of a list column
@@ -43,6 +45,8 @@ class Batches:
         ends = np.empty((*at.shape, 2), dtype=np.int32)
         copy_words(self.path, at.ravel(), np.full(at.size, 2), ends.ravel(), np.arange(0, ends.size, 2))
         begin, end = ends[..., 0].astype(np.int64), ends[..., 1]
+        inside = (begin >= 0) & (begin <= end) & (end <= self.tokens[:, batch])
+        refuse([(bool(inside.all()), f"{self.path} has a record outside of its ids: {_CHANGED}")])
         return self.values[:, batch] + begin, end - begin
 
     def all_lengths(self) -> np.ndarray:
@@ -52,7 +56,9 @@ class Batches:
         copy_words(self.path, self.offsets.ravel(), counts.ravel(), ends, (np.cumsum(counts) - counts.ravel()))
         inside = np.ones(len(ends) - 1, dtype=bool)
         inside[np.cumsum(counts)[:-1] - 1] = False  # from the last offset of a batch to the first of the next
-        return np.diff(ends)[inside].astype(np.int64).reshape(len(self.offsets), -1)
+        lengths = np.diff(ends)[inside].astype(np.int64).reshape(len(self.offsets), -1)
+        refuse([(bool((lengths >= 0).all()), f"{self.path} has a record of less than no ids: {_CHANGED}")])
+        return lengths
 
     def copy_stream(self, starts: np.ndarray, width: int, target: np.ndarray, places: np.ndarray) -> np.ndarray:
         """Copy ids [start, start + width) of the first column's stream, which runs through all batches, to
@@ -83,21 +89,23 @@ def read_batches(path: Path) -> Batches:
         buffer = pa.py_buffer(pages)
         reader = pa.ipc.open_file(pa.BufferReader(buffer))
         batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-    except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from None
-    except (pa.ArrowInvalid, ValueError) as error:  # the latter is an empty file's
+        for batch in batches:
+            batch.validate()  # not in full, for that reads all that is there
+        refuse([(reader.schema in (DOCUMENTS, PAIRS), "its columns are neither documents' nor pairs'")])
+        batches = [batch for batch in batches if batch.num_rows]
+        columns = range(len(reader.schema))
+        offsets, values = (
+            np.array([[_word(batch.column(c), number, buffer) for batch in batches] for c in columns], np.int64)
+            for number in (_OFFSETS, _VALUES)
+        )
+    except (pa.ArrowException, OSError, ValueError) as error:  # the last is an empty file's
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk or of access, not of the bytes
+            raise OSError(error.errno, error.strerror, str(path)) from None
         raise ValueError(
             f"{path} is not a readable Arrow file ({error}): delete it and give the encode command again"
         ) from None
-    batches = [batch for batch in batches if batch.num_rows]
-    columns = range(len(reader.schema))
-
     records = np.array([batch.num_rows for batch in batches], np.int64)
     tokens = np.array([[len(batch.column(c).values) for batch in batches] for c in columns], np.int64)
-    offsets, values = (
-        np.array([[_word(batch.column(c), number, buffer) for batch in batches] for c in columns], np.int64)
-        for number in (_OFFSETS, _VALUES)
-    )
     return Batches(path, records, tokens, offsets, values)
 
 
@@ -128,17 +136,18 @@ def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # else more is read than is asked for
         for start, size in zip((4 * starts).tolist(), (4 * sizes).tolist(), strict=True):
             if os.preadv(file.fileno(), [memory[filled : filled + size]], start) < size:
-                raise ValueError(f"{path} ends before byte {start + size}: it was changed, encode again")
+                raise ValueError(f"{path} ends before byte {start + size}: {_CHANGED}")
             filled += size
     return words
 
 
 def _word(column: pa.ListArray, number: int, file: pa.Buffer) -> int:
-    """Where a buffer of a column begins, in int32 words from the start of the file."""
-    assert column.offset == 0
+    """Where a buffer of a column begins, in int32 words from the start of the file. Raises ValueError for one that is
+    not in it, as where it is compressed."""
     part = column.buffers()[number]
-    byte = part.address - file.address if part.size else 0  # an empty buffer may be anywhere
-    assert byte % 4 == 0 and 0 <= byte < file.size
+    byte = part.address - file.address if part and part.size else 0  # an empty buffer may be anywhere
+    inside = column.offset == 0 and byte % 4 == 0 and 0 <= byte <= file.size - (part.size if part else 0)
+    refuse([(inside and not column.null_count and not column.values.null_count, "its ids are not where they must be")])
     return byte // 4
 
 

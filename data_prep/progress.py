@@ -3,6 +3,7 @@
 Progress is a bar on a terminal, else a plain line every few seconds.
 """
 
+import io
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -14,6 +15,12 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 _PLAIN_SECONDS = 10.0
+
+
+def escape_unknown_characters() -> None:
+    """Have stdout write a character that its encoding lacks, as ASCII and Latin-1 terminals do, as `\\u2581`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def shown(words: str) -> str:

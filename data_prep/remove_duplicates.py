@@ -21,10 +21,10 @@ from data_prep.clean import EXACT_DUPLICATES
 from data_prep.dedup import duplicates_of, find_duplicates, load_notes, slices
 from data_prep.encode_input import STAGED, EncodeTask, finish
 from data_prep.parallel import on_root, run_tasks
-from data_prep.store import Stage, make_folder, write_arrow
+from data_prep.store import Stage, make_folder, read_arrow, write_arrow
 from data_prep.token_ids import list_array
 from data_prep.verify import count_text
-from xlme_ds.data.schema import DOCUMENTS, sync_folder
+from xlme_ds.data.schema import DOCUMENTS, PAIRS
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,6 @@ def _write_block(stage: Stage, item: tuple[_Language, int]) -> None:
             make_folder(path.parent)
             if staged.exists():  # else an interrupted run has moved it
                 os.replace(staged, path)
-                sync_folder(path.parent)
             result["shard"]["name"] = task.shard_name(block)
     stage.finish_task(marker, result)
 
@@ -104,11 +103,10 @@ def _write_block(stage: Stage, item: tuple[_Language, int]) -> None:
 def _without(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.ndarray, counts: Any) -> dict[str, Any]:
     """Write a shard without the paragraphs or pairs that are not to `keep`; the parts of its result that change."""
     notes = load_notes(staged)
-    with pa.memory_map(str(staged)) as file, pa.ipc.open_file(file) as reader:
-        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        kept = _kept_documents(batches, notes, keep) if task.mono else _kept_pairs(batches, keep)
-        before, after = (sum(map(count_text, part), Counter[str]()) for part in (batches, kept))
-        shard = write_arrow(path, reader.schema, kept, stage.folder) if kept else None
+    batches = list(read_arrow(staged))
+    kept = _kept_documents(batches, notes, keep) if task.mono else _kept_pairs(batches, keep)
+    before, after = (sum(map(count_text, part), Counter[str]()) for part in (batches, kept))
+    shard = write_arrow(path, DOCUMENTS if task.mono else PAIRS, kept, stage.folder) if kept else None
     unit, paragraphs = ("documents", 1) if task.mono else ("pairs", 2)
     lost, dropped = notes[~keep], before["records"] - after["records"]
     reduced = {

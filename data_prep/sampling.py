@@ -17,6 +17,7 @@ import numpy as np
 
 Integers = np.ndarray | int | np.integer
 _ROUNDS = 12  # 8 leave a bias of some percent in the smallest domains
+_ROUNDING = Fraction(1, 1000)  # of all set shares together: thirds of three digits
 _LARGEST = 1 << 52  # the bit length is taken through float64, which is exact up to here
 
 
@@ -143,7 +144,11 @@ class Sampling:
         parts = self.set_shares()
         number_of = {name: number for number, group in enumerate(parts, 1) for name in group}
         groups = [number_of.get(name, 0) for name in names]
-        rest = 1 - sum(parts.values(), Fraction(0))
+        whole = sum(parts.values(), Fraction(0))
+        others = any(number and not group for number, group in zip(examples, groups, strict=True))
+        if not others and abs(whole - 1) <= _ROUNDING:
+            parts, whole = {group: part / whole for group, part in parts.items()}, Fraction(1)
+        rest = 1 - whole
         shares = [Fraction(0)] * len(names)
         for number, (group, part) in enumerate([((), rest), *parts.items()]):
             members = [j for j, other in enumerate(groups) if other == number]
@@ -161,12 +166,12 @@ def _refuse_part(number: int, group: tuple[str, ...], part: Fraction, has_text: 
     """Raise ValueError where a group (0: the languages without a set share) cannot have its part."""
     if number == 0 and has_text and part <= 0:
         raise ValueError(
-            f"the shares of --share sum to {float(1 - part):g}, which leaves nothing for the other languages: lower "
+            f"the shares of --share sum to {float(1 - part):.10g}, which leaves nothing for the other languages: lower "
             "them, or name all languages"
         )
     if number == 0 and not has_text and part != 0:
         raise ValueError(
-            f"the shares of --share sum to {float(1 - part):g} and no other language has text: make them sum to 1"
+            f"the shares of --share sum to {float(1 - part):.10g} and no other language has text: make them sum to 1"
         )
     if number and part and not has_text:
         raise ValueError(f"--share {'+'.join(group)}={float(part):g}: there is no text of it that fills a row")

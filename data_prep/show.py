@@ -15,8 +15,9 @@ from rich.text import Text
 from data_prep.languages import language_of
 from data_prep.parallel import on_root
 from data_prep.progress import refuse, shown
+from data_prep.store import is_whole, read_arrow
 from xlme_ds.data.corrupt import corrupt
-from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, read_manifest, row_schema
+from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, Shard, read_manifest, row_schema
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
 _SPACE = "▁"  # SentencePiece's mark of a space
@@ -118,7 +119,7 @@ def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None
         if first + shard.rows <= start:
             first += shard.rows
             continue
-        for batch in _batches(folder / shard.name, manifest.settings["row_tokens"]):
+        for batch in _batches(folder, shard, manifest.settings["row_tokens"]):
             for i in _with_language(batch, manifest, language):
                 if first + i >= start:
                     tokens, lengths, indices = (column[i].values.to_pylist() for column in batch.columns)
@@ -127,16 +128,14 @@ def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None
             first += batch.num_rows
 
 
-def _batches(path: Path, row_tokens: int) -> Iterator[pa.RecordBatch]:
-    try:
-        with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
-            if reader.schema != row_schema(row_tokens):
-                raise ValueError("its columns are not a training row's")
-            yield from map(reader.get_batch, range(reader.num_record_batches))
-    except ValueError as error:  # Arrow's own is one
-        raise ValueError(
-            f"{path} cannot be read ({error}): check the folder with `python -m data_prep verify`"
-        ) from None
+def _batches(folder: Path, shard: Shard, row_tokens: int) -> Iterator[pa.RecordBatch]:
+    path, advice = folder / shard.name, "check the folder with `python -m data_prep verify`"
+    changed = f"{path} is missing, or not the file that the manifest lists: {advice}"
+    refuse([(is_whole(folder, shard), changed)])
+    for batch in read_arrow(path):
+        fits = batch.schema == row_schema(row_tokens)
+        refuse([(fits, f"{path} has other columns than a training row's: {advice}")])
+        yield batch
 
 
 def _with_language(batch: pa.RecordBatch, manifest: Manifest, language: str | None) -> Sequence[int]:

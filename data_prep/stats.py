@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from rich.filesize import decimal
 
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import refuse, shown
-from data_prep.store import write_file
+from data_prep.store import read_arrow, write_file
 from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest
 
 TITLES = {"mono": "Languages", "para": "Language pairs"}
@@ -145,15 +144,10 @@ def length_histograms(folder: Path, manifest: Manifest, processes: int) -> dict[
 
 def _histogram(folder: Path, shard: Shard) -> np.ndarray:
     """Of one shard, from its offsets alone."""
-    path = folder / shard.name
     counts = np.zeros(len(EDGES), dtype=np.int64)
-    try:
-        with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
-            for batch in map(reader.get_batch, range(reader.num_record_batches)):
-                lengths = sum(np.diff(column.offsets.to_numpy()) for column in batch.columns)
-                counts += np.bincount(np.searchsorted(EDGES, lengths, side="right") - 1, minlength=len(EDGES))
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{path} cannot be read ({error}): check the folder with verify") from None
+    for batch in read_arrow(folder / shard.name):
+        lengths = sum(np.diff(column.offsets.to_numpy()) for column in batch.columns)
+        counts += np.bincount(np.searchsorted(EDGES, lengths, side="right") - 1, minlength=len(EDGES))
     return counts
 
 

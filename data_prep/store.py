@@ -143,9 +143,10 @@ class Stage:
         """The result of a finished task; None when it has not finished, or its marker is damaged."""
         return _readable(self._marker(task_name), unsigned=False, context=self._context)
 
-    def finish_task(self, task_name: str, result: dict[str, Any]) -> None:
-        """Mark a task as finished; call it when all its shards are in place."""
-        write_signed(self._marker(task_name), result, self._context)
+    def finish_task(self, task_name: str, result: dict[str, Any], flush: bool = False) -> None:
+        """Mark a task as finished; call it when all its shards are in place. A marker that a crash takes away, or that
+        vouches for what it took away, costs its task: nobody waits for the disk unless `flush`."""
+        write_signed(self._marker(task_name), result, self._context, flush)
 
     def forget_tasks(self, task_names: Iterable[str]) -> None:
         """Remove the marks of tasks: they will be done again."""
@@ -245,33 +246,50 @@ def is_whole(root: Path, file: Shard) -> bool:
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator["_Hashing"]:
-    """A file to write, which is `path` when the block ends, on the disk; its checksum is taken while the bytes are at
-    hand."""
+def new_file(path: Path, flush: bool = True) -> Iterator["_Hashing"]:
+    """A file to write, which is `path` when the block ends, its bytes on the disk unless `flush` is false; its checksum
+    is taken while they are at hand."""
     make_folder(path.parent)
-    with replacing(path) as file, _Hashing(file) as hashing:
+    with replacing(path, flush) as file, _Hashing(file) as hashing:
         yield hashing
         file.flush()
         if os.fstat(file.fileno()).st_size != hashing.bytes:
             raise OSError(None, f"the file system did not keep all of {hashing.bytes} bytes", str(path))
-    sync_folder(path.parent)
 
 
 def write_file(path: Path, data: bytes, root: Path) -> Shard:
-    """Write a file that holds no records; its name is relative to `root`."""
+    """Write a file that holds no records; its name, which is on the disk too, is relative to `root`."""
     with new_file(path) as file:
         file.write(data)
+    sync_folder(path.parent)
     return file.shard(path, root)
 
 
 def write_arrow(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], root: Path) -> Shard:
-    """Write an uncompressed Arrow IPC file; its name is relative to `root`."""
+    """Write an uncompressed Arrow IPC file; its name, which the manifest has on the disk, is relative to `root`."""
     rows = 0
     with new_file(path) as file, pa.ipc.new_file(file, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
             rows += batch.num_rows
     return file.shard(path, root, rows)
+
+
+def read_arrow(path: Path) -> Iterator[pa.RecordBatch]:
+    """The record batches of an Arrow IPC file, each checked in full before it is used: a changed offset would lead out
+    of the memory. Raises ValueError for a damaged file."""
+    try:
+        with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                batch.validate(full=True)
+                yield batch
+    except (pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None) is not None:  # of the disk or of access, not of the bytes
+            raise
+        raise ValueError(
+            f"{path} cannot be read ({error}): check the folder with `python -m data_prep verify`"
+        ) from None
 
 
 class _Hashing(io.RawIOBase):

@@ -4,21 +4,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress, pairwise
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from data_prep.clean import (
-    EXACT_DUPLICATES,
-    HELD_OUT_TEXT,
-    OTHER_SPLIT,
-    Counts,
-    Filters,
-    HeldOutText,
-    Sides,
-    Split,
-)
+from data_prep.clean import EXACT_DUPLICATES, Counts, Filters, Sides
 from data_prep.dedup import Run
+from data_prep.held_out import HELD_OUT_TEXT, OTHER_SPLIT, HeldOutText, Split, lines_of
 from data_prep.readers.reader import Paragraphs, ScoredPair
 from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, UNK
 from xlme_ds.data.vocabulary import Vocabulary
@@ -26,6 +19,7 @@ from xlme_ds.data.vocabulary import Vocabulary
 _PAIRS = 4_000  # of one SentencePiece call, so of one record batch
 _CHARACTERS = 1_000_000  # the same
 
+T = TypeVar("T")
 Ragged = tuple[np.ndarray, np.ndarray]  # sequences one after the other: values of all, and int64 lengths of each
 
 
@@ -53,16 +47,13 @@ class IdEncoder:
         for lines, of_document in paragraphs:
             owner = np.repeat(np.arange(len(of_document)), of_document)
             reasons = _Reasons(len(lines))
+            forms = self._normal_forms((lines,), split=0)
             if self.split is not None:  # before the filters, of which some depend on what else is read
                 ends = np.cumsum(of_document).tolist()
-                documents = ("\n".join(lines[first:last]) for first, last in pairwise([0, *ends]))
+                documents = (b"".join(forms[0][first:last]) for first, last in pairwise([0, *ends]))
                 reasons.add(OTHER_SPLIT, self.split.left_out(documents)[owner])
-            if self.without is not None:
-                reasons.add(HELD_OUT_TEXT, self.without.left_out(lines))
-            self._text_filters(reasons, Sides((lines,), self.languages))
-            kept = reasons.kept
-            encoded = self.vocabulary.encode_lines(_kept(lines, kept))
-            ((values, lengths),) = self._token_filters(reasons, kept, [encoded])
+            self._text_filters(reasons, Sides((lines,), self.languages), forms)
+            ((values, lengths),) = self._encode(reasons, (lines,), forms)
             kept = reasons.kept
             per_document = np.bincount(owner[kept], weights=lengths, minlength=len(of_document)).astype(np.int64)
             reasons.add("no_token", kept & (per_document == 0)[owner])
@@ -90,15 +81,13 @@ class IdEncoder:
             batch: tuple[list[str], list[str]] = ([a for a, _, _ in scored], [b for _, b, _ in scored])
             scores = np.array([np.nan if score is None else score for _, _, score in scored])
             reasons = _Reasons(len(scored))
-            if self.split is not None:  # by English, whose sentences have translations in several languages
-                side = self.languages.index("en" if "en" in self.languages else min(self.languages))
-                reasons.add(OTHER_SPLIT, self.split.left_out(batch[side]))
-            if self.without is not None:
-                reasons.add(HELD_OUT_TEXT, np.logical_or.reduce([self.without.left_out(side) for side in batch]))
-            self._text_filters(reasons, Sides(batch, self.languages, scores))
-            kept = reasons.kept
-            sides = [self.vocabulary.encode_lines(_kept(side, kept)) for side in batch]
-            sides = self._token_filters(reasons, kept, sides)
+            # by English, whose sentences have translations in several languages
+            side = self.languages.index("en" if "en" in self.languages else min(self.languages))
+            forms = self._normal_forms(batch, split=side)
+            if self.split is not None:
+                reasons.add(OTHER_SPLIT, self.split.left_out(forms[side]))
+            self._text_filters(reasons, Sides(batch, self.languages, scores), forms)
+            sides = self._encode(reasons, batch, forms)
             a, b = (lengths for _, lengths in sides)
             empty = (a == 0) | (b == 0)
             kept = reasons.kept
@@ -115,14 +104,27 @@ class IdEncoder:
             if final.any():
                 yield pa.record_batch([list_array(side) for side in sides], schema=PAIRS)
 
-    def _text_filters(self, reasons: "_Reasons", sides: Sides) -> None:
+    def _normal_forms(self, texts: Sequence[list[str]], split: int) -> list[list[bytes]]:
+        """What the model reads of the lines of each side, where they are compared, or are the `split` side; else []."""
+        asked = [self.run is not None or (self.split is not None and side == split) for side in range(len(texts))]
+        return [self.vocabulary.normal_forms(side) if one else [] for one, side in zip(asked, texts, strict=True)]
+
+    def _text_filters(self, reasons: "_Reasons", sides: Sides, forms: Sequence[list[bytes]]) -> None:
         for name, text_filter in self.filters.text:
             reasons.add(name, text_filter(sides))
         if self.run is not None:
-            reasons.add(EXACT_DUPLICATES, self.run.repeated(sides.texts, reasons.kept))
+            reasons.add(EXACT_DUPLICATES, self.run.repeated(forms, reasons.kept))
 
-    def _token_filters(self, reasons: "_Reasons", kept: np.ndarray, sides: list[Ragged]) -> list[Ragged]:
-        """Drop by numbers of tokens: `sides` hold the ids of all that is `kept`, the result of all that remains."""
+    def _encode(self, reasons: "_Reasons", texts: Sequence[list[str]], forms: Sequence[list[bytes]]) -> list[Ragged]:
+        """The ids of each side's lines that are kept, after a look at them."""
+        kept, encode, encode_normal = reasons.kept, self.vocabulary.encode_lines, self.vocabulary.encode_normal
+        sides = [
+            encode_normal(_kept(normal, kept)) if normal else encode(_kept(lines, kept))
+            for lines, normal in zip(texts, forms, strict=True)
+        ]
+        if self.without is not None:
+            by_side = [self.without.left_out(lines_of(*side)) for side in sides]
+            reasons.add(HELD_OUT_TEXT, _spread(np.logical_or.reduce(by_side), kept))
         for name, token_filter in self.filters.tokens:
             reasons.add(name, _spread(token_filter([lengths for _, lengths in sides]), kept))
         final = reasons.kept[kept]
@@ -176,7 +178,7 @@ def _spread(of_kept: np.ndarray, kept: np.ndarray) -> np.ndarray:
     return spread
 
 
-def _kept(lines: list[str], kept: np.ndarray) -> list[str]:
+def _kept(lines: list[T], kept: np.ndarray) -> list[T]:
     return lines if kept.all() else list(compress(lines, kept))
 
 

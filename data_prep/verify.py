@@ -141,7 +141,9 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
                     row, words = min(faults, key=lambda fault: fault[0])
                     raise ValueError(f"{path}, row {found['records'] + row}: {words}: {_again(folder)}")
                 found += count(batch)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None) is not None:
+            raise
         words = f"{path} is not readable from row {found['records']} on ({error}): {_again(folder)}"
         raise ValueError(words) from None
     if index.exists():
@@ -308,7 +310,14 @@ def _record_checks(folder: Path, manifest: Manifest) -> Checks:
             )
     inputs = Counter(source[0] for source in manifest.settings.get("inputs", ()))
     tasks = {f"{name}-{number:03d}" for name, total in inputs.items() for number in range(total)}
-    if manifest.stage == "encode" and tasks == record.keys():
+    sampled = {name.split("-")[1] for name in record if name.startswith("windows-")}
+    yield (
+        not sampled or "sampled" not in manifest.counts or str(manifest.counts["sampled"]) in sampled,
+        f"{path} has another number of examples sampled than tasks: {_again(folder)}",
+    )
+    if manifest.stage == "encode" and record:
+        lost = sorted(tasks - record.keys())
+        yield not lost, f"{folder / 'tasks'} lacks {', '.join(lost[:8])}: {_again(folder)}"
         counts: dict[str, Any] = {}
         for task, result in record.items():
             name = task.rpartition("-")[0]
@@ -327,6 +336,7 @@ def _encoded_checks(folder: Path, manifest: Manifest, found: Sequence[Found]) ->
         name = shard.name.split("/")[0]
         yield name in by_name, f"{path} lists shards of {name} but no counts: {_again(folder)}"
         by_name[name] += part
+    inputs = Counter(source[0] for source in manifest.settings.get("inputs", ()))
     for name, counts in manifest.counts["by_language"].items():
         for key, counted in ((unit, "records"), ("tokens", "tokens"), ("unknown", "unknown")):
             yield (
@@ -338,6 +348,14 @@ def _encoded_checks(folder: Path, manifest: Manifest, found: Sequence[Found]) ->
                 read not in counts or counts[read] == counts[kept] + sum(counts[lost].values()),
                 f"the {read} of {name} in {path} are not those written and {lost}: {_again(folder)}",
             )
+        paragraphs, characters, size = counts["paragraphs"], counts["characters"], counts["bytes"]
+        yield (
+            (not inputs or counts["files"] == inputs[name])
+            and (paragraphs >= counts[unit] if unit == "documents" else paragraphs == 2 * counts[unit])
+            and characters <= size <= 4 * characters,
+            f"{path} counts files, paragraphs, characters or bytes of {name} that its text cannot have: "
+            f"{_again(folder)}",
+        )
 
 
 def _mixed_checks(folder: Path, manifest: Manifest, found: Sequence[Found]) -> Checks:
@@ -359,8 +377,14 @@ def _mixed_checks(folder: Path, manifest: Manifest, found: Sequence[Found]) -> C
         derived == given and counts["fill"] == whole["tokens"] / (manifest.rows * manifest.settings["row_tokens"]),
         f"the shares in {path} do not follow from its own counts: {_again(folder)}",
     )
+    too_long = [entry.get("too_long", 0) for entry in by_name.values()]
     settings = manifest.settings
-    exact = settings["task"] == "mono" and "sentences" not in settings
+    packed = settings["task"] == "para" or "sentences" in settings
+    yield (
+        min(too_long) >= 0 and (packed or not any(too_long)),
+        f"{path} counts text as too long, which is cut into rows: {_again(folder)}",
+    )
+    exact = not packed
     sampling = Sampling(settings["alpha"], tuple(settings.get("share", ())), settings.get("max_repeats", 0.0))
     sampled = counts.get("sampled", sum(used))  # of what is packed, the last few have no row
     quotas = apportion(sampled, sampling.shares(list(by_name), available, sampled))

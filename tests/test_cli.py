@@ -1,8 +1,11 @@
 """Command lines: recipes, overrides, and what a mistake answers."""
 
+import contextlib
+import io
 import json
 import math
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +13,10 @@ import pytest
 
 from tests.engine.worker import tiny
 from tests.launch import python
-from tests.rows import write_data
+from tests.rows import train_vocabulary, write_data
+from xlme_ds import __main__ as commands
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, RunConfig, StartConfig, TrainConfig
+from xlme_ds.pretrain import main as pretrain
 from xlme_ds.recipes import RECIPES, recipe
 from xlme_ds.validate import deepspeed_settings, validate
 
@@ -247,3 +252,26 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) ->
     ]
     with pytest.raises(ValueError, match="not every rank has this"):
         main(words)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_no_terminal_ends_a_command(encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Help has frames, memory has signs, and a run's name may have any letters."""
+    data, out = tmp_path / "мир", tmp_path / "läufe in 東京"
+    vocabulary = train_vocabulary(data / "vocab")
+    write_data(data, rows=8, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    model = f"--recipe quickstart --model.vocabulary {vocabulary.size} --model.max-positions 32 --engine.kind plain"
+    rows = "--data.mono-rows 2 --data.para-rows 2 --data.micro-batch 2"
+    words = f"{model} {rows} --dry-run --data {data}".split()
+    for main, arguments, said in (
+        (commands.main, ["plan", "--recipe", "base", "--gpus", "8"], "base"),
+        (commands.main, ["plan", "--recipe", "base", "--help"], "usage"),
+        (pretrain, [*words, "--out", str(out)], out.name),
+    ):
+        terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        monkeypatch.setattr(sys, "stdout", terminal)
+        with contextlib.suppress(SystemExit):
+            main(arguments)
+        terminal.flush()
+        assert isinstance(terminal.buffer, io.BytesIO)
+        assert said.encode(encoding, "backslashreplace") in terminal.buffer.getvalue()

@@ -2,6 +2,7 @@
 
 import errno
 import inspect
+import io
 import os
 import sys
 from contextlib import suppress
@@ -22,7 +23,10 @@ with suppress(ImportError):  # engines have the words of errors from this file, 
 
 
 def program(command: str) -> str:
-    """How `command` was called: `xlme plan`, `python -m xlme_ds plan`, or `python -m xlme_ds.plan`."""
+    """How `command` was called: `xlme plan`, `python -m xlme_ds plan`, or `python -m xlme_ds.plan`. It begins here:
+    from now on a character that an ASCII or Latin-1 terminal lacks is written as `\\u2581`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     called = Path(sys.argv[0])
     if called.name == "xlme":
         return f"xlme {command}"

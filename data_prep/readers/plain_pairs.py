@@ -39,6 +39,8 @@ from data_prep.readers.reader import (
 _NO_LINE = b"\n"  # after the end of the shorter side; no line holds a LF
 _ZIP = re.compile(r"(?P<pair>[^.]+-[^.]+)\.txt\.zip")
 _SIDE = re.compile(rf"(?P<stem>(?:.+\.)?(?P<pair>[^.]+-[^.]+))\.(?P<code>[^.]+?){COMPRESSED}")
+_HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.")  # members of other tools, such as __MACOSX/._X.en-de.de
+_END, _AFTER_END = b"PK\5\6", 18  # the last record of a zip file, and its other bytes before the comment
 _MOST_COLUMNS = 1000
 _LAYOUT = "a-b.txt.zip or X.a-b.a and X.a-b.b"
 
@@ -81,6 +83,9 @@ class MosesZip(Moses):
                         f"{place} begins with {before} bytes that no member has, as two zip files in one do: fetch it "
                         "again"
                     )
+                file.seek(-len(archive.comment) - len(_END) - _AFTER_END, 2)
+                if file.read(len(_END)) != _END:
+                    raise ValueError(f"{place} has bytes after the end of the archive: fetch it again")
                 return tuple(_member(archive, place, f".{'-'.join(codes)}.{code}") for code in codes)
         except RuntimeError as error:  # encrypted, or packed by a method that Python does not know
             raise ValueError(
@@ -93,7 +98,7 @@ class MosesZip(Moses):
 
 
 def _member(archive: zipfile.ZipFile, place: Place, ending: str) -> str:
-    found = [name for name in archive.namelist() if name.endswith(ending)]
+    found = [name for name in archive.namelist() if name.endswith(ending) and not _HIDDEN.match(name)]
     if len(found) != 1:
         raise ValueError(f"{place} has {len(found)} members named X{ending}: it must have one a side")
     archive.open(found[0]).close()

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
@@ -20,6 +21,7 @@ _ADVICE = 'name the one that has the text by columns = ["NAME"] in a corpus desc
 _MEND = "it is truncated or damaged, fetch it again or mend the line"
 _LONGEST = 1 << 30  # bytes of a line of JSON Lines
 _ROWS = 64  # of Parquet, read at once
+_SHORT_FLOATS = {pa.FloatScalar: np.float32, pa.HalfFloatScalar: np.float16}
 _FILE, _STREAM_END = b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"
 
 # Values of a record: those of the columns of text, then those of other columns.
@@ -128,7 +130,7 @@ class Tables(RecordFile):
                         break
                     for row, values in enumerate(_rows(part, paths), 1):
                         where = f"{place}, {self.part} {number}, row {row}"
-                        found = [value.as_py() for value in values]
+                        found = [_value(value) for value in values]
                         for column, text in zip(texts, found, strict=False):
                             if text is None:
                                 raise ValueError(f"{where}: column {column!r} is null: write the file without that row")
@@ -200,9 +202,28 @@ def _path(schema: pa.Schema, column: str, place: Place, text: bool) -> tuple[str
     return (*names, rest)
 
 
+def _check(column: pa.Array) -> None:
+    """Raise ArrowInvalid before a value is looked at where an offset leads out of the memory; text that is not UTF-8 is
+    found with its row."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        if "UTF8" not in str(error) or not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            raise
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    """The value; of a short float the number that it was made from, as 0.1 of 0.10000000149."""
+    value = scalar.as_py()
+    short = _SHORT_FLOATS.get(type(scalar))
+    return value if short is None or value is None else float(str(short(value)))
+
+
 def _rows(batches: Iterable[pa.RecordBatch], paths: Sequence[tuple[str, ...]]) -> Iterator[tuple[Any, ...]]:
     """The scalars of each row in the columns that the paths lead to."""
     for batch in batches:
+        for column in batch.columns:
+            _check(column)
         columns = [
             pc.struct_field(batch.column(first), list(inside)) if inside else batch.column(first)
             for first, *inside in paths

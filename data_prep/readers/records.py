@@ -15,7 +15,7 @@ from data_prep.readers.record_files import RecordFile
 
 # Lines inside of a text that are empty once they are cleaned; they begin with the end of the line before.
 _EMPTY = re.compile(
-    "(?:\n\ufeff*[\x00-\x09\x0b-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*)+(?=\n)"
+    "(?:\n[\ufeff\x00-\x09\x0b-\x20\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*)+(?=\n)"
 )
 _BREAK = re.compile("[\t\n]+")
 

@@ -112,7 +112,9 @@ def test_pairs_are_compared_with_both_sides(vocab: Path, tmp_path: Path) -> None
 
 def test_where_one_side_ends_makes_another_pair() -> None:
     sides = [["ab", "a", "a b", "a", "a\t", "", "abc", "ab"], ["c", "bc", "c", "b c", "b", "abc", "", "c"]]
-    assert Run().repeated(sides, np.ones(8, bool)).tolist() == [False] * 7 + [True]
+    assert Run().repeated([[text.encode() for text in side] for side in sides], np.ones(8, bool)).tolist() == [
+        False
+    ] * 7 + [True]
 
 
 def test_slices_cut_the_hashes_without_loss(tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_slices_cut_the_hashes_without_loss(tmp_path: Path) -> None:
     runs = []
     for number, block in enumerate(texts):
         noted = Run()
-        fresh = ~noted.repeated([block], np.ones(len(block), bool))
+        fresh = ~noted.repeated([[text.encode() for text in block]], np.ones(len(block), bool))
         texts[number] = [text for text, keep in zip(block, fresh, strict=True) if keep]
         assert len(texts[number]) == len(set(block))
         noted.note(fresh, [texts[number]], np.ones(fresh.sum(), int), np.arange(fresh.sum()))

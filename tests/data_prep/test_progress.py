@@ -1,5 +1,6 @@
 """What `encode` tells while it works: a line that changes on a terminal, plain lines elsewhere."""
 
+import io
 import os
 import pty
 import re
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.__main__ import main
 from data_prep.encode_input import SharedWork
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,3 +57,30 @@ def test_elsewhere_the_first_member_tells_the_sum(
     assert capsys.readouterr().err == ""
     first.report(950_000_000, 2, "mono")
     assert capsys.readouterr().err == "encode mono: 1.00 GB of text, 1 of 2 inputs finished\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_no_terminal_ends_a_stage(
+    encoding: str, vocab: Path, tmp_path: Path, sentences: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stdout has no sign for is written as Python would; the folder's name has some too."""
+    for code in ("ru", "ja"):
+        (tmp_path / "мир").mkdir(exist_ok=True)
+        (tmp_path / "мир" / f"{code}.txt").write_text("\n\n".join(sentences * 20), encoding="utf-8")
+    encoded, mixed = tmp_path / "мир" / "encoded", tmp_path / "мир" / "mixed"
+    written = {}
+    for stage, flags in (
+        ("encode", f"--vocab {vocab} --mono {tmp_path}/мир --out {encoded}"),
+        ("mix", f"--vocab {vocab} --encoded {encoded} --out {mixed} --mono-rows 8 --row-tokens 64"),
+        ("show", f"--data {mixed} --rows 8"),
+        ("stats", f"--encoded {encoded} --data {mixed} --out {mixed}"),
+        ("verify", f"--data {mixed}"),
+    ):
+        terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        monkeypatch.setattr(sys, "stdout", terminal)
+        assert main([stage, *flags.split()]) == 0
+        terminal.flush()
+        assert isinstance(terminal.buffer, io.BytesIO)
+        written[stage] = terminal.buffer.getvalue()
+    for stage, word in (("encode", "мир"), ("show", "рождаются"), ("stats", "мир")):
+        assert word.encode(encoding, "backslashreplace") in written[stage].replace(b" ", b"").replace(b"\n", b""), stage

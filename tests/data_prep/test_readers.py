@@ -371,6 +371,23 @@ def test_links_to_files_and_folders_are_followed(tmp_path: Path, capsys: pytest.
         find_documents(tmp_path)
 
 
+def test_folders_that_link_to_each_other_end(tmp_path: Path) -> None:
+    """Links of links, and to what the listed folder is in, too."""
+    for one, other in (("a", "b"), ("b", "c"), ("c", "a")):
+        (tmp_path / "top" / one).mkdir(parents=True)
+        (tmp_path / "top" / one / "text").write_text(one)
+        (tmp_path / "top" / one / "next").symlink_to(tmp_path / "top" / other)
+        (tmp_path / "top" / one / "up").symlink_to(tmp_path)
+    chain = ("a", "b", "c")
+    expected = {
+        f"{one}/{'next/' * links}text": chain[(number + links) % 3]
+        for number, one in enumerate(chain)
+        for links in range(3)
+    }
+    names = [place for place in files_in(str(tmp_path / "top"), deep=True) if not place.is_folder]
+    assert {place.name: (place.local or tmp_path).read_text() for place in names} == expected
+
+
 @pytest.mark.parametrize(
     "names",
     [
@@ -457,6 +474,25 @@ def test_a_bad_zip_file_is_an_error(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(ValueError, match="truncated or damaged"):
         find_pairs(tmp_path)
+
+
+@pytest.mark.parametrize("after", [b"g", b"\0" * 22, b"PK" * 40_000])
+def test_bytes_after_the_end_of_a_zip_file_are_an_error(tmp_path: Path, after: bytes) -> None:
+    path = write_zip(tmp_path, "de-en.txt.zip", {"X.de-en.de": b"a\n", "X.de-en.en": b"a\n"})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.comment = b"fetched from elsewhere"
+    assert len(find_pairs(tmp_path)) == 1
+    path.write_bytes(path.read_bytes() + after)
+    with pytest.raises(ValueError, match=r"de-en\.txt\.zip (has bytes after the end of the|cannot be read)"):
+        find_pairs(tmp_path)
+
+
+def test_members_that_a_mac_adds_to_a_zip_file_are_passed_over(tmp_path: Path) -> None:
+    text = {"X.de-en.de": b"a\n", "X.de-en.en": b"b\n"}
+    others = {f"{folder}{name}": b"\0\5\x16\7" for name in text for folder in ("__MACOSX/._", "text/.")}
+    write_zip(tmp_path, "de-en.txt.zip", text | others)
+    (source,) = find_pairs(tmp_path)
+    assert list(pairs(source, Counts("pairs"))) == [("a", "b")]
 
 
 def test_two_zip_files_in_one_are_an_error(tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -284,6 +286,36 @@ def test_filters_of_columns_drop_documents(tmp_path: Path, kind: str) -> None:
     (source,) = corpus_inputs(read_corpora([str(tmp_path / "x.toml")], [])[0])
     with pytest.raises(ValueError, match=r"has no (field|column) 'score', but text, meta, kind"):
         list(READERS[kind].blocks(source, 1))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_number_is_what_it_was_written_as(tmp_path: Path, kind: str) -> None:
+    """Of any type, at the bounds and in a list: 0.1 as a short float is 0.10000000149."""
+    numbers = ["0.1", "0.5", "0.9", "1", "1.50"]
+    columns = {
+        "half": pa.array(np.array(numbers, np.float16)),
+        "single": pa.array(np.array(numbers, np.float32)),
+        "double": pa.array(np.array(numbers, np.float64)),
+        "decimal": pa.array(map(Decimal, numbers), pa.decimal128(9, 4)),
+        "narrow": pa.array([Decimal(number) for number in numbers], pa.decimal64(6, 2)),
+    }
+    table = pa.table({"text": pa.array(numbers)} | columns)
+    if kind == "parquet":
+        parquet.write_table(table.drop_columns(["half"]), tmp_path / "de.parquet")
+    else:
+        with pa.ipc.new_file(str(tmp_path / "de.arrow"), table.schema) as writer:
+            writer.write_table(table)
+    text = DESCRIPTION.format(tmp_path, f'"de.{kind}"', '["de"]').replace('"jsonl"', f'"{kind}"')
+    for name in columns.keys() - ({"half"} if kind == "parquet" else set()):
+        for rules, expected in (
+            ("min = 0.1\nmax = 0.9", numbers[:3]),
+            ("one_of = [0.1, 1, 1.5]", ["0.1", "1", "1.50"]),
+            ("one_of = [1.0]", ["1"]),
+        ):
+            (tmp_path / "x.toml").write_text(f"{text}[filters.column.{name}]\n{rules}\n")
+            (source,) = corpus_inputs(read_corpora([str(tmp_path / "x.toml")], [])[0])
+            (block,) = READERS[kind].blocks(source, 1000)
+            assert block.sides[0].decode().split() == expected, (name, rules)
 
 
 def test_a_record_may_lack_the_field_of_a_filter(tmp_path: Path) -> None:

@@ -243,3 +243,13 @@ def test_no_language_is_used_more_often_than_the_bound(
 def test_shares_that_cannot_be_had(share: tuple[str, ...], repeats: float, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         shares_of({"de": 9, "en": 11, "sw": 9, "xx": 0}, 1000, share, repeats)
+
+
+@pytest.mark.parametrize(
+    "lines", [("a=.3333333", "b=.3333333", "c=.3333333"), ("a=.333", "b+c=.667"), ("a=.3334", "b=.3333", "c=.3334")]
+)
+def test_shares_that_are_rounded_are_a_whole(lines: tuple[str, ...]) -> None:
+    shares = Sampling(0.7, lines).shares(["a", "b", "c"], [5, 50, 50], 30)
+    assert sum(shares) == 1 and [float(share) for share in shares] == pytest.approx([1 / 3] * 3, abs=1e-3)
+    with pytest.raises(ValueError, match=r"sum to 1\.001, which leaves nothing"):
+        Sampling(0.7, ("a=.3333333", "b=.3333333", "c=.3343334")).shares(["a", "b", "c", "d"], [5, 50, 50, 9], 30)

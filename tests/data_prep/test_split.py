@@ -3,6 +3,7 @@
 import json
 import lzma
 import shutil
+import unicodedata
 from collections import Counter
 from dataclasses import replace
 from hashlib import blake2b
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import sentencepiece as spm
 
 from data_prep.encode import EncodeConfig, run
 from data_prep.mix import MixConfig
@@ -19,6 +21,7 @@ from tests.data_prep.test_encode import Run, records, tree
 from xlme_ds.config import DataConfig, ModelConfig
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import read_manifest
+from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.engine.build import fitting
 
 SHARE = 0.25
@@ -26,7 +29,9 @@ PARTS = ("train", "heldout")
 
 
 def held_out(text: str) -> bool:
-    digest = blake2b(text.encode(), digest_size=8, person=b"xlme held out").digest()
+    """All lines in the letters of the small vocabulary, whose normal form has a mark before each word."""
+    form = "".join(f"▁{word}" for word in text.split())
+    digest = blake2b(form.encode(), digest_size=8, person=b"xlme held out").digest()
     return int.from_bytes(digest, "little") < SHARE * 2**64
 
 
@@ -87,8 +92,6 @@ def test_both_parts_are_the_corpus(encoded: Path, corpus: Path) -> None:
 
 
 def test_the_text_alone_decides(encoded: Path, corpus: Path, vocab: Path) -> None:
-    from xlme_ds.data.vocabulary import Vocabulary
-
     vocabulary = Vocabulary(vocab)
 
     def ids(text: str) -> list[int]:
@@ -97,7 +100,7 @@ def test_the_text_alone_decides(encoded: Path, corpus: Path, vocab: Path) -> Non
     documents = (corpus / "mono/en.txt").read_text().split("\n\n")
     expected = [ids(text) for text in documents if held_out(text)]
     found = [record[0][:-1] for record in records(encoded / "heldout/mono", "en")]
-    assert found == expected and 3 < len(found) < 20
+    assert found == expected and 3 < len(found) < 30
     shared = Counter(map(str, found)) & Counter(str(ids(text)) for text in documents[:20])
     for language in ("de", "fr"):  # other files, formats and compression
         there = Counter(str(record[0][:-1]) for record in records(encoded / "heldout/mono", language))
@@ -108,6 +111,125 @@ def test_the_text_alone_decides(encoded: Path, corpus: Path, vocab: Path) -> Non
         assert sorted(there) == sorted(ids(line) for line in english)
     german = [line for line in (corpus / "para/X.de-fr.de").read_text().splitlines() if held_out(line)]
     assert [record[0] for record in records(encoded / "heldout/para", "de-fr")] == [ids(line) for line in german]
+
+
+FORMS = {  # as files have the same text, and the model reads it
+    "as it is": str,
+    "no-break spaces": lambda text: text.replace(" ", "\u00a0"),
+    "two spaces": lambda text: text.replace(" ", "  "),
+    "a tab": lambda text: text.replace(" ", "\t"),
+    "decomposed": lambda text: unicodedata.normalize("NFD", text),
+    "full width": lambda text: "".join(chr(ord(c) + 0xFEE0) if "!" <= c <= "~" else c for c in text),
+    "zero-width spaces": lambda text: text.replace(" ", "\u200b"),
+    "a mark inside": lambda text: text.replace(" ", "\ufeff"),
+    "of two paragraphs": lambda text: text.replace(" ", "\n", 1),
+}
+
+
+@pytest.fixture(scope="module")
+def in_all_forms(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """Forty sentences, a document each, in French and with English; a file for each form."""
+    folder, sentences = tmp_path_factory.mktemp("forms"), [f"dignité {spelt(n)}" for n in range(40)]
+    for form, change in FORMS.items():
+        part = folder / form
+        (part / "mono").mkdir(parents=True)
+        lines = [change(sentence) for sentence in sentences]
+        (part / "mono" / "fr.txt").write_text("\n\n".join(lines))
+        for code, side in (("en", [line.replace("\n", " ") for line in lines]), ("fr", [str(n) for n in range(40)])):
+            (part / f"X.en-fr.{code}").write_text("".join(f"{line}\n" for line in side))
+    return folder, sentences
+
+
+def in_form(config: EncodeConfig, folder: Path, form: str) -> EncodeConfig:
+    return replace(config, mono=folder / form / "mono", para=folder / form, out=config.out / form)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_text_that_the_model_reads_alike_is_on_one_side(
+    in_all_forms: tuple[Path, list[str]], vocab: Path, tmp_path: Path, form: str
+) -> None:
+    folder, sentences = in_all_forms
+    asked = EncodeConfig(vocab, tmp_path, heldout_share=SHARE, split="heldout")
+    numbers = [n for n, sentence in enumerate(sentences) if held_out(sentence)]
+    run(in_form(asked, folder, form))
+    assert 3 < len(numbers) < 20
+    processor = spm.SentencePieceProcessor(model_file=str(vocab / "sentencepiece.model"))
+    ids = [Vocabulary.from_pieces(processor.encode(sentences[n])).tolist() for n in numbers]
+    found = records(tmp_path / form / "mono", "fr")
+    assert [record[0][:-1] for record in found] == ids
+    assert [record[0] for record in records(tmp_path / form / "para", "en-fr")] == ids
+
+
+def test_a_test_set_is_left_out_in_every_form(
+    in_all_forms: tuple[Path, list[str]], vocab: Path, tmp_path: Path
+) -> None:
+    """Twenty of forty sentences; also where some letters are unknown, which the model reads as one another."""
+    folder, sentences = in_all_forms
+    (tmp_path / "test.fr").write_text("".join(f"{sentence}\n" for sentence in [*sentences[:20], "ᚠ rights"]))
+    asked = EncodeConfig(vocab, tmp_path, without=(tmp_path / "test.fr",))
+    for form in FORMS:
+        if form == "of two paragraphs":
+            continue  # a line of the test is a paragraph, or a side
+        run(in_form(asked, folder, form))
+        for task, name in (("mono", "fr"), ("para", "en-fr")):
+            counts = read_manifest(tmp_path / form / task).counts["by_language"][name]
+            assert counts["dropped"] == {"held_out_text": 20}, form
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "fr.txt").write_text("ᛏ rights\n\nᛏ equal\n")
+    run(replace(asked, mono=tmp_path / "odd", out=tmp_path / "unknown"))
+    counts = read_manifest(tmp_path / "unknown" / "mono").counts["by_language"]["fr"]
+    assert counts["dropped"] == {"held_out_text": 1} and counts["documents"] == 1
+
+
+def test_texts_that_the_model_reads_alike_are_duplicates(
+    in_all_forms: tuple[Path, list[str]], vocab: Path, tmp_path: Path
+) -> None:
+    """Over files and blocks; of paragraphs that were two no word is lost."""
+    folder, sentences = in_all_forms
+    for form in FORMS:
+        (tmp_path / f"{form}.toml").write_text(
+            f'name = "{form}"\nwhere = "{folder}/{form}"\nformat = "moses"\nfiles = "X.{{src}}-{{tgt}}.{{side}}"\n'
+            'pairs = ["en-fr"]\n[filters.exact_duplicates]\n'
+        )
+        mono = 'format = "cc100"\nfiles = "mono/{lang}.txt"\nlanguages = ["fr"]\n[filters.exact_duplicates]\n'
+        (tmp_path / f"mono {form}.toml").write_text(f'name = "mono {form}"\nwhere = "{folder}/{form}"\n{mono}')
+    corpora = tuple(str(path) for path in sorted(tmp_path.glob("*.toml")))
+    for block_bytes in (200, 64_000_000):
+        run(EncodeConfig(vocab, tmp_path / str(block_bytes), corpus=corpora, block_bytes=block_bytes))
+        dropped = (len(FORMS) - 1) * 40
+        counts = read_manifest(tmp_path / str(block_bytes) / "para").counts["by_language"]["en-fr"]
+        assert counts["dropped"] == {"exact_duplicates": dropped}
+        counts = read_manifest(tmp_path / str(block_bytes) / "mono").counts["by_language"]["fr"]
+        two = 1 + len({sentence.partition(" ")[2] for sentence in sentences})  # the parts of the one in two paragraphs
+        assert counts["paragraphs"] == 40 + two
+
+
+NOTHING = {
+    "empty": (b"", "has no text"),
+    "blank": (b"\n \n\r\n", "has no text"),
+    "table.tsv": (b"all human\tbeings\nborn\tfree\n", "are a table's, JSON or XML"),
+    "lines.jsonl": (b'{"text": "born free"}\n{"text": "and equal"}\n', "are a table's, JSON or XML"),
+    "test.sgm": (b"<doc>\n<seg id=1>born free</seg>\n</doc>\n", "are a table's, JSON or XML"),
+    "mac": (b"born free\rand equal", "ends its lines by carriage returns alone"),
+    "utf16": ("born free\nand equal\n".encode("utf-16-le"), "is it UTF-16"),
+    "latin": ("in Würde\n".encode("latin-1"), "is not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_a_file_that_leaves_out_nothing_is_refused(corpus: Path, vocab: Path, tmp_path: Path, name: str) -> None:
+    data, words = NOTHING[name]
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=rf"{name}\b.* {words}"):
+        run(EncodeConfig(vocab, tmp_path / "out", mono=corpus / "mono", without=(tmp_path / name,)))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("data", ["born\tfree\r\nand equal\r\nin dignity\r\n", "born free", "born\rfree\nequal\n"])
+def test_a_file_that_leaves_out_something_is_taken(corpus: Path, vocab: Path, tmp_path: Path, data: str) -> None:
+    (tmp_path / "test").write_bytes(data.encode())
+    run(EncodeConfig(vocab, tmp_path / "out", mono=corpus / "mono", without=(tmp_path / "test",)))
+    assert (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("ranks", [0, 3])

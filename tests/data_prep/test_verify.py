@@ -219,6 +219,39 @@ def test_one_wrong_value_with_the_right_checksum(copied: Path, folder: str, chan
     assert read_manifest(copied / folder).shards[0].name in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("folder", "column", "row"),
+    [
+        ("encoded/mono", "tokens", 2),
+        ("encoded/para", "source", 5),
+        ("encoded/para", "target", 5),
+        ("data/mono", "tokens", 8),
+        ("data/para", "tokens", 8),
+    ],
+)
+def test_the_last_id_that_text_may_have(copied: Path, folder: str, column: str, row: int) -> None:
+    """The last id of all, `<mask>`, is in no text; the one before is a piece."""
+    size = read_manifest(copied / folder).vocabulary_size
+
+    def to(value: int) -> Change:
+        def change(columns: dict[str, list]) -> None:
+            tokens = columns[column][row]
+            tokens[next(i for i, token in enumerate(tokens) if token > UNK)] = value
+
+        return change
+
+    for path in (*(copied / folder / "tasks").iterdir(), *(copied / folder).glob("*.index")):
+        path.unlink()  # which have checksums of what is changed here
+    before = {path: path.read_bytes() for path in (copied / folder).rglob("*") if path.is_file()}
+    rewrite(copied / folder, to(size - 1))
+    with pytest.raises(ValueError, match=rf"row {row}: an id outside \[0, {size - 1}\)"):
+        run(VerifyConfig(copied / folder))
+    for path, data in before.items():
+        path.write_bytes(data)
+    rewrite(copied / folder, to(size - 2))
+    run(VerifyConfig(copied / folder))
+
+
 def test_a_pair_with_a_separator_too_many_or_moved_lengths(copied: Path) -> None:
     def separator(columns: dict[str, list]) -> None:
         tokens = columns["tokens"][3]
@@ -320,6 +353,11 @@ FORGED = [
     ("encoded/para", counted("de-en", "unknown"), "the unknown of de-en counted in"),
     ("encoded/mono", counted("en", "documents_in"), "the documents_in of en in .* are not those written and dropped"),
     ("encoded/mono", counted("de", "characters"), "has other counts than the inputs' in tasks"),
+    ("encoded/mono", counted("de", "files"), "files, paragraphs, characters or bytes of de that its text cannot have"),
+    ("encoded/para", counted("de-en", "paragraphs", 2), "characters or bytes of de-en that its text cannot have"),
+    ("encoded/mono", counted("de", "bytes", -10_000), "characters or bytes of de that its text cannot have"),
+    ("data/mono", counted("en", "too_long"), "counts text as too long, which is cut into rows"),
+    ("data/para", counted("", "sampled"), "has another number of examples sampled than tasks"),
 ]
 
 

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sentencepiece import sentencepiece_model_pb2 as proto
 
 import data_prep.vocab as vocab_stage
 from data_prep.readers import Input
 from data_prep.sampling import hashed, key_of
 from data_prep.store import Stage
 from data_prep.vocab import VocabConfig, run, sample_lines, sampled_inputs
+from data_prep.vocab_extension import extend
 from tests.rows import train_vocabulary
 from xlme_ds.data.schema import read_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
@@ -380,3 +382,20 @@ def test_a_compared_language_of_the_new_text_is_shown_too(tmp_path: Path, capsys
     found = read_manifest(tmp_path / "vocab").counts["segmentation"]
     assert list(found) == ["de", "de of --compare", "en"]
     assert found["de"] != found["de of --compare"] and "de of --compare: 0." in capsys.readouterr().out
+
+
+def test_no_new_character_is_left_out_of_an_extension(vocab: Path, sentences: list[str]) -> None:
+    """Two thousand words of twelve letters, and twelve letters that are there once, among text of the old languages: of
+    more pieces than there is room for the letters come first, at every size from the smallest on."""
+    rng, path = np.random.default_rng(0), vocab / "sentencepiece.model"
+    letters = [chr(ord("ა") + number) for number in range(24)]
+    words = ["".join(rng.choice(letters[:12], rng.integers(2, 7))) for _ in range(2000)]
+    text = [*(" ".join(rng.choice(words, 8)) for _ in range(3000)), *letters[12:], *sentences * 20]
+    known = proto.ModelProto.FromString(path.read_bytes()).pieces
+    smallest = len(known) + 2 + len(letters)
+    for more in (0, 1, 100, 333, 500):
+        model = extend(path, text, smallest + more, 1.0)
+        pieces = [piece.piece for piece in proto.ModelProto.FromString(model).pieces[len(known) :]]
+        assert set(letters) <= set(pieces) and len(pieces) == len(letters) + more
+    with pytest.raises(ValueError, match=rf"with the new characters alone it is {smallest}: take a larger size"):
+        extend(path, text, smallest - 1, 1.0)

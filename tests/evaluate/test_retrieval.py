@@ -203,7 +203,7 @@ def test_faults_in_pairs_are_named(tmp_path: Path, vocabulary: Vocabulary) -> No
     assert "X.en-de.en has no other side: put X.en-de.de" in fault()
     (tmp_path / "X.en-de.en").unlink()
     (tmp_path / "en-de.txt.zip").write_bytes(b"PK")
-    assert "en-de.txt.zip is a damaged zip file" in fault()
+    assert "en-de.txt.zip cannot be read" in fault()
     with zipfile.ZipFile(tmp_path / "en-de.txt.zip", "w") as archive:
         archive.writestr("Some.en-de.en", "kalo\n")
     assert "no file that ends in .de" in fault()
@@ -211,3 +211,12 @@ def test_faults_in_pairs_are_named(tmp_path: Path, vocabulary: Vocabulary) -> No
         for name in ("One.en-de.en", "Two.en-de.en", "One.en-de.de"):
             archive.writestr(name, "kalo\n")
     assert "en-de.txt.zip holds One.en-de.en, Two.en-de.en: put each corpus into an archive of its own" in fault()
+    with zipfile.ZipFile(tmp_path / "en-de.txt.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("One.en-de.en", "One.en-de.de", "__MACOSX/._One.en-de.en", "__MACOSX/._One.en-de.de"):
+            archive.writestr(name, "kalo\n" * 99)
+    assert len(list(heldout_pairs(tmp_path, vocabulary))) == 99
+    sound = (tmp_path / "en-de.txt.zip").read_bytes()
+    first = sound.index(b"PK\1\2")
+    for place, byte in ((45, 0xFF), (first + 10, 99), (first + 8, 1)):  # of the text, its packing, a password
+        (tmp_path / "en-de.txt.zip").write_bytes(sound[:place] + bytes([byte]) + sound[place + 1 :])
+        assert "en-de.txt.zip cannot be read" in fault()

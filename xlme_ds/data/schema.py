@@ -106,24 +106,26 @@ class Manifest:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A binary file that becomes `path` when the block ends: its bytes are on the disk then, and had a temporary name
-    before.
+def replacing(path: Path, flush: bool = True) -> Iterator[IO[bytes]]:
+    """A binary file that becomes `path` when the block ends: its bytes are on the disk then, unless `flush` is false,
+    and had a temporary name before.
 
     After an error, such as a full disk's, `path` is as it was before; the OSError names it. The new name is on the disk
-    after `sync_folder`: a crash that loses a marker costs a little work, but the files that it vouches for must be on
-    the disk before it.
+    after `sync_folder`: a crash that loses a marker costs a little work, but the files that a manifest vouches for must
+    be on the disk before it.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with naming(path), open(temporary, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if flush:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
-    finally:
+    except BaseException:
         with suppress(OSError):
             temporary.unlink()
+        raise
 
 
 @contextmanager
@@ -149,15 +151,15 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, flush: bool = True) -> None:
     """Write `value` as JSON under a temporary name, then rename: a reader sees the old file or the new one."""
-    with replacing(path) as file:
+    with replacing(path, flush) as file:
         file.write((json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode())
 
 
-def write_signed(path: Path, value: dict[str, Any], context: str = "") -> None:
+def write_signed(path: Path, value: dict[str, Any], context: str = "", flush: bool = True) -> None:
     """Write a JSON object with a checksum of itself and of `context`, which the reader must know."""
-    write_json(path, value | {_SIGNATURE: _signature(value, context)})
+    write_json(path, value | {_SIGNATURE: _signature(value, context)}, flush)
 
 
 def read_signed(path: Path, context: str = "", unsigned: bool = False) -> dict[str, Any]:
@@ -257,7 +259,9 @@ def _is_compressed(metadata: bytes) -> bool:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Mark `folder` complete."""
+    """Mark `folder` complete, when the names of its shards are on the disk."""
+    for parent in sorted({(folder / shard.name).parent for shard in manifest.shards}):
+        sync_folder(parent)
     write_signed(folder / "manifest.json", asdict(manifest))
 
 

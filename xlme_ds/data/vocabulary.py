@@ -6,6 +6,7 @@
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import sentencepiece as spm
@@ -48,9 +49,6 @@ class Vocabulary:
             raise ValueError(
                 f"{path} does not start with the pieces <unk>, <s>, </s>: train it with unk_id=0, bos_id=1, eos_id=2"
             )
-        # What `encode(lines, return_type="numpy")` calls before it makes an array of every line: a tenth of the time.
-        # Arguments: threads, pool, sampling, n-best, alpha, <s>, </s>, reverse - sampling and extras are off.
-        self._encode_to_buffers = self.processor._processor._EncodeAsBufferBatch  # type: ignore[attr-defined]
         self.size = self.processor.get_piece_size() + 2
         self.mask = self.size - 1
         _refuse_other_kinds(path)
@@ -65,8 +63,10 @@ class Vocabulary:
         return self.from_pieces(self.processor.encode(text))
 
     def encode_after_mask(self, text: str) -> np.ndarray:
-        """`encode` of text that follows a token: without a space at its start it begins no new word."""
-        return self.encode(text) if text[:1].isspace() else self.from_pieces(self._going_on.encode(text))
+        """`encode` of text that follows a token: without a space at its start, as the model reads it (U+200B is one to
+        most), it begins no new word."""
+        new_word = self._going_on.normalize(f"x{text}").startswith("x▁")
+        return self.encode(text) if new_word else self.from_pieces(self._going_on.encode(text))
 
     @cached_property
     def _going_on(self) -> spm.SentencePieceProcessor:
@@ -77,10 +77,30 @@ class Vocabulary:
 
     def encode_lines(self, lines: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """`encode` of many lines in one call: int32 ids of all of them, and int64 number of ids of each."""
-        buffers = self._encode_to_buffers(lines, 1, None, False, -1, 0.1, False, False, False)
-        parts = list(map(bytes, buffers))
+        return self._ids_of(self.processor, lines)
+
+    def normal_forms(self, lines: list[str]) -> list[bytes]:
+        """What the model reads of each line: the text, in UTF-8, that SentencePiece cuts into pieces."""
+        return list(map(bytes, self.processor.normalize([line.encode() for line in lines])))
+
+    def encode_normal(self, forms: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """`encode_lines` of lines whose normal forms are known."""
+        return self._ids_of(self._of_normal, forms)
+
+    def _ids_of(self, processor: spm.SentencePieceProcessor, lines: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+        # What `encode(lines, return_type="numpy")` calls before it makes an array of every line: a tenth of the time.
+        # Arguments: threads, pool, sampling, n-best, alpha, <s>, </s>, reverse - sampling and extras are off.
+        encode_to_buffers = processor._processor._EncodeAsBufferBatch  # type: ignore[attr-defined]
+        parts = list(map(bytes, encode_to_buffers(lines, 1, None, False, -1, 0.1, False, False, False)))
         sizes = np.fromiter(map(len, parts), np.int64, len(parts))
         return self.from_pieces(np.frombuffer(b"".join(parts), dtype=np.int32)), sizes // 4
+
+    @cached_property
+    def _of_normal(self) -> spm.SentencePieceProcessor:
+        """The model for text that is normalised already: it changes nothing, and puts no space before."""
+        model = proto.ModelProto.FromString(self.path.read_bytes())
+        model.normalizer_spec.CopyFrom(proto.NormalizerSpec(add_dummy_prefix=False, remove_extra_whitespaces=False))
+        return spm.SentencePieceProcessor(model_proto=model.SerializeToString())
 
     def encode_with_places(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """int32 ids of `text` and int64 [ids, 2]: first character and last + 1 of each in `text`, white space before it
@@ -101,12 +121,7 @@ class Vocabulary:
 
     def cut(self, pieces: Sequence[str]) -> list[np.ndarray]:
         """int32 ids that this vocabulary cuts each of another one's pieces into, as it would inside a text."""
-        model = proto.ModelProto.FromString(self.path.read_bytes())
-        # No space is put before a piece, and it is normalised already.
-        as_it_is = proto.NormalizerSpec(add_dummy_prefix=False, remove_extra_whitespaces=False)
-        model.normalizer_spec.CopyFrom(as_it_is)
-        processor = spm.SentencePieceProcessor(model_proto=model.SerializeToString())
-        return [self.from_pieces(ids) for ids in processor.encode(list(pieces))]
+        return [self.from_pieces(ids) for ids in self._of_normal.encode(list(pieces))]
 
     @staticmethod
     def from_pieces(piece_ids: Sequence[int] | np.ndarray) -> np.ndarray:

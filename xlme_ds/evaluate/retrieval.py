@@ -6,6 +6,7 @@ tests of a language are a `Group`: sentences in the pivot language and their tra
 
 import re
 import zipfile
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -45,6 +46,7 @@ SETS = {
 }
 _TATOEBA_FILE = re.compile(r"tatoeba\.(?P<code>[a-z]{3})-eng\.(eng|(?P=code))")
 # The two files of a corpus with English, X.en-de.en and X.en-de.de, or its archive; X. may be absent.
+_HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.")  # members of other tools in a zip file
 _PAIR_FILE = re.compile(rf"(.*\.)?({PIVOT}-(?P<after>[^.]+)|(?P<before>[^.]+)-{PIVOT})(\.txt\.zip|\.(?P<side>[^.]+))")
 
 
@@ -186,7 +188,8 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
     try:
         with zipfile.ZipFile(path) as archive:
             for code in (PIVOT, language):
-                names = [name for name in archive.namelist() if name.rpartition(".")[2] == code]
+                listed = (name for name in archive.namelist() if not _HIDDEN.match(name))
+                names = [name for name in listed if name.rpartition(".")[2] == code]
                 refuse(
                     [
                         (len(names) > 0, f"{path} holds no file that ends in .{code}: fetch it again"),
@@ -197,8 +200,10 @@ def _zipped_sides(path: Path, language: str) -> list[tuple[str, bytes]]:
                     ]
                 )
                 sides.append((f"{path}:{names[0]}", archive.read(names[0])))
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"{path} is a damaged zip file ({error}): fetch it again") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # the last: encrypted, or packed unknown
+        raise ValueError(
+            f"{path} cannot be read ({error}): it is damaged, or not plainly packed, fetch it again"
+        ) from None
     return sides
 
 
