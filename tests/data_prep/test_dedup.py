@@ -103,7 +103,7 @@ def test_pairs_are_compared_with_both_sides(vocab: Path, tmp_path: Path) -> None
     manifests = [read_manifest(tmp_path / f"out{number}" / "para") for number in (0, 1)]
     assert len(manifests[0].shards) > len(manifests[1].shards) == 1
     assert manifests[0].counts == manifests[1].counts
-    counts = manifests[0].counts["by_language"]["de-en"]
+    counts = manifests[0].counts["by_language"]["en-de"]
     assert (counts["pairs_in"], counts["pairs"], counts["dropped"]) == (6, 4, {"exact_duplicates": 2})
     table = pa.ipc.open_file(tmp_path / "out1" / "para" / manifests[1].shards[0].name).read_all()
     assert counts["tokens"] == sum(len(side) for row in table.to_pylist() for side in row.values())
