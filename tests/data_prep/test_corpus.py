@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import lzma
+import math
 import re
 import time
 import tracemalloc
@@ -545,6 +546,16 @@ def test_one_of_compares_numbers_and_truths_as_json_writes_them() -> None:
     assert [value for value in values if not true.drops(value)] == [True, "true", "True"]
     (least,) = column_filters({"column": {"x": {"min": 0}}})
     assert least.drops(10**400) and not least.drops("7")
+
+
+def test_bounds_of_a_column_are_kept() -> None:
+    """A value equal to `min` or `max` stays, the next one out goes; as text, whole number and float."""
+    (rule,) = column_filters({"column": {"x": {"min": 0.5, "max": 2}}})
+    assert not any(map(rule.drops, (0.5, "0.5", 2, 2.0, "2", " 2.0", "5e-1")))
+    assert all(map(rule.drops, (np.nextafter(0.5, 0), np.nextafter(2.0, 3), "2.0001", 0, 3, "nan", float("nan"), None)))
+    for setting, inside in (("min", math.inf), ("max", -math.inf)):
+        (rule,) = column_filters({"column": {"x": {setting: 1}}})
+        assert not rule.drops(1) and not rule.drops(inside) and rule.drops(-inside)
 
 
 def test_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -241,6 +241,7 @@ def test_pairs_are_not_used_more_often_than_the_bound(corpus: Corpus, tmp_path: 
     [
         ({"share": ("dee=0.1",)}, r"--share names 'dee', of which nothing is mixed from .*: did you mean 'de'"),
         ({"share": ("en-zh-Hans=0.1",)}, "--share names 'en-zh-Hans', of which nothing is mixed"),
+        ({"share": ("zh-Hans-en=0.1",), "para_rows": 5}, "names 'zh-Hans-en', .*: did you mean 'en-zh-Hans'"),
         ({"share": ("de=0.7", "en=0.4")}, r"sum to 1\.1, which leaves nothing for the other languages"),
         ({"share": ("de+en-de=0.1",), "para_rows": 5}, "has languages and pairs: give those of each a share"),
         ({"max_repeats": 1.5, "mono_rows": 50_000}, "50,000 examples are asked for, but with --max-repeats 1.5"),
@@ -254,6 +255,28 @@ def test_pairs_are_not_used_more_often_than_the_bound(corpus: Corpus, tmp_path: 
 def test_shares_that_cannot_be_had_leave_no_folder(corpus: Corpus, tmp_path: Path, settings: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         run(corpus.config(tmp_path / "out", **({"mono_rows": 100} | settings)))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_language_has_one_number_whatever_is_mixed(corpus: Corpus, tmp_path: Path) -> None:
+    """Its index is among the languages of both tasks: a folder to which the other task is added, or that is evaluated
+    by a model of both, has the same."""
+    for name, rows in (("both", (20, 20)), ("mono", (20, 0)), ("para", (0, 20))):
+        run(corpus.config(tmp_path / name, mono_rows=rows[0], para_rows=rows[1]))
+    for task in ("mono", "para"):
+        assert read_manifest(tmp_path / task / task).languages == LANGUAGES
+        assert folder_bytes(tmp_path / task / task) == folder_bytes(tmp_path / "both" / task)
+
+
+def test_a_folder_whose_pairs_have_other_names_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+    """As `encode` wrote them before pairs had one name: en-de and de-en would be two."""
+    encoded = shutil.copytree(corpus.folder, tmp_path / "encoded")
+    (encoded / "para/en-de").rename(encoded / "para/de-en")
+    manifest = read_manifest(encoded / "para")
+    names = [replace(shard, name=shard.name.replace("en-de", "de-en")) for shard in manifest.shards]
+    write_manifest(encoded / "para", replace(manifest, shards=tuple(names)))
+    with pytest.raises(ValueError, match="de-en is another name of the pair en-de: encode the data again"):
+        run(replace(corpus.config(tmp_path / "out", para_rows=20), encoded=encoded))
     assert not (tmp_path / "out").exists()
 
 

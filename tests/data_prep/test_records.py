@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from pyarrow import parquet
 from data_prep.clean import Counts
 from data_prep.corpus import TextConfig, corpus_inputs, find_sources, read_corpora
 from data_prep.corpus_files import Place
-from data_prep.readers import DOCUMENT_READERS, READERS, Input, documents, find_documents, pairs
+from data_prep.readers import DOCUMENT_READERS, PAIR_READERS, READERS, Input, documents, find_documents, pairs
 from tests.rows import write_records
 from xlme_ds.data.schema import read_manifest
 
@@ -284,6 +285,30 @@ def test_filters_of_columns_drop_documents(tmp_path: Path, kind: str) -> None:
     (source,) = corpus_inputs(read_corpora([str(tmp_path / "x.toml")], [])[0])
     with pytest.raises(ValueError, match=r"has no (field|column) 'score', but text, meta, kind"):
         list(READERS[kind].blocks(source, 1))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl_pairs"])
+@pytest.mark.parametrize("size", [1, 40, 10_000])
+def test_what_is_lost_counts_once_whatever_the_blocks(tmp_path: Path, kind: str, size: int) -> None:
+    """Dropped and repaired records between ones that stay: each block counts its own."""
+    kept = [number % 3 != 1 for number in range(20)]
+    rows = [{"text": f"t{i}\x00\n\n\x01\nu", "a": f"a{i}\x00", "b": "b", "p": int(keep)} for i, keep in enumerate(kept)]
+    name = write_records(tmp_path / "de.jsonl", rows)
+    kind_of = 'languages = ["de"]' if kind == "jsonl" else 'pairs = ["en-de"]\ncolumns = {source = "a", target = "b"}'
+    text = f'name = "x"\nwhere = "{tmp_path}"\nformat = "{kind}"\nfiles = "{name}"\n{kind_of}\n'
+    (tmp_path / "x.toml").write_text(text + "[filters.column.p]\nmin = 1")
+    (source,) = corpus_inputs(read_corpora([str(tmp_path / "x.toml")], [])[0])
+    counts, found = Counter[str](), 0
+    for block in READERS[kind].blocks(source, size):
+        of_block = Counts(kind)
+        if kind == "jsonl":
+            found += sum(len(ends) for _, ends in DOCUMENT_READERS[kind].paragraphs(source, block, of_block))
+        else:
+            found += len(list(PAIR_READERS[kind].pairs(source, block, of_block)))
+        counts += of_block.dropped + of_block.repaired + Counter(units=of_block.units_in)
+    repaired = 2 * sum(kept) if kind == "jsonl" else sum(kept)
+    assert found == sum(kept) == 13
+    assert counts == {"column p": 7, "units": 20, "control_character": repaired}
 
 
 def test_a_record_may_lack_the_field_of_a_filter(tmp_path: Path) -> None:
