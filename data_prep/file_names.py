@@ -5,8 +5,9 @@ ways, one that is written out in languages.py counts (en and pt_br before en_pt 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from typing import NamedTuple
 
 from data_prep.corpus_files import Place
@@ -38,12 +39,18 @@ class FileNames:
     def __init__(self, patterns: Sequence[str], places: Mapping[str, Place], wanted: Sequence[Codes] | None):
         self.patterns, self.places = patterns, places
         self.listed = frozenset(code for codes in wanted or () for code in codes)
+        self.found = {pattern: {name: _fitting(pattern, name, self.listed) for name in places} for pattern in patterns}
         self.wanted = dict.fromkeys(self._shown() if wanted is None else wanted)
-        self.starred = {pattern: self._by_codes(pattern) for pattern in patterns if "*" in pattern}
+        self.files: dict[str, dict[Codes, list[tuple[str, ...]]]] = {}  # the inputs by pattern and codes
+        for pattern in dict.fromkeys(patterns):
+            taken = {
+                name for files in self.files.values() for names in chain.from_iterable(files.values()) for name in names
+            }
+            self.files[pattern] = self._starred(pattern, taken) if "*" in pattern else self._filled(pattern)
 
     def readings(self, name: str) -> list[Codes]:
         """The codes that a name shows, by the first pattern that it fits; several where it may be of any of them."""
-        return next(filter(None, (_whole(_fitting(pattern, name, self.listed)) for pattern in self.patterns)), [])
+        return next(filter(None, (_whole(self.found[pattern][name]) for pattern in self.patterns)), [])
 
     def files_of(self, codes: Codes) -> list[tuple[str, ...]]:
         """The inputs of a language or pair by all patterns, a file each (two with {side}).
@@ -52,21 +59,16 @@ class FileNames:
         pattern has several, and for a pair that is there in both directions.
         """
         found: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {}
-        for pattern in self.patterns:
-            for names in self._files(pattern, codes):
+        for pattern, files in self.files.items():
+            for names in files.get(codes, ()):
                 first = found.setdefault(tuple(map(_unpacked, names)), (pattern, names))
                 if first[0] == pattern and first[1] != names:
                     raise ValueError(twins(self.places[first[1][0]], self.places[names[0]]))
-                other = _other_way(pattern, names, codes) if codes[::-1] in self.wanted else names
+                turned = len(codes) == 2 and codes[::-1] in self.wanted
+                other = _other_way(pattern, names, codes) if turned else names
                 if set(other) != set(names) and all(name in self.places for name in other):
                     raise ValueError(twins(self.places[names[0]], self.places[other[0]]))
         return [names for _, names in found.values()]
-
-    def _files(self, pattern: str, codes: Codes) -> list[tuple[str, ...]]:
-        if pattern in self.starred:
-            return [(name,) for name in self.starred[pattern].get(codes, ())]
-        names = tuple(dict.fromkeys(filled(pattern, codes).replace("{side}", code) for code in codes))
-        return [names] if all(name in self.places for name in names) else []
 
     def _shown(self) -> list[Codes]:
         """The languages or pairs of CC-100 that the names show, sorted."""
@@ -81,8 +83,17 @@ class FileNames:
             found.update(known)
         return sorted(found)
 
-    def _by_codes(self, pattern: str) -> dict[Codes, list[str]]:
-        """The names that a pattern with * fits, by the codes whose text they are, in one look at each name.
+    def _filled(self, pattern: str) -> dict[Codes, list[tuple[str, ...]]]:
+        """The inputs of a pattern without *."""
+        files: dict[Codes, list[tuple[str, ...]]] = {}
+        for codes in self.wanted:
+            names = tuple(dict.fromkeys(filled(pattern, codes).replace("{side}", code) for code in codes))
+            if all(name in self.places for name in names):
+                files[codes] = [names]
+        return files
+
+    def _starred(self, pattern: str, taken: Collection[str]) -> dict[Codes, list[tuple[str, ...]]]:
+        """The inputs of a pattern with *, in one look at each name; without those that earlier patterns have `taken`.
 
         A file of a listed code may spell it otherwise, where it begins so (en_US_0 of en), unless that is listed too.
         """
@@ -90,16 +101,16 @@ class FileNames:
         for codes in self.wanted:
             said = tuple(code for key, code in zip(_keys(codes), codes, strict=True) if f"{{{key}}}" in pattern)
             by_said.setdefault(said, []).append(codes)
-        files: dict[Codes, list[str]] = {}
-        for name in self.places:
-            found = _fitting(pattern, name, self.listed)
+        files: dict[Codes, list[tuple[str, ...]]] = {}
+        for name in (name for name in self.places if name not in taken):
+            found = self.found[pattern][name]
             whole = _whole(found)
             begun = [codes for codes in dict.fromkeys(map(_codes, found)) if codes in by_said]
             exact = [codes for codes in begun if codes in whole]
             languages = set(map(languages_of, whole))
             for said in exact or [codes for codes in begun if languages_of(codes) in languages]:
                 for codes in by_said[said]:
-                    files.setdefault(codes, []).append(name)
+                    files.setdefault(codes, []).append((name,))
         return files
 
 
@@ -128,6 +139,7 @@ def _other_way(pattern: str, names: tuple[str, ...], codes: Codes) -> tuple[str,
     return tuple(made)
 
 
+@cache
 def _known(codes: Codes) -> bool:
     """Whether all are languages of CC-100, and not the same."""
     try:
@@ -136,6 +148,7 @@ def _known(codes: Codes) -> bool:
         return False
 
 
+@cache
 def languages_of(codes: Codes) -> tuple[str, ...]:
     """The languages; the codes themselves where one is no language's."""
     try:
@@ -148,41 +161,52 @@ def _codes(reading: _Reading) -> Codes:
     return tuple(reading[key].text for key in ("lang", "src", "tgt") if key in reading)
 
 
-def _fitting(pattern: str, name: str, listed: frozenset[str]) -> list[_Reading]:
-    """Every way to read a name by a pattern."""
-    found = _fits(_parts(pattern), name, 0, {}, listed)
-    return [one for one in found if "side" not in one or one["side"].text in _codes(one)]
-
-
 @cache
 def _parts(pattern: str) -> tuple[str, ...]:
     """A pattern as placeholders, stars and what is between them."""
     parts: list[str] = []
     for part in filter(None, _PART.split(pattern)):
-        parts.append(_AFTER_CODE if part == "*" and parts and parts[-1].startswith("{") else part)
+        parts.append(_AFTER_CODE if part == "*" and parts and parts[-1] in _PLACEHOLDERS else part)
     return tuple(parts)
 
 
-def _fits(parts: tuple[str, ...], name: str, at: int, found: _Reading, listed: frozenset[str]) -> Iterator[_Reading]:
-    """The readings of `name` from `at` on by the `parts` that are left."""
-    if not parts:
-        if at == len(name):
-            yield found
-        return
-    part, rest = parts[0], parts[1:]
+def _fitting(pattern: str, name: str, listed: frozenset[str]) -> list[_Reading]:
+    """Every way to read a name by a pattern, as far as the codes are others."""
+    parts, found = _parts(pattern), list[_Reading]()
+    todo: list[tuple[int, int, tuple[tuple[str, _Code], ...]]] = [(0, 0, ())]  # parts, characters, and codes so far
+    seen = set(todo)
+    while todo:
+        number, at, codes = todo.pop()
+        if number == len(parts):
+            reading = dict(codes)
+            if at == len(name) and ("side" not in reading or reading["side"].text in _codes(reading)):
+                found.append(reading)
+            continue
+        for end, more in _steps(parts[number], parts[number + 1 :], name, at, dict(codes), listed):
+            state = (number + 1, end, codes + more)
+            if state not in seen:
+                seen.add(state)
+                todo.append(state)
+    return found
+
+
+def _steps(
+    part: str, rest: tuple[str, ...], name: str, at: int, codes: _Reading, listed: frozenset[str]
+) -> Iterator[tuple[int, tuple[tuple[str, _Code], ...]]]:
+    """Where a part that begins at `at` may end, and the code that it is."""
     key = part[1:-1] if part in _PLACEHOLDERS else ""
     if part in _STARS:
-        for end in () if part == _AFTER_CODE and name[at : at + 1].isalpha() else _ends(rest, name, at):
-            yield from _fits(rest, name, end, found, listed)
-    elif not key or key in found:
-        text = found[key].text if key else part
+        if part == "*" or not name[at : at + 1].isalpha():
+            yield from ((end, ()) for end in _ends(rest, name, at))
+    elif not key or key in codes:
+        text = codes[key].text if key else part
         if name.startswith(text, at):
-            yield from _fits(rest, name, at + len(text), found, listed)
+            yield at + len(text), ()
     else:
-        for end in range(min(at + _LONGEST, len(name)), at + 1, -1):
+        for end in range(at + 2, min(at + _LONGEST, len(name)) + 1):
             code = name[at:end]
             if code in listed or is_code(code):
-                yield from _fits(rest, name, end, found | {key: _Code(at, code)}, listed)
+                yield end, ((key, _Code(at, code)),)
 
 
 def _ends(rest: tuple[str, ...], name: str, at: int) -> Iterator[int]:

@@ -8,7 +8,7 @@ punctuation.
 import difflib
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -171,6 +171,7 @@ def spelt_out(codes: Sequence[str]) -> bool:
     return all(code.lower().replace("-", "_") in _KNOWN for code in codes)
 
 
+@lru_cache(100_000)
 def is_code(text: str) -> bool:
     """Whether this is a code of ISO 639 as a whole, of any language, with or without a script and a region."""
     return _CODE.fullmatch(text) is not None

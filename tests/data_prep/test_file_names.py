@@ -160,6 +160,14 @@ def test_all_patterns_of_a_language_count(tmp_path: Path) -> None:
     assert found == {"de": ["de/1.x.gz", "de/2.x.gz", "de.x", "de/0.x"], "fr": ["fr/0.x"]}
 
 
+def test_the_first_pattern_that_a_name_fits_counts(tmp_path: Path) -> None:
+    """de_AT is Austrian German, not a part AT of the German text."""
+    names = ["de.x", "de_0.x", "de_AT.x"]
+    assert by_name(inputs(tmp_path, "cc100", ["{lang}.x", "{lang}_*.x"], '"any"', *names)) == {"de": names}
+    found = by_name(inputs(tmp_path, "cc100", ["{lang}_*.x", "{lang}.x"], '"any"'))
+    assert found == {"de": ["de_0.x", "de_AT.x", "de.x"]}
+
+
 def test_a_text_that_is_packed_and_unpacked_is_read_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the order of the patterns; within one nobody can say which is the newer."""
     files = ["{lang}/*.x.gz", "{lang}/*.x"]
@@ -243,7 +251,7 @@ def test_an_input_that_grows_while_it_is_read_is_an_error(tmp_path: Path, name: 
     line = b'{"text": "a b"}\n' if name.endswith("jsonl") else b"a b\n\n"
     packed = gzip.compress if name.endswith("gz") else bytes
     path = tmp_path / name
-    path.write_bytes(packed(line * 200_000))
+    path.write_bytes(packed(line * 60_000))
     (source,) = find_documents(tmp_path)
     before, found = source.size, documents(source, Counts("documents"))
     next(found)
