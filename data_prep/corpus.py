@@ -3,8 +3,8 @@
 name = "cc100"                  what `--where NAME=PLACE` and messages call it
 where = "s3://bucket/cc100"     a folder or a pyarrow.fs URI; relative paths are from the current folder
 format = "cc100"                readers.READERS has all
-files = "{lang}.txt.xz"         or a list, the first that exists counts; pairs have {src}, {tgt} and {side};
-                                * is any part of a name, and all files that it fits count
+files = "{lang}.txt.xz"         or a list, all of which count, but of a text that is packed in several ways the first;
+                                pairs have {src}, {tgt} and {side}; * is any part of a name
 languages = ["af", "zh|zh_CN"]  as the files spell them (of a|b the first that has a file counts); or "any"
 pairs = ["en-hi"]               the same; "any": those that the file names show
 columns = ["score", "source", "target"]     of a .tsv format, from left to right; other names are not used;
@@ -18,11 +18,10 @@ min_characters = 10
 
 import re
 import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib.resources import files as package_files
-from itertools import product
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,9 @@ from tyro.conf import UseAppendAction
 from data_prep.clean import LANGUAGE, SCRIPT, make_filters
 from data_prep.column_filters import column_filters
 from data_prep.corpus_files import Place, files_in
+from data_prep.file_names import Codes, FileNames, filled, languages_of
 from data_prep.language_id import labels_of, model_name
-from data_prep.languages import LANGUAGES, canonical, language_of, spelt_out
+from data_prep.languages import LANGUAGES, in_order, language_of
 from data_prep.progress import warn
 from data_prep.readers import READERS, Input, find_documents, find_pairs, split_pair
 from data_prep.readers.plain_pairs import TableReader
@@ -41,7 +41,6 @@ from data_prep.readers.records import RecordDocuments
 from xlme_ds.data.schema import TASKS
 
 _KEYS = {"name", "where", "format", "files", "languages", "pairs", "columns", "filters", "line_end"}
-_CODE = r"[a-z]{2,3}(?:_[A-Za-z]{2,4}|-Han[st])?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +152,8 @@ def _refuse_doubles(inputs: list[Input]) -> None:
     for source in inputs:
         by = f"corpus {source.corpus}" if source.corpus else "--mono or --para"
         paths = [str(path.local.resolve() if path.local else path) for path in source.paths]
-        key = (source.name, *paths)
-        text = (*paths, source.members, source.columns, repr(source.filters.get("column")))
+        key = (source.name, *sorted(paths))
+        text = (*sorted(paths), source.members, source.columns, repr(source.filters.get("column")))
         first = names.setdefault(text, source.name)
         if first != source.name and not READERS[source.format].says_languages:
             raise ValueError(
@@ -299,33 +298,20 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
     """The inputs of a corpus, by its file names; no content is read but zip listings.
 
     Raises ValueError when files of listed languages are missing, unless `allow_missing`, and when there is none at all.
+    Warnings name what is not read.
     """
-    listed = {place.name: place for place in files_in(corpus.where, deep=any("/" in name for name in corpus.files))}
+    places = {place.name: place for place in files_in(corpus.where, deep=any("/" in name for name in corpus.files))}
+    listed = _wanted(corpus)
+    names = FileNames(corpus.files, places, None if listed is None else [*chain.from_iterable(listed)])
+    wanted = [[codes] for codes in names.wanted] if listed is None else listed
     found: list[Input] = []
     missing = []
-    wanted = _wanted(corpus, listed)
     for spellings in wanted:  # the first that has a file counts, else the first
-        codes = next((codes for codes in spellings if _files_of(corpus.files, codes, listed)), spellings[0])
-        inputs = _files_of(corpus.files, codes, listed)
-        if not inputs:
-            missing.append("-".join(codes))
-        languages = tuple(map(language_of, codes))
-        for names in inputs:
-            places = tuple(listed[name] for name in names)
-            _refuse_cache(places[0], corpus)
-            found.append(
-                Input(
-                    "-".join(languages),
-                    languages,
-                    places,
-                    READERS[corpus.format].members(places[0], codes),
-                    corpus.format,
-                    corpus.name,
-                    tuple(_filled(column, codes) for column in corpus.columns),
-                    corpus.filters,
-                    corpus.line_end,
-                )
-            )
+        codes, files = next(
+            ((codes, files) for codes in spellings if (files := names.files_of(codes))), (spellings[0], [])
+        )
+        missing += [] if files else ["-".join(codes)]
+        found += [_input(corpus, codes, tuple(places[name] for name in paths)) for paths in files]
     words = f"{len(missing)} of {len(wanted)} files of {corpus.name} are not in {corpus.where} ({_some(missing)})"
     if missing and not allow_missing:
         raise ValueError(f"{words}: fetch them, or give --allow-missing, or list fewer in a description of your own")
@@ -335,7 +321,27 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
         )
     if missing:
         warn(words)
+    _tell_unread(corpus, names, found)
     return found
+
+
+def _input(corpus: CorpusDescription, codes: Codes, places: tuple[Place, ...]) -> Input:
+    """The input that these files are, by their names."""
+    _refuse_cache(places[0], corpus)
+    reader, languages = READERS[corpus.format], tuple(map(language_of, codes))
+    ordered = in_order(languages)
+    return Input(
+        "-".join(ordered),
+        ordered,
+        places,
+        reader.members(places[0], codes),
+        corpus.format,
+        corpus.name,
+        tuple(filled(column, codes) for column in corpus.columns),
+        corpus.filters,
+        corpus.line_end,
+        swapped=ordered != languages and not reader.says_languages,
+    )
 
 
 def _refuse_cache(place: Place, corpus: CorpusDescription) -> None:
@@ -347,101 +353,30 @@ def _refuse_cache(place: Place, corpus: CorpusDescription) -> None:
         )
 
 
-def _wanted(corpus: CorpusDescription, listed: dict[str, Place]) -> list[list[tuple[str, ...]]]:
-    """Of each language or pair its codes as the files spell them: all spellings that a description names."""
+def _wanted(corpus: CorpusDescription) -> list[list[Codes]] | None:
+    """Of each language or pair its codes as the files spell them: all spellings that a description lists."""
     if corpus.codes is None:
-        return [[codes] for codes in _match_any(corpus, listed)]
+        return None
     if corpus.task == "para":
         return [[split_pair(pair, corpus.path)] for pair in corpus.codes]
     return [[(code,) for code in spellings.split("|")] for spellings in corpus.codes]
 
 
-def _files_of(patterns: Sequence[str], codes: tuple[str, ...], listed: Collection[str]) -> list[tuple[str, ...]]:
-    """The inputs of a language or pair, a file each (two with {side}), by the first pattern whose files are listed."""
-    for unfilled in patterns:
-        pattern = _filled(unfilled, codes)
-        names = tuple(dict.fromkeys(pattern.replace("{side}", code) for code in codes))
-        matching = filter(_matchers(pattern)[0].fullmatch, listed) if "*" in pattern else ()
-        if found := [name for name in matching if not _of_others(unfilled, name, codes)]:
-            return [(name,) for name in found]
-        if all(name in listed for name in names):
-            return [names]
-    return []
-
-
-def _of_others(pattern: str, name: str, codes: tuple[str, ...]) -> bool:
-    """Whether a name that `*` lets through is that of another language or pair: bn_rom_0.jsonl is none of bn."""
-    shown = _readings(pattern, name)
-    return codes not in shown and any(map(_known, filter(None, shown)))
-
-
-def _filled(pattern: str, codes: tuple[str, ...]) -> str:
-    """A name with the codes of a language or pair in place of {lang}, or {src} and {tgt}."""
-    for key, code in zip(("{lang}",) if len(codes) == 1 else ("{src}", "{tgt}"), codes, strict=True):
-        pattern = pattern.replace(key, code)
-    return pattern
-
-
-def _match_any(corpus: CorpusDescription, listed: dict[str, Place]) -> list[tuple[str, ...]]:
-    """The languages or pairs whose files the names show, sorted; warnings name the others.
-
-    Raises ValueError for a name that shows two pairs: en_fr_ca may be of en and fr_ca, or of en_fr and ca.
-    """
-    found: set[tuple[str, ...]] = set()
-    strange, foreign = [], set()
-    for name, place in listed.items():
-        readings = next(filter(None, (_readings(pattern, name) for pattern in corpus.files)), [])
-        known = list(filter(_known, readings))
-        if len(known) > 1:
-            raise ValueError(
-                f"{place} may be of {' or of '.join(' and '.join(codes) for codes in known)}: rename it, or list the "
-                'pairs in place of "any"'
-            )
-        if known:
-            found.add(known[0])
-        elif readings:
-            foreign.add("-".join(readings[0]))
+def _tell_unread(corpus: CorpusDescription, names: FileNames, found: Sequence[Input]) -> None:
+    """Warn of the languages or pairs whose files are not read, and of all other files that are not."""
+    read = {place.name for source in found for place in source.paths}
+    languages = {source.languages for source in found}
+    others, foreign = [], set[str]()
+    for name in (name for name, place in names.places.items() if name not in read and not place.is_folder):
+        codes = next(iter(names.readings(name)), ())
+        if not codes or in_order(languages_of(codes)) in languages:
+            others.append(name)
         else:
-            strange += [] if place.is_folder else [name]
+            foreign.add("-".join(codes))
     kind = "languages, by their codes," if corpus.task == "mono" else "pairs, by their languages,"
-    for what, left in (("files, by their names,", strange), (kind, sorted(foreign))):
+    for what, left in (("files, by their names,", others), (kind, sorted(foreign))):
         if left:
             warn(f"{len(left)} {what} are not read as {corpus.name}: {_some(left)}")
-    return sorted(found)
-
-
-def _known(codes: tuple[str, ...]) -> bool:
-    """Whether all are languages of CC-100, and not the same."""
-    try:
-        return len(set(map(canonical, codes))) == len(codes)
-    except ValueError:
-        return False
-
-
-@cache
-def _matchers(pattern: str) -> list[re.Pattern[str]]:
-    """A pattern of file names as regular expressions, in which a code may be several times: with codes as long as they
-    can be, and of pairs also as short, each."""
-    keys = [key for key in ("lang", "src", "tgt") if f"{{{key}}}" in pattern]
-    made = []
-    for endings in product(*(("",) if key == "lang" else ("", "?") for key in keys)):
-        regex = re.escape(pattern).replace(r"\*", ".*").replace(r"\{side\}", "(?:(?P=src)|(?P=tgt))")
-        for key, ending in zip(keys, endings, strict=True):
-            name = re.escape(f"{{{key}}}")
-            regex = regex.replace(name, f"(?P<{key}>{_CODE}{ending})", 1).replace(name, f"(?P={key})")
-        made.append(re.compile(regex))
-    return made
-
-
-def _readings(pattern: str, name: str) -> list[tuple[str, ...]]:
-    """The codes that a file name may show: those of most letters (of bn_rom_0, where * may be rom_0, bn_rom), and of
-    these the ones that are listed before those that may be a country's (en and pt_br before en_pt and br)."""
-    matches = filter(None, (matcher.fullmatch(name) for matcher in _matchers(pattern)))
-    keys = ("lang", "src", "tgt")
-    found = list(dict.fromkeys(tuple(m[key] for key in keys if key in m.re.groupindex) for m in matches))
-    most = max((len("".join(codes)) for codes in found), default=0)
-    longest = [codes for codes in found if len("".join(codes)) == most]
-    return list(filter(spelt_out, longest)) or longest
 
 
 def _some(names: Sequence[str], limit: int = 8) -> str:

@@ -109,7 +109,8 @@ def filesystem(folder: str) -> tuple[fs.FileSystem, str]:
 
 
 def files_in(folder: str, deep: bool = False) -> list[Place]:
-    """The files of a folder by name, in its subfolders too if `deep`; nothing whose name starts with a dot.
+    """The files of a folder by name, in its subfolders too if `deep`; nothing that is hidden, by a dot at the start of
+    its name or of that of a folder it is in.
 
     Named pipes, links that lead nowhere and subfolders too: `Place.size` refuses those that cannot be read. Raises
     ValueError when it is no folder.
@@ -125,7 +126,7 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
         if isinstance(error, FileNotFoundError | NotADirectoryError) or "not a directory" in str(error).lower():
             raise ValueError(f"{folder} is not a folder: name the one that holds the corpus files") from None
         raise ValueError(f"{folder} cannot be listed ({error}): check the name and your access to it") from None
-    return [Place(folder, name) for name in sorted(names) if not Path(name).name.startswith(".")]
+    return [Place(folder, name) for name in sorted(names) if not any(p.startswith(".") for p in Path(name).parts)]
 
 
 def _local_names(root: str, deep: bool) -> Iterator[str]:
@@ -148,7 +149,7 @@ def _local_names(root: str, deep: bool) -> Iterator[str]:
         chain = chains.pop(parent)
         real = {name: os.path.realpath(os.path.join(parent, name)) for name in folders}
         back = {name for name in folders for one in chain if os.path.commonpath([real[name], one]) == real[name]}
-        folders[:] = [name for name in folders if deep and name not in back]
+        folders[:] = [name for name in folders if deep and name[0] != "." and name not in back]
         chains |= {os.path.join(parent, name): (*chain, real[name]) for name in folders}
 
 
@@ -210,6 +211,17 @@ def read_text(place: Place, member: str | None = None) -> Iterator[bytes]:
         if _WINDOW_TOO_LARGE in str(error):
             advice = "its window is over 128 MiB, pack it again without zstd's --long or with --long=27"
         raise ValueError(f"{name} cannot be read after line {number} ({error}): {advice}") from None
+    refuse_changed(place)
+
+
+def refuse_changed(place: Place) -> None:
+    """Raise ValueError for a file that has another size than before it was read."""
+    now = place.size if place.pipe else Place(place.folder, place.name).size
+    if now != place.size:
+        raise ValueError(
+            f"{place} had {place.size} bytes before it was read, and has {now} after it: give the command again when "
+            "nothing writes to it"
+        )
 
 
 def of_network(place: Place, error: BaseException) -> bool:

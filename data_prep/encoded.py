@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from data_prep.languages import in_order
 from data_prep.progress import refuse
 from xlme_ds.data.schema import DOCUMENTS, PAIRS, Layout, naming
 
@@ -194,12 +195,17 @@ def survey(
 
 
 def group_languages(group: str, languages: Sequence[str]) -> tuple[int, ...]:
-    """Language indices of a group's sides: of a language its own, of the pair `a-b` those of a and b."""
+    """Language indices of a group's sides: of a language its own, of the pair `a-b` those of a and b.
+
+    Raises ValueError for a pair whose name has another order than that of `in_order`: its text might be there twice.
+    """
     if group in languages:
         return (languages.index(group),)
     cuts = [i for i, character in enumerate(group) if character == "-"]  # codes may have a hyphen of their own
     for left, right in ((group[:i], group[i + 1 :]) for i in cuts):
         if left in languages and right in languages:
+            if (left, right) != in_order((left, right)):
+                raise ValueError(f"{group} is another name of the pair {right}-{left}: encode the data again")
             return languages.index(left), languages.index(right)
     raise ValueError(
         f"{group!r} is neither one of the encoded languages nor a pair of two of them: encode the data again"

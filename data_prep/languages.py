@@ -8,7 +8,7 @@ punctuation.
 import difflib
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -60,7 +60,7 @@ _THREE_LETTERS = """
 af afr, am amh, ar ara arb, as asm, az aze azj, be bel, bg bul, bn ben, br bre, bs bos, ca cat, cs ces cze, cy cym wel,
 da dan, de deu ger, el ell gre, en eng, eo epo, es spa, et est ekk, eu eus baq, fa fas per pes, fi fin, fr fra fre,
 fy fry, ga gle, gd gla, gl glg, gu guj, ha hau, he heb, hi hin, hr hrv, hu hun, hy hye arm, id ind, is isl ice, it ita,
-ja jpn jpn_jpan, jv jav, ka kat geo, kk kaz, km khm, kn kan, ko kor kor_kore, ku kur, ky kir, la lat, lo lao, lt lit,
+ja jpn ja_jpan, jv jav, ka kat geo, kk kaz, km khm, kn kan, ko kor ko_kore, ku kur, ky kir, la lat, lo lao, lt lit,
 lv lav lvs, mg mlg plt, mk mkd mac, ml mal, mn mon khk, mr mar, ms msa may zsm, my mya bur, ne nep npi, nl nld dut,
 no nor nob, om orm gaz, or ori ory, pa pan, pl pol, ps pus pbt_arab, pt por, ro ron rum, ru rus, sa san, sd snd, si sin,
 sk slk slo, sl slv, so som, sq sqi alb als_latn, sr srp, su sun, sv swe, sw swa swh, ta tam, te tel, th tha, tl tgl,
@@ -69,6 +69,39 @@ zh-Hant zho_hant cmn_hant
 """
 _ALIASES |= {code: own for own, *codes in (entry.split() for entry in _THREE_LETTERS.split(",")) for code in codes}
 _KNOWN = {code.lower().replace("-", "_"): code for code in LANGUAGES} | _ALIASES
+_LANGUAGES_KNOWN = frozenset(known.split("_")[0] for known in _KNOWN)
+
+# The scripts of ISO 15924, CC-100's own words where a script is, and the regions of ISO 3166-1, with what corpora write
+# for none (XX) or for former and other ones.
+_SCRIPT_CODES = """
+adlm afak aghb ahom arab aran armi armn avst bali bamu bass batk beng bhks blis bopo brah brai bugi buhd cakm cans cari
+cham cher chrs cirt copt cpmn cprt cyrl cyrs deva diak dogr dsrt dupl egyd egyh egyp elba elym ethi gara geok geor glag
+gong gonm goth gran grek gujr gukh guru hanb hang hani hano hans hant hatr hebr hira hluw hmng hmnp hrkt hung inds ital
+jamo java jpan jurc kali kana kawi khar khmr khoj kitl kits knda kore kpel krai kthi lana laoo latf latg latn leke lepc
+limb lina linb lisu loma lyci lydi mahj maka mand mani marc maya medf mend merc mero mlym modi mong moon mroo mtei mult
+mymr nagm nand narb nbat newa nkdb nkgb nkoo nshu ogam olck onao orkh orya osge osma ougr palm pauc pcun pelm perm phag
+phli phlp phlv phnx piqd plrd prti psin ranj rjng rohg roro runr samr sara sarb saur sgnw shaw shrd shui sidd sidt sind
+sinh sogd sogo sora soyo sund sunu sylo syrc syre syrj syrn tagb takr tale talu taml tang tavt tayo telu teng tfng tglg
+thaa thai tibt tirh tnsa todr tols toto tutg ugar vaii visp vith wara wcho wole xpeo xsux yezi yiii zanb zinh zmth zsye
+zsym zxxx zyyy zzzz
+"""
+_VARIANTS = "rom zaw zg"
+_REGIONS = """
+ad ae af ag ai al am ao aq ar as at au aw ax az ba bb bd be bf bg bh bi bj bl bm bn bo bq br bs bt bv bw by bz ca cc cd
+cf cg ch ci ck cl cm cn co cr cu cv cw cx cy cz de dj dk dm do dz ec ee eg eh er es et fi fj fk fm fo fr ga gb gd ge gf
+gg gh gi gl gm gn gp gq gr gs gt gu gw gy hk hm hn hr ht hu id ie il im in io iq ir is it je jm jo jp ke kg kh ki km kn
+kp kr kw ky kz la lb lc li lk lr ls lt lu lv ly ma mc md me mf mg mh mk ml mm mn mo mp mq mr ms mt mu mv mw mx my mz na
+nc ne nf ng ni nl no np nr nu nz om pa pe pf pg ph pk pl pm pn pr ps pt pw py qa re ro rs ru rw sa sb sc sd se sg sh si
+sj sk sl sm sn so sr ss st sv sx sy sz tc td tf tg th tj tk tl tm tn to tr tt tv tw tz ua ug um us uy uz va vc ve vg vi
+vn vu wf ws ye yt za zm zw
+an cs dd eu su tp uk xk xx yu zr
+"""
+# A code as a whole, in `_` and `-` form. A region may also be a number (es_419), or the language again (en_EN).
+_CODE = re.compile(
+    r"(?P<language>[a-z]{2,3})"
+    rf"(?:[-_](?P<script>(?i:{'|'.join(f'{_SCRIPT_CODES} {_VARIANTS}'.split())})))?"
+    rf"(?:[-_](?P<region>(?i:{'|'.join(_REGIONS.split())}|(?P=language))|[0-9]{{3}}))?"
+)
 
 
 # Scripts by name: the code of ISO 15924, and the languages written in it; the others are written in Latin.
@@ -110,15 +143,22 @@ def canonical(code: str) -> str:
     """CC-100's spelling of a language code. Raises ValueError, which names a code of the same language if one is
     near."""
     key = code.lower().replace("-", "_")
-    language, _, ending = key.partition("_")
+    if key in _KNOWN:
+        return _KNOWN[key]
+    language = key.partition("_")[0]
     own = _KNOWN.get(language, "")
-    for spelling in (key, f"{own}_{ending}"):
-        if spelling in _KNOWN:
-            return _KNOWN[spelling]
-    usual_scripts = [_SCRIPTS[script][0] for script in scripts_of(own)]
-    # of en_XX and fr_FR; neither a country nor the usual script makes a difference here
-    if own and (re.fullmatch("[a-z]{2}", ending) or ending in usual_scripts):
-        return own
+    if own and (whole := _CODE.fullmatch(key)):
+        script, region = whole["script"], whole["region"]
+        usual = script is None or script in [_SCRIPTS[name][0] for name in scripts_of(own)]
+        for spelling in (
+            f"{language}_{script}",
+            f"{own}_{script}",
+            f"{own.partition('-')[0]}_{region}" if usual else "",
+        ):
+            if spelling in _KNOWN:
+                return _KNOWN[spelling]
+        if usual:  # neither the usual script nor most countries make a difference
+            return own
     # Nearly every two or three letters are some language's: of codes that begin otherwise none is meant.
     same = [known for known in _KNOWN if own and known.split("_")[0] == language]
     near = [_KNOWN[known] for known in difflib.get_close_matches(key, same, n=1, cutoff=0.0)]
@@ -131,8 +171,16 @@ def spelt_out(codes: Sequence[str]) -> bool:
     return all(code.lower().replace("-", "_") in _KNOWN for code in codes)
 
 
-# A code of ISO 639 in two or three letters, with a script of ISO 15924 or without.
-_OTHER = re.compile("([a-z]{2,3})(?:[-_]([A-Z][a-z]{3}))?")
+@lru_cache(100_000)
+def is_code(text: str) -> bool:
+    """Whether this is a code of ISO 639 as a whole, of any language, with or without a script and a region."""
+    return _CODE.fullmatch(text) is not None
+
+
+def may_be_pair(code: str) -> bool:
+    """Whether a code may as well be a pair of languages: `de_en` and `en_ca`, but neither `en_CA` nor `pt_br`."""
+    first, _, second = code.replace("-", "_").partition("_")
+    return second in LANGUAGES and _KNOWN.get(first, second) != second and not spelt_out([code])
 
 
 def language_of(code: str) -> str:
@@ -140,10 +188,15 @@ def language_of(code: str) -> str:
 
     Raises ValueError for what is no such code, and for a language of CC-100 with an unknown ending.
     """
-    other = _OTHER.fullmatch(code)
-    if other and other[1] not in {known.split("_")[0] for known in _KNOWN}:
-        return "-".join(filter(None, other.groups()))
-    return canonical(code)
+    whole = _CODE.fullmatch(code)
+    if not whole or whole["language"] in _LANGUAGES_KNOWN or (whole["script"] or "") in _VARIANTS.split():
+        return canonical(code)
+    return "-".join([whole["language"], *([whole["script"].title()] if whole["script"] else [])])
+
+
+def in_order(languages: Sequence[str]) -> tuple[str, ...]:
+    """The languages of a pair, or the one of a document, in the order of its name: English first, else alphabetical."""
+    return tuple(sorted(languages, key=lambda code: (code != "en", code)))
 
 
 # Blocks of Unicode 15 that hold the letters of the 100 languages' scripts.

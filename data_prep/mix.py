@@ -156,7 +156,8 @@ def _refuse_unknown(config: MixConfig, encoded: dict[str, Manifest]) -> None:
     for group in Sampling(config.alpha, config.share).set_shares():
         for name in group:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
+                turned = [own for own in known if sorted(own.split("-")) == sorted(name.split("-"))]  # en-de for de-en
+                near = turned or difflib.get_close_matches(name, known, n=1)
                 meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known)[:8])} …"
                 raise ValueError(f"--share names {name!r}, of which nothing is mixed from {config.encoded}: {meant}")
         if not any(set(group) <= own for own in names.values()):

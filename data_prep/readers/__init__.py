@@ -9,6 +9,7 @@ import numpy as np
 
 from data_prep.clean import Counts
 from data_prep.corpus_files import files_in
+from data_prep.languages import may_be_pair
 from data_prep.progress import warn
 from data_prep.readers.cc100 import CC100, Lines
 from data_prep.readers.plain_pairs import Moses, MosesZip, NumberedTable, TableReader, find_pairs, split_pair
@@ -67,6 +68,11 @@ def find_documents(folder: Path | str) -> list[Input]:
         code, dot, ending = path.name.partition(".")
         formats = [name for name, (pattern, _) in endings.items() if code and re.fullmatch(pattern, dot + ending)]
         if formats:
+            if may_be_pair(code):
+                raise ValueError(
+                    f"{path} may be of a pair of languages: put it into --para's folder, or name it after one "
+                    "language, with a country in capital letters"
+                )
             language = named_code(code, path)
             inputs.append(Input(language, (language,), (path,), format=formats[0]))
         elif not path.is_folder:

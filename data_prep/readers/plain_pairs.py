@@ -22,7 +22,7 @@ from data_prep.corpus_files import (
     read_text,
     split_lines,
 )
-from data_prep.languages import language_of, spelt_out
+from data_prep.languages import in_order, language_of, spelt_out
 from data_prep.progress import warn
 from data_prep.readers.reader import (
     COMPRESSED,
@@ -118,6 +118,8 @@ class TableReader(PairReader):
         """The names of all columns. Raises ValueError where source or target is not among them."""
         if not isinstance(given, list | tuple) or not {"source", "target"} <= set(given):
             raise ValueError(f"columns are {given}: 'source' and 'target' must be among them")
+        if max(map(given.count, ("source", "target", "score"))) > 1:
+            raise ValueError(f"columns are {given}: name each of source, target and score once")
         return tuple(given)
 
     def roles(self, columns: tuple[str, ...]) -> tuple[str, ...]:
@@ -207,9 +209,9 @@ def find_pairs(folder: Path | str) -> list[Input]:
         if zipped := _ZIP.fullmatch(path.name):
             codes = split_pair(zipped["pair"], path)
             inputs.append(_pair_input(codes, (path,), "moses_zip", MosesZip().members(path, codes)))
-            files += [(path, name) for name in (path.name, *inputs[-1].members)]
+            files += [(path, _any_way(name, zipped["pair"])) for name in (path.name, *inputs[-1].members)]
         elif match and match["code"] in _ends(match["pair"]):
-            files.append((path, path.name))
+            files.append((path, _any_way(path.name, match["pair"])))
             sides.setdefault((match["stem"], match["pair"]), {})[match["code"]] = path
         elif not path.is_folder:
             warn(f"{path} is ignored: its name is not {_LAYOUT}")
@@ -228,7 +230,14 @@ def find_pairs(folder: Path | str) -> list[Input]:
 
 def _pair_input(codes: tuple[str, str], paths: tuple[Place, ...], layout: str, members: tuple[str, ...] = ()) -> Input:
     languages = tuple(map(language_of, codes))
-    return Input("-".join(languages), languages, paths, members, layout)
+    ordered = in_order(languages)
+    return Input("-".join(ordered), ordered, paths, members, layout, swapped=ordered != languages)
+
+
+def _any_way(name: str, pair: str) -> str:
+    """A name that is the same for both directions of a pair."""
+    languages = map(language_of, split_pair(pair, name))
+    return name.replace(f"{pair}.", f"{'-'.join(in_order(list(languages)))}.")
 
 
 def _ends(pair: str) -> set[str]:

@@ -27,8 +27,9 @@ class Input:
     """One file of documents (`languages` has one code) or one set of pairs (two codes).
 
     `paths`: one file, or the two sides. `members`: the two sides inside a zip file. The codes in `name` and `languages`
-    are CC-100's. `columns` name the columns of a file that has some, see `Reader.read_columns`; `filters` are settings
-    by name. `line_end`: what ends a line inside of a record's text besides LF.
+    are CC-100's, in the order of `languages.in_order`; the files of a `swapped` input have them the other way.
+    `columns` name the columns of a file that has some, see `Reader.read_columns`; `filters` are settings by name.
+    `line_end`: what ends a line inside of a record's text besides LF.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Input:
     columns: tuple[str, ...] = ()
     filters: dict[str, dict[str, Any]] = field(default_factory=dict, hash=False)
     line_end: str = ""
+    swapped: bool = False
 
     @property
     def files(self) -> list[tuple[str, int]]:
@@ -117,7 +119,8 @@ class PairReader(Reader):
         """The pairs of one block, also those without text, with their scores."""
 
     def pairs(self, source: Input, block: TextBlock, counts: Counts) -> Iterator[ScoredPair]:
-        """The pairs of one block with text on both sides, and the score that came with each, where there is one.
+        """The pairs of one block with text on both sides, in the order of the input's languages, and the score that
+        came with each, where there is one.
 
         Dropped are pairs with a long line (long_line), without text on a side (empty_side), and rows or units that do
         not have what their format says (malformed).
@@ -128,7 +131,7 @@ class PairReader(Reader):
         for a, b, score in self.scored(source, block, counts):
             counts.units_in += 1
             if a and b:
-                yield a, b, score
+                yield (b, a, score) if source.swapped else (a, b, score)
             else:
                 counts.dropped["empty_side"] += 1
 
@@ -190,8 +193,13 @@ def refuse_twins(files: Iterable[tuple[Place, str]]) -> None:
     for path, name in files:
         key = re.sub(COMPRESSED + "$", "", name.rpartition("/")[2]).lower()
         if key in seen:
-            raise ValueError(
-                f"{seen[key]} and {path} are the same text by their names, which would count twice: remove one of "
-                "them, or rename it if it is another text"
-            )
+            raise ValueError(twins(seen[key], path))
         seen[key] = path
+
+
+def twins(first: Place, second: Place) -> str:
+    """Why two files cannot both be read."""
+    return (
+        f"{first} and {second} are the same text by their names, which would count twice: remove one of them, or "
+        "rename it if it is another text"
+    )

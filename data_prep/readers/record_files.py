@@ -5,6 +5,7 @@ A column `a.b` is the one of that name, or else the field `b` of the column `a`.
 
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from data_prep.corpus_files import Place, of_network, read_text, split_lines
+from data_prep.corpus_files import Place, of_network, read_text, refuse_changed, split_lines
 from data_prep.readers.reader import COMPRESSED
 
 _ADVICE = 'name the one that has the text by columns = ["NAME"] in a corpus description'
@@ -59,7 +60,7 @@ class JsonLines(RecordFile):
             if len(line) > _LONGEST:
                 raise ValueError(f"{where} has over {_LONGEST:,} bytes: is it JSON Lines, an object a line?")
             try:
-                record = json.loads(line.decode("utf-8-sig"))
+                record = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_object)
             except UnicodeDecodeError as error:
                 raise ValueError(f"{where} is not UTF-8 (byte {error.start + 1} of the line): {_MEND}") from None
             except json.JSONDecodeError as error:
@@ -73,7 +74,7 @@ class JsonLines(RecordFile):
                 try:
                     values.append(_field(record, column, where))
                     seen.add(column)
-                except ValueError as error:
+                except _NoFieldError as error:
                     nowhere.setdefault(column, error)
                     values.append(None)
             yield [_text(record, column, where) for column in texts], values
@@ -82,14 +83,34 @@ class JsonLines(RecordFile):
                 raise first
 
 
+class _Doubled(dict[str, Any]):
+    """A JSON object that has some names `twice`: it will do as long as nobody asks for those."""
+
+    def __init__(self, fields: Sequence[tuple[str, Any]]):
+        super().__init__(fields)
+        self.twice = {name for name, times in Counter(name for name, _ in fields).items() if times > 1}
+
+
+def _object(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(fields)
+    return found if len(found) == len(fields) else _Doubled(fields)
+
+
+class _NoFieldError(ValueError):
+    """A record lacks a field."""
+
+
 def _field(record: dict[str, Any], column: str, where: str) -> Any:
     inside: Any = record
     while isinstance(inside, dict):
-        if column in inside:
-            return inside[column]
-        first, _, column = column.partition(".")
-        inside = inside.get(first)
-    raise ValueError(f"{where} has no field {column or first!r}, but {', '.join(record)}: {_ADVICE}")
+        here = column in inside
+        name, _, column = (column, "", column) if here else column.partition(".")
+        if isinstance(inside, _Doubled) and name in inside.twice:
+            raise ValueError(f"{where} has the field {name!r} twice in one object: remove one of them")
+        if here:
+            return inside[name]
+        inside = inside.get(name)
+    raise _NoFieldError(f"{where} has no field {column or name!r}, but {', '.join(record)}: {_ADVICE}")
 
 
 def _text(record: dict[str, Any], column: str, where: str) -> str:
@@ -142,6 +163,7 @@ class Tables(RecordFile):
             if getattr(error, "errno", None) is not None or of_network(place, error):
                 raise
             raise ValueError(f"{where} cannot be read ({error}): it is truncated or damaged, fetch it again") from None
+        refuse_changed(place)
 
 
 class Parquet(Tables):

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import lzma
+import math
 import re
 import time
 import tracemalloc
@@ -299,7 +300,7 @@ def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
             find_sources(TextConfig(corpus=(describe(tmp_path, f"languages = {listed}", name="one", **shared),)))
     (tmp_path / "all.tmx").write_text(TMX)
     shared |= {"format": "tmx", "files": "all.tmx"}
-    several = describe(tmp_path, 'pairs = ["en-de", "en-fr", "de-en"]', name="one", **shared)
+    several = describe(tmp_path, 'pairs = ["en-de", "en-fr", "de-fr"]', name="one", **shared)
     assert len(find_sources(TextConfig(corpus=(several,)))["para"].inputs) == 3
 
 
@@ -466,13 +467,13 @@ def test_nllb_and_ccmatrix_as_they_are_laid_out(tmp_path: Path, capsys: pytest.C
         assert scores.tolist() == [1.2, 1.05999]
         (name, by_score), *_ = make_filters(source.filters, "para", "x").text
         assert name == "score" and by_score(Sides(([], []), source.languages, scores)).tolist() == [False, True]
-    assert [source.name for source in found] == ["de-en", "en-zh-Hant"]
+    assert [source.name for source in found] == ["en-de", "en-zh-Hant"]
     assert "1 pairs, by their languages, are not read as nllb: ace_Latn-eng_Latn" in capsys.readouterr().err
     (tmp_path / "ccm").mkdir()
     text = "".join(f"{score}\t{a}\t{b}\n" for a, b, score, _ in rows)
     (tmp_path / "ccm" / "de-en.bitextf.tsv.gz").write_bytes(gzip.compress(text.encode()))
     (source,) = inputs("ccmatrix", f"ccmatrix={tmp_path / 'ccm'}")
-    assert read_scored(source) == [("Guten Tag.", "Good day.", 1.2), ("Ja, das ist so.", "Yes, it is.", 1.05999)]
+    assert read_scored(source) == [("Good day.", "Guten Tag.", 1.2), ("Yes, it is.", "Ja, das ist so.", 1.05999)]
 
 
 def read_scored(source: Input) -> list[ScoredPair]:
@@ -547,6 +548,16 @@ def test_one_of_compares_numbers_and_truths_as_json_writes_them() -> None:
     assert least.drops(10**400) and not least.drops("7")
 
 
+def test_bounds_of_a_column_are_kept() -> None:
+    """A value equal to `min` or `max` stays, the next one out goes; as text, whole number and float."""
+    (rule,) = column_filters({"column": {"x": {"min": 0.5, "max": 2}}})
+    assert not any(map(rule.drops, (0.5, "0.5", 2, 2.0, "2", " 2.0", "5e-1")))
+    assert all(map(rule.drops, (np.nextafter(0.5, 0), np.nextafter(2.0, 3), "2.0001", 0, 3, "nan", float("nan"), None)))
+    for setting, inside in (("min", math.inf), ("max", -math.inf)):
+        (rule,) = column_filters({"column": {"x": {setting: 1}}})
+        assert not rule.drops(1) and not rule.drops(inside) and rule.drops(-inside)
+
+
 def test_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "af.txt.xz").write_bytes(b"")
     with pytest.raises(ValueError, match=r"99 of 100 files of cc100 are not in .* \(am, ar, as.*--allow-missing"):
@@ -564,7 +575,7 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
             for code in (name[: name.index("-")], name[name.index("-") + 1 :]):
                 archive.writestr(f"X.{name}.{code}", "a\n")
     (tmp_path / "README").write_text("")
-    assert [source.name for source in inputs("opus", f"opus={tmp_path}")] == ["en-fr", "en-zh-Hans", "zh-Hant-en"]
+    assert [source.name for source in inputs("opus", f"opus={tmp_path}")] == ["en-fr", "en-zh-Hans", "en-zh-Hant"]
     warnings = capsys.readouterr().err
     assert "1 files, by their names, are not read as opus: README" in warnings
     assert "3 pairs, by their languages, are not read as opus: en-war, en-xx, pt-pt_br" in warnings

@@ -103,11 +103,33 @@ def test_pairs_are_compared_with_both_sides(vocab: Path, tmp_path: Path) -> None
     manifests = [read_manifest(tmp_path / f"out{number}" / "para") for number in (0, 1)]
     assert len(manifests[0].shards) > len(manifests[1].shards) == 1
     assert manifests[0].counts == manifests[1].counts
-    counts = manifests[0].counts["by_language"]["de-en"]
+    counts = manifests[0].counts["by_language"]["en-de"]
     assert (counts["pairs_in"], counts["pairs"], counts["dropped"]) == (6, 4, {"exact_duplicates": 2})
     table = pa.ipc.open_file(tmp_path / "out1" / "para" / manifests[1].shards[0].name).read_all()
     assert counts["tokens"] == sum(len(side) for row in table.to_pylist() for side in row.values())
     assert counts["unknown"] == sum(side.count(3) for row in table.to_pylist() for side in row.values()) > 0
+
+
+def test_both_directions_are_one_pair(vocab: Path, tmp_path: Path) -> None:
+    """CCAligned's en_XX-de_DE next to OPUS's de-en, which have a pair in common."""
+    (tmp_path / "en_XX-de_DE.tsv").write_text("a\t1\t2\nb\t2\t2\nb\t2\t2\n")
+    for code, lines in (("de", "1\n3\n1\n"), ("en", "a\nb\nb\n")):
+        (tmp_path / f"X.de-en.{code}").write_text(lines)
+    text = 'name = "{}"\nwhere = "{}"\nformat = "{}"\nfiles = "{}"\npairs = "any"\n[filters.exact_duplicates]\n'
+    layouts = {"opus": ("moses", "X.{src}-{tgt}.{side}"), "ccaligned": ("ccaligned_tsv", "{src}-{tgt}.tsv")}
+    for name, layout in layouts.items():
+        (tmp_path / f"{name}.toml").write_text(text.format(name, tmp_path, *layout))
+    run(EncodeConfig(vocab, tmp_path / "out", corpus=tuple(str(tmp_path / f"{name}.toml") for name in layouts)))
+    manifest = read_manifest(tmp_path / "out/para")
+    counts = manifest.counts["by_language"]
+    assert list(counts) == ["en-de"] and {shard.name.split("/")[0] for shard in manifest.shards} == {"en-de"}
+    assert (counts["en-de"]["pairs_in"], counts["en-de"]["dropped"]) == (6, {"exact_duplicates": 2})
+    tables = [pa.ipc.open_file(tmp_path / "out/para" / shard.name).read_all() for shard in manifest.shards]
+    vocabulary = Vocabulary(vocab)
+    expected = [("a", "1"), ("b", "3"), ("b", "1"), ("b", "2")]
+    assert [tuple(row.values()) for table in tables for row in table.to_pylist()] == [
+        tuple(vocabulary.encode(side).tolist() for side in pair) for pair in expected
+    ]
 
 
 def test_where_one_side_ends_makes_another_pair() -> None:

@@ -73,8 +73,8 @@ def test_ids_are_those_of_the_text(
     ids = [vocabulary.encode(sentence).tolist() for sentence in sentences]
     mono = records(tmp_path / "out" / "mono", "en")
     assert mono == [[[*ids[0], *vocabulary.encode("Two.").tolist(), EOS]], [[*ids[0], EOS]]]
-    para = records(tmp_path / "out" / "para", "de-en")
-    assert para == [[ids[1], ids[0]], [vocabulary.encode("eins").tolist(), vocabulary.encode("one").tolist()]]
+    para = records(tmp_path / "out" / "para", "en-de")
+    assert para == [[ids[0], ids[1]], [vocabulary.encode("one").tolist(), vocabulary.encode("eins").tolist()]]
 
 
 def test_everything_is_counted(corpus: tuple[Path, Path], vocab: Path, tmp_path: Path, sentences: list[str]) -> None:
@@ -91,7 +91,7 @@ def test_everything_is_counted(corpus: tuple[Path, Path], vocab: Path, tmp_path:
     assert german["repaired"] == {"carriage_return": 1, "control_character": 1, "invalid_utf8": 1}
     assert german["unknown"] == 1  # the rune
     assert (french["files"], french["documents_in"], french["documents"]) == (1, 0, 0)
-    pairs = read_manifest(tmp_path / "out" / "para").counts["by_language"]["de-en"]
+    pairs = read_manifest(tmp_path / "out" / "para").counts["by_language"]["en-de"]
     assert pairs["dropped"] == {"empty_side": 1, "too_long": 1}
     assert (pairs["pairs_in"], pairs["pairs"], pairs["paragraphs"]) == (4, 2, 4)
 
@@ -292,10 +292,10 @@ def test_any_bytes_are_encoded_and_accounted_for(
             text = b"".join(pair[side].replace(b"\n", b"") + b"\n" for pair in para)
             (folder / "para" / f"X.de-en.{('de', 'en')[side]}").write_bytes(text)
         run(EncodeConfig(vocab, folder / "out", mono=folder / "mono", para=folder / "para", max_pair_tokens=50))
-        documents, pairs = records(folder / "out" / "mono", "en"), records(folder / "out" / "para", "de-en")
+        documents, pairs = records(folder / "out" / "mono", "en"), records(folder / "out" / "para", "en-de")
         counts = json.loads((folder / "out" / "mono" / "manifest.json").read_text())["counts"]["by_language"]["en"]
         pair_counts = json.loads((folder / "out" / "para" / "manifest.json").read_text())["counts"]["by_language"][
-            "de-en"
+            "en-de"
         ]
     assert counts["documents_in"] == counts["documents"] + sum(counts["dropped"].values())
     assert counts["documents"] == len(documents)
@@ -417,7 +417,7 @@ def test_folders_are_listed_as_often_for_many_inputs(
         listed.clear()
         run(EncodeConfig(vocab, out, para=source))
         assert len(read_manifest(out / "para").shards) == inputs
-        often.append(sum(path in (f"{out}/para/tasks", f"{out}/para/de-en") for path in listed))
+        often.append(sum(path in (f"{out}/para/tasks", f"{out}/para/en-de") for path in listed))
     assert often[0] == often[1] > 0
 
 
@@ -444,7 +444,7 @@ def test_filters_are_counted_by_name_and_nothing_is_lost(vocab: Path, tmp_path: 
     assert mono["removed"] == {"boilerplate_length": 2, "exact_duplicates": 2, "script": 1}
     assert (mono["paragraphs_in"], mono["paragraphs"]) == (7, 2)
     para = read_manifest(tmp_path / "out" / "para")
-    counts = para.counts["by_language"]["de-en"]
+    counts = para.counts["by_language"]["en-de"]
     expected = {"empty_side": 1, "exact_duplicates": 1, "identical_sides": 2, "length_ratio": 1, "script": 1}
     assert (counts["pairs_in"], counts["pairs"], counts["dropped"]) == (7, 1, expected)
     assert para.settings["p.filters"] == ["identical_sides", "script", "length_ratio", "exact_duplicates"]

@@ -105,7 +105,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     _manifest(folder / "mono", shards, sha256, tuple(documents))
 
     pairs, shards = {}, []
-    for name, count in (("de-en", 500), ("en-zh-Hans", 60)):
+    for name, count in (("en-de", 500), ("en-zh-Hans", 60)):
         pairs[name] = [(tuple(ids(a)), tuple(ids(b))) for a, b in rng.integers(1, 9, (count, 2)).tolist()]
         columns = [[list(pair[side]) for pair in pairs[name]] for side in (0, 1)]
         parts = [
@@ -191,7 +191,7 @@ def test_temperature_repeats_low_resource_rows_evenly(corpus: Corpus, tmp_path: 
 
 def test_set_shares_and_a_bound_on_repeats(corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the rows that are written; the table says the same before."""
-    total, settings = 2000, {"alpha": 0.5, "share": ("xh+sw=0.08", "de-en=0.6"), "max_repeats": 3.5}
+    total, settings = 2000, {"alpha": 0.5, "share": ("xh+sw=0.08", "en-de=0.6"), "max_repeats": 3.5}
     run(corpus.config(tmp_path / "1", mono_rows=total, para_rows=60, **settings))
     printed = capsys.readouterr().out
     available = {language: len(corpus.rows(language)) for language in corpus.streams}
@@ -210,7 +210,7 @@ def test_set_shares_and_a_bound_on_repeats(corpus: Corpus, tmp_path: Path, capsy
     pairs_used = {
         name: counts["used"] for name, counts in read_manifest(tmp_path / "1/para").counts["by_language"].items()
     }
-    assert pairs_used["de-en"] / sum(pairs_used.values()) == pytest.approx(0.6, abs=0.05)  # by 60 rows
+    assert pairs_used["en-de"] / sum(pairs_used.values()) == pytest.approx(0.6, abs=0.05)  # by 60 rows
     run_verify(VerifyConfig(tmp_path / "1"))
     run(corpus.config(tmp_path / "2", mono_rows=total, para_rows=60, processes=2, **settings))
     assert folder_bytes(tmp_path / "1") == folder_bytes(tmp_path / "2")
@@ -232,7 +232,7 @@ def test_pairs_are_not_used_more_often_than_the_bound(corpus: Corpus, tmp_path: 
         for name in ("free", "bound")
     }
     assert repeats["free"]["en-zh-Hans"] > 5 and 3 < repeats["bound"]["en-zh-Hans"] <= 4
-    assert repeats["free"]["de-en"] < repeats["bound"]["de-en"] <= 4
+    assert repeats["free"]["en-de"] < repeats["bound"]["en-de"] <= 4
     run_verify(VerifyConfig(tmp_path / "bound"))
 
 
@@ -241,8 +241,9 @@ def test_pairs_are_not_used_more_often_than_the_bound(corpus: Corpus, tmp_path: 
     [
         ({"share": ("dee=0.1",)}, r"--share names 'dee', of which nothing is mixed from .*: did you mean 'de'"),
         ({"share": ("en-zh-Hans=0.1",)}, "--share names 'en-zh-Hans', of which nothing is mixed"),
+        ({"share": ("zh-Hans-en=0.1",), "para_rows": 5}, "names 'zh-Hans-en', .*: did you mean 'en-zh-Hans'"),
         ({"share": ("de=0.7", "en=0.4")}, r"sum to 1\.1, which leaves nothing for the other languages"),
-        ({"share": ("de+de-en=0.1",), "para_rows": 5}, "has languages and pairs: give those of each a share"),
+        ({"share": ("de+en-de=0.1",), "para_rows": 5}, "has languages and pairs: give those of each a share"),
         ({"max_repeats": 1.5, "mono_rows": 50_000}, "50,000 examples are asked for, but with --max-repeats 1.5"),
         (
             {"max_repeats": 2, "mono_rows": 0, "para_rows": 5000},
@@ -257,12 +258,34 @@ def test_shares_that_cannot_be_had_leave_no_folder(corpus: Corpus, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
+def test_a_language_has_one_number_whatever_is_mixed(corpus: Corpus, tmp_path: Path) -> None:
+    """Its index is among the languages of both tasks: a folder to which the other task is added, or that is evaluated
+    by a model of both, has the same."""
+    for name, rows in (("both", (20, 20)), ("mono", (20, 0)), ("para", (0, 20))):
+        run(corpus.config(tmp_path / name, mono_rows=rows[0], para_rows=rows[1]))
+    for task in ("mono", "para"):
+        assert read_manifest(tmp_path / task / task).languages == LANGUAGES
+        assert folder_bytes(tmp_path / task / task) == folder_bytes(tmp_path / "both" / task)
+
+
+def test_a_folder_whose_pairs_have_other_names_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+    """As `encode` wrote them before pairs had one name: en-de and de-en would be two."""
+    encoded = shutil.copytree(corpus.folder, tmp_path / "encoded")
+    (encoded / "para/en-de").rename(encoded / "para/de-en")
+    manifest = read_manifest(encoded / "para")
+    names = [replace(shard, name=shard.name.replace("en-de", "de-en")) for shard in manifest.shards]
+    write_manifest(encoded / "para", replace(manifest, shards=tuple(names)))
+    with pytest.raises(ValueError, match="de-en is another name of the pair en-de: encode the data again"):
+        run(replace(corpus.config(tmp_path / "out", para_rows=20), encoded=encoded))
+    assert not (tmp_path / "out").exists()
+
+
 def test_packed_rows_are_the_pairs(corpus: Corpus, tmp_path: Path) -> None:
     run(corpus.config(tmp_path, para_rows=700, alpha=0.5))
     manifest, rows = read_manifest(tmp_path / "para"), read_rows(tmp_path / "para")
     assert len(rows) == manifest.rows == 700
     known = {}
-    for name, (a, b) in (("de-en", ("de", "en")), ("en-zh-Hans", ("en", "zh-Hans"))):
+    for name, (a, b) in (("en-de", ("en", "de")), ("en-zh-Hans", ("en", "zh-Hans"))):
         for source, target in corpus.pairs[name]:
             known[(BOS, *source, EOS, *target, EOS)] = (name, (a, b))
             known[(BOS, *target, EOS, *source, EOS)] = (name, (b, a))
@@ -338,7 +361,7 @@ def larger(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     _manifest(folder / "mono", shards, sha256, ("en",))
     sides = rng.integers(1, 60, (16, 2, 4000))
     parts = [pa.record_batch([column(a, False), column(b, False)], schema=PAIRS) for a, b in sides]
-    shards = [write_arrow(folder / "para/de-en/00000.arrow", PAIRS, parts, folder / "para")]
+    shards = [write_arrow(folder / "para/en-de/00000.arrow", PAIRS, parts, folder / "para")]
     _manifest(folder / "para", shards, sha256, ("de", "en"), max_pair_tokens=118)
     return Corpus(folder, corpus.vocab, {}, {})
 
@@ -390,7 +413,7 @@ def test_pairs_that_fit_by_encodes_limit_are_counted_as_by_their_lengths(
     run(replace(configs[1], encoded=encoded))
     limit, lengths = (read_manifest(config.out / "para") for config in configs)
     assert limit.counts == lengths.counts and limit.shards == lengths.shards
-    assert (limit.counts["by_language"]["de-en"]["too_long"] > 0) == (row_tokens < 121)
+    assert (limit.counts["by_language"]["en-de"]["too_long"] > 0) == (row_tokens < 121)
 
 
 def test_a_shard_that_cannot_be_read_is_named(larger: Corpus, tmp_path: Path) -> None:
@@ -419,7 +442,7 @@ def test_layout_of_xlm(corpus: Corpus, tmp_path: Path) -> None:
         assert ours == replace(theirs, tokens=(EOS, *theirs.tokens[1:]))
     known = {
         item: codes
-        for name, sides in (("de-en", ("de", "en")), ("en-zh-Hans", ("en", "zh-Hans")))
+        for name, sides in (("en-de", ("en", "de")), ("en-zh-Hans", ("en", "zh-Hans")))
         for source, target in corpus.pairs[name]
         for item, codes in (
             ((EOS, *source, EOS, EOS, *target, EOS), sides),

@@ -431,8 +431,8 @@ def test_pairs_of_a_zip_file(tmp_path: Path) -> None:
 def test_pairs_of_plain_files_whose_codes_have_hyphens(tmp_path: Path) -> None:
     (tmp_path / "UN.v1.zh-Hant-en.zh-Hant").write_text("一\n")
     (tmp_path / "UN.v1.zh-Hant-en.en.gz").write_bytes(gzip.compress(b"one"))
-    assert read_pairs(tmp_path)[0] == [("一", "one")]
-    assert find_pairs(tmp_path)[0].languages == ("zh-Hant", "en")
+    assert read_pairs(tmp_path)[0] == [("one", "一")]
+    assert find_pairs(tmp_path)[0].languages == ("en", "zh-Hant")
     assert split_pair("pt-br-en", "") == ("pt-br", "en")  # not pt and Breton
     with pytest.raises(ValueError, match="x may be of en and fr-ca or of en-fr and ca: rename it, with _ inside"):
         split_pair("en-fr-ca", "x")
@@ -442,7 +442,7 @@ def test_a_pair_with_a_long_line_is_dropped(tmp_path: Path) -> None:
     (tmp_path / "X.de-en.de").write_text("a\n" + "b" * (MAX_LINE + 1) + "\nc\n")
     (tmp_path / "X.de-en.en").write_text("1\n2\n3\n")
     found, counts = read_pairs(tmp_path)
-    assert found == [("a", "1"), ("c", "3")]
+    assert found == [("1", "a"), ("3", "c")]
     assert counts.dropped == {"long_line": 1}
 
 

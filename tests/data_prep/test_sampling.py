@@ -98,6 +98,15 @@ def test_languages_keep_their_shares_all_along_the_order() -> None:
     assert (np.abs(off) < 5 * np.sqrt(256 * share * (1 - share)) + 8).all()
 
 
+def test_which_side_comes_first_is_drawn_by_the_seed() -> None:
+    """A coin for each slot: half of them, others under another seed, and as often the same as two coins are."""
+    order, slots = Order(("a",), (9,), (Fraction(1),), (10_000,), 0, "para"), np.arange(10_000)
+    draws = [replace(order, seed=seed).swapped(slots) for seed in (0, 1, 2)]
+    for one, other in combinations([*draws, np.zeros(10_000, bool)], 2):
+        assert abs(int((one == other).sum()) - 5000) < 250  # five standard deviations
+    assert (order.swapped(slots[::-1]) == draws[0][::-1]).all()
+
+
 def test_a_rare_language_may_come_anywhere() -> None:
     """The slot of a language's single use, over seeds: not the same, and in no part of the order more often."""
     at = []

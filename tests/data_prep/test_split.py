@@ -76,7 +76,7 @@ def encoded(corpus: Path, vocab: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_both_parts_are_the_corpus(encoded: Path, corpus: Path) -> None:
-    for task, names in (("mono", ("en", "de", "fr")), ("para", ("de-en", "en-fr", "de-fr"))):
+    for task, names in (("mono", ("en", "de", "fr")), ("para", ("en-de", "en-fr", "de-fr"))):
         for name in names:
             whole, train, heldout = (
                 Counter(map(str, records(encoded / part / task, name))) for part in ("all", *PARTS)
@@ -106,8 +106,8 @@ def test_the_text_alone_decides(encoded: Path, corpus: Path, vocab: Path) -> Non
         there = Counter(str(record[0][:-1]) for record in records(encoded / "heldout/mono", language))
         assert there & Counter(str(ids(text)) for text in documents[:20]) == shared
     english = [line for line in (corpus / "para/X.de-en.en").read_text().splitlines() if held_out(line)]
-    for name, side in (("de-en", 1), ("en-fr", 0)):
-        there = [record[side] for record in records(encoded / "heldout/para", name)]
+    for name in ("en-de", "en-fr"):
+        there = [record[0] for record in records(encoded / "heldout/para", name)]
         assert sorted(there) == sorted(ids(line) for line in english)
     german = [line for line in (corpus / "para/X.de-fr.de").read_text().splitlines() if held_out(line)]
     assert [record[0] for record in records(encoded / "heldout/para", "de-fr")] == [ids(line) for line in german]

@@ -180,7 +180,7 @@ def test_median_is_the_bin_of_the_middle_record() -> None:
 
 def test_losses_are_the_manifests_with_any_reason(prepared: Path) -> None:
     encoded = read_manifest(prepared / "encoded" / "para")
-    assert loss_tables(encoded) == [loss_table("pairs", {"de-en": 25}, {"de-en": Counter(empty_side=1)})]
+    assert loss_tables(encoded) == [loss_table("pairs", {"en-de": 25}, {"en-de": Counter(empty_side=1)})]
     counts = {
         "aa-bb": {"pairs_in": 10, "dropped": {"new_filter": 2, "empty_side": 3}},
         "aa-cc": {"pairs_in": 1000, "dropped": {"new_filter": 30}},

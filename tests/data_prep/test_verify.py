@@ -350,7 +350,7 @@ FORGED = [
     ("encoded/mono", swapped, "lists the shards in another order"),
     ("encoded/mono", of(vocabulary_sha256="0" * 64), "names two vocabularies"),
     ("encoded/mono", counted("en", "tokens"), "the tokens of en counted in"),
-    ("encoded/para", counted("de-en", "unknown"), "the unknown of de-en counted in"),
+    ("encoded/para", counted("en-de", "unknown"), "the unknown of en-de counted in"),
     ("encoded/mono", counted("en", "documents_in"), "the documents_in of en in .* are not those written and dropped"),
     ("encoded/mono", counted("de", "characters"), "has other counts than the inputs' in tasks"),
     ("encoded/mono", counted("de", "files"), "files, paragraphs, characters or bytes of de that its text cannot have"),

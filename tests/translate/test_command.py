@@ -304,7 +304,7 @@ def test_back_translation_is_resumed_and_read(
     encode = f"encode --para {folder}/parts --vocab {folder}/vocab --out {folder}/encoded-back --processes 1"
     assert not data_prep(encode.split())
     counts = read_json(folder / "encoded-back" / "para" / "manifest.json", dict)["counts"]["by_language"]
-    assert counts["de-en"]["pairs"] == 40
+    assert counts["en-de"]["pairs"] == 40
 
 
 def ending_sooner(run: Path, lines: list[str], to: Path) -> tuple[Path, int]:
