@@ -24,6 +24,7 @@ from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import Engine, StepStats
 from xlme_ds.engine.ranks import data_parallel, start_process_group
+from xlme_ds.objectives import has_decoder
 from xlme_ds.train.loop import Callback, Guard, Record, fit
 from xlme_ds.train.stop import StopRequest, Watchdog
 from xlme_ds.validate import validate
@@ -109,8 +110,9 @@ def likely_specials(name: str) -> torch.Tensor | None:
 class FirstStep(Callback):
     """What is looked at after the first step: the gradients of this rank's parameters, and an evaluation."""
 
-    def __init__(self, engine: Engine, beta1: float, path: Path):
-        self.engine, self.beta1, self.path = engine, beta1, path
+    def __init__(self, engine: Engine, config: RunConfig, path: Path):
+        self.engine, self.objective, self.path = engine, config.objective, path
+        self.beta1 = config.optimizer.beta1
         self.heldout: dict[str, torch.Tensor] = {}
 
     def after_step(self, done: int, stats: StepStats) -> None:
@@ -118,6 +120,8 @@ class FirstStep(Callback):
             found = gradients(self.engine, self.beta1).items()
             save_file({name: value.contiguous() for name, value in found}, self.path)
             self.heldout = self.engine.eval_batch(1)
+            if not has_decoder(self.objective):
+                self.heldout["dimensions"] = torch.tensor(self.engine.dimensions(3))
 
 
 def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> dict[str, object]:
@@ -132,7 +136,7 @@ def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> d
     read += objective.pseudo_fractions, objective.denoising, objective.back_translation
     loaders = [Loader(data, rows, *read) for rows in (config.data, heldout)]
     engine = build_engine(config, *loaders, likely_specials if objective.name == "btmlm" else None)
-    first = FirstStep(engine, config.optimizer.beta1, Path(f"{prefix}.gradients{rank}.safetensors"))
+    first = FirstStep(engine, config, Path(f"{prefix}.gradients{rank}.safetensors"))
     folder = Path(f"{prefix}.run{rank}")
     folder.mkdir()
     record = Record(folder, config, 0, engine, 0.0, 1.0, lambda values: None, lambda: 0, None)

@@ -152,11 +152,15 @@ class Loader:
         """The first row of every task, corrupted as in step 0: the same batch on all ranks, whatever their number."""
         return self._probe
 
+    def first_rows(self, count: int) -> Batch:
+        """The first `count` rows of every task, or all if there are fewer, corrupted as in step 0: the same on all
+        ranks."""
+        numbers = [(task, store, np.arange(min(count, store.rows))) for task, store in self.stores.items()]
+        return self._collated(0, [(task, store.read(these), these) for task, store, these in numbers])
+
     @cached_property
     def _probe(self) -> Batch:
-        first = np.zeros(1, dtype=np.int64)
-        read = [(task, store.read(first), first) for task, store in self.stores.items()]
-        batch = self._collated(0, read)
+        batch = self.first_rows(1)
         # A translation may differ where two tokens are about equally likely, so the probe has none if it has more.
         steady = len(batch.noised_BT) > 0 or TASKS.index("para") in self.stores
         batch = batch._replace(into_BT=batch.into_BT[:0]) if steady else batch

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..checkpoint.state_files import KINDS, MOMENTS, StateReader, StateWriter
 from ..data.batch import Batch
+from ..models.dimensions import effective_rank, token_products
 from ..objectives.protocol import BatchSource, Objective, Pretraining
 from .optimizer import set_learning_rate
 from .ranks import gather, on_all_ranks, raise_on_all_ranks
@@ -269,6 +270,22 @@ class Engine:
     def draws(self) -> bool:
         """Whether its model has a generator."""
         return "generator" in getattr(self.objective, "encoders", ())  # of a task there are none
+
+    @torch.no_grad()
+    def dimensions(self, rows: int) -> list[float]:
+        """In how many dimensions the first encoder's token states vary on the first `rows` held-out rows of each task,
+        the embedding first (`effective_rank`): the same under any engine and number of ranks."""
+        heldout = self.heldout
+        assert heldout is not None
+        batch = on_all_ranks(lambda: heldout.first_rows(rows)).to(self.device)
+        self._detailed = False  # nothing of it is reported
+        with token_products(
+            self.module, next(iter(cast(Pretraining, self.objective).encoders)), batch.segments_BT > 0
+        ) as products:
+            self._forward([batch])
+        mine = {layer: effective_rank(products_DD) for layer, products_DD in products.items()}
+        every = {layer: rank for held in gather(mine) for layer, rank in held.items()}  # a stage has some of the layers
+        return [every[layer] for layer in sorted(every)]
 
     def probe_loss(self) -> float:
         """Loss of the probe batch with the weights as they are: the same under any engine and number of ranks.
