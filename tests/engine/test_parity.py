@@ -35,7 +35,11 @@ BTMLM = dict(
     attention_dropout=0.1,
 )
 CLM = dict(objective="clm")
-TEMPERED = dict(generator_temperature=0.7, generator_keep_fraction=0.15, z_loss=1e-2)
+# Random fakes, fewer from step to step, end in the middle of the run.
+TEMPERED = dict(
+    generator_temperature=0.7, generator_keep_fraction=0.15, z_loss=1e-2, random_fakes=("0:1", "12:0"),
+    discriminator_rate=0.3,
+)  # fmt: skip
 RTS = dict(objective="rts", vocabulary_blocks=3)
 ALL_TOKENS = dict(objective="all_tokens", vocabulary_blocks=3)
 # Tasks in turns, dropout, a vector for each of the data's languages, and XLM's head.

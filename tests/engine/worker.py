@@ -54,6 +54,8 @@ def tiny(
     steps: int = STEPS,
     generator_temperature: float = 1.0,
     generator_keep_fraction: float = 0.0,
+    random_fakes: Sequence[str] = (),
+    discriminator_rate: float = 1.0,
     z_loss: float = 0.0,
     denoising: Sequence[str] = (),
     back_translation: Sequence[str] = (),
@@ -69,6 +71,7 @@ def tiny(
             pseudo_fractions=tuple(pseudo_fractions),
             generator_temperature=generator_temperature,
             generator_keep_fraction=generator_keep_fraction,
+            random_fakes=tuple(random_fakes),
             z_loss=z_loss,
             denoising=tuple(denoising),
             back_translation=tuple(back_translation),
@@ -76,7 +79,7 @@ def tiny(
         data=DataConfig(0 if objective == "mt" and not denoising else 8, para_rows, micro_batch, alternate),
         engine=EngineConfig(**{"precision": "fp32"} | engine),
         train=TrainConfig(steps=steps, log_every=1),
-        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=5),
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=5, discriminator_rate=discriminator_rate),
     )
     return validate(run)
 
@@ -133,7 +136,7 @@ def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> d
     ):  # more micro-batches than in training, of which two are left over
         heldout = replace(heldout, micro_batch=2)
     read = config.seed, objective.mask_fraction, *share, config.model.language_embeddings
-    read += objective.pseudo_fractions, objective.denoising, objective.back_translation
+    read += objective.pseudo_fractions, objective.denoising, objective.back_translation, objective.random_fakes
     loaders = [Loader(data, rows, *read) for rows in (config.data, heldout)]
     engine = build_engine(config, *loaders, likely_specials if objective.name == "btmlm" else None)
     first = FirstStep(engine, config, Path(f"{prefix}.gradients{rank}.safetensors"))

@@ -5,8 +5,9 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from ..config import DataConfig, refuse
+from ..config import DataConfig, refuse, weight_at
 from .batch import Batch
 from .collate import collate
 from .corrupt import Parts
@@ -22,8 +23,8 @@ class Loader:
     several. Row numbers go on from phase to phase.
 
     `languages` as in `RowStore`; `pseudo_fractions` as in `PseudoSides`: without them no places are opened;
-    `denoising` and `back_translation` as in `Sentences`. Raises ValueError for folders that do not fit each other or
-    the phases.
+    `denoising` and `back_translation` as in `Sentences`; `random_fakes` as in `ObjectiveConfig`. Raises ValueError for
+    folders that do not fit each other or the phases.
     """
 
     def __init__(
@@ -38,9 +39,11 @@ class Loader:
         pseudo_fractions: tuple[float, ...] = (),
         denoising: tuple[str, ...] = (),
         back_translation: tuple[str, ...] = (),
+        random_fakes: tuple[str, ...] = (),
     ):
         self.plan: StepPlan = plan_step(data, world)
         self.rank, self.seed = rank, seed
+        self.random_fakes = random_fakes
         self.folders = [Path(folders)] if isinstance(folders, str | Path) else [Path(folder) for folder in folders]
         self.phases = phases(data, mask_fraction)
         asked, given = len(self.phases), len(self.folders)
@@ -112,6 +115,8 @@ class Loader:
         phase = phase_of(self.phases, step)
         collated, sentences = self._made[phase]
         batch = collated(parts, self.seed, self.phases[phase].mask_fraction)
+        if self.random_fakes:
+            batch = batch._replace(random_1=torch.tensor([weight_at(self.random_fakes, step)]))
         return batch if sentences is None else sentences.added(batch, parts, self.seed, step)
 
     def stores_at(self, step: int) -> dict[int, RowStore]:
