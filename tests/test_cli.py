@@ -84,6 +84,10 @@ def test_recipes_are_legal(name: str) -> None:
             "discriminator_rate is 0.0: it must be pos",
         ),
         (
+            replace(recipe("large_pipe"), optimizer=OptimizerConfig(discriminator_rate=0.5)),
+            "optimizer.discriminator_rate 0.5 is not for engine.kind pipeline",
+        ),
+        (
             replace(recipe("xlmr"), optimizer=OptimizerConfig(discriminator_rate=0.5)),
             "optimizer.discriminator_rate 0.5 is for .* objective.name mlm trains one network: leave it at 1",
         ),

@@ -197,6 +197,11 @@ def _objective(config: Training) -> list[Check]:
             f"optimizer.discriminator_rate {config.optimizer.discriminator_rate} is for a discriminator next to a "
             f"generator, and objective.name {settings.name} trains one network: leave it at 1",
         ),
+        (
+            config.optimizer.discriminator_rate == 1 or config.engine.kind != "pipeline",
+            f"optimizer.discriminator_rate {config.optimizer.discriminator_rate} is not for engine.kind pipeline, whose "
+            "stages would have other groups of parameters each and wait for each other: set it to deepspeed",
+        ),
         *_start(config.start, settings),
         *objective_of(settings).checks(config),
     ]

@@ -38,8 +38,8 @@ CLM = dict(objective="clm")
 # Random fakes, fewer from step to step, end in the middle of the run.
 TEMPERED = dict(
     generator_temperature=0.7, generator_keep_fraction=0.15, z_loss=1e-2, random_fakes=("0:1", "12:0"),
-    discriminator_rate=0.3,
 )  # fmt: skip
+RATES = dict(discriminator_rate=0.3)
 RTS = dict(objective="rts", vocabulary_blocks=3)
 ALL_TOKENS = dict(objective="all_tokens", vocabulary_blocks=3)
 # Tasks in turns, dropout, a vector for each of the data's languages, and XLM's head.
@@ -74,7 +74,7 @@ def pipe(
     return dict(engine=common | (engine or {}), micro_batch=micro_batch, **settings)
 
 
-# By number of processes; the first fourteen are the references.
+# By number of processes; the first fifteen are the references.
 CASES: dict[int, dict[str, dict[str, object]]] = {
     1: {
         "plain": plain(),
@@ -87,6 +87,7 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "plain, BTMLM": plain(**BTMLM),
         "plain, RTS": plain(**RTS),
         "plain, tempered": plain(**TEMPERED),
+        "plain, rates": plain(**RATES),
         "plain, all tokens": plain(**ALL_TOKENS),
         "plain, MT": plain(**MT),
         "plain, interleaved": plain(**INTERLEAVED),
@@ -120,6 +121,8 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         **{f"zero{stage} on 2, RTS": zero(stage, 2, **RTS) for stage in (1, 3)},
         "bf16 zero1 on 2, RTS": zero(1, 2, BF16, **RTS),
         "zero3 on 2, tempered": zero(3, 2, **TEMPERED),
+        **{f"zero{stage} on 2, rates": zero(stage, 2, **RATES) for stage in (1, 3)},
+        "bf16 zero1 on 2, rates": zero(1, 2, BF16, **RATES),
         **{f"zero{stage} on 2, all tokens": zero(stage, 2, **ALL_TOKENS) for stage in (1, 3)},
         "bf16 zero1 on 2, all tokens": zero(1, 2, BF16, **ALL_TOKENS),
         "zero3 on 2, XLM, checkpointing": zero(3, 2, **XLM, **CHECKPOINTING),
@@ -184,6 +187,7 @@ def reference(name: str) -> str:
         "XLM",
         "RTS",
         "tempered",
+        "rates",
         "all tokens",
         "MT",
         "interleaved",
