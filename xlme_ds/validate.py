@@ -199,8 +199,8 @@ def _objective(config: Training) -> list[Check]:
         ),
         (
             config.optimizer.discriminator_rate == 1 or config.engine.kind != "pipeline",
-            f"optimizer.discriminator_rate {config.optimizer.discriminator_rate} is not for engine.kind pipeline, whose "
-            "stages would have other groups of parameters each and wait for each other: set it to deepspeed",
+            f"optimizer.discriminator_rate {config.optimizer.discriminator_rate} is not for engine.kind pipeline: its "
+            "stages would hold other groups of parameters each and wait for each other: set it to deepspeed",
         ),
         *_start(config.start, settings),
         *objective_of(settings).checks(config),
