@@ -85,6 +85,18 @@ def test_recipes_are_legal(name: str) -> None:
             "model.kernels triton never has attention weights whole, .* set it to auto",
         ),
         (RunConfig("x", optimizer=OptimizerConfig(layer_decay=0.5)), "optimizer.layer_decay 0.5 is for fine-tuning"),
+        (
+            RunConfig("x", optimizer=OptimizerConfig(discriminator_rate=0.0)),
+            "discriminator_rate is 0.0: it must be pos",
+        ),
+        (
+            replace(recipe("large_pipe"), optimizer=OptimizerConfig(discriminator_rate=0.5)),
+            "optimizer.discriminator_rate 0.5 is not for engine.kind pipeline",
+        ),
+        (
+            replace(recipe("xlmr"), optimizer=OptimizerConfig(discriminator_rate=0.5)),
+            "optimizer.discriminator_rate 0.5 is for .* objective.name mlm trains one network: leave it at 1",
+        ),
         (RunConfig("x", optimizer=OptimizerConfig(learning_rate=math.inf)), "learning_rate is inf: it must be finite"),
         (RunConfig("x", start=StartConfig(take="state")), "start.take state .* start.folder"),
         (

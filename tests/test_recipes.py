@@ -89,7 +89,7 @@ MILLION = 2048  # rows of 512: 2^20 tokens, "1M" (XLM-E, appendix B)
 OBJECTIVE = dict(
     mask_fraction=0.15, random_fraction=0.1, keep_fraction=0.1, discriminator_weight=50.0, pseudo_fractions=(),
     denoising=(), back_translation=(),
-    generator_temperature=1.0, generator_keep_fraction=0.0, z_loss=0.0,
+    generator_temperature=1.0, generator_keep_fraction=0.0, random_fakes=(), z_loss=0.0,
 )  # fmt: skip
 ELECTRA, MLM = OBJECTIVE | dict(name="electra"), OBJECTIVE | dict(name="mlm")
 STAGE_1 = OBJECTIVE | dict(name="ernie_m")
@@ -194,6 +194,7 @@ def stated(run: RunConfig) -> dict[str, Any]:
     sections = asdict(run)
     without = FREE if "generator" in objective_of(run.objective).encoders else FREE + NOT_READ
     assert sections["optimizer"].pop("layer_decay") == 1.0, "it is for fine-tuning"
+    assert sections["optimizer"].pop("discriminator_rate") == 1.0, "no paper has two rates"
     data = sections["data"]
     assert data.keys() == {"mono_rows", "para_rows", "micro_batch", "alternate", "phase_steps", "phase_mask_fractions"}
     assert not data["phase_steps"] and not data["phase_mask_fractions"], "all read one folder"

@@ -143,6 +143,10 @@ class ObjectiveConfig:
     generator_keep_fraction: float = 0.0
     """Share of the predicted positions that the generator reads as they are, 0.15 in ELECTRA's code; the rest show
     `<mask>`, as all do in XLM-E's equation (1)."""
+    random_fakes: tuple[str, ...] = ()
+    """Share of the generator's samples in whose place the discriminator reads random tokens, by step and linear in
+    between: 0:1 3000:0 has only those at first, which can be told before the generator knows anything (see rts), and
+    none from step 3,000 on. Evaluations have none; empty: none at all."""
     z_loss: float = 0.0
     """Weight of log² Z next to every −log p of a masked token, Z the softmax's normaliser, which stays near 1 by it
     (PaLM, section 5: 1e-4). It is in the gradient; reported losses are without it."""
@@ -203,6 +207,9 @@ class OptimizerConfig:
     """Share of a weight, times the learning rate, that a step takes away; none of biases and norms."""
     clip: float = 2.0
     """Largest global gradient norm; larger gradients are scaled down to it."""
+    discriminator_rate: float = 1.0
+    """Learning rate of what only the discriminator has, as a multiple of `learning_rate`; below 1 its layers keep more
+    dimensions in small runs. Dong et al. (2023) decouple the optimizers of the two networks."""
     layer_decay: float = 1.0
     """Fine-tuning: the learning rate falls by this factor from each layer to the one below it."""
 

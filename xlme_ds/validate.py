@@ -38,7 +38,7 @@ RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
         "be positive",
         lambda value: value > 0,
         "model.init_std model.norm_epsilon objective.generator_temperature optimizer.learning_rate optimizer.epsilon "
-        "optimizer.clip",
+        "optimizer.clip optimizer.discriminator_rate",
     ),
     (
         "be at least 0 and below 1",
@@ -210,6 +210,16 @@ def _objective(config: Training) -> list[Check]:
         (
             config.optimizer.layer_decay == 1,
             f"optimizer.layer_decay {config.optimizer.layer_decay} is for fine-tuning: leave it at 1",
+        ),
+        (
+            config.optimizer.discriminator_rate == 1 or "generator" in objective_of(settings).encoders,
+            f"optimizer.discriminator_rate {config.optimizer.discriminator_rate} is for a discriminator next to a "
+            f"generator, and objective.name {settings.name} trains one network: leave it at 1",
+        ),
+        (
+            config.optimizer.discriminator_rate == 1 or config.engine.kind != "pipeline",
+            f"optimizer.discriminator_rate {config.optimizer.discriminator_rate} is not for engine.kind pipeline: its "
+            "stages would hold other groups of parameters each and wait for each other: set it to deepspeed",
         ),
         *_start(config.start, settings),
         *objective_of(settings).checks(config),

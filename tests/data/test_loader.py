@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from tests.rows import write_data
+from tests.engine.worker import tiny
+from tests.rows import train_vocabulary, write_data
 from tests.small import item, rows_of
 from xlme_ds.config import DataConfig
 from xlme_ds.data.batch import Batch
@@ -16,6 +17,7 @@ from xlme_ds.data.collate import collate
 from xlme_ds.data.corrupt import corrupt, philox
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import EOS, TASKS, Rows, read_manifest, write_manifest
+from xlme_ds.engine.build import open_data
 
 ROWS = 40
 DATA = DataConfig(mono_rows=12, para_rows=12, micro_batch=3)
@@ -203,3 +205,16 @@ def test_pairs_without_two_sides_are_refused(change: str) -> None:
         rows = rows._replace(languages=rows.languages[1:])
     with pytest.raises(ValueError, match="a row has a pair without two sides, or a side without a language: mix"):
         collate([(1, rows, np.arange(1))], 1, 0.15)
+
+
+def test_the_share_of_random_fakes_follows_the_step(folder: Path, tmp_path: Path) -> None:
+    """In training alone: an evaluation, and a run without the setting, have none."""
+    loader = Loader(folder, DATA, 1, 0.15, random_fakes=("0:1", "4:0.2", "8:0"))
+    shares = [[float(batch.random_1) for batch in loader.step(step)] for step in (0, 2, 4, 6, 8, 20)]
+    assert shares == [[pytest.approx(share)] * 4 for share in (1.0, 0.6, 0.2, 0.1, 0.0, 0.0)]
+    assert len(Loader(folder, DATA, 1, 0.15).step(0)[0].random_1) == 0
+    vocabulary = train_vocabulary(tmp_path / "vocab")
+    ours = write_data(tmp_path, ROWS, vocabulary=vocabulary.size, sha256=vocabulary.sha256)
+    config = tiny({"kind": "plain"}, 8, random_fakes=("0:1",), vocabulary=vocabulary.size)
+    assert len(open_data(config, ours, rows=config.data).step(0)[0].random_1) == 0
+    assert float(open_data(config, ours).step(0)[0].random_1) == 1.0

@@ -35,7 +35,11 @@ BTMLM = dict(
     attention_dropout=0.1,
 )
 CLM = dict(objective="clm")
-TEMPERED = dict(generator_temperature=0.7, generator_keep_fraction=0.15, z_loss=1e-2)
+# Random fakes, fewer from step to step, end in the middle of the run.
+TEMPERED = dict(
+    generator_temperature=0.7, generator_keep_fraction=0.15, z_loss=1e-2, random_fakes=("0:1", "12:0"),
+)  # fmt: skip
+RATES = dict(discriminator_rate=0.3)
 RTS = dict(objective="rts", vocabulary_blocks=3)
 ALL_TOKENS = dict(objective="all_tokens", vocabulary_blocks=3)
 # Tasks in turns, dropout, a vector for each of the data's languages, and XLM's head.
@@ -70,7 +74,7 @@ def pipe(
     return dict(engine=common | (engine or {}), micro_batch=micro_batch, **settings)
 
 
-# By number of processes; the first fourteen are the references.
+# By number of processes; the first fifteen are the references.
 CASES: dict[int, dict[str, dict[str, object]]] = {
     1: {
         "plain": plain(),
@@ -83,6 +87,7 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         "plain, BTMLM": plain(**BTMLM),
         "plain, RTS": plain(**RTS),
         "plain, tempered": plain(**TEMPERED),
+        "plain, rates": plain(**RATES),
         "plain, all tokens": plain(**ALL_TOKENS),
         "plain, MT": plain(**MT),
         "plain, interleaved": plain(**INTERLEAVED),
@@ -116,6 +121,8 @@ CASES: dict[int, dict[str, dict[str, object]]] = {
         **{f"zero{stage} on 2, RTS": zero(stage, 2, **RTS) for stage in (1, 3)},
         "bf16 zero1 on 2, RTS": zero(1, 2, BF16, **RTS),
         "zero3 on 2, tempered": zero(3, 2, **TEMPERED),
+        **{f"zero{stage} on 2, rates": zero(stage, 2, **RATES) for stage in (1, 3)},
+        "bf16 zero1 on 2, rates": zero(1, 2, BF16, **RATES),
         **{f"zero{stage} on 2, all tokens": zero(stage, 2, **ALL_TOKENS) for stage in (1, 3)},
         "bf16 zero1 on 2, all tokens": zero(1, 2, BF16, **ALL_TOKENS),
         "zero3 on 2, XLM, checkpointing": zero(3, 2, **XLM, **CHECKPOINTING),
@@ -180,6 +187,7 @@ def reference(name: str) -> str:
         "XLM",
         "RTS",
         "tempered",
+        "rates",
         "all tokens",
         "MT",
         "interleaved",
@@ -288,6 +296,7 @@ def test_same_gradients_and_evaluation(curves: dict[str, dict], name: str) -> No
         np.testing.assert_allclose(ours["gradients"][key], value, rtol=0, atol=bound, err_msg=key)
     assert ours["heldout"]["counts"] == theirs["heldout"]["counts"]
     assert ours["heldout"]["sums"] == pytest.approx(theirs["heldout"]["sums"], rel=1e-5)
+    assert ours["heldout"].get("dimensions") == pytest.approx(theirs["heldout"].get("dimensions"), rel=1e-4)
     assert ours["heldout"]["by_language"] == pytest.approx(theirs["heldout"]["by_language"], rel=1e-5)
     # Nearly untrained logits lie close to 0, where a rounding moves one into the neighbouring bin.
     moved = np.abs(np.subtract(ours["heldout"]["statistics"], theirs["heldout"]["statistics"])).sum()

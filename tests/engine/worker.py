@@ -24,6 +24,7 @@ from xlme_ds.data.loader import HeldOutLoader, Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.engine import Engine, StepStats
 from xlme_ds.engine.ranks import data_parallel, start_process_group
+from xlme_ds.objectives import has_decoder
 from xlme_ds.train.loop import Callback, Guard, Record, fit
 from xlme_ds.train.stop import StopRequest, Watchdog
 from xlme_ds.validate import validate
@@ -53,6 +54,8 @@ def tiny(
     steps: int = STEPS,
     generator_temperature: float = 1.0,
     generator_keep_fraction: float = 0.0,
+    random_fakes: Sequence[str] = (),
+    discriminator_rate: float = 1.0,
     z_loss: float = 0.0,
     denoising: Sequence[str] = (),
     back_translation: Sequence[str] = (),
@@ -68,6 +71,7 @@ def tiny(
             pseudo_fractions=tuple(pseudo_fractions),
             generator_temperature=generator_temperature,
             generator_keep_fraction=generator_keep_fraction,
+            random_fakes=tuple(random_fakes),
             z_loss=z_loss,
             denoising=tuple(denoising),
             back_translation=tuple(back_translation),
@@ -75,7 +79,7 @@ def tiny(
         data=DataConfig(0 if objective == "mt" and not denoising else 8, para_rows, micro_batch, alternate),
         engine=EngineConfig(**{"precision": "fp32"} | engine),
         train=TrainConfig(steps=steps, log_every=1),
-        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=5),
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=5, discriminator_rate=discriminator_rate),
     )
     return validate(run)
 
@@ -109,8 +113,9 @@ def likely_specials(name: str) -> torch.Tensor | None:
 class FirstStep(Callback):
     """What is looked at after the first step: the gradients of this rank's parameters, and an evaluation."""
 
-    def __init__(self, engine: Engine, beta1: float, path: Path):
-        self.engine, self.beta1, self.path = engine, beta1, path
+    def __init__(self, engine: Engine, config: RunConfig, path: Path):
+        self.engine, self.objective, self.path = engine, config.objective, path
+        self.beta1 = config.optimizer.beta1
         self.heldout: dict[str, torch.Tensor] = {}
 
     def after_step(self, done: int, stats: StepStats) -> None:
@@ -118,6 +123,8 @@ class FirstStep(Callback):
             found = gradients(self.engine, self.beta1).items()
             save_file({name: value.contiguous() for name, value in found}, self.path)
             self.heldout = self.engine.eval_batch(1)
+            if not has_decoder(self.objective):
+                self.heldout["dimensions"] = torch.tensor(self.engine.dimensions(3))
 
 
 def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> dict[str, object]:
@@ -128,10 +135,10 @@ def run(config: RunConfig, data: Path, rank: int, world: int, prefix: Path) -> d
     if config.engine.pipeline_schedule == "dualpipev":  # more micro-batches than in training
         heldout = replace(heldout, micro_batch=1)
     read = config.seed, objective.mask_fraction, *share, config.model.language_embeddings
-    read += objective.pseudo_fractions, objective.denoising, objective.back_translation
+    read += objective.pseudo_fractions, objective.denoising, objective.back_translation, objective.random_fakes
     loaders = [Loader(data, config.data, *read), HeldOutLoader(data, heldout, *read)]
     engine = build_engine(config, *loaders, likely_specials if objective.name == "btmlm" else None)
-    first = FirstStep(engine, config.optimizer.beta1, Path(f"{prefix}.gradients{rank}.safetensors"))
+    first = FirstStep(engine, config, Path(f"{prefix}.gradients{rank}.safetensors"))
     folder = Path(f"{prefix}.run{rank}")
     folder.mkdir()
     record = Record(folder, config, 0, engine, 0.0, 1.0, lambda values: None, lambda: 0, None)

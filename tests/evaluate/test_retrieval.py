@@ -16,7 +16,6 @@ from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.evaluate.retrieval import (
     accuracies,
-    effective_rank,
     group_by_language,
     heldout_pairs,
     mean_over,
@@ -24,6 +23,7 @@ from xlme_ds.evaluate.retrieval import (
     retrieve,
 )
 from xlme_ds.evaluate.vectors import hidden_states, sentence_vectors
+from xlme_ds.models.dimensions import effective_rank
 from xlme_ds.models.electra import Electra
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import TextEncoder

@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.small import SMALL, batch_of, item, lively, model, rows_of, usual_batch
 from xlme_ds.config import ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
+from xlme_ds.data.rows import UNK
 from xlme_ds.models.electra import Electra, block_sizes, uniforms_within
 from xlme_ds.models.encoder import lookup
 from xlme_ds.objectives import objective_of
@@ -67,6 +68,28 @@ def test_the_generator_never_sees_the_original() -> None:
     for name in ("predicted_M", "corrupted_BT", "replaced_logits_BT"):
         assert torch.equal(getattr(one, name), getattr(other, name)), name
     assert not torch.equal(one.nll_M, other.nll_M)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_random_tokens_replace_a_share_of_the_samples(share: float) -> None:
+    """They are uniform over the ordinary tokens; the others are the generator's, which says the same everywhere."""
+    electra = model()
+    with torch.no_grad():
+        for parameter in (*electra.masked_head.dense.parameters(), *electra.masked_head.norm.parameters()):
+            parameter.zero_()
+        electra.masked_head.bias.fill_(-30.0)
+        electra.masked_head.bias[[7, 8]] = torch.tensor([0.0, 1.0])
+    batch = batch_of([[[0, *[9] * 38, 2]]] * 850, [], 40, seed=5)
+    output = electra(batch._replace(random_1=torch.tensor([share])))
+    written = torch.bincount(output.corrupted_BT.flatten()[batch.masked_M], minlength=SMALL.vocabulary).double()
+    likely = torch.tensor([0.0, 1.0], dtype=torch.float64).softmax(0)
+    expected = torch.zeros_like(written)
+    expected[UNK + 1 : -1] = share / (SMALL.vocabulary - UNK - 2)
+    expected[[7, 8]] += (1 - share) * likely
+    assert not written[expected == 0].any()
+    there = expected > 0
+    assert chisquare(written[there], expected[there] * written.sum()).pvalue > 1e-3
+    assert torch.equal(output.nll_M, electra(batch).nll_M), "the generator's loss is not theirs"
 
 
 @pytest.mark.parametrize("name", ["electra", "all_tokens"])

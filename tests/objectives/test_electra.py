@@ -92,6 +92,13 @@ def test_the_loss_is_lambda_weighted_means() -> None:
             dict(name="btmlm", generator_temperature=2.0, pseudo_fractions=(0.1,)),
             "objective.name btmlm does not read it",
         ),
+        (
+            dict(random_fakes=("0:1", "5:1.5")),
+            r"random_fakes 0:1 5:1\.5 are shares .* one is 1\.5: lower it to 1 at most",
+        ),
+        (dict(random_fakes=("4:1",)), "the weights 4:1 are not STEP:WEIGHT from step 0 on"),
+        (dict(name="rts", random_fakes=("0:1",)), "objective.name rts does not read it: leave it empty"),
+        (dict(name="mlm", random_fakes=("0:1",)), "objective.name mlm does not read it: leave it empty"),
         (dict(generator_keep_fraction=1.0), r"generator_keep_fraction is 1\.0: it must be at least 0 and below 1"),
         (dict(name="mlm", generator_keep_fraction=0.15), "objective.name mlm does not read it: leave it at 0.0"),
         (dict(name="rts", generator_keep_fraction=0.15), "objective.name rts does not read it: leave it at 0.0"),

@@ -49,6 +49,10 @@ def heldout(step: int) -> dict[str, Any]:
             "unigram_nll_mono": 7.294, "unigram_nll_para": 7.118}  # fmt: skip
 
 
+def dimensions(step: int) -> dict[str, Any]:
+    return {"step": step, "layer_0": 60.0, "layer_1": 50.0 / step, "layer_2": 40.0 / step}
+
+
 def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
 
@@ -59,6 +63,7 @@ def run(tmp_path: Path) -> Path:
     folder.mkdir()
     write_lines(folder / "metrics.jsonl", [metric(step) for step in range(1, STEPS + 1)])
     write_lines(folder / "heldout.jsonl", [heldout(step) for step in (0, 20, STEPS)])
+    write_lines(folder / "dimensions.jsonl", [dimensions(step) for step in (1, 20, STEPS)])
     share = {
         "fr": {"share": 0.6123, "share_before": 0.75, "repeat": 1.0},
         "sw": {"share": 0.3877, "share_before": 0.25, "repeat": 17.4},
@@ -127,7 +132,7 @@ def test_page_is_whole_and_self_contained(run: Path) -> None:
     assert not any(tag in ("script", "link", "img", "iframe") for tag, _ in parsed.tags)
     assert not re.search(r'(?:src|href)="(?!#)', html), "the page refers to another file"
     assert not list(run.glob(".*.tmp"))
-    assert sum(tag == "svg" for tag, _ in parsed.tags) == len(figures.curves([metric(1)], [heldout(1)], KNOWN)) + 1
+    assert sum(tag == "svg" for tag, _ in parsed.tags) == len(figures.curves([metric(1)], [heldout(1)], KNOWN)) + 2
 
 
 def test_corpus_text_is_escaped(run: Path) -> None:
@@ -154,10 +159,19 @@ def test_page_follows_the_input(run: Path) -> None:
     assert "0.543" in second and "0.660" not in second
 
 
+def test_the_dimensions_of_the_layers_are_drawn(run: Path) -> None:
+    page = write_report(run).read_text(encoding="utf-8")
+    figure = page[page.index('<section id="dimensions">') :].split("</section>")[0]
+    assert 'aria-label="Dimensions of the token states by layer"' in figure
+    assert figure.count("var(--mono)") >= 1 and figure.count("var(--para)") >= 1
+    (run / "dimensions.jsonl").unlink()
+    assert '<section id="dimensions">' not in write_report(run).read_text(encoding="utf-8")
+
+
 def test_sentences_lead_and_retrieval_opens_only_where_it_was_learnt(run: Path) -> None:
     html = write_report(run).read_text(encoding="utf-8")
     sections = [attributes["id"] for tag, attributes in Page(html).tags if tag == "section"]
-    assert sections == ["sentences", "heldout", "curves", "languages", "retrieval", "settings"]
+    assert sections == ["sentences", "heldout", "curves", "dimensions", "languages", "retrieval", "settings"]
     assert "<details open>" in html[html.index('id="retrieval"') :] and "Not above the untrained model" not in html
     retrieval = json.loads((run / "retrieval.json").read_text())
     retrieval["candidates"] = 2  # chance is 50%, the best mean 47.5%

@@ -39,7 +39,10 @@ from xlme_ds.train.stop import StopRequest, Watchdog
 
 PLAIN = dict(engine=dict(kind="plain"), micro_batch=8)
 XLM = dict(objective="mlm", language_embeddings=("de", "en", "fr"), dropout=0.1, alternate=True)
-TEMPERED = dict(generator_temperature=0.7, generator_keep_fraction=0.15, z_loss=1e-2)
+TEMPERED = dict(
+    generator_temperature=0.7, generator_keep_fraction=0.15, z_loss=1e-2, random_fakes=("0:1", "5:0"),
+    discriminator_rate=0.3,
+)  # fmt: skip
 BTMLM = tiny(**PLAIN, objective="btmlm", para_rows=0, pseudo_fractions=(0.5,), language_embeddings=("de", "en", "fr"))  # type: ignore[arg-type]
 BACK_TRANSLATION = tiny(
     **PLAIN,
@@ -61,7 +64,7 @@ def engine(data: Path, config: RunConfig | None = None) -> Engine:
     config = config or tiny(**PLAIN)
     objective = config.objective
     read = config.seed, objective.mask_fraction, 0, 1, config.model.language_embeddings, objective.pseudo_fractions
-    read += objective.denoising, objective.back_translation
+    read += objective.denoising, objective.back_translation, objective.random_fakes
     return build_engine(config, Loader(data, config.data, *read), None)
 
 

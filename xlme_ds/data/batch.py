@@ -24,6 +24,8 @@ class Batch(NamedTuple):
     masked_M: Tensor  # masked positions, as indices into the flattened tokens, ascending
     # Float32 in [0, 1): the generator's sample at each masked position is the inverse CDF at this value.
     uniforms_M: Tensor
+    # Float32 [1]: share of the generator's samples in whose place random tokens are read; mostly none.
+    random_1: Tensor = torch.empty(0)
     # Places that the model fills before it trains, as indices into the flattened tokens, ascending [P]; mostly none.
     open_P: Tensor = torch.empty(0, dtype=torch.int64)
     # Of monolingual sentences that translation reads, [B, T], else empty: noised copies, and the languages to write in.

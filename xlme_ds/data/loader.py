@@ -6,8 +6,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from ..config import DataConfig, refuse
+from ..config import DataConfig, refuse, weight_at
 from .batch import Batch
 from .collate import collate
 from .corrupt import Parts
@@ -23,8 +24,8 @@ class Loader:
     several. Row numbers go on from phase to phase.
 
     `languages` as in `RowStore`; `pseudo_fractions` as in `PseudoSides`: without them no places are opened;
-    `denoising` and `back_translation` as in `Sentences`. Raises ValueError for folders that do not fit each other or
-    the phases.
+    `denoising` and `back_translation` as in `Sentences`; `random_fakes` as in `ObjectiveConfig`. Raises ValueError for
+    folders that do not fit each other or the phases.
     """
 
     def __init__(
@@ -39,9 +40,11 @@ class Loader:
         pseudo_fractions: tuple[float, ...] = (),
         denoising: tuple[str, ...] = (),
         back_translation: tuple[str, ...] = (),
+        random_fakes: tuple[str, ...] = (),
     ):
         self.plan = self._planned(data, world)
         self.rank, self.seed = rank, seed
+        self.random_fakes = random_fakes
         self.folders = [Path(folders)] if isinstance(folders, str | Path) else [Path(folder) for folder in folders]
         self.phases = phases(data, mask_fraction)
         asked, given = len(self.phases), len(self.folders)
@@ -122,6 +125,8 @@ class Loader:
         phase = phase_of(self.phases, step)
         collated, sentences = self._made[phase]
         batch = collated(parts, self.seed, self.phases[phase].mask_fraction)
+        if self.random_fakes:
+            batch = batch._replace(random_1=torch.tensor([weight_at(self.random_fakes, step)]))
         return batch if sentences is None else sentences.added(batch, parts, self.seed, step)
 
     def stores_at(self, step: int) -> dict[int, RowStore]:
@@ -162,11 +167,15 @@ class Loader:
         """The first row of every task, corrupted as in step 0: the same batch on all ranks, whatever their number."""
         return self._probe
 
+    def first_rows(self, count: int) -> Batch:
+        """The first `count` rows of every task, or all if there are fewer, corrupted as in step 0: the same on all
+        ranks."""
+        numbers = [(task, store, np.arange(min(count, store.rows))) for task, store in self.stores.items()]
+        return self._collated(0, [(task, store.read(these), these) for task, store, these in numbers])
+
     @cached_property
     def _probe(self) -> Batch:
-        first = np.zeros(1, dtype=np.int64)
-        read = [(task, store.read(first), first) for task, store in self.stores.items()]
-        batch = self._collated(0, read)
+        batch = self.first_rows(1)
         # A translation may differ where two tokens are about equally likely, so the probe has none if it has more.
         steady = len(batch.noised_BT) > 0 or TASKS.index("para") in self.stores
         batch = batch._replace(into_BT=batch.into_BT[:0]) if steady else batch

@@ -77,10 +77,10 @@ def open_data(
     """What `rank` of `world` reads of `folders` in a run, or `rows` of one instead; see `fitting`."""
     objective, languages = config.objective, config.model.language_embeddings
     arguments = config.seed, objective.mask_fraction, rank, world, languages
-    special = objective.pseudo_fractions, objective.denoising, objective.back_translation
+    special = objective.pseudo_fractions, objective.denoising, objective.back_translation, objective.random_fakes
     if rows is not None:  # an evaluation, of all that is trained in any step
-        denoising, back = (ALWAYS if points else () for points in special[1:])
-        special = objective.pseudo_fractions, denoising, back
+        denoising, back = (ALWAYS if points else () for points in special[1:3])
+        special = objective.pseudo_fractions, denoising, back, ()
     kind = Loader if rows is None else HeldOutLoader
     return fitting(kind(folders, rows or config.data, *arguments, *special), config.model, like)
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..checkpoint.state_files import KINDS, MOMENTS, StateReader, StateWriter
 from ..data.batch import Batch
+from ..models.dimensions import effective_rank, token_products
 from ..objectives.protocol import BatchSource, Objective, Pretraining
 from .optimizer import set_learning_rate
 from .ranks import gather, on_all_ranks, raise_on_all_ranks
@@ -188,16 +189,15 @@ class Engine:
             error = failure
         # On the host, which would otherwise wait until a GPU has done all of the step before.
         failed = torch.full((1,), float(error is not None), dtype=torch.float64)
-        reduced = self._reduce(torch.cat([self._own_counts(batches), failed]))
+        reduced = self._reduce(torch.cat([self._own_counts(batches, failed.device), failed]))
         if reduced[-1] > 0:
             raise_on_all_ranks(error)
         batches = [batch.to(self.device) for batch in batches]
         self.seconds_reading += time.perf_counter() - begun
         return batches, reduced[:-1]
 
-    def _own_counts(self, batches: Sequence[Batch]) -> Tensor:
-        """What this rank adds to the counts of `batches`, where they are."""
-        device = batches[0][0].device if batches else None
+    def _own_counts(self, batches: Sequence[Batch], device: torch.device) -> Tensor:
+        """What this rank adds to the counts of `batches`, all of which are on `device`."""
         counts = torch.zeros(len(self.objective.terms), dtype=torch.float64, device=device)
         for batch in batches if self._counting else ():
             counts += self.objective.counts(batch)
@@ -276,6 +276,22 @@ class Engine:
         """Whether its model has a generator."""
         return "generator" in getattr(self.objective, "encoders", ())  # of a task there are none
 
+    @torch.no_grad()
+    def dimensions(self, rows: int) -> list[float]:
+        """In how many dimensions the first encoder's token states vary on the first `rows` held-out rows of each task,
+        the embedding first (`effective_rank`): the same under any engine and number of ranks."""
+        heldout = self.heldout
+        assert heldout is not None
+        batch = on_all_ranks(lambda: heldout.first_rows(rows)).to(self.device)
+        self._detailed = False  # nothing of it is reported
+        with token_products(
+            self.module, next(iter(cast(Pretraining, self.objective).encoders)), batch.segments_BT > 0
+        ) as products:
+            self._forward([batch])
+        mine = {layer: effective_rank(products_DD) for layer, products_DD in products.items()}
+        every = {layer: rank for held in gather(mine) for layer, rank in held.items()}  # a stage has some of the layers
+        return [every[layer] for layer in sorted(every)]
+
     def probe_loss(self) -> float:
         """Loss of the probe batch with the weights as they are: the same under any engine and number of ranks.
 
@@ -296,7 +312,7 @@ class Engine:
         if counted:
             self._gathered = list(compress(self._gathered, counted))
             batches = list(compress(batches, counted))
-        return self._totals(self._reduce(self._own_counts(batches)))
+        return self._totals(self._reduce(self._own_counts(batches, self.device)))
 
     def _forward(self, batches: list[Batch]) -> None:
         """Evaluate `batches`, and gather their sums and statistics."""

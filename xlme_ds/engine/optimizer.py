@@ -1,4 +1,5 @@
-"""AdamW with decoupled weight decay on matrices only (XLM-E, Table 10); the learning rate is set at every step."""
+"""AdamW with decoupled weight decay on matrices only (XLM-E, Table 10); the learning rate is set at every step, of all
+parameters or of those of one network or layer by a factor of their own."""
 
 import re
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from ..models.init import has_weight_decay
 from .ranks import SharedError
 
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
+_DISCRIMINATOR = re.compile(r"(?:^|\.)(?:discriminator|replaced_head|token_head|difference_\d+)(?:\.|$)")
 _BELOW = (
     "encoder.embedding_",
     *(f"encoder.encoder.{name}" for name in ("positions", "languages", "relative", "input_norm")),
@@ -44,6 +46,7 @@ def build_optimizer(module: nn.Module, cfg: OptimizerConfig) -> Optimizer:
     for name, parameter in module.named_parameters():
         shape = getattr(parameter, "ds_shape", parameter.shape)  # ZeRO-3 leaves an empty tensor in its place
         scale = 1.0 if cfg.layer_decay == 1 else layer_scale(name, layers, cfg.layer_decay)
+        scale *= cfg.discriminator_rate if _DISCRIMINATOR.search(name) else 1.0
         groups.setdefault((scale, has_weight_decay(name, len(shape))), []).append(parameter)
     return rule(
         [

@@ -18,6 +18,7 @@ from ..config import refuse
 from ..data.schema import EOS, LAYOUTS
 from ..data.shards import RowStore
 from ..data.vocabulary import Vocabulary
+from ..models.dimensions import effective_rank
 from ..models.text_encoder import TextEncoder, Which
 from .compared_models import Models, load_encoders, told, trained_on
 from .output import ResultTable, table_at_layer
@@ -270,16 +271,6 @@ def retrieve(model: TextEncoder, groups: Groups, centred: bool = False) -> dict[
             languages[language] |= {way + suffix: list(found) for way, found in zip(WAYS, by_way, strict=True)}
     scores = {"overall": mean_over(languages, list(languages)), "languages": languages}
     return scores | ({"dimensions": [effective_rank(sum_DD) for sum_DD in products]} if centred else {})
-
-
-def effective_rank(products_DD: np.ndarray) -> float:
-    """exp(−Σ p log p), p the shares of the eigenvalues in their sum (Roy and Vetterli 2007); 1 for vectors on a line.
-
-    `products_DD`: Σ x xᵀ of the vectors.
-    """
-    shares = np.maximum(np.linalg.eigvalsh(products_DD.astype(np.float64)), 0)
-    shares = shares[shares > 0] / shares.sum()
-    return float(np.exp(-(shares * np.log(shares)).sum()))
 
 
 def mean_over(languages: Mapping[str, Mapping[str, Sequence[float]]], chosen: Sequence[str]) -> dict[str, list[float]]:

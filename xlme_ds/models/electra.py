@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..data.batch import Batch
+from ..data.rows import UNK
 from .encoder import Encoder, lookup, read_whole
 from .heads import MaskedLanguageModelHead, ReplacedTokenHead
 
@@ -78,8 +79,10 @@ class Electra(nn.Module):
             batch.languages_BT,
         )
         hidden_MD = hidden_BTD.flatten(0, 1)[batch.masked_M]
+        random_M, uniforms_M = random_instead(batch.random_1, uniforms_M, self.cfg.vocabulary)
         generated = self.masked_head(hidden_MD, lambda: table, targets_M, uniforms_M)
-        corrupted_BT = tokens.index_copy(0, batch.masked_M, generated.sample_M).view_as(batch.tokens_BT)
+        sample_M = torch.where(random_M < 0, generated.sample_M, random_M)
+        corrupted_BT = tokens.index_copy(0, batch.masked_M, sample_M).view_as(batch.tokens_BT)
         return generated.nll_M, generated.predicted_M, corrupted_BT
 
     def forward(self, batch: Batch) -> ElectraOutput:
@@ -95,7 +98,20 @@ class Electra(nn.Module):
         return ElectraOutput(nll_M, predicted_M, corrupted_BT, self.replaced_head(hidden_BTD))
 
 
-def uniforms_within(below_M: Tensor, uniforms_M: Tensor, bound: float) -> Tensor:
+def random_instead(share_1: Tensor, uniforms_M: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """The ordinary tokens that are drawn in place of samples, −1 where none is, and the uniforms of the samples; both
+    [M]. `share_1`: see `Batch.random_1`."""
+    none_M = torch.full_like(uniforms_M, -1, dtype=torch.int64)
+    if not len(share_1):
+        return none_M, uniforms_M
+    share_1, first, count = share_1.detach(), UNK + 1, vocabulary - UNK - 2
+    below_M = uniforms_M < share_1
+    within_M = uniforms_within(below_M, uniforms_M, share_1)
+    tokens_M = first + (within_M.double() * count).long().clamp(0, count - 1)
+    return torch.where(below_M, tokens_M, none_M), torch.where(below_M, 0.0, within_M)
+
+
+def uniforms_within(below_M: Tensor, uniforms_M: Tensor, bound: float | Tensor) -> Tensor:
     """Where each uniform lies in its part of [0, 1), below `bound` or from it on: uniform there, and independent of
     which part it is, so that one draw serves both choices."""
     within_M = torch.where(below_M, uniforms_M / bound, (uniforms_M - bound) / (1.0 - bound))

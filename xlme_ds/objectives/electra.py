@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
+from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig, weight_at
 from ..data.batch import Batch, sum_by_language, sum_by_task
 from ..data.rows import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
@@ -60,7 +60,15 @@ class ElectraObjective:
 
     def checks(self, run: RunConfig) -> list[Check]:
         """A share of the tokens is masked; random and kept ones there are none."""
-        return [masks_some(run), adds_none(run), *not_read(run, *OF_MASKING)]
+        fakes = run.objective.random_fakes
+        most = max((weight_at(fakes, int(point.partition(":")[0])) for point in fakes), default=weight_at(fakes, 0))
+        words = f"objective.random_fakes {' '.join(fakes)} are shares of the samples, and one is {most:g}"
+        return [
+            masks_some(run),
+            adds_none(run),
+            *not_read(run, *OF_MASKING),
+            (most <= 1, f"{words}: lower it to 1 at most"),
+        ]
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> Electra:
         """The pre-training model, or its `part` that a pipeline's stage runs."""

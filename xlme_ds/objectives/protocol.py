@@ -116,7 +116,7 @@ def masks_some(run: RunConfig) -> Check:
     return 0.0 < fraction < 1.0, f"objective.mask_fraction is {fraction}: it must be between 0 and 1"
 
 
-OF_GENERATORS = "discriminator_weight", "generator_temperature", "generator_keep_fraction"
+OF_GENERATORS = "discriminator_weight", "generator_temperature", "generator_keep_fraction", "random_fakes"
 OF_MASKING = "random_fraction", "keep_fraction"
 
 
@@ -127,7 +127,7 @@ def not_read(run: RunConfig, *names: str) -> list[Check]:
         (
             getattr(settings, name) == getattr(usual, name),
             f"objective.{name} is {getattr(settings, name)}, and objective.name {settings.name} does not read it: "
-            f"leave it at {getattr(usual, name)}",
+            f"leave it {f'at {getattr(usual, name)}' if getattr(usual, name) != () else 'empty'}",
         )
         for name in names
     ]

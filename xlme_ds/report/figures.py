@@ -129,6 +129,20 @@ def _panel(
     return _svg(axes, title)
 
 
+def dimensions_by_layer(records: Records) -> Markup:
+    """In how many dimensions the token states of each layer vary, by step: the embedding dashed, the last layer
+    thick."""
+    axes = _new_axes(4.6, 2.8)
+    layers = [key for key in records[-1] if key != "step"]
+    for key in layers:
+        line, width, colour = ("--", 1.4, PARA) if key == layers[0] else ("-", 0.8, MUTED)
+        axes.plot(*points(records, key), line, color=colour, linewidth=width)
+    axes.plot(*points(records, layers[-1]), "o-", color=MONO, linewidth=2.0, markersize=5, markeredgecolor=SURFACE)
+    axes.set(ylim=(0, None), xlabel="step")
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    return _svg(axes, "Dimensions of the token states by layer")
+
+
 def points(records: Records, key: str) -> tuple[np.ndarray, np.ndarray]:
     """float64 (steps, values) of the records that have a number under `key`."""
     found = [(record["step"], record[key]) for record in records if isinstance(record.get(key), int | float)]

@@ -24,6 +24,7 @@ class RunFiles:
         self.config = read_optional(run / "config.json", dict)
         self.metrics = read_steps(run / "metrics.jsonl")
         self.heldout = read_steps(run / "heldout.jsonl")
+        self.dimensions = read_steps(run / "dimensions.jsonl")
         self.heldout_languages = read_steps(run / "heldout_languages.jsonl")
         self.retrieval = read_optional(run / "retrieval.json", dict)
         self.samples = read_optional(run / "samples.json", list)

@@ -28,8 +28,8 @@ def write_report(run: Path) -> Path:
     """Write the report page of a run; `xtreme --help` explains the XTREME tables.
 
     Args:
-        run: Run folder: reads config.json, metrics.jsonl, heldout.jsonl, heldout_languages.jsonl,
-            retrieval.json, samples.json and languages.json.
+        run: Run folder: reads config.json, metrics.jsonl, heldout.jsonl, dimensions.jsonl,
+            heldout_languages.jsonl, retrieval.json, samples.json and languages.json.
 
     Returns:
         The page, `report.html` in the folder.
@@ -62,6 +62,9 @@ def _page_of(run: RunFiles) -> str:
         cards=_checked("config.json, metrics.jsonl or heldout.jsonl", lambda: list(_cards(run))),
         losses={title: svg for title, svg in panels.items() if title in first and run.heldout},
         panels={title: svg for title, svg in panels.items() if title not in first or not run.heldout},
+        dimensions=_checked(
+            "dimensions.jsonl", lambda: figures.dimensions_by_layer(run.dimensions) if run.dimensions else None
+        ),
         by_language=_checked("heldout_languages.jsonl", lambda: heldout_languages(run.heldout_languages, quantities)),
         gaps=_checked("config.json", lambda: _gaps(run, settings)),
         shares=_checked("languages.json", lambda: _language_shares(run.languages or {})),

@@ -5,6 +5,7 @@ The loop knows neither the model nor the engine. The engine leaves a step out wh
 or its gradient norm exceeds the guard's limit. Norm and limit are the same on all ranks, and so is all that follows.
 """
 
+import json
 import math
 import os
 import signal
@@ -136,6 +137,60 @@ class Evaluate(Callback):
                 log.write(values)
             if self.console is not None:
                 self.console.evaluation(overall)
+
+
+class Dimensions(Callback):
+    """Writes after the run's first step, and at every evaluation, in how many dimensions the token states of each layer
+    vary (`Engine.dimensions`); warns once when the last layer has lost most of them; collective."""
+
+    ROWS = 8  # held-out rows of each task
+    COLLAPSED = 0.1  # of the dimensions after the first step
+
+    def __init__(
+        self,
+        run: Path,
+        engine: Engine,
+        config: TrainConfig,
+        start: int,
+        first: int,
+        console: Console | None,
+        tracker: Tracker | None,
+    ):
+        """`first`: steps of the run that it branches off from."""
+        self.engine = engine
+        self.config = config
+        self.first = first
+        self.console = console
+        self.untrained: float | None = None  # dimensions of the last layer, before it could collapse
+        self.warned = False
+        if console is not None:
+            self.logs = (MetricsLog(run, "dimensions", start, tracker),)
+            for line in self.logs[0].path.read_bytes().splitlines():
+                self._warning(json.loads(line))  # of before a resume
+
+    @override
+    def after_step(self, done: int, stats: StepStats) -> None:
+        every = self.config.eval_every
+        if done in (self.first + 1, self.config.steps) or (every and done % every == 0):
+            layers = enumerate(self.engine.dimensions(self.ROWS))
+            values = {"step": done} | {f"layer_{number}": round(one, 2) for number, one in layers}
+            if self.console is not None:
+                self.logs[0].write(values)
+                self.console.dimensions(values, self._warning(values))
+
+    def _warning(self, values: Mapping[str, float]) -> str:
+        """What to do, the first time that the last layer has few dimensions; else empty."""
+        *_, last = values.values()
+        self.untrained = last if self.untrained is None else self.untrained
+        if self.warned or not last < self.COLLAPSED * self.untrained:
+            return ""
+        self.warned = True
+        return (
+            f"the layers collapse: the token states of the last one vary in {last:.1f} dimensions, in "
+            f"{self.untrained:.0f} at the start, and fine-tuning has little use for such a model: start again with a "
+            "lower optimizer.learning_rate, with more optimizer.warmup_steps, or from an encoder (start.take encoder); "
+            "docs/howto/watch.md says more"
+        )
 
 
 class Profile(Callback):

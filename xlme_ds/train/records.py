@@ -1,5 +1,5 @@
-"""The run's records, `metrics.jsonl`, `heldout.jsonl`, `faults.jsonl` and TensorBoard events, continued exactly on
-resume; which rows every step read; and what the terminal shows."""
+"""The run's records, `metrics.jsonl`, `heldout.jsonl`, `dimensions.jsonl`, `faults.jsonl` and TensorBoard events,
+continued exactly on resume; which rows every step read; and what the terminal shows."""
 
 import json
 import math
@@ -234,6 +234,14 @@ class Console:
         )
         line = f"step {values['step']}/{self.steps}  held-out text: {self._terms(values)}  {aucs}".rstrip()
         (self.progress.console.print if self.progress is not None else print)(line)
+
+    def dimensions(self, values: Mapping[str, float], warning: str) -> None:
+        """In how many dimensions the token states of each layer vary, and what to do if they are few."""
+        layers = ", ".join(f"{value:.0f}" for name, value in values.items() if name != "step")
+        show = self.progress.console.print if self.progress is not None else print
+        show(f"step {values['step']}/{self.steps}  dimensions by layer: {layers}")
+        if warning:
+            show(f"WARNING: step {values['step']}: {warning}")
 
     def close(self) -> None:
         """Leave the terminal as it was."""

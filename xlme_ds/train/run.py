@@ -34,7 +34,7 @@ from ..objectives.protocol import BatchSource
 from ..recipes import RECIPES
 from ..trained import MODEL_FOLDER, pinned, whole_checkpoint, write_vocabulary
 from ..validate import validate
-from .loop import Callback, Evaluate, Guard, Profile, Record, Save, Show, fit
+from .loop import Callback, Dimensions, Evaluate, Guard, Profile, Record, Save, Show, fit
 from .records import Console, StepLines, Tracker, audit_reads, product_rate
 from .run_folder import RunFolder, first_step, flatten, missing_steps, settled
 from .stop import StopRequest, Watchdog
@@ -247,6 +247,8 @@ def _callbacks(
         callbacks.append(Record(out, config, start, engine, work.flops, peak, *shown, tracker))
     if work.evaluation is not None:
         callbacks.append(Evaluate(out, engine, settings, start, work.evaluation, console, tracker))
+    if work.evaluation is not None and isinstance(config, RunConfig) and not has_decoder(config.objective):
+        callbacks.append(Dimensions(out, engine, settings, start, first_step(config), console, tracker))
     if root and profiled:
         callbacks.append(Profile(out, profiled, engine.device))
     return guard, callbacks, [each for each in (console, tracker) if each is not None]

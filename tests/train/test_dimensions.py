@@ -1,0 +1,81 @@
+"""In how many dimensions token states vary: against singular values, in the records, and the warning of a collapse."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.engine.worker import tiny
+from tests.rows import write_data
+from xlme_ds.data.loader import Loader
+from xlme_ds.engine.build import build_engine
+from xlme_ds.engine.engine import StepStats
+from xlme_ds.models.attention import shared_bias
+from xlme_ds.models.encoder import Encoder
+from xlme_ds.train.loop import Dimensions
+from xlme_ds.train.records import Console
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("objective", ["electra", "mlm"])
+def test_they_are_the_entropy_of_the_singular_values(tmp_path: Path, objective: str, norm: str) -> None:
+    """Of the states that `Encoder.hidden_states` gives for what the first encoder reads, without padding."""
+    folder = write_data(tmp_path, rows=5)
+    config = tiny({"kind": "plain"}, 8, objective=objective, norm=norm)
+    loaders = [Loader(folder, config.data, config.seed, 0.15) for _ in range(2)]
+    engine = build_engine(config, *loaders, None)
+    which = "discriminator" if objective == "electra" else "encoder"
+    encoder = getattr(engine.module, which)
+    assert isinstance(encoder, Encoder)
+    read: list[torch.Tensor] = []
+    encoder.layers["0"].register_forward_pre_hook(lambda _, inputs: read.append(inputs[0].detach()))
+    found = engine.dimensions(3)
+    batch = loaders[1].first_rows(3)
+    assert len(batch.tokens_BT) == 6 and bool((batch.segments_BT == 0).any()), "some padding must be left out"
+    states = [read[0]]
+    with torch.no_grad():
+        distances = encoder.distances(batch.tokens_BT.shape[1])
+        bias = shared_bias(config.model, batch.segments_BT, distances, torch.float32)
+        for layer in encoder.layers.values():
+            states.append(layer(states[-1], bias))
+        if encoder.output_norm is not None:
+            states[-1] = encoder.output_norm(states[-1])
+    expected = []
+    for state_BTD in states:
+        x_ND = state_BTD[batch.segments_BT > 0].double().numpy()
+        shares = np.linalg.svd(x_ND - x_ND.mean(0), compute_uv=False) ** 2
+        shares = shares[shares > 1e-12 * shares[0]] / shares.sum()
+        expected.append(np.exp(-(shares * np.log(shares)).sum()))
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert not any(layer._forward_hooks for layer in encoder.layers.values()), "nothing stays in the model"
+
+
+def test_a_collapse_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where the run resumes after it was told."""
+    folder = write_data(tmp_path, rows=5)
+    config = tiny({"kind": "plain"}, 8, steps=9)
+    train = replace(config.train, eval_every=3)
+    stats = StepStats({}, 1.0, 1e-3)
+    engine = build_engine(config, *(Loader(folder, config.data, config.seed, 0.15) for _ in range(2)), None)
+    for steps in (range(1, 7), range(7, 10)):
+        watching = Dimensions(tmp_path, engine, train, steps[0] - 1, 0, Console(9, 0, ()), None)
+        for step in steps:
+            if step > 3:  # all but one number of the last layer's states becomes the same for every token
+                with torch.no_grad():
+                    engine.module.get_parameter("discriminator.layers.2.feed_forward_norm.weight")[1:] = 0.0
+            watching.after_step(step, stats)
+        watching.close(steps[-1])
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in told if "dimensions by layer" in line] == [
+        f"step {n}/9" for n in (1, 3, 6, 9)
+    ]
+    warned = [line for line in told if "collapse" in line]
+    assert len(warned) == 1 and warned[0].startswith("WARNING: step 6: ") and "in 1.0 dimensions, in 2" in warned[0]
+    lines = [json.loads(line) for line in (tmp_path / "dimensions.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 3, 6, 9] and lines[-1]["layer_3"] == 1.0
+    events = EventAccumulator(str(tmp_path / "tensorboard/dimensions")).Reload().Scalars("layer_3")
+    assert [(each.step, pytest.approx(each.value)) for each in events] == [(e["step"], e["layer_3"]) for e in lines]

@@ -1,0 +1,62 @@
+"""In how many dimensions the token states of an encoder's layers vary: few say that its layers have collapsed.
+
+B rows, T tokens, D width, N tokens of a batch.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+
+def effective_rank(products_DD: np.ndarray) -> float:
+    """exp(−Σ p log p), p the shares of the eigenvalues in their sum (Roy and Vetterli 2007); 1 for vectors on a line.
+
+    `products_DD`: Σ x xᵀ of the vectors; NaN where one is not finite.
+    """
+    if not np.isfinite(products_DD).all():
+        return math.nan
+    shares = np.maximum(np.linalg.eigvalsh(products_DD.astype(np.float64)), 0)
+    shares = shares[shares > 0] / shares.sum()
+    return float(np.exp(-(shares * np.log(shares)).sum()))
+
+
+@contextmanager
+def token_products(model: nn.Module, encoder: str, inside_BT: Tensor) -> Iterator[dict[int, np.ndarray]]:
+    """Σ x xᵀ of the centred token states [D, D] of every layer of `encoder` that `model` holds, by its number; 0 is
+    what the first layer reads. They are of the last forward pass within the `with` block.
+
+    `inside_BT`: the tokens of that pass that count, bool.
+    """
+    products: dict[int, np.ndarray] = {}
+
+    def keep(number: int, states_BTD: Tensor) -> None:
+        x_ND = states_BTD.detach()[inside_BT].float()
+        x_ND = x_ND - x_ND.mean(0)
+        products[number] = (x_ND.T @ x_ND).cpu().numpy()
+
+    name = re.compile(rf"(?:^|\.){encoder}\.(?:layers\.(\d+)|output_norm)$")
+    found = [(place, module) for path, module in model.named_modules() if (place := name.search(path))]
+    layers = {int(place[1]): module for place, module in found if place[1]}
+    with ExitStack() as hooks:
+        for number, layer in layers.items():
+            hooks.enter_context(layer.register_forward_hook(partial(_after, partial(keep, number + 1))))
+            if number == 0:
+                hooks.enter_context(layer.register_forward_pre_hook(partial(_before, partial(keep, 0))))
+        for place, norm in found:
+            if not place[1] and norm is not None:  # of pre-LN: what leaves the last layer is read through it
+                hooks.enter_context(norm.register_forward_hook(partial(_after, partial(keep, max(layers) + 1))))
+        yield products
+
+
+def _before(keep: Any, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    keep(inputs[0])
+
+
+def _after(keep: Any, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+    keep(output)
