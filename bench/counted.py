@@ -1,22 +1,23 @@
 """Every operation of a step on fake tensors: its kernels, the bytes that it reads and writes, its operations, and the
-time that these take at least on a GPU.
+time that these take on a GPU.
 
 A dispatch mode sees each call of an operator below autograd, with the shapes of all tensors. An operator counts as one
 kernel that reads its inputs and writes its outputs once, but for the exceptions in the tables here. Time is the
-largest of bytes over the rate of memory, operations over the rate of their kind, and the floor of a launch.
+largest of bytes over the rate of memory, operations over the rate of their kind, and the floor of a launch, and the gap
+to the next one. The rates are those of the kernels of measured steps. Compiled layers run as written, and what lies
+between their products counts with a share of its time.
 
-What this cannot know: how well a kernel uses the GPU (the rates are those of good ones), what stays in the cache
-between two kernels, whether the host can launch as fast as the GPU computes, and what other processes cost.
+What this cannot know: whether another shape's kernels reach these rates, whether the host can launch as fast as the GPU
+computes, and what other processes cost.
 """
 
-import contextlib
 import re
 import traceback
 import weakref
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,28 +35,46 @@ aten = torch.ops.aten
 class Rates:
     """What kernels of one GPU reach: operations and bytes a second, and the seconds of the smallest kernel."""
 
-    products: float  # of bf16 matrices, as cuBLAS multiplies large ones
-    triton: float  # of bf16 matrices, as a Triton kernel does
+    products: float  # of bf16 matrices
+    misaligned: float  # of such with an input that does not begin at a multiple of 16 bytes
+    triton: float  # of our kernels of the masked head
+    forward: float  # of our attention kernels, of the products of tiles that they compute
+    backward: float
+    attention: float  # of torch's memory-efficient attention with a bias
     single: float  # of float32 matrices
-    attention: float  # of an attention kernel's products
     memory: float
     floor: float
+    gap: float  # from one kernel to the next
     peak: float  # dense bf16 peak of the data sheet
     source: str
 
+    def scaled(self, peak: float, memory: float, sheet: str) -> "Rates":
+        """A GPU that nobody measured: the same shares of its data sheet's operations and bytes a second."""
+        of_peak = ("products", "misaligned", "triton", "forward", "backward", "attention", "single")
+        changed = {name: getattr(self, name) * peak / self.peak for name in of_peak}
+        moved = self.memory * memory / 4.8e12
+        return replace(self, **changed, memory=moved, peak=peak, source=f"the H200's shares of the data sheet: {sheet}")
 
-# Products and memory of H100 and H200 are what large products and copies were seen to reach, less a tenth (790 TFLOP/s
-# and 4.3 TB/s on an H200, 3.0 TB/s on an H100); those of the A100 are the same shares of its data sheet. What Triton
-# kernels and attention reach, and the floor, are assumed.
+
+# Operations, or bytes, of the count over the time of their kernels in the profile of a step of Base on one H200, commit
+# 104603e, torch 2.11.0+cu130: docs/results/performance.md. The fit of `attention` is the step with model.kernels torch.
+_H200 = Rates(
+    products=740e12, misaligned=242e12, triton=490e12, forward=79e12, backward=98e12, attention=41e12, single=50e12,
+    memory=4.0e12, floor=3e-6, gap=3e-6, peak=989e12, source="measured; data sheet: 989 TFLOP/s, 4.8 TB/s",
+)  # fmt: skip
 GPUS = {
-    "h200": Rates(700e12, 500e12, 50e12, 300e12, 4.0e12, 3e-6, 989e12, "data sheet: 989 TFLOP/s, float32 67, 4.8 TB/s"),
-    "h100": Rates(
-        700e12, 500e12, 50e12, 300e12, 2.7e12, 3e-6, 989e12, "data sheet: 989 TFLOP/s, float32 67, 3.35 TB/s"
-    ),
-    "a100": Rates(
-        220e12, 160e12, 15e12, 100e12, 1.65e12, 3e-6, 312e12, "data sheet: 312 TFLOP/s, float32 19.5, 2.0 TB/s"
-    ),
+    "h200": _H200,
+    "h100": _H200.scaled(989e12, 3.35e12, "989 TFLOP/s, 3.35 TB/s"),
+    "a100": _H200.scaled(312e12, 2.0e12, "312 TFLOP/s, 2.0 TB/s"),
 }
+# How many times as long as its bytes at the rate of `memory` an operator took there.
+_TIMES = {
+    "gelu": 1.3, "gelu_backward": 1.2, "native_layer_norm": 2.8, "native_layer_norm_backward": 5.4, "sum": 2.0,
+    "add_": 1.6, "_to_copy": 1.2, "copy_": 1.2, "embedding_dense_backward": 3.3,
+}  # fmt: skip
+_MISALIGNED_NORM = 10.6  # layer norm whose weight or bias is misaligned: the kernel without vector loads
+_COMPILED = 0.62  # what inductor's kernels took of the time of the same layers' operators between the products
+_GRID = 16  # bytes
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 _ATTENTION = {"_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward"}
@@ -124,6 +143,7 @@ class Counter(TorchDispatchMode):
         self.sent: dict[str, float] = defaultdict(float)  # bytes handed to a collective, by its name
         self.phase = ""  # "" inside forward and backward passes
         self.counting = True
+        self.compiled = "none"  # model.compile
         self.allocated = self.peak = 0  # bytes of tensors
         self._living = WeakIdKeyDictionary()
         self.names: dict[nn.Module, str] = {}
@@ -159,15 +179,6 @@ class Counter(TorchDispatchMode):
         frames = [frame for frame in traceback.extract_stack() if re.search(r"/(xlme_ds|deepspeed)/", frame.filename)]
         place = "/".join(frames[-1].filename.split("/")[-2:]) + f":{frames[-1].lineno}" if frames else "?"
         self.waits[f"{self.phase or 'passes'}: {reason}, {place}"] += 1
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Count nothing inside."""
-        self.counting, before = False, self.counting
-        try:
-            yield
-        finally:
-            self.counting = before
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         name = func._schema.name.removeprefix("aten::")
@@ -215,21 +226,27 @@ class Counter(TorchDispatchMode):
             self.add(name, *self.formulas[name](args, out))
             return
         flops, kind = self.flops(func, name, args, kwargs, out)
-        kernels = _KERNELS.get(name, 1)
+        kernels, times = _KERNELS.get(name, 1), _TIMES.get(name, 1.0)
         if name.startswith("_foreach") or name == "_fused_adamw_":
             kernels = max(1, len(args[0]) // _IN_A_LIST)
-        self.add(name, flops, moved(name, func, args, kwargs, out), kernels, kind)
+        if self.compiled != "graphs" and any(map(_off_the_grid, inputs)):  # graphs copy parameters onto it
+            kind = "misaligned" if kind == "products" else kind
+            if name == "native_layer_norm" and not (self.compiled != "none" and self._in_layer()):
+                times = _MISALIGNED_NORM
+        self.add(name, flops, moved(name, func, args, kwargs, out), kernels, kind, times)
 
-    def add(self, name: str, flops: float, size: float, kernels: int, kind: str) -> None:
-        """One operation more, of the module that runs: `size` bytes, and FLOPs at the rate of their `kind`."""
-        seconds = max(size / self.rates.memory, flops / getattr(self.rates, kind), self.rates.floor * kernels)
+    def add(self, name: str, flops: float, size: float, kernels: int, kind: str, times: float = 1.0) -> None:
+        """One operation more, of the module that runs: `size` bytes, `times` as slow as the memory, and FLOPs at the
+        rate of their `kind`."""
+        rates = self.rates
+        seconds = max(times * size / rates.memory, flops / getattr(rates, kind), rates.floor * kernels)
+        if self.compiled != "none" and not flops and self._in_layer():
+            seconds *= _COMPILED
         part = self.phase or self.part(self._module())
-        self.operations.append(Operation(name, part, kernels, size, flops, seconds))
+        self.operations.append(Operation(name, part, kernels, size, flops, seconds + rates.gap * kernels))
 
-    @staticmethod
-    def multiplies(func: Any) -> bool:
-        """Whether an operator is a product or attention."""
-        return func._overloadpacket in flop_registry
+    def _in_layer(self) -> bool:
+        return not self.phase and re.search(r"\blayers\.\d+", self._module()) is not None
 
     def _module(self) -> str:
         """The name of the module that runs, forward, again in a checkpoint, or backward."""
@@ -276,6 +293,11 @@ def moved(name: str, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out
     overwritten = written if name in _OVERWRITES or func._schema.overload_name == "out" else []
     read = sum(_bytes(tensor) for tensor in inputs if not any(tensor is other for other in overwritten))
     return (wrote + read) * (2 if name.startswith("cum") else 1)
+
+
+def _off_the_grid(tensor: Tensor) -> bool:
+    """Whether it begins at no multiple of 16 bytes of its storage, as what lies in a flat buffer may."""
+    return tensor.is_cuda and tensor.storage_offset() * tensor.element_size() % _GRID != 0
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:

@@ -192,33 +192,37 @@ def smoke(folder: Path, seconds: float, quick: bool) -> Iterator[Figures]:
 
 
 def resume(folder: Path, seconds: float, modes: Sequence[str], quick: bool) -> Iterator[Figures]:
-    """For each form of `model.compile` a run left alone and one that is killed and resumed: are their losses, norms
-    and weights equal, bit for bit?"""
+    """For each form of `model.compile`, all at a time, a run left alone and one that is killed and resumed: are their
+    losses, norms and weights equal, bit for bit?"""
     deadline, small = time.monotonic() + seconds, Small(folder / "data", quick)
     small.prepare()
-    for mode in modes:
-        runs = {name: folder / "resume" / f"{mode}_{name}" for name in ("alone", "killed")}
-        started: dict[str, Command] = {}
-        for name, run in runs.items():
-            run.mkdir(parents=True)
-            words = _xlme(
-                f"pretrain --recipe quickstart {small.words(8)} --engine.deepspeed zero1 --train.steps {STEPS} "
-                f"--train.log-every 1 --train.save-every {SAVED} --data {small.folder}/xlme_train --out {run}"
-            )
-            words += [] if mode == "default" else ["--model.compile", mode]
-            started[name] = Command(words, run.with_suffix(".log"), deadline - time.monotonic())
-        killed = started["killed"]
-        while len(_lines(runs["killed"])) < KILLED and killed.ended() is None:
-            time.sleep(0.005)
-        killed.process.kill()
-        killed.process.wait()
-        at = len(_lines(runs["killed"]))
-        words = killed.process.args
-        started["killed"] = Command(words, killed.log, deadline - time.monotonic())  # type: ignore[arg-type]
-        ends = {name: _wait(command) for name, command in started.items()}
-        labels: Figures = {"compile": mode, "killed_after_step": at}
+
+    def start(run: Path) -> Command:
+        words = _xlme(
+            f"pretrain --recipe quickstart {small.words(8)} --engine.deepspeed zero1 --train.steps {STEPS} "
+            f"--train.log-every 1 --train.save-every {SAVED} --data {small.folder}/xlme_train --out {run}"
+        )
+        mode = run.name.split("_")[0]
+        words += [] if mode == "default" else ["--model.compile", mode]
+        return Command(words, run.with_suffix(".log"), deadline - time.monotonic())
+
+    (folder / "resume").mkdir(parents=True)
+    alone = {mode: folder / "resume" / f"{mode}_alone" for mode in modes}
+    killed = {mode: folder / "resume" / f"{mode}_killed" for mode in modes}
+    undisturbed, first = ({mode: start(run) for mode, run in runs.items()} for runs in (alone, killed))
+    second: dict[str, tuple[int, Command]] = {}
+    while len(second) < len(modes):
+        for mode in [mode for mode in modes if mode not in second]:
+            if len(_lines(killed[mode])) >= KILLED or first[mode].ended() is not None:
+                first[mode].process.kill()
+                first[mode].process.wait()
+                second[mode] = len(_lines(killed[mode])), start(killed[mode])
+        time.sleep(0.005)
+    for mode, (at, resumed) in second.items():
+        ends = {"alone": _wait(undisturbed[mode]), "resumed": _wait(resumed)}
         failed = [f"{name}: {end['failed']}" for name, end in ends.items() if "failed" in end]
-        yield labels | ({"failed": "; ".join(failed)} if failed else _compared(*runs.values()))
+        found = {"failed": "; ".join(failed)} if failed else _compared(alone[mode], killed[mode])
+        yield {"compile": mode, "killed_after_step": at} | found
 
 
 def _wait(command: Command) -> Figures:

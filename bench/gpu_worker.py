@@ -63,7 +63,9 @@ class Measurements:
 
     def steps(self, case: Figures) -> Iterable[Figures]:
         """Speed and memory of whole steps."""
-        yield step(self._run(case), self.device, self._engine(case), self.rounds, case["matmul_tflops"])
+        run = self._run(case)
+        found = step(run, self.device, self._engine(case), self.rounds, case["matmul_tflops"])
+        yield {"rows": run.data.mono_rows} | found
 
     def profile(self, case: Figures) -> Iterable[Figures]:
         """Where a step's time goes."""

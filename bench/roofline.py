@@ -37,7 +37,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bench import fused
 from bench.counted import GPUS, Counter, Formula, Totals
 from bench.gpu_steps import planned_memory
 from bench.synthetic import SyntheticSource
@@ -46,7 +45,6 @@ from xlme_ds.config import RunConfig
 from xlme_ds.counting import flops_per_step
 from xlme_ds.engine.build import assemble
 from xlme_ds.engine.engine import Engine
-from xlme_ds.models import execution
 from xlme_ds.models.attention import item_bounds
 from xlme_ds.models.tiles import GROUP, tiling
 from xlme_ds.objectives import objective_of
@@ -142,7 +140,7 @@ def _attention(share: float, backward: bool, args: Any, out: Any) -> tuple[float
     products = (7 if backward else 2) * 2.0 * rows * heads * tokens**2 * size * share
     one = 2.0 * rows * tokens * heads * size
     of_d = 4.0 * out[1].numel() if backward else 0.0
-    return products, (12 if backward else 4) * one + of_d, 3 if backward else 1, "attention"
+    return products, (12 if backward else 4) * one + of_d, 3 if backward else 1, "backward" if backward else "forward"
 
 
 def _group_sums(args: Any, out: Any) -> tuple[float, float, int, str]:
@@ -222,11 +220,13 @@ def count(settings: Settings) -> tuple[Counter, RunConfig]:
         raise ValueError(f"engine.kind {run.engine.kind} cannot be counted: choose a recipe with DeepSpeed's ZeRO")
     source = SyntheticSource(run, run.model.max_positions, gpus)
     counter = Counter(GPUS[settings.gpu], formulas(source.batches[0]), _part)
-    execution.compiled = fused.compiled(counter)  # type: ignore[assignment]
+    counter.compiled = {"auto": "layers"}.get(run.model.compile, run.model.compile)
     _Gpu.waited = staticmethod(lambda: counter.wait("DeepSpeed's synchronize"))
     with _pretended(gpus), counter:
         counter.counting = False
-        engine = assemble(run, objective_of(run.objective), _fill, source, None)
+        engine = assemble(
+            replace(run, model=replace(run.model, compile="none")), objective_of(run.objective), _fill, source, None
+        )
         counter.counting = True
         _name_phases(engine, counter)
         counter.names = {module: name for name, module in engine.module.module.named_modules()}
