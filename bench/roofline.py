@@ -15,13 +15,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
 os.environ |= {"DS_ACCELERATOR": "cpu"} | dict.fromkeys(("RANK", "LOCAL_RANK"), "0")
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -133,14 +134,17 @@ def _part(module: str) -> str:
     return f"{found[1]}: {inside}"
 
 
-def _attention(share: float, backward: bool, args: Any, out: Any) -> tuple[float, float, int, str]:
-    """`share` of the pairs of a query and a key lie in tiles that are computed: of two products forward, of seven
-    backward, by two kernels that both read q, k, v and the output's gradient."""
+def _attention(share: Callable[[int], float], backward: bool, args: Any, out: Any) -> tuple[float, float, int, str]:
+    """`share(off)` of the pairs of a query and a key lie in tiles that are computed, so many off the diagonal at most:
+    two products forward, seven backward by two kernels that both read q, k, v and the output's gradient; a third one,
+    at half of their rate, takes two for the distances that are told apart."""
     rows, tokens, _, heads, size = args[0].shape
-    products = (7 if backward else 2) * 2.0 * rows * heads * tokens**2 * size * share
+    product = 2.0 * rows * heads * tokens**2 * size
     one = 2.0 * rows * tokens * heads * size
-    of_d = 4.0 * out[1].numel() if backward else 0.0
-    return products, (12 if backward else 4) * one + of_d, 3 if backward else 1, "backward" if backward else "forward"
+    if not backward:
+        return 2 * product * share(tokens), 4 * one, 1, "forward"
+    moved = 16 * one + 4.0 * sum(each.numel() for each in out[1:])
+    return product * (7 * share(tokens) + 4 * share(args[-1])), moved, 4, "backward"
 
 
 def _group_sums(args: Any, out: Any) -> tuple[float, float, int, str]:
@@ -168,9 +172,14 @@ def formulas(batch: Any) -> dict[str, Formula]:
     first_BT, end_BT = item_bounds(batch.segments_BT)
     tokens = first_BT.shape[1]
     starts = torch.arange(0, tokens, tile)
-    low = first_BT[:, starts] // tile
-    high = -(-end_BT[:, (starts + tile - 1).clamp(max=tokens - 1)] // tile)
-    share = float((high - low).sum()) / (len(first_BT) * len(starts) ** 2)
+    low = (first_BT[:, starts] // tile).numpy()
+    high = -(-end_BT[:, (starts + tile - 1).clamp(max=tokens - 1)] // tile).numpy()
+    number = np.arange(len(starts))
+
+    def share(off: int) -> float:
+        near = np.minimum(high, number + off + 1) - np.maximum(low, number - off)
+        return float(near.sum()) / (len(first_BT) * len(starts) ** 2)
+
     return {
         "xlme_ds::attend": partial(_attention, share, False),
         "xlme_ds::attend_backward": partial(_attention, share, True),
