@@ -62,7 +62,6 @@ LATER_STEPS: tuple[Step, ...] = (
     ("base_zero1", 64, {"activation_checkpointing": True}),
 )
 QUICK_STEPS: tuple[Step, ...] = (
-    ("base_zero1", 1, {}),
     ("base_zero1", 1, {"compile": "layers"}),
     ("large_zero2", 2, {"activation_checkpointing": True}),
 )
