@@ -45,6 +45,7 @@ class Rates:
     memory: float
     floor: float
     gap: float  # from one kernel to the next
+    hooks: float  # of the host, for each call of a module whose parameters ZeRO-3 gathers; the GPU computes meanwhile
     peak: float  # dense bf16 peak of the data sheet
     source: str
 
@@ -57,11 +58,12 @@ class Rates:
 
 
 # Operations, or bytes, of the count over the time of their kernels in the profile of a step of Base on one H200, commit
-# 104603e, and for attention in one of its present kernels (torch 2.11.0+cu130; docs/results/performance.md). The fit of
-# `attention` is the step with model.kernels torch.
+# 104603e, and for attention in one of its present kernels (torch 2.11.0+cu130; docs/results/performance.md). `attention`
+# is fitted to the step with model.kernels torch, `hooks` to XL's under ZeRO-3, where a core of another machine took
+# 1.2 ms.
 _H200 = Rates(
     products=740e12, misaligned=242e12, triton=490e12, forward=192e12, backward=242e12, attention=41e12, single=50e12,
-    memory=4.0e12, floor=3e-6, gap=3e-6, peak=989e12, source="measured; data sheet: 989 TFLOP/s, 4.8 TB/s",
+    memory=4.0e12, floor=3e-6, gap=3e-6, hooks=1.13e-3, peak=989e12, source="measured; sheet: 989 TFLOP/s, 4.8 TB/s",
 )  # fmt: skip
 GPUS = {
     "h200": _H200,
@@ -142,6 +144,7 @@ class Counter(TorchDispatchMode):
         self.operations: list[Operation] = []
         self.waits: dict[str, int] = defaultdict(int)  # times that the host waits for the GPU, by reason
         self.sent: dict[str, float] = defaultdict(float)  # bytes handed to a collective, by its name
+        self.calls = 0  # of modules
         self.phase = ""  # "" inside forward and backward passes
         self.counting = True
         self.compiled = "none"  # model.compile
@@ -155,6 +158,7 @@ class Counter(TorchDispatchMode):
     def __enter__(self) -> "Counter":
         def begin(module: nn.Module, given: Any) -> None:
             self._mark()
+            self.calls += 1
             self._running.append(self.names.get(module, ""))
 
         def end(module: nn.Module, given: Any, output: Any) -> None:
@@ -173,6 +177,7 @@ class Counter(TorchDispatchMode):
         """Count from here."""
         for counted in (self.operations, self.waits, self.sent, self._nodes):
             counted.clear()
+        self.calls = 0
         self.peak = self.allocated
 
     def wait(self, reason: str) -> None:

@@ -62,7 +62,6 @@ LATER_STEPS: tuple[Step, ...] = (
     ("base_zero1", 64, {"activation_checkpointing": True}),
 )
 QUICK_STEPS: tuple[Step, ...] = (
-    ("base_zero1", 1, {}),
     ("base_zero1", 1, {"compile": "layers"}),
     ("large_zero2", 2, {"activation_checkpointing": True}),
 )
@@ -89,8 +88,9 @@ def cases(cuda: bool, quick: bool) -> Iterator[tuple[str, Figures]]:
     yield "profile", _labels("base_zero1", 1 if quick else 32, {})
     yield "smoke", {}
     yield from (("steps", _labels(*step)) for step in (() if quick else LATER_STEPS))
-    for how in ("none", "graphs") if cuda and not quick else ():
-        yield "profile", _labels("base_zero1", 64, {"compile": how})
+    if cuda and not quick:
+        yield "profile", _labels("xl_zero3", 16, {"activation_checkpointing": True})
+        yield "profile", _labels("base_zero1", 64, {"compile": "graphs"})
 
 
 def _labels(recipe: str, micro_batch: int, settings: Figures) -> Figures:

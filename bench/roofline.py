@@ -214,8 +214,8 @@ def _pretended(gpus: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def count(settings: Settings) -> tuple[Counter, RunConfig]:
-    """The operations of one step, after one that makes the optimizer's state."""
+def count(settings: Settings) -> tuple[Counter, RunConfig, float]:
+    """The operations of one step, after one that makes the optimizer's state, and the seconds of the host's hooks."""
     if not bench.fake_cuda.READY:
         raise ValueError(
             "torch was loaded before bench.fake_cuda: count in a process that imports bench.roofline first"
@@ -242,7 +242,8 @@ def count(settings: Settings) -> tuple[Counter, RunConfig]:
         engine.train_batch(0, 1e-4, detailed=False)
         counter.forget()
         engine.train_batch(1, 1e-4, detailed=False)
-    return counter, run
+    gathered = any(hasattr(parameter, "ds_id") for parameter in engine.module.module.parameters())
+    return counter, run, counter.calls * counter.rates.hooks * gathered
 
 
 def _name_phases(engine: Engine, counter: Counter) -> None:
@@ -261,9 +262,9 @@ def _name_phases(engine: Engine, counter: Counter) -> None:
 
 def figures(settings: Settings) -> dict[str, Any]:
     """The counted step as numbers."""
-    counter, run = count(settings)
+    counter, run, hooks = count(settings)
     totals, rates = Totals.of(counter.operations), GPUS[settings.gpu]
-    seconds, tokens = totals.all.ms / 1e3, sum(run.data.mean_rows) * run.model.max_positions / settings.gpus
+    seconds, tokens = max(totals.all.ms / 1e3, hooks), sum(run.data.mean_rows) * run.model.max_positions / settings.gpus
     done = flops_per_step(run, run.model.max_positions) / settings.gpus
     return {
         "recipe": run.name,
@@ -271,7 +272,8 @@ def figures(settings: Settings) -> dict[str, Any]:
         "rows": [run.data.mono_rows // settings.gpus, run.data.para_rows // settings.gpus],
         "tokens_per_s": tokens / seconds,
         "fraction_of_peak": done / seconds / rates.peak,
-        "milliseconds": totals.all.ms,
+        "milliseconds": 1e3 * seconds,
+        "gpu_milliseconds": totals.all.ms,
         "kernels": totals.all.kernels,
         "memory_gib": counter.peak / 2**30,
         "planned_memory_gib": planned_memory(run, run.model.max_positions, settings.gpus),
@@ -292,10 +294,10 @@ def _show(found: dict[str, Any], kind: str, limit: int = 40) -> Table:
         table.add_column(column, justify="left" if column == kind else "right")
     parts = sorted(found[f"by_{kind}"].items(), key=lambda each: -each[1]["ms"])[:limit]
     for name, part in parts:
-        share = part["ms"] / found["milliseconds"]
+        share = part["ms"] / found["gpu_milliseconds"]
         numbers = f"{part['ms']:.2f}", f"{share:.1%}", f"{part['kernels']:,}", f"{part['gigabytes']:.1f}"
         table.add_row(name, *numbers, f"{part['tflops']:.2f}")
-    numbers = f"{found['milliseconds']:.1f}", "", f"{found['kernels']:,}", f"{found['gigabytes']:.1f}"
+    numbers = f"{found['gpu_milliseconds']:.1f}", "", f"{found['kernels']:,}", f"{found['gigabytes']:.1f}"
     table.add_section()
     table.add_row("all", *numbers, f"{found['tflops']:.2f}")
     return table
@@ -324,7 +326,8 @@ def main(arguments: list[str] | None = None) -> None:
 
     console.print(
         f"counted, not measured: {found['tokens_per_s']:,.0f} tokens/s, {found['fraction_of_peak']:.1%} of the dense "
-        f"bf16 peak\ntensors take {found['memory_gib']:.1f} GiB at the fullest moment, the planner says "
+        f"bf16 peak\na step: {found['milliseconds']:.1f} ms, of the GPU {found['gpu_milliseconds']:.1f}\n"
+        f"tensors take {found['memory_gib']:.1f} GiB at the fullest moment, planned are "
         f"{found['planned_memory_gib']:.1f}\nthe host waits for the GPU {found['host_syncs_per_step']} times a step: "
         f"{listed(found['host_syncs'])}\nhanded to collectives, GB: {listed(found['sent_gigabytes'])}"
     )
