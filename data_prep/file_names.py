@@ -74,11 +74,12 @@ class FileNames:
         """The languages or pairs of CC-100 that the names show, sorted."""
         found = set[Codes]()
         for name, place in self.places.items():
-            known = [codes for codes in self.readings(name) if _known(codes)]
-            if len(known) > 1:
+            codes = self.readings(name)
+            known = list(filter(_known, codes))
+            if known and len(codes) > 1:
                 raise ValueError(
-                    f"{place} may be of {' or of '.join(' and '.join(codes) for codes in known)}: rename it, or list "
-                    f'the {"pairs" if len(known[0]) > 1 else "languages"} in place of "any"'
+                    f"{place} may be of {' or of '.join(' and '.join(one) for one in codes)}: rename it, or list the "
+                    f'{"pairs" if len(known[0]) > 1 else "languages"} in place of "any"'
                 )
             found.update(known)
         return sorted(found)
@@ -221,15 +222,28 @@ def _ends(rest: tuple[str, ...], name: str, at: int) -> Iterator[int]:
 
 
 def _whole(found: Sequence[_Reading]) -> list[Codes]:
-    """The codes of the readings in which none goes on; of several that are known the one that is written out."""
+    """The codes of the readings in which none goes on: one that is known, or of several the one that is written out;
+    else all that it may be."""
     longest = [one for one in found if not any(_goes_on(one, other) for other in found)]
-    left = list(dict.fromkeys(map(_codes, longest)))
-    left = list(filter(_known, left)) or left
-    left.sort(key=lambda codes: -len("".join(codes)))
+    left = sorted(dict.fromkeys(map(_codes, longest)), key=_letters, reverse=True)
+    if known := list(filter(_known, left)):
+        least = _letters(known[0])
+        left = [codes for codes in left if codes in known or (_letters(codes) >= least and _rivals(codes))]
     if len(set(map(languages_of, left))) <= 1:
         return left[:1]
-    most = [codes for codes in left if len("".join(codes)) == len("".join(left[0])) and spelt_out(codes)]
+    most = [codes for codes in left if _letters(codes) == _letters(left[0]) and spelt_out(codes)]
     return most[:1] if len(set(map(languages_of, most))) == 1 else left
+
+
+def _letters(codes: Codes) -> int:
+    return len("".join(codes))
+
+
+def _rivals(codes: Codes) -> bool:
+    """Whether codes that are not all CC-100's may be meant, though others that are fit: languages are, of two letters,
+    and are not one (se_no, not foo_br)."""
+    others = [code for code in codes if not _known((code,))]
+    return bool(others) and languages_of(codes) != codes and all(len(re.split("[-_]", code)[0]) == 2 for code in others)
 
 
 def _goes_on(one: _Reading, other: _Reading) -> bool:
