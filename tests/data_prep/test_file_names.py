@@ -3,10 +3,13 @@
 import gzip
 import json
 import sys
+import zipfile
 from itertools import combinations
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from data_prep.clean import Counts
 from data_prep.corpus import TextConfig, corpus_inputs, find_sources, read_corpora
@@ -222,7 +225,10 @@ def lay_out_pairs(folder: Path, name: str) -> None:
         (folder / f"{name}.{code}").write_text(lines)
 
 
-@pytest.mark.parametrize("layout", ["moses", "tsv", "jsonl_pairs"])
+SEGMENT = '<tuv xml:lang="{}"><seg>{}</seg></tuv>'
+
+
+@pytest.mark.parametrize("layout", ["moses", "moses_zip", "tsv", "jsonl_pairs", "tmx"])
 def test_a_pair_is_in_one_direction(tmp_path: Path, layout: str) -> None:
     """Whatever the names of its files say: English first, else by the alphabet."""
     (tmp_path / "in").mkdir()
@@ -230,10 +236,15 @@ def test_a_pair_is_in_one_direction(tmp_path: Path, layout: str) -> None:
     (tmp_path / "in" / "de-en.tsv").write_text("eins\tone\nzwei\ttwo\n")
     rows = ({"t": {"de": "eins", "en": "one"}}, {"t": {"de": "zwei", "en": "two"}})
     (tmp_path / "in" / "de-en.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = {"moses": "X.{src}-{tgt}.{side}", "tsv": "{src}-{tgt}.tsv", "jsonl_pairs": "{src}-{tgt}.jsonl"}[layout]
+    with zipfile.ZipFile(tmp_path / "in" / "de-en.txt.zip", "w") as archive:
+        for code in ("de", "en"):
+            archive.write(tmp_path / "in" / f"X.de-en.{code}", f"X.de-en.{code}")
+    units = (SEGMENT.format("de", a) + SEGMENT.format("en", b) for a, b in (("eins", "one"), ("zwei", "two")))
+    (tmp_path / "in" / "de-en.tmx").write_text(f"<tmx>{''.join(f'<tu>{both}</tu>' for both in units)}</tmx>")
+    files = {"moses": "X.{src}-{tgt}.{side}", "moses_zip": "{src}-{tgt}.txt.zip", "jsonl_pairs": "{src}-{tgt}.jsonl"}
     more = '\ncolumns = {source = "t.{src}", target = "t.{tgt}"}' if layout == "jsonl_pairs" else ""
     for codes in ('"any"', '["de-en"]'):
-        (source,) = inputs(tmp_path, layout, files, codes, more=more)
+        (source,) = inputs(tmp_path, layout, files.get(layout, f"{{src}}-{{tgt}}.{layout}"), codes, more=more)
         assert (source.name, source.languages) == ("en-de", ("en", "de"))
         assert list(pairs(source, Counts("pairs"))) == [("one", "eins"), ("two", "zwei")]
 
@@ -280,12 +291,16 @@ def test_a_folder_of_pairs_in_both_directions(tmp_path: Path) -> None:
         find_pairs(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["de.txt", "de.txt.gz", "de.jsonl"])
+@pytest.mark.parametrize("name", ["de.txt", "de.txt.gz", "de.jsonl", "de.parquet"])
 def test_an_input_that_grows_while_it_is_read_is_an_error(tmp_path: Path, name: str) -> None:
-    line = b'{"text": "a b"}\n' if name.endswith("jsonl") else b"a b\n\n"
+    text = "a b " * 200
+    line = (json.dumps({"text": text}) + "\n" if name.endswith("jsonl") else f"{text}\n\n").encode()
     packed = gzip.compress if name.endswith("gz") else bytes
     path = tmp_path / name
-    path.write_bytes(packed(line * 60_000))
+    if name.endswith("parquet"):
+        parquet.write_table(pa.table({"text": [text] * 2000}), path, row_group_size=100)
+    else:
+        path.write_bytes(packed(line * 2000))
     (source,) = find_documents(tmp_path)
     before, found = source.size, documents(source, Counts("documents"))
     next(found)
