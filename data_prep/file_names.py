@@ -29,6 +29,13 @@ class _Code(NamedTuple):
 _Reading = dict[str, _Code]  # by placeholder
 
 
+class _Shown(NamedTuple):
+    """What a name shows by a pattern: the codes of all ways to read it, and of these the ones that count."""
+
+    every: list[Codes]
+    whole: list[Codes]
+
+
 class FileNames:
     """The files of a corpus by language or pair: `places` are all that its folder has, by name, and `wanted` the codes
     whose files are read, None for those of CC-100's languages that the names show.
@@ -39,8 +46,8 @@ class FileNames:
     def __init__(self, patterns: Sequence[str], places: Mapping[str, Place], wanted: Sequence[Codes] | None):
         self.patterns, self.places = patterns, places
         self.listed = frozenset(code for codes in wanted or () for code in codes)
-        self.found = {pattern: {name: _fitting(pattern, name, self.listed) for name in places} for pattern in patterns}
-        self.wanted = dict.fromkeys(self._shown() if wanted is None else wanted)
+        self.shown = {pattern: {name: _shown(pattern, name, self.listed) for name in places} for pattern in patterns}
+        self.wanted = dict.fromkeys(self._all_shown() if wanted is None else wanted)
         self.files: dict[str, dict[Codes, list[tuple[str, ...]]]] = {}  # the inputs by pattern and codes
         for pattern in dict.fromkeys(patterns):
             taken = {
@@ -50,7 +57,7 @@ class FileNames:
 
     def readings(self, name: str) -> list[Codes]:
         """The codes that a name shows, by the first pattern that it fits; several where it may be of any of them."""
-        return next(filter(None, (_whole(self.found[pattern][name]) for pattern in self.patterns)), [])
+        return next(filter(None, (self.shown[pattern][name].whole for pattern in self.patterns)), [])
 
     def files_of(self, codes: Codes) -> list[tuple[str, ...]]:
         """The inputs of a language or pair by all patterns, a file each (two with {side}).
@@ -70,15 +77,16 @@ class FileNames:
                     raise ValueError(twins(self.places[names[0]], self.places[other[0]]))
         return [names for _, names in found.values()]
 
-    def _shown(self) -> list[Codes]:
+    def _all_shown(self) -> list[Codes]:
         """The languages or pairs of CC-100 that the names show, sorted."""
         found = set[Codes]()
         for name, place in self.places.items():
-            known = [codes for codes in self.readings(name) if _known(codes)]
-            if len(known) > 1:
+            codes = self.readings(name)
+            known = list(filter(_known, codes))
+            if known and len(codes) > 1:
                 raise ValueError(
-                    f"{place} may be of {' or of '.join(' and '.join(codes) for codes in known)}: rename it, or list "
-                    f'the {"pairs" if len(known[0]) > 1 else "languages"} in place of "any"'
+                    f"{place} may be of {' or of '.join(' and '.join(one) for one in codes)}: rename it, or list the "
+                    f'{"pairs" if len(known[0]) > 1 else "languages"} in place of "any"'
                 )
             found.update(known)
         return sorted(found)
@@ -103,9 +111,8 @@ class FileNames:
             by_said.setdefault(said, []).append(codes)
         files: dict[Codes, list[tuple[str, ...]]] = {}
         for name in (name for name in self.places if name not in taken):
-            found = self.found[pattern][name]
-            whole = _whole(found)
-            begun = [codes for codes in dict.fromkeys(map(_codes, found)) if codes in by_said]
+            every, whole = self.shown[pattern][name]
+            begun = [codes for codes in every if codes in by_said]
             exact = [codes for codes in begun if codes in whole]
             languages = set(map(languages_of, whole))
             for said in exact or [codes for codes in begun if languages_of(codes) in languages]:
@@ -159,6 +166,11 @@ def languages_of(codes: Codes) -> tuple[str, ...]:
 
 def _codes(reading: _Reading) -> Codes:
     return tuple(reading[key].text for key in ("lang", "src", "tgt") if key in reading)
+
+
+def _shown(pattern: str, name: str, listed: frozenset[str]) -> _Shown:
+    found = _fitting(pattern, name, listed)
+    return _Shown(list(dict.fromkeys(map(_codes, found))), _whole(found))
 
 
 @cache
@@ -221,15 +233,28 @@ def _ends(rest: tuple[str, ...], name: str, at: int) -> Iterator[int]:
 
 
 def _whole(found: Sequence[_Reading]) -> list[Codes]:
-    """The codes of the readings in which none goes on; of several that are known the one that is written out."""
+    """The codes of the readings in which none goes on: one that is known, or of several the one that is written out;
+    else all that it may be."""
     longest = [one for one in found if not any(_goes_on(one, other) for other in found)]
-    left = list(dict.fromkeys(map(_codes, longest)))
-    left = list(filter(_known, left)) or left
-    left.sort(key=lambda codes: -len("".join(codes)))
+    left = sorted(dict.fromkeys(map(_codes, longest)), key=_letters, reverse=True)
+    if known := list(filter(_known, left)):
+        least = _letters(known[0])
+        left = [codes for codes in left if codes in known or (_letters(codes) >= least and _rivals(codes))]
     if len(set(map(languages_of, left))) <= 1:
         return left[:1]
-    most = [codes for codes in left if len("".join(codes)) == len("".join(left[0])) and spelt_out(codes)]
+    most = [codes for codes in left if _letters(codes) == _letters(left[0]) and spelt_out(codes)]
     return most[:1] if len(set(map(languages_of, most))) == 1 else left
+
+
+def _letters(codes: Codes) -> int:
+    return len("".join(codes))
+
+
+def _rivals(codes: Codes) -> bool:
+    """Whether codes that are not all CC-100's may be meant, though others that are fit: languages are, of two letters,
+    and are not one (se_no, not foo_br)."""
+    others = [code for code in codes if not _known((code,))]
+    return bool(others) and languages_of(codes) != codes and all(len(re.split("[-_]", code)[0]) == 2 for code in others)
 
 
 def _goes_on(one: _Reading, other: _Reading) -> bool:

@@ -94,7 +94,7 @@ kp kr kw ky kz la lb lc li lk lr ls lt lu lv ly ma mc md me mf mg mh mk ml mm mn
 nc ne nf ng ni nl no np nr nu nz om pa pe pf pg ph pk pl pm pn pr ps pt pw py qa re ro rs ru rw sa sb sc sd se sg sh si
 sj sk sl sm sn so sr ss st sv sx sy sz tc td tf tg th tj tk tl tm tn to tr tt tv tw tz ua ug um us uy uz va vc ve vg vi
 vn vu wf ws ye yt za zm zw
-an cs dd eu su tp uk xk xx yu zr
+an cs dd eu su tp uk xk xx yu zr zz
 """
 # A code as a whole, in `_` and `-` form. A region may also be a number (es_419), or the language again (en_EN).
 _CODE = re.compile(

@@ -15,7 +15,7 @@ import numpy as np
 from tyro.conf import UseAppendAction
 
 from data_prep.encode import EncodeConfig
-from data_prep.encoded import EncodedShard, survey
+from data_prep.encoded import EncodedShard, group_languages, survey
 from data_prep.languages import language_of
 from data_prep.mixed_rows import (
     BATCH_ROWS,
@@ -121,6 +121,8 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
                 f"{vocabulary.path} is not the vocabulary that {config.encoded / task} was encoded with: name that one "
                 "with --vocab, or encode again"
             )
+        for name in _names(manifest):
+            group_languages(name, manifest.languages)  # refuses an older folder
     _refuse_neighbour(config, vocabulary.sha256, [task for task in TASKS if task not in tasks])
     # one list for both tasks, mixed or not, so that a language has the same index in both
     finished = [config.encoded / task for task in TASKS if (config.encoded / task / "manifest.json").exists()]

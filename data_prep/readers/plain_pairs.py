@@ -127,8 +127,8 @@ class TableReader(PairReader):
         return columns
 
     def has_column(self, columns: tuple[str, ...], name: str) -> bool:
-        """Whether the column is named."""
-        return name in columns
+        """Whether one column has this name."""
+        return columns.count(name) == 1
 
     def dropped_by(self, source: Input) -> tuple[ColumnFilter, ...]:
         """The filters of columns that rows are to pass."""
@@ -236,8 +236,7 @@ def _pair_input(codes: tuple[str, str], paths: tuple[Place, ...], layout: str, m
 
 def _any_way(name: str, pair: str) -> str:
     """A name that is the same for both directions of a pair."""
-    languages = map(language_of, split_pair(pair, name))
-    return name.replace(f"{pair}.", f"{'-'.join(in_order(list(languages)))}.")
+    return name.replace(f"{pair}.", f"{'-'.join(sorted(split_pair(pair, name), key=str.lower))}.")
 
 
 def _ends(pair: str) -> set[str]:

@@ -209,14 +209,17 @@ class Arrow(Tables):
 
 def _path(schema: pa.Schema, column: str, place: Place, text: bool) -> tuple[str, ...]:
     """The names that lead to a column, from outside to inside."""
-    names, fields, rest = tuple[str, ...](), {field.name: field.type for field in schema}, column
-    if twice := [name for name in (column, column.partition(".")[0]) if schema.names.count(name) > 1]:
-        raise ValueError(f"{place} has several columns {twice[0]!r}: rename all but one")
-    while rest not in fields:
+    names, inside, rest = tuple[str, ...](), list(schema), column
+    while True:
+        fields = {field.name: field.type for field in inside}
+        if twice := [name for name in (rest, rest.partition(".")[0]) if [f.name for f in inside].count(name) > 1]:
+            raise ValueError(f"{place} has several columns {'.'.join((*names, twice[0]))!r}: rename all but one")
+        if rest in fields:
+            break
         first, dot, rest = rest.partition(".")
         if not dot or first not in fields or not pa.types.is_struct(fields[first]):
             raise ValueError(f"{place} has no column {column!r}, but {', '.join(schema.names)}: {_ADVICE}")
-        names, fields = (*names, first), {field.name: field.type for field in fields[first].fields}
+        names, inside = (*names, first), list(fields[first].fields)
     kind = fields[rest]
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if text and not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):

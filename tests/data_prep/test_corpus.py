@@ -619,6 +619,16 @@ def test_any_pair_leaves_out_other_languages_in_words(tmp_path: Path, capsys: py
         ({"format": "tsv"}, 'pairs = "any"\ncolumns = {source = 0, target = 1}', "number those of the sides"),
         ({"format": "tsv"}, 'pairs = "any"\ncolumns = {source = 1, target = 1}', "number those of the sides"),
         ({"format": "wikimatrix_tsv"}, 'pairs = "any"\ncolumns = ["a"]', "'source' and 'target' must be among them"),
+        (
+            {"format": "wikimatrix_tsv"},
+            'pairs = "any"\ncolumns = ["source", "target", "target"]',
+            "name each of source, target and score once",
+        ),
+        (
+            {"format": "wikimatrix_tsv"},
+            'pairs = "any"\ncolumns = ["_", "source", "target", "_"]\n[filters.column._]\nmin = 1',
+            "filter column needs a column '_'",
+        ),
         ({"format": "arrow_pairs"}, 'pairs = "any"', "name those of the sides, and of the score"),
         ({"format": "arrow_pairs"}, 'pairs = "any"\ncolumns = {source = "a", tgt = "b"}', "name those of the sides"),
         (

@@ -2,14 +2,20 @@
 
 import gzip
 import json
+import sys
+import zipfile
+from itertools import combinations
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from data_prep.clean import Counts
 from data_prep.corpus import TextConfig, corpus_inputs, find_sources, read_corpora
-from data_prep.corpus_files import files_in
-from data_prep.languages import language_of
+from data_prep.corpus_files import Place, files_in
+from data_prep.file_names import FileNames
+from data_prep.languages import LANGUAGES, language_of
 from data_prep.readers import Input, documents, find_documents, find_pairs, pairs
 
 TABLE = "\ncolumns = {source = 1, target = 2}"
@@ -136,8 +142,13 @@ def test_a_name_of_two_languages_is_refused(tmp_path: Path) -> None:
     ):
         inputs(tmp_path, "cc100", "*_{lang}.x", '"any"', "a_en_ca.x", "a_en_US.x")
     assert by_name(inputs(tmp_path, "cc100", "*_{lang}.x", '["ca"]')) == {"ca": ["a_en_ca.x"]}
-    with pytest.raises(ValueError, match=r"may be of en_fr and ca or of en and fr_ca: rename it, or list the pairs"):
-        inputs(tmp_path, "tsv", "{src}_{tgt}.x", '"any"', "en_fr_ca.x")
+    for name, words in (
+        ("en_fr_ca", "en_fr and ca or of en and fr_ca"),
+        ("en_se_no", "en_se and no or of en and se_no"),
+    ):
+        with pytest.raises(ValueError, match=f"{name}.x may be of {words}: rename it, or list the pairs"):
+            inputs(tmp_path / name, "tsv", "{src}_{tgt}.x", '"any"', f"{name}.x")
+    assert by_name(inputs(tmp_path / "en_se_no", "tsv", "{src}_{tgt}.x", '["en-se_no"]')) == {"en-se": ["en_se_no.x"]}
 
 
 @pytest.mark.parametrize("name", ["de_en", "en_de", "en-fr", "en_ca", "fr_it", "deu_en"])
@@ -178,6 +189,28 @@ def test_a_text_that_is_packed_and_unpacked_is_read_once(tmp_path: Path, capsys:
             inputs(tmp_path, "cc100", pattern, '["de"]', *more)
 
 
+@pytest.mark.parametrize("pattern", ["{src}-{tgt}_*.x", "*_*_{src}-{tgt}*_*.x"])
+def test_the_work_grows_with_the_number_of_names(pattern: str) -> None:
+    """Calls of functions, for eight times as many pairs; and for a name in which stars may end at many places."""
+    codes = [code for code in LANGUAGES if code.isalpha()]
+
+    def calls(number: int, more: str = "0") -> int:
+        pairs = list(combinations(codes, 2))[:number]
+        names = [pattern.format(src=a, tgt=b).replace("*", more) for a, b in pairs]
+        counted = []
+        sys.setprofile(lambda frame, event, argument: counted.append(event))
+        try:
+            found = FileNames([pattern], {name: Place("in", name) for name in names}, pairs)
+            assert sum(len(found.files_of(pair)) for pair in pairs) == number
+        finally:
+            sys.setprofile(None)
+        return len(counted)
+
+    few, many = calls(100), calls(800)
+    assert 7 * few < many < 10 * few
+    assert calls(1, "0" + "_a" * 30) < 200_000
+
+
 def test_hidden_folders_are_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["de/0.x", "de/.snapshot/0.x", ".cache/de/0.x", "de/a/.b/c/1.x", "de/.2.x"]
     assert by_name(inputs(tmp_path, "cc100", "{lang}/*.x", '"any"', *names)) == {"de": ["de/0.x"]}
@@ -192,7 +225,10 @@ def lay_out_pairs(folder: Path, name: str) -> None:
         (folder / f"{name}.{code}").write_text(lines)
 
 
-@pytest.mark.parametrize("layout", ["moses", "tsv", "jsonl_pairs"])
+SEGMENT = '<tuv xml:lang="{}"><seg>{}</seg></tuv>'
+
+
+@pytest.mark.parametrize("layout", ["moses", "moses_zip", "tsv", "jsonl_pairs", "tmx"])
 def test_a_pair_is_in_one_direction(tmp_path: Path, layout: str) -> None:
     """Whatever the names of its files say: English first, else by the alphabet."""
     (tmp_path / "in").mkdir()
@@ -200,10 +236,15 @@ def test_a_pair_is_in_one_direction(tmp_path: Path, layout: str) -> None:
     (tmp_path / "in" / "de-en.tsv").write_text("eins\tone\nzwei\ttwo\n")
     rows = ({"t": {"de": "eins", "en": "one"}}, {"t": {"de": "zwei", "en": "two"}})
     (tmp_path / "in" / "de-en.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = {"moses": "X.{src}-{tgt}.{side}", "tsv": "{src}-{tgt}.tsv", "jsonl_pairs": "{src}-{tgt}.jsonl"}[layout]
+    with zipfile.ZipFile(tmp_path / "in" / "de-en.txt.zip", "w") as archive:
+        for code in ("de", "en"):
+            archive.write(tmp_path / "in" / f"X.de-en.{code}", f"X.de-en.{code}")
+    units = (SEGMENT.format("de", a) + SEGMENT.format("en", b) for a, b in (("eins", "one"), ("zwei", "two")))
+    (tmp_path / "in" / "de-en.tmx").write_text(f"<tmx>{''.join(f'<tu>{both}</tu>' for both in units)}</tmx>")
+    files = {"moses": "X.{src}-{tgt}.{side}", "moses_zip": "{src}-{tgt}.txt.zip", "jsonl_pairs": "{src}-{tgt}.jsonl"}
     more = '\ncolumns = {source = "t.{src}", target = "t.{tgt}"}' if layout == "jsonl_pairs" else ""
     for codes in ('"any"', '["de-en"]'):
-        (source,) = inputs(tmp_path, layout, files, codes, more=more)
+        (source,) = inputs(tmp_path, layout, files.get(layout, f"{{src}}-{{tgt}}.{layout}"), codes, more=more)
         assert (source.name, source.languages) == ("en-de", ("en", "de"))
         assert list(pairs(source, Counts("pairs"))) == [("one", "eins"), ("two", "zwei")]
 
@@ -241,17 +282,25 @@ def test_a_folder_of_pairs_in_both_directions(tmp_path: Path) -> None:
     assert [list(pairs(source, Counts("pairs"))) for source in find_pairs(tmp_path)] == [
         [("one", "eins"), ("two", "zwei")]
     ] * 2
+    for code in ("en", "pt"):
+        (tmp_path / f"Z.en-pt.{code}").write_text("a\n")
+        (tmp_path / f"Z.pt_br-en.{code.replace('pt', 'pt_br')}").write_text("b\n")
+    assert [source.name for source in find_pairs(tmp_path)] == ["en-de", "en-de", "en-pt", "en-pt"]
     lay_out_pairs(tmp_path, "X.en-de")
     with pytest.raises(ValueError, match=r"X\.de-en\.de and .*X\.en-de\.de are the same text by their names"):
         find_pairs(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["de.txt", "de.txt.gz", "de.jsonl"])
+@pytest.mark.parametrize("name", ["de.txt", "de.txt.gz", "de.jsonl", "de.parquet"])
 def test_an_input_that_grows_while_it_is_read_is_an_error(tmp_path: Path, name: str) -> None:
-    line = b'{"text": "a b"}\n' if name.endswith("jsonl") else b"a b\n\n"
+    text = "a b " * 200
+    line = (json.dumps({"text": text}) + "\n" if name.endswith("jsonl") else f"{text}\n\n").encode()
     packed = gzip.compress if name.endswith("gz") else bytes
     path = tmp_path / name
-    path.write_bytes(packed(line * 60_000))
+    if name.endswith("parquet"):
+        parquet.write_table(pa.table({"text": [text] * 2000}), path, row_group_size=100)
+    else:
+        path.write_bytes(packed(line * 2000))
     (source,) = find_documents(tmp_path)
     before, found = source.size, documents(source, Counts("documents"))
     next(found)

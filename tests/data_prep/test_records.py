@@ -210,6 +210,10 @@ def test_columns_of_parquet_that_hold_no_text(tmp_path: Path) -> None:
     parquet.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["text", "text"]), path)
     with pytest.raises(ValueError, match=r"de\.parquet has several columns 'text': rename all but one"):
         read(path)
+    inside = pa.StructArray.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    parquet.write_table(pa.table({"meta": inside}), path)
+    with pytest.raises(ValueError, match=r"de\.parquet has several columns 'meta\.text': rename all but one"):
+        read(path, "meta.text")
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(ValueError, match="is a named pipe, but a Parquet file's index is at its end"):
