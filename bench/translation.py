@@ -130,10 +130,13 @@ def prepare(cfg: Settings) -> None:
     corpus = ["--mono", text / "mono"] if cfg.unsupervised else ["--mono", text / "mono", "--para", text / "para"]
     rows = ["--mono-rows", 32768] if cfg.unsupervised else ["--mono-rows", 32768, "--para-rows", 32768]
     command(data_prep, "vocab", *corpus, "--size", cfg.vocabulary, "--sentences", 50000, "--out", out / "vocab")
-    command(data_prep, "encode", *corpus, *vocab, "--out", out / "encoded", "--max-pair-tokens", 120)
+    # The text has none of the test's lines; nor, so, those that the model reads alike.
+    encode = [*vocab, "--max-pair-tokens", 120]
+    encode += [word for code in cfg.languages for word in ("--without", text / f"test.{code}")]
+    command(data_prep, "encode", *corpus, *encode, "--out", out / "encoded")
     command(data_prep, "mix", "--encoded", out / "encoded", *vocab, *mix, *rows, "--out", out / "mixed")
     if cfg.unsupervised:
-        command(data_prep, "encode", "--mono", text / "sentences", *vocab, "--sentences", "--max-pair-tokens", 120,
+        command(data_prep, "encode", "--mono", text / "sentences", *encode, "--sentences",
                 "--out", out / "encoded_sentences")  # fmt: skip
         command(data_prep, "mix", "--encoded", out / "encoded_sentences", *vocab, *mix, "--sentences",
                 "--mono-rows", ROWS * cfg.steps, "--out", out / "sentences")  # fmt: skip

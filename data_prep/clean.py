@@ -16,6 +16,7 @@ those that need token counts after the others, and
 
 import difflib
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -177,9 +178,13 @@ def _length_ratio(lengths: Sequence[np.ndarray], *, largest: float = 3.0, above:
 
 
 def _identical_sides(sides: Sides) -> np.ndarray:
-    """Both sides of a pair are the same text, but for case."""
-    same = (a == b or a.casefold() == b.casefold() for a, b in zip(*sides.texts, strict=True))
+    """Both sides of a pair are the same text, but for case, white space and Unicode form."""
+    same = (a == b or _folded(a) == _folded(b) for a, b in zip(*sides.texts, strict=True))
     return np.fromiter(same, bool, len(sides.texts[0]))
+
+
+def _folded(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text.casefold()).split())
 
 
 def _script(sides: Sides, *, share: float = 0.5) -> np.ndarray:

@@ -54,12 +54,12 @@ class EncodeConfig(TextConfig):
     """Bytes of text in a shard, and in a worker's unit of work."""
     split: Literal["all", "train", "heldout"] = "all"
     """Part of the text to encode: heldout takes the documents and pairs that --heldout-share holds out, train the
-    others. A hash of the document, or of the English side of a pair, decides."""
+    others. A hash of the document, or of the English side of a pair, as the model reads it, decides."""
     heldout_share: float = 0.001
     """Share of the documents, and of the pairs, that are held out; give the same for both parts."""
     without: UseAppendAction[tuple[Path, ...]] = ()
-    """UTF-8 text, for example a side of a test set: paragraphs, and pairs of which either side, that are one of its
-    lines are dropped and counted; may be given several times."""
+    """UTF-8 text, for example a side of a test set: paragraphs, and pairs of which either side, that have the token ids
+    of one of its lines are dropped and counted; may be given several times."""
     sentences: bool = False
     """Make every paragraph of monolingual text a record of its own, for `mix --sentences`."""
 

@@ -45,6 +45,8 @@ def test_length_ratio_spares_short_pairs() -> None:
 
 def test_identical_sides() -> None:
     assert drops("identical_sides", {}, ["a", "A b", "c"], ["a", "a B", "d"]) == [True, True, False]
+    ours, theirs = ["Été  là", "ＡＢ", "1 000", "a b"], ["E\u0301té la\u0300", "ab", "1\u202f000", "ab"]
+    assert drops("identical_sides", {}, ours, theirs) == [True, True, True, False]
 
 
 def test_boilerplate_is_measured_in_bytes() -> None:

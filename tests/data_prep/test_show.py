@@ -1,6 +1,7 @@
 """`show` prints rows as the text they hold, and marks exactly the positions that training masks."""
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -134,3 +135,18 @@ def test_the_command_line(data: Path, data_prep) -> None:  # type: ignore[no-unt
     assert done.stdout.count(" row 0: ") == 2 and "⟦" in done.stdout
     done = data_prep("show", "--data", data, "--language", "sw")
     assert done.returncode == 2 and done.stderr.startswith("data_prep show: error: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_changed_shard_is_not_shown(data: Path, task: str, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    path = tmp_path / "data" / task / "00000.arrow"
+    changed = bytearray(path.read_bytes())
+    changed[len(changed) // 2] ^= 1
+    path.write_bytes(changed)
+    with pytest.raises(ValueError, match=r"00000\.arrow is missing, or not the file that the manifest lists: check"):
+        run(ShowConfig(tmp_path / "data", task, rows=1))
+    path.unlink()
+    with pytest.raises(ValueError, match=r"00000\.arrow is missing"):
+        run(ShowConfig(tmp_path / "data", task, rows=1))
+    run(ShowConfig(tmp_path / "data", task, rows=1, start=12))  # of the next shard

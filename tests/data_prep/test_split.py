@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import sentencepiece as spm
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from data_prep.encode import EncodeConfig, run
 from data_prep.mix import MixConfig
@@ -158,6 +160,21 @@ def test_text_that_the_model_reads_alike_is_on_one_side(
     found = records(tmp_path / form / "mono", "fr")
     assert [record[0][:-1] for record in found] == ids
     assert [record[0] for record in records(tmp_path / form / "para", "en-fr")] == ids
+
+
+LINES = st.lists(
+    st.text(st.sampled_from(" aeé\u0301\u00a0\u200b\ufeff\u2581Ａﬁ가\u1100\u1161\0\a\t人ᚠ1½<>s/"), max_size=9)
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lines=LINES)
+def test_normal_forms_are_cut_as_their_lines(vocab: Path, lines: list[str]) -> None:
+    vocabulary = Vocabulary(vocab)
+    ids, lengths = vocabulary.encode_normal(vocabulary.normal_forms(lines))
+    expected = [Vocabulary.from_pieces(vocabulary.processor.encode(line)).tolist() for line in lines]
+    assert ids.tolist() == [token for line in expected for token in line]
+    assert lengths.tolist() == list(map(len, expected))
 
 
 def test_a_test_set_is_left_out_in_every_form(

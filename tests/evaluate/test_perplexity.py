@@ -22,7 +22,8 @@ from xlme_ds.data.schema import UNK, Rows, read_manifest, write_manifest
 from xlme_ds.data.shards import RowStore
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 from xlme_ds.evaluate.__main__ import main
-from xlme_ds.evaluate.predicted_tokens import rows_by_language
+from xlme_ds.evaluate.heldout_losses import losses
+from xlme_ds.evaluate.predicted_tokens import perplexity, rows_by_language
 from xlme_ds.export.__main__ import export_run
 from xlme_ds.models.init import initialise
 from xlme_ds.models.text_encoder import take_encoder
@@ -249,3 +250,19 @@ def test_mistakes_end_in_one_sentence(root: Path, tmp_path: Path, capsys: pytest
     (tuned / "config.json").write_text(json.dumps(settings))
     (tuned / "model").symlink_to(run / "model")
     assert "tuned was fine-tuned and predicts no tokens" in fault(tuned, data)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES[:2])
+def test_a_run_that_masked_another_share_is_scored_under_the_same_masks(
+    root: Path, tmp_path: Path, objective: str
+) -> None:
+    """The weights of a run again, in a folder that says that 40% were masked."""
+    other = tmp_path / "other"
+    shutil.copytree(root / objective, other)
+    config = json.loads((other / "config.json").read_text())
+    config["config"]["objective"]["mask_fraction"] = 0.4
+    (other / "config.json").write_text(json.dumps(config))
+    for measure in (losses, perplexity):
+        models = measure([root / objective, other], root / "heldout")["models"]
+        one, two = ({key: scores[key] for key in scores if key not in ("model", "folder")} for scores in models)
+        assert one == two and one["languages"], measure

@@ -1,10 +1,12 @@
 """Retrieval against scikit-learn, pairs out of packed rows and text, and vectors that do not depend on their batch."""
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from sklearn.neighbors import NearestNeighbors
 
 from tests.engine.worker import tiny
@@ -20,6 +22,7 @@ from xlme_ds.evaluate.retrieval import (
     heldout_pairs,
     mean_over,
     packed_pairs,
+    ranked,
     retrieve,
 )
 from xlme_ds.evaluate.vectors import hidden_states, sentence_vectors
@@ -111,34 +114,60 @@ def test_a_sentence_finds_its_copy_at_every_layer(model: TextEncoder) -> None:
     assert scores["overall"] == {"en_xx": [1.0] * states, "xx_en": [1.0] * states}
 
 
-def test_centred_vectors_have_lost_each_sides_own_mean(model: TextEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_side_is_read_in_its_language() -> None:
+    """Each sentence alone, with its language's embedding, which tells the two sides apart."""
+    model = Electra(replace(tiny({"kind": "plain"}, 8).model, language_embeddings=("de", "en", "fr")))
+    initialise(model, seed=1, std=0.1)
+    encoder, rng = encoder_of(model).eval(), np.random.default_rng(1)
+    groups = {}
+    for language in ("de", "fr"):
+        ours = [rng.integers(4, 199, size=8).astype(np.int32) for _ in range(30)]
+        groups[language] = ours, [np.append(line[:5], rng.integers(4, 199, size=3)).astype(np.int32) for line in ours]
+
+    def mean(ids: np.ndarray, language: str) -> np.ndarray:
+        tokens = torch.tensor([[BOS, *ids, EOS]])
+        number = torch.full_like(tokens, encoder.cfg.language_embeddings.index(language))
+        with torch.no_grad():
+            states = encoder.hidden_states(tokens, torch.arange(10)[None], torch.ones_like(tokens), number)
+        return np.stack([state.float().mean(1)[0].numpy() for state in states])
+
+    def expected(first: str, second: str) -> dict[str, list[float]]:
+        found = {}
+        for language, (ours, theirs) in groups.items():
+            codes = {"en": "en", "xx": language}
+            a, b = (
+                np.stack([mean(ids, codes[code]) for ids in side], 1)
+                for side, code in ((ours, first), (theirs, second))
+            )
+            found[language] = [accuracies(*layers) for layers in zip(a, b, strict=True)]
+        return found
+
+    scores = retrieve(encoder, groups)["languages"]
+    there = {code: list(zip(found["en_xx"], found["xx_en"], strict=True)) for code, found in scores.items()}
+    assert there == expected("en", "xx") != expected("xx", "en")
+
+
+def test_centred_vectors_have_lost_each_sides_own_mean() -> None:
     rng = np.random.default_rng(2)
     plain = rng.normal(size=(1, 30, 8))
     shift = np.zeros(8)
     shift[0] = 50
     vectors = np.concatenate([plain, np.roll(plain, 0, axis=1) + shift], axis=1)
-    monkeypatch.setattr("xlme_ds.evaluate.retrieval.sentence_vectors", lambda *_, **__: vectors)
-    group = [np.array([4])] * 30, [np.array([5])] * 30
-    scores = retrieve(model, {"de": group}, centred=True)["overall"]
+    scores = ranked([("de", vectors)], centred=True)["overall"]
     assert scores["en_xx_centred"] == scores["xx_en_centred"] == [1.0]
     assert scores["en_xx"][0] < 0.8
 
 
-def test_effective_rank_counts_the_dimensions_in_which_vectors_vary(
-    model: TextEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_effective_rank_counts_the_dimensions_in_which_vectors_vary() -> None:
     assert effective_rank(np.diag([2.0, 2.0, 2.0, 0.0])) == pytest.approx(3)
     assert effective_rank(np.diag([9.0, 3.0])) == pytest.approx(4 / 3**0.75)  # shares 3/4 and 1/4
     assert effective_rank(np.outer([1, 2, 3], [1, 2, 3])) == pytest.approx(1)
     on_a_line = np.linspace(-1, 1, 40)[None, :, None] * np.array([3.0, 4.0]) + np.array([7.0, 9.0])
     in_the_plane = np.random.default_rng(3).normal(size=(1, 40, 2)) + 5
-    monkeypatch.setattr(
-        "xlme_ds.evaluate.retrieval.sentence_vectors", lambda *_, **__: np.concatenate([on_a_line, in_the_plane])
-    )
-    languages = {code: ([np.array([4])] * 20, [np.array([5])] * 20) for code in ("de", "fr")}
+    vectors = np.concatenate([on_a_line, in_the_plane])
     both = np.concatenate([side - side.mean(0) for side in (in_the_plane[0, :20], in_the_plane[0, 20:])])
     p, q = np.linalg.svd(both, compute_uv=False) ** 2 / (both**2).sum()
-    assert retrieve(model, languages, centred=True)["dimensions"] == pytest.approx([1, p**-p * q**-q])
+    assert ranked([("de", vectors), ("fr", vectors)], centred=True)["dimensions"] == pytest.approx([1, p**-p * q**-q])
 
 
 def test_every_language_counts_the_same() -> None:

@@ -75,6 +75,18 @@ def test_a_mask_is_as_in_training(tokenizer: Any, vocabulary: Vocabulary) -> Non
     assert tokenizer(text)["input_ids"] == [0, *expected, 2]
 
 
+@pytest.mark.parametrize(
+    "space", ["", " ", "\u200b", "\ufeff", "\u00a0", "\t ", "\x07 ", "\u200b\u200b", "\u0301", "\x85", "\u2028"]
+)
+def test_what_follows_a_mask_begins_a_word_where_the_tokenizer_says_so(
+    tokenizer: Any, vocabulary: Vocabulary, space: str
+) -> None:
+    """U+200B and others are spaces to SentencePiece and none to Python, U+0085 the other way."""
+    for rest in ("miter", "mi ter", ""):
+        expected = [*vocabulary.encode("kalo"), vocabulary.mask, *vocabulary.encode_after_mask(space + rest)]
+        assert tokenizer(f"kalo<mask>{space}{rest}")["input_ids"] == [0, *expected, 2], (space, rest)
+
+
 def test_pairs_padding_and_places(tokenizer: Any, vocabulary: Vocabulary, tmp_path: Path) -> None:
     first, second = "kalo mi", "ter  unve"
     a, b = vocabulary.encode(first).tolist(), vocabulary.encode(second).tolist()

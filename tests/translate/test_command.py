@@ -36,7 +36,8 @@ from xlme_ds.data.shards import RowStore
 from xlme_ds.evaluate.heldout_losses import losses
 from xlme_ds.evaluate.predicted_tokens import perplexity
 from xlme_ds.trained import load_encoder, load_run
-from xlme_ds.translate.text import load_translator, read_lines, scores, translate_lines
+from xlme_ds.translate.leaks import seen_lines
+from xlme_ds.translate.text import Translated, load_translator, read_lines, scores, translate_lines
 
 GERMAN = ["haus", "baum", "hund", "katze", "fluss", "berg", "vogel", "fisch", "stein", "wind"]
 ENGLISH = ["house", "tree", "dog", "cat", "river", "mountain", "bird", "fish", "stone", "wind"]
@@ -401,6 +402,44 @@ def test_the_last_row_of_every_folder_is_looked_at(
     both = [leaks.seen_lines(mixed, [one], vocabulary)[0] for one in only]
     each = [[leaks.seen_lines([path], [one], vocabulary)[0] for one in only] for path in mixed]
     assert both == [one | two for one, two in zip(*each, strict=True)]
+
+
+def test_only_a_line_with_more_tokens_than_are_read_is_cut(run: Path, folder: Path) -> None:
+    translator = load_translator(run)
+    for more, cut in ((0, []), (1, [1])):
+        line = next(line for n in range(80) if len(translator.vocabulary.encode(line := "n" * n)) == 46 + more)
+        assert translate_lines(translator, [line, "haus"], (0, 1), 1, 1.0).cut == cut
+
+
+def test_what_is_left_out_of_training_is_what_is_counted_as_trained_on(run: Path, folder: Path) -> None:
+    """A test set of lines that training text has in other spellings, with letters that the vocabulary lacks, and of
+    lines that it has not: `--without` drops the pairs of exactly those lines that `--trained-on` counts."""
+    words, vocabulary = sentences(40, 12), load_run(run).vocabulary
+    odd = ["\u00a0", "  ", "\u3000", "\u200b", "\t"]
+    for code, said in (("de", german), ("en", english)):
+        text = [said(one).replace(" ", odd[n % 5]) for n, one in enumerate(words)]
+        text += ["haus ᚠ baum", "ᚠ", "wind"] if code == "de" else ["house", "ᚠ ᚠ", "tree ᚠ"]
+        (folder / "seen").mkdir(exist_ok=True)
+        (folder / "seen" / f"toy.de-en.{code}").write_text("".join(f"{line}\n" for line in text))
+    tests = {
+        "de": [*map(german, words[:10]), "haus ᛏ baum", "haus baum", "ᛏ", "ᛏ ᛏ", "fluss"],
+        "en": [*map(english, words[30:]), "tree ᛏ", "tree", "ᛏ", "ᛏ ᛏ", "river"],
+    }
+    known = {*range(10), 10, 12, 13}  # of either side, in whichever language it was
+    for code, lines in tests.items():
+        (folder / f"seen.{code}").write_text("".join(f"{line}\n" for line in lines))
+    ids = [[vocabulary.encode(line) for line in tests[code]] for code in ("de", "en")]
+    given = f"--vocab {folder}/vocab --processes 1"
+    without = f"--without {folder}/seen.de --without {folder}/seen.en"
+    for name, more in (("with", ""), ("without", without)):
+        encode = f"encode --para {folder}/seen --out {folder}/encoded-{name} {given} {more}"
+        mix = f"mix --encoded {folder}/encoded-{name} --out {folder}/mixed-{name} {given} --layout xlm"
+        assert not data_prep(encode.split())
+        assert not data_prep(f"{mix} --row-tokens 48 --para-rows 64".split())
+        found = seen_lines([folder / f"mixed-{name}"], ids, vocabulary)
+        assert found == ([known, known] if name == "with" else [set(), set()])
+    counts = read_json(folder / "encoded-without" / "para" / "manifest.json", dict)["counts"]["by_language"]["de-en"]
+    assert counts["dropped"] == {"held_out_text": 10 + 10 + 3}
 
 
 def test_lines_that_were_trained_on_are_counted(run: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

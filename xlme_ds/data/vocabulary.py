@@ -81,7 +81,8 @@ class Vocabulary:
 
     def normal_forms(self, lines: list[str]) -> list[bytes]:
         """What the model reads of each line: the text, in UTF-8, that SentencePiece cuts into pieces."""
-        return list(map(bytes, self.processor.normalize([line.encode() for line in lines])))
+        # What `normalize` calls for each, which takes text as bytes and gives it back so.
+        return list(map(self.processor._processor._Normalize, map(str.encode, lines)))  # type: ignore[attr-defined]
 
     def encode_normal(self, forms: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
         """`encode_lines` of lines whose normal forms are known."""

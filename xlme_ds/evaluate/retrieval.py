@@ -256,11 +256,20 @@ def retrieve(model: TextEncoder, groups: Groups, centred: bool = False) -> dict[
 
     `centred` adds those of centred vectors, and `dimensions`, in how many dimensions these vary (`effective_rank`).
     """
+    vectors = (
+        (language, sentence_vectors(model, [*a, *b], languages=[PIVOT] * len(a) + [language] * len(b)))
+        for language, (a, b) in groups.items()
+    )
+    return ranked(vectors, centred)
+
+
+def ranked(vectors: Iterable[tuple[str, np.ndarray]], centred: bool = False) -> dict[str, Any]:
+    """`retrieve` of vectors by language, [layers, 2N, D]: first those of the English sentences."""
     languages: dict[str, dict[str, list[float]]] = {}
     products: list[np.ndarray] = []  # of all centred vectors, by layer: [D, D]
-    for language, (ours, theirs) in groups.items():
-        vectors = sentence_vectors(model, [*ours, *theirs], languages=[PIVOT] * len(ours) + [language] * len(theirs))
-        variants = {"": [(layer[: len(ours)], layer[len(ours) :]) for layer in vectors]}
+    for language, both in vectors:
+        half = both.shape[1] // 2
+        variants = {"": [(layer[:half], layer[half:]) for layer in both]}
         if centred:
             variants[CENTRED] = [(a - a.mean(0), b - b.mean(0)) for a, b in variants[""]]
             here = [a.T @ a + b.T @ b for a, b in variants[CENTRED]]
