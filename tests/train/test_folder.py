@@ -345,7 +345,7 @@ def test_a_checkpoint_under_another_steps_name_is_none(
     shutil.copytree(checkpoints / "step_00000004", checkpoints / "step_00000077")
     assert again(data, out, short(steps=8, keep_last=1, keep_every=0))
     assert (out / "metrics.jsonl").read_text().count("\n") == 8
-    assert f"{out}: steps 5 to 8 are done again, for the newest checkpoint is of step 4" in capsys.readouterr().out
+    assert f"{out}: what came after step 4, up to step 8, is done again" in capsys.readouterr().out
     assert sorted(path.name for path in checkpoints.glob("step*")) == ["step_00000008", "step_00000077"], "it is kept"
 
 
@@ -411,6 +411,16 @@ def test_damaged_and_missing_records_are_told_and_the_others_kept(
     assert all(record["loss"] == straight[record["step"]]["loss"] for record in records)
     assert "metrics.jsonl has no record of step 2 to 3" in write_report(copy).read_text(encoding="utf-8")
     assert "has no record" not in write_report(trained).read_text(encoding="utf-8")
+
+
+def test_a_step_has_one_record(data: Path, copy: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that was put together from copies; what is told twice is put aside."""
+    path = copy / "metrics.jsonl"
+    path.write_bytes(path.read_bytes() * 2)
+    assert again(data, copy)
+    assert f"{path} is damaged in line 9, 10, 11, 12, which is put aside" in capsys.readouterr().out
+    ours, theirs = ((out / "metrics.jsonl").read_text().splitlines() for out in (copy, trained))
+    assert [json.loads(line)["loss"] for line in ours] == [json.loads(line)["loss"] for line in theirs]
 
 
 def test_a_record_that_cannot_be_read_is_named(data: Path, copy: Path) -> None:

@@ -106,7 +106,9 @@ def train(
         audited = audit_reads(out, loader, start, engine.rank, engine.world)
     if logged > start:
         again = min(logged, settings.steps)
-        print(f"{out}: steps {start + 1} to {again} are done again, for the newest checkpoint is of step {start}")
+        print(
+            f"{out}: what came after step {start}, up to step {again}, is done again: the newest checkpoint is of then"
+        )
     facts = engine, config, out, start, saved, loader, work, peak, profiled
     guard, callbacks, shown = on_all_ranks(lambda: _callbacks(*facts))
     logs = [log for each in (guard, *callbacks) for log in each.logs]
@@ -367,6 +369,10 @@ def read_inputs(
     ValueError for what does not fit."""
     validate(config, world)  # with the precision that `auto` has become
     require_engine_file(config.engine)
+    out = folder.path.resolve()
+    for place in (each.resolve() for each in (*data, *([] if heldout is None else [heldout]))):
+        own = out == place or any(out.is_relative_to(place / name) for name in (*TASKS, "vocab"))
+        refuse([(not own, f"{folder.path} is in the data of {place}: choose another --out")])
     folder.claim(config)
     start, begun = config.start, checkpoints_of(folder.path)
     refuse(
