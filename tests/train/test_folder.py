@@ -21,13 +21,14 @@ from tests.train.test_guard import config as short
 from tests.train.test_guard import run
 from xlme_ds import quickstart
 from xlme_ds.checkpoint import __main__ as checkpoint
-from xlme_ds.config import EngineConfig, RunConfig, StartConfig, Training
+from xlme_ds.config import EngineConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.folders import lock, made_whole
 from xlme_ds.report.run_page import write_report
 from xlme_ds.train.run_folder import RunFolder, missing_steps
 from xlme_ds.trained import read_settings, whole_checkpoint
 
+WSD = ScheduleConfig("wsd")
 PLAIN = dict(engine=dict(kind="plain"), micro_batch=8)
 
 
@@ -411,6 +412,21 @@ def test_damaged_and_missing_records_are_told_and_the_others_kept(
     assert all(record["loss"] == straight[record["step"]]["loss"] for record in records)
     assert "metrics.jsonl has no record of step 2 to 3" in write_report(copy).read_text(encoding="utf-8")
     assert "has no record" not in write_report(trained).read_text(encoding="utf-8")
+
+
+def test_checkpoints_that_were_kept_for_good_are_named_before_they_go(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A setting that was forgotten when the run was started again costs them."""
+    out, every = tmp_path / "run", short(steps=12, save_every=2, keep_every=2, keep_last=1)
+    assert again(data, out, dataclasses.replace(every, train=dataclasses.replace(every.train, steps=8), schedule=WSD))
+    longer = dataclasses.replace(every, schedule=WSD)
+    again(data, out, longer)
+    assert "train.keep_every" not in capsys.readouterr().out
+    seldom = dataclasses.replace(longer.train, keep_every=8, keep_last=2, steps=14)
+    again(data, out, dataclasses.replace(longer, train=seldom))
+    names = "step_00000002, step_00000004, step_00000006"
+    assert f"train.keep_every was 2 and is 8: the next save deletes {names}, copy" in capsys.readouterr().out
 
 
 def test_a_step_has_one_record(data: Path, copy: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,7 +83,8 @@ class StopRequest:
             while byte := os.read(heard, 1):
                 interrupts += byte[0] == signal.SIGINT
                 if byte[0] in self._before:
-                    self._heard(signal.Signals(byte[0]), interrupts > 1)
+                    heard_of = signal.Signals(byte[0]), interrupts > 1
+                    threading.Thread(target=self._heard, args=heard_of, daemon=True).start()
 
         threading.Thread(target=listen, name="signals", daemon=True).start()
 
