@@ -21,13 +21,14 @@ from tests.train.test_guard import config as short
 from tests.train.test_guard import run
 from xlme_ds import quickstart
 from xlme_ds.checkpoint import __main__ as checkpoint
-from xlme_ds.config import EngineConfig, RunConfig, StartConfig, Training
+from xlme_ds.config import EngineConfig, RunConfig, ScheduleConfig, StartConfig, Training
 from xlme_ds.engine.ranks import SharedError
 from xlme_ds.folders import lock, made_whole
 from xlme_ds.report.run_page import write_report
 from xlme_ds.train.run_folder import RunFolder, missing_steps
 from xlme_ds.trained import read_settings, whole_checkpoint
 
+WSD = ScheduleConfig("wsd")
 PLAIN = dict(engine=dict(kind="plain"), micro_batch=8)
 
 
@@ -345,7 +346,7 @@ def test_a_checkpoint_under_another_steps_name_is_none(
     shutil.copytree(checkpoints / "step_00000004", checkpoints / "step_00000077")
     assert again(data, out, short(steps=8, keep_last=1, keep_every=0))
     assert (out / "metrics.jsonl").read_text().count("\n") == 8
-    assert f"{out}: steps 5 to 8 are done again, for the newest checkpoint is of step 4" in capsys.readouterr().out
+    assert f"{out}: what came after step 4, up to step 8, is done again" in capsys.readouterr().out
     assert sorted(path.name for path in checkpoints.glob("step*")) == ["step_00000008", "step_00000077"], "it is kept"
 
 
@@ -411,6 +412,31 @@ def test_damaged_and_missing_records_are_told_and_the_others_kept(
     assert all(record["loss"] == straight[record["step"]]["loss"] for record in records)
     assert "metrics.jsonl has no record of step 2 to 3" in write_report(copy).read_text(encoding="utf-8")
     assert "has no record" not in write_report(trained).read_text(encoding="utf-8")
+
+
+def test_checkpoints_that_were_kept_for_good_are_named_before_they_go(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A setting that was forgotten when the run was started again costs them."""
+    out, every = tmp_path / "run", short(steps=12, save_every=2, keep_every=2, keep_last=1)
+    assert again(data, out, dataclasses.replace(every, train=dataclasses.replace(every.train, steps=8), schedule=WSD))
+    longer = dataclasses.replace(every, schedule=WSD)
+    again(data, out, longer)
+    assert "train.keep_every" not in capsys.readouterr().out
+    seldom = dataclasses.replace(longer.train, keep_every=8, keep_last=2, steps=14)
+    again(data, out, dataclasses.replace(longer, train=seldom))
+    names = "step_00000002, step_00000004, step_00000006"
+    assert f"train.keep_every was 2 and is 8: the next save deletes {names}, copy" in capsys.readouterr().out
+
+
+def test_a_step_has_one_record(data: Path, copy: Path, trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that was put together from copies; what is told twice is put aside."""
+    path = copy / "metrics.jsonl"
+    path.write_bytes(path.read_bytes() * 2)
+    assert again(data, copy)
+    assert f"{path} is damaged in line 9, 10, 11, 12, which is put aside" in capsys.readouterr().out
+    ours, theirs = ((out / "metrics.jsonl").read_text().splitlines() for out in (copy, trained))
+    assert [json.loads(line)["loss"] for line in ours] == [json.loads(line)["loss"] for line in theirs]
 
 
 def test_a_record_that_cannot_be_read_is_named(data: Path, copy: Path) -> None:

@@ -166,9 +166,13 @@ def test_a_dry_run_of_a_run_that_is_there(
     for call in (rehearse, pretrain):
         with pytest.raises(SharedError, match="--profile -1 is no number of steps"):
             call(config, folder / "data", plain, profiled=-1)
-    below, warm = folder / "data/mono/manifest.json/run", replace(config, start=replace(config.start, folder=plain))
+    for call in (rehearse, pretrain):
+        for place in (folder / "data", folder / "data/mono/run", folder / "heldout/vocab", folder / "heldout"):
+            with pytest.raises(SharedError, match=r"is in the data of .*: choose another --out"):
+                call(config, folder / "data", place, folder / "heldout")
+    below, warm = plain / "config.json/run", replace(config, start=replace(config.start, folder=plain))
     for call, settings in ((rehearse, config), (rehearse, warm), (pretrain, config), (pretrain, warm)):
-        with pytest.raises(SharedError, match=r"manifest\.json is no folder: choose another --out"):
+        with pytest.raises(SharedError, match=r"config\.json is no folder: choose another --out"):
             call(settings, folder / "data", below)
 
 

@@ -51,6 +51,8 @@ class StepLines:
             step = step_of(line)
             if step is None:
                 since |= {place: line} if line.strip() else {}
+            elif step in self.steps[-1:] or (self.steps and step < self.steps[-1]):
+                damaged |= {place: line}  # a second record of a step
             elif step <= steps_done:
                 kept.append(line)
                 self.steps.append(step)

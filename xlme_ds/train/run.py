@@ -17,7 +17,7 @@ from torch import Tensor
 from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, matching
 from ..checkpoint.state_files import read_state
 from ..cli import number
-from ..config import DataConfig, RunConfig, Training, refuse
+from ..config import DataConfig, RunConfig, TrainConfig, Training, refuse
 from ..counting import count_parameters, flops_per_step
 from ..data.loader import Loader, unigram_by_language
 from ..data.schema import TASKS
@@ -27,7 +27,7 @@ from ..engine.build import build_engine, open_data, require_engine_file, resolve
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, broadcast, data_parallel, gather, on_all_ranks, on_gpu, process_group
 from ..first_weights import named, starting_weights
-from ..folders import at_step, checkpoints_of, to_disk
+from ..folders import at_step, checkpoints_of, saved_step, to_disk
 from ..models.init import Known
 from ..objectives import described, has_decoder, objective_of
 from ..objectives.protocol import BatchSource
@@ -106,7 +106,9 @@ def train(
         audited = audit_reads(out, loader, start, engine.rank, engine.world)
     if logged > start:
         again = min(logged, settings.steps)
-        print(f"{out}: steps {start + 1} to {again} are done again, for the newest checkpoint is of step {start}")
+        print(
+            f"{out}: what came after step {start}, up to step {again}, is done again: the newest checkpoint is of then"
+        )
     facts = engine, config, out, start, saved, loader, work, peak, profiled
     guard, callbacks, shown = on_all_ranks(lambda: _callbacks(*facts))
     logs = [log for each in (guard, *callbacks) for log in each.logs]
@@ -274,7 +276,7 @@ def _require_records(config: Training, folder: RunFolder, checkpoints: Checkpoin
     """Raise ValueError where there was a checkpoint, and is none."""
     own = folder.steps_logged() - (first_step(config) if isinstance(config, RunConfig) else 0)
     words = f"{folder.path} has records but no usable checkpoint: restore one, or choose another --out"
-    every = min(config.train.save_every, folder.saved_every())  # it may have been raised since
+    every = min(config.train.save_every, folder.last_started_with("save_every", math.inf))  # it may have been raised
     refuse([(not damaged and not checkpoints.lost(own, every), words)])
 
 
@@ -290,11 +292,28 @@ def _resume(
     run = broadcast(on_all_ranks(lambda: folder.identity(config, newest, saved)))
     tolerance = PROBE_TOLERANCE[resolve_precision(config.engine)]
     if newest is not None:
+        on_all_ranks(lambda: _tell_not_kept(config.train, folder, checkpoints) if engine.rank == 0 else None)
         return checkpoints.load(engine, newest, read(saved["step"]), tolerance), saved
     on_all_ranks(lambda: _begin_anew(config, folder, checkpoints, bool(complaints)) if engine.rank == 0 else None)
     if isinstance(config, RunConfig) and config.start.take == "state":
         return _branch(engine, config, checkpoints, read, tolerance), {"run": run}
     return 0, {"run": run}
+
+
+def _tell_not_kept(config: TrainConfig, folder: RunFolder, checkpoints: Checkpoints) -> None:
+    """Say which checkpoints the next save deletes that were kept for good before."""
+    before, now = int(folder.last_started_with("keep_every", 0)), config.keep_every
+    gone = [
+        each.name
+        for each in checkpoints.all()[: -config.keep_last]
+        if before and saved_step(each) % before == 0 and not (now and saved_step(each) % now == 0)
+    ]
+    if gone:
+        print(
+            f"{folder.path}: train.keep_every was {before} and is {now}: the next save deletes {', '.join(gone)}, copy "
+            "what you want to keep, or start the run again with the same",
+            flush=True,
+        )
 
 
 def _begin_anew(config: Training, folder: RunFolder, checkpoints: Checkpoints, damaged: bool) -> None:
@@ -369,6 +388,10 @@ def read_inputs(
     ValueError for what does not fit."""
     validate(config, world)  # with the precision that `auto` has become
     require_engine_file(config.engine)
+    out = folder.path.resolve()
+    for place in (each.resolve() for each in (*data, *([] if heldout is None else [heldout]))):
+        own = out == place or any(out.is_relative_to(place / name) for name in (*TASKS, "vocab"))
+        refuse([(not own, f"{folder.path} is in the data of {place}: choose another --out")])
     folder.claim(config)
     start, begun = config.start, checkpoints_of(folder.path)
     refuse(

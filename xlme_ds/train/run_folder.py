@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import math
 import os
 import sys
 import uuid
@@ -155,10 +154,10 @@ class RunFolder:
         lines = path.read_bytes().split(b"\n") if path.exists() else []
         return next((step for line in reversed(lines) if (step := step_of(line)) is not None), 0)
 
-    def saved_every(self) -> float:
-        """The steps from one checkpoint to the next when the run was last started; infinite where it was not."""
+    def last_started_with(self, name: str, otherwise: float) -> float:
+        """The value of train.`name` when the run was last started."""
         stored = self._stored() or {"config": {}}
-        return float(stored["config"].get("train", {}).get("save_every", math.inf))
+        return float(stored["config"].get("train", {}).get(name, otherwise))
 
     def put_records_aside(self) -> list[str]:
         """Rename the records (`metrics.jsonl` to `metrics.jsonl.1`, or the next free number); returns the new names."""

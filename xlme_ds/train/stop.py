@@ -22,6 +22,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 _LAUNCH = "deepspeed.launcher.launch"
 _RUNNERS = ("deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner")
 _PATIENCE = 3.0  # seconds in which Python's own handler of a signal should have run
+_LATE = 1.0  # seconds by which it may have run before the thread that waits for it hears of the signal
 
 
 class StopRequest:
@@ -40,7 +41,8 @@ class StopRequest:
         self.at_once = False
         self.has_work = False
         self.interrupts = 0
-        self._handled = 0.0  # when the handler ran last
+        self._handled: dict[int, float] = {}  # when the handler of a signal ran last
+        self._released = False
         self._terminals = [number for number in (1, 2) if os.isatty(number)]
         main = threading.current_thread() is threading.main_thread()
         numbers = [number for number in _STOP_SIGNALS if main and signal.getsignal(number) != signal.SIG_IGN]
@@ -50,7 +52,7 @@ class StopRequest:
         _follow_launcher()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self._handled = time.monotonic()
+        self._handled[number] = time.monotonic()
         if number == signal.SIGHUP:
             self._leave_terminal()
         if self.at_once:
@@ -67,7 +69,7 @@ class StopRequest:
             signal.signal(number, handler)
         if self._before:
             signal.set_wakeup_fd(self._wakeup)
-        self._handled = math.inf
+        self._released = True
 
     def _listen(self) -> None:
         """Have a thread read the number of every signal, which the system's own handler writes at once."""
@@ -81,7 +83,8 @@ class StopRequest:
             while byte := os.read(heard, 1):
                 interrupts += byte[0] == signal.SIGINT
                 if byte[0] in self._before:
-                    self._heard(signal.Signals(byte[0]), interrupts > 1)
+                    heard_of = signal.Signals(byte[0]), interrupts > 1
+                    threading.Thread(target=self._heard, args=heard_of, daemon=True).start()
 
         threading.Thread(target=listen, name="signals", daemon=True).start()
 
@@ -89,10 +92,10 @@ class StopRequest:
         """Act on a signal whose handler does not run; `again`: SIGINT, more than once."""
         then = time.monotonic()
         while time.monotonic() - then < _PATIENCE:
-            if self._handled >= then and not again:
+            if self._handled.get(number, -math.inf) > then - _LATE and not again:
                 return
             time.sleep(0.05)
-        if self._handled == math.inf:  # a second SIGINT was told by KeyboardInterrupt, and something caught it
+        if self._released:  # a second SIGINT was told by KeyboardInterrupt, and something caught it
             return
         if number == signal.SIGHUP:
             self._leave_terminal()
