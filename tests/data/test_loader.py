@@ -16,6 +16,7 @@ from xlme_ds.data.collate import collate
 from xlme_ds.data.corrupt import corrupt, philox
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import EOS, TASKS, Rows, read_manifest, write_manifest
+from xlme_ds.data.shards import RowStore
 
 ROWS = 40
 DATA = DataConfig(mono_rows=12, para_rows=12, micro_batch=3)
@@ -203,3 +204,21 @@ def test_pairs_without_two_sides_are_refused(change: str) -> None:
         rows = rows._replace(languages=rows.languages[1:])
     with pytest.raises(ValueError, match="a row has a pair without two sides, or a side without a language: mix"):
         collate([(1, rows, np.arange(1))], 1, 0.15)
+
+
+def test_rows_of_the_next_step_are_asked_for_ahead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two ranks the second, in two micro-batches of three rows a task."""
+    asked: list[tuple[str, int, int]] = []
+    ahead = RowStore.ahead
+
+    def noted(store: RowStore, first: int, last: int) -> None:
+        asked.append((store.folder.name, first, last))
+        ahead(store, first, last)
+
+    monkeypatch.setattr(RowStore, "ahead", noted)
+    loader = Loader(folder, DATA, 3, 0.15, rank=1, world=2)
+    for step in range(4):
+        asked.clear()
+        loader.step(step)
+        firsts = [12 * (step + 1) + 3, 12 * (step + 1) + 9]
+        assert asked == [(task, first % ROWS, (first + 2) % ROWS) for task in TASKS for first in firsts]
