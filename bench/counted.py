@@ -58,9 +58,9 @@ class Rates:
 
 
 # Operations, or bytes, of the count over the time of their kernels in the profile of a step of Base on one H200, commit
-# 104603e, and for attention in one of its present kernels (torch 2.11.0+cu130; docs/results/performance.md). `attention`
-# is fitted to the step with model.kernels torch, `hooks` to XL's under ZeRO-3, where a core of another machine took
-# 1.2 ms.
+# 104603e, and for attention in one of its present kernels (torch 2.11.0+cu130, docs/results/performance.md). torch's
+# `attention` is fitted to the step with model.kernels torch, `hooks` to XL's under ZeRO-3, where a core of another
+# machine took 1.2 ms.
 _H200 = Rates(
     products=740e12, misaligned=242e12, triton=490e12, forward=192e12, backward=242e12, attention=41e12, single=50e12,
     memory=4.0e12, floor=3e-6, gap=3e-6, hooks=1.13e-3, peak=989e12, source="measured; sheet: 989 TFLOP/s, 4.8 TB/s",

@@ -17,6 +17,7 @@ from xlme_ds.data.collate import collate
 from xlme_ds.data.corrupt import corrupt, philox
 from xlme_ds.data.loader import Loader
 from xlme_ds.data.schema import EOS, TASKS, Rows, read_manifest, write_manifest
+from xlme_ds.data.shards import RowStore
 from xlme_ds.engine.build import open_data
 
 ROWS = 40
@@ -218,3 +219,21 @@ def test_the_share_of_random_fakes_follows_the_step(folder: Path, tmp_path: Path
     config = tiny({"kind": "plain"}, 8, random_fakes=("0:1",), vocabulary=vocabulary.size)
     assert len(open_data(config, ours, rows=config.data).step(0)[0].random_1) == 0
     assert float(open_data(config, ours).step(0)[0].random_1) == 1.0
+
+
+def test_rows_of_the_next_step_are_asked_for_ahead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two ranks the second, in two micro-batches of three rows a task."""
+    asked: list[tuple[str, int, int]] = []
+    ahead = RowStore.ahead
+
+    def noted(store: RowStore, first: int, last: int) -> None:
+        asked.append((store.folder.name, first, last))
+        ahead(store, first, last)
+
+    monkeypatch.setattr(RowStore, "ahead", noted)
+    loader = Loader(folder, DATA, 3, 0.15, rank=1, world=2)
+    for step in range(4):
+        asked.clear()
+        loader.step(step)
+        firsts = [12 * (step + 1) + 3, 12 * (step + 1) + 9]
+        assert asked == [(task, first % ROWS, (first + 2) % ROWS) for task in TASKS for first in firsts]

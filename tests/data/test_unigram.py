@@ -12,17 +12,19 @@ from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, Shard, file_sha256
 from xlme_ds.data.shards import RowStore, unigram_costs
 
 
-def written(folder: Path, rows: list[list[int]]) -> RowStore:
-    """Rows of six ids out of ten as a task of a data folder."""
+def written(folder: Path, rows: list[list[int]], languages: tuple[int, ...] = ()) -> RowStore:
+    """Rows of six ids out of ten as a task of a data folder, of the first of two languages if none are given."""
     folder.mkdir()
     columns = [pa.FixedSizeListArray.from_arrays(pa.array(np.array(rows, np.int32).ravel()), 6)]
     columns += [pa.array([[6 - row.count(PAD)] for row in rows], pa.list_(pa.int16()))]
-    columns += [pa.array([[0]] * len(rows), pa.list_(pa.int16()))]
+    columns += [pa.array([[code] for code in languages or [0] * len(rows)], pa.list_(pa.int16()))]
     path, schema = folder / "00000.arrow", row_schema(6)
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         writer.write_batch(pa.record_batch(columns, schema=schema))
     shard = Shard(path.name, len(rows), path.stat().st_size, file_sha256(path))
-    write_manifest(folder, Manifest("mix", {"row_tokens": 6}, 10, "0" * 64, ("en",), (shard,), {"by_language": {}}))
+    write_manifest(
+        folder, Manifest("mix", {"row_tokens": 6}, 10, "0" * 64, ("de", "en"), (shard,), {"by_language": {}})
+    )
     return RowStore(folder)
 
 
@@ -45,3 +47,12 @@ def test_only_ordinary_tokens_count(tmp_path: Path) -> None:
     two, three = (unigram_by_language(train, heldout, 0, rows) for rows in (2, 100))
     assert two[:, 0] == pytest.approx([log(16 / 4) + log(16 / 1) + log(16 / 3), 3])
     assert three[:, 0] == pytest.approx([log(16 / 4) + 5 * log(16 / 1) + log(16 / 3), 7])
+
+
+def test_every_token_counts_for_its_language(tmp_path: Path) -> None:
+    train = written(tmp_path / "train", [[BOS, 4, 4, 4, 5, EOS]])
+    rows = [[BOS, 4, 4, EOS, PAD, PAD], [BOS, 5, 9, EOS, PAD, PAD], [BOS, 4, EOS, PAD, PAD, PAD]]
+    heldout = written(tmp_path / "heldout", rows, (1, 0, 1))
+    often, once, never = (log(14 / seen) for seen in (4, 2, 1))
+    expected = [[once + never, 3 * often], [2, 3]]
+    assert unigram_by_language(train, heldout, 0, 3) == pytest.approx(np.array(expected))

@@ -455,6 +455,19 @@ def test_filters_are_counted_by_name_and_nothing_is_lost(vocab: Path, tmp_path: 
         run(EncodeConfig(vocab, tmp_path / "out", corpus=(str(tmp_path / "p.toml"),)))
 
 
+def test_lines_that_a_filter_drops_count_where_text_is_doubted(
+    vocab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line in twenty has a control character, which is little; of the four that stay it would be much."""
+    (tmp_path / "en.txt").write_text("All hu\x01man beings\n" + "All human beings are equal\n" * 3 + "All\n" * 16)
+    text = f'name = "x"\nwhere = "{tmp_path}"\nformat = "cc100"\nfiles = "{{lang}}.txt"\nlanguages = ["en"]\n'
+    (tmp_path / "x.toml").write_text(text + "[filters.length]\nmin_characters = 10\n")
+    run(EncodeConfig(vocab, tmp_path / "out", corpus=(str(tmp_path / "x.toml"),)))
+    counts = read_manifest(tmp_path / "out" / "mono").counts["by_language"]["en"]
+    assert (counts["paragraphs_in"], counts["paragraphs"], counts["repaired"]) == (20, 4, {"control_character": 1})
+    assert "control characters" not in capsys.readouterr().err
+
+
 def test_text_that_is_hardly_what_it_should_be_is_named(
     vocab: Path, tmp_path: Path, sentences: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

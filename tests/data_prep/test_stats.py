@@ -176,6 +176,8 @@ def test_median_is_the_bin_of_the_middle_record() -> None:
     assert median(histogram) == 0
     histogram[[EDGES.index(4), EDGES.index(32), EDGES.index(1024)]] = 3, 3, 1
     assert median(histogram) == 32
+    histogram[EDGES.index(1024)] = 0  # as many below as above: the lower of the two
+    assert median(histogram) == 4
 
 
 def test_losses_are_the_manifests_with_any_reason(prepared: Path) -> None:

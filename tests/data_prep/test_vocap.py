@@ -19,8 +19,20 @@ from data_prep import unigram
 from data_prep.encode import EncodeConfig
 from data_prep.encode import run as encode
 from data_prep.model_file import parse, serialize
+from data_prep.store import Stage, write_file
 from data_prep.unigram import UnigramPath, Unigrams
-from data_prep.vocap import VocapConfig, allocate, concave_hull, curve, piece_order, pool, run, steps
+from data_prep.vocap import (
+    VocapConfig,
+    _chosen,
+    _curve_file,
+    allocate,
+    concave_hull,
+    curve,
+    piece_order,
+    pool,
+    run,
+    steps,
+)
 from data_prep.word_counts import WordCounts, count_words, thinned_words
 from xlme_ds.data.schema import EOS, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
@@ -267,6 +279,17 @@ def test_concave_hull() -> None:
     curve = [(10, -100.0), (20, -90.0), (30, -60.0), (40, -50.0), (50, -45.0), (60, -46.0)]
     assert concave_hull(curve) == [(10, -100.0), (30, -60.0), (40, -50.0), (50, -45.0)]
     assert concave_hull([(7, -3.0)]) == [(7, -3.0)]
+    assert concave_hull([(10, -5.0), (20, -3.0), (30, -3.0)]) == [(10, -5.0), (20, -3.0)], "pieces that gain nothing"
+
+
+def test_chosen_pieces_have_the_scores_of_the_smallest_vocabulary_that_has_all(tmp_path: Path) -> None:
+    stage, curve = Stage(tmp_path, "vocap"), [(2, -9.0), (3, -8.0), (12, -7.0)]
+    for size, _ in curve:
+        pieces = {f"{n:02d}": -float(size) - n for n in range(size)}
+        write_file(_curve_file(stage, "de", size), serialize(pieces), tmp_path)
+    for count, size in ((1, 2), (2, 2), (3, 3), (4, 12), (12, 12)):
+        names = [f"{n:02d}" for n in range(count)]
+        assert _chosen(stage, "de", curve, names) == {name: -float(size) - n for n, name in enumerate(names)}
 
 
 def test_steps_are_the_optimum_for_every_budget() -> None:

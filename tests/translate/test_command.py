@@ -37,7 +37,7 @@ from xlme_ds.evaluate.heldout_losses import losses
 from xlme_ds.evaluate.predicted_tokens import perplexity
 from xlme_ds.trained import load_encoder, load_run
 from xlme_ds.translate.leaks import seen_lines
-from xlme_ds.translate.text import Translated, load_translator, read_lines, scores, translate_lines
+from xlme_ds.translate.text import load_translator, read_lines, scores, translate_lines
 
 GERMAN = ["haus", "baum", "hund", "katze", "fluss", "berg", "vogel", "fisch", "stein", "wind"]
 ENGLISH = ["house", "tree", "dog", "cat", "river", "mountain", "bird", "fish", "stone", "wind"]
