@@ -327,7 +327,7 @@ def test_a_field_that_a_json_object_has_twice(tmp_path: Path) -> None:
     }
     (tmp_path / "in").mkdir()
     for name, line in names.items():
-        (tmp_path / name).write_text(line)
+        (tmp_path / name).write_text(line.strip() + '\n{"text": "b", "m": {"k": 1}}\n')
     more = '\n[filters.column."m.k"]\nmin = 0'
     for source in inputs(tmp_path, "jsonl", "{lang}.jsonl", '"any"', more=more):
         with pytest.raises(ValueError, match=r"line 1 has the field '[mk]' twice in one object"):
