@@ -64,6 +64,8 @@ def test_a_code_is_language_script_and_region(code: str) -> None:
 def test_what_is_no_code_of_a_language_is_none_of_another(code: str) -> None:
     with pytest.raises(ValueError, match=f"unknown language code '{code}': did you mean"):
         language_of(code)
+    with pytest.raises(ValueError, match="unknown language code 'qu_rom': data_prep"):
+        language_of("qu_rom")  # CC-100's word for five of its own
 
 
 WHOLE = [  # pattern, names, what is read under "any", the codes that are named instead
@@ -325,7 +327,7 @@ def test_a_field_that_a_json_object_has_twice(tmp_path: Path) -> None:
     }
     (tmp_path / "in").mkdir()
     for name, line in names.items():
-        (tmp_path / name).write_text(line)
+        (tmp_path / name).write_text(line.strip() + '\n{"text": "b", "m": {"k": 1}}\n')
     more = '\n[filters.column."m.k"]\nmin = 0'
     for source in inputs(tmp_path, "jsonl", "{lang}.jsonl", '"any"', more=more):
         with pytest.raises(ValueError, match=r"line 1 has the field '[mk]' twice in one object"):
