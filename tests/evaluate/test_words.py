@@ -93,6 +93,7 @@ def test_translations_by_hand(run: Path) -> None:
     assert found["distance"] == pytest.approx((5 + 2**0.5 + 13**0.5 + 0) / 4)
     assert (found["pairs"], found["words"], found["candidates"], found["identical"]) == (4, 2, 4, 1)
     assert found["precision"] == 1
+    assert translations(lookup, [(a, x), (b, x), (b, z)])["candidates"] == 2, "a translation of two words is one"
     assert translations(lookup, [(a, y), (b, x), (x, a)])["precision"] == pytest.approx(
         1 / 3
     )  # a is nearest to itself: y of 3

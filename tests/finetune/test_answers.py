@@ -165,3 +165,10 @@ def test_nothing_is_nothing_exactly_and_has_no_overlap(words: WordSplitter) -> N
     assert compare("the", ["?"], "en", words) == (0.0, 1.0)
     assert compare("", ["", "x"], "en", words) == (0.0, 1.0)
     assert compare("", ["x"], "en", words) == (0.0, 0.0)
+
+
+def test_of_equal_spans_the_first_is_the_answer() -> None:
+    places = np.array([[-1, -1], [0, 4], [5, 8], [9, 12], [-1, -1]])
+    window = Feature(np.arange(5), np.zeros(2), 0, places)
+    question = Question("q", "?", "kalo ter dor", [])
+    assert best_answer(question, [window, window], [np.zeros((5, 2))] * 2) == "kalo"

@@ -114,6 +114,8 @@ def test_limit_is_six_sigma_over_the_last_128_steps_and_comes_back_on_resume() -
     theirs = guard(json.loads(json.dumps(ours.state)), spike_sigma=6)
     assert theirs.norm_limit() == ours.norm_limit() and theirs.skipped == 1
     assert math.isinf(guard(ours.state).norm_limit()), "off by default"
+    ours.after_step(301, stats(9.0, applied=False))  # too large, and a number: it counts, so that a new level is learnt
+    assert ours.state["norms"][-2:] == [2.0, 9.0] and ours.norm_limit() > 5.3
 
 
 @pytest.fixture(autouse=True)
