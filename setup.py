@@ -104,6 +104,7 @@ setup(
     project_urls={"Paper": "https://aclanthology.org/2022.acl-long.427/"},
     package_data={
         "xlme_ds": ["py.typed"],
+        "xlme_ds.models": ["*.json"],
         "xlme_ds.slurm": ["*.sh"],
         "xlme_ds.export": ["*.jinja"],
         "xlme_ds.report": ["*.html", "*.jinja", "*.toml"],
