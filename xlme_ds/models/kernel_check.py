@@ -26,7 +26,7 @@ def check_kernels(cfg: ModelConfig, device: torch.device, dtype: torch.dtype = t
     head = "vocabulary softmax", _head(cfg, device, dtype), _head(*exact)
     for what, found, expected in (attention, head):
         for name, ours, theirs in zip(expected, found.values(), expected.values(), strict=False):
-            off = float((ours.detach().cpu().double() - theirs).abs().max() / theirs.abs().max())
+            off = float((ours.detach().cpu().double() - theirs.detach()).abs().max() / theirs.detach().abs().max())
             if not off <= _BOUND:  # nor a NaN
                 raise ValueError(
                     f"the Triton kernels of the {what} are wrong on this {device.type} ({name} by {off:.2g} of its "
