@@ -27,6 +27,11 @@ def cases(world: int) -> dict[str, dict[str, Any]]:
     found["zero1, one micro-batch"] = dict(engine=dict(precision="bf16"), micro_batch=8, **OBJECTIVES["mlm"])
     if world == 4:
         engine = dict(kind="pipeline", deepspeed="pipe_zero1", pipeline_stages=2, precision="bf16")
+        found |= {
+            "dualpipev": dict(
+                engine=engine | dict(pipeline_schedule="dualpipev"), micro_batch=2, **OBJECTIVES["electra"]
+            )
+        }
         found |= {f"pipeline {name}": dict(engine=engine, micro_batch=2, **of) for name, of in OBJECTIVES.items()}
     return {name: ODD | case for name, case in found.items()}
 

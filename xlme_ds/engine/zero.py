@@ -43,7 +43,7 @@ class ZeroEngine(Engine):
             ours = zero["stage"] == 1 and bf16 and "offload_optimizer" not in zero  # DeepSpeed takes BF16_Optimizer
             if ours and dist.get_world_size() > 1 and not isinstance(module, PipelineModule):
                 cut_groups(adam, module, zero.get("reduce_bucket_size", 5e8))
-            with on_grid(module, adam, dist.get_world_size() // _stages(module), zero["stage"]):
+            with on_grid(module, adam, _replicas(module), zero["stage"]):
                 engine, *_ = deepspeed.initialize(model=module, optimizer=adam, config=ds_config)
             spare_passes(engine, halved_gradients)
             align_gradients(engine.optimizer)
@@ -111,8 +111,9 @@ class ZeroEngine(Engine):
         return state
 
 
-def _stages(module: nn.Module) -> int:
-    return module.num_stages if isinstance(module, PipelineModule) else 1
+def _replicas(module: nn.Module) -> int:
+    """Ranks that share the optimizer's state of a parameter."""
+    return module.topology().get_dim("data") if isinstance(module, PipelineModule) else dist.get_world_size()
 
 
 class _SubGroup(Bucket):
