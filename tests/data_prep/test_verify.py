@@ -354,7 +354,7 @@ FORGED = [
     ("encoded/mono", counted("en", "documents_in"), "the documents_in of en in .* are not those written and dropped"),
     ("encoded/mono", counted("de", "characters"), "has other counts than the inputs' in tasks"),
     ("encoded/mono", counted("de", "files"), "files, paragraphs, characters or bytes of de that its text cannot have"),
-    ("encoded/para", counted("de-en", "paragraphs", 2), "characters or bytes of de-en that its text cannot have"),
+    ("encoded/para", counted("en-de", "paragraphs", 2), "characters or bytes of en-de that its text cannot have"),
     ("encoded/mono", counted("de", "bytes", -10_000), "characters or bytes of de that its text cannot have"),
     ("data/mono", counted("en", "too_long"), "counts text as too long, which is cut into rows"),
     ("data/para", counted("", "sampled"), "has another number of examples sampled than tasks"),

@@ -438,7 +438,7 @@ def test_what_is_left_out_of_training_is_what_is_counted_as_trained_on(run: Path
         assert not data_prep(f"{mix} --row-tokens 48 --para-rows 64".split())
         found = seen_lines([folder / f"mixed-{name}"], ids, vocabulary)
         assert found == ([known, known] if name == "with" else [set(), set()])
-    counts = read_json(folder / "encoded-without" / "para" / "manifest.json", dict)["counts"]["by_language"]["de-en"]
+    counts = read_json(folder / "encoded-without" / "para" / "manifest.json", dict)["counts"]["by_language"]["en-de"]
     assert counts["dropped"] == {"held_out_text": 10 + 10 + 3}
 
 
