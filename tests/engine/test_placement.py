@@ -29,7 +29,7 @@ def cases(world: int) -> dict[str, dict[str, Any]]:
         engine = dict(kind="pipeline", deepspeed="pipe_zero1", pipeline_stages=2, precision="bf16")
         found |= {
             "dualpipev": dict(
-                engine=engine | dict(pipeline_schedule="dualpipev"), micro_batch=2, **OBJECTIVES["electra"]
+                engine=engine | dict(pipeline_schedule="dualpipev"), micro_batch=1, **OBJECTIVES["electra"]
             )
         }
         found |= {f"pipeline {name}": dict(engine=engine, micro_batch=2, **of) for name, of in OBJECTIVES.items()}
