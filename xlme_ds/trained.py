@@ -7,6 +7,7 @@ Hugging Face's form is written by `xlme_ds.export`; this file says what its name
 """
 
 import hashlib
+import json
 import os
 import shutil
 import zlib
@@ -358,7 +359,18 @@ def save_weights(state: Mapping[str, Tensor], path: Path, metadata: Mapping[str,
     path.touch()
     mode = path.stat().st_mode
     save_file(dict(state), path, {**(metadata or {}), _CHECKSUM: _checksum(state)})
+    _order_header(path)
     path.chmod(mode)
+
+
+def _order_header(path: Path) -> None:
+    """The library writes metadata in an order of chance: equal weights are to be equal files."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        file.seek(8)
+        file.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
 
 
 def _checksum(state: Mapping[str, Tensor]) -> str:

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ import xlme_ds as xlme
 from tests.evaluate.folders import write_run
 from tests.launch import ROOT, environment
 from xlme_ds.checkpoint import __main__ as checkpoint
+from xlme_ds.checkpoint.state_files import COMPLETE, STATE
 from xlme_ds.config import ModelConfig
 from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.evaluate.compared_models import load_encoders
@@ -360,6 +362,10 @@ def test_a_checkpoint_that_the_run_deletes_while_it_is_read(run: Path, tmp_path:
         opened += 1
         if opened == 3:
             shutil.copytree(folder / "step_00000002", tmp_path / "next")
+            state, marker = tmp_path / "next" / STATE, tmp_path / "next" / COMPLETE
+            state.write_text(json.dumps(json.loads(state.read_text()) | {"step": 9}))
+            whole = {"bytes": state.stat().st_size, "crc32": zlib.crc32(state.read_bytes())}
+            marker.write_text(json.dumps(json.loads(marker.read_text()) | {STATE: whole}))
             (tmp_path / "next").rename(folder / "step_00000009")
             shutil.rmtree(folder / "step_00000002")
 
