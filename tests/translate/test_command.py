@@ -449,6 +449,7 @@ def test_lines_that_were_trained_on_are_counted(run: Path, folder: Path, capsys:
     pairs[1] = german(known[700]), pairs[1][1]
     pairs[2] = pairs[2][0], english(known[900])
     pairs[3] = german(known[1500]), pairs[3][1]
+    pairs[4] = german(known[300]), pairs[4][1]
     for number, code in enumerate(("de", "en")):
         (folder / f"leak.{code}").write_text("".join(f"{pair[number]}\n" for pair in pairs))
     vocabulary, texts, side = load_run(run).vocabulary, set[str](), list[int]()
