@@ -230,7 +230,7 @@ class Bench:
             self.shared = None
         worker = self.shared or self._begin()
         worker.load(self.deadline - time.monotonic())
-        if section not in SHARED:  # what loads next to a step slows it: 327,000 tokens/s instead of 392,000 were seen
+        if section not in SHARED:  # a step took 1.2 times as long while another process loaded
             self.next.load(self.deadline - time.monotonic())
         begin, limit = time.monotonic(), min(self.patience, self.deadline - time.monotonic())
         seconds = min(AT_MOST.get(section, limit) if self.common["device"] == "cuda" else limit, limit - 2)
