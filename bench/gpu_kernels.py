@@ -1,8 +1,8 @@
 """A tournament of attention's kernels on one GPU: every legal form of each (tiles, warps, stages) on Base's shape, next
 to torch's attention without a bias and FlexAttention with a learned one; each form is checked against float64.
 
-The winners are what `xlme_ds/models/tilings.json` holds for this compute capability; Large's and XL's heads have the
-same size.
+The winners are written as a table for this compute capability: it may take the place of `xlme_ds/models/tilings.json`.
+Large's and XL's heads have the same size.
 """
 
 import functools
@@ -12,11 +12,11 @@ import math
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,8 @@ from xlme_ds.models.attention import item_bounds
 from xlme_ds.models.tiles import TABLE, Tiling
 
 Row = dict[str, Any]
-ROWS, HEADS, TOKENS, SIZE = 64, 12, 512, 64  # half of the rows are one item, the others pairs
+SHAPE = 64, 12, 512, 64  # rows, half of them one item and the others pairs; heads, tokens, numbers a head
+PRODUCT = 2.0 * 64 * 12 * 512**2 * 64  # operations of Q Kᵀ
 TILES = ((64, 32), (32, 64), (64, 64), (128, 32), (32, 128), (128, 64), (64, 128), (64, 16), (16, 64))
 KERNELS = ("_forward", "_backward_queries", "_backward_keys", "_backward_distances")
 AT_ONCE = 10  # launches that are timed together, or the host's part would count
@@ -47,35 +48,56 @@ def forms(kernel: str) -> list[Tiling]:
     return found
 
 
-def _inputs(device: torch.device) -> dict[str, Any]:
+def inputs(
+    device: torch.device, rows: int, heads: int, tokens: int, size: int, half: torch.dtype = torch.bfloat16
+) -> dict[str, Any]:
+    """What the kernels read of so many rows of a shape."""
     from xlme_ds.models.attention_triton import skew
 
     g = torch.Generator().manual_seed(0)
-    half = torch.bfloat16
 
     def numbers(*shape: int) -> Tensor:
         return torch.randn(shape, generator=g).to(half).to(device)
 
     rng = np.random.default_rng(0)
-    segments = np.ones((ROWS, TOKENS), dtype=np.int64)
-    for row in segments[ROWS // 2 :]:  # pairs of about 60 tokens
-        row[:] = np.searchsorted(np.cumsum(rng.integers(30, 90, 40)), np.arange(TOKENS), side="right") + 1
+    segments = np.ones((rows, tokens), dtype=np.int64)
+    for row in segments[rows // 2 :]:  # pairs of about 60 tokens
+        row[:] = np.searchsorted(np.cumsum(rng.integers(30, 90, tokens)), np.arange(tokens), side="right") + 1
     first, end = item_bounds(torch.from_numpy(segments).to(device))
-    distance = numbers(HEADS, 2 * TOKENS - 1)
-    gate = numbers(SIZE), numbers(SIZE), numbers(HEADS)
+    distance = numbers(heads, 2 * tokens - 1)
+    gate = numbers(size), numbers(size), numbers(heads)
     return {
-        "qkv": numbers(ROWS, TOKENS, 3, HEADS, SIZE), "gate": gate, "skewed": skew(distance, half), "first": first,
-        "end": end, "grad": numbers(ROWS, TOKENS, HEADS, SIZE), "distance": distance,
+        "qkv": numbers(rows, tokens, 3, heads, size), "gate": gate, "skewed": skew(distance, half), "first": first,
+        "end": end, "grad": numbers(rows, tokens, heads, size), "distance": distance,
     }  # fmt: skip
 
 
-def _launches(
-    given: dict[str, Any],
-) -> dict[str, tuple[Callable[[Tiling], object], Callable[[Tiling], Sequence[Tensor]]]]:
-    """By kernel: a launch in a form, and the tensors that it wrote."""
+class Launch(NamedTuple):
+    """A kernel, in any form: what starts it, the buffers that it fills, and what they say, as `expected` does."""
+
+    run: Callable[[Tiling], None]
+    buffers: Callable[[Tiling], Sequence[Tensor]]
+    results: Callable[[Tiling], Sequence[Tensor]]
+
+    def errors(self, form: Tiling, exact: Sequence[Tensor]) -> list[float]:
+        """Of each result over its largest number; NaN where the kernel left a number out."""
+        for buffer in self.buffers(form):
+            buffer.fill_(math.nan)
+        self.run(form)
+        pairs = zip(self.results(form), exact, strict=True)
+        return [float((ours.double() - theirs).abs().max() / theirs.abs().max()) for ours, theirs in pairs]
+
+
+def launches(given: dict[str, Any]) -> dict[str, Launch]:
+    """By the kernels' names; the backward ones read what the ones before them wrote."""
     from xlme_ds.models import attention_triton as kernels
 
     qkv, gate, bounds = given["qkv"], given["gate"], (given["skewed"], given["first"], given["end"])
+    heads, tokens = qkv.shape[3], qkv.shape[1]
+
+    def near(form: Tiling) -> int:
+        return -(-tokens // form.queries) - 1
+
     out = kernels._empty_outputs(qkv, gate[0])
     kernels._launch(kernels._forward, qkv, *gate, *bounds, *out)
     passed = *out[1:], given["grad"]
@@ -83,7 +105,7 @@ def _launches(
 
     @functools.cache
     def shares(form: Tiling) -> tuple[Tensor, ...]:
-        return kernels._empty_gradients(qkv, gate[0], bounds[0], TOKENS // form.queries - 1, form)
+        return kernels._empty_gradients(qkv, gate[0], bounds[0], near(form), form)
 
     def forward(form: Tiling) -> None:
         kernels._launch(kernels._forward, qkv, *gate, *bounds, *out, form=form)
@@ -91,15 +113,14 @@ def _launches(
     def queries(form: Tiling) -> None:
         _, _, of_far, of_gates, of_scale = shares(form)
         given = qkv, *gate, *bounds, out[0], *passed, delta, grad_qkv, of_gates, of_scale, of_far
-        kernels._launch(kernels._backward_queries, *given, near=TOKENS, form=form)
+        kernels._launch(kernels._backward_queries, *given, near=tokens, form=form)
 
     def keys(form: Tiling) -> None:
         kernels._launch(kernels._backward_keys, qkv, *bounds, *passed, delta, grad_qkv, gated=True, form=form)
 
     def distances(form: Tiling) -> None:
-        of_d, near = shares(form)[1], TOKENS // form.queries - 1
-        given = qkv, *bounds, *passed, delta, of_d
-        kernels._launch(kernels._backward_distances, *given, gated=True, near=near, form=form)
+        given = qkv, *bounds, *passed, delta, shares(form)[1]
+        kernels._launch(kernels._backward_distances, *given, gated=True, near=near(form), form=form)
 
     def of_queries(form: Tiling) -> Sequence[Tensor]:
         *_, of_gates, of_scale = shares(form)
@@ -107,30 +128,32 @@ def _launches(
 
     def of_distances(form: Tiling) -> Sequence[Tensor]:
         of_d = shares(form)[1].sum(0)
-        return (kernels._by_distance(of_d, of_d.new_zeros(HEADS, 2), TOKENS // form.queries - 1, TOKENS),)
+        return (kernels._by_distance(of_d, of_d.new_zeros(heads, 2), near(form), tokens),)
 
     return {
-        "_forward": (forward, lambda form: (out[0],)), "_backward_queries": (queries, of_queries),
-        "_backward_keys": (keys, lambda form: (grad_qkv[:, :, 1], grad_qkv[:, :, 2])),
-        "_backward_distances": (distances, of_distances),
-    }  # fmt: skip
+        "_forward": Launch(forward, lambda form: out, lambda form: out[:1]),
+        "_backward_queries": Launch(queries, lambda form: (delta, grad_qkv[:, :, 0], *shares(form)[2:]), of_queries),
+        "_backward_keys": Launch(keys, lambda form: (grad_qkv[:, :, 1:],), lambda form: grad_qkv.unbind(2)[1:]),
+        "_backward_distances": Launch(distances, lambda form: shares(form)[1:2], of_distances),
+    }
 
 
-def _expected(given: dict[str, Any]) -> dict[str, list[Tensor]]:
+def expected(given: dict[str, Any]) -> dict[str, list[Tensor]]:
     """What each kernel writes, by the formulas in float64, a row at a time."""
     names = ("update", "reset", "scale", "distance")
     u, r, w, d = (each.double().requires_grad_() for each in (*given["gate"], given["distance"]))
-    position = torch.arange(TOKENS, device=d.device)
-    place = position[None, :] - position[:, None] + TOKENS - 1
+    rows, tokens, _, _, size = given["qkv"].shape
+    position = torch.arange(tokens, device=d.device)
+    place = position[None, :] - position[:, None] + tokens - 1
     sums = {name: torch.zeros_like(each) for name, each in zip(names, (u, r, w, d), strict=True)}
     outs, grads = [], []
-    for n in range(ROWS):
+    for n in range(rows):
         qkv = given["qkv"][n].double().requires_grad_()
         q, k, v = qkv.permute(1, 2, 0, 3)
         alpha, rho = torch.sigmoid(q @ u), torch.sigmoid(q @ r)
         gate = (1 + alpha + (1 - alpha) * w[:, None] * rho)[..., None]
         seen = (position >= given["first"][n][:, None]) & (position < given["end"][n][:, None])
-        scores = torch.where(seen, q @ k.mT / math.sqrt(SIZE) + gate * d[:, place], -math.inf)
+        scores = torch.where(seen, q @ k.mT / math.sqrt(size) + gate * d[:, place], -math.inf)
         out = (scores.softmax(-1) @ v).transpose(0, 1)
         *small, of_qkv = torch.autograd.grad(out, [u, r, w, d, qkv], given["grad"][n].double())
         for total, part in zip(sums.values(), small, strict=True):
@@ -145,25 +168,26 @@ def _expected(given: dict[str, Any]) -> dict[str, list[Tensor]]:
     }  # fmt: skip
 
 
-def _compile(kernel: str, form: Tiling) -> str:
-    """Into the cache that all processes share; returns why not, or nothing."""
+def _compile(kernel: str, form: Tiling) -> Row:
+    """Into the cache that all processes share; says so where it does not fit the GPU, or fails."""
     try:
         torch.set_num_threads(1)
-        _launches(_small)[kernel][0](form)
+        launches(_small)[kernel].run(form)
         torch.cuda.synchronize()
     except Exception as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
-    return ""
+        words = f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"
+        return {"left_out" if type(error).__name__ == "OutOfResources" else "failed": words}
+    return {}
 
 
 _small: dict[str, Any] = {}
 
 
 def _start() -> None:
-    _small.update(_inputs(torch.device("cuda")))
+    _small.update(inputs(torch.device("cuda"), *SHAPE))
 
 
-def _medians(runs: dict[Any, Callable[[], object]], rounds: int) -> dict[Any, float]:
+def _medians(runs: Mapping[Any, Callable[[], object]], rounds: int) -> dict[Any, float]:
     """Milliseconds of each, by turns; each is warm."""
     times: dict[Any, list[float]] = {key: [] for key in runs}
     for _ in range(rounds):
@@ -178,39 +202,42 @@ def _medians(runs: dict[Any, Callable[[], object]], rounds: int) -> dict[Any, fl
     return {key: float(np.median(values)) for key, values in times.items()}
 
 
-def tournament(device: torch.device, seconds: float = 110.0) -> Iterator[Row]:
-    """A row for every form in turn, the winner of each kernel and the peers; nothing begins after `seconds`."""
-    started = time.monotonic()
-    given = _inputs(device)
+def tournament(device: torch.device, seconds: float, table: Path) -> Iterator[Row]:
+    """A row for every form in turn, and the peers; nothing begins after `seconds`. The winners go into `table`."""
+    started, given = time.monotonic(), inputs(device, *SHAPE)
     every = [(kernel, form) for kernel in KERNELS for form in forms(kernel)]
     with ProcessPoolExecutor(min(12, os.cpu_count() or 1), multiprocessing.get_context("spawn"), _start) as pool:
-        failures = list(pool.map(_compile, *zip(*every, strict=True)))
-    expected, launches = _expected(given), _launches(given)
-    flops = {"_forward": 2, "_backward_queries": 3, "_backward_keys": 4, "_backward_distances": 2}
-    product = 2.0 * ROWS * HEADS * TOKENS**2 * SIZE
+        compiled = dict(zip(every, pool.map(_compile, *zip(*every, strict=True)), strict=True))
+    exact, found = expected(given), launches(given)
+    products = {"_forward": 2, "_backward_queries": 3, "_backward_keys": 4, "_backward_distances": 2}
+    winners: dict[str, Tiling] = {}
     for kernel in KERNELS:
-        runs, rows = {}, {}
-        for (name, form), failure in zip(every, failures, strict=True):
-            if name != kernel:
-                continue
-            rows[form] = {"kernel": kernel, "queries": form.queries, "keys": form.keys, "warps": form.warps,
-                          "stages": form.stages}  # fmt: skip
-            if failure or time.monotonic() - started > seconds:
-                rows[form]["failed"] = failure or "no time"
-                continue
-            launches[kernel][0](form)
-            pairs = zip(launches[kernel][1](form), expected[kernel], strict=True)
-            errors = [float((ours.double() - theirs).abs().max() / theirs.abs().max()) for ours, theirs in pairs]
-            rows[form] |= {"error": max(errors), "ok": max(errors) <= BOUND}
-            if rows[form]["ok"]:
-                runs[form] = partial(launches[kernel][0], form)
-        for form, ms in _medians(runs, 5).items():
-            rows[form] |= {"ms": ms, "tflops_of_the_square": flops[kernel] * product / ms / 1e9}
-        timed = [form for form in rows if "ms" in rows[form]]
-        for form in sorted(timed, key=lambda one: rows[one]["ms"])[:1]:
-            rows[form]["winner"] = True
-        yield from rows.values()
+        rows: dict[Tiling, Row] = {form: compiled[kernel, form] for form in forms(kernel)}
+        for form in [form for form, row in rows.items() if not row]:
+            if time.monotonic() - started > seconds:
+                rows[form] |= {"left_out": "no time"}
+            else:
+                errors = found[kernel].errors(form, exact[kernel])
+                rows[form] |= {"error": max(errors), "ok": all(error <= BOUND for error in errors)}
+        runs = {form: partial(found[kernel].run, form) for form, row in rows.items() if row.get("ok")}
+        times = _medians(runs, 5)
+        for form, ms in times.items():
+            rows[form] |= {"ms": ms, "tflops_of_the_square": products[kernel] * PRODUCT / ms / 1e9}
+        if times:
+            winners[kernel] = min(times, key=lambda form: times[form])
+            rows[winners[kernel]]["winner"] = True
+        yield from ({"kernel": kernel} | form._asdict() | row for form, row in rows.items())
+    if len(winners) == len(KERNELS):
+        _write(winners, table)
     yield from peers(given)
+
+
+def _write(winners: dict[str, Tiling], table: Path) -> None:
+    """The package's table of forms, with the winners of this GPU's compute capability."""
+    known = json.loads(TABLE.read_text(encoding="utf-8"))
+    capability = ".".join(map(str, torch.cuda.get_device_capability()))
+    known.setdefault(capability, {})[str(SHAPE[-1])] = winners
+    table.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
 
 def peers(given: dict[str, Any]) -> Iterator[Row]:
@@ -228,9 +255,10 @@ def peers(given: dict[str, Any]) -> Iterator[Row]:
         return (j >= first[b, i]) & (j < end[b, i])
 
     def biased(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return score + distance[h, j - i + TOKENS - 1]
+        return score + distance[h, j - i + tokens - 1]
 
-    mask = create_block_mask(seen, ROWS, None, TOKENS, TOKENS, device=q.device)
+    rows, tokens = first.shape
+    mask = create_block_mask(seen, rows, None, tokens, tokens, device=q.device)
     ways: dict[str, tuple[Callable[[], Tensor], list[Tensor]]] = {
         "torch's attention, no bias, no mask": (lambda: F.scaled_dot_product_attention(q, k, v), [q, k, v]),
         "FlexAttention, distances without a gate": (
@@ -244,14 +272,5 @@ def peers(given: dict[str, Any]) -> Iterator[Row]:
                 each()
             found = _medians({"forward_ms": run, "forward_backward_ms": both}, 7)
         except Exception as error:
-            found = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"}  # type: ignore[dict-item]
+            found = {"left_out": f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"}  # type: ignore[dict-item]
         yield {"kernel": name} | found
-
-
-def written(rows: Sequence[Row], capability: str, table: Path = TABLE) -> None:
-    """Put the winners into the table that the kernels read."""
-    known = json.loads(table.read_text(encoding="utf-8"))
-    winners = {row["kernel"]: [row["queries"], row["keys"], row["warps"], row["stages"]]
-               for row in rows if row.get("winner")}  # fmt: skip
-    known.setdefault(capability, {})[str(SIZE)] = winners
-    table.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")

@@ -73,7 +73,8 @@ class Measurements:
 
     def kernels(self, case: Figures) -> Iterable[Figures]:
         """Every form of each kernel against the others and torch's."""
-        return importlib.import_module("bench.gpu_kernels").tournament(self.device.torch, case["seconds"])
+        table = self.folder.parent / "tilings.json"
+        return importlib.import_module("bench.gpu_kernels").tournament(self.device.torch, case["seconds"], table)
 
     def peers(self, case: Figures) -> Iterable[Figures]:
         """Other libraries' steps and ours, in turns."""

@@ -15,6 +15,8 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from torch import Tensor
 
+from bench.gpu_kernels import KERNELS, expected, launches
+from bench.gpu_kernels import inputs as inputs_of_shape
 from tests.plan.test_activations import kept_by_a_layer, layout
 from tests.small import SMALL, model, usual_batch
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
@@ -22,6 +24,7 @@ from xlme_ds.engine.build import _check_kernels
 from xlme_ds.models import attention_triton, masked_head_triton
 from xlme_ds.models.attention import Gate, ItemBias, RelativePositionTable, plain_attend, shared_bias, triton_attend
 from xlme_ds.models.kernel_check import check_kernels
+from xlme_ds.models.tiles import TABLE, Tiling
 from xlme_ds.objectives.electra import ElectraObjective
 from xlme_ds.plan import activations
 
@@ -138,6 +141,16 @@ def whole_model() -> dict[str, float]:
     return {name: float((ours - theirs).abs().max() / theirs.abs().max()) for name, ours, theirs in pairs}
 
 
+def forms() -> dict[str, list[float]]:
+    """Errors of each kernel in every form of the table, on rows of one item and of several, every output NaN before."""
+    given = inputs_of_shape(torch.device("cpu"), 2, 2, 256, 16, torch.float16)
+    exact, launched = expected(given), launches(given)
+    table = json.loads(TABLE.read_text())
+    every = {(kernel, tuple(form)) for sizes in table.values() for of in sizes.values() for kernel, form in of.items()}
+    order = sorted(every, key=lambda one: (KERNELS.index(one[0]), one[1]))  # each reads what the ones before it wrote
+    return {f"{kernel} {form}": launched[kernel].errors(Tiling(*form), exact[kernel]) for kernel, form in order}
+
+
 def kept() -> dict[str, list[float]]:
     """Bytes that a layer keeps for its backward pass, and what the planner says."""
     cases = {kind: replace(SIZES["triton"], relative_bias=kind) for kind in ("gated", "plain", "none")}  # type: ignore[arg-type]
@@ -172,6 +185,7 @@ def main() -> None:
         "heads of 128": error(ROWS["the last tile a part"], "gated", torch.float16, 128),
         "plain": error(ROWS["whole tiles"], "plain", torch.float32),
         "none": error(ROWS["whole tiles"], "none", torch.float32),
+        "forms": forms(),
         "poisoned": poisoned(),
         "traced": traced(),
         "whole model": whole_model(),
