@@ -387,7 +387,8 @@ def test_a_job_has_ended_when_every_run_of_its_grid_has_scores(tmp_path: Path) -
         (tools / name).chmod(0o755)
     variables = {"PATH": f"{tools}:{os.environ['PATH']}", "XLME_PYTHON": sys.executable, "SLURM_SUBMIT_DIR": str(ROOT),
                  "SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0", "XLME_TASKS": "pos",
-                 "XLME_SEEDS": "1", "XLME_SETTINGS": "--grid", "XLME_OUT": str(tmp_path / "out"), "XLME_SUBMITTED": "1"}  # fmt: skip
+                 "XLME_SEEDS": "1", "XLME_SETTINGS": "--grid", "XLME_OUT": str(tmp_path / "out"),
+                 "XLME_SUBMITTED": "1"}  # fmt: skip
 
     def job() -> str:
         command = ["bash", "slurm/finetune.sh"]
