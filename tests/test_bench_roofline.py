@@ -62,9 +62,9 @@ for line in sys.stdin.read().splitlines():
         sys.exit(f"{case} failed")
 """
 CASES: dict[str, dict[str, Any]] = {
-    "base": {"name": "base_zero1"},
+    "base": {"name": "base_zero1", "settings": {"compile": "none"}},
     "base, torch's kernels": {"name": "base_zero1", "settings": {"kernels": "torch"}},
-    "one micro-batch": {"name": "base_zero1", "micro_batches": 1},
+    "one micro-batch": {"name": "base_zero1", "micro_batches": 1, "settings": {"compile": "none"}},
     "gdes, checkpointing": {
         "name": "base_zero1", "settings": {"embedding_sharing": "gdes", "activation_checkpointing": True},
     },
@@ -146,7 +146,9 @@ def test_compiled_layers_have_the_same_products_in_less_time(counted: dict[str, 
 
 
 def test_kernels_of_a_micro_batch(counted: dict[str, dict[str, Any]]) -> None:
-    """Of three layers, two heads and the tables."""
-    one, two = counted["one micro-batch"], counted["base"]
-    passes = two["kernels"] - one["kernels"]  # of one micro-batch
-    assert 0 < passes <= 450
+    """Of three layers, two heads and the tables. The optimizer's depend on how gradients are summed, not on a pass."""
+    one, two = (
+        sum(where["kernels"] for part, where in counted[case]["by_part"].items() if part != "optimizer")
+        for case in ("one micro-batch", "base")
+    )
+    assert 0 < two - one <= 500

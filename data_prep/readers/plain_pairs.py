@@ -39,7 +39,7 @@ from data_prep.readers.reader import (
 _NO_LINE = b"\n"  # after the end of the shorter side; no line holds a LF
 _ZIP = re.compile(r"(?P<pair>[^.]+-[^.]+)\.txt\.zip")
 _SIDE = re.compile(rf"(?P<stem>(?:.+\.)?(?P<pair>[^.]+-[^.]+))\.(?P<code>[^.]+?){COMPRESSED}")
-_HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.")  # members of other tools, such as __MACOSX/._X.en-de.de
+_HIDDEN = re.compile(r"__MACOSX/|(.*/)?\.(?!\.?/)")  # members of other tools, such as __MACOSX/._X.en-de.de
 _END, _AFTER_END = b"PK\5\6", 18  # the last record of a zip file, and its other bytes before the comment
 _MOST_COLUMNS = 1000
 _LAYOUT = "a-b.txt.zip or X.a-b.a and X.a-b.b"

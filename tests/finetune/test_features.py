@@ -121,7 +121,7 @@ def test_an_answer_in_text_without_spaces_ends_where_it_ends(vocabulary: Vocabul
 
 def test_an_answer_is_labelled_in_the_windows_that_hold_all_of_it(vocabulary: Vocabulary) -> None:
     """Every run of tokens as the answer, so also those that end or begin a token outside a window."""
-    context = "ter kalo, miter unve dor sador peka lomi inpe"
+    context = "ter kalo, miter unve dor sador peka lomi inpe, dor kalo ter unve lomi peka"
     of_text = vocabulary.encode_with_places(context)[1]
     drawn = [(int(start), int(end)) for start, end in of_text if end > start]
     borders = 0
