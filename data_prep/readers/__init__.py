@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.clean import Counts
-from data_prep.corpus_files import files_in
+from data_prep.filters.clean import Counts
 from data_prep.languages import may_be_pair
 from data_prep.progress import warn
 from data_prep.readers.cc100 import CC100, Lines
+from data_prep.readers.corpus_files import files_in
 from data_prep.readers.plain_pairs import Moses, MosesZip, NumberedTable, TableReader, find_pairs, split_pair
 from data_prep.readers.reader import Input, PairReader, Paragraphs, Reader, TextBlock, named_code, refuse_twins
 from data_prep.readers.record_files import Arrow, JsonLines, Parquet

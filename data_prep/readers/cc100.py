@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from data_prep.clean import Counts, clean_line, clean_lines
-from data_prep.corpus_files import MAX_LINE, cut_blocks, cut_line, read_text
+from data_prep.filters.clean import Counts, clean_line, clean_lines
+from data_prep.readers.corpus_files import MAX_LINE, cut_blocks, cut_line, read_text
 from data_prep.readers.reader import COMPRESSED, PIECE, Input, Paragraphs, Reader, TextBlock
 
 MAX_DOCUMENT = 1_000_000  # characters

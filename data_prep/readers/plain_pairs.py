@@ -9,9 +9,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from data_prep.clean import Counts, clean_line, clean_lines
-from data_prep.column_filters import ColumnFilter, column_filters, first_reason
-from data_prep.corpus_files import (
+from data_prep.filters.clean import Counts, clean_line, clean_lines
+from data_prep.filters.columns import ColumnFilter, column_filters, first_reason
+from data_prep.languages import in_order, language_of, spelt_out
+from data_prep.progress import warn
+from data_prep.readers.corpus_files import (
     MAX_LINE,
     MAX_ROW,
     Place,
@@ -22,8 +24,6 @@ from data_prep.corpus_files import (
     read_text,
     split_lines,
 )
-from data_prep.languages import in_order, language_of, spelt_out
-from data_prep.progress import warn
 from data_prep.readers.reader import (
     COMPRESSED,
     AlignedReader,

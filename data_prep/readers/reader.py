@@ -10,9 +10,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from data_prep.clean import Counts, clean_lines
-from data_prep.corpus_files import Place
+from data_prep.filters.clean import Counts, clean_lines
 from data_prep.languages import language_of
+from data_prep.readers.corpus_files import Place
 
 COMPRESSED = r"(?:\.(?:xz|gz|bz2|zst))?"
 PIECE = 1 << 20  # bytes that are cleaned, and tokenized, at once

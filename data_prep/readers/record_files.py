@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from data_prep.corpus_files import Place, of_network, read_text, refuse_changed, split_lines
+from data_prep.readers.corpus_files import Place, of_network, read_text, refuse_changed, split_lines
 from data_prep.readers.reader import COMPRESSED
 
 _ADVICE = 'name the one that has the text by columns = ["NAME"] in a corpus description'

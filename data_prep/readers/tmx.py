@@ -16,8 +16,8 @@ from itertools import chain
 from typing import NoReturn
 from xml.parsers import expat
 
-from data_prep.corpus_files import MAX_LINE, Place, read_text
 from data_prep.languages import language_of
+from data_prep.readers.corpus_files import MAX_LINE, Place, read_text
 from data_prep.readers.reader import AlignedReader, Input, Unit
 
 # Codes of other tools inside of a segment are not text. Neither is a <sub> inside of them: it is not of the sentence.

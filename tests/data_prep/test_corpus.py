@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_prep.clean import Counts, Sides, make_filters
-from data_prep.column_filters import column_filters
-from data_prep.corpus import TextConfig, corpus_inputs, find_sources, read_corpora, ready_descriptions
-from data_prep.corpus_files import Place, files_in, filesystem
+from data_prep.filters.clean import Counts, Sides, make_filters
+from data_prep.filters.columns import column_filters
 from data_prep.languages import LANGUAGES
 from data_prep.readers import PAIR_READERS, READERS, Input, documents, pairs
+from data_prep.readers.corpus import TextConfig, corpus_inputs, find_sources, read_corpora, ready_descriptions
+from data_prep.readers.corpus_files import Place, files_in, filesystem
 from data_prep.readers.reader import ScoredPair
 from tests.rows import write_records
 
@@ -130,7 +130,7 @@ ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-16-le", "iso-8859
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_tmx_in_any_encoding_is_that_in_utf8(tmp_path: Path, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a mark or a declaration, also where a chunk of the file ends inside of a character or reference."""
-    monkeypatch.setattr("data_prep.corpus_files._CHUNK", 1001)
+    monkeypatch.setattr("data_prep.readers.corpus_files._CHUNK", 1001)
     wide = encoding.startswith(("utf", "gb"))
     words = "尊厳 🙂 ß" if wide else "Würde ß ÿ"
     units = "".join(unit(f"{i} {words} &#8482;", f"&lt;{words}\r\n{i}") + "\r\n" for i in range(3000))

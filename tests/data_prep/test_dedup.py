@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_prep import dedup
-from data_prep.dedup import Run, duplicates_of, find_duplicates, slices
-from data_prep.encode import EncodeConfig, run
+from data_prep.encode import dedup
+from data_prep.encode.dedup import Run, duplicates_of, find_duplicates, slices
+from data_prep.encode.encode import EncodeConfig, run
 from xlme_ds.data.schema import EOS, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 

@@ -14,15 +14,15 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from data_prep.clean import Counts
-from data_prep.corpus_files import Place
-from data_prep.encoded import copy_words, survey
+from data_prep.encode.token_ids import list_array
+from data_prep.filters.clean import Counts
+from data_prep.inspect.stats import length_histograms
+from data_prep.mix.encoded import copy_words, survey
 from data_prep.readers import DOCUMENT_READERS, Input, documents, pairs
+from data_prep.readers.corpus_files import Place
 from data_prep.readers.plain_pairs import MosesZip
 from data_prep.readers.records import RecordDocuments
-from data_prep.stats import length_histograms
 from data_prep.store import write_arrow
-from data_prep.token_ids import list_array
 from tests.data_prep.conftest import ROOT, TEXT
 from xlme_ds.data.schema import DOCUMENTS, LAYOUTS, PAIRS, Manifest, Shard
 

@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
-from data_prep import corpus, encode, mix, vocap
-from data_prep import vocab as vocab_stage
-from data_prep.clean import _FILTERS, LANGUAGE
-from data_prep.column_filters import ColumnFilter
+from data_prep.encode import encode
+from data_prep.filters.clean import _FILTERS, LANGUAGE
+from data_prep.filters.columns import ColumnFilter
+from data_prep.mix import mix
+from data_prep.readers import corpus
+from data_prep.vocab import vocab as vocab_stage
+from data_prep.vocab import vocap
 
 FREE = "free"  # shapes no bytes
 TEXT_FLAGS = {"mono", "para", "corpus", "where", "allow_missing"}  # whose files, and keys, are looked at below

@@ -19,11 +19,11 @@ import pyarrow as pa
 import pytest
 import sentencepiece as spm
 
-from data_prep.mix import MixConfig, run
-from data_prep.model_file import serialize
+from data_prep.inspect.verify import VerifyConfig
+from data_prep.inspect.verify import run as run_verify
+from data_prep.mix.mix import MixConfig, run
 from data_prep.store import write_arrow
-from data_prep.verify import VerifyConfig
-from data_prep.verify import run as run_verify
+from data_prep.vocab.model_file import serialize
 from xlme_ds.data.schema import (
     BOS,
     DOCUMENTS,

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
-from data_prep.clean import Counts
-from data_prep.corpus_files import MAX_LINE, Place, cut_blocks, files_in, read_text
+from data_prep.filters.clean import Counts
 from data_prep.languages import canonical, language_of
 from data_prep.parallel import RetryError, explain
 from data_prep.readers import DOCUMENT_READERS, READERS, documents, find_documents, find_pairs, pairs, split_pair
+from data_prep.readers.corpus_files import MAX_LINE, Place, cut_blocks, files_in, read_text
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "data" / "corpus"
 
@@ -214,7 +214,7 @@ def test_a_network_that_fails_is_no_damage(tmp_path: Path, ending: str, monkeypa
     (tmp_path / f"de.txt{ending}").write_bytes(data)
     place = Place(str(tmp_path), f"de.txt{ending}")
     remote = fs.SubTreeFileSystem("/", fs.LocalFileSystem()), str(tmp_path)  # any that is not this machine's own
-    monkeypatch.setattr("data_prep.corpus_files.filesystem", lambda folder: remote)
+    monkeypatch.setattr("data_prep.readers.corpus_files.filesystem", lambda folder: remote)
     monkeypatch.setattr(Place, "open", lambda self: Cut(data))
     with pytest.raises(OSError, match="Couldn't connect") as caught:
         list(read_text(place))

@@ -22,10 +22,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from data_prep.clean import Counts
-from data_prep.corpus import TextConfig, corpus_inputs, find_sources, read_corpora
-from data_prep.corpus_files import Place
+from data_prep.filters.clean import Counts
 from data_prep.readers import DOCUMENT_READERS, PAIR_READERS, READERS, Input, documents, find_documents, pairs
+from data_prep.readers.corpus import TextConfig, corpus_inputs, find_sources, read_corpora
+from data_prep.readers.corpus_files import Place
 from tests.rows import write_records
 from xlme_ds.data.schema import read_manifest
 

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from data_prep import encode, mix
-from data_prep.stats import (
+from data_prep.encode import encode
+from data_prep.inspect.stats import (
     EDGES,
     Line,
     Section,
@@ -28,6 +28,7 @@ from data_prep.stats import (
     share_plot,
     total,
 )
+from data_prep.mix import mix
 from xlme_ds.data.schema import read_manifest
 
 

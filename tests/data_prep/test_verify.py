@@ -11,9 +11,10 @@ from shutil import copytree
 import pyarrow as pa
 import pytest
 
-from data_prep import encode, mix
+from data_prep.encode import encode
+from data_prep.inspect.verify import VerifyConfig, run
+from data_prep.mix import mix
 from data_prep.store import Stage
-from data_prep.verify import VerifyConfig, run
 from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, read_manifest, write_manifest, write_signed
 
 ROW = 24

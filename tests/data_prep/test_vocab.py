@@ -16,8 +16,8 @@ import data_prep.vocab as vocab_stage
 from data_prep.readers import Input
 from data_prep.sampling import hashed, key_of
 from data_prep.store import Stage
-from data_prep.vocab import VocabConfig, run, sample_lines, sampled_inputs
-from data_prep.vocab_extension import extend
+from data_prep.vocab.extension import extend
+from data_prep.vocab.vocab import VocabConfig, run, sample_lines, sampled_inputs
 from tests.rows import train_vocabulary
 from xlme_ds.data.schema import read_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary

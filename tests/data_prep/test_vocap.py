@@ -15,13 +15,13 @@ import pyarrow as pa
 import pytest
 import sentencepiece as spm
 
-from data_prep import unigram
-from data_prep.encode import EncodeConfig
-from data_prep.encode import run as encode
-from data_prep.model_file import parse, serialize
+from data_prep.encode.encode import EncodeConfig
+from data_prep.encode.encode import run as encode
 from data_prep.store import Stage, write_file
-from data_prep.unigram import UnigramPath, Unigrams
-from data_prep.vocap import (
+from data_prep.vocab import unigram
+from data_prep.vocab.model_file import parse, serialize
+from data_prep.vocab.unigram import UnigramPath, Unigrams
+from data_prep.vocab.vocap import (
     VocapConfig,
     _chosen,
     _curve_file,
@@ -33,7 +33,7 @@ from data_prep.vocap import (
     run,
     steps,
 )
-from data_prep.word_counts import WordCounts, count_words, thinned_words
+from data_prep.vocab.word_counts import WordCounts, count_words, thinned_words
 from xlme_ds.data.schema import EOS, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
 
@@ -107,7 +107,7 @@ def points(texts: list[str], largest: int, least: int) -> list[Unigrams]:
 def test_words_are_counted_as_sentencepiece_normalises_them(
     lines: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data_prep.word_counts._LINES", 7)
+    monkeypatch.setattr("data_prep.vocab.word_counts._LINES", 7)
     texts = [*HARD, "", " ", *lines["de"], *lines["ja"]]
     normalize = spm.SentencePieceNormalizer(rule_name="nmt_nfkc").normalize
     counted = Counter(word for text in texts for word in normalize(text).split("▁") if word)

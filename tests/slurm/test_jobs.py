@@ -145,7 +145,7 @@ def test_code_in_the_current_folder_is_not_run_by_helpers(tmp_path: Path) -> Non
     """Neither by a step of a larger command, nor by what draws the page of a run."""
     for name in ("jinja2", "numpy", "data_prep"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('planted')")
-    step = launch("data_prep.show", 1, ["--help"])
+    step = launch("data_prep.inspect.show", 1, ["--help"])
     page = ["-c", "import jinja2, numpy, data_prep, xlme_ds; print(xlme_ds.__file__)"]
     for command in (step, [sys.executable, *page]):
         done = subprocess.run(

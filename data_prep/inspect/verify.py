@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_prep.clean import add_counts
-from data_prep.encoded import group_languages
+from data_prep.filters.clean import add_counts
 from data_prep.languages import LANGUAGES
+from data_prep.mix.encoded import group_languages
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import refuse, say
 from data_prep.sampling import Sampling, apportion

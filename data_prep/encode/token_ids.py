@@ -9,9 +9,9 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from data_prep.clean import EXACT_DUPLICATES, Counts, Filters, Sides
-from data_prep.dedup import Run
-from data_prep.held_out import HELD_OUT_TEXT, OTHER_SPLIT, HeldOutText, Split, lines_of
+from data_prep.encode.dedup import Run
+from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, HeldOutText, Split, lines_of
+from data_prep.filters.clean import EXACT_DUPLICATES, Counts, Filters, Sides
 from data_prep.readers.reader import Paragraphs, ScoredPair
 from xlme_ds.data.schema import DOCUMENTS, EOS, PAIRS, UNK
 from xlme_ds.data.vocabulary import Vocabulary

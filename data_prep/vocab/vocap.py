@@ -24,19 +24,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data_prep.corpus import TextConfig
-from data_prep.model_file import SPECIALS, parse, serialize
+from data_prep.inspect.stats import svg_figure
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import refuse
+from data_prep.readers.corpus import TextConfig
 from data_prep.sampling import temperature_shares
-from data_prep.stats import svg_figure
 from data_prep.store import Stage, write_file
-from data_prep.vocab import SAMPLE, discard_work, finish_vocabulary, read_lines, sample_lines, sampled_inputs, say_size
-from data_prep.word_counts import WordCounts, thinned_words
+from data_prep.vocab.model_file import SPECIALS, parse, serialize
+from data_prep.vocab.vocab import (
+    SAMPLE,
+    discard_work,
+    finish_vocabulary,
+    read_lines,
+    sample_lines,
+    sampled_inputs,
+    say_size,
+)
+from data_prep.vocab.word_counts import WordCounts, thinned_words
 from xlme_ds.data.schema import write_json
 
 if TYPE_CHECKING:
-    from data_prep.unigram import Unigrams
+    from data_prep.vocab.unigram import Unigrams
 
 Pieces = dict[str, float]  # piece -> natural logarithm of its probability
 Curve = Sequence[tuple[int, float]]  # (pieces, ALP) by rising size; the first point is the characters alone
@@ -145,7 +153,7 @@ def curve(text: WordCounts, largest: int, least: int, shrink: float, coverage: f
     The paper trains fifty vocabularies from nothing; we follow one pruning path, as a training does itself on its way
     from a million seeds to the size asked for.
     """
-    from data_prep.unigram import UnigramPath  # here: it loads numba, which other stages do without
+    from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
     path = UnigramPath(text, coverage, largest)
     if path.characters >= largest:

@@ -10,8 +10,8 @@ from functools import cache
 from itertools import chain
 from typing import NamedTuple
 
-from data_prep.corpus_files import Place
 from data_prep.languages import canonical, is_code, language_of, spelt_out
+from data_prep.readers.corpus_files import Place
 from data_prep.readers.reader import COMPRESSED, twins
 
 Codes = tuple[str, ...]  # of a language or of a pair, as a file spells them

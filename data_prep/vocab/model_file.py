@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as proto
 
-from data_prep.word_counts import NORMALIZATION
+from data_prep.vocab.word_counts import NORMALIZATION
 
 SPECIALS = ("<unk>", "<s>", "</s>")  # the first ids
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_prep.languages import SCRIPTS, script_numbers
-from data_prep.unigram_loops import (
+from data_prep.vocab.unigram_loops import (
     ANY,
     LONGEST,
     LONGEST_WORD,
@@ -30,7 +30,7 @@ from data_prep.unigram_loops import (
     segment,
     thin,
 )
-from data_prep.word_counts import SPACE, WordCounts
+from data_prep.vocab.word_counts import SPACE, WordCounts
 
 UNKNOWN_PENALTY = 10.0  # nats below the least likely piece, as in SentencePiece
 _SEEDS = 1_000_000  # pieces that training begins with, or as many times the largest vocabulary as this:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.clean import clean_lines, doubts
-from data_prep.corpus_files import Place, read_text
+from data_prep.filters.clean import clean_lines, doubts
 from data_prep.progress import refuse
+from data_prep.readers.corpus_files import Place, read_text
 from xlme_ds.data.vocabulary import Vocabulary
 
 OTHER_SPLIT = "other_split"

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_prep.clean import EXACT_DUPLICATES
-from data_prep.dedup import duplicates_of, find_duplicates, load_notes, slices
-from data_prep.encode_input import STAGED, EncodeTask, finish
+from data_prep.encode.dedup import duplicates_of, find_duplicates, load_notes, slices
+from data_prep.encode.encode_input import STAGED, EncodeTask, finish
+from data_prep.encode.token_ids import list_array
+from data_prep.filters.clean import EXACT_DUPLICATES
+from data_prep.inspect.verify import count_text
 from data_prep.parallel import on_root, run_tasks
 from data_prep.store import Stage, make_folder, read_arrow, write_arrow
-from data_prep.token_ids import list_array
-from data_prep.verify import count_text
 from xlme_ds.data.schema import DOCUMENTS, PAIRS
 
 

@@ -20,16 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.clean import Counts, Sides, doubts, make_filters
-from data_prep.corpus import TextConfig, find_sources
-from data_prep.model_file import SPECIALS, serialize
+from data_prep.filters.clean import Counts, Sides, doubts, make_filters
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import refuse, say, warn
 from data_prep.readers import DOCUMENT_READERS, PAIR_READERS, READERS, Input, find_documents
+from data_prep.readers.corpus import TextConfig, find_sources
 from data_prep.sampling import Least, apportion, hashed, key_of, temperature_shares
 from data_prep.store import Stage, is_whole, new_file, write_file
-from data_prep.vocab_extension import cutting, described, extend, room_in
-from data_prep.word_counts import count_words
+from data_prep.vocab.extension import cutting, described, extend, room_in
+from data_prep.vocab.model_file import SPECIALS, serialize
+from data_prep.vocab.word_counts import count_words
 from xlme_ds.data.schema import Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
@@ -179,7 +179,7 @@ def _lines_of(sources: Sequence[Input]) -> Iterator[str]:
 
 def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
     """Bytes of a SentencePiece unigram model. Raises ValueError when the text does not allow the size asked for."""
-    from data_prep.unigram import UnigramPath  # here: it loads numba, which other stages do without
+    from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
     size = config.size - len(SPECIALS) - 2  # <pad> and <mask> are ids of the model, not pieces
     path = UnigramPath(count_words(sentences), config.character_coverage, size)

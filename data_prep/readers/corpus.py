@@ -27,14 +27,14 @@ from typing import Any
 
 from tyro.conf import UseAppendAction
 
-from data_prep.clean import LANGUAGE, SCRIPT, make_filters
-from data_prep.column_filters import column_filters
-from data_prep.corpus_files import Place, files_in
-from data_prep.file_names import Codes, FileNames, filled, languages_of
-from data_prep.language_id import labels_of, model_name
+from data_prep.filters.clean import LANGUAGE, SCRIPT, make_filters
+from data_prep.filters.columns import column_filters
+from data_prep.filters.language_id import labels_of, model_name
 from data_prep.languages import LANGUAGES, in_order, language_of
 from data_prep.progress import warn
 from data_prep.readers import READERS, Input, find_documents, find_pairs, split_pair
+from data_prep.readers.corpus_files import Place, files_in
+from data_prep.readers.file_names import Codes, FileNames, filled, languages_of
 from data_prep.readers.plain_pairs import TableReader
 from data_prep.readers.reader import Reader, named_code
 from data_prep.readers.records import RecordDocuments

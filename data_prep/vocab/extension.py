@@ -14,7 +14,7 @@ import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as proto
 
 from data_prep.progress import refuse
-from data_prep.word_counts import count_words
+from data_prep.vocab.word_counts import count_words
 
 _SHARE = 0.01  # of its probability in the new text that a new piece gets
 _SHRINK = 0.95  # from one size of the new text's vocabulary to the next that is tried
@@ -36,7 +36,7 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
 
     Raises ValueError as `room_in`, and for a size that the text does not allow.
     """
-    from data_prep.unigram import UnigramPath  # here: it loads numba, which other stages do without
+    from data_prep.vocab.unigram import UnigramPath  # here: it loads numba, which other stages do without
 
     room, model = room_in(path, size), proto.ModelProto.FromString(path.read_bytes())
     known = {piece.piece for piece in model.pieces}

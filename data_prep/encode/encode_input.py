@@ -24,14 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.clean import Counts, Filters, add_counts, make_filters
-from data_prep.dedup import Run
-from data_prep.held_out import HeldOutText, Split
+from data_prep.encode.dedup import Run
+from data_prep.encode.held_out import HeldOutText, Split
+from data_prep.encode.token_ids import IdEncoder
+from data_prep.filters.clean import Counts, Filters, add_counts, make_filters
 from data_prep.progress import Status
 from data_prep.readers import DOCUMENT_READERS, PAIR_READERS, READERS, Input, TextBlock
 from data_prep.readers.reader import Paragraphs
 from data_prep.store import Stage, make_folder, write_arrow
-from data_prep.token_ids import IdEncoder
 from xlme_ds.data.schema import DOCUMENTS, PAIRS, naming
 from xlme_ds.data.vocabulary import Vocabulary
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from data_prep.encoded import EncodedShard, copy_words, group_languages
+from data_prep.encode.token_ids import list_array
+from data_prep.mix.encoded import EncodedShard, copy_words, group_languages
 from data_prep.sampling import Integers, Order, Sampling, apportion, hashed, key_of, permute
 from data_prep.store import Stage, write_arrow, write_file
-from data_prep.token_ids import list_array
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
 
 # Slots that are shuffled together, some 30,000 rows or more: rows are cut from documents, or packed from records.

@@ -17,9 +17,7 @@ from typing import Any, Literal
 
 from tyro.conf import UseAppendAction
 
-from data_prep.clean import add_counts, doubts
-from data_prep.corpus import TextConfig, find_sources
-from data_prep.encode_input import (
+from data_prep.encode.encode_input import (
     STAGED,
     EncodeTask,
     SharedWork,
@@ -29,10 +27,12 @@ from data_prep.encode_input import (
     forget_encoded,
     moved_shards,
 )
-from data_prep.held_out import HELD_OUT_TEXT, OTHER_SPLIT, HeldOutText
+from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, HeldOutText
+from data_prep.encode.remove_duplicates import is_final, remove_duplicates
+from data_prep.filters.clean import add_counts, doubts
 from data_prep.parallel import alike, on_root, run_tasks, world_size
 from data_prep.progress import say, warn
-from data_prep.remove_duplicates import is_final, remove_duplicates
+from data_prep.readers.corpus import TextConfig, find_sources
 from data_prep.store import Stage
 from xlme_ds.data.schema import Manifest, Shard, file_sha256, write_manifest
 from xlme_ds.data.vocabulary import Vocabulary

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import numpy as np
 from tyro.conf import UseAppendAction
 
-from data_prep.encode import EncodeConfig
-from data_prep.encoded import EncodedShard, group_languages, survey
+from data_prep.encode.encode import EncodeConfig
 from data_prep.languages import language_of
-from data_prep.mixed_rows import (
+from data_prep.mix.encoded import EncodedShard, group_languages, survey
+from data_prep.mix.mixed_rows import (
     BATCH_ROWS,
     BLOCK,
     ORDER,

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.column_filters import COLUMN, column_filters, is_number
-from data_prep.language_id import in_another_language
+from data_prep.filters.columns import COLUMN, column_filters, is_number
+from data_prep.filters.language_id import in_another_language
 from data_prep.languages import LANGUAGES, letters, scripts_of
 from data_prep.progress import refuse
 
