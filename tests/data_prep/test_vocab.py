@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from sentencepiece import sentencepiece_model_pb2 as proto
 
-import data_prep.vocab as vocab_stage
+import data_prep.vocab.vocab as vocab_stage
 from data_prep.readers import Input
 from data_prep.sampling import hashed, key_of
 from data_prep.store import Stage
