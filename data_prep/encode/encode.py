@@ -20,7 +20,6 @@ from tyro.conf import UseAppendAction
 from data_prep.encode.encode_input import (
     STAGED,
     EncodeTask,
-    SharedWork,
     discard,
     discard_changed,
     encode_inputs,
@@ -29,6 +28,7 @@ from data_prep.encode.encode_input import (
 )
 from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, HeldOutText
 from data_prep.encode.remove_duplicates import is_final, remove_duplicates
+from data_prep.encode.shared_work import SharedWork
 from data_prep.filters.clean import add_counts, doubts
 from data_prep.parallel import alike, on_root, run_tasks, world_size
 from data_prep.progress import say, warn
