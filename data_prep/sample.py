@@ -125,10 +125,8 @@ def _run(config: SampleConfig) -> None:
 
 
 def _whole(out: Path, record: Path) -> bool:
-    """Whether all files are there as they were written; versions before this one kept no record."""
-    if not record.exists():
-        return True
-    files = read_json(record, dict)
+    """Whether all files are there as they were written, by `record`."""
+    files = read_json(record, dict) if record.exists() else {}
     return bool(files) and all(
         (out / name).is_file() and file_sha256(out / name) == sha256 for name, sha256 in files.items()
     )

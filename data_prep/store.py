@@ -71,10 +71,8 @@ class Stage:
             if _TEMPORARY.fullmatch(leftover.name) and not theirs:
                 leftover.unlink()
         path = self.folder / "settings.json"
-        begun = self.begun()
-        if _readable(path, unsigned=False) is None:
-            if begun is not None:  # by an earlier version, or settings.json is lost
-                self._sign_markers()
+        self.begun()
+        if _readable(path) is None:
             write_signed(path, self._wanted)
 
     def begun(self) -> dict[str, Any] | None:
@@ -82,7 +80,7 @@ class Stage:
         if not self.folder.is_dir():
             return None
         paths = self.folder / "settings.json", self.folder / "manifest.json"
-        begun = next(filter(_says_settings, map(_readable, paths)), None)
+        begun = next(filter(None, map(_readable, paths)), None)
         if begun is not None:
             _refuse_changes(self.folder, begun, self._wanted)
         return begun
@@ -141,7 +139,7 @@ class Stage:
 
     def task_result(self, task_name: str) -> dict[str, Any] | None:
         """The result of a finished task; None when it has not finished, or its marker is damaged."""
-        return _readable(self._marker(task_name), unsigned=False, context=self._context)
+        return _readable(self._marker(task_name), self._context)
 
     def finish_task(self, task_name: str, result: dict[str, Any], flush: bool = False) -> None:
         """Mark a task as finished; call it when all its shards are in place. A marker that a crash takes away, or that
@@ -152,12 +150,6 @@ class Stage:
         """Remove the marks of tasks: they will be done again."""
         for name in task_names:
             self._marker(name).unlink(missing_ok=True)
-
-    def _sign_markers(self) -> None:
-        """Give the markers of an earlier version, which have no checksum, theirs."""
-        for path in (self.folder / "tasks").glob("*.json"):
-            if self.task_result(path.stem) is None and (result := _readable(path)) is not None:
-                self.finish_task(path.stem, result)
 
     def _marker(self, task_name: str) -> Path:
         return self.folder / "tasks" / f"{task_name}.json"
@@ -173,16 +165,12 @@ class Stage:
         return json.loads(json.dumps({"stage": self.name, "settings": self.settings}))
 
 
-def _readable(path: Path, unsigned: bool = True, context: str = "") -> dict[str, Any] | None:
-    """A signed object; None where there is none, or it is damaged."""
+def _readable(path: Path, context: str = "") -> dict[str, Any] | None:
+    """The object that `write_signed` wrote; None where the file is missing or damaged."""
     try:
-        return read_signed(path, context, unsigned)
+        return read_signed(path, context)
     except (FileNotFoundError, ValueError):
         return None
-
-
-def _says_settings(value: dict[str, Any] | None) -> bool:
-    return value is not None and isinstance(value.get("stage"), str) and isinstance(value.get("settings"), dict)
 
 
 def recorded(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, dict[str, Any]] | None:
@@ -195,10 +183,9 @@ def recorded(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, di
         return {}
     if _readable(path) != made._wanted:
         return None
-    unsigned = _readable(path, unsigned=False) is None  # of an earlier version
     results = {}
     for marker in sorted((folder / "tasks").glob("*.json")):
-        result = made.task_result(marker.stem) or (_readable(marker) if unsigned else None)
+        result = made.task_result(marker.stem)
         if result is None:
             raise ValueError(
                 f"{marker} is damaged: delete it and the manifest, and give the command that wrote {folder} again"

@@ -126,7 +126,8 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
     schema, faults_of, count = _rules(folder, manifest)
     found: Found = Counter()
     index, checks = path.with_suffix(".index"), list[np.ndarray]()
-    if index.exists():  # older versions wrote none
+    if manifest.stage == "mix":
+        refuse([(index.exists(), f"{index} is missing: {again}")])
         from xlme_ds.data.row_index import group_checks, index_of  # here: it loads numba, which others do without
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
@@ -134,7 +135,7 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
             refuse([(reader.schema == schema, f"{path} has columns {columns}, not {wanted}: {_again(folder)}")])
             for batch in map(reader.get_batch, range(reader.num_record_batches)):
                 batch.validate(full=True)
-                if index.exists():
+                if manifest.stage == "mix":
                     checks.append(group_checks(batch))
                 faults = [(int(np.argmax(mask)), words) for mask, words in faults_of(batch) if mask.any()]
                 if faults:
@@ -146,9 +147,9 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
             raise
         words = f"{path} is not readable from row {found['records']} on ({error}): {_again(folder)}"
         raise ValueError(words) from None
-    if index.exists():
+    if manifest.stage == "mix":
         fits = index.read_bytes() == index_of(path, shard.sha256, checks)
-        refuse([(fits, f"{index} is not the index of {path.name}: delete it, and training reads {path.name} whole")])
+        refuse([(fits, f"{index} is not the index of {path.name}: {_again(folder)}")])
     rows = found["records"]
     refuse([(rows == shard.rows, f"{path} has {rows} rows, the manifest says {shard.rows}: {_again(folder)}")])
     return found
@@ -312,7 +313,7 @@ def _record_checks(folder: Path, manifest: Manifest) -> Checks:
     tasks = {f"{name}-{number:03d}" for name, total in inputs.items() for number in range(total)}
     sampled = {name.split("-")[1] for name in record if name.startswith("windows-")}
     yield (
-        not sampled or "sampled" not in manifest.counts or str(manifest.counts["sampled"]) in sampled,
+        not sampled or str(manifest.counts["sampled"]) in sampled,
         f"{path} has another number of examples sampled than tasks: {_again(folder)}",
     )
     if manifest.stage == "encode" and record:
@@ -384,10 +385,8 @@ def _mixed_checks(folder: Path, manifest: Manifest, found: Sequence[Found]) -> C
         min(too_long) >= 0 and (packed or not any(too_long)),
         f"{path} counts text as too long, which is cut into rows: {_again(folder)}",
     )
-    exact = not packed
     sampling = Sampling(settings["alpha"], tuple(settings.get("share", ())), settings.get("max_repeats", 0.0))
-    sampled = counts.get("sampled", sum(used))  # of what is packed, the last few have no row
+    sampled = counts["sampled"]  # of what is packed, the last few have no row
     quotas = apportion(sampled, sampling.shares(list(by_name), available, sampled))
-    fits = all(n == q if exact else n <= q for n, q in zip(used, quotas, strict=True))
-    unknown = not exact and "sampled" not in counts  # by an earlier version
-    yield fits or unknown, f"{path} says alpha {sampling.alpha}, which samples other amounts: {_again(folder)}"
+    fits = all(n <= q if packed else n == q for n, q in zip(used, quotas, strict=True))
+    yield fits, f"{path} says alpha {sampling.alpha}, which samples other amounts: {_again(folder)}"

@@ -122,7 +122,7 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
                 "with --vocab, or encode again"
             )
         for name in _names(manifest):
-            group_languages(name, manifest.languages)  # refuses an older folder
+            group_languages(name, manifest.languages)  # fails where a pair's name has the other order
     _refuse_neighbour(config, vocabulary.sha256, [task for task in TASKS if task not in tasks])
     # one list for both tasks, mixed or not, so that a language has the same index in both
     finished = [config.encoded / task for task in TASKS if (config.encoded / task / "manifest.json").exists()]

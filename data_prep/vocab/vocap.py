@@ -131,7 +131,7 @@ def run(config: VocapConfig) -> None:
 def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> dict[str, Any]:
     """Write the vocabularies of one language; the result is its curve, smallest first."""
     code, path = task
-    marker = f"path-{code}"  # another name than that of earlier versions, whose curves are others
+    marker = f"path-{code}"
     result = stage.task_result(marker)
     if result is None:
         text = thinned_words(partial(read_lines, [path]), _MEMORY)
