@@ -150,13 +150,16 @@ class _UnitHandler:
 
 @lru_cache(1000)
 def _language(tag: str) -> str:
-    """CC-100's code of a language tag, `de` of de-DE and `zh-Hant` of zh-Hant-TW; empty for other languages."""
+    """CC-100's code of a language tag (BCP 47): `de` of de-DE and de-CH-1901, `zh-Hant` of zh-Hant-TW; empty for other
+    languages. What follows a single letter (de-u-co-phonebk, de-x-mine) is an extension and says nothing of these."""
     parts = re.split("[-_]", tag.strip())
+    parts = parts[: next((i for i, part in enumerate(parts) if i and len(part) == 1), len(parts))]
     while parts:
         try:
             return language_of("-".join(parts))
         except ValueError:
-            if len(parts.pop()) == 4:  # another script than the one that is meant without
+            last = parts.pop()
+            if len(last) == 4 and last.isalpha():  # a script, and not the language's usual one
                 break
     return ""
 

@@ -200,6 +200,14 @@ def test_units_of_no_use_are_counted(tmp_path: Path) -> None:
     assert counts.units_in == len(units)
 
 
+def test_variants_and_extensions_of_a_tmx_language_are_left_out(tmp_path: Path) -> None:
+    german = ["de-1996", "de-CH-1901", "DE_1901", "de-DE-u-co-phonebk", "de-x-mine", "de-Latn-1996"]
+    units = [unit("a", code, "en-GB-oxendict", code) for code in german]
+    others = [unit("a", "b", "en", code) for code in ("de-Cyrl-1996", "x-de", "nds-1996")]
+    found, counts = read_tmx(tmp_path, tmx("".join(units + others)).encode())
+    assert found == [("a", code) for code in german] and counts.dropped == {"malformed": 3}
+
+
 def test_damaged_bytes_of_a_tmx_are_repaired_and_counted(tmp_path: Path) -> None:
     found, counts = read_tmx(tmp_path, tmx(unit("th\ud83dree", "drei")).encode("utf-16", "surrogatepass"))
     assert (found, counts.repaired["invalid_utf8"]) == ([("th\ufffdree", "drei")], 1)
