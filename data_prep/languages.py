@@ -140,8 +140,8 @@ def scripts_of(language: str) -> tuple[str, ...]:
 
 
 def canonical(code: str) -> str:
-    """CC-100's spelling of a language code. Raises ValueError, which names a code of the same language if one is
-    near."""
+    """CC-100's spelling of a language code. Raises ValueError, which suggests a similar code if the language is
+    known."""
     key = code.lower().replace("-", "_")
     if key in _KNOWN:
         return _KNOWN[key]
@@ -186,7 +186,7 @@ def may_be_pair(code: str) -> bool:
 def language_of(code: str) -> str:
     """`canonical`; of a language that CC-100 does not have, its code of ISO 639: `qu`, `gsw-Latn`.
 
-    Raises ValueError for what is no such code, and for a language of CC-100 with an unknown ending.
+    Raises ValueError for a text that is no code, and for a language of CC-100 with an unknown ending.
     """
     whole = _CODE.fullmatch(code)
     if not whole or whole["language"] in _LANGUAGES_KNOWN or (whole["script"] or "") in _VARIANTS.split():

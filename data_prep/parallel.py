@@ -56,7 +56,7 @@ class UserError(ValueError):
 
 
 class RetryError(RuntimeError):
-    """The same command may succeed next time, as after a network's failure; every rank raises the same sentence."""
+    """An error that may be gone if the command is given again, as a network's failure; all ranks raise one sentence."""
 
 
 class TaskError(RuntimeError):

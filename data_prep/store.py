@@ -76,7 +76,7 @@ class Stage:
             write_signed(path, self._wanted)
 
     def begun(self) -> dict[str, Any] | None:
-        """What the folder was begun with, if it was. Raises ValueError for another stage or other settings."""
+        """The stage and settings that the folder was begun with; None for a new one. Raises ValueError for others."""
         if not self.folder.is_dir():
             return None
         paths = self.folder / "settings.json", self.folder / "manifest.json"
@@ -234,8 +234,8 @@ def is_whole(root: Path, file: Shard) -> bool:
 
 @contextmanager
 def new_file(path: Path, flush: bool = True) -> Iterator["_Hashing"]:
-    """A file to write, which is `path` when the block ends, its bytes on the disk unless `flush` is false; its checksum
-    is taken while they are at hand."""
+    """A file to write that becomes `path` when the block ends, flushed to the disk unless `flush` is false. Its
+    checksum is computed while it is written."""
     make_folder(path.parent)
     with replacing(path, flush) as file, _Hashing(file) as hashing:
         yield hashing

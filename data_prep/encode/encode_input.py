@@ -38,19 +38,19 @@ _vocabulary = cache(Vocabulary)  # read once a process
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """One input; `index` counts the inputs of the same language or pair."""
+    """One input to encode; `index` is its number among the inputs of its language or pair."""
 
     source: Input
     index: int
 
     @property
     def name(self) -> str:
-        """Unique in its stage folder."""
+        """Name of the task, unique in its stage folder."""
         return f"{self.source.name}-{self.index:03d}"
 
     @property
     def mono(self) -> bool:
-        """Documents or pairs."""
+        """Whether the input has documents, not pairs."""
         return len(self.source.languages) == 1
 
     @property
@@ -59,11 +59,11 @@ class EncodeTask:
         return make_filters(self.source.filters, "mono" if self.mono else "para", self.source.corpus)
 
     def block_name(self, number: int) -> str:
-        """Of the block's marker."""
+        """Name of a block's marker."""
         return f"{self.name}.{number:05d}"
 
     def shard_name(self, number: int) -> str:
-        """Relative to the stage's folder, or to its staged part."""
+        """Path of a block's shard, relative to the stage's folder or to its staged part."""
         return f"{self.source.name}/{self.index:03d}-{number:05d}.arrow"
 
 
@@ -92,7 +92,7 @@ def encode_inputs(
 
 
 def _read(stage: Stage, task: EncodeTask, shared: SharedWork, work: EncodeBlock) -> None:
-    """Read one input, and see to it that all its blocks are encoded."""
+    """Read one input; return when all its blocks are encoded, here or by other members, or a member failed."""
     begin_input(stage, task)
     blocks = 0
     try:
@@ -105,7 +105,7 @@ def _read(stage: Stage, task: EncodeTask, shared: SharedWork, work: EncodeBlock)
                 return
     except ValueError:
         shared.take_back(task.name, lambda *_: None)
-        discard(stage, [task])  # it will be fetched again, and may be another one then
+        discard(stage, [task])  # the user will fetch it again, and it may be another file then
         raise
     if shared.take_back(task.name, work):
         if task.filters.exact_duplicates:
@@ -146,26 +146,26 @@ def encode_block(
 
 
 def _apart(documents: Iterable[Paragraphs], counts: Counts) -> Iterator[Paragraphs]:
-    """Every paragraph as a document."""
+    """Make every paragraph a document of its own."""
     for lines, of_document in documents:
         counts.units_in += len(lines) - len(of_document)
         yield Paragraphs(lines, np.ones(len(lines), np.int64))
 
 
 def begin_input(stage: Stage, task: EncodeTask) -> None:
-    """Note that an input is begun, for `discard_changed`."""
+    """Record the files of an input when its first block is read, for `discard_changed`."""
     if stage.task_result(f"{task.name}.begun") is None:
         stage.finish_task(f"{task.name}.begun", {"inputs": task.source.files})
 
 
 def discard_changed(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
-    """Keep what an earlier run made of unfinished inputs if they are the same; by one process before all begin."""
+    """Discard what an interrupted run made of unfinished inputs whose files changed; one process calls it first."""
     files = {task.name: {"inputs": [list(file) for file in task.source.files]} for task in tasks}
     discard(stage, [task for task in tasks if stage.task_result(f"{task.name}.begun") != files[task.name]])
 
 
 def discard(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
-    """Remove all that there is of unfinished inputs, in one look at each folder: there may be many inputs."""
+    """Remove all files of unfinished inputs. Each folder is listed once: there may be many inputs."""
     names = {task.name for task in tasks}
     for path in (stage.folder / "tasks").glob("*.*.json"):
         if path.name.partition(".")[0] in names:
@@ -177,7 +177,7 @@ def discard(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
 
 
 def moved_shards(stage: Stage) -> set[str]:
-    """Staged shards that have their final place; one that got it without a marker is moved back."""
+    """Names of staged shards that were moved to their final place; one moved without a marker is moved back."""
     moved = set()
     for path in (stage.folder / "tasks").glob("*.json"):
         result = stage.task_result(path.stem)
@@ -192,7 +192,7 @@ def moved_shards(stage: Stage) -> set[str]:
 
 
 def forget_encoded(stage: Stage, task: EncodeTask) -> None:
-    """Have the blocks of an input encoded that are lost, though all were encoded."""
+    """Forget the blocks of an encoded input whose marker or shard is lost, so that they are encoded again."""
     encoded = stage.task_result(f"{task.name}.encoded")
     for number in range(encoded["blocks"] if encoded else 0):
         name = task.block_name(number)

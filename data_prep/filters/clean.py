@@ -31,7 +31,7 @@ from data_prep.languages import LANGUAGES, letters, scripts_of
 from data_prep.progress import refuse
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
-# The same in UTF-8, for a quick look at many lines; and CR, which needs a repair too.
+# These characters in UTF-8, to check many lines at once; and CR, which needs a repair too.
 _C0 = bytes(code for code in range(32) if code not in (9, 10)) + b"\x7f"
 _C1 = re.compile(b"\xc2[\x80-\x84\x86-\x9f]")
 _BOM = "\ufeff".encode()
@@ -147,7 +147,7 @@ EXACT_DUPLICATES, LANGUAGE, SCRIPT = "exact_duplicates", "language", "script"
 
 @dataclass(frozen=True)
 class Sides:
-    """Many paragraphs (one side) or pairs (two): texts and languages by side; `scores` are NaN where there is none."""
+    """Many paragraphs (one side) or pairs (two): texts and languages by side; a missing score is NaN."""
 
     texts: tuple[Sequence[str], ...]
     languages: tuple[str, ...]
@@ -205,7 +205,7 @@ def _boilerplate_length(sides: Sides, *, min_bytes: float = 20) -> np.ndarray:
 
 
 def _score(sides: Sides, *, least: float = 1.04) -> np.ndarray:
-    """The score that came with the pair is less than `least`, or there is none."""
+    """The score that came with the pair is less than `least`, or missing."""
     assert sides.scores is not None
     return ~(sides.scores >= least)
 

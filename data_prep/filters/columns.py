@@ -21,7 +21,7 @@ class ColumnFilter:
 
     @property
     def reason(self) -> str:
-        """What it counts under."""
+        """The name under which dropped records are counted."""
         return f"{COLUMN} {self.column}"
 
     def drops(self, value: Any) -> bool:

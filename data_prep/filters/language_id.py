@@ -30,13 +30,13 @@ def _identifier() -> Any:
 
 
 def model_name() -> str:
-    """The model, for the settings of what it shapes."""
+    """Name and version of the model, for the settings of stages whose bytes depend on it."""
     _identifier()
     return f"py3langid {version('py3langid')}"
 
 
 def labels_of(language: str) -> tuple[str, ...]:
-    """What the model may call a language (CC-100's code); nothing where it does not know it."""
+    """The model's labels for a language (CC-100's code); empty where it does not know the language."""
     return tuple(label for label in _LABELS.get(language, (language,)) if label in _identifier().labels)
 
 

@@ -65,7 +65,7 @@ class ShownRow:
 
 
 def run(config: ShowConfig) -> None:
-    """Print rows. Raises ValueError when there are none to print, or the folder is not what `mix` wrote."""
+    """Print rows. Raises ValueError when no row fits the settings, or `mix` did not write the folder."""
     on_root(lambda: _run(config))
 
 
@@ -162,7 +162,7 @@ def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConf
 
 
 def _sides(row: ShownRow, begin: int, end: int, sides: int) -> list[tuple[int, int]]:
-    """Where the text of each side of an item is, without the special tokens around it."""
+    """[begin, end) of the text of each side of an item, without the special tokens around it."""
     assert row.tokens[begin] == row.layout.opening and row.tokens[end - 1] == EOS
     if sides == 1:  # may have several documents, with `</s>` in between
         return [(begin + 1, end - 1)]

@@ -1,4 +1,4 @@
-"""Stage `stats`: what was encoded and what training will see of it, by language and by pair: tables and a page."""
+"""Stage `stats`: tables and a page of what was encoded and what training will read, by language and by pair."""
 
 import base64
 import io
@@ -143,7 +143,7 @@ def length_histograms(folder: Path, manifest: Manifest, processes: int) -> dict[
 
 
 def _histogram(folder: Path, shard: Shard) -> np.ndarray:
-    """Of one shard, from its offsets alone."""
+    """Records of one shard in each bin of lengths; only the offsets are read."""
     counts = np.zeros(len(EDGES), dtype=np.int64)
     for batch in read_arrow(folder / shard.name):
         lengths = sum(np.diff(column.offsets.to_numpy()) for column in batch.columns)

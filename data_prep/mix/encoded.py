@@ -143,8 +143,8 @@ def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def _word(column: pa.ListArray, number: int, file: pa.Buffer) -> int:
-    """Where a buffer of a column begins, in int32 words from the start of the file. Raises ValueError for one that is
-    not in it, as where it is compressed."""
+    """The start of a column's buffer in int32 words from the start of the file. Raises ValueError where it is outside
+    of the file, as in a compressed one."""
     part = column.buffers()[number]
     byte = part.address - file.address if part and part.size else 0  # an empty buffer may be anywhere
     inside = column.offset == 0 and byte % 4 == 0 and 0 <= byte <= file.size - (part.size if part else 0)

@@ -277,7 +277,7 @@ def _say_shares(order: Order) -> None:
 
 
 def _enough_pairs(plan: MixPlan, rows: int) -> MixPlan:
-    """Sample about as many pairs as fill `rows` rows. Raises ValueError where a bound on repeats allows no so many."""
+    """Sample about as many pairs as fill `rows` rows. Raises ValueError if --max-repeats makes that impossible."""
     order = plan.order
     groups = [group for group in zip(range(len(plan.tokens)), plan.tokens, order.examples, strict=True) if group[2]]
     limits = plan.sampling.limits(order.examples)

@@ -92,24 +92,24 @@ def plan_rows(
 
 
 def with_total(plan: MixPlan, total: int) -> MixPlan:
-    """The same examples, sampled `total` times. Raises ValueError for more than a bound on repeats allows."""
+    """`plan` with `total` sampled examples. Raises ValueError if a bound on repeats makes that impossible."""
     shares = tuple(plan.sampling.shares(plan.order.names, plan.order.examples, total))
     return replace(plan, order=replace(plan.order, shares=shares, quotas=tuple(apportion(total, shares))))
 
 
 @dataclass
 class Tally:
-    """What went into the rows of a shard: examples of each group, and ids that are not padding."""
+    """Counts of a shard's rows: examples of each group that were used, and ids that are not padding."""
 
     used: np.ndarray
     tokens: int = 0
 
 
 class SampledPairs(NamedTuple):
-    """Where pairs are; `starts` and `lengths` are [2, pairs] in the order of the sides in the row; of sentences [1,
-    sentences].
+    """Positions of sampled pairs, or sentences, in the encoded shards.
 
-    `tokens`: ids of each pair as an item.
+    `starts` and `lengths` are [2, pairs], in the order of the sides in the row, or [1, sentences]. `tokens`: ids of
+    each pair as an item.
     """
 
     group: np.ndarray
@@ -123,8 +123,8 @@ class SampledPairs(NamedTuple):
 def write_shard(
     stage: Stage, plan: MixPlan, first_rows: np.ndarray | None, rows_per_shard: int, rows: int, number: int
 ) -> dict[str, Any]:
-    """Write shard `number` of `rows_per_shard` rows, the last one shorter, with its index, unless it is there; its
-    result."""
+    """Write shard `number` of `rows_per_shard` rows, the last one shorter, with its index, unless that is done. Returns
+    the task's result."""
     from xlme_ds.data.row_index import SUFFIX, index_of  # here: it loads numba, which other stages do without
 
     name = f"{number:05d}"
@@ -282,7 +282,7 @@ def _batch(
 
 
 def _rechunked(batches: Iterable[pa.RecordBatch], size: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of `size`, the last one shorter.
+    """`batches` cut again into batches of `size` rows, the last one shorter.
 
     A slice is copied, so that its buffers end where it ends: else Arrow fills the file's gaps with the memory after it.
     """

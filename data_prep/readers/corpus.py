@@ -57,7 +57,7 @@ class TextConfig:
     where: UseAppendAction[tuple[str, ...]] = ()
     """NAME=PLACE, the folder or URI of a described corpus instead of the description's; may be given several times."""
     allow_missing: bool = False
-    """Go on when files of a description's languages are missing; they are named in a warning."""
+    """Continue when files of a description's languages are missing; a warning names them."""
 
     @property
     def names_text(self) -> bool:
@@ -297,8 +297,8 @@ def _toml(description: str) -> dict[str, Any]:
 def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> list[Input]:
     """The inputs of a corpus, by its file names; no content is read but zip listings.
 
-    Raises ValueError when files of listed languages are missing, unless `allow_missing`, and when there is none at all.
-    Warnings name what is not read.
+    Raises ValueError when files of listed languages are missing, unless `allow_missing`, and when no file fits.
+    Warnings name the files that are not read.
     """
     places = {place.name: place for place in files_in(corpus.where, deep=any("/" in name for name in corpus.files))}
     listed = _wanted(corpus)
@@ -354,7 +354,7 @@ def _refuse_cache(place: Place, corpus: CorpusDescription) -> None:
 
 
 def _wanted(corpus: CorpusDescription) -> list[list[Codes]] | None:
-    """Of each language or pair its codes as the files spell them: all spellings that a description lists."""
+    """The codes of each listed language or pair as files spell them, all spellings of the description; None for any."""
     if corpus.codes is None:
         return None
     if corpus.task == "para":

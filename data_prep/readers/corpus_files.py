@@ -296,7 +296,7 @@ def _zstandard(source: _Counted) -> Iterator[bytes]:
 
 
 def clip_lines(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
-    """The same bytes, but `most` + 1 of a line that has more. No part has as many as `most`."""
+    """`parts` with every line cut after `most` + 1 bytes. Each part has fewer than `most` bytes."""
     length = 0  # of the line that is open
     for part in parts:
         end = part.find(b"\n")
@@ -307,10 +307,10 @@ def clip_lines(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
 
 
 def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Bytes in blocks that end after the first `boundary` from `size` on; True with one that does not.
+    """Blocks that end after the first `boundary` from `size` bytes on; True with a block that ends elsewhere.
 
-    Where there is none within WINDOW bytes, a block ends after a line, else as `cut_point` says. The blocks depend on
-    the bytes alone, not on the parts that they come in.
+    Without a boundary within WINDOW bytes, a block ends after a line, or else where `cut_point` says. The blocks depend
+    on the bytes alone, not on the parts that they come in.
     """
     held, limit = bytearray(), size + WINDOW
     for part in chain(parts, [None]):

@@ -1,4 +1,4 @@
-"""Whose text a file of a described corpus is, by its name: the codes where a pattern has {lang}, or {src} and {tgt}.
+"""The languages of a described corpus's files, by their names: where a pattern has {lang}, or {src} and {tgt}.
 
 A code is read whole: `frr1` is frr and not fr, ru_Latn_0 is ru_Latn and not ru. Where a name can be read in several
 ways, one that is written out in languages.py counts (en and pt_br before en_pt and br).
@@ -30,7 +30,7 @@ _Reading = dict[str, _Code]  # by placeholder
 
 
 class _Shown(NamedTuple):
-    """What a name shows by a pattern: the codes of all ways to read it, and of these the ones that count."""
+    """The codes that a name shows by a pattern: of `every` way to read it, and of those that read codes `whole`."""
 
     every: list[Codes]
     whole: list[Codes]
@@ -137,7 +137,7 @@ def _unpacked(name: str) -> str:
 
 
 def _other_way(pattern: str, names: tuple[str, ...], codes: Codes) -> tuple[str, ...]:
-    """The names of the same files, were they those of the pair in the other direction."""
+    """The names that these files would have if the pair were written in the other direction."""
     made, other = [], filled(pattern, codes[::-1])
     for name, code in zip(names, codes, strict=False):
         own = re.escape(filled(pattern, codes).replace("{side}", code)).replace(r"\*", "(.*)")
@@ -205,7 +205,7 @@ def _fitting(pattern: str, name: str, listed: frozenset[str]) -> list[_Reading]:
 def _steps(
     part: str, rest: tuple[str, ...], name: str, at: int, codes: _Reading, listed: frozenset[str]
 ) -> Iterator[tuple[int, tuple[tuple[str, _Code], ...]]]:
-    """Where a part that begins at `at` may end, and the code that it is."""
+    """The places where a part that begins at `at` may end, each with the code that it then is."""
     key = part[1:-1] if part in _PLACEHOLDERS else ""
     if part in _STARS:
         if part == "*" or not name[at : at + 1].isalpha():
@@ -222,7 +222,7 @@ def _steps(
 
 
 def _ends(rest: tuple[str, ...], name: str, at: int) -> Iterator[int]:
-    """Where a star that begins at `at` may end: before the text that follows it."""
+    """The places where a star that begins at `at` may end: before the text that follows it."""
     text = rest[0] if rest and rest[0] not in (*_STARS, *_PLACEHOLDERS) else ""
     if len(rest) == len(text[:1]):  # nothing is after that
         yield from [len(name) - len(text)] if name.endswith(text, at) else []
@@ -233,8 +233,8 @@ def _ends(rest: tuple[str, ...], name: str, at: int) -> Iterator[int]:
 
 
 def _whole(found: Sequence[_Reading]) -> list[Codes]:
-    """The codes of the readings in which none goes on: one that is known, or of several the one that is written out;
-    else all that it may be."""
+    """The codes of the readings that cut no code short: a known one, or of several the one that is spelt out; else all
+    that it may be."""
     longest = [one for one in found if not any(_goes_on(one, other) for other in found)]
     left = sorted(dict.fromkeys(map(_codes, longest)), key=_letters, reverse=True)
     if known := list(filter(_known, left)):

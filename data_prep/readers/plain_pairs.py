@@ -123,7 +123,7 @@ class TableReader(PairReader):
         return tuple(given)
 
     def roles(self, columns: tuple[str, ...]) -> tuple[str, ...]:
-        """What the columns of a row hold, from left to right."""
+        """The roles of a row's columns, from left to right."""
         return columns
 
     def has_column(self, columns: tuple[str, ...], name: str) -> bool:
@@ -240,7 +240,7 @@ def _any_way(name: str, pair: str) -> str:
 
 
 def _ends(pair: str) -> set[str]:
-    """What may be a language code at either end of `a-b`; codes may have hyphens themselves."""
+    """The possible language codes at either end of `a-b`; codes may have hyphens themselves."""
     cuts = [i for i, letter in enumerate(pair) if letter == "-"]
     return {pair[:i] for i in cuts} | {pair[i + 1 :] for i in cuts}
 

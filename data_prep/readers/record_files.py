@@ -38,7 +38,7 @@ class RecordFile(ABC):
     def records(self, place: Place, texts: Sequence[str], others: Sequence[str] = ()) -> Iterator[Record]:
         """The records' values in the columns `texts`, which are strings, and `others`, None where a record has none.
 
-        Raises ValueError where there is no such column or no text in it, and on a damaged file.
+        Raises ValueError where a column is missing or has no text, and on a damaged file.
         """
 
 
@@ -228,8 +228,8 @@ def _path(schema: pa.Schema, column: str, place: Place, text: bool) -> tuple[str
 
 
 def _check(column: pa.Array) -> None:
-    """Raise ArrowInvalid before a value is looked at where an offset leads out of the memory; text that is not UTF-8 is
-    found with its row."""
+    """Raise ArrowInvalid for an offset outside of the memory, before a value is read. Text that is not UTF-8 is found
+    later, with its row."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid as error:

@@ -191,7 +191,7 @@ def _numbered(reference: re.Match[str]) -> str:
 
 
 def _encoding(head: bytes, place: Place) -> str:
-    """What a file is written in, by its first bytes or else its declaration. Raises ValueError for an unknown one."""
+    """The encoding of a file, by its first bytes or else its declaration. Raises ValueError for an unknown one."""
     for start, encoding in _STARTS.items():
         if head.startswith(start):
             return encoding

@@ -22,7 +22,7 @@ _LINES = 10_000  # of a language, whose tokens are counted
 
 
 def room_in(path: Path, size: int) -> int:
-    """How many new pieces make `size` ids of the SentencePiece model at `path`, `<pad>` and `<mask>` included.
+    """Number of new pieces with which the SentencePiece model at `path` has `size` ids, `<pad>` and `<mask>` included.
 
     Raises ValueError for a size that it has already.
     """
@@ -56,7 +56,7 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
             (room <= len(new), f"--size is {size}, but the sampled text allows no more than {most}: take that"),
         ]
     )
-    smaller = room + len(found.keys() & known)  # so many have room for all new ones wanted
+    smaller = room + len(found.keys() & known)  # this many have room for all new ones wanted
     while len(new) >= room:
         chosen = {piece: found[piece] for piece in new}
         if len(new) == room or smaller <= characters:  # no character is ever dropped
@@ -82,7 +82,7 @@ def cutting(model: bytes, lines: Iterable[str]) -> dict[str, float]:
 
 
 def described(code: str, before: Mapping[str, float], after: Mapping[str, float]) -> str:
-    """What changed for a language, in a line."""
+    """One line that says how a language's segmentation changed."""
     old, new = before["tokens_per_character"], after["tokens_per_character"]
     return (
         f"{code}: {old:.3f} tokens a character and {before['unknown']:.1%} of them unknown, now {new:.3f} "

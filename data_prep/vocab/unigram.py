@@ -57,7 +57,7 @@ class _Words:
 
 @dataclass
 class _Lattice:
-    """Which pieces begin where in some texts: `fan[0]` of the `arcs` at the first character, and so on."""
+    """The pieces that begin at each character of some texts: `fan[0]` of the `arcs` at the first one, and so on."""
 
     starts: Numbers
     fan: Numbers
@@ -103,7 +103,7 @@ class UnigramPath:
 
     @property
     def size(self) -> int:
-        """How many pieces are left."""
+        """Number of pieces left."""
         return len(self._pieces)
 
     def at(self, size: int, least: float = 0.0) -> Unigrams:

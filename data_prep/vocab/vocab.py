@@ -258,7 +258,7 @@ def sample_lines(
 def _first_bounds(
     inputs: Sequence[Input], quotas: Callable[[dict[str, int]], dict[str, int]], most: int
 ) -> list[dict[str, int]]:
-    """How many lines an input may give of each language, guessed from its bytes."""
+    """Most lines that each input may give of each language, guessed from its bytes."""
     sizes = [source.size // len(source.languages) + 1 for source in inputs]
     total: Counter[str] = Counter()
     for source, size in zip(inputs, sizes, strict=True):
@@ -385,7 +385,7 @@ def finish_vocabulary(
 
 
 def discard_work(stage: Stage, *folders: str) -> None:
-    """Remove what a finished stage needs no more: its markers first, for they vouch for the files."""
+    """Remove the working files of a finished stage: its markers first, for they vouch for the files."""
     stage.forget_tasks(path.stem for path in (stage.folder / "tasks").glob("*.json"))
     for folder in folders:
         shutil.rmtree(stage.folder / folder, ignore_errors=True)
