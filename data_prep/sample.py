@@ -112,12 +112,12 @@ def _run(config: SampleConfig) -> None:
     make_folder(config.out)
     write_json(record, {})
     for part in ("train", "heldout"):
-        kept = {language: [_select(d, part) for d in editions] for language, editions in declarations.items()}
-        for language, editions in kept.items():
+        selected = {language: [_select(d, part) for d in editions] for language, editions in declarations.items()}
+        for language, editions in selected.items():
             path = config.out / part / "mono" / f"{language}.txt.xz"
             _write_mono(path, editions if part == "train" else editions[:1])
             if language != "en":
-                _write_pairs(config.out / part / "para", language, kept["en"][0], editions[0])
+                _write_pairs(config.out / part / "para", language, selected["en"][0], editions[0])
     written = [path for folder in parts for path in sorted(folder.rglob("*.txt.*"))]
     write_json(record, {str(path.relative_to(config.out)): file_sha256(path) for path in written})
     write_file(marker, source.encode(), config.out)

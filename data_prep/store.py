@@ -110,8 +110,8 @@ class Stage:
         """
         path, manifest = self.folder / "manifest.json", None
         if path.exists():
-            found = _readable(path)
-            if found is not None and all(found.get(key) == value for key, value in self._wanted.items()):
+            content = _readable(path)
+            if content is not None and all(content.get(key) == value for key, value in self._wanted.items()):
                 manifest = read_manifest(self.folder)
             else:
                 warn(f"{path} is damaged: it is written again")
@@ -178,14 +178,14 @@ def recorded(folder: Path, stage: str, settings: dict[str, Any]) -> dict[str, di
 
     Raises ValueError for a damaged marker.
     """
-    made, path = Stage(folder, stage, settings), folder / "settings.json"
+    stage_folder, path = Stage(folder, stage, settings), folder / "settings.json"
     if not path.exists():
         return {}
-    if _readable(path) != made._wanted:
+    if _readable(path) != stage_folder._wanted:
         return None
     results = {}
     for marker in sorted((folder / "tasks").glob("*.json")):
-        result = made.task_result(marker.stem)
+        result = stage_folder.task_result(marker.stem)
         if result is None:
             raise ValueError(
                 f"{marker} is damaged: delete it and the manifest, and give the command that wrote {folder} again"
@@ -308,8 +308,8 @@ def _refuse_changes(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> N
     before, after = old["settings"], new["settings"]
     changed = [key for key in sorted(before.keys() | after.keys()) if before.get(key) != after.get(key)]
     if changed:
-        words = "; ".join(f"{key} was {_short(before.get(key))}, now {_short(after.get(key))}" for key in changed)
-        raise ValueError(f"{folder} was begun with other settings ({words}): {advice}")
+        changes = "; ".join(f"{key} was {_short(before.get(key))}, now {_short(after.get(key))}" for key in changed)
+        raise ValueError(f"{folder} was begun with other settings ({changes}): {advice}")
 
 
 def _short(value: Any, limit: int = 120) -> str:

@@ -104,9 +104,9 @@ def _without(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.
     """Write a shard without the paragraphs or pairs that are not to `keep`; the parts of its result that change."""
     notes = load_notes(staged)
     batches = list(read_arrow(staged))
-    kept = _kept_documents(batches, notes, keep) if task.mono else _kept_pairs(batches, keep)
-    before, after = (sum(map(count_text, part), Counter[str]()) for part in (batches, kept))
-    shard = write_arrow(path, DOCUMENTS if task.mono else PAIRS, kept, stage.folder) if kept else None
+    left = _kept_documents(batches, notes, keep) if task.mono else _kept_pairs(batches, keep)
+    before, after = (sum(map(count_text, part), Counter[str]()) for part in (batches, left))
+    shard = write_arrow(path, DOCUMENTS if task.mono else PAIRS, left, stage.folder) if left else None
     unit, paragraphs = ("documents", 1) if task.mono else ("pairs", 2)
     lost, dropped = notes[~keep], before["records"] - after["records"]
     reduced = {

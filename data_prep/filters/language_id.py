@@ -49,6 +49,6 @@ def in_another_language(lines: Sequence[str], language: str, probability: float)
     own = labels_of(language)
     if not own:
         return np.zeros(len(lines), bool)
-    kept = (*own, _NO_LANGUAGE)
-    left = (sum(share for label, share in _identifier().rank(line) if label in kept) for line in lines)
+    own_labels = (*own, _NO_LANGUAGE)
+    left = (sum(share for label, share in _identifier().rank(line) if label in own_labels) for line in lines)
     return np.fromiter((share < 1 - probability for share in left), bool, len(lines))

@@ -136,10 +136,10 @@ def length_histograms(folder: Path, manifest: Manifest, processes: int) -> dict[
     """
     sizes = [shard.bytes for shard in manifest.shards]
     counted = run_tasks(partial(_histogram, folder), manifest.shards, sizes, processes, f"lengths {folder.name}")
-    found = {name: np.zeros(len(EDGES), dtype=np.int64) for name in manifest.counts["by_language"]}
+    histograms = {name: np.zeros(len(EDGES), dtype=np.int64) for name in manifest.counts["by_language"]}
     for shard, counts in zip(manifest.shards, counted, strict=True):
-        found[shard.name.split("/")[0]] += counts
-    return found
+        histograms[shard.name.split("/")[0]] += counts
+    return histograms
 
 
 def _histogram(folder: Path, shard: Shard) -> np.ndarray:
@@ -177,11 +177,11 @@ def loss_table(units: str, read: dict[str, int], lost: dict[str, Counter[str]]) 
     reasons = sorted(everything, key=lambda reason: (-everything[reason], reason))
     percents = {reason: [100 * lost[name][reason] / max(read[name], 1) for name in names] for reason in reasons}
     rows, heading = [], "pair" if units == "pairs" else "language"
-    found = [(name, read[name], lost[name]) for name in names]
-    for name, number, by_reason in (*found, ("all of these", sum(read.values()), everything)):
-        each = {reason: f"{count:,} ({count / max(number, 1):.2%})" for reason, count in by_reason.items() if count}
+    rows_of_names = [(name, read[name], lost[name]) for name in names]
+    for name, number, by_reason in (*rows_of_names, ("all of these", sum(read.values()), everything)):
+        lost_of = {reason: f"{count:,} ({count / max(number, 1):.2%})" for reason, count in by_reason.items() if count}
         row = {heading: name, units: f"{number:,}", _LOST[units]: f"{by_reason.total() / max(number, 1):.2%}"}
-        rows.append(row | {reason: each.get(reason, "") for reason in reasons})
+        rows.append(row | {reason: lost_of.get(reason, "") for reason in reasons})
     return LossTable(f"{units.capitalize()} {_LOST[units]}", rows, names, percents)
 
 
@@ -190,10 +190,10 @@ def loss_tables(encoded: Manifest) -> list[LossTable]:
     tables = []
     for units, lost in _LOST.items():
         by_language = encoded.counts["by_language"].items()
-        found = {name: counts for name, counts in by_language if f"{units}_in" in counts and any(counts[lost].values())}
-        read = {name: counts[f"{units}_in"] for name, counts in found.items()}
-        if found:
-            tables.append(loss_table(units, read, {name: Counter(counts[lost]) for name, counts in found.items()}))
+        lossy = {name: counts for name, counts in by_language if f"{units}_in" in counts and any(counts[lost].values())}
+        read = {name: counts[f"{units}_in"] for name, counts in lossy.items()}
+        if lossy:
+            tables.append(loss_table(units, read, {name: Counter(counts[lost]) for name, counts in lossy.items()}))
     return tables
 
 
@@ -315,15 +315,15 @@ def length_plot(histograms: dict[str, np.ndarray]) -> bytes:
     low, high = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 1)
     shares = counts[low:high] / np.maximum(counts.sum(0), 1)
     with svg_figure((_width(counts.shape[1]), 3.6), "stats") as (figure, image):
-        each, every = figure.subplots(1, 2, sharey=True, width_ratios=[6, 1])
-        each.imshow(shares, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
-        _name_columns(each, list(histograms))
+        by_name, overall = figure.subplots(1, 2, sharey=True, width_ratios=[6, 1])
+        by_name.imshow(shares, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
+        _name_columns(by_name, list(histograms))
         octaves = [at for at in range(low, high) if EDGES[at] & (EDGES[at] - 1) == 0]
-        each.set_yticks([at - low for at in octaves], [f"{EDGES[at]:,}" for at in octaves])
-        each.set_ylabel("tokens, from")
-        every.barh(range(high - low), counts[low:high].sum(1), color=_AFTER, height=0.9)
-        every.set_xlabel("records")
-        every.tick_params(axis="x", rotation=90)
+        by_name.set_yticks([at - low for at in octaves], [f"{EDGES[at]:,}" for at in octaves])
+        by_name.set_ylabel("tokens, from")
+        overall.barh(range(high - low), counts[low:high].sum(1), color=_AFTER, height=0.9)
+        overall.set_xlabel("records")
+        overall.tick_params(axis="x", rotation=90)
     return image.getvalue()
 
 

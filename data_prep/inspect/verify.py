@@ -58,8 +58,8 @@ def run(config: VerifyConfig) -> None:
     for folder in on_root(lambda: _stage_folders(config.data)):
         manifest = on_root(partial(_readable_manifest, folder))
         shards, check = manifest.shards, partial(_check_shard, folder, manifest)
-        found = run_tasks(check, shards, [s.bytes for s in shards], config.processes, f"verify {folder.name}")
-        on_root(partial(refuse, _manifest_checks(folder, manifest, found)))
+        counts = run_tasks(check, shards, [s.bytes for s in shards], config.processes, f"verify {folder.name}")
+        on_root(partial(refuse, _manifest_checks(folder, manifest, counts)))
         on_root(partial(say, f"{folder}: {len(shards)} shards, {manifest.rows:,} records, no fault"))
 
 
@@ -131,22 +131,22 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
         from xlme_ds.data.row_index import group_checks, index_of  # here: it loads numba, which others do without
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
-            columns, wanted = (", ".join(f"{c.name} {c.type}" for c in one) for one in (reader.schema, schema))
-            refuse([(reader.schema == schema, f"{path} has columns {columns}, not {wanted}: {_again(folder)}")])
+            columns, schema_words = (", ".join(f"{c.name} {c.type}" for c in one) for one in (reader.schema, schema))
+            refuse([(reader.schema == schema, f"{path} has columns {columns}, not {schema_words}: {_again(folder)}")])
             for batch in map(reader.get_batch, range(reader.num_record_batches)):
                 batch.validate(full=True)
                 if manifest.stage == "mix":
                     checks.append(group_checks(batch))
-                faults = [(int(np.argmax(mask)), words) for mask, words in faults_of(batch) if mask.any()]
+                faults = [(int(np.argmax(mask)), sentence) for mask, sentence in faults_of(batch) if mask.any()]
                 if faults:
-                    row, words = min(faults, key=lambda fault: fault[0])
-                    raise ValueError(f"{path}, row {found['records'] + row}: {words}: {_again(folder)}")
+                    row, sentence = min(faults, key=lambda fault: fault[0])
+                    raise ValueError(f"{path}, row {found['records'] + row}: {sentence}: {_again(folder)}")
                 found += count(batch)
     except (pa.ArrowException, OSError) as error:
         if getattr(error, "errno", None) is not None:
             raise
-        words = f"{path} is not readable from row {found['records']} on ({error}): {_again(folder)}"
-        raise ValueError(words) from None
+        sentence = f"{path} is not readable from row {found['records']} on ({error}): {_again(folder)}"
+        raise ValueError(sentence) from None
     if manifest.stage == "mix":
         fits = index.read_bytes() == index_of(path, shard.sha256, checks)
         refuse([(fits, f"{index} is not the index of {path.name}: {_again(folder)}")])
@@ -281,8 +281,8 @@ def _manifest_checks(folder: Path, manifest: Manifest, found: Sequence[Found]) -
     ordered = [f"{number:05d}.arrow" for number in range(len(listed))]
     if manifest.stage == "encode":
         names = [source[0] for source in settings.get("inputs", ())]
-        known = sorted({*LANGUAGES, *manifest.languages})
-        languages = sorted({known[index] for name in names for index in group_languages(name, known)})
+        codes = sorted({*LANGUAGES, *manifest.languages})
+        languages = sorted({codes[index] for name in names for index in group_languages(name, codes)})
         ordered = sorted(listed)
     yield listed == ordered, f"{path} lists the shards in another order than that of their names: {_again(folder)}"
     yield (

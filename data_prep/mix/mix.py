@@ -103,10 +103,10 @@ def run(config: MixConfig) -> None:
     """Write `config.out`. Raises ValueError for settings or inputs that cannot work."""
     on_root(config.validate)
     config = replace(config, into=on_root(lambda: language_of(config.into)) if config.into else "")
-    wanted = {task: rows for task, rows in zip(TASKS, (config.mono_rows, config.para_rows), strict=True) if rows}
-    encoded, vocabulary, languages = on_root(lambda: _read_inputs(config, list(wanted)))
+    rows_by_task = {task: rows for task, rows in zip(TASKS, (config.mono_rows, config.para_rows), strict=True) if rows}
+    encoded, vocabulary, languages = on_root(lambda: _read_inputs(config, list(rows_by_task)))
     on_root(lambda: _refuse_unknown(config, encoded))
-    for task, rows in wanted.items():
+    for task, rows in rows_by_task.items():
         _mix(config, task, rows, encoded[task], languages)
     on_root(lambda: _copy(vocabulary, config.out / "vocab" / MODEL_FILE))
 
@@ -153,8 +153,8 @@ def _refuse_unknown(config: MixConfig, encoded: dict[str, Manifest]) -> None:
     names = {task: _names(manifest) for task, manifest in encoded.items()}
     known = set().union(*names.values())
     of_pairs = encoded["para"].languages if "para" in encoded else ()
-    words = f"--into {config.into} is in no pair that is mixed from {config.encoded}: name a language of the pairs"
-    refuse([(not config.into or config.into in of_pairs, words)])
+    message = f"--into {config.into} is in no pair that is mixed from {config.encoded}: name a language of the pairs"
+    refuse([(not config.into or config.into in of_pairs, message)])
     for group in Sampling(config.alpha, config.share).set_shares():
         for name in group:
             if name not in known:
@@ -195,8 +195,8 @@ def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: 
     }
     settings |= {key: encoded.settings[key] for key in ("split", "heldout_share") if key in encoded.settings}
     sentences = task == "mono" and _packed(config, task)
-    words = f"{config.encoded / task} was encoded without --sentences, which mix --sentences needs: encode it so"
-    on_root(lambda: refuse([(not sentences or encoded.settings.get("sentences", False), words)]))
+    message = f"{config.encoded / task} was encoded without --sentences, which mix --sentences needs: encode it so"
+    on_root(lambda: refuse([(not sentences or encoded.settings.get("sentences", False), message)]))
     settings |= {"sentences": True} if sentences else {}
     settings |= {"into": config.into} if config.into and task == "para" else {}
     sampling = _sampling(config, encoded)
@@ -239,8 +239,8 @@ def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, plan: 
     )
     assert manifest.rows == rows
     on_root(partial(write_manifest, stage.folder, manifest))
-    words = f"{rows:,} rows in {count} shards, {100 * counts['fill']:.1f}% of the tokens are not padding"
-    on_root(lambda: say(f"{stage.folder}: {words}"))
+    summary = f"{rows:,} rows in {count} shards, {100 * counts['fill']:.1f}% of the tokens are not padding"
+    on_root(lambda: say(f"{stage.folder}: {summary}"))
 
 
 def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:

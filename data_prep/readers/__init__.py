@@ -62,7 +62,7 @@ def find_documents(folder: Path | str) -> list[Input]:
     Raises ValueError on an unknown language code.
     """
     endings = {name: DOCUMENT_READERS[name].file_names for name in _BY_LANGUAGE}
-    layout = " or ".join(f"<lang>{words}" for _, words in endings.values())
+    layout = " or ".join(f"<lang>{in_words}" for _, in_words in endings.values())
     inputs = []
     for path in files_in(str(folder)):
         code, dot, ending = path.name.partition(".")

@@ -147,7 +147,7 @@ def _tell_others(inputs: list[Input]) -> None:
 def _refuse_doubles(inputs: list[Input]) -> None:
     """Raise ValueError where the same files are named twice for one language or pair, so that their text would count
     twice, and where the same text of them is named for two."""
-    seen: dict[tuple[str, ...], str] = {}
+    seen_by: dict[tuple[str, ...], str] = {}
     names: dict[tuple[object, ...], str] = {}
     for source in inputs:
         by = f"corpus {source.corpus}" if source.corpus else "--mono or --para"
@@ -160,12 +160,12 @@ def _refuse_doubles(inputs: list[Input]) -> None:
                 f"{source.paths[0]} is named for {first} and for {source.name}, which cannot both be right: let files "
                 "name one for each"
             )
-        if key in seen:
+        if key in seen_by:
             raise ValueError(
-                f"{source.paths[0]} is named twice for {source.name} (by {seen[key]} and by {by}), so its text would "
-                "count twice: name it once"
+                f"{source.paths[0]} is named twice for {source.name} (by {seen_by[key]} and by {by}), so its text "
+                "would count twice: name it once"
             )
-        seen[key] = by
+        seen_by[key] = by
 
 
 def ready_descriptions() -> list[str]:
@@ -226,11 +226,11 @@ def _read(description: str, places: dict[str, str]) -> CorpusDescription:
             f"{where}: line_end is {line_end!r}: it is a string, of a format that has records of documents"
         )
     patterns = [values["files"]] if isinstance(values["files"], str) else values["files"]
-    shown = ("{lang}",) if reader.task == "mono" else ("{src}", "{tgt}")
+    placeholders = ("{lang}",) if reader.task == "mono" else ("{src}", "{tgt}")
     for pattern in patterns:
-        if codes == "any" and not all(one in pattern for one in shown):
+        if codes == "any" and not all(one in pattern for one in placeholders):
             raise ValueError(
-                f'{where}: files are {pattern!r}, but {key} = "any" needs {" and ".join(shown)} in the name'
+                f'{where}: files are {pattern!r}, but {key} = "any" needs {" and ".join(placeholders)} in the name'
             )
         if re.search(r"\.(tar|tgz)(\.|$)", pattern):
             raise ValueError(

@@ -59,7 +59,7 @@ class Place:
                 )
             return int(info.size)
         try:
-            found = self.local.stat()
+            status = self.local.stat()
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP) or not self.local.is_symlink():
                 raise
@@ -67,10 +67,10 @@ class Place:
                 f"{self} is a link to {os.readlink(self.local)}, where no file is: restore that file, or remove the "
                 "link"
             ) from None
-        if not (S_ISREG(found.st_mode) or S_ISFIFO(found.st_mode)):
-            kind = "a folder" if S_ISDIR(found.st_mode) else "a socket or device"
+        if not (S_ISREG(status.st_mode) or S_ISFIFO(status.st_mode)):
+            kind = "a folder" if S_ISDIR(status.st_mode) else "a socket or device"
             raise ValueError(f"{self} is {kind}, where a file must be: remove it, or give it another name")
-        return found.st_size
+        return status.st_size
 
     @property
     def is_folder(self) -> bool:
@@ -335,22 +335,22 @@ def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -
 def split_lines(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
     """Lines without LF; one that the file leaves open is given once it has over `most` bytes, and its rest is not."""
     held: list[bytes] = []  # of the line that is open
-    size, given = 0, False
+    size, is_given = 0, False
     for part in parts:
         first, *others = part.split(b"\n")
-        if not given:
+        if not is_given:
             held.append(first)
             size += len(first)
         if others:
-            if not given:
+            if not is_given:
                 yield b"".join(held)
             *whole, last = others
             yield from whole
-            held, size, given = [last], len(last), False
-        if size > most and not given:
+            held, size, is_given = [last], len(last), False
+        if size > most and not is_given:
             yield b"".join(held)
-            held, given = [], True
-    if size and not given:
+            held, is_given = [], True
+    if size and not is_given:
         yield b"".join(held)
 
 

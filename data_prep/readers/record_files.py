@@ -52,7 +52,7 @@ class JsonLines(RecordFile):
         nowhere = dict[
             str, ValueError
         ]()  # a record may lack one of the others, as it may have null there; not all of them
-        seen = set[str]()
+        columns_seen = set[str]()
         for number, line in enumerate(split_lines(read_text(place), _LONGEST), 1):
             if not line or line.isspace():
                 continue
@@ -73,13 +73,13 @@ class JsonLines(RecordFile):
             for column in others:
                 try:
                     values.append(_field(record, column, where))
-                    seen.add(column)
+                    columns_seen.add(column)
                 except _NoFieldError as error:
                     nowhere.setdefault(column, error)
                     values.append(None)
             yield [_text(record, column, where) for column in texts], values
         for column, first in nowhere.items():
-            if column not in seen:
+            if column not in columns_seen:
                 raise first
 
 
@@ -92,8 +92,8 @@ class _Doubled(dict[str, Any]):
 
 
 def _object(fields: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(fields)
-    return found if len(found) == len(fields) else _Doubled(fields)
+    unique = dict(fields)
+    return unique if len(unique) == len(fields) else _Doubled(fields)
 
 
 class _NoFieldError(ValueError):
@@ -151,11 +151,11 @@ class Tables(RecordFile):
                         break
                     for row, values in enumerate(_rows(part, paths), 1):
                         where = f"{place}, {self.part} {number}, row {row}"
-                        found = [_value(value) for value in values]
-                        for column, text in zip(texts, found, strict=False):
+                        row_values = [_value(value) for value in values]
+                        for column, text in zip(texts, row_values, strict=False):
                             if text is None:
                                 raise ValueError(f"{where}: column {column!r} is null: write the file without that row")
-                        yield found[: len(texts)], found[len(texts) :]
+                        yield row_values[: len(texts)], row_values[len(texts) :]
         except UnicodeDecodeError as error:
             names = ", ".join(map(repr, texts))
             raise ValueError(f"{where}: column {names} is not UTF-8 ({error}): write that row again") from None

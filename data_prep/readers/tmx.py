@@ -60,17 +60,17 @@ class Tmx(AlignedReader):
         parser.CharacterDataHandler = reader.characters
         parser.SkippedEntityHandler = reader.entity
         parser.EntityDeclHandler = reader.refuse_entity
-        given = 0
+        bytes_parsed = 0
         try:
             for text in _texts(source.paths[0], repaired):
                 data = text.encode()
-                given += len(data)
+                bytes_parsed += len(data)
                 parser.Parse(data)
-                if given - parser.CurrentByteIndex > _LONGEST_TAG:
+                if bytes_parsed - parser.CurrentByteIndex > _LONGEST_TAG:
                     raise ValueError(f"{name} has a tag or comment of over {_LONGEST_TAG:,} bytes: is it a TMX file?")
                 yield from reader.units
                 reader.units.clear()
-            if given:
+            if bytes_parsed:
                 parser.Parse(b"", True)
         except expat.ExpatError as error:
             what = f"is no sound XML at line {error.lineno}, column {error.offset} ({expat.ErrorString(error.code)})"

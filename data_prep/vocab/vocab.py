@@ -167,9 +167,9 @@ def _finish_extended(
         of_code = [source for source in compared if source.name == code]
         lines[f"{code} of --compare" if code in files else code] = partial(_lines_of, of_code)
     for code, read in lines.items():
-        both = cutting(before, read()), cutting(model, read())
-        changes[code] = dict(zip(("before", "after"), both, strict=True))
-        say(described(code, *both))
+        cuts = cutting(before, read()), cutting(model, read())
+        changes[code] = dict(zip(("before", "after"), cuts, strict=True))
+        say(described(code, *cuts))
     finish_vocabulary(stage, model, by_language, {"segmentation": changes})
 
 
@@ -183,7 +183,7 @@ def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
 
     size = config.size - len(SPECIALS) - 2  # <pad> and <mask> are ids of the model, not pieces
     path = UnigramPath(count_words(sentences), config.character_coverage, size)
-    found = path.at(size).pieces
+    trained = path.at(size).pieces
     refuse(
         [
             (
@@ -192,13 +192,13 @@ def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
                 "a larger size, or lower --character-coverage",
             ),
             (
-                len(found) >= size,
-                f"--size is {config.size}, but the sampled text allows no more than {config.size + len(found) - size}: "
-                "take that, or more text",
+                len(trained) >= size,
+                f"--size is {config.size}, but the sampled text allows no more than "
+                f"{config.size + len(trained) - size}: take that, or more text",
             ),
         ]
     )
-    return serialize(dict(sorted(found.items(), key=lambda piece: (-piece[1], piece[0]))))
+    return serialize(dict(sorted(trained.items(), key=lambda piece: (-piece[1], piece[0]))))
 
 
 def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]:
@@ -207,12 +207,12 @@ def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]
     Raises ValueError for names that cannot work, and for a named pipe.
     """
     sources = find_sources(text).values()
-    inputs = tuple(chain.from_iterable(found.inputs for found in sources))
+    inputs = tuple(chain.from_iterable(task_sources.inputs for task_sources in sources))
     refuse(
         (not path.pipe, f"{path} is a named pipe, but a vocabulary's lines are sampled from files: store it as one")
         for path in chain.from_iterable(source.paths for source in inputs)
     )
-    settings = {key: value for found in sources for key, value in found.settings.items()}
+    settings = {key: value for task_sources in sources for key, value in task_sources.settings.items()}
     settings["inputs"] = _names(inputs)
     return inputs, settings
 
@@ -241,17 +241,17 @@ def sample_lines(
     bounds = _first_bounds(inputs, quotas, most)
     while True:
         read = partial(_read_lines, stage, inputs, bounds, seed)
-        found = run_tasks(read, numbers, sizes, processes, "read lines")
-        lines = dict(sorted((+sum((Counter(result["lines"]) for result in found), Counter[str]())).items()))
+        results = run_tasks(read, numbers, sizes, processes, "read lines")
+        lines = dict(sorted((+sum((Counter(result["lines"]) for result in results), Counter[str]())).items()))
         refuse([(bool(lines), f"there is no text in {inputs[0].paths[0].folder}: a vocabulary needs some lines")])
-        wanted = quotas(lines)
-        choose = partial(_choose_lines, stage, found, wanted)
+        quota = quotas(lines)
+        choose = partial(_choose_lines, stage, results, quota)
         missing = run_tasks(choose, list(lines), list(lines.values()), processes, "choose lines")
         if not any(missing):
             on_root(partial(_remove_candidates, stage))
-            return lines, wanted, {code: _chosen(stage, code) for code in lines}
+            return lines, quota, {code: _chosen(stage, code) for code in lines}
         again = set(chain.from_iterable(missing))  # rarely: too few candidates were kept, or a file is damaged
-        bounds = [{code: max(kept, wanted.get(code, 0)) for code, kept in bound.items()} for bound in bounds]
+        bounds = [{code: max(most, quota.get(code, 0)) for code, most in bound.items()} for bound in bounds]
         on_root(partial(stage.forget_tasks, map(_read_task, again)))
 
 
