@@ -25,7 +25,7 @@ from data_prep.encode.held_out import HeldOutText, Split
 from data_prep.encode.shared_work import EncodeBlock, SharedWork
 from data_prep.encode.token_ids import IdEncoder
 from data_prep.filters.clean import Counts, Filters, add_counts, make_filters
-from data_prep.readers import DOCUMENT_READERS, PAIR_READERS, READERS, Input, TextBlock
+from data_prep.readers import CC100, READERS, Input, TextBlock
 from data_prep.readers.reader import Paragraphs
 from data_prep.store import Stage, make_folder, write_arrow
 from xlme_ds.data.schema import DOCUMENTS, PAIRS
@@ -124,14 +124,14 @@ def encode_block(
     settings = stage.settings
     split = Split(settings["split"], settings["heldout_share"]) if "split" in settings else None
     encoder = IdEncoder(_vocabulary(vocab), task.source.languages, filters, run, split, without)
-    counts = Counts("documents" if task.mono else "pairs")
-    if task.mono:
-        paragraphs = DOCUMENT_READERS[task.source.format].paragraphs(task.source, block, counts)
+    counts, reader = Counts("documents" if task.mono else "pairs"), READERS[task.source.format]
+    if isinstance(reader, CC100):
+        paragraphs = reader.paragraphs(task.source, block, counts)
         if settings.get("sentences"):
             paragraphs = _apart(paragraphs, counts)
         schema, batches = DOCUMENTS, encoder.documents(paragraphs, counts)
     else:
-        units = PAIR_READERS[task.source.format].pairs(task.source, block, counts)
+        units = reader.pairs(task.source, block, counts)
         schema, batches = PAIRS, encoder.pairs(units, counts, stage.settings["max_pair_tokens"])
     path = (stage.folder / STAGED if run else stage.folder) / task.shard_name(number)
     first = next(batches, None)

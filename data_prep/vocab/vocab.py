@@ -23,7 +23,7 @@ import numpy as np
 from data_prep.filters.clean import Counts, Sides, doubts, make_filters
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import refuse, say, warn
-from data_prep.readers import DOCUMENT_READERS, PAIR_READERS, READERS, Input, find_documents
+from data_prep.readers import CC100, READERS, Input, find_documents
 from data_prep.readers.corpus import TextConfig, find_sources
 from data_prep.sampling import Least, apportion, hashed, key_of, temperature_shares
 from data_prep.store import Stage, is_whole, new_file, write_file
@@ -286,13 +286,13 @@ def read_lines(paths: Sequence[Path]) -> Iterator[str]:
 def _sides(source: Input, read: Counts) -> Iterator[tuple[list[str], ...]]:
     """Cleaned lines that the filters leave, by side, from some text at once; `read` counts what there was."""
     task = "mono" if len(source.languages) == 1 else "para"
-    filters = make_filters(source.filters, task, source.corpus).text
-    for block in READERS[source.format].blocks(source, _BLOCK):
-        if task == "mono":
-            paragraphs = DOCUMENT_READERS[source.format].paragraphs(source, block, read)
+    filters, reader = make_filters(source.filters, task, source.corpus).text, READERS[source.format]
+    for block in reader.blocks(source, _BLOCK):
+        if isinstance(reader, CC100):
+            paragraphs = reader.paragraphs(source, block, read)
             sides = Sides(([line for lines, _ in paragraphs for line in lines],), source.languages)
         else:
-            pairs = list(PAIR_READERS[source.format].pairs(source, block, read))
+            pairs = list(reader.pairs(source, block, read))
             scores = np.array([np.nan if score is None else score for _, _, score in pairs])
             sides = Sides(([a for a, _, _ in pairs], [b for _, b, _ in pairs]), source.languages, scores)
         kept = np.ones(len(sides.texts[0]), bool)
