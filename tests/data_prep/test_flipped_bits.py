@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from data_prep.encode.token_ids import list_array
 from data_prep.filters.clean import Counts
-from data_prep.inspect.stats import length_histograms
+from data_prep.inspect.stats_tables import length_histograms
 from data_prep.mix.encoded import copy_words, survey
 from data_prep.readers import READERS, Input, documents, pairs
 from data_prep.readers.corpus_files import Place

@@ -24,8 +24,9 @@ from pyarrow import parquet
 
 from data_prep.filters.clean import Counts
 from data_prep.readers import READERS, Input, documents, find_documents, pairs
-from data_prep.readers.corpus import TextConfig, corpus_inputs, find_sources, read_corpora
+from data_prep.readers.corpus import TextConfig, corpus_inputs, find_sources
 from data_prep.readers.corpus_files import Place
+from data_prep.readers.description import read_corpora
 from tests.rows import write_records
 from xlme_ds.data.schema import read_manifest
 

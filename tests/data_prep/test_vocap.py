@@ -373,7 +373,7 @@ def test_a_relaunch_keeps_finished_languages(corpus: Path, tmp_path: Path, monke
         return curve(text, *settings)
 
     run(config(corpus, tmp_path / "whole"))
-    monkeypatch.setattr("data_prep.vocap.curve", interrupted)
+    monkeypatch.setattr("data_prep.vocab.vocap.curve", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(config(corpus, tmp_path / "again"))
     assert len(list((tmp_path / "again" / "tasks").glob("path-*.json"))) == 2
