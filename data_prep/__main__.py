@@ -78,7 +78,7 @@ def _message(stage: str, error: BaseException, explained: Exception | None) -> s
     if explained is not None:
         return f"data_prep {stage}: error: {shown(str(explained))}"
     if isinstance(error, KeyboardInterrupt):
-        return f"data_prep {stage}: interrupted: the same command goes on where this one stopped"
+        return f"data_prep {stage}: interrupted: the same command continues where this one stopped"
     text = str(error) if isinstance(error, TaskError) else "".join(traceback.format_exception(error))
     return "\n".join(map(shown, text.rstrip().split("\n")))
 

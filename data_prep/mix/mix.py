@@ -63,7 +63,7 @@ class MixConfig:
     """LANGUAGE=SHARE or PAIR=SHARE in place of what --alpha gives it; sw+yo=0.02 is the share of both together; may be
     given several times."""
     max_repeats: float = 0.0
-    """Use of a language or pair at most so many times its available examples, the rest going to the others; 0 sets no
+    """Most repeats of a language or pair: its uses over its available examples. The rest goes to the others; 0 sets no
     bound."""
     layout: Literal["xlme", "xlm"] = "xlme"
     """Special tokens of an item; `model.layout` must be the same. xlme: `<s> text </s>`, pairs `<s> e </s> f </s>`;
@@ -71,11 +71,10 @@ class MixConfig:
     seed: int = 0
     """Seed of the order, and of which side of a pair comes first."""
     sentences: bool = False
-    """Monolingual rows of whole records, packed as pairs are, for denoising and back-translation: of `encode
+    """Monolingual rows of whole records, packed as pairs are, for denoising and back-translation; needs `encode
     --sentences`."""
     into: str = ""
-    """Language that is the second side, into which is translated, of every pair that has it; the first side of other
-    pairs is drawn."""
+    """Language to translate into: the second side of every pair that has it. The first side of other pairs is drawn."""
     rows_per_shard: int = 65536
     """Rows of every shard but the last; a file is about 2 KB times as large, for rows of 512 tokens."""
     processes: int = 1

@@ -76,7 +76,7 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
             own |= {"language_model": _language_model(found)} if LANGUAGE in corpus.filters else {}
             settings |= {f"{corpus.name}.{key}": value for key, value in (own | corpus.filters).items()}
         if inputs:
-            _tell_others(inputs)
+            _warn_of_others(inputs)
             _refuse_doubles(inputs)
             inputs.sort(key=lambda source: source.name)  # stable
             sources[task] = Sources(tuple(inputs), settings)
@@ -91,7 +91,7 @@ def _language_model(inputs: list[Input]) -> str:
     return model_name()
 
 
-def _tell_others(inputs: list[Input]) -> None:
+def _warn_of_others(inputs: list[Input]) -> None:
     """Warn of languages that are not CC-100's: they may be typing errors, and filters do not know them."""
     others = sorted({language for source in inputs for language in source.languages} - set(LANGUAGES))
     if others:
@@ -152,7 +152,7 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
         )
     if missing:
         warn(words)
-    _tell_unread(corpus, names, found)
+    _warn_of_unread(corpus, names, found)
     return found
 
 
@@ -193,7 +193,7 @@ def _wanted(corpus: CorpusDescription) -> list[list[Codes]] | None:
     return [[(code,) for code in spellings.split("|")] for spellings in corpus.codes]
 
 
-def _tell_unread(corpus: CorpusDescription, names: FileNames, found: Sequence[Input]) -> None:
+def _warn_of_unread(corpus: CorpusDescription, names: FileNames, found: Sequence[Input]) -> None:
     """Warn of the languages or pairs whose files are not read, and of all other files that are not."""
     read = {place.name for source in found for place in source.paths}
     languages = {source.languages for source in found}

@@ -112,8 +112,8 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
     """The files of a folder by name, in its subfolders too if `deep`; nothing that is hidden, by a dot at the start of
     its name or of that of a folder it is in.
 
-    Named pipes, links that lead nowhere and subfolders too: `Place.size` refuses those that cannot be read. Raises
-    ValueError when it is no folder.
+    Named pipes, links that lead nowhere and subfolders too: `Place.size` fails for those that cannot be read. Raises
+    ValueError when `folder` is no folder.
     """
     system, root = filesystem(folder)
     try:

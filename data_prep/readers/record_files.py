@@ -19,7 +19,7 @@ from data_prep.readers.corpus_files import Place, of_network, read_text, refuse_
 from data_prep.readers.reader import COMPRESSED
 
 _ADVICE = 'name the one that has the text by columns = ["NAME"] in a corpus description'
-_MEND = "it is truncated or damaged, fetch it again or mend the line"
+_REPAIR = "it is truncated or damaged, fetch it again or repair the line"
 _LONGEST = 1 << 30  # bytes of a line of JSON Lines
 _ROWS = 64  # of Parquet, read at once
 _SHORT_FLOATS = {pa.FloatScalar: np.float32, pa.HalfFloatScalar: np.float16}
@@ -62,11 +62,11 @@ class JsonLines(RecordFile):
             try:
                 record = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_object)
             except UnicodeDecodeError as error:
-                raise ValueError(f"{where} is not UTF-8 (byte {error.start + 1} of the line): {_MEND}") from None
+                raise ValueError(f"{where} is not UTF-8 (byte {error.start + 1} of the line): {_REPAIR}") from None
             except json.JSONDecodeError as error:
-                raise ValueError(f"{where} is not JSON ({error.msg} at column {error.colno}): {_MEND}") from None
+                raise ValueError(f"{where} is not JSON ({error.msg} at column {error.colno}): {_REPAIR}") from None
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"{where} is JSON that cannot be read ({error}): {_MEND}") from None
+                raise ValueError(f"{where} is JSON that cannot be read ({error}): {_REPAIR}") from None
             if not isinstance(record, dict):
                 raise ValueError(f"{where} is not a JSON object: JSON Lines have one a line, with the text in a field")
             values: list[Any] = []

@@ -1,7 +1,7 @@
 """TMX as a stream: expat's events to the two wanted segments of each unit, in memory that no file can raise.
 
 We use expat itself, because a tree of elements would grow with the unit. It reads nothing but the bytes it is given,
-and a file that declares entities is refused. A file that is not XML is an error; but bytes that are not of the file's
+and a file that declares entities fails. A file that is not XML is an error; but bytes that are not of the file's
 encoding and characters that XML does not have are repaired and counted: tools do write them, and the file could not be
 used at all otherwise.
 """
@@ -76,7 +76,7 @@ class Tmx(AlignedReader):
             what = f"is no sound XML at line {error.lineno}, column {error.offset} ({expat.ErrorString(error.code)})"
             if reader.open and error.code == expat.errors.codes[expat.errors.XML_ERROR_NO_ELEMENTS]:
                 what = f"ends at line {error.lineno} with <{reader.open[-1]}> still open"
-            raise ValueError(f"{name} {what}: it is truncated or damaged, fetch it again or mend it there") from None
+            raise ValueError(f"{name} {what}: it is truncated or damaged, fetch it again or repair it there") from None
 
 
 class _UnitHandler:
