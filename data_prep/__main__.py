@@ -78,20 +78,20 @@ def _message(stage: str, error: BaseException, explained: Exception | None) -> s
     if explained is not None:
         return f"data_prep {stage}: error: {shown(str(explained))}"
     if isinstance(error, KeyboardInterrupt):
-        return f"data_prep {stage}: interrupted: the same command goes on where this one stopped"
+        return f"data_prep {stage}: interrupted: the same command continues where this one stopped"
     text = str(error) if isinstance(error, TaskError) else "".join(traceback.format_exception(error))
     return "\n".join(map(shown, text.rstrip().split("\n")))
 
 
 def _usage(arguments: list[str]) -> int:
-    asked = bool(arguments) and arguments[0] in ("-h", "--help")
-    lines = [f"data_prep: error: there is no stage {arguments[0]!r}"] if arguments and not asked else []
+    wants_help = bool(arguments) and arguments[0] in ("-h", "--help")
+    lines = [f"data_prep: error: there is no stage {arguments[0]!r}"] if arguments and not wants_help else []
     lines += ["usage: python -m data_prep STAGE --flags (STAGE --help lists them)", "stages, in the order of use:"]
     print(
         "\n".join([*lines, *(f"  {name:<8}{about}" for name, (_, about) in STAGES.items())]),
-        file=sys.stdout if asked else sys.stderr,
+        file=sys.stdout if wants_help else sys.stderr,
     )
-    return 0 if asked else 2
+    return 0 if wants_help else 2
 
 
 if __name__ == "__main__":

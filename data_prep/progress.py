@@ -1,4 +1,4 @@
-"""What a user reads: messages on stdout and stderr, refusals, and the progress of long work.
+"""Output for the user: messages on stdout and stderr, errors, and the progress of long work.
 
 Progress is a bar on a terminal, else a plain line every few seconds.
 """
@@ -35,7 +35,7 @@ def say(words: str) -> None:
 
 
 def warn(words: str) -> None:
-    """Print a warning on stderr; the work goes on."""
+    """Print a warning on stderr; the work continues."""
     print(f"warning: {shown(words)}", file=sys.stderr, flush=True)
 
 

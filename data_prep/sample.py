@@ -112,12 +112,12 @@ def _run(config: SampleConfig) -> None:
     make_folder(config.out)
     write_json(record, {})
     for part in ("train", "heldout"):
-        kept = {language: [_select(d, part) for d in editions] for language, editions in declarations.items()}
-        for language, editions in kept.items():
+        selected = {language: [_select(d, part) for d in editions] for language, editions in declarations.items()}
+        for language, editions in selected.items():
             path = config.out / part / "mono" / f"{language}.txt.xz"
             _write_mono(path, editions if part == "train" else editions[:1])
             if language != "en":
-                _write_pairs(config.out / part / "para", language, kept["en"][0], editions[0])
+                _write_pairs(config.out / part / "para", language, selected["en"][0], editions[0])
     written = [path for folder in parts for path in sorted(folder.rglob("*.txt.*"))]
     write_json(record, {str(path.relative_to(config.out)): file_sha256(path) for path in written})
     write_file(marker, source.encode(), config.out)
@@ -125,10 +125,8 @@ def _run(config: SampleConfig) -> None:
 
 
 def _whole(out: Path, record: Path) -> bool:
-    """Whether all files are there as they were written; versions before this one kept no record."""
-    if not record.exists():
-        return True
-    files = read_json(record, dict)
+    """Whether all files are there as they were written, by `record`."""
+    files = read_json(record, dict) if record.exists() else {}
     return bool(files) and all(
         (out / name).is_file() and file_sha256(out / name) == sha256 for name, sha256 in files.items()
     )

@@ -132,7 +132,7 @@ class Sampling:
         return found
 
     def limits(self, examples: Sequence[int]) -> list[int] | None:
-        """How often each language may be used at most; None where there is no bound."""
+        """Most uses of each language; None without a bound."""
         bound = Fraction(str(self.max_repeats))
         return [int(bound * number) for number in examples] if bound else None
 

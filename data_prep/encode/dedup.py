@@ -1,4 +1,4 @@
-"""Exact duplicates over a whole language or pair at bounded memory; the first occurrence in input order stays.
+"""Exact duplicates over a whole language or pair at bounded memory; the first one in input order is kept.
 
 Texts are duplicates when they have one normal form (`Vocabulary.normal_forms`): the model reads them alike.
 While a block is encoded, a paragraph (or pair) that was in the block before is dropped at once, and a `Run` notes the
@@ -35,21 +35,21 @@ class Run:
         self._hashes: list[bytes] = []
         self._noted: list[np.ndarray] = []
 
-    def repeated(self, forms: Sequence[Sequence[bytes]], asked: np.ndarray) -> np.ndarray:
-        """bool for each paragraph or pair (normal forms by side): it is `asked` for, and was in the block before."""
-        answer = np.zeros(len(asked), bool)
-        self._batch = [b""] * len(asked)
-        for i in np.flatnonzero(asked).tolist():
+    def repeated(self, forms: Sequence[Sequence[bytes]], candidates: np.ndarray) -> np.ndarray:
+        """bool for each paragraph or pair (normal forms by side): one of `candidates` that was in the block before."""
+        is_repeated = np.zeros(len(candidates), bool)
+        self._batch = [b""] * len(candidates)
+        for i in np.flatnonzero(candidates).tolist():
             digest = blake2b(b"\n".join([side[i] for side in forms]), digest_size=8).digest()
-            answer[i] = digest in self._seen
+            is_repeated[i] = digest in self._seen
             self._seen.add(digest)
             self._batch[i] = digest
-        return answer
+        return is_repeated
 
     def note(
         self, written: np.ndarray, texts: Sequence[Sequence[str]], tokens: np.ndarray, documents: np.ndarray
     ) -> None:
-        """Add the `written` ones of the batch: their texts by side, tokens, and records in the shard."""
+        """Add those of the batch that are `written`: their texts by side, tokens, and records in the shard."""
         noted = np.zeros(len(tokens), _NOTED)
         noted["tokens"], noted["document"] = tokens, documents
         for side in texts:
@@ -60,7 +60,7 @@ class Run:
 
     @property
     def paragraphs(self) -> int:
-        """How many were noted."""
+        """Number of paragraphs or pairs noted."""
         return len(self._hashes)
 
     def save(self, path: Path, root: Path) -> tuple[Shard, ...]:
@@ -77,7 +77,7 @@ class Run:
 
 
 def slices(paragraphs: int) -> int:
-    """How many slices of the hashes a language of so many paragraphs is merged in."""
+    """Number of slices in which the hashes of this many paragraphs are merged."""
     return max(1, -(-paragraphs // _SLICE))
 
 
@@ -93,17 +93,17 @@ def find_duplicates(runs: Sequence[Path], number: int, total: int, out: Path, ro
     blocks = np.repeat(np.arange(len(runs), dtype=np.uint32), [len(part) for part in hashes[1:]])
     at = np.concatenate(positions)
     duplicate = np.ones(len(at), bool)
-    # the first of each stays, for a run has a hash once and the runs are in input order
+    # the first of each is kept: a run has a hash once, and the runs are in input order
     duplicate[np.unique(np.concatenate(hashes), return_index=True)[1]] = False
     blocks, at = blocks[duplicate], at[duplicate]
     ends = np.searchsorted(blocks, np.arange(len(runs)), side="right")
     return _save(out.with_suffix(".ends.npy"), ends, root), _save(out.with_suffix(".found.npy"), at, root)
 
 
-def duplicates_of(block: int, found: Sequence[Path]) -> np.ndarray:
+def duplicates_of(block: int, slices: Sequence[Path]) -> np.ndarray:
     """int64 positions of the duplicates in one block, from all slices."""
     positions = [np.zeros(0, np.int64)]
-    for path in found:
+    for path in slices:
         ends = _load(path.with_suffix(".ends.npy"))
         begin = ends[block - 1] if block else 0
         positions.append(_load(path.with_suffix(".found.npy"))[begin : ends[block]].astype(np.int64))
@@ -116,7 +116,7 @@ def load_notes(run: Path) -> np.ndarray:
 
 
 def _save(path: Path, values: np.ndarray, root: Path) -> Shard:
-    with new_file(path, flush=False) as file:  # it is gone when all is done
+    with new_file(path, flush=False) as file:  # removed when the stage is finished
         np.save(file, values)
     return file.shard(path, root)
 

@@ -20,7 +20,6 @@ from tyro.conf import UseAppendAction
 from data_prep.encode.encode_input import (
     STAGED,
     EncodeTask,
-    SharedWork,
     discard,
     discard_changed,
     encode_inputs,
@@ -29,6 +28,7 @@ from data_prep.encode.encode_input import (
 )
 from data_prep.encode.held_out import HELD_OUT_TEXT, OTHER_SPLIT, HeldOutText
 from data_prep.encode.remove_duplicates import is_final, remove_duplicates
+from data_prep.encode.shared_work import SharedWork
 from data_prep.filters.clean import add_counts, doubts
 from data_prep.parallel import alike, on_root, run_tasks, world_size
 from data_prep.progress import say, warn
@@ -83,10 +83,10 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
     HeldOutText.read(config.without, vocabulary)  # before anything is written
     held_out = sorted(file_sha256(path) for path in config.without)
     plans = {}
-    found = find_sources(config)
-    if config.sentences and "mono" not in found:
+    sources_by_task = find_sources(config)
+    if config.sentences and "mono" not in sources_by_task:
         raise ValueError("--sentences is for monolingual text: leave it out for pairs")
-    for kind, sources in found.items():
+    for kind, sources in sources_by_task.items():
         settings: dict[str, Any] = {
             "task": kind,
             "vocabulary_sha256": vocabulary.sha256,
@@ -156,9 +156,9 @@ def _todo(stage: Stage, tasks: Sequence[EncodeTask]) -> list[EncodeTask]:
 
 
 def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:
-    wanted = {f"{task.name}.json" for task in tasks}
+    markers = {f"{task.name}.json" for task in tasks}
     for path in (stage.folder / "tasks").iterdir():
-        if path.name not in wanted:
+        if path.name not in markers:
             path.unlink()  # of a block, by a process of a killed run that lived a moment longer
     if (stage.folder / STAGED).exists():
         shutil.rmtree(stage.folder / STAGED)
@@ -174,8 +174,8 @@ def _write_manifest(stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: 
             warn(f"{task.source.paths[0]} gave no text: see its counts in the manifest")
         counts = result["counts"]
         lines = counts["paragraphs_in"] if task.mono else 2 * counts["pairs_in"]
-        for words in doubts(lines, counts["repaired"], counts["tokens"], counts["unknown"]):
-            warn(f"{' and '.join(map(str, task.source.paths))}: {words}")
+        for doubt in doubts(lines, counts["repaired"], counts["tokens"], counts["unknown"]):
+            warn(f"{' and '.join(map(str, task.source.paths))}: {doubt}")
     write_manifest(
         stage.folder,
         Manifest(

@@ -6,17 +6,13 @@ OUT/tasks/<task>.begun.json              the input's files, as they were when it
 OUT/tasks/<task>.<block>.json            a block that is encoded
 OUT/tasks/<task>.encoded.json            all blocks of an input are encoded, and duplicates will be removed
 OUT/tasks/<task>.json                    an input that is finished; the others are removed then
-OUT/work-<number>/                       how processes share the work; removed at the end
+OUT/work-<number>/                       how processes share the work (shared_work.py); removed at the end
 """
 
 import os
-import pickle
 import re
-import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -26,163 +22,35 @@ import numpy as np
 
 from data_prep.encode.dedup import Run
 from data_prep.encode.held_out import HeldOutText, Split
+from data_prep.encode.shared_work import EncodeBlock, SharedWork
 from data_prep.encode.token_ids import IdEncoder
 from data_prep.filters.clean import Counts, Filters, add_counts, make_filters
-from data_prep.progress import Status
-from data_prep.readers import DOCUMENT_READERS, PAIR_READERS, READERS, Input, TextBlock
+from data_prep.readers import CC100, READERS, Input, TextBlock
 from data_prep.readers.reader import Paragraphs
 from data_prep.store import Stage, make_folder, write_arrow
-from xlme_ds.data.schema import DOCUMENTS, PAIRS, naming
+from xlme_ds.data.schema import DOCUMENTS, PAIRS
 from xlme_ds.data.vocabulary import Vocabulary
 
 STAGED = "staged"
-_WORK = re.compile(r"(work|team)-\d+-\d+")  # team by an earlier version
 _OF_BLOCK = re.compile(r"\d+-\d+\..+")
 _vocabulary = cache(Vocabulary)  # read once a process
-_SHORTEST, _LONGEST = 0.01, 1.0  # seconds between two looks; in between, an eighth of the time waited so far
-_OFFERED = 2  # blocks that are offered for each waiting member
-_SOUND = "sound"  # a file that is there as long as no member failed
-EncodeBlock = Callable[[str, int, TextBlock], None]  # given the name of its input and its number there
-
-
-@dataclass(frozen=True)
-class SharedWork:
-    """One member's view of the inputs that several processes or ranks share in `folder`, and of blocks of large ones.
-
-    Each member claims inputs, the largest first, and reads them. When no input is left, it waits for blocks that the
-    readers of the others offer: a reader that sees somebody wait writes its next blocks into `folder` instead of
-    encoding them itself. All is done with files that are created or renamed, so members share nothing but the file
-    system. The output does not depend on who encodes a block.
-    """
-
-    folder: Path
-    member: int = 0
-    status: Status = field(default_factory=Status, compare=False)
-
-    @staticmethod
-    def begin(parent: Path) -> Path:
-        """A new folder in `parent`, without those of earlier runs; by one process, before the others look.
-
-        Its name is new, for a killed run may leave processes that live a moment longer.
-        """
-        for old in parent.iterdir():
-            if _WORK.fullmatch(old.name):
-                shutil.rmtree(old, ignore_errors=True)
-        folder = parent / f"work-{os.getpid()}-{time.time_ns()}"
-        for name in ("claimed", "waiting", "offered", "taken", "finished"):
-            (folder / name).mkdir(parents=True)
-        (folder / _SOUND).touch()
-        return folder
-
-    def claim(self, name: str) -> bool:
-        """Whether this member is the first to claim input `name`."""
-        try:
-            (self.folder / "claimed" / name).touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
-
-    def finish(self, name: str) -> None:
-        """Note that input `name` is finished."""
-        (self.folder / "finished" / name).touch()
-
-    @property
-    def failed(self) -> bool:
-        """Whether any member failed."""
-        return not (self.folder / _SOUND).exists()
-
-    @contextmanager
-    def stopping_all(self) -> Iterator[None]:
-        """After an error in the block all members see `failed`, so that nobody waits for this one."""
-        try:
-            yield
-        except BaseException:
-            (self.folder / _SOUND).unlink(missing_ok=True)  # to remove a file needs no room on the disk
-            raise
-        finally:
-            self.status.stop()
-
-    def offer(self, name: str, number: int, block: TextBlock) -> bool:
-        """Leave a block to those who wait; False when nobody does, or they have enough to do."""
-        waiting = len(os.listdir(self.folder / "waiting"))
-        if not waiting or len(os.listdir(self.folder / "offered")) >= _OFFERED * waiting:
-            return False
-        temporary = self.folder / f".{self.member}.tmp"
-        with naming(temporary), open(temporary, "wb") as file:
-            pickle.dump((name, number, block), file)
-        os.rename(temporary, self.folder / "offered" / f"{name}.{number:06d}")
-        return True
-
-    def take(self, work: EncodeBlock, name: str = "") -> bool:
-        """Take one offered block (of input `name`, if given) and encode it; False when there is none."""
-        for offered in sorted((self.folder / "offered").glob(f"{name or '*'}.*")):
-            taken = self.folder / "taken" / offered.name
-            try:
-                os.rename(offered, taken)
-            except FileNotFoundError:
-                continue
-            try:
-                with open(taken, "rb") as stream:
-                    block = pickle.load(stream)
-                work(*block)
-            finally:
-                taken.unlink()
-            return True
-        return False
-
-    def take_until_all_finished(self, inputs: int, work: EncodeBlock) -> None:
-        """Wait for blocks and encode them until so many `inputs` are finished, or a member failed."""
-        (self.folder / "waiting" / str(self.member)).touch()
-        self._take_until(lambda: len(os.listdir(self.folder / "finished")) == inputs, work)
-
-    def take_back(self, name: str, work: EncodeBlock) -> bool:
-        """Encode the offered blocks of input `name` and wait for those that others took; False when a member failed."""
-        return self._take_until(lambda: not list((self.folder / "taken").glob(f"{name}.*")), work, name)
-
-    def _take_until(self, done: Callable[[], bool], work: EncodeBlock, name: str = "") -> bool:
-        idle = time.monotonic()
-        while not self.failed:
-            if self.take(work, name):
-                idle = time.monotonic()
-            elif done():
-                return True
-            else:
-                time.sleep(min(max(_SHORTEST, (time.monotonic() - idle) / 8), _LONGEST))
-        return False
-
-    def report(self, done: int, inputs: int, label: str) -> None:
-        """Note `done` bytes of text; member 0 shows the sum over all members."""
-        path = self.folder / f"done-{self.member}"
-        with naming(path):
-            path.write_text(str(_number(path) + done))
-        if self.member == 0:
-            self.status.show(lambda: self._progress(inputs, label))
-
-    def _progress(self, inputs: int, label: str) -> str:
-        total = sum(map(_number, self.folder.glob("done-*")))
-        finished = len(os.listdir(self.folder / "finished"))
-        return f"encode {label}: {total / 1e9:.2f} GB of text, {finished} of {inputs} inputs finished"
-
-
-def _number(path: Path) -> int:
-    return int(path.read_text() or 0) if path.exists() else 0  # empty while another member writes it
 
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """One input; `index` counts the inputs of the same language or pair."""
+    """One input to encode; `index` is its number among the inputs of its language or pair."""
 
     source: Input
     index: int
 
     @property
     def name(self) -> str:
-        """Unique in its stage folder."""
+        """Name of the task, unique in its stage folder."""
         return f"{self.source.name}-{self.index:03d}"
 
     @property
     def mono(self) -> bool:
-        """Documents or pairs."""
+        """Whether the input has documents, not pairs."""
         return len(self.source.languages) == 1
 
     @property
@@ -191,11 +59,11 @@ class EncodeTask:
         return make_filters(self.source.filters, "mono" if self.mono else "para", self.source.corpus)
 
     def block_name(self, number: int) -> str:
-        """Of the block's marker."""
+        """Name of a block's marker."""
         return f"{self.name}.{number:05d}"
 
     def shard_name(self, number: int) -> str:
-        """Relative to the stage's folder, or to its staged part."""
+        """Path of a block's shard, relative to the stage's folder or to its staged part."""
         return f"{self.source.name}/{self.index:03d}-{number:05d}.arrow"
 
 
@@ -224,7 +92,7 @@ def encode_inputs(
 
 
 def _read(stage: Stage, task: EncodeTask, shared: SharedWork, work: EncodeBlock) -> None:
-    """Read one input, and see to it that all its blocks are encoded."""
+    """Read one input; return when all its blocks are encoded, here or by other members, or a member failed."""
     begin_input(stage, task)
     blocks = 0
     try:
@@ -237,7 +105,7 @@ def _read(stage: Stage, task: EncodeTask, shared: SharedWork, work: EncodeBlock)
                 return
     except ValueError:
         shared.take_back(task.name, lambda *_: None)
-        discard(stage, [task])  # it will be fetched again, and may be another one then
+        discard(stage, [task])  # the user will fetch it again, and it may be another file then
         raise
     if shared.take_back(task.name, work):
         if task.filters.exact_duplicates:
@@ -256,14 +124,14 @@ def encode_block(
     settings = stage.settings
     split = Split(settings["split"], settings["heldout_share"]) if "split" in settings else None
     encoder = IdEncoder(_vocabulary(vocab), task.source.languages, filters, run, split, without)
-    counts = Counts("documents" if task.mono else "pairs")
-    if task.mono:
-        paragraphs = DOCUMENT_READERS[task.source.format].paragraphs(task.source, block, counts)
+    counts, reader = Counts("documents" if task.mono else "pairs"), READERS[task.source.format]
+    if isinstance(reader, CC100):
+        paragraphs = reader.paragraphs(task.source, block, counts)
         if settings.get("sentences"):
             paragraphs = _apart(paragraphs, counts)
         schema, batches = DOCUMENTS, encoder.documents(paragraphs, counts)
     else:
-        units = PAIR_READERS[task.source.format].pairs(task.source, block, counts)
+        units = reader.pairs(task.source, block, counts)
         schema, batches = PAIRS, encoder.pairs(units, counts, stage.settings["max_pair_tokens"])
     path = (stage.folder / STAGED if run else stage.folder) / task.shard_name(number)
     first = next(batches, None)
@@ -278,26 +146,26 @@ def encode_block(
 
 
 def _apart(documents: Iterable[Paragraphs], counts: Counts) -> Iterator[Paragraphs]:
-    """Every paragraph as a document."""
+    """Make every paragraph a document of its own."""
     for lines, of_document in documents:
         counts.units_in += len(lines) - len(of_document)
         yield Paragraphs(lines, np.ones(len(lines), np.int64))
 
 
 def begin_input(stage: Stage, task: EncodeTask) -> None:
-    """Note that an input is begun, for `discard_changed`."""
+    """Record the files of an input when its first block is read, for `discard_changed`."""
     if stage.task_result(f"{task.name}.begun") is None:
         stage.finish_task(f"{task.name}.begun", {"inputs": task.source.files})
 
 
 def discard_changed(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
-    """Keep what an earlier run made of unfinished inputs if they are the same; by one process before all begin."""
+    """Discard what an interrupted run made of unfinished inputs whose files changed; one process calls it first."""
     files = {task.name: {"inputs": [list(file) for file in task.source.files]} for task in tasks}
     discard(stage, [task for task in tasks if stage.task_result(f"{task.name}.begun") != files[task.name]])
 
 
 def discard(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
-    """Remove all that there is of unfinished inputs, in one look at each folder: there may be many inputs."""
+    """Remove all files of unfinished inputs. Each folder is listed once: there may be many inputs."""
     names = {task.name for task in tasks}
     for path in (stage.folder / "tasks").glob("*.*.json"):
         if path.name.partition(".")[0] in names:
@@ -309,7 +177,7 @@ def discard(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
 
 
 def moved_shards(stage: Stage) -> set[str]:
-    """Staged shards that have their final place; one that got it without a marker is moved back."""
+    """Names of staged shards that were moved to their final place; one moved without a marker is moved back."""
     moved = set()
     for path in (stage.folder / "tasks").glob("*.json"):
         result = stage.task_result(path.stem)
@@ -324,7 +192,7 @@ def moved_shards(stage: Stage) -> set[str]:
 
 
 def forget_encoded(stage: Stage, task: EncodeTask) -> None:
-    """Have the blocks of an input encoded that are lost, though all were encoded."""
+    """Forget the blocks of an encoded input whose marker or shard is lost, so that they are encoded again."""
     encoded = stage.task_result(f"{task.name}.encoded")
     for number in range(encoded["blocks"] if encoded else 0):
         name = task.block_name(number)

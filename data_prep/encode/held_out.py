@@ -76,7 +76,7 @@ def _lines(path: Path, data: bytes) -> list[str]:
             (2 * sum(map(bool, map(_MARKUP.fullmatch, lines))) <= len(lines), kind),
         ]
     )
-    refuse((False, f"{path}: {words}") for words in doubts(len(lines), repaired))
+    refuse((False, f"{path}: {doubt}") for doubt in doubts(len(lines), repaired))
     return lines
 
 

@@ -21,7 +21,7 @@ from data_prep.encode.dedup import duplicates_of, find_duplicates, load_notes, s
 from data_prep.encode.encode_input import STAGED, EncodeTask, finish
 from data_prep.encode.token_ids import list_array
 from data_prep.filters.clean import EXACT_DUPLICATES
-from data_prep.inspect.verify import count_text
+from data_prep.inspect.shard_faults import count_text
 from data_prep.parallel import on_root, run_tasks
 from data_prep.store import Stage, make_folder, read_arrow, write_arrow
 from xlme_ds.data.schema import DOCUMENTS, PAIRS
@@ -104,9 +104,9 @@ def _without(stage: Stage, task: EncodeTask, staged: Path, path: Path, keep: np.
     """Write a shard without the paragraphs or pairs that are not to `keep`; the parts of its result that change."""
     notes = load_notes(staged)
     batches = list(read_arrow(staged))
-    kept = _kept_documents(batches, notes, keep) if task.mono else _kept_pairs(batches, keep)
-    before, after = (sum(map(count_text, part), Counter[str]()) for part in (batches, kept))
-    shard = write_arrow(path, DOCUMENTS if task.mono else PAIRS, kept, stage.folder) if kept else None
+    left = _kept_documents(batches, notes, keep) if task.mono else _kept_pairs(batches, keep)
+    before, after = (sum(map(count_text, part), Counter[str]()) for part in (batches, left))
+    shard = write_arrow(path, DOCUMENTS if task.mono else PAIRS, left, stage.folder) if left else None
     unit, paragraphs = ("documents", 1) if task.mono else ("pairs", 2)
     lost, dropped = notes[~keep], before["records"] - after["records"]
     reduced = {

@@ -25,10 +25,10 @@ Ragged = tuple[np.ndarray, np.ndarray]  # sequences one after the other: values 
 
 @dataclass(frozen=True)
 class IdEncoder:
-    """How the text of one input becomes ids: vocabulary, languages of the sides, filters.
+    """Encodes the text of one input to ids, with a vocabulary, the languages of the sides, and filters.
 
-    `run` notes the text that is written, for the removal of duplicates; `split` is the part of the text that is read,
-    `without` has lines that are not; None where that is not asked for.
+    `run` notes the text that is written, for the removal of duplicates; `split` is the part of the text that is read;
+    lines of `without` are dropped. Each is None where it is not used.
     """
 
     vocabulary: Vocabulary
@@ -105,9 +105,11 @@ class IdEncoder:
                 yield pa.record_batch([list_array(side) for side in sides], schema=PAIRS)
 
     def _normal_forms(self, texts: Sequence[list[str]], split: int) -> list[list[bytes]]:
-        """What the model reads of the lines of each side, where they are compared, or are the `split` side; else []."""
-        asked = [self.run is not None or (self.split is not None and side == split) for side in range(len(texts))]
-        return [self.vocabulary.normal_forms(side) if one else [] for one, side in zip(asked, texts, strict=True)]
+        """The normal forms of each side's lines to remove duplicates, or to `split` by this side; else []."""
+        return [
+            self.vocabulary.normal_forms(lines) if self.run or (self.split and side == split) else []
+            for side, lines in enumerate(texts)
+        ]
 
     def _text_filters(self, reasons: "_Reasons", sides: Sides, forms: Sequence[list[bytes]]) -> None:
         for name, text_filter in self.filters.text:
@@ -116,7 +118,7 @@ class IdEncoder:
             reasons.add(EXACT_DUPLICATES, self.run.repeated(forms, reasons.kept))
 
     def _encode(self, reasons: "_Reasons", texts: Sequence[list[str]], forms: Sequence[list[bytes]]) -> list[Ragged]:
-        """The ids of each side's lines that are kept, after a look at them."""
+        """The ids of each side's lines that no filter drops; filters of tokens and held-out text run here."""
         kept, encode, encode_normal = reasons.kept, self.vocabulary.encode_lines, self.vocabulary.encode_normal
         sides = [
             encode_normal(_kept(normal, kept)) if normal else encode(_kept(lines, kept))
@@ -147,7 +149,7 @@ class IdEncoder:
 
 
 class _Reasons:
-    """Why each of many paragraphs or pairs is dropped: the first reason counts, and those without one are `kept`."""
+    """The reasons to drop each of many paragraphs or pairs: the first one counts; those without are `kept`."""
 
     def __init__(self, number: int):
         self.names: list[str] = []
@@ -162,7 +164,7 @@ class _Reasons:
         self.first[drops & self.kept] = len(self.names)
 
     def of(self, indices: np.ndarray) -> Counter[str]:
-        """How many of `indices`, all dropped, have which reason."""
+        """Number of the paragraphs or pairs at `indices`, all dropped, by reason."""
         numbers = np.bincount(self.first[indices], minlength=1).tolist()
         assert numbers[0] == 0
         totals = Counter[str]()
@@ -172,7 +174,7 @@ class _Reasons:
 
 
 def _spread(of_kept: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    """bool of all from bool of the kept ones."""
+    """bool of all from bool of the kept ones, False for the others."""
     spread = np.zeros(len(kept), bool)
     spread[kept] = of_kept
     return spread

@@ -31,7 +31,7 @@ from data_prep.languages import LANGUAGES, letters, scripts_of
 from data_prep.progress import refuse
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
-# The same in UTF-8, for a quick look at many lines; and CR, which needs a repair too.
+# These characters in UTF-8, to check many lines at once; and CR, which needs a repair too.
 _C0 = bytes(code for code in range(32) if code not in (9, 10)) + b"\x7f"
 _C1 = re.compile(b"\xc2[\x80-\x84\x86-\x9f]")
 _BOM = "\ufeff".encode()
@@ -99,10 +99,10 @@ def add_counts(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 
 def doubts(lines: int, repaired: Mapping[str, int], tokens: int = 0, unknown: int = 0) -> Iterator[str]:
     """Warnings of a file that is probably not text as expected: many repairs of its `lines`, or many unknown tokens."""
-    for reason, most, words in _DOUBTS:
+    for reason, most, likely_cause in _DOUBTS:
         share = repaired.get(reason, 0) / max(lines, 1)
         if share > most:
-            yield f"{100 * min(share, 1):.0f}% {words}"
+            yield f"{100 * min(share, 1):.0f}% {likely_cause}"
     if unknown > _MOST_UNKNOWN * tokens:
         yield f"{100 * unknown / tokens:.0f}% of its tokens are <unk>: does the vocabulary have its script?"
 
@@ -147,7 +147,7 @@ EXACT_DUPLICATES, LANGUAGE, SCRIPT = "exact_duplicates", "language", "script"
 
 @dataclass(frozen=True)
 class Sides:
-    """Many paragraphs (one side) or pairs (two): texts and languages by side; `scores` are NaN where there is none."""
+    """Many paragraphs (one side) or pairs (two): texts and languages by side; a missing score is NaN."""
 
     texts: tuple[Sequence[str], ...]
     languages: tuple[str, ...]
@@ -205,7 +205,7 @@ def _boilerplate_length(sides: Sides, *, min_bytes: float = 20) -> np.ndarray:
 
 
 def _score(sides: Sides, *, least: float = 1.04) -> np.ndarray:
-    """The score that came with the pair is less than `least`, or there is none."""
+    """The score that came with the pair is less than `least`, or missing."""
     assert sides.scores is not None
     return ~(sides.scores >= least)
 
@@ -240,10 +240,10 @@ class Filters:
 
 def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> Filters:
     """Filters from a description's tables. Raises ValueError, which names `where`, for a wrong name or setting."""
-    made: list[list[tuple[str, Any]]] = [[], []]
-    words = f"{where}: filters must be a table for each filter, as [filters.length]"
+    by_kind: list[list[tuple[str, Any]]] = [[], []]
+    usage = f"{where}: filters must be a table for each filter, as [filters.length]"
     if not isinstance(settings, dict):
-        raise ValueError(f"{words}, not {settings!r}")
+        raise ValueError(f"{usage}, not {settings!r}")
     if COLUMN in settings:
         column_filters(settings, where)
     for name, values in ((name, values) for name, values in settings.items() if name != COLUMN):
@@ -252,15 +252,15 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
             near = difflib.get_close_matches(name, names, n=1)
             meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
             raise ValueError(f"{where}: there is no filter {name!r}: {meant}")
-        refuse([(isinstance(values, dict), f"{words}, but {name} is {values!r}: write [filters.{name}]")])
+        refuse([(isinstance(values, dict), f"{usage}, but {name} is {values!r}: write [filters.{name}]")])
         *functions, tasks = _FILTERS[name]
-        known = [key for function in functions if function for key in function.__kwdefaults__ or ()]
+        own_settings = [key for function in functions if function for key in function.__kwdefaults__ or ()]
         for key, value in values.items():
             refuse(
                 [
                     (
-                        key in known,
-                        f"{where}: filter {name} has no setting {key!r}: it has {', '.join(known) or 'none'}",
+                        key in own_settings,
+                        f"{where}: filter {name} has no setting {key!r}: it has {', '.join(own_settings) or 'none'}",
                     ),
                     (
                         is_number(value),
@@ -273,8 +273,8 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
                 ]
             )
         refuse([(task in tasks, f"{where}: filter {name} is not for task {task}: take it out")])
-        for function, filters in zip(functions, made, strict=True):
+        for function, filters in zip(functions, by_kind, strict=True):
             if function:
                 own = {key: values[key] for key in function.__kwdefaults__ or () if key in values}
                 filters.append((name, partial(function, **own)))
-    return Filters(tuple(made[0]), tuple(made[1]), EXACT_DUPLICATES in settings)
+    return Filters(tuple(by_kind[0]), tuple(by_kind[1]), EXACT_DUPLICATES in settings)

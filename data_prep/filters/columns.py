@@ -21,7 +21,7 @@ class ColumnFilter:
 
     @property
     def reason(self) -> str:
-        """What it counts under."""
+        """The name under which dropped records are counted."""
         return f"{COLUMN} {self.column}"
 
     def drops(self, value: Any) -> bool:
@@ -55,24 +55,24 @@ def is_number(value: Any) -> bool:
 
 def column_filters(settings: Mapping[str, Any], where: str = "") -> tuple[ColumnFilter, ...]:
     """The filters of `[filters.column.NAME]`. Raises ValueError, which names `where`, for a wrong setting."""
-    made = []
+    rules_made = []
     rules_by_column = settings.get(COLUMN, {})
-    words = f"write [filters.{COLUMN}.NAME] with numbers min or max, both finite, or a list one_of"
+    usage = f"write [filters.{COLUMN}.NAME] with numbers min or max, both finite, or a list one_of"
     if not isinstance(rules_by_column, dict):
-        raise ValueError(f"{where}: filters has {COLUMN} = {rules_by_column!r}: {words}")
+        raise ValueError(f"{where}: filters has {COLUMN} = {rules_by_column!r}: {usage}")
     for name, rules in rules_by_column.items():
-        known = isinstance(rules, dict) and rules and rules.keys() <= {"min", "max", "one_of"}
-        numbers = known and all(is_number(rules[key]) for key in ("min", "max") if key in rules)
+        names_fit = isinstance(rules, dict) and rules and rules.keys() <= {"min", "max", "one_of"}
+        numbers = names_fit and all(is_number(rules[key]) for key in ("min", "max") if key in rules)
         if not numbers or not isinstance(rules.get("one_of", []), list):
-            raise ValueError(f"{where}: filter {COLUMN} has {name} = {str(rules)[:80]}: {words}")
+            raise ValueError(f"{where}: filter {COLUMN} has {name} = {str(rules)[:80]}: {usage}")
         if rules.get("min", -math.inf) > rules.get("max", math.inf):
             raise ValueError(
                 f"{where}: filter {COLUMN} keeps {name} from {rules['min']} to {rules['max']}, which is nothing: set "
                 "max to at least min"
             )
         choices = {"one_of": tuple(rules["one_of"])} if "one_of" in rules else {}
-        made.append(ColumnFilter(name, **(rules | choices)))
-    return tuple(made)
+        rules_made.append(ColumnFilter(name, **(rules | choices)))
+    return tuple(rules_made)
 
 
 def first_reason(filters: Iterable[ColumnFilter], values: Iterable[Any]) -> str:

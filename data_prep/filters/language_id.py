@@ -30,13 +30,13 @@ def _identifier() -> Any:
 
 
 def model_name() -> str:
-    """The model, for the settings of what it shapes."""
+    """Name and version of the model, for the settings of stages whose bytes depend on it."""
     _identifier()
     return f"py3langid {version('py3langid')}"
 
 
 def labels_of(language: str) -> tuple[str, ...]:
-    """What the model may call a language (CC-100's code); nothing where it does not know it."""
+    """The model's labels for a language (CC-100's code); empty where it does not know the language."""
     return tuple(label for label in _LABELS.get(language, (language,)) if label in _identifier().labels)
 
 
@@ -49,6 +49,6 @@ def in_another_language(lines: Sequence[str], language: str, probability: float)
     own = labels_of(language)
     if not own:
         return np.zeros(len(lines), bool)
-    kept = (*own, _NO_LANGUAGE)
-    left = (sum(share for label, share in _identifier().rank(line) if label in kept) for line in lines)
+    own_labels = (*own, _NO_LANGUAGE)
+    left = (sum(share for label, share in _identifier().rank(line) if label in own_labels) for line in lines)
     return np.fromiter((share < 1 - probability for share in left), bool, len(lines))

@@ -65,7 +65,7 @@ class ShownRow:
 
 
 def run(config: ShowConfig) -> None:
-    """Print rows. Raises ValueError when there are none to print, or the folder is not what `mix` wrote."""
+    """Print rows. Raises ValueError when no row fits the settings, or `mix` did not write the folder."""
     on_root(lambda: _run(config))
 
 
@@ -108,8 +108,8 @@ def _show(config: ShowConfig, task: str) -> None:
     for row in islice(rows_from(folder, manifest, config.start, language), config.rows):
         for line in _describe(row, task, vocabulary, config, marks=not console.is_terminal):
             console.print(line, soft_wrap=not console.is_terminal)
-    wanted = f"row in {config.language}" if config.language else "row"
-    refuse([(row is not None, f"{folder} has no {wanted} from row {config.start} on: it has {manifest.rows}")])
+    row_name = f"row in {config.language}" if config.language else "row"
+    refuse([(row is not None, f"{folder} has no {row_name} from row {config.start} on: it has {manifest.rows}")])
 
 
 def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None) -> Iterator[ShownRow]:
@@ -150,8 +150,8 @@ def _with_language(batch: pa.RecordBatch, manifest: Manifest, language: str | No
 def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConfig, marks: bool) -> Iterator[Text]:
     """The lines of one row: a heading, then every item with its languages and the text of its sides."""
     masked = row.masked(task, config.seed, config.mask_fraction)
-    facts = f"{len(row.lengths)} item{'s' * (len(row.lengths) != 1)}, {sum(row.lengths)} of {len(row.tokens)} tokens"
-    yield Text(f"{task} row {row.number}: {facts}, {len(masked)} masked", style="bold")
+    sizes = f"{len(row.lengths)} item{'s' * (len(row.lengths) != 1)}, {sum(row.lengths)} of {len(row.tokens)} tokens"
+    yield Text(f"{task} row {row.number}: {sizes}, {len(masked)} masked", style="bold")
     sides = len(row.languages) // len(row.lengths)
     codes = iter(row.languages)
     for item, (begin, end) in enumerate(pairwise(np.cumsum([0, *row.lengths]).tolist()), 1):
@@ -162,7 +162,7 @@ def _describe(row: ShownRow, task: str, vocabulary: Vocabulary, config: ShowConf
 
 
 def _sides(row: ShownRow, begin: int, end: int, sides: int) -> list[tuple[int, int]]:
-    """Where the text of each side of an item is, without the special tokens around it."""
+    """[begin, end) of the text of each side of an item, without the special tokens around it."""
     assert row.tokens[begin] == row.layout.opening and row.tokens[end - 1] == EOS
     if sides == 1:  # may have several documents, with `</s>` in between
         return [(begin + 1, end - 1)]
@@ -184,9 +184,9 @@ def text_of(tokens: np.ndarray, first: int, stop: int, masked: set[int], vocabul
             continue
         if piece.startswith(_SPACE) and position > first:
             line.append(" ")
-        words = shown(piece.removeprefix(_SPACE).replace(_SPACE, " "))
+        text = shown(piece.removeprefix(_SPACE).replace(_SPACE, " "))
         if position in masked:
-            line.append(f"⟦{words}⟧" if marks else words or " ", style="reverse")
+            line.append(f"⟦{text}⟧" if marks else text or " ", style="reverse")
         else:
-            line.append(words)
+            line.append(text)
     return line

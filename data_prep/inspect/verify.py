@@ -1,7 +1,7 @@
 """Stage `verify`: read every shard of a folder that `encode` or `mix` wrote, and name the first fault."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.filters.clean import add_counts
+from data_prep.inspect.shard_faults import Found, rules_of
 from data_prep.languages import LANGUAGES
 from data_prep.mix.encoded import group_languages
 from data_prep.parallel import on_root, run_tasks
@@ -18,20 +19,11 @@ from data_prep.progress import refuse, say
 from data_prep.sampling import Sampling, apportion
 from data_prep.store import recorded, written_files
 from xlme_ds.data.schema import (
-    BOS,
-    DOCUMENTS,
-    EOS,
-    LAYOUTS,
-    PAD,
-    PAIRS,
     TASKS,
-    UNK,
-    Layout,
     Manifest,
     Shard,
     file_sha256,
     read_manifest,
-    row_schema,
 )
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
 
@@ -46,10 +38,6 @@ class VerifyConfig:
     """Worker processes on this machine. Not used under MPI."""
 
 
-# What shards hold, by "records", "tokens" and (in encoded text alone) "unknown" ids; in rows also the items, by the
-# sorted languages of their sides, a tuple of indices.
-Found = Counter[Any]
-Faults = Iterator[tuple[np.ndarray, str]]  # a bool a record, and the fault where it is true
 Checks = Iterator[tuple[bool, str]]  # for `refuse`, in an order in which each may rely on those before it
 
 
@@ -58,8 +46,8 @@ def run(config: VerifyConfig) -> None:
     for folder in on_root(lambda: _stage_folders(config.data)):
         manifest = on_root(partial(_readable_manifest, folder))
         shards, check = manifest.shards, partial(_check_shard, folder, manifest)
-        found = run_tasks(check, shards, [s.bytes for s in shards], config.processes, f"verify {folder.name}")
-        on_root(partial(refuse, _manifest_checks(folder, manifest, found)))
+        counts = run_tasks(check, shards, [s.bytes for s in shards], config.processes, f"verify {folder.name}")
+        on_root(partial(refuse, _manifest_checks(folder, manifest, counts)))
         on_root(partial(say, f"{folder}: {len(shards)} shards, {manifest.rows:,} records, no fault"))
 
 
@@ -123,153 +111,36 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
     refuse([(size == shard.bytes, f"{path} has {size} bytes, the manifest says {shard.bytes}: {again}")])
     changed = f"{path} does not have the manifest's checksum, its bytes changed: {again}"
     refuse([(file_sha256(path) == shard.sha256, changed)])
-    schema, faults_of, count = _rules(folder, manifest)
+    schema, faults_of, count = rules_of(folder, manifest)
     found: Found = Counter()
     index, checks = path.with_suffix(".index"), list[np.ndarray]()
-    if index.exists():  # older versions wrote none
+    if manifest.stage == "mix":
+        refuse([(index.exists(), f"{index} is missing: {again}")])
         from xlme_ds.data.row_index import group_checks, index_of  # here: it loads numba, which others do without
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
-            columns, wanted = (", ".join(f"{c.name} {c.type}" for c in one) for one in (reader.schema, schema))
-            refuse([(reader.schema == schema, f"{path} has columns {columns}, not {wanted}: {_again(folder)}")])
+            columns, schema_words = (", ".join(f"{c.name} {c.type}" for c in one) for one in (reader.schema, schema))
+            refuse([(reader.schema == schema, f"{path} has columns {columns}, not {schema_words}: {_again(folder)}")])
             for batch in map(reader.get_batch, range(reader.num_record_batches)):
                 batch.validate(full=True)
-                if index.exists():
+                if manifest.stage == "mix":
                     checks.append(group_checks(batch))
-                faults = [(int(np.argmax(mask)), words) for mask, words in faults_of(batch) if mask.any()]
+                faults = [(int(np.argmax(mask)), sentence) for mask, sentence in faults_of(batch) if mask.any()]
                 if faults:
-                    row, words = min(faults, key=lambda fault: fault[0])
-                    raise ValueError(f"{path}, row {found['records'] + row}: {words}: {_again(folder)}")
+                    row, sentence = min(faults, key=lambda fault: fault[0])
+                    raise ValueError(f"{path}, row {found['records'] + row}: {sentence}: {_again(folder)}")
                 found += count(batch)
     except (pa.ArrowException, OSError) as error:
         if getattr(error, "errno", None) is not None:
             raise
-        words = f"{path} is not readable from row {found['records']} on ({error}): {_again(folder)}"
-        raise ValueError(words) from None
-    if index.exists():
+        sentence = f"{path} is not readable from row {found['records']} on ({error}): {_again(folder)}"
+        raise ValueError(sentence) from None
+    if manifest.stage == "mix":
         fits = index.read_bytes() == index_of(path, shard.sha256, checks)
-        refuse([(fits, f"{index} is not the index of {path.name}: delete it, and training reads {path.name} whole")])
+        refuse([(fits, f"{index} is not the index of {path.name}: {_again(folder)}")])
     rows = found["records"]
     refuse([(rows == shard.rows, f"{path} has {rows} rows, the manifest says {shard.rows}: {_again(folder)}")])
     return found
-
-
-def _rules(
-    folder: Path, manifest: Manifest
-) -> tuple[pa.Schema, Callable[[pa.RecordBatch], Faults], Callable[[pa.RecordBatch], Found]]:
-    """The schema of a folder's shards, the faults of their records, and the counts of records without faults."""
-    text_end = manifest.vocabulary_size - 1  # the last id is <mask>, which no text has
-    if manifest.stage == "mix":
-        sides = 2 if manifest.settings["task"] == "para" else 1
-        faults = partial(
-            _row_faults,
-            text_end=text_end,
-            sides=sides,
-            languages=len(manifest.languages),
-            layout=LAYOUTS[manifest.layout],
-            packed=sides == 2 or manifest.settings.get("sentences", False),
-        )
-        return row_schema(manifest.settings["row_tokens"]), faults, partial(_count_rows, sides)
-    if folder.name == "para":
-        return PAIRS, partial(_pair_faults, text_end=text_end), count_text
-    return DOCUMENTS, partial(_document_faults, text_end=text_end), count_text
-
-
-def count_text(batch: pa.RecordBatch) -> Found:
-    """Counts of a record batch of documents or pairs."""
-    ids = np.concatenate([column.flatten().to_numpy() for column in batch.columns])
-    return Counter(records=batch.num_rows, tokens=len(ids), unknown=int((ids == UNK).sum()))
-
-
-def _count_rows(sides: int, batch: pa.RecordBatch) -> Found:
-    _, lengths, languages = (column.flatten().to_numpy() for column in batch.columns)
-    items: Found = Counter(map(tuple, np.sort(languages.reshape(-1, sides)).tolist()))
-    return items + Counter(records=batch.num_rows, tokens=int(lengths.sum(dtype=np.int64)))
-
-
-def _document_faults(batch: pa.RecordBatch, text_end: int) -> Faults:
-    ids, lengths, record = _flat(batch.column("tokens"))
-    yield lengths < 2, "a document without text"
-    yield _any(record, (ids < 0) | (ids >= text_end), batch.num_rows), f"an id outside [0, {text_end})"
-    yield _any(record, (ids == BOS) | (ids == PAD), batch.num_rows), "<s> or <pad> inside a document"
-    last = np.zeros(len(ids), dtype=bool)
-    last[np.cumsum(lengths)[lengths > 0] - 1] = True
-    yield _any(record, (ids == EOS) != last, batch.num_rows), "a document that does not have one </s>, at its end"
-
-
-def _pair_faults(batch: pa.RecordBatch, text_end: int) -> Faults:
-    for side in ("source", "target"):
-        ids, lengths, record = _flat(batch.column(side))
-        yield lengths == 0, f"an empty {side} side"
-        outside = _any(record, (ids < 0) | (ids >= text_end), batch.num_rows)
-        yield outside, f"an id outside [0, {text_end}) on the {side} side"
-        special = (ids == BOS) | (ids == PAD) | (ids == EOS)
-        yield _any(record, special, batch.num_rows), f"<s>, <pad> or </s> on the {side} side"
-
-
-def _row_faults(
-    batch: pa.RecordBatch, text_end: int, sides: int, languages: int, layout: Layout, packed: bool
-) -> Faults:
-    """Faults of training rows; `sides` 1 for monolingual rows, 2 for pairs; `packed`: a row may have several items."""
-    width = batch.schema.field("tokens").type.list_size
-    rows = batch.column("tokens").flatten().to_numpy().reshape(-1, width)
-    lengths, items, record = _flat(batch.column("lengths"))
-    codes, sides_of, code_record = _flat(batch.column("languages"))
-    used = np.bincount(record, weights=lengths, minlength=len(rows)).astype(np.int64)
-    yield ((rows < 0) | (rows >= text_end)).any(1), f"an id outside [0, {text_end})"
-    yield (items == 0) | ((items > 1) & (not packed)), "an impossible number of items"
-    yield _any(record, lengths < 1 + 2 * sides, len(rows)) | (used > width), "lengths that the row cannot have"
-    padding = (np.arange(width) >= used[:, None]) != (rows == PAD)
-    yield padding.any(1), "<pad> where text belongs, or text after the last item"
-    yield sides_of != items * sides, "not one language a side"
-    yield _any(code_record, (codes < 0) | (codes >= languages), len(rows)), f"a language index outside [0, {languages})"
-    opening = "<s>" if layout.opening == BOS else "</s>"
-    yield (
-        _item_faults(rows, lengths.astype(np.int64), record, used, sides, layout, packed),
-        f"an item that does not start with {opening}, end with </s>, or have the separators of its task",
-    )
-
-
-def _item_faults(
-    rows: np.ndarray,
-    lengths: np.ndarray,
-    record: np.ndarray,
-    used: np.ndarray,
-    sides: int,
-    layout: Layout,
-    packed: bool,
-) -> np.ndarray:
-    """Whether a row has an item that is not laid out as its kind is; impossible lengths are left out."""
-    width = rows.shape[1]
-    stop = np.cumsum(lengths) - (np.cumsum(used) - used)[record]  # within the row
-    start = stop - lengths
-    sound = (lengths > 0) & (start >= 0) & (stop <= width)
-    record, flat = record[sound], rows.ravel()
-    first, last = record * width + start[sound], record * width + stop[sound] - 1  # of an item, in all rows
-    begins = np.zeros(flat.size, dtype=bool)
-    begins[first] = True
-    bad = _any(record, (flat[first] != layout.opening) | (flat[last] != EOS), len(rows))
-    bad |= ((rows == BOS) & ~begins.reshape(rows.shape)).any(1)
-    if packed:
-        separators = np.concatenate([[0], np.cumsum(flat == EOS)])
-        wanted = len(layout.between) if sides == 2 else 0
-        bad |= _any(record, separators[last] - separators[first + 1] != wanted, len(rows))
-        bad |= _any(record, (flat[first + 1] == EOS) | (flat[last - 1] == EOS), len(rows))
-    if sides == 2:
-        between = np.append(np.flatnonzero(flat == EOS), flat.size)[separators[first + 1]]
-        ends = np.minimum(between + len(layout.between) - 1, flat.size - 1)
-        bad |= _any(record, flat[ends] != EOS, len(rows))
-    return bad
-
-
-def _flat(column: pa.ListArray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The values of a list column, how many each record has, and the record of each value."""
-    lengths = np.diff(column.offsets.to_numpy()).astype(np.int64)
-    return column.flatten().to_numpy(), lengths, np.repeat(np.arange(len(lengths)), lengths)
-
-
-def _any(record: np.ndarray, fault: np.ndarray, records: int) -> np.ndarray:
-    return np.bincount(record[fault], minlength=records)[:records] > 0
 
 
 def _manifest_checks(folder: Path, manifest: Manifest, found: Sequence[Found]) -> Checks:
@@ -280,8 +151,8 @@ def _manifest_checks(folder: Path, manifest: Manifest, found: Sequence[Found]) -
     ordered = [f"{number:05d}.arrow" for number in range(len(listed))]
     if manifest.stage == "encode":
         names = [source[0] for source in settings.get("inputs", ())]
-        known = sorted({*LANGUAGES, *manifest.languages})
-        languages = sorted({known[index] for name in names for index in group_languages(name, known)})
+        codes = sorted({*LANGUAGES, *manifest.languages})
+        languages = sorted({codes[index] for name in names for index in group_languages(name, codes)})
         ordered = sorted(listed)
     yield listed == ordered, f"{path} lists the shards in another order than that of their names: {_again(folder)}"
     yield (
@@ -312,7 +183,7 @@ def _record_checks(folder: Path, manifest: Manifest) -> Checks:
     tasks = {f"{name}-{number:03d}" for name, total in inputs.items() for number in range(total)}
     sampled = {name.split("-")[1] for name in record if name.startswith("windows-")}
     yield (
-        not sampled or "sampled" not in manifest.counts or str(manifest.counts["sampled"]) in sampled,
+        not sampled or str(manifest.counts["sampled"]) in sampled,
         f"{path} has another number of examples sampled than tasks: {_again(folder)}",
     )
     if manifest.stage == "encode" and record:
@@ -384,10 +255,8 @@ def _mixed_checks(folder: Path, manifest: Manifest, found: Sequence[Found]) -> C
         min(too_long) >= 0 and (packed or not any(too_long)),
         f"{path} counts text as too long, which is cut into rows: {_again(folder)}",
     )
-    exact = not packed
     sampling = Sampling(settings["alpha"], tuple(settings.get("share", ())), settings.get("max_repeats", 0.0))
-    sampled = counts.get("sampled", sum(used))  # of what is packed, the last few have no row
+    sampled = counts["sampled"]  # of what is packed, the last few have no row
     quotas = apportion(sampled, sampling.shares(list(by_name), available, sampled))
-    fits = all(n == q if exact else n <= q for n, q in zip(used, quotas, strict=True))
-    unknown = not exact and "sampled" not in counts  # by an earlier version
-    yield fits or unknown, f"{path} says alpha {sampling.alpha}, which samples other amounts: {_again(folder)}"
+    fits = all(n <= q if packed else n == q for n, q in zip(used, quotas, strict=True))
+    yield fits, f"{path} says alpha {sampling.alpha}, which samples other amounts: {_again(folder)}"

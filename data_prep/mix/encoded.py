@@ -76,8 +76,8 @@ class Batches:
         batch = first[piece] + np.arange(len(piece)) - np.repeat(np.cumsum(batches) - batches, batches)
         at = np.maximum(starts[piece], begins[batch])
         counts = np.minimum(stops[piece], ends[batch]) - at
-        words = self.values[0][batch] + at - begins[batch]
-        copy_words(self.path, words, counts, target, places[piece] + at - starts[piece])
+        positions = self.values[0][batch] + at - begins[batch]
+        copy_words(self.path, positions, counts, target, places[piece] + at - starts[piece])
         return stops - starts
 
 
@@ -118,33 +118,33 @@ def copy_words(path: Path, starts: np.ndarray, counts: np.ndarray, target: np.nd
     apart = (begins[1:] > reach[:-1] + _NEAR) | (begins[1:] // _AT_ONCE != begins[:-1] // _AT_ONCE)
     first = np.flatnonzero(np.append(True, apart))
     sizes = reach[np.append(first[1:], len(order)) - 1] - begins[first]
-    words = _read(path, begins[first], sizes)
+    data = _read(path, begins[first], sizes)
     shift = np.cumsum(sizes) - sizes - begins[first]  # from the file to the words read of it
     at = begins + np.repeat(shift, np.diff(np.append(first, len(order))))
     if counts.sum() > _SHORT * len(counts):
         for a, n, place in zip(at.tolist(), counts.tolist(), places.tolist(), strict=True):
-            target[place : place + n] = words[a : a + n]
+            target[place : place + n] = data[a : a + n]
     else:
         inside = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        target[np.repeat(places, counts) + inside] = words[np.repeat(at, counts) + inside]
+        target[np.repeat(places, counts) + inside] = data[np.repeat(at, counts) + inside]
 
 
 def _read(path: Path, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """`sizes` words from each of `starts` of a file, one after the other."""
-    words = np.empty(int(sizes.sum()), dtype=np.int32)
-    memory, filled = words.view(np.uint8).data, 0
+    data = np.empty(int(sizes.sum()), dtype=np.int32)
+    memory, filled = data.view(np.uint8).data, 0
     with naming(path), open(path, "rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # else more is read than is asked for
         for start, size in zip((4 * starts).tolist(), (4 * sizes).tolist(), strict=True):
             if os.preadv(file.fileno(), [memory[filled : filled + size]], start) < size:
                 raise ValueError(f"{path} ends before byte {start + size}: {_CHANGED}")
             filled += size
-    return words
+    return data
 
 
 def _word(column: pa.ListArray, number: int, file: pa.Buffer) -> int:
-    """Where a buffer of a column begins, in int32 words from the start of the file. Raises ValueError for one that is
-    not in it, as where it is compressed."""
+    """The start of a column's buffer in int32 words from the start of the file. Raises ValueError where it is outside
+    of the file, as in a compressed one."""
     part = column.buffers()[number]
     byte = part.address - file.address if part and part.size else 0  # an empty buffer may be anywhere
     inside = column.offset == 0 and byte % 4 == 0 and 0 <= byte <= file.size - (part.size if part else 0)

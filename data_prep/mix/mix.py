@@ -63,7 +63,7 @@ class MixConfig:
     """LANGUAGE=SHARE or PAIR=SHARE in place of what --alpha gives it; sw+yo=0.02 is the share of both together; may be
     given several times."""
     max_repeats: float = 0.0
-    """Use of a language or pair at most so many times its available examples, the rest going to the others; 0 sets no
+    """Most repeats of a language or pair: its uses over its available examples. The rest goes to the others; 0 sets no
     bound."""
     layout: Literal["xlme", "xlm"] = "xlme"
     """Special tokens of an item; `model.layout` must be the same. xlme: `<s> text </s>`, pairs `<s> e </s> f </s>`;
@@ -71,11 +71,10 @@ class MixConfig:
     seed: int = 0
     """Seed of the order, and of which side of a pair comes first."""
     sentences: bool = False
-    """Monolingual rows of whole records, packed as pairs are, for denoising and back-translation: of `encode
+    """Monolingual rows of whole records, packed as pairs are, for denoising and back-translation; needs `encode
     --sentences`."""
     into: str = ""
-    """Language that is the second side, into which is translated, of every pair that has it; the first side of other
-    pairs is drawn."""
+    """Language to translate into: the second side of every pair that has it. The first side of other pairs is drawn."""
     rows_per_shard: int = 65536
     """Rows of every shard but the last; a file is about 2 KB times as large, for rows of 512 tokens."""
     processes: int = 1
@@ -103,10 +102,10 @@ def run(config: MixConfig) -> None:
     """Write `config.out`. Raises ValueError for settings or inputs that cannot work."""
     on_root(config.validate)
     config = replace(config, into=on_root(lambda: language_of(config.into)) if config.into else "")
-    wanted = {task: rows for task, rows in zip(TASKS, (config.mono_rows, config.para_rows), strict=True) if rows}
-    encoded, vocabulary, languages = on_root(lambda: _read_inputs(config, list(wanted)))
+    rows_by_task = {task: rows for task, rows in zip(TASKS, (config.mono_rows, config.para_rows), strict=True) if rows}
+    encoded, vocabulary, languages = on_root(lambda: _read_inputs(config, list(rows_by_task)))
     on_root(lambda: _refuse_unknown(config, encoded))
-    for task, rows in wanted.items():
+    for task, rows in rows_by_task.items():
         _mix(config, task, rows, encoded[task], languages)
     on_root(lambda: _copy(vocabulary, config.out / "vocab" / MODEL_FILE))
 
@@ -122,7 +121,7 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
                 "with --vocab, or encode again"
             )
         for name in _names(manifest):
-            group_languages(name, manifest.languages)  # refuses an older folder
+            group_languages(name, manifest.languages)  # fails where a pair's name has the other order
     _refuse_neighbour(config, vocabulary.sha256, [task for task in TASKS if task not in tasks])
     # one list for both tasks, mixed or not, so that a language has the same index in both
     finished = [config.encoded / task for task in TASKS if (config.encoded / task / "manifest.json").exists()]
@@ -153,8 +152,8 @@ def _refuse_unknown(config: MixConfig, encoded: dict[str, Manifest]) -> None:
     names = {task: _names(manifest) for task, manifest in encoded.items()}
     known = set().union(*names.values())
     of_pairs = encoded["para"].languages if "para" in encoded else ()
-    words = f"--into {config.into} is in no pair that is mixed from {config.encoded}: name a language of the pairs"
-    refuse([(not config.into or config.into in of_pairs, words)])
+    message = f"--into {config.into} is in no pair that is mixed from {config.encoded}: name a language of the pairs"
+    refuse([(not config.into or config.into in of_pairs, message)])
     for group in Sampling(config.alpha, config.share).set_shares():
         for name in group:
             if name not in known:
@@ -195,8 +194,8 @@ def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: 
     }
     settings |= {key: encoded.settings[key] for key in ("split", "heldout_share") if key in encoded.settings}
     sentences = task == "mono" and _packed(config, task)
-    words = f"{config.encoded / task} was encoded without --sentences, which mix --sentences needs: encode it so"
-    on_root(lambda: refuse([(not sentences or encoded.settings.get("sentences", False), words)]))
+    message = f"{config.encoded / task} was encoded without --sentences, which mix --sentences needs: encode it so"
+    on_root(lambda: refuse([(not sentences or encoded.settings.get("sentences", False), message)]))
     settings |= {"sentences": True} if sentences else {}
     settings |= {"into": config.into} if config.into and task == "para" else {}
     sampling = _sampling(config, encoded)
@@ -239,8 +238,8 @@ def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, plan: 
     )
     assert manifest.rows == rows
     on_root(partial(write_manifest, stage.folder, manifest))
-    words = f"{rows:,} rows in {count} shards, {100 * counts['fill']:.1f}% of the tokens are not padding"
-    on_root(lambda: say(f"{stage.folder}: {words}"))
+    summary = f"{rows:,} rows in {count} shards, {100 * counts['fill']:.1f}% of the tokens are not padding"
+    on_root(lambda: say(f"{stage.folder}: {summary}"))
 
 
 def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: tuple[str, ...]) -> MixPlan:
@@ -277,7 +276,7 @@ def _say_shares(order: Order) -> None:
 
 
 def _enough_pairs(plan: MixPlan, rows: int) -> MixPlan:
-    """Sample about as many pairs as fill `rows` rows. Raises ValueError where a bound on repeats allows no so many."""
+    """Sample about as many pairs as fill `rows` rows. Raises ValueError if --max-repeats makes that impossible."""
     order = plan.order
     groups = [group for group in zip(range(len(plan.tokens)), plan.tokens, order.examples, strict=True) if group[2]]
     limits = plan.sampling.limits(order.examples)

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from data_prep.encode.token_ids import list_array
 from data_prep.mix.encoded import EncodedShard, copy_words, group_languages
-from data_prep.sampling import Integers, Order, Sampling, apportion, hashed, key_of, permute
+from data_prep.mix.packing import pack_shuffled
+from data_prep.sampling import Order, Sampling, apportion, hashed, key_of
 from data_prep.store import Stage, write_arrow, write_file
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
 
@@ -92,24 +93,24 @@ def plan_rows(
 
 
 def with_total(plan: MixPlan, total: int) -> MixPlan:
-    """The same examples, sampled `total` times. Raises ValueError for more than a bound on repeats allows."""
+    """`plan` with `total` sampled examples. Raises ValueError if a bound on repeats makes that impossible."""
     shares = tuple(plan.sampling.shares(plan.order.names, plan.order.examples, total))
     return replace(plan, order=replace(plan.order, shares=shares, quotas=tuple(apportion(total, shares))))
 
 
 @dataclass
 class Tally:
-    """What went into the rows of a shard: examples of each group, and ids that are not padding."""
+    """Counts of a shard's rows: examples of each group that were used, and ids that are not padding."""
 
     used: np.ndarray
     tokens: int = 0
 
 
 class SampledPairs(NamedTuple):
-    """Where pairs are; `starts` and `lengths` are [2, pairs] in the order of the sides in the row; of sentences [1,
-    sentences].
+    """Positions of sampled pairs, or sentences, in the encoded shards.
 
-    `tokens`: ids of each pair as an item.
+    `starts` and `lengths` are [2, pairs], in the order of the sides in the row, or [1, sentences]. `tokens`: ids of
+    each pair as an item.
     """
 
     group: np.ndarray
@@ -123,8 +124,8 @@ class SampledPairs(NamedTuple):
 def write_shard(
     stage: Stage, plan: MixPlan, first_rows: np.ndarray | None, rows_per_shard: int, rows: int, number: int
 ) -> dict[str, Any]:
-    """Write shard `number` of `rows_per_shard` rows, the last one shorter, with its index, unless it is there; its
-    result."""
+    """Write shard `number` of `rows_per_shard` rows, the last one shorter, with its index, unless that is done. Returns
+    the task's result."""
     from xlme_ds.data.row_index import SUFFIX, index_of  # here: it loads numba, which other stages do without
 
     name = f"{number:05d}"
@@ -282,7 +283,7 @@ def _batch(
 
 
 def _rechunked(batches: Iterable[pa.RecordBatch], size: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of `size`, the last one shorter.
+    """`batches` cut again into batches of `size` rows, the last one shorter.
 
     A slice is copied, so that its buffers end where it ends: else Arrow fills the file's gaps with the memory after it.
     """
@@ -294,44 +295,3 @@ def _rechunked(batches: Iterable[pa.RecordBatch], size: int, schema: pa.Schema) 
         yield from (pa.concat_batches([part]) for part in whole)
     if rest.num_rows:
         yield pa.concat_batches([rest])
-
-
-def pack(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, int]:
-    """Pack items into bins of `capacity`: (int64 bin of each item, number of bins).
-
-    Best-fit decreasing: items from long to short, each into the fullest bin it fits. Open bins are kept by the room
-    they have left, and which rooms exist is one big integer: an item costs a few operations, however many the bins.
-    """
-    order = np.argsort(-np.asarray(lengths), kind="stable")
-    assert order.size == 0 or (lengths[order[-1]] > 0 and lengths[order[0]] <= capacity)
-    bins_by_room: list[list[int]] = [[] for _ in range(capacity + 1)]
-    rooms = 0  # bit r is set when a bin with room r is open
-    bins = 0
-    chosen = []
-    for length in lengths[order].tolist():
-        fitting = rooms >> length
-        if fitting:
-            room = length + (fitting & -fitting).bit_length() - 1
-            same_room = bins_by_room[room]
-            number = same_room.pop()
-            if not same_room:
-                rooms ^= 1 << room
-        else:
-            room, number = capacity, bins
-            bins += 1
-        chosen.append(number)
-        room -= length
-        if room:  # a full bin is never open
-            bins_by_room[room].append(number)
-            rooms |= 1 << room
-    result = np.empty(order.size, dtype=np.int64)
-    result[order] = chosen
-    return result, bins
-
-
-def pack_shuffled(lengths: np.ndarray, capacity: int, key: Integers) -> list[np.ndarray]:
-    """Items of each row, rows in the order that `key` selects (packing itself puts long items into early rows)."""
-    number, rows = pack(lengths, capacity)
-    number = permute(number, max(rows, 1), key)
-    items = np.argsort(number, kind="stable")
-    return np.split(items, np.searchsorted(number[items], np.arange(1, rows)))

@@ -1,46 +1,22 @@
-"""The text that a stage reads: folders of files by language or pair, and corpora that a TOML file describes.
+"""The text that a stage reads: folders of files by language or pair, and corpora that a TOML file describes."""
 
-name = "cc100"                  what `--where NAME=PLACE` and messages call it
-where = "s3://bucket/cc100"     a folder or a pyarrow.fs URI; relative paths are from the current folder
-format = "cc100"                readers.READERS has all
-files = "{lang}.txt.xz"         or a list, all of which count, but of a text that is packed in several ways the first;
-                                pairs have {src}, {tgt} and {side}; * is any part of a name
-languages = ["af", "zh|zh_CN"]  as the files spell them (of a|b the first that has a file counts); or "any"
-pairs = ["en-hi"]               the same; "any": those that the file names show
-columns = ["score", "source", "target"]     of a .tsv format, from left to right; other names are not used;
-                                of jsonl, parquet and arrow the one that has the text; of pairs in records, and of tsv,
-                                {source = …, target = …, score = …} by name, in which {src} and {tgt} are the codes, or
-                                by number
-line_end = '\\n'                 what ends a line inside of a record's text besides a line feed
-[filters.length]                clean.py has all
-min_characters = 10
-"""
-
-import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files as package_files
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from tyro.conf import UseAppendAction
 
-from data_prep.filters.clean import LANGUAGE, SCRIPT, make_filters
-from data_prep.filters.columns import column_filters
+from data_prep.filters.clean import LANGUAGE, SCRIPT
 from data_prep.filters.language_id import labels_of, model_name
 from data_prep.languages import LANGUAGES, in_order, language_of
 from data_prep.progress import warn
 from data_prep.readers import READERS, Input, find_documents, find_pairs, split_pair
 from data_prep.readers.corpus_files import Place, files_in
+from data_prep.readers.description import CorpusDescription, read_corpora
 from data_prep.readers.file_names import Codes, FileNames, filled, languages_of
-from data_prep.readers.plain_pairs import TableReader
-from data_prep.readers.reader import Reader, named_code
-from data_prep.readers.records import RecordDocuments
 from xlme_ds.data.schema import TASKS
-
-_KEYS = {"name", "where", "format", "files", "languages", "pairs", "columns", "filters", "line_end"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,31 +33,12 @@ class TextConfig:
     where: UseAppendAction[tuple[str, ...]] = ()
     """NAME=PLACE, the folder or URI of a described corpus instead of the description's; may be given several times."""
     allow_missing: bool = False
-    """Go on when files of a description's languages are missing; they are named in a warning."""
+    """Continue when files of a description's languages are missing; a warning names them."""
 
     @property
     def names_text(self) -> bool:
         """Whether any text is named."""
         return self.mono is not None or self.para is not None or bool(self.corpus)
-
-
-@dataclass(frozen=True)
-class CorpusDescription:
-    """A description as read, of task mono or para; `path` is its file.
-
-    `codes` are languages or pairs as the files spell them, None for any.
-    """
-
-    path: str
-    task: str
-    name: str
-    where: str
-    format: str
-    files: tuple[str, ...]
-    codes: tuple[str, ...] | None
-    columns: tuple[str, ...]
-    filters: dict[str, dict[str, Any]]
-    line_end: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,7 +76,7 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
             own |= {"language_model": _language_model(found)} if LANGUAGE in corpus.filters else {}
             settings |= {f"{corpus.name}.{key}": value for key, value in (own | corpus.filters).items()}
         if inputs:
-            _tell_others(inputs)
+            _warn_of_others(inputs)
             _refuse_doubles(inputs)
             inputs.sort(key=lambda source: source.name)  # stable
             sources[task] = Sources(tuple(inputs), settings)
@@ -134,7 +91,7 @@ def _language_model(inputs: list[Input]) -> str:
     return model_name()
 
 
-def _tell_others(inputs: list[Input]) -> None:
+def _warn_of_others(inputs: list[Input]) -> None:
     """Warn of languages that are not CC-100's: they may be typing errors, and filters do not know them."""
     others = sorted({language for source in inputs for language in source.languages} - set(LANGUAGES))
     if others:
@@ -147,7 +104,7 @@ def _tell_others(inputs: list[Input]) -> None:
 def _refuse_doubles(inputs: list[Input]) -> None:
     """Raise ValueError where the same files are named twice for one language or pair, so that their text would count
     twice, and where the same text of them is named for two."""
-    seen: dict[tuple[str, ...], str] = {}
+    seen_by: dict[tuple[str, ...], str] = {}
     names: dict[tuple[object, ...], str] = {}
     for source in inputs:
         by = f"corpus {source.corpus}" if source.corpus else "--mono or --para"
@@ -160,145 +117,19 @@ def _refuse_doubles(inputs: list[Input]) -> None:
                 f"{source.paths[0]} is named for {first} and for {source.name}, which cannot both be right: let files "
                 "name one for each"
             )
-        if key in seen:
+        if key in seen_by:
             raise ValueError(
-                f"{source.paths[0]} is named twice for {source.name} (by {seen[key]} and by {by}), so its text would "
-                "count twice: name it once"
+                f"{source.paths[0]} is named twice for {source.name} (by {seen_by[key]} and by {by}), so its text "
+                "would count twice: name it once"
             )
-        seen[key] = by
-
-
-def ready_descriptions() -> list[str]:
-    """Names of the descriptions that come with the package."""
-    return sorted(path.name.removesuffix(".toml") for path in package_files("data_prep").joinpath("corpora").iterdir())
-
-
-def read_corpora(descriptions: Sequence[str], where: Sequence[str]) -> list[CorpusDescription]:
-    """Descriptions by file or by the name of a ready one, `where` (NAME=PLACE) set in place of theirs.
-
-    Raises ValueError for a description that cannot work, naming its file and key.
-    """
-    places = dict(entry.partition("=")[::2] for entry in where)
-    if len(places) < len(where):
-        raise ValueError(f"--where names a corpus twice ({', '.join(where)}): give each one place")
-    corpora = [_read(description, places) for description in descriptions]
-    names = [corpus.name for corpus in corpora]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"two descriptions are named {name!r}: give one of them another name")
-    for name in places.keys() - set(names):
-        raise ValueError(f"--where {name}=… names no corpus that is described: the names are {', '.join(names)}")
-    return corpora
-
-
-def _read(description: str, places: dict[str, str]) -> CorpusDescription:
-    values = _toml(description)
-    where = f"corpus description {description}"
-    for key in values.keys() - _KEYS:
-        raise ValueError(f"{where}: there is no key {key!r}: the keys are {', '.join(sorted(_KEYS))}")
-    for key in ("name", "format", "files"):
-        if not values.get(key):
-            raise ValueError(f"{where}: {key} is missing: set it")
-    for key in ("name", "where", "format", "files", "languages", "pairs"):
-        value = values.get(key, "")
-        several = key not in ("name", "where", "format") and isinstance(value, list)
-        for one in value if several else [value]:
-            if not isinstance(one, str):
-                raise ValueError(f"{where}: {key} has {one!r}: write a string")
-    if values["format"] not in READERS:
-        raise ValueError(f"{where}: format {values['format']!r} is none of {', '.join(READERS)}")
-    reader = READERS[values["format"]]
-    key, example = ("languages", "en") if reader.task == "mono" else ("pairs", "en-fr")
-    codes = values.get(key)
-    if not isinstance(codes, list) and codes != "any":
-        raise ValueError(f'{where}: set {key} = ["{example}", …] or {key} = "any"')
-    if reader.task == "mono" and codes != "any":
-        _check_codes(codes, where)
-    place = places.get(values["name"], values.get("where", ""))
-    if not place:
-        raise ValueError(f"{where} does not say where the corpus is: give --where {values['name']}=FOLDER")
-    columns = _columns(values, reader, where)
-    filters = values.get("filters", {})
-    _check_filters(filters, reader, columns, where)
-    line_end = values.get("line_end", "")
-    if line_end and not (isinstance(line_end, str) and isinstance(reader, RecordDocuments)):
-        raise ValueError(
-            f"{where}: line_end is {line_end!r}: it is a string, of a format that has records of documents"
-        )
-    patterns = [values["files"]] if isinstance(values["files"], str) else values["files"]
-    shown = ("{lang}",) if reader.task == "mono" else ("{src}", "{tgt}")
-    for pattern in patterns:
-        if codes == "any" and not all(one in pattern for one in shown):
-            raise ValueError(
-                f'{where}: files are {pattern!r}, but {key} = "any" needs {" and ".join(shown)} in the name'
-            )
-        if re.search(r"\.(tar|tgz)(\.|$)", pattern):
-            raise ValueError(
-                f"{where}: files are {pattern!r}, which are archives: unpack them, and name what is in them"
-            )
-        if "*{" in pattern:
-            raise ValueError(
-                f"{where}: files are {pattern!r}: * could take letters of the code after it, write a sign between"
-            )
-        if "*" in pattern and "{side}" in pattern:
-            raise ValueError(f"{where}: files are {pattern!r}: * and {{side}} cannot be in one name, list the names")
-        if values["format"] == "moses" and "{side}" not in pattern:
-            raise ValueError(
-                f"{where}: files are {pattern!r}, but format moses has a file for each side: write {{side}} where "
-                "their names differ"
-            )
-    listed = None if codes == "any" else tuple(codes)
-    names = values["name"], place, values["format"], tuple(patterns)
-    return CorpusDescription(where, reader.task, *names, listed, columns, filters, line_end)
-
-
-def _columns(values: dict[str, Any], reader: Reader, where: str) -> tuple[str, ...]:
-    try:
-        return reader.read_columns(values.get("columns", reader.columns))
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-
-
-def _check_filters(filters: dict[str, dict[str, Any]], reader: Reader, columns: tuple[str, ...], where: str) -> None:
-    make_filters(filters, reader.task, where)
-    scored = isinstance(reader, TableReader) and "score" in reader.roles(columns)
-    if "score" in filters and not scored:
-        raise ValueError(f"{where}: filter score needs a column 'score': take the filter out, or name the column")
-    for rule in column_filters(filters, where):
-        if not reader.has_column(columns, rule.column):
-            raise ValueError(
-                f"{where}: filter column needs a column {rule.column!r}: take the filter out, or name it in columns"
-            )
-
-
-def _check_codes(codes: Sequence[str], where: str) -> None:
-    for code in codes:
-        languages = {named_code(spelling, where) for spelling in code.split("|")}
-        if len(languages) > 1:
-            raise ValueError(
-                f"{where}: {code!r} are spellings of {' and '.join(sorted(languages))}: they must be one language"
-            )
-
-
-def _toml(description: str) -> dict[str, Any]:
-    path: Any = Path(description)
-    if "/" not in description and not description.endswith(".toml"):
-        path = package_files("data_prep").joinpath("corpora", f"{description}.toml")
-        if not path.is_file():
-            names = ", ".join(ready_descriptions())
-            raise ValueError(f"there is no ready description {description!r}: name a .toml file, or one of {names}")
-    try:
-        values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"corpus description {description} cannot be read: {error}") from None
-    return values
+        seen_by[key] = by
 
 
 def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> list[Input]:
     """The inputs of a corpus, by its file names; no content is read but zip listings.
 
-    Raises ValueError when files of listed languages are missing, unless `allow_missing`, and when there is none at all.
-    Warnings name what is not read.
+    Raises ValueError when files of listed languages are missing, unless `allow_missing`, and when no file fits.
+    Warnings name the files that are not read.
     """
     places = {place.name: place for place in files_in(corpus.where, deep=any("/" in name for name in corpus.files))}
     listed = _wanted(corpus)
@@ -321,7 +152,7 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
         )
     if missing:
         warn(words)
-    _tell_unread(corpus, names, found)
+    _warn_of_unread(corpus, names, found)
     return found
 
 
@@ -354,7 +185,7 @@ def _refuse_cache(place: Place, corpus: CorpusDescription) -> None:
 
 
 def _wanted(corpus: CorpusDescription) -> list[list[Codes]] | None:
-    """Of each language or pair its codes as the files spell them: all spellings that a description lists."""
+    """The codes of each listed language or pair as files spell them, all spellings of the description; None for any."""
     if corpus.codes is None:
         return None
     if corpus.task == "para":
@@ -362,7 +193,7 @@ def _wanted(corpus: CorpusDescription) -> list[list[Codes]] | None:
     return [[(code,) for code in spellings.split("|")] for spellings in corpus.codes]
 
 
-def _tell_unread(corpus: CorpusDescription, names: FileNames, found: Sequence[Input]) -> None:
+def _warn_of_unread(corpus: CorpusDescription, names: FileNames, found: Sequence[Input]) -> None:
     """Warn of the languages or pairs whose files are not read, and of all other files that are not."""
     read = {place.name for source in found for place in source.paths}
     languages = {source.languages for source in found}

@@ -59,7 +59,7 @@ class Place:
                 )
             return int(info.size)
         try:
-            found = self.local.stat()
+            status = self.local.stat()
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ELOOP) or not self.local.is_symlink():
                 raise
@@ -67,10 +67,10 @@ class Place:
                 f"{self} is a link to {os.readlink(self.local)}, where no file is: restore that file, or remove the "
                 "link"
             ) from None
-        if not (S_ISREG(found.st_mode) or S_ISFIFO(found.st_mode)):
-            kind = "a folder" if S_ISDIR(found.st_mode) else "a socket or device"
+        if not (S_ISREG(status.st_mode) or S_ISFIFO(status.st_mode)):
+            kind = "a folder" if S_ISDIR(status.st_mode) else "a socket or device"
             raise ValueError(f"{self} is {kind}, where a file must be: remove it, or give it another name")
-        return found.st_size
+        return status.st_size
 
     @property
     def is_folder(self) -> bool:
@@ -112,8 +112,8 @@ def files_in(folder: str, deep: bool = False) -> list[Place]:
     """The files of a folder by name, in its subfolders too if `deep`; nothing that is hidden, by a dot at the start of
     its name or of that of a folder it is in.
 
-    Named pipes, links that lead nowhere and subfolders too: `Place.size` refuses those that cannot be read. Raises
-    ValueError when it is no folder.
+    Named pipes, links that lead nowhere and subfolders too: `Place.size` fails for those that cannot be read. Raises
+    ValueError when `folder` is no folder.
     """
     system, root = filesystem(folder)
     try:
@@ -296,7 +296,7 @@ def _zstandard(source: _Counted) -> Iterator[bytes]:
 
 
 def clip_lines(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
-    """The same bytes, but `most` + 1 of a line that has more. No part has as many as `most`."""
+    """`parts` with every line cut after `most` + 1 bytes. Each part has fewer than `most` bytes."""
     length = 0  # of the line that is open
     for part in parts:
         end = part.find(b"\n")
@@ -307,10 +307,10 @@ def clip_lines(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
 
 
 def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Bytes in blocks that end after the first `boundary` from `size` on; True with one that does not.
+    """Blocks that end after the first `boundary` from `size` bytes on; True with a block that ends elsewhere.
 
-    Where there is none within WINDOW bytes, a block ends after a line, else as `cut_point` says. The blocks depend on
-    the bytes alone, not on the parts that they come in.
+    Without a boundary within WINDOW bytes, a block ends after a line, or else where `cut_point` says. The blocks depend
+    on the bytes alone, not on the parts that they come in.
     """
     held, limit = bytearray(), size + WINDOW
     for part in chain(parts, [None]):
@@ -335,22 +335,22 @@ def cut_blocks(parts: Iterable[bytes], size: int, boundary: re.Pattern[bytes]) -
 def split_lines(parts: Iterable[bytes], most: int) -> Iterator[bytes]:
     """Lines without LF; one that the file leaves open is given once it has over `most` bytes, and its rest is not."""
     held: list[bytes] = []  # of the line that is open
-    size, given = 0, False
+    size, is_given = 0, False
     for part in parts:
         first, *others = part.split(b"\n")
-        if not given:
+        if not is_given:
             held.append(first)
             size += len(first)
         if others:
-            if not given:
+            if not is_given:
                 yield b"".join(held)
             *whole, last = others
             yield from whole
-            held, size, given = [last], len(last), False
-        if size > most and not given:
+            held, size, is_given = [last], len(last), False
+        if size > most and not is_given:
             yield b"".join(held)
-            held, given = [], True
-    if size and not given:
+            held, is_given = [], True
+    if size and not is_given:
         yield b"".join(held)
 
 

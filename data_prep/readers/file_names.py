@@ -1,4 +1,4 @@
-"""Whose text a file of a described corpus is, by its name: the codes where a pattern has {lang}, or {src} and {tgt}.
+"""The languages of a described corpus's files, by their names: where a pattern has {lang}, or {src} and {tgt}.
 
 A code is read whole: `frr1` is frr and not fr, ru_Latn_0 is ru_Latn and not ru. Where a name can be read in several
 ways, one that is written out in languages.py counts (en and pt_br before en_pt and br).
@@ -30,7 +30,7 @@ _Reading = dict[str, _Code]  # by placeholder
 
 
 class _Shown(NamedTuple):
-    """What a name shows by a pattern: the codes of all ways to read it, and of these the ones that count."""
+    """The codes that a name shows by a pattern: of `every` way to read it, and of those that read codes `whole`."""
 
     every: list[Codes]
     whole: list[Codes]
@@ -65,31 +65,31 @@ class FileNames:
         Of a text that is there packed in several ways the file of the first pattern counts. Raises ValueError where one
         pattern has several, and for a pair that is there in both directions.
         """
-        found: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {}
+        by_text: dict[tuple[str, ...], tuple[str, tuple[str, ...]]] = {}
         for pattern, files in self.files.items():
             for names in files.get(codes, ()):
-                first = found.setdefault(tuple(map(_unpacked, names)), (pattern, names))
+                first = by_text.setdefault(tuple(map(_unpacked, names)), (pattern, names))
                 if first[0] == pattern and first[1] != names:
                     raise ValueError(twins(self.places[first[1][0]], self.places[names[0]]))
                 turned = len(codes) == 2 and codes[::-1] in self.wanted
-                other = _other_way(pattern, names, codes) if turned else names
-                if set(other) != set(names) and all(name in self.places for name in other):
-                    raise ValueError(twins(self.places[names[0]], self.places[other[0]]))
-        return [names for _, names in found.values()]
+                reverse = _other_way(pattern, names, codes) if turned else names
+                if set(reverse) != set(names) and all(name in self.places for name in reverse):
+                    raise ValueError(twins(self.places[names[0]], self.places[reverse[0]]))
+        return [names for _, names in by_text.values()]
 
     def _all_shown(self) -> list[Codes]:
         """The languages or pairs of CC-100 that the names show, sorted."""
-        found = set[Codes]()
+        codes_shown = set[Codes]()
         for name, place in self.places.items():
             codes = self.readings(name)
-            known = list(filter(_known, codes))
-            if known and len(codes) > 1:
+            cc100 = list(filter(_known, codes))
+            if cc100 and len(codes) > 1:
                 raise ValueError(
                     f"{place} may be of {' or of '.join(' and '.join(one) for one in codes)}: rename it, or list the "
-                    f'{"pairs" if len(known[0]) > 1 else "languages"} in place of "any"'
+                    f'{"pairs" if len(cc100[0]) > 1 else "languages"} in place of "any"'
                 )
-            found.update(known)
-        return sorted(found)
+            codes_shown.update(cc100)
+        return sorted(codes_shown)
 
     def _filled(self, pattern: str) -> dict[Codes, list[tuple[str, ...]]]:
         """The inputs of a pattern without *."""
@@ -105,18 +105,18 @@ class FileNames:
 
         A file of a listed code may spell it otherwise, where it begins so (en_US_0 of en), unless that is listed too.
         """
-        by_said: dict[Codes, list[Codes]] = {}  # of the codes that the pattern shows, all that are wanted
+        by_shown_codes: dict[Codes, list[Codes]] = {}  # of the codes that the pattern shows, all that are wanted
         for codes in self.wanted:
-            said = tuple(code for key, code in zip(_keys(codes), codes, strict=True) if f"{{{key}}}" in pattern)
-            by_said.setdefault(said, []).append(codes)
+            shown_codes = tuple(code for key, code in zip(_keys(codes), codes, strict=True) if f"{{{key}}}" in pattern)
+            by_shown_codes.setdefault(shown_codes, []).append(codes)
         files: dict[Codes, list[tuple[str, ...]]] = {}
         for name in (name for name in self.places if name not in taken):
             every, whole = self.shown[pattern][name]
-            begun = [codes for codes in every if codes in by_said]
+            begun = [codes for codes in every if codes in by_shown_codes]
             exact = [codes for codes in begun if codes in whole]
             languages = set(map(languages_of, whole))
-            for said in exact or [codes for codes in begun if languages_of(codes) in languages]:
-                for codes in by_said[said]:
+            for shown_codes in exact or [codes for codes in begun if languages_of(codes) in languages]:
+                for codes in by_shown_codes[shown_codes]:
                     files.setdefault(codes, []).append((name,))
         return files
 
@@ -137,13 +137,13 @@ def _unpacked(name: str) -> str:
 
 
 def _other_way(pattern: str, names: tuple[str, ...], codes: Codes) -> tuple[str, ...]:
-    """The names of the same files, were they those of the pair in the other direction."""
-    made, other = [], filled(pattern, codes[::-1])
+    """The names that these files would have if the pair were written in the other direction."""
+    names_turned, pattern_turned = [], filled(pattern, codes[::-1])
     for name, code in zip(names, codes, strict=False):
         own = re.escape(filled(pattern, codes).replace("{side}", code)).replace(r"\*", "(.*)")
         stars = iter(re.fullmatch(own, name).groups())  # type: ignore[union-attr]
-        made.append(re.sub(r"\*", lambda _, stars=stars: next(stars), other.replace("{side}", code)))  # type: ignore[misc]
-    return tuple(made)
+        names_turned.append(re.sub(r"\*", lambda _, stars=stars: next(stars), pattern_turned.replace("{side}", code)))  # type: ignore[misc]
+    return tuple(names_turned)
 
 
 @cache
@@ -169,8 +169,8 @@ def _codes(reading: _Reading) -> Codes:
 
 
 def _shown(pattern: str, name: str, listed: frozenset[str]) -> _Shown:
-    found = _fitting(pattern, name, listed)
-    return _Shown(list(dict.fromkeys(map(_codes, found))), _whole(found))
+    readings = _fitting(pattern, name, listed)
+    return _Shown(list(dict.fromkeys(map(_codes, readings))), _whole(readings))
 
 
 @cache
@@ -184,28 +184,28 @@ def _parts(pattern: str) -> tuple[str, ...]:
 
 def _fitting(pattern: str, name: str, listed: frozenset[str]) -> list[_Reading]:
     """Every way to read a name by a pattern, as far as the codes are others."""
-    parts, found = _parts(pattern), list[_Reading]()
+    parts, readings = _parts(pattern), list[_Reading]()
     todo: list[tuple[int, int, tuple[tuple[str, _Code], ...]]] = [(0, 0, ())]  # parts, characters, and codes so far
-    seen = set(todo)
+    states = set(todo)
     while todo:
         number, at, codes = todo.pop()
         if number == len(parts):
             reading = dict(codes)
             if at == len(name) and ("side" not in reading or reading["side"].text in _codes(reading)):
-                found.append(reading)
+                readings.append(reading)
             continue
         for end, more in _steps(parts[number], parts[number + 1 :], name, at, dict(codes), listed):
             state = (number + 1, end, codes + more)
-            if state not in seen:
-                seen.add(state)
+            if state not in states:
+                states.add(state)
                 todo.append(state)
-    return found
+    return readings
 
 
 def _steps(
     part: str, rest: tuple[str, ...], name: str, at: int, codes: _Reading, listed: frozenset[str]
 ) -> Iterator[tuple[int, tuple[tuple[str, _Code], ...]]]:
-    """Where a part that begins at `at` may end, and the code that it is."""
+    """The places where a part that begins at `at` may end, each with the code that it then is."""
     key = part[1:-1] if part in _PLACEHOLDERS else ""
     if part in _STARS:
         if part == "*" or not name[at : at + 1].isalpha():
@@ -222,7 +222,7 @@ def _steps(
 
 
 def _ends(rest: tuple[str, ...], name: str, at: int) -> Iterator[int]:
-    """Where a star that begins at `at` may end: before the text that follows it."""
+    """The places where a star that begins at `at` may end: before the text that follows it."""
     text = rest[0] if rest and rest[0] not in (*_STARS, *_PLACEHOLDERS) else ""
     if len(rest) == len(text[:1]):  # nothing is after that
         yield from [len(name) - len(text)] if name.endswith(text, at) else []
@@ -233,8 +233,8 @@ def _ends(rest: tuple[str, ...], name: str, at: int) -> Iterator[int]:
 
 
 def _whole(found: Sequence[_Reading]) -> list[Codes]:
-    """The codes of the readings in which none goes on: one that is known, or of several the one that is written out;
-    else all that it may be."""
+    """The codes of the readings that cut no code short: a known one, or of several the one that is spelt out; else all
+    that it may be."""
     longest = [one for one in found if not any(_goes_on(one, other) for other in found)]
     left = sorted(dict.fromkeys(map(_codes, longest)), key=_letters, reverse=True)
     if known := list(filter(_known, left)):

@@ -189,12 +189,12 @@ def named_code(code: str, where: object) -> str:
 
 def refuse_twins(files: Iterable[tuple[Place, str]]) -> None:
     """Raise ValueError where two files, or members of files, have the same name but for compression and case."""
-    seen: dict[str, Place] = {}
+    by_name: dict[str, Place] = {}
     for path, name in files:
         key = re.sub(COMPRESSED + "$", "", name.rpartition("/")[2]).lower()
-        if key in seen:
-            raise ValueError(twins(seen[key], path))
-        seen[key] = path
+        if key in by_name:
+            raise ValueError(twins(by_name[key], path))
+        by_name[key] = path
 
 
 def twins(first: Place, second: Place) -> str:

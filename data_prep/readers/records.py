@@ -85,7 +85,7 @@ class RecordPairs(TableReader):
         return tuple(names[role] for role in self.columns if role in names)
 
     def roles(self, columns: tuple[str, ...]) -> tuple[str, ...]:
-        """What the columns hold."""
+        """The roles of the columns."""
         return self.columns[: len(columns)]
 
     def has_column(self, columns: tuple[str, ...], name: str) -> bool:

@@ -22,7 +22,7 @@ _LINES = 10_000  # of a language, whose tokens are counted
 
 
 def room_in(path: Path, size: int) -> int:
-    """How many new pieces make `size` ids of the SentencePiece model at `path`, `<pad>` and `<mask>` included.
+    """Number of new pieces with which the SentencePiece model at `path` has `size` ids, `<pad>` and `<mask>` included.
 
     Raises ValueError for a size that it has already.
     """
@@ -42,8 +42,8 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
     known = {piece.piece for piece in model.pieces}
     normalize = spm.SentencePieceProcessor(model_proto=model.SerializeToString()).normalize
     text = UnigramPath(count_words(sentences, normalize=normalize), coverage, room)
-    found = text.at(text.size).pieces
-    new = found.keys() - known
+    new_pieces = text.at(text.size).pieces
+    new = new_pieces.keys() - known
     characters = sum(len(piece) == 1 for piece in new)
     least, most = (size - room + number for number in (characters, len(new)))
     refuse(
@@ -56,13 +56,13 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
             (room <= len(new), f"--size is {size}, but the sampled text allows no more than {most}: take that"),
         ]
     )
-    smaller = room + len(found.keys() & known)  # so many have room for all new ones wanted
+    smaller = room + len(new_pieces.keys() & known)  # this many have room for all new ones wanted
     while len(new) >= room:
-        chosen = {piece: found[piece] for piece in new}
+        chosen = {piece: new_pieces[piece] for piece in new}
         if len(new) == room or smaller <= characters:  # no character is ever dropped
             break
-        found = text.at(smaller).pieces
-        new, smaller = found.keys() - known, int(smaller * _SHRINK)
+        new_pieces = text.at(smaller).pieces
+        new, smaller = new_pieces.keys() - known, int(smaller * _SHRINK)
     # The last vocabulary that had enough: its characters, then the most likely.
     ranked = sorted(chosen.items(), key=lambda item: (len(item[0]) > 1, -item[1], item[0]))[:room]
     for piece, score in sorted(ranked, key=lambda item: (-item[1], item[0])):
@@ -82,7 +82,7 @@ def cutting(model: bytes, lines: Iterable[str]) -> dict[str, float]:
 
 
 def described(code: str, before: Mapping[str, float], after: Mapping[str, float]) -> str:
-    """What changed for a language, in a line."""
+    """One line that says how a language's segmentation changed."""
     old, new = before["tokens_per_character"], after["tokens_per_character"]
     return (
         f"{code}: {old:.3f} tokens a character and {before['unknown']:.1%} of them unknown, now {new:.3f} "

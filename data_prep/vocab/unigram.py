@@ -57,7 +57,7 @@ class _Words:
 
 @dataclass
 class _Lattice:
-    """Which pieces begin where in some texts: `fan[0]` of the `arcs` at the first character, and so on."""
+    """The pieces that begin at each character of some texts: `fan[0]` of the `arcs` at the first one, and so on."""
 
     starts: Numbers
     fan: Numbers
@@ -80,11 +80,11 @@ class Unigrams:
 
 
 class UnigramPath:
-    """Vocabularies from all seeds down to the characters; each call of `at` goes on from the size before."""
+    """Vocabularies from all seeds down to the characters; each call of `at` continues from the size before."""
 
     def __init__(self, text: WordCounts, coverage: float, largest: int = 0):
         """Train on words; characters beyond the share `coverage` of all occurrences are unknown. `largest`: pieces of
-        the largest vocabulary that is wanted."""
+        the largest vocabulary asked for."""
         words = _read_words(text, coverage)
         self.characters = len(words.alphabet)
         longer, occurrences = _seeds(words, max(_SEEDS, _SEEDS_A_PIECE * largest))
@@ -103,7 +103,7 @@ class UnigramPath:
 
     @property
     def size(self) -> int:
-        """How many pieces are left."""
+        """Number of pieces left."""
         return len(self._pieces)
 
     def at(self, size: int, least: float = 0.0) -> Unigrams:

@@ -28,7 +28,7 @@ def count_characters(codes: Numbers, starts: Numbers, counts: Numbers, found: Nu
 
 @compiled(uint8[::1](int32[::1], int64[::1], int8[::1]))
 def find_reach(characters: Numbers, starts: Numbers, scripts: Numbers) -> Numbers:
-    """How long a piece from each character on may be, at most LONGEST + 1: in the word, without unknown characters, and
+    """Longest possible piece from each character on, at most LONGEST + 1: in the word, without unknown characters, and
     with letters of one script, where `scripts` has that of every character."""
     reach, own = np.zeros(len(characters), np.uint8), np.empty(LONGEST_WORD, np.int8)
     for word in range(len(starts) - 1):
@@ -271,7 +271,7 @@ def expect(
 def find_losses(
     starts: Numbers, fan: Numbers, arcs: Numbers, lengths: Numbers, scores: Numbers, found: Numbers, first: int
 ) -> Numbers:
-    """How much the text's log-probability falls without each longer piece, whose best other segmentation then takes its
+    """Loss of the text's log-probability without each longer piece, whose best other segmentation then takes its
     `found` occurrences; -inf where it has none, or that segmentation is the better one. As in SentencePiece."""
     best, back = np.empty(LONGEST + 1), np.empty(LONGEST + 1, np.int32)
     losses = np.full(len(starts) - 1, -np.inf)

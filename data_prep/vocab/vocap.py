@@ -24,22 +24,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data_prep.inspect.stats import svg_figure
+from data_prep.inspect.stats_plots import svg_figure
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import refuse
 from data_prep.readers.corpus import TextConfig
 from data_prep.sampling import temperature_shares
 from data_prep.store import Stage, write_file
+from data_prep.vocab.line_sample import SAMPLE, read_lines, sample_lines, sampled_inputs
 from data_prep.vocab.model_file import SPECIALS, parse, serialize
-from data_prep.vocab.vocab import (
-    SAMPLE,
-    discard_work,
-    finish_vocabulary,
-    read_lines,
-    sample_lines,
-    sampled_inputs,
-    say_size,
-)
+from data_prep.vocab.vocab import discard_work, finish_vocabulary, say_size
 from data_prep.vocab.word_counts import WordCounts, thinned_words
 from xlme_ds.data.schema import write_json
 
@@ -131,7 +124,7 @@ def run(config: VocapConfig) -> None:
 def _write_curve(stage: Stage, config: VocapConfig, task: tuple[str, Path]) -> dict[str, Any]:
     """Write the vocabularies of one language; the result is its curve, smallest first."""
     code, path = task
-    marker = f"path-{code}"  # another name than that of earlier versions, whose curves are others
+    marker = f"path-{code}"
     result = stage.task_result(marker)
     if result is None:
         text = thinned_words(partial(read_lines, [path]), _MEMORY)

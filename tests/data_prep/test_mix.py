@@ -35,6 +35,7 @@ from xlme_ds.data.schema import (
     read_manifest,
     row_schema,
     write_manifest,
+    write_signed,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -513,9 +514,9 @@ def test_changed_settings_are_refused(corpus: Corpus, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="rows was 100, now 101"):
         run(corpus.config(tmp_path, mono_rows=101))
     settings = tmp_path / "mono" / "settings.json"
-    old = {key: json.loads(settings.read_text())[key] for key in ("stage", "settings")}  # without a checksum, and
-    del old["settings"]["order"]  # with rows in another order, as an earlier version wrote it
-    settings.write_text(json.dumps(old))
+    old = {key: json.loads(settings.read_text())[key] for key in ("stage", "settings")}
+    del old["settings"]["order"]
+    write_signed(settings, old)
     (tmp_path / "mono" / "manifest.json").unlink()
     with pytest.raises(ValueError, match=r'order was null, now "every example of a language once .* delete this one'):
         run(corpus.config(tmp_path, mono_rows=100))

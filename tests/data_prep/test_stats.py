@@ -11,21 +11,16 @@ import pyarrow as pa
 import pytest
 
 from data_prep.encode import encode
-from data_prep.inspect.stats import (
+from data_prep.inspect.stats import Section, StatsConfig, html, run
+from data_prep.inspect.stats_plots import length_plot, loss_plot, share_plot
+from data_prep.inspect.stats_tables import (
     EDGES,
     Line,
-    Section,
-    StatsConfig,
-    html,
     length_histograms,
-    length_plot,
     lines_of,
-    loss_plot,
     loss_table,
     loss_tables,
     median,
-    run,
-    share_plot,
     total,
 )
 from data_prep.mix import mix

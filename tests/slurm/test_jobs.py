@@ -527,7 +527,7 @@ def test_a_signal_to_a_stage(cluster: Cluster, folder: Path, mixed: Path, tmp_pa
     job = cluster.submit("stage.sh", "verify", "--data", mixed)
     wait_until(lambda: processes(mixed, "data_prep"), "verify")
     slurm("scancel", "--batch", "--signal=USR1", str(job.number))
-    assert "verify does not go on in another try" in job.wait("COMPLETED")
+    assert "verify does not continue in another try" in job.wait("COMPLETED")
     job = cluster.submit(
         "stage.sh", "encode", "--mono", tmp_path / "my text", "--vocab", folder / "vocab", "--out", out
     )

@@ -91,7 +91,7 @@ class Manifest:
 
     @property
     def layout(self) -> str:
-        """Name of the rows' layout; folders of the versions that had only one do not name it, and have XLM-E's."""
+        """Name of the rows' layout; xlme where the settings name none."""
         return str(self.settings.get("layout", "xlme"))
 
     def shares_text(self, other: "Manifest") -> bool:
@@ -162,16 +162,12 @@ def write_signed(path: Path, value: dict[str, Any], context: str = "", flush: bo
     write_json(path, value | {_SIGNATURE: _signature(value, context)}, flush)
 
 
-def read_signed(path: Path, context: str = "", unsigned: bool = False) -> dict[str, Any]:
-    """The object that `write_signed` wrote. Raises ValueError when it is damaged.
-
-    `unsigned`: take one without a checksum as it is, for earlier versions wrote none.
-    """
+def read_signed(path: Path, context: str = "") -> dict[str, Any]:
+    """The object that `write_signed` wrote. Raises ValueError when it is damaged or has no checksum."""
     value = json.loads(path.read_bytes())
     if not isinstance(value, dict):
         raise ValueError("it holds no object")
-    signature = value.pop(_SIGNATURE, None)
-    if signature != _signature(value, context) and not (unsigned and signature is None):
+    if value.pop(_SIGNATURE, None) != _signature(value, context):
         raise ValueError("it does not have its own checksum, its bytes changed")
     return value
 
@@ -274,7 +270,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.exists():
         raise ValueError(f"{path} does not exist: run the data_prep stage that writes {folder} to its end first")
     try:
-        fields = read_signed(path, unsigned=True)
+        fields = read_signed(path)
         refuse(_manifest_checks(fields))
         fields["languages"] = tuple(fields["languages"])
         fields["shards"] = tuple(Shard(**shard) for shard in fields["shards"])
