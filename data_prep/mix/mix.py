@@ -30,7 +30,7 @@ from data_prep.mix.mixed_rows import (
     write_shard,
 )
 from data_prep.parallel import alike, on_root, run_tasks
-from data_prep.progress import refuse, say, warn
+from data_prep.progress import say, warn
 from data_prep.sampling import Order, Sampling
 from data_prep.store import Stage, write_file
 from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, file_sha256, read_manifest, write_manifest
@@ -152,8 +152,14 @@ def _refuse_unknown(config: MixConfig, encoded: dict[str, Manifest]) -> None:
     names = {task: _names(manifest) for task, manifest in encoded.items()}
     known = set().union(*names.values())
     of_pairs = encoded["para"].languages if "para" in encoded else ()
-    message = f"--into {config.into} is in no pair that is mixed from {config.encoded}: name a language of the pairs"
-    refuse([(not config.into or config.into in of_pairs, message)])
+    if config.into and config.into not in of_pairs:
+        raise ValueError(
+            f"--into {config.into} is in no pair that is mixed from {config.encoded}: name a language of the pairs"
+        )
+    if config.sentences and not encoded["mono"].settings.get("sentences", False):
+        raise ValueError(
+            f"{config.encoded / 'mono'} was encoded without --sentences, which mix --sentences needs: encode it so"
+        )
     for group in Sampling(config.alpha, config.share).set_shares():
         for name in group:
             if name not in known:
@@ -193,10 +199,7 @@ def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: 
         "order": ORDER.format(BLOCK["packed" if _packed(config, task) else "cut"], STRETCH),
     }
     settings |= {key: encoded.settings[key] for key in ("split", "heldout_share") if key in encoded.settings}
-    sentences = task == "mono" and _packed(config, task)
-    message = f"{config.encoded / task} was encoded without --sentences, which mix --sentences needs: encode it so"
-    on_root(lambda: refuse([(not sentences or encoded.settings.get("sentences", False), message)]))
-    settings |= {"sentences": True} if sentences else {}
+    settings |= {"sentences": True} if task == "mono" and config.sentences else {}
     settings |= {"into": config.into} if config.into and task == "para" else {}
     sampling = _sampling(config, encoded)
     set_ones = {"share": list(sampling.share), "max_repeats": sampling.max_repeats}

@@ -26,7 +26,6 @@ import numpy as np
 
 from data_prep.inspect.stats_plots import svg_figure
 from data_prep.parallel import on_root, run_tasks
-from data_prep.progress import refuse
 from data_prep.readers.corpus import TextConfig
 from data_prep.sampling import temperature_shares
 from data_prep.store import Stage, write_file
@@ -80,25 +79,19 @@ class VocapConfig(TextConfig):
 
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""
-        refuse(
-            [
-                (
-                    min(self.step, self.sentences) >= 1 and self.largest >= self.step,
-                    f"--step is {self.step}, --largest {self.largest} and --sentences {self.sentences}: they must be "
-                    "at least 1, and --largest at least --step",
-                ),
-                (
-                    0.5 <= self.shrink <= 0.98,
-                    f"--shrink is {self.shrink}: it must be between 0.5 (fast) and 0.98 (many points)",
-                ),
-                (0 <= self.beta <= 1, f"--beta is {self.beta}: it must be between 0 and 1"),
-                (self.size >= 16, f"--size is {self.size}: at least 16 ids are needed"),
-                (
-                    0.98 <= self.character_coverage <= 1,
-                    f"--character-coverage is {self.character_coverage}: it must be between 0.98 and 1",
-                ),
-            ]
-        )
+        if min(self.step, self.sentences) < 1 or self.largest < self.step:
+            raise ValueError(
+                f"--step is {self.step}, --largest {self.largest} and --sentences {self.sentences}: they must be "
+                "at least 1, and --largest at least --step"
+            )
+        if not 0.5 <= self.shrink <= 0.98:
+            raise ValueError(f"--shrink is {self.shrink}: it must be between 0.5 (fast) and 0.98 (many points)")
+        if not 0 <= self.beta <= 1:
+            raise ValueError(f"--beta is {self.beta}: it must be between 0 and 1")
+        if self.size < 16:
+            raise ValueError(f"--size is {self.size}: at least 16 ids are needed")
+        if not 0.98 <= self.character_coverage <= 1:
+            raise ValueError(f"--character-coverage is {self.character_coverage}: it must be between 0.98 and 1")
         temperature_shares([1], self.alpha)
 
 
@@ -170,7 +163,8 @@ def _curve_file(stage: Stage, code: str, size: int) -> Path:
 
 def _merge(stage: Stage, config: VocapConfig, lines: dict[str, int], results: dict[str, dict[str, Any]]) -> None:
     curves: dict[str, Curve] = {code: result["curve"] for code, result in results.items() if result["curve"]}
-    refuse([(bool(curves), f"there is no text in the inputs of {stage.folder}: a vocabulary needs some words")])
+    if not curves:
+        raise ValueError(f"there is no text in the inputs of {stage.folder}: a vocabulary needs some words")
     shares = dict(zip(lines, map(float, temperature_shares(list(lines.values()), config.alpha)), strict=True))
     orders = {code: piece_order([_pieces(stage, code, size) for size, _ in curves[code]]) for code in curves}
     weights = {code: shares[code] ** config.beta for code in curves}
