@@ -16,7 +16,7 @@ from data_prep.languages import LANGUAGES
 from data_prep.mix.encoded import group_languages
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import say
-from data_prep.sampling import Sampling, apportion
+from data_prep.shares import Sampling, apportion
 from data_prep.store import recorded, written_files
 from xlme_ds.data.schema import (
     TASKS,

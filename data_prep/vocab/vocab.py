@@ -13,7 +13,7 @@ from data_prep.parallel import on_root
 from data_prep.progress import say
 from data_prep.readers import Input, find_documents
 from data_prep.readers.corpus import TextConfig
-from data_prep.sampling import apportion, temperature_shares
+from data_prep.shares import apportion, temperature_shares
 from data_prep.store import Stage, write_file
 from data_prep.vocab.extension import cutting, described, extend, room_in
 from data_prep.vocab.line_sample import SAMPLE, filtered_lines, input_names, read_lines, sample_lines, sampled_inputs
