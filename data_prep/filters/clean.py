@@ -28,7 +28,6 @@ import numpy as np
 from data_prep.filters.columns import COLUMN, column_filters, is_number
 from data_prep.filters.language_id import in_another_language
 from data_prep.languages import LANGUAGES, letters, scripts_of
-from data_prep.progress import refuse
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f]")
 # These characters in UTF-8, to check many lines at once; and CR, which needs a repair too.
@@ -252,27 +251,21 @@ def make_filters(settings: dict[str, dict[str, Any]], task: str, where: str) -> 
             near = difflib.get_close_matches(name, names, n=1)
             meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
             raise ValueError(f"{where}: there is no filter {name!r}: {meant}")
-        refuse([(isinstance(values, dict), f"{usage}, but {name} is {values!r}: write [filters.{name}]")])
+        if not isinstance(values, dict):
+            raise ValueError(f"{usage}, but {name} is {values!r}: write [filters.{name}]")
         *functions, tasks = _FILTERS[name]
         own_settings = [key for function in functions if function for key in function.__kwdefaults__ or ()]
         for key, value in values.items():
-            refuse(
-                [
-                    (
-                        key in own_settings,
-                        f"{where}: filter {name} has no setting {key!r}: it has {', '.join(own_settings) or 'none'}",
-                    ),
-                    (
-                        is_number(value),
-                        f"{where}: {key} of filter {name} is {str(value)[:40]!r}: it must be a number",
-                    ),
-                    (
-                        name != LANGUAGE or not is_number(value) or 0 < value < 1,
-                        f"{where}: {key} of filter {name} is {value}: it must be between 0 and 1",
-                    ),
-                ]
-            )
-        refuse([(task in tasks, f"{where}: filter {name} is not for task {task}: take it out")])
+            if key not in own_settings:
+                raise ValueError(
+                    f"{where}: filter {name} has no setting {key!r}: it has {', '.join(own_settings) or 'none'}"
+                )
+            if not is_number(value):
+                raise ValueError(f"{where}: {key} of filter {name} is {str(value)[:40]!r}: it must be a number")
+            if name == LANGUAGE and is_number(value) and not 0 < value < 1:
+                raise ValueError(f"{where}: {key} of filter {name} is {value}: it must be between 0 and 1")
+        if task not in tasks:
+            raise ValueError(f"{where}: filter {name} is not for task {task}: take it out")
         for function, filters in zip(functions, by_kind, strict=True):
             if function:
                 own = {key: values[key] for key in function.__kwdefaults__ or () if key in values}

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from data_prep.languages import language_of
 from data_prep.parallel import on_root
-from data_prep.progress import refuse, shown
+from data_prep.progress import shown
 from data_prep.store import is_whole, read_arrow
 from xlme_ds.data.corrupt import corrupt
 from xlme_ds.data.schema import EOS, LAYOUTS, TASKS, Layout, Manifest, Rows, Shard, read_manifest, row_schema
@@ -72,16 +72,12 @@ def run(config: ShowConfig) -> None:
 def _run(config: ShowConfig) -> None:
     tasks = [config.task] if config.task else [t for t in TASKS if (config.data / t / "manifest.json").exists()]
     fraction = config.mask_fraction
-    refuse(
-        [
-            (
-                config.rows >= 1 and config.start >= 0,
-                f"--rows is {config.rows} and --start {config.start}: at least 1 and 0 are needed",
-            ),
-            (0 <= fraction < 1, f"--mask-fraction is {fraction}: it must be at least 0 and below 1"),
-            (bool(tasks), f"{config.data} holds neither mono/manifest.json nor para/manifest.json: run mix first"),
-        ]
-    )
+    if config.rows < 1 or config.start < 0:
+        raise ValueError(f"--rows is {config.rows} and --start {config.start}: at least 1 and 0 are needed")
+    if not 0 <= fraction < 1:
+        raise ValueError(f"--mask-fraction is {fraction}: it must be at least 0 and below 1")
+    if not tasks:
+        raise ValueError(f"{config.data} holds neither mono/manifest.json nor para/manifest.json: run mix first")
     for task in tasks:
         _show(config, task)
 
@@ -89,27 +85,23 @@ def _run(config: ShowConfig) -> None:
 def _show(config: ShowConfig, task: str) -> None:
     folder, console = config.data / task, Console(highlight=False)
     manifest = read_manifest(folder)
-    refuse([(manifest.stage == "mix", f"{folder} was written by stage {manifest.stage}: show reads what mix wrote")])
+    if manifest.stage != "mix":
+        raise ValueError(f"{folder} was written by stage {manifest.stage}: show reads what mix wrote")
     vocabulary = Vocabulary(config.data / "vocab" / MODEL_FILE)
     language = None if config.language is None else language_of(config.language)
-    refuse(
-        [
-            (
-                vocabulary.sha256 == manifest.vocabulary_sha256,
-                f"{vocabulary.path} is not the vocabulary that {config.data} was made with: copy that one there",
-            ),
-            (
-                language is None or language in manifest.languages,
-                f"{config.data} has no text in {language}: its languages are {' '.join(manifest.languages)}",
-            ),
-        ]
-    )
+    if vocabulary.sha256 != manifest.vocabulary_sha256:
+        raise ValueError(
+            f"{vocabulary.path} is not the vocabulary that {config.data} was made with: copy that one there"
+        )
+    if language is not None and language not in manifest.languages:
+        raise ValueError(f"{config.data} has no text in {language}: its languages are {' '.join(manifest.languages)}")
     row: ShownRow | None = None
     for row in islice(rows_from(folder, manifest, config.start, language), config.rows):
         for line in _describe(row, task, vocabulary, config, marks=not console.is_terminal):
             console.print(line, soft_wrap=not console.is_terminal)
-    row_name = f"row in {config.language}" if config.language else "row"
-    refuse([(row is not None, f"{folder} has no {row_name} from row {config.start} on: it has {manifest.rows}")])
+    if row is None:
+        row_name = f"row in {config.language}" if config.language else "row"
+        raise ValueError(f"{folder} has no {row_name} from row {config.start} on: it has {manifest.rows}")
 
 
 def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None) -> Iterator[ShownRow]:
@@ -130,11 +122,11 @@ def rows_from(folder: Path, manifest: Manifest, start: int, language: str | None
 
 def _batches(folder: Path, shard: Shard, row_tokens: int) -> Iterator[pa.RecordBatch]:
     path, advice = folder / shard.name, "check the folder with `python -m data_prep verify`"
-    changed = f"{path} is missing, or not the file that the manifest lists: {advice}"
-    refuse([(is_whole(folder, shard), changed)])
+    if not is_whole(folder, shard):
+        raise ValueError(f"{path} is missing, or not the file that the manifest lists: {advice}")
     for batch in read_arrow(path):
-        fits = batch.schema == row_schema(row_tokens)
-        refuse([(fits, f"{path} has other columns than a training row's: {advice}")])
+        if batch.schema != row_schema(row_tokens):
+            raise ValueError(f"{path} has other columns than a training row's: {advice}")
         yield batch
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from data_prep.inspect.stats_plots import length_plot, loss_plot, share_plot
 from data_prep.inspect.stats_tables import Line, LossTable, length_histograms, lines_of, loss_tables, median, total
 from data_prep.parallel import on_root
-from data_prep.progress import refuse, shown
+from data_prep.progress import shown
 from data_prep.store import write_file
 from xlme_ds.data.schema import TASKS, Manifest, read_manifest
 
@@ -50,14 +50,10 @@ class Section(NamedTuple):
 def run(config: StatsConfig) -> None:
     """Print the tables and write `stats.html`. Raises ValueError when the two folders do not belong together."""
     tasks = on_root(lambda: [task for task in TASKS if (config.data / task / "manifest.json").exists()])
-    refuse(
-        [
-            (
-                bool(tasks),
-                f"{config.data} holds neither mono/manifest.json nor para/manifest.json: run mix to its end first",
-            )
-        ]
-    )
+    if not tasks:
+        raise ValueError(
+            f"{config.data} holds neither mono/manifest.json nor para/manifest.json: run mix to its end first"
+        )
     sections = [_section(config, task) for task in tasks]
     on_root(lambda: _show(config, sections))
 

@@ -9,7 +9,6 @@ import numpy as np
 from rich.filesize import decimal
 
 from data_prep.parallel import run_tasks
-from data_prep.progress import refuse
 from data_prep.store import read_arrow
 from xlme_ds.data.schema import Manifest, Shard, read_manifest
 
@@ -64,14 +63,10 @@ class Line(NamedTuple):
 def lines_of(encoded_folder: Path, data_folder: Path, task: str) -> list[Line]:
     """One line a language or pair, largest first. Raises ValueError when the folders do not belong together."""
     encoded, mixed = read_manifest(encoded_folder / task), read_manifest(data_folder / task)
-    refuse(
-        [
-            (
-                mixed.stage == "mix" and mixed.settings["encoded"] == encoded.fingerprint(),
-                f"{data_folder / task} was not mixed from {encoded_folder / task}: name the folder it was mixed from",
-            )
-        ]
-    )
+    if mixed.stage != "mix" or mixed.settings["encoded"] != encoded.fingerprint():
+        raise ValueError(
+            f"{data_folder / task} was not mixed from {encoded_folder / task}: name the folder it was mixed from"
+        )
     units = "documents" if task == "mono" else "pairs"
     lines = []
     for name, counts in encoded.counts["by_language"].items():

@@ -15,8 +15,8 @@ from data_prep.inspect.shard_faults import Found, rules_of
 from data_prep.languages import LANGUAGES
 from data_prep.mix.encoded import group_languages
 from data_prep.parallel import on_root, run_tasks
-from data_prep.progress import refuse, say
-from data_prep.sampling import Sampling, apportion
+from data_prep.progress import say
+from data_prep.shares import Sampling, apportion
 from data_prep.store import recorded, written_files
 from xlme_ds.data.schema import (
     TASKS,
@@ -38,7 +38,7 @@ class VerifyConfig:
     """Worker processes on this machine. Not used under MPI."""
 
 
-Checks = Iterator[tuple[bool, str]]  # for `refuse`, in an order in which each may rely on those before it
+Checks = Iterator[tuple[bool, str]]  # (fits, error if not); each check may rely on those before it
 
 
 def run(config: VerifyConfig) -> None:
@@ -47,8 +47,15 @@ def run(config: VerifyConfig) -> None:
         manifest = on_root(partial(_readable_manifest, folder))
         shards, check = manifest.shards, partial(_check_shard, folder, manifest)
         counts = run_tasks(check, shards, [s.bytes for s in shards], config.processes, f"verify {folder.name}")
-        on_root(partial(refuse, _manifest_checks(folder, manifest, counts)))
+        on_root(partial(_refuse, _manifest_checks(folder, manifest, counts)))
         on_root(partial(say, f"{folder}: {len(shards)} shards, {manifest.rows:,} records, no fault"))
+
+
+def _refuse(checks: Checks) -> None:
+    """Raise ValueError with the sentence of the first check that fails."""
+    for fits, sentence in checks:
+        if not fits:
+            raise ValueError(sentence)
 
 
 def _stage_folders(data: Path) -> list[Path]:
@@ -57,7 +64,8 @@ def _stage_folders(data: Path) -> list[Path]:
         for folder in (data, *(data / task for task in TASKS))
         if (folder / "settings.json").exists() or (folder / "manifest.json").exists()
     ]
-    refuse([(bool(folders), f"{data} holds neither mono/ nor para/: name a folder that encode or mix wrote")])
+    if not folders:
+        raise ValueError(f"{data} holds neither mono/ nor para/: name a folder that encode or mix wrote")
     return folders
 
 
@@ -68,7 +76,7 @@ def _again(folder: Path) -> str:
 def _readable_manifest(folder: Path) -> Manifest:
     """The manifest, after a check that it lists the files in the folder and their vocabulary."""
     manifest = read_manifest(folder)
-    refuse(_listing_checks(folder, manifest))
+    _refuse(_listing_checks(folder, manifest))
     return manifest
 
 
@@ -106,21 +114,25 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
     """Read one shard whole, and count what it holds. Raises ValueError naming the file and the first faulty row."""
     path = folder / shard.name
     again = f"give the command that wrote {folder} again"
-    refuse([(path.exists(), f"{path} is missing: {again}")])
+    if not path.exists():
+        raise ValueError(f"{path} is missing: {again}")
     size = path.stat().st_size
-    refuse([(size == shard.bytes, f"{path} has {size} bytes, the manifest says {shard.bytes}: {again}")])
-    changed = f"{path} does not have the manifest's checksum, its bytes changed: {again}"
-    refuse([(file_sha256(path) == shard.sha256, changed)])
+    if size != shard.bytes:
+        raise ValueError(f"{path} has {size} bytes, the manifest says {shard.bytes}: {again}")
+    if file_sha256(path) != shard.sha256:
+        raise ValueError(f"{path} does not have the manifest's checksum, its bytes changed: {again}")
     schema, faults_of, count = rules_of(folder, manifest)
     found: Found = Counter()
     index, checks = path.with_suffix(".index"), list[np.ndarray]()
     if manifest.stage == "mix":
-        refuse([(index.exists(), f"{index} is missing: {again}")])
+        if not index.exists():
+            raise ValueError(f"{index} is missing: {again}")
         from xlme_ds.data.row_index import group_checks, index_of  # here: it loads numba, which others do without
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
             columns, schema_words = (", ".join(f"{c.name} {c.type}" for c in one) for one in (reader.schema, schema))
-            refuse([(reader.schema == schema, f"{path} has columns {columns}, not {schema_words}: {_again(folder)}")])
+            if reader.schema != schema:
+                raise ValueError(f"{path} has columns {columns}, not {schema_words}: {_again(folder)}")
             for batch in map(reader.get_batch, range(reader.num_record_batches)):
                 batch.validate(full=True)
                 if manifest.stage == "mix":
@@ -133,13 +145,12 @@ def _check_shard(folder: Path, manifest: Manifest, shard: Shard) -> Found:
     except (pa.ArrowException, OSError) as error:
         if getattr(error, "errno", None) is not None:
             raise
-        sentence = f"{path} is not readable from row {found['records']} on ({error}): {_again(folder)}"
-        raise ValueError(sentence) from None
-    if manifest.stage == "mix":
-        fits = index.read_bytes() == index_of(path, shard.sha256, checks)
-        refuse([(fits, f"{index} is not the index of {path.name}: {_again(folder)}")])
+        raise ValueError(f"{path} is not readable from row {found['records']} on ({error}): {_again(folder)}") from None
+    if manifest.stage == "mix" and index.read_bytes() != index_of(path, shard.sha256, checks):
+        raise ValueError(f"{index} is not the index of {path.name}: {_again(folder)}")
     rows = found["records"]
-    refuse([(rows == shard.rows, f"{path} has {rows} rows, the manifest says {shard.rows}: {_again(folder)}")])
+    if rows != shard.rows:
+        raise ValueError(f"{path} has {rows} rows, the manifest says {shard.rows}: {_again(folder)}")
     return found
 
 

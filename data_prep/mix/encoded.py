@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.languages import in_order
-from data_prep.progress import refuse
 from xlme_ds.data.schema import DOCUMENTS, PAIRS, Layout, naming
 
 _CHANGED = "it was changed, delete it and give the encode command again"
@@ -47,7 +46,8 @@ class Batches:
         copy_words(self.path, at.ravel(), np.full(at.size, 2), ends.ravel(), np.arange(0, ends.size, 2))
         begin, end = ends[..., 0].astype(np.int64), ends[..., 1]
         inside = (begin >= 0) & (begin <= end) & (end <= self.tokens[:, batch])
-        refuse([(bool(inside.all()), f"{self.path} has a record outside of its ids: {_CHANGED}")])
+        if not inside.all():
+            raise ValueError(f"{self.path} has a record outside of its ids: {_CHANGED}")
         return self.values[:, batch] + begin, end - begin
 
     def all_lengths(self) -> np.ndarray:
@@ -58,7 +58,8 @@ class Batches:
         inside = np.ones(len(ends) - 1, dtype=bool)
         inside[np.cumsum(counts)[:-1] - 1] = False  # from the last offset of a batch to the first of the next
         lengths = np.diff(ends)[inside].astype(np.int64).reshape(len(self.offsets), -1)
-        refuse([(bool((lengths >= 0).all()), f"{self.path} has a record of less than no ids: {_CHANGED}")])
+        if not (lengths >= 0).all():
+            raise ValueError(f"{self.path} has a record of less than no ids: {_CHANGED}")
         return lengths
 
     def copy_stream(self, starts: np.ndarray, width: int, target: np.ndarray, places: np.ndarray) -> np.ndarray:
@@ -92,7 +93,8 @@ def read_batches(path: Path) -> Batches:
         batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
         for batch in batches:
             batch.validate()  # not in full, for that reads all that is there
-        refuse([(reader.schema in (DOCUMENTS, PAIRS), "its columns are neither documents' nor pairs'")])
+        if reader.schema not in (DOCUMENTS, PAIRS):
+            raise ValueError("its columns are neither documents' nor pairs'")
         batches = [batch for batch in batches if batch.num_rows]
         columns = range(len(reader.schema))
         offsets, values = (
@@ -148,7 +150,8 @@ def _word(column: pa.ListArray, number: int, file: pa.Buffer) -> int:
     part = column.buffers()[number]
     byte = part.address - file.address if part and part.size else 0  # an empty buffer may be anywhere
     inside = column.offset == 0 and byte % 4 == 0 and 0 <= byte <= file.size - (part.size if part else 0)
-    refuse([(inside and not column.null_count and not column.values.null_count, "its ids are not where they must be")])
+    if not inside or column.null_count or column.values.null_count:
+        raise ValueError("its ids are not where they must be")
     return byte // 4
 
 

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from tyro.conf import UseAppendAction
 
 from data_prep.encode.encode import EncodeConfig
@@ -24,20 +23,18 @@ from data_prep.mix.mixed_rows import (
     STRETCH,
     WINDOW,
     MixPlan,
-    count_rows,
     plan_rows,
     with_total,
     write_shard,
 )
+from data_prep.mix.packed_amount import enough_examples, fill_rows
 from data_prep.parallel import alike, on_root, run_tasks
-from data_prep.progress import refuse, say, warn
-from data_prep.sampling import Order, Sampling
+from data_prep.progress import say, warn
+from data_prep.sampling import Order
+from data_prep.shares import Sampling
 from data_prep.store import Stage, write_file
 from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, file_sha256, read_manifest, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
-
-_WINDOWS_A_TASK = 64
-_ROUNDS = 20
 
 
 @dataclass(frozen=True)
@@ -152,8 +149,14 @@ def _refuse_unknown(config: MixConfig, encoded: dict[str, Manifest]) -> None:
     names = {task: _names(manifest) for task, manifest in encoded.items()}
     known = set().union(*names.values())
     of_pairs = encoded["para"].languages if "para" in encoded else ()
-    message = f"--into {config.into} is in no pair that is mixed from {config.encoded}: name a language of the pairs"
-    refuse([(not config.into or config.into in of_pairs, message)])
+    if config.into and config.into not in of_pairs:
+        raise ValueError(
+            f"--into {config.into} is in no pair that is mixed from {config.encoded}: name a language of the pairs"
+        )
+    if config.sentences and not encoded["mono"].settings.get("sentences", False):
+        raise ValueError(
+            f"{config.encoded / 'mono'} was encoded without --sentences, which mix --sentences needs: encode it so"
+        )
     for group in Sampling(config.alpha, config.share).set_shares():
         for name in group:
             if name not in known:
@@ -193,10 +196,7 @@ def _mix(config: MixConfig, task: str, rows: int, encoded: Manifest, languages: 
         "order": ORDER.format(BLOCK["packed" if _packed(config, task) else "cut"], STRETCH),
     }
     settings |= {key: encoded.settings[key] for key in ("split", "heldout_share") if key in encoded.settings}
-    sentences = task == "mono" and _packed(config, task)
-    message = f"{config.encoded / task} was encoded without --sentences, which mix --sentences needs: encode it so"
-    on_root(lambda: refuse([(not sentences or encoded.settings.get("sentences", False), message)]))
-    settings |= {"sentences": True} if sentences else {}
+    settings |= {"sentences": True} if task == "mono" and config.sentences else {}
     settings |= {"into": config.into} if config.into and task == "para" else {}
     sampling = _sampling(config, encoded)
     set_ones = {"share": list(sampling.share), "max_repeats": sampling.max_repeats}
@@ -223,7 +223,7 @@ def _write(config: MixConfig, stage: Stage, rows: int, encoded: Manifest, plan: 
     task, languages = stage.settings["task"], tuple(stage.settings["languages"])
     first_rows = None
     if _packed(config, task):
-        plan, first_rows = _sampled_pairs(stage, plan, rows, config.processes)
+        plan, first_rows = fill_rows(stage, plan, rows, config.processes)
     count = -(-rows // config.rows_per_shard)
     sizes = [min(config.rows_per_shard, rows - i * config.rows_per_shard) for i in range(count)]
     write = partial(write_shard, stage, plan, first_rows, config.rows_per_shard, rows)
@@ -257,7 +257,7 @@ def _plan(config: MixConfig, task: str, rows: int, encoded: Manifest, languages:
     sampling = _sampling(config, encoded)
     into = languages.index(config.into) if config.into in languages else None
     plan = plan_rows(shards, config.row_tokens, config.layout, languages, task, sampling, config.seed, packed, into)
-    plan = _enough_pairs(plan, rows) if packed else with_total(plan, rows)
+    plan = enough_examples(plan, rows) if packed else with_total(plan, rows)
     on_root(lambda: _say_shares(plan.order))
     if packed and (left_out := sum(len(shard.unfit) for shard in shards)):
         what = "pairs" if task == "para" else "sentences"
@@ -273,58 +273,6 @@ def _say_shares(order: Order) -> None:
         examples, quota = order.examples[j], order.quotas[j]
         shares = f"{examples / available:>12.3%} {quota / order.total:>12.3%} {quota / max(examples, 1):>7.2f}×"
         say(f"{order.names[j]:<12} {examples:>15,} {shares}")
-
-
-def _enough_pairs(plan: MixPlan, rows: int) -> MixPlan:
-    """Sample about as many pairs as fill `rows` rows. Raises ValueError if --max-repeats makes that impossible."""
-    order = plan.order
-    groups = [group for group in zip(range(len(plan.tokens)), plan.tokens, order.examples, strict=True) if group[2]]
-    limits = plan.sampling.limits(order.examples)
-    if limits is not None:
-        most = sum(limits[j] * tokens // examples for j, tokens, examples in groups) // plan.row_tokens
-        if most < rows:
-            raise ValueError(
-                f"--{order.label}-rows is {rows:,}, but with --max-repeats {plan.sampling.max_repeats:g} the "
-                f"{'pairs' if order.label == 'para' else 'sentences'} fill {most:,} rows without gaps: raise it, or "
-                "ask for fewer rows"
-            )
-    for _ in range(_ROUNDS):  # the shares under a bound depend on the total, and the total on the shares
-        mean = sum(float(plan.order.shares[j]) * tokens / examples for j, tokens, examples in groups)
-        total = int(rows * plan.row_tokens / mean) + 1  # packing leaves gaps, so these nearly always suffice
-        total = min(total, sum(limits)) if limits is not None else total
-        if total == plan.order.total:
-            break
-        plan = with_total(plan, total)
-    return plan
-
-
-def _sampled_pairs(stage: Stage, plan: MixPlan, rows: int, processes: int) -> tuple[MixPlan, np.ndarray]:
-    """Sample as many pairs as pack into at least `rows` rows; (plan, rows before each window [windows + 1])."""
-    while True:
-        total = plan.order.total
-        windows = -(-total // WINDOW)
-        parts = range(0, windows, _WINDOWS_A_TASK)
-        count = partial(_count_windows, stage, plan, windows)
-        results = run_tasks(
-            count,
-            parts,
-            [min(_WINDOWS_A_TASK, windows - part) for part in parts],
-            processes,
-            f"pack {plan.order.label}",
-        )
-        first_rows = np.cumsum([0] + [number for result in results for number in result["rows"]])
-        if first_rows[-1] >= rows:
-            return plan, first_rows
-        plan = with_total(plan, int(total * 1.002 * rows / max(int(first_rows[-1]), 1)) + 1)
-
-
-def _count_windows(stage: Stage, plan: MixPlan, windows: int, start: int) -> dict[str, Any]:
-    name = f"windows-{plan.order.total}-{start}"
-    result = stage.task_result(name)
-    if result is None:
-        result = {"rows": count_rows(plan, start, min(start + _WINDOWS_A_TASK, windows))}
-        stage.finish_task(name, result)
-    return result
 
 
 def _counts(plan: MixPlan, task: str, rows: int, results: Sequence[dict[str, Any]]) -> dict[str, Any]:

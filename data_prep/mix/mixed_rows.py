@@ -12,7 +12,8 @@ import pyarrow as pa
 from data_prep.encode.token_ids import list_array
 from data_prep.mix.encoded import EncodedShard, copy_words, group_languages
 from data_prep.mix.packing import pack_shuffled
-from data_prep.sampling import Order, Sampling, apportion, hashed, key_of
+from data_prep.sampling import Order, hashed, key_of
+from data_prep.shares import Sampling, apportion
 from data_prep.store import Stage, write_arrow, write_file
 from xlme_ds.data.schema import EOS, LAYOUTS, PAD, Layout, row_schema
 

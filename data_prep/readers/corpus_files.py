@@ -5,28 +5,28 @@ ends a line. Every byte of a compressed file is text, padding that its format al
 truncated file is a ValueError that names the file, the line reached and the byte of the file.
 """
 
-import bz2
 import errno
 import lzma
 import os
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import chain
 from pathlib import Path
 from stat import S_ISDIR, S_ISFIFO, S_ISREG
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import fs
 
+from data_prep.readers.decompress import CHUNK, ENDINGS, decompressed
+
 MAX_LINE = 100_000  # bytes
 MAX_ROW = 500_000  # bytes of a row of a .tsv file: the URLs of pages are in it too
 WINDOW = 1_000_000  # bytes after a block's size in which its end is looked for
-_CHUNK = 1 << 18
 _WINDOW_TOO_LARGE = "requires too much memory"  # in the words of libzstd
 _DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, pa.ArrowException)
 
@@ -153,47 +153,6 @@ def _local_names(root: str, deep: bool) -> Iterator[str]:
         chains |= {os.path.join(parent, name): (*chain, real[name]) for name in folders}
 
 
-class _Damage(OSError):
-    """The fault of a compressed file, and where it is."""
-
-
-class _GzipMember:
-    """A gzip member, with the attributes of `lzma.LZMADecompressor`."""
-
-    def __init__(self) -> None:
-        self._inflate = zlib.decompressobj(wbits=31)
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        return self._inflate.decompress(self._inflate.unconsumed_tail + data, max_length)
-
-    needs_input = property(lambda self: not self._inflate.unconsumed_tail)
-    eof = property(lambda self: self._inflate.eof)
-    unused_data = property(lambda self: self._inflate.unused_data)
-
-
-# The first bytes of a stream, its decompressor, and the number of zero bytes, or a multiple of it, that may follow it.
-_FORMATS: dict[str, tuple[bytes, Callable[[], Any], int]] = {
-    ".xz": (b"\xfd7zXZ\0", partial(lzma.LZMADecompressor, lzma.FORMAT_XZ), 4),
-    ".gz": (b"\x1f\x8b", _GzipMember, 1),
-    ".bz2": (b"BZh", bz2.BZ2Decompressor, 0),
-}
-
-
-class _Counted:
-    """A binary file that counts the bytes `taken` from it; whoever opened the file closes it, pyarrow only this."""
-
-    def __init__(self, file: IO[bytes]):
-        self.file, self.taken, self.closed = file, 0, False
-
-    def close(self) -> None:
-        self.closed = True
-
-    def read(self, size: int) -> bytes:
-        data = self.file.read(size)
-        self.taken += len(data)
-        return data
-
-
 def read_text(place: Place, member: str | None = None) -> Iterator[bytes]:
     """The text of a file, or of a member of a zip file, in pieces. Raises ValueError on a damaged file."""
     number = 0
@@ -233,66 +192,16 @@ def _pieces(place: Place, member: str | None) -> Iterator[bytes]:
     """Compression goes by the ending, and a file of zero bytes is empty text, whatever its ending."""
     if member is not None:
         with place.open() as packed, zipfile.ZipFile(packed) as archive, archive.open(member) as text:
-            yield from iter(partial(text.read, _CHUNK), b"")
+            yield from iter(partial(text.read, CHUNK), b"")
         return
     if place.size == 0 and not place.pipe:
         return
     ending = Path(place.name).suffix
     with place.open() as file:
-        if ending == ".zst":
-            yield from _zstandard(_Counted(file))
-        elif ending in _FORMATS:
-            yield from _decompress(_Counted(file), *_FORMATS[ending])
+        if ending in ENDINGS:
+            yield from decompressed(file, ending)
         else:
-            yield from iter(partial(file.read, _CHUNK), b"")
-
-
-def _decompress(source: _Counted, magic: bytes, new_decompressor: Callable[[], Any], padding: int) -> Iterator[bytes]:
-    """The text of all streams of a file, one after the other.
-
-    `lzma.open` and `bz2.open` end in silence where a later stream is damaged or is none.
-    """
-    data = b""  # taken from the file, not yet decompressed
-    may_pad = False  # only after a stream
-    while True:
-        zeros = 0
-        while True:
-            unpadded = data.lstrip(b"\0") if may_pad else data
-            zeros += len(data) - len(unpadded)
-            data = unpadded
-            if len(data) >= len(magic) or not (more := source.read(_CHUNK)):
-                break
-            data += more
-        begin = source.taken - len(data)
-        if zeros and zeros % padding:
-            raise _Damage(f"{zeros} zero bytes before byte {begin} are no padding, which comes in fours")
-        if not data:
-            return
-        if not data.startswith(magic):
-            raise _Damage(f"byte {begin} begins neither a stream of this format nor padding")
-        stream = new_decompressor()
-        while not stream.eof:
-            if stream.needs_input and not data and not (data := source.read(_CHUNK)):
-                raise _Damage(f"it ends at byte {source.taken}, inside of the stream from byte {begin} on")
-            try:
-                text = stream.decompress(data, _CHUNK)
-            except (lzma.LZMAError, zlib.error, OSError) as error:
-                raise _Damage(f"{error}, before byte {source.taken} in the stream from byte {begin} on") from None
-            data = b""
-            if text:
-                yield text
-        data, may_pad = stream.unused_data, padding > 0
-
-
-def _zstandard(source: _Counted) -> Iterator[bytes]:
-    """The text of all frames of a .zst file. Arrow reads on from frame to frame, and takes garbage as an error."""
-    stream = pa.CompressedInputStream(pa.PythonFile(source, mode="r"), "zstd")
-    try:
-        yield from iter(partial(stream.read, _CHUNK), b"")
-    except (OSError, pa.ArrowException) as error:
-        if getattr(error, "errno", None) is not None:
-            raise
-        raise _Damage(f"{error}, before byte {source.taken}") from None
+            yield from iter(partial(file.read, CHUNK), b"")
 
 
 def clip_lines(parts: Iterable[bytes], most: int) -> Iterator[bytes]:

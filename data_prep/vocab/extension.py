@@ -13,7 +13,6 @@ from pathlib import Path
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as proto
 
-from data_prep.progress import refuse
 from data_prep.vocab.word_counts import count_words
 
 _SHARE = 0.01  # of its probability in the new text that a new piece gets
@@ -27,7 +26,8 @@ def room_in(path: Path, size: int) -> int:
     Raises ValueError for a size that it has already.
     """
     ids = len(proto.ModelProto.FromString(path.read_bytes()).pieces) + 2
-    refuse([(size > ids, f"--size is {size}, but {path} has {ids} ids already: take a larger size")])
+    if size <= ids:
+        raise ValueError(f"--size is {size}, but {path} has {ids} ids already: take a larger size")
     return size - ids
 
 
@@ -46,16 +46,13 @@ def extend(path: Path, sentences: Iterable[str], size: int, coverage: float) -> 
     new = new_pieces.keys() - known
     characters = sum(len(piece) == 1 for piece in new)
     least, most = (size - room + number for number in (characters, len(new)))
-    refuse(
-        [
-            (
-                characters <= room,
-                f"--size is {size}, but with the new characters alone it is {least}: take a larger size, or lower "
-                "--character-coverage",
-            ),
-            (room <= len(new), f"--size is {size}, but the sampled text allows no more than {most}: take that"),
-        ]
-    )
+    if characters > room:
+        raise ValueError(
+            f"--size is {size}, but with the new characters alone it is {least}: take a larger size, or lower "
+            "--character-coverage"
+        )
+    if room > len(new):
+        raise ValueError(f"--size is {size}, but the sampled text allows no more than {most}: take that")
     smaller = room + len(new_pieces.keys() & known)  # this many have room for all new ones wanted
     while len(new) >= room:
         chosen = {piece: new_pieces[piece] for piece in new}

@@ -21,7 +21,7 @@ import numpy as np
 
 from data_prep.filters.clean import Counts, Sides, doubts, make_filters
 from data_prep.parallel import on_root, run_tasks
-from data_prep.progress import refuse, warn
+from data_prep.progress import warn
 from data_prep.readers import CC100, READERS, Input
 from data_prep.readers.corpus import TextConfig, find_sources
 from data_prep.sampling import Least, hashed, key_of
@@ -43,10 +43,11 @@ def sampled_inputs(text: TextConfig) -> tuple[tuple[Input, ...], dict[str, Any]]
     """
     sources = find_sources(text).values()
     inputs = tuple(chain.from_iterable(task_sources.inputs for task_sources in sources))
-    refuse(
-        (not path.pipe, f"{path} is a named pipe, but a vocabulary's lines are sampled from files: store it as one")
-        for path in chain.from_iterable(source.paths for source in inputs)
-    )
+    for path in chain.from_iterable(source.paths for source in inputs):
+        if path.pipe:
+            raise ValueError(
+                f"{path} is a named pipe, but a vocabulary's lines are sampled from files: store it as one"
+            )
     settings = {key: value for task_sources in sources for key, value in task_sources.settings.items()}
     settings["inputs"] = input_names(inputs)
     return inputs, settings
@@ -79,7 +80,8 @@ def sample_lines(
         read = partial(_read_lines, stage, inputs, bounds, seed)
         results = run_tasks(read, numbers, sizes, processes, "read lines")
         lines = dict(sorted((+sum((Counter(result["lines"]) for result in results), Counter[str]())).items()))
-        refuse([(bool(lines), f"there is no text in {inputs[0].paths[0].folder}: a vocabulary needs some lines")])
+        if not lines:
+            raise ValueError(f"there is no text in {inputs[0].paths[0].folder}: a vocabulary needs some lines")
         quota = quotas(lines)
         choose = partial(_choose_lines, stage, results, quota)
         missing = run_tasks(choose, list(lines), list(lines.values()), processes, "choose lines")

@@ -10,10 +10,10 @@ from typing import Any
 
 from data_prep.filters.clean import Counts
 from data_prep.parallel import on_root
-from data_prep.progress import refuse, say
+from data_prep.progress import say
 from data_prep.readers import Input, find_documents
 from data_prep.readers.corpus import TextConfig
-from data_prep.sampling import apportion, temperature_shares
+from data_prep.shares import apportion, temperature_shares
 from data_prep.store import Stage, write_file
 from data_prep.vocab.extension import cutting, described, extend, room_in
 from data_prep.vocab.line_sample import SAMPLE, filtered_lines, input_names, read_lines, sample_lines, sampled_inputs
@@ -55,27 +55,18 @@ class VocabConfig(TextConfig):
 
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""
-        refuse(
-            [
-                (
-                    self.model is not None or self.names_text,
-                    "no text is given: set --mono, --para or --corpus to train a vocabulary, or --model to take one "
-                    "over",
-                ),
-                (
-                    self.compare is None or (self.model is not None and self.names_text),
-                    "--compare is for a vocabulary that is extended: give --model and the new languages' text too",
-                ),
-                (
-                    self.size >= 16 and self.sentences >= 1,
-                    f"--size is {self.size} and --sentences {self.sentences}: at least 16 and 1 are needed",
-                ),
-                (
-                    0.98 <= self.character_coverage <= 1,
-                    f"--character-coverage is {self.character_coverage}: it must be between 0.98 and 1",
-                ),
-            ]
-        )
+        if self.model is None and not self.names_text:
+            raise ValueError(
+                "no text is given: set --mono, --para or --corpus to train a vocabulary, or --model to take one over"
+            )
+        if self.compare is not None and (self.model is None or not self.names_text):
+            raise ValueError(
+                "--compare is for a vocabulary that is extended: give --model and the new languages' text too"
+            )
+        if self.size < 16 or self.sentences < 1:
+            raise ValueError(f"--size is {self.size} and --sentences {self.sentences}: at least 16 and 1 are needed")
+        if not 0.98 <= self.character_coverage <= 1:
+            raise ValueError(f"--character-coverage is {self.character_coverage}: it must be between 0.98 and 1")
         temperature_shares([1], self.alpha)
 
 
@@ -167,20 +158,16 @@ def _train_model(sentences: Iterator[str], config: VocabConfig) -> bytes:
     size = config.size - len(SPECIALS) - 2  # <pad> and <mask> are ids of the model, not pieces
     path = UnigramPath(count_words(sentences), config.character_coverage, size)
     trained = path.at(size).pieces
-    refuse(
-        [
-            (
-                path.characters <= size,
-                f"--size is {config.size}, but the characters alone need {config.size + path.characters - size}: take "
-                "a larger size, or lower --character-coverage",
-            ),
-            (
-                len(trained) >= size,
-                f"--size is {config.size}, but the sampled text allows no more than "
-                f"{config.size + len(trained) - size}: take that, or more text",
-            ),
-        ]
-    )
+    if path.characters > size:
+        raise ValueError(
+            f"--size is {config.size}, but the characters alone need {config.size + path.characters - size}: take "
+            "a larger size, or lower --character-coverage"
+        )
+    if len(trained) < size:
+        raise ValueError(
+            f"--size is {config.size}, but the sampled text allows no more than "
+            f"{config.size + len(trained) - size}: take that, or more text"
+        )
     return serialize(dict(sorted(trained.items(), key=lambda piece: (-piece[1], piece[0]))))
 
 

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +25,10 @@ import numpy as np
 
 from data_prep.inspect.stats_plots import svg_figure
 from data_prep.parallel import on_root, run_tasks
-from data_prep.progress import refuse
 from data_prep.readers.corpus import TextConfig
-from data_prep.sampling import temperature_shares
+from data_prep.shares import temperature_shares
 from data_prep.store import Stage, write_file
+from data_prep.vocab.allocation import Curve, Pieces, allocate, piece_order, pool
 from data_prep.vocab.line_sample import SAMPLE, read_lines, sample_lines, sampled_inputs
 from data_prep.vocab.model_file import SPECIALS, parse, serialize
 from data_prep.vocab.vocab import discard_work, finish_vocabulary, say_size
@@ -39,8 +38,6 @@ from xlme_ds.data.schema import write_json
 if TYPE_CHECKING:
     from data_prep.vocab.unigram import Unigrams
 
-Pieces = dict[str, float]  # piece -> natural logarithm of its probability
-Curve = Sequence[tuple[int, float]]  # (pieces, ALP) by rising size; the first point is the characters alone
 
 _CURVES = ".curves"
 _ROOM = 1.25  # rare pieces are left out at this times the largest size, so that others can be in their place
@@ -80,25 +77,19 @@ class VocapConfig(TextConfig):
 
     def validate(self) -> None:
         """Raise ValueError for settings that cannot work."""
-        refuse(
-            [
-                (
-                    min(self.step, self.sentences) >= 1 and self.largest >= self.step,
-                    f"--step is {self.step}, --largest {self.largest} and --sentences {self.sentences}: they must be "
-                    "at least 1, and --largest at least --step",
-                ),
-                (
-                    0.5 <= self.shrink <= 0.98,
-                    f"--shrink is {self.shrink}: it must be between 0.5 (fast) and 0.98 (many points)",
-                ),
-                (0 <= self.beta <= 1, f"--beta is {self.beta}: it must be between 0 and 1"),
-                (self.size >= 16, f"--size is {self.size}: at least 16 ids are needed"),
-                (
-                    0.98 <= self.character_coverage <= 1,
-                    f"--character-coverage is {self.character_coverage}: it must be between 0.98 and 1",
-                ),
-            ]
-        )
+        if min(self.step, self.sentences) < 1 or self.largest < self.step:
+            raise ValueError(
+                f"--step is {self.step}, --largest {self.largest} and --sentences {self.sentences}: they must be "
+                "at least 1, and --largest at least --step"
+            )
+        if not 0.5 <= self.shrink <= 0.98:
+            raise ValueError(f"--shrink is {self.shrink}: it must be between 0.5 (fast) and 0.98 (many points)")
+        if not 0 <= self.beta <= 1:
+            raise ValueError(f"--beta is {self.beta}: it must be between 0 and 1")
+        if self.size < 16:
+            raise ValueError(f"--size is {self.size}: at least 16 ids are needed")
+        if not 0.98 <= self.character_coverage <= 1:
+            raise ValueError(f"--character-coverage is {self.character_coverage}: it must be between 0.98 and 1")
         temperature_shares([1], self.alpha)
 
 
@@ -170,7 +161,8 @@ def _curve_file(stage: Stage, code: str, size: int) -> Path:
 
 def _merge(stage: Stage, config: VocapConfig, lines: dict[str, int], results: dict[str, dict[str, Any]]) -> None:
     curves: dict[str, Curve] = {code: result["curve"] for code, result in results.items() if result["curve"]}
-    refuse([(bool(curves), f"there is no text in the inputs of {stage.folder}: a vocabulary needs some words")])
+    if not curves:
+        raise ValueError(f"there is no text in the inputs of {stage.folder}: a vocabulary needs some words")
     shares = dict(zip(lines, map(float, temperature_shares(list(lines.values()), config.alpha)), strict=True))
     orders = {code: piece_order([_pieces(stage, code, size) for size, _ in curves[code]]) for code in curves}
     weights = {code: shares[code] ** config.beta for code in curves}
@@ -202,91 +194,6 @@ def _chosen(stage: Stage, code: str, curve: Curve, chosen: Sequence[str]) -> Pie
     """The chosen pieces with the probabilities of the smallest vocabulary that has them all."""
     pieces = _pieces(stage, code, min(size for size, _ in curve if size >= len(chosen)))
     return {piece: pieces[piece] for piece in chosen}
-
-
-def concave_hull(curve: Curve) -> list[tuple[int, float]]:
-    """The points of the least concave function above the curve, its falling end left out."""
-    hull: list[tuple[int, float]] = []
-    for size, alp in sorted(curve):
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], (size, alp)):
-            hull.pop()
-        hull.append((size, alp))
-    while len(hull) > 1 and hull[-1][1] <= hull[-2][1]:
-        hull.pop()
-    return hull
-
-
-def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
-    return (b[1] - a[1]) / (b[0] - a[0])
-
-
-def steps(curves: Mapping[str, Curve], weights: Mapping[str, float], step: int) -> list[tuple[str, int, int]]:
-    """(language, from size, to size) of every step, of at most `step` pieces, by falling gain a piece.
-
-    A language's steps come in their order, for its slopes fall; equal gains go by language.
-    """
-    found = []
-    for language in sorted(curves):
-        for a, b in pairwise(concave_hull(curves[language])):
-            gain = weights[language] * _slope(a, b)
-            found += [(-gain, language, start, min(start + step, b[0])) for start in range(a[0], b[0], step)]
-    return [(language, start, stop) for _, language, start, stop in sorted(found)]
-
-
-def allocate(
-    orders: Mapping[str, Sequence[str]],
-    curves: Mapping[str, Curve],
-    weights: Mapping[str, float],
-    step: int,
-    size: int,
-) -> dict[str, int]:
-    """Sizes t_i such that the first t_i pieces of each language's order have a union of `size` pieces.
-
-    `orders`: each language's pieces, so that the first n are its vocabulary of n pieces. Every language gets its
-    characters. Raises ValueError when those alone are more, or all pieces of all languages fewer.
-    """
-    sizes = {language: min(curves[language])[0] for language in orders}
-    union = {piece for language, order in orders.items() for piece in order[: sizes[language]]}
-    if len(union) > size:
-        raise ValueError(
-            f"--size leaves room for {size} pieces, but the characters of {len(orders)} languages are {len(union)}: "
-            "take a larger --size, or lower --character-coverage"
-        )
-    for language, start, stop in steps(curves, weights, step):
-        for piece in orders[language][start:stop]:
-            if len(union) == size:
-                return sizes
-            union.add(piece)
-            sizes[language] += 1
-    if len(union) < size:
-        raise ValueError(
-            f"--size leaves room for {size} pieces, but the curves end at {len(union)}: take a smaller --size, "
-            "a larger --largest, or more text"
-        )
-    return sizes
-
-
-def piece_order(nested: Sequence[Pieces]) -> list[str]:
-    """All pieces such that every vocabulary of `nested` (by rising size) is a start of the list.
-
-    Between two vocabularies, the pieces of the larger one come by falling probability.
-    """
-    order: dict[str, None] = {}
-    for pieces in nested:
-        order |= dict.fromkeys(sorted(pieces.keys() - order.keys(), key=lambda piece: (-pieces[piece], piece)))
-    return list(order)
-
-
-def pool(vocabularies: Mapping[str, Pieces], weights: Mapping[str, float]) -> Pieces:
-    """Pieces of all vocabularies by falling pooled probability, with its logarithm."""
-    pooled: dict[str, float] = {}
-    total = sum(weights[language] for language in vocabularies)
-    for language in sorted(vocabularies):
-        pieces = vocabularies[language]
-        mass = math.fsum(math.exp(score) for score in pieces.values())
-        for piece, score in pieces.items():
-            pooled[piece] = pooled.get(piece, 0.0) + weights[language] / total * math.exp(score) / mass
-    return {piece: math.log(pooled[piece]) for piece in sorted(pooled, key=lambda piece: (-pooled[piece], piece))}
 
 
 def plot(curves: Mapping[str, Curve], by_language: Mapping[str, Mapping[str, Any]]) -> bytes:

@@ -131,7 +131,7 @@ ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-16-le", "iso-8859
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_tmx_in_any_encoding_is_that_in_utf8(tmp_path: Path, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a mark or a declaration, also where a chunk of the file ends inside of a character or reference."""
-    monkeypatch.setattr("data_prep.readers.corpus_files._CHUNK", 1001)
+    monkeypatch.setattr("data_prep.readers.corpus_files.CHUNK", 1001)
     wide = encoding.startswith(("utf", "gb"))
     words = "尊厳 🙂 ß" if wide else "Würde ß ÿ"
     units = "".join(unit(f"{i} {words} &#8482;", f"&lt;{words}\r\n{i}") + "\r\n" for i in range(3000))

@@ -19,20 +19,10 @@ from data_prep.encode.encode import EncodeConfig
 from data_prep.encode.encode import run as encode
 from data_prep.store import Stage, write_file
 from data_prep.vocab import unigram
+from data_prep.vocab.allocation import allocate, concave_hull, piece_order, pool, steps
 from data_prep.vocab.model_file import parse, serialize
 from data_prep.vocab.unigram import UnigramPath, Unigrams
-from data_prep.vocab.vocap import (
-    VocapConfig,
-    _chosen,
-    _curve_file,
-    allocate,
-    concave_hull,
-    curve,
-    piece_order,
-    pool,
-    run,
-    steps,
-)
+from data_prep.vocab.vocap import VocapConfig, _chosen, _curve_file, curve, run
 from data_prep.vocab.word_counts import WordCounts, count_words, thinned_words
 from xlme_ds.data.schema import EOS, read_manifest
 from xlme_ds.data.vocabulary import Vocabulary
