@@ -82,7 +82,7 @@ class Stage:
         paths = self.folder / "settings.json", self.folder / "manifest.json"
         begun = next(filter(None, map(_readable, paths)), None)
         if begun is not None:
-            _refuse_changes(self.folder, begun, self._wanted)
+            _check_settings(self.folder, begun, self._wanted)
         return begun
 
     def finished(self, processes: int, moved: Collection[str] = ()) -> bool:
@@ -301,7 +301,7 @@ class _Hashing(io.RawIOBase):
         return Shard(path.relative_to(root).as_posix(), rows, self.bytes, self.sha256.hexdigest())
 
 
-def _refuse_changes(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+def _check_settings(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     advice = "choose another output folder, or delete this one"
     if old["stage"] != new["stage"]:
         raise ValueError(f"{folder} was written by stage {old['stage']}, not {new['stage']}: {advice}")

@@ -47,11 +47,11 @@ def run(config: VerifyConfig) -> None:
         manifest = on_root(partial(_readable_manifest, folder))
         shards, check = manifest.shards, partial(_check_shard, folder, manifest)
         counts = run_tasks(check, shards, [s.bytes for s in shards], config.processes, f"verify {folder.name}")
-        on_root(partial(_refuse, _manifest_checks(folder, manifest, counts)))
+        on_root(partial(_raise_first, _manifest_checks(folder, manifest, counts)))
         on_root(partial(say, f"{folder}: {len(shards)} shards, {manifest.rows:,} records, no fault"))
 
 
-def _refuse(checks: Checks) -> None:
+def _raise_first(checks: Checks) -> None:
     """Raise ValueError with the sentence of the first check that fails."""
     for fits, sentence in checks:
         if not fits:
@@ -76,7 +76,7 @@ def _again(folder: Path) -> str:
 def _readable_manifest(folder: Path) -> Manifest:
     """The manifest, after a check that it lists the files in the folder and their vocabulary."""
     manifest = read_manifest(folder)
-    _refuse(_listing_checks(folder, manifest))
+    _raise_first(_listing_checks(folder, manifest))
     return manifest
 
 
