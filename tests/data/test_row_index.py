@@ -16,8 +16,9 @@ from tests.rows import write_data
 from xlme_ds.config import DataConfig
 from xlme_ds.data.order import plan_step
 from xlme_ds.data.row_index import group_checks, index_of
-from xlme_ds.data.schema import Manifest, Shard, file_sha256, read_manifest, row_schema, write_manifest
+from xlme_ds.data.schema import Manifest, Shard, read_manifest, row_schema, write_manifest
 from xlme_ds.data.shards import RowStore
+from xlme_ds.io.files import file_sha256
 
 ROWS = 53  # three shards of 16 rows in batches of 6, 6 and 4, and a last one of 5: groups of 4, 2, 4, 2, 4
 

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from tests.rows import LANGUAGES, write_data
-from xlme_ds.data.schema import Manifest, file_sha256, read_manifest, row_schema, write_manifest
+from xlme_ds.data.schema import Manifest, read_manifest, row_schema, write_manifest
 from xlme_ds.data.shards import Rows, RowStore
+from xlme_ds.io.files import file_sha256
 
 ROWS = 53  # three shards of 16 rows in batches of 8, and a last one of 5
 

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 from xlme_ds.data.loader import unigram_by_language
-from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, Shard, file_sha256, row_schema, write_manifest
+from xlme_ds.data.schema import BOS, EOS, PAD, UNK, Manifest, Shard, row_schema, write_manifest
 from xlme_ds.data.shards import RowStore, unigram_costs
+from xlme_ds.io.files import file_sha256
 
 
 def written(folder: Path, rows: list[list[int]], languages: tuple[int, ...] = ()) -> RowStore:

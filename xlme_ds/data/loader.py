@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..config import DataConfig, refuse, weight_at
+from ..config import DataConfig, weight_at
+from ..io.errors import refuse
 from .batch import Batch
 from .collate import collate
 from .corrupt import Parts

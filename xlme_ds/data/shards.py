@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numba.types import boolean, int32, int64
 
-from ..config import refuse
+from ..io.errors import refuse
 from .compiled import compiled, reads
 from .row_index import SUFFIX, IndexedShard
 from .rows import PAD, UNK, Rows
