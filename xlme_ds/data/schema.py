@@ -13,7 +13,6 @@ Three kinds of shard exist, all uncompressed Arrow IPC files, so that reading is
 
 import hashlib
 import json
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -139,46 +138,6 @@ def _kind_checks(what: str, values: Any, kinds: Mapping[str, type]) -> Iterator[
         value: Any = values.get(name)
         fits = isinstance(value, kind) and not isinstance(value, bool)
         yield fits and (kind is not int or value >= 0), f"{what} has {name} {value!r:.80}, not {_KIND_WORDS[kind]}"
-
-
-def record_batches(content: bytes, schema: pa.Schema) -> list[pa.RecordBatch]:
-    """The record batches of an Arrow file in memory, without a copy, after a check of each: sound, and without nulls.
-
-    Raises ValueError, or an error of Arrow's, for any other file; one that is compressed is refused before it can grow.
-    """
-    if not (content.startswith(b"ARROW1") and content.endswith(b"ARROW1")):
-        raise ValueError("it is no Arrow file")
-    messages = iter(pa.ipc.MessageReader.open_stream(pa.py_buffer(content).slice(8)))
-    found = pa.ipc.read_schema(next(messages))
-    if found != schema:
-        raise ValueError(f"its schema is {found}")
-    batches = []
-    for message in messages:
-        if message.type != "record batch" or _is_compressed(bytes(message.metadata)):
-            raise ValueError("it is compressed, or has something else than records")
-        batch = pa.ipc.read_record_batch(message, schema)
-        batch.validate(full=True)
-        if any(array.null_count or array.values.null_count for array in batch.columns):
-            raise ValueError("it has nulls")
-        batches.append(batch)
-    return batches
-
-
-def _is_compressed(metadata: bytes) -> bool:
-    """Whether the record batch of an Arrow message has its field `compression`, which pyarrow does not show.
-
-    The FlatBuffers are those of Arrow's Message.fbs: field 2 of Message is its header, field 3 of RecordBatch the
-    compression.
-    """
-
-    def field(table: int, number: int) -> int:  # where a field of a table is; 0 where it is absent
-        vtable = table - int(struct.unpack_from("<i", metadata, table)[0])
-        (size,) = struct.unpack_from("<H", metadata, vtable)
-        (offset,) = struct.unpack_from("<H", metadata, vtable + 4 + 2 * number) if 4 + 2 * number < size else (0,)
-        return table + int(offset) if offset else 0
-
-    header = field(struct.unpack_from("<I", metadata)[0], 2)
-    return field(header + struct.unpack_from("<I", metadata, header)[0], 3) != 0
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
