@@ -26,16 +26,8 @@ import pyarrow as pa
 
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import warn
-from xlme_ds.data.schema import (
-    Manifest,
-    Shard,
-    file_sha256,
-    read_manifest,
-    read_signed,
-    replacing,
-    sync_folder,
-    write_signed,
-)
+from xlme_ds.data.schema import Manifest, Shard, read_manifest
+from xlme_ds.io.files import file_sha256, read_signed, replacing, sync_folder, write_signed
 
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # names that `replacing` gives
 

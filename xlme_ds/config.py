@@ -4,20 +4,14 @@ A recipe (`xlme_ds.recipes`) returns one `RunConfig`; parts of the program take 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from itertools import pairwise
 from typing import Any, Literal, TypeVar, get_type_hints
 
+from .io.errors import refuse
+
 Settings = TypeVar("Settings")
-Check = tuple[bool, str]  # whether something fits, and the sentence for the user if it does not
-
-
-def refuse(checks: Iterable[Check]) -> None:
-    """Raise ValueError with the sentence of the first check that fails."""
-    for fits, sentence in checks:
-        if not fits:
-            raise ValueError(sentence)
 
 
 def weight_at(points: Sequence[str], step: int) -> float:

@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .config import Check, EngineConfig, ObjectiveConfig, RunConfig, StartConfig, Training, refuse
+from .config import EngineConfig, ObjectiveConfig, RunConfig, StartConfig, Training
 from .data.order import phases, plan_step
+from .io.errors import Check, refuse
 from .models.tiles import HEAD_SIZES
 from .objectives import has_decoder, objective_of
 

@@ -34,8 +34,9 @@ from data_prep.parallel import alike, on_root, run_tasks, world_size
 from data_prep.progress import say, warn
 from data_prep.readers.corpus import TextConfig, find_sources
 from data_prep.store import Stage
-from xlme_ds.data.schema import Manifest, Shard, file_sha256, write_manifest
+from xlme_ds.data.schema import Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import Vocabulary
+from xlme_ds.io.files import file_sha256
 
 
 @dataclass(frozen=True)

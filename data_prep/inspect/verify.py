@@ -18,14 +18,9 @@ from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import say
 from data_prep.shares import Sampling, apportion
 from data_prep.store import recorded, written_files
-from xlme_ds.data.schema import (
-    TASKS,
-    Manifest,
-    Shard,
-    file_sha256,
-    read_manifest,
-)
+from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
+from xlme_ds.io.files import file_sha256
 
 
 @dataclass(frozen=True)

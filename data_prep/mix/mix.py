@@ -33,8 +33,9 @@ from data_prep.progress import say, warn
 from data_prep.sampling import Order
 from data_prep.shares import Sampling
 from data_prep.store import Stage, write_file
-from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, file_sha256, read_manifest, write_manifest
+from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, read_manifest, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
+from xlme_ds.io.files import file_sha256
 
 
 @dataclass(frozen=True)

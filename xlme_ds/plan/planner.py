@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ..config import EngineConfig, RunConfig, refuse
+from ..config import EngineConfig, RunConfig
 from ..counting import (
     count_parameters,
     flops_per_step,
@@ -16,6 +16,7 @@ from ..counting import (
     work_of,
 )
 from ..data.order import phases
+from ..io.errors import refuse
 from ..objectives import described, objective_of
 from .layout import ParallelLayout
 from .memory import GIB, peak

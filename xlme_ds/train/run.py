@@ -17,7 +17,7 @@ from torch import Tensor
 from ..checkpoint.checkpoints import PROBE_TOLERANCE, Checkpoints, matching
 from ..checkpoint.state_files import read_state
 from ..cli import number
-from ..config import DataConfig, RunConfig, TrainConfig, Training, refuse
+from ..config import DataConfig, RunConfig, TrainConfig, Training
 from ..counting import count_parameters, flops_per_step
 from ..data.loader import Loader, unigram_by_language
 from ..data.schema import TASKS
@@ -27,7 +27,9 @@ from ..engine.build import build_engine, open_data, require_engine_file, resolve
 from ..engine.engine import Engine
 from ..engine.ranks import SharedError, broadcast, data_parallel, gather, on_all_ranks, on_gpu, process_group
 from ..first_weights import named, starting_weights
-from ..folders import at_step, checkpoints_of, saved_step, to_disk
+from ..folders import at_step, checkpoints_of, saved_step
+from ..io.errors import refuse
+from ..io.files import to_disk
 from ..models.init import Known
 from ..objectives import described, has_decoder, objective_of
 from ..objectives.protocol import BatchSource
@@ -165,14 +167,13 @@ def opening(config: Training, out: Path, start: int, loader: BatchSource, world:
 
 
 def _unusual(config: Training) -> list[str]:
-    """The settings in which a run differs from its recipe; of several with its name, from the one most like it."""
-    now, found = flatten(asdict(config)), []
-    for one in RECIPES.values():
-        if one.name == config.name:
-            usual = flatten(asdict(one))
-            chosen = {"engine.precision"} | ({"engine.deepspeed"} if one.engine.deepspeed == "auto" else set())
-            found.append([f"{key} {now[key]}" for key in now if now[key] != usual.get(key) and key not in chosen])
-    return min(found, key=len, default=[])
+    """The settings in which a run differs from the recipe of its name, each with its value."""
+    if config.name not in RECIPES:
+        return []
+    recipe = RECIPES[config.name]
+    now, usual = flatten(asdict(config)), flatten(asdict(recipe))
+    chosen = {"engine.precision"} | ({"engine.deepspeed"} if recipe.engine.deepspeed == "auto" else set())
+    return [f"{key} {now[key]}" for key in now if now[key] != usual.get(key) and key not in chosen]
 
 
 def _begin(
