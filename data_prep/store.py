@@ -27,7 +27,7 @@ import pyarrow as pa
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import warn
 from xlme_ds.data.schema import Manifest, Shard, read_manifest
-from xlme_ds.io.files import file_sha256, read_signed, replacing, sync_folder, write_signed
+from xlme_ds.io.files import file_sha256, read_signed, replacing, to_disk, write_signed
 
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # names that `replacing` gives
 
@@ -215,7 +215,7 @@ def make_folder(folder: Path) -> None:
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
-        sync_folder(folder.parent)
+        to_disk(folder.parent)
 
 
 def is_whole(root: Path, file: Shard) -> bool:
@@ -240,7 +240,7 @@ def write_file(path: Path, data: bytes, root: Path) -> Shard:
     """Write a file that holds no records; its name, which is on the disk too, is relative to `root`."""
     with new_file(path) as file:
         file.write(data)
-    sync_folder(path.parent)
+    to_disk(path.parent)
     return file.shard(path, root)
 
 
