@@ -16,9 +16,10 @@ from tests.launch import python
 from tests.rows import train_vocabulary, write_data
 from xlme_ds import __main__ as commands
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, RunConfig, StartConfig, TrainConfig
+from xlme_ds.engine_file import deepspeed_settings
 from xlme_ds.pretrain import main as pretrain
 from xlme_ds.recipes import RECIPES, recipe
-from xlme_ds.validate import deepspeed_settings, validate
+from xlme_ds.validate import validate
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -14,12 +14,12 @@ from data_prep.mix import MixConfig
 from tests.small import SMALL, lively, model
 from xlme_ds.config import EngineConfig, RunConfig, TrainConfig
 from xlme_ds.engine.optimizer import build_optimizer
+from xlme_ds.engine_file import zero_stage
 from xlme_ds.finetune.downstream_tasks import TASKS
 from xlme_ds.finetune.settings import TuningConfig, grid, settings
 from xlme_ds.objectives import objective_of
 from xlme_ds.recipes import RECIPES, ernie_m, recipe
 from xlme_ds.train.schedule import learning_rate
-from xlme_ds.validate import zero_stage
 
 # XLM-E, Tables 8 (generator) and 9 (discriminator). "250K" is XLM-R's vocabulary, 250,002 with `<mask>`; "500K" is
 # 2^19.

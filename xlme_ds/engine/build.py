@@ -17,6 +17,7 @@ from ..data.loader import HeldOutLoader, Loader
 from ..data.rows import TASKS
 from ..data.sentences import ALWAYS
 from ..data.vocabulary import Vocabulary
+from ..engine_file import deepspeed_settings, zero_stage
 from ..models.execution import applied, how_compiled
 from ..models.init import Known, Whole, initialise
 from ..models.kernel_check import check_kernels
@@ -25,7 +26,6 @@ from ..models.pipeline import describe_balance, parts, pipeline_balance
 from ..models.translation import TranslationModel
 from ..objectives import objective_of
 from ..objectives.protocol import BatchSource, Objective
-from ..validate import deepspeed_settings, zero_stage
 from .engine import Engine
 from .optimizer import build_optimizer
 from .ranks import SharedError, on_all_ranks, on_gpu

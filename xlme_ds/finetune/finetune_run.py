@@ -34,7 +34,7 @@ from ..trained import (
     weights_sha256,
     write_model,
 )
-from ..validate import processes_fit, validate
+from ..validate import check_processes, validate
 from .downstream_tasks import TASKS, DownstreamTask
 from .features import Feature, TaskLoader, featurise
 from .objective import TaskModel, TaskObjective
@@ -108,9 +108,9 @@ def _prepare(job: Job, folder: RunFolder, rank: int, world: int) -> Prepared:
     """Read everything and check it, also the files that are read after training. Raises ValueError."""
     command, task = job.command, TASKS[job.command.task]
     engine = replace(command.engine, precision=resolve_precision(command.engine))
+    check_processes(engine, world)
     refuse(
         [
-            *processes_fit(engine, world),
             (not command.train.audit, "train.audit is for pre-training, whose rows have numbers: leave it off"),
             (
                 task.kind != "tokens" or importlib.util.find_spec("seqeval") is not None,

@@ -8,10 +8,11 @@ from ..config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from ..counting import parameter_sizes, work_of
 from ..data.order import phases, plan_step
 from ..engine.build import resolve_gradient_precision
+from ..engine_file import choose_engine, deepspeed_settings
 from ..models.attention import item_mask, triton_can
 from ..models.pipeline import Part, Work, parts, pipeline_balance
 from ..objectives import objective_of
-from ..validate import choose_engine, deepspeed_settings, validate
+from ..validate import validate
 
 
 @dataclass(frozen=True)
