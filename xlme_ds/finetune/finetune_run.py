@@ -16,7 +16,7 @@ from ..config import Training, refuse
 from ..data.schema import LAYOUTS, read_json, write_json
 from ..engine.build import assemble, resolve_precision
 from ..engine.ranks import broadcast, gather, on_all_ranks, on_gpu
-from ..models.init import Whole, initialise
+from ..models.init import GatherParameter, initialise
 from ..models.pipeline import encoder_forward
 from ..models.text_encoder import language_index
 from ..train.run import RunFacts, train
@@ -191,11 +191,13 @@ def _announce(job: Job, task: DownstreamTask, sets: TaskSets, bare: set[str]) ->
         )
 
 
-def _fill(saved: nn.Module, config: FinetuneConfig, model: nn.Module, whole: Whole | None) -> None:
+def _fill(saved: nn.Module, config: FinetuneConfig, model: nn.Module, gather_parameter: GatherParameter | None) -> None:
     """Give the encoder the saved weights, and the head those that are drawn from the seed."""
     assert isinstance(model, TaskModel)
-    initialise(model.head, config.seed, config.model.init_std, whole)
-    initialise(model.encoder, config.seed, config.model.init_std, whole, known=saved.state_dict().get)
+    initialise(model.head, config.seed, config.model.init_std, gather_parameter)
+    initialise(
+        model.encoder, config.seed, config.model.init_std, gather_parameter, initial_values=saved.state_dict().get
+    )
 
 
 def _scores(model: TaskModel, prepared: Prepared, job: Job, place: tuple[int, int], stop: StopRequest) -> Scores:

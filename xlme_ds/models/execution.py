@@ -25,7 +25,7 @@ def how_compiled(model: nn.Module, cfg: ModelConfig, on_gpu: bool) -> str:
     return "layers" if on_gpu and not ragged else "none"
 
 
-def applied(model: Model, cfg: ModelConfig, on_gpu: bool = False) -> Model:
+def wrap_layers(model: Model, cfg: ModelConfig, on_gpu: bool = False) -> Model:
     """`model`, with layers that run as `model.compile` and `model.activation_checkpointing` say.
 
     Parameters, names and hooks stay as they are.
