@@ -16,7 +16,7 @@ from tests.launch import ROOT, environment
 from tests.small import SMALL, lively
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.engine.build import build_engine
-from xlme_ds.models.attention import item_bounds, item_mask, triton_attend
+from xlme_ds.models.attention import ItemBias, item_bounds, item_mask
 from xlme_ds.models.encoder import Encoder
 from xlme_ds.objectives import OBJECTIVES, objective_of
 from xlme_ds.validate import validate
@@ -140,10 +140,11 @@ def test_on_the_cpu_the_setting_changes_nothing() -> None:
 
 
 def test_without_the_package_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = torch.empty(0)
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.delitem(sys.modules, "xlme_ds.models.attention_triton", raising=False)
     with pytest.raises(ValueError, match=r"needs the package triton.* set model.kernels to auto"):
-        triton_attend(None, None, None)  # type: ignore[arg-type]
+        ItemBias(empty, empty, None, None, 1).attend(empty, None, 0.0, None)
 
 
 def test_what_the_kernels_do_not_do_is_refused() -> None:

@@ -22,7 +22,7 @@ from tests.small import SMALL, model, usual_batch
 from xlme_ds.config import EngineConfig, ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.engine.build import _check_kernels
 from xlme_ds.models import attention_triton, masked_head_triton
-from xlme_ds.models.attention import Gate, ItemBias, RelativePositionTable, plain_attend, shared_bias, triton_attend
+from xlme_ds.models.attention import Gate, ItemBias, RelativePositionTable, plain_attend, shared_bias
 from xlme_ds.models.kernel_check import check_kernels
 from xlme_ds.models.tiles import TABLE, Tiling
 from xlme_ds.objectives.electra import ElectraObjective
@@ -85,7 +85,7 @@ def run(given: dict[str, Tensor], segments_BT: Tensor, kernels: str, traced: boo
 
     def attend(qkv_BT3HK: Tensor) -> Tensor:
         if isinstance(bias, ItemBias):
-            return triton_attend(qkv_BT3HK, gate, bias)
+            return bias.attend(qkv_BT3HK, gate, 0.0, None)
         q, k, v = qkv_BT3HK.permute(2, 0, 3, 1, 4)
         return plain_attend(q, k, v, None if gate is None else gate(q), bias).transpose(1, 2)
 

@@ -21,7 +21,7 @@ from ..engine_file import deepspeed_settings, zero_stage
 from ..models.execution import how_compiled, wrap_layers
 from ..models.init import GatherParameter, InitialValues, initialise
 from ..models.kernel_check import check_kernels
-from ..models.layers import TransformerLayer
+from ..models.layers import layer_class
 from ..models.pipeline import describe_balance, parts, pipeline_balance
 from ..models.translation import TranslationModel
 from ..objectives import objective_of
@@ -241,7 +241,7 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
             model = objective.build(config.model)
         if how_compiled(model, config.model, on_gpu()) != "none":
             # ZeRO-3 gathers and releases a layer's parameters together, outside of the code that is compiled for it.
-            deepspeed.utils.set_z3_leaf_modules(model, [TransformerLayer])
+            deepspeed.utils.set_z3_leaf_modules(model, [layer_class(config.model)])
         gather_parameter = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)
     else:
         model, gather_parameter = objective.build(config.model), None

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_TILE = 2**21  # bytes of scores a thread
+TILE = 2**21  # bytes of scores a thread
 _TILE_COST = 60_000  # scores that a thread could compute while the operations of one more tile are called
 _MASK_COST = 0.1  # of computing a score
 
@@ -143,7 +143,7 @@ class _Tiles:
         self.segments: Any = segments  # a tensor where `allowed` is None
         rows, heads, tokens, size = q.shape
         self.scale = size**-0.5
-        room = _TILE * torch.get_num_threads() // q.element_size()
+        room = TILE * torch.get_num_threads() // q.element_size()
         apart, together = _divide([] if segments is None else items_of(segments), rows, heads, tokens, room)
         self.all: list[Tile] = [
             (slice(row, row + 1), part, slice(first, end))

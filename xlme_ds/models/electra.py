@@ -13,7 +13,7 @@ from ..config import ModelConfig
 from ..data.batch import Batch
 from ..data.rows import UNK
 from .encoder import Encoder, lookup, read_whole
-from .heads import MaskedLanguageModelHead, ReplacedTokenHead
+from .heads import MaskedLanguageModelHead, ReplacedTokenHead, TiedTable
 
 
 class ElectraOutput(NamedTuple):
@@ -80,7 +80,7 @@ class Electra(nn.Module):
         )
         hidden_MD = hidden_BTD.flatten(0, 1)[batch.masked_M]
         random_M, uniforms_M = random_instead(batch.random_1, uniforms_M, self.cfg.vocabulary)
-        generated = self.masked_head(hidden_MD, lambda: table, targets_M, uniforms_M)
+        generated = self.masked_head(hidden_MD, TiedTable(table), targets_M, uniforms_M)
         sample_M = torch.where(random_M < 0, generated.sample_M, random_M)
         corrupted_BT = tokens.index_copy(0, batch.masked_M, sample_M).view_as(batch.tokens_BT)
         return generated.nll_M, generated.predicted_M, corrupted_BT

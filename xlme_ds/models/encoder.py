@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from .attention import AttentionBias, RelativePositionTable, item_mask, shared_bias
+from .attention import RelativePositionTable, item_mask
 from .dropout import derive, drop
-from .layers import LayerNorm, TransformerLayer
+from .layers import LayerNorm, layer_class
 
 
 class _Lookup(torch.autograd.Function):
@@ -93,8 +93,16 @@ def read_whole(blocks: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
+def run_layer(layer: nn.Module, *inputs: object) -> Tensor:
+    """The output of `layer`."""
+    return layer(*inputs)
+
+
 class Encoder(nn.Module):
-    """Positions, layers and norms of one encoder; the token embedding is its owner's, because two encoders share it."""
+    """Positions, layers and norms of one encoder; the token embedding belongs to the model, because two encoders share
+    it."""
+
+    ragged = False  # whether its rows have any length, so that compiled layers would be compiled again and again
 
     def __init__(self, cfg: ModelConfig, layers: int):
         super().__init__()
@@ -110,11 +118,12 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleDict({str(n): self._layer(n) for n in range(layers)})
         # Post-LN normalises what enters the first layer; pre-LN what leaves the last, and the first on request.
         input_norm, output_norm = cfg.norm == "post" or cfg.embedding_norm, cfg.norm == "pre"
+        self.run_layer: Callable[..., Tensor] = run_layer  # `execution.wrap_layers` may replace it
         self.input_norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon) if input_norm else None
         self.output_norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon) if output_norm else None
 
     def _layer(self, number: int) -> nn.Module:
-        return TransformerLayer(self.cfg)
+        return layer_class(self.cfg)(self.cfg)
 
     def embed(
         self,
@@ -160,18 +169,18 @@ class Encoder(nn.Module):
         keys_B: Tensor | None = None,
         row_tokens: int | None = None,
     ) -> Tensor:
-        """The layers, and the norm after the last: [B, T, D] to [B, T, D]; `allowed` says of the groups who sees
-        whom, `row_tokens` of how many tokens the rows were of which these are a part."""
-        bias = shared_bias(self.cfg, groups_BT, distance_HW, x_BTD.dtype, allowed)
-        if row_tokens is not None and isinstance(bias, AttentionBias):
-            bias = bias._replace(row_tokens=row_tokens)
-        return self.through_layers(x_BTD, bias, keys_B)
+        """The layers, and the norm after the last: [B, T, D] to [B, T, D].
 
-    def through_layers(self, x_BTD: Tensor, bias: object, keys_B: Tensor | None = None) -> Tensor:
-        """The same with what the layers share, `bias`."""
+        `allowed` maps the groups of positions to an attention mask; `row_tokens`: see `AttentionBias`.
+        """
+        shared = layer_class(self.cfg).shared(self.cfg, groups_BT, distance_HW, x_BTD.dtype, allowed, row_tokens)
+        return self.through_layers(x_BTD, shared, keys_B)
+
+    def through_layers(self, x_BTD: Tensor, shared: object, keys_B: Tensor | None = None) -> Tensor:
+        """`body` with the input `shared` that all layers read."""
         keys_B = self._dropping(keys_B)
         for number, layer in self.layers.items():
-            x_BTD = layer(x_BTD, bias, None if keys_B is None else derive(keys_B, 1 + int(number)))
+            x_BTD = self.run_layer(layer, x_BTD, shared, None if keys_B is None else derive(keys_B, 1 + int(number)))
         return x_BTD if self.output_norm is None else self.output_norm(x_BTD)
 
     def forward(
@@ -192,10 +201,10 @@ class Encoder(nn.Module):
         """Hidden states [B, T, D] of the embeddings (index 0) and of every layer; in evaluation mode the last one is
         `forward`'s."""
         distance_HW = self.distances(segments_BT.shape[1])
-        bias = shared_bias(self.cfg, segments_BT, distance_HW, embedded_BTD.dtype)
+        shared = layer_class(self.cfg).shared(self.cfg, segments_BT, distance_HW, embedded_BTD.dtype)
         states = [self.embed(embedded_BTD, positions_BT, languages_BT)]
         for layer in self.layers.values():
-            states.append(layer(states[-1], bias))
+            states.append(layer(states[-1], shared))
         if self.output_norm is not None:
             states[-1] = self.output_norm(states[-1])
         return states

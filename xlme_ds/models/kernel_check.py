@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..config import ModelConfig
-from .attention import Gate, ItemBias, RelativePositionTable, plain_attend, shared_bias, triton_attend
+from .attention import Gate, ItemBias, RelativePositionTable, shared_bias
 from .masked_head import masked_softmax
 
 _ITEMS = (70, 50, 24, 16)  # tokens of the items of a row, the last of them padding
@@ -54,13 +54,10 @@ def _attention(cfg: ModelConfig, device: torch.device, dtype: torch.dtype) -> di
     for seed, (name, parameter) in enumerate(gate.named_parameters() if gate is not None else ()):
         parameter.data = _numbers(tuple(parameter.shape), 2 + seed, 0.5, device, dtype).data
         inputs[name] = parameter
-    if isinstance(bias, ItemBias):
-        out = triton_attend(qkv_BT3HK, gate, bias)
-    elif device.type == "cpu" and dtype == torch.float64:
-        q, k, v = qkv_BT3HK.permute(2, 0, 3, 1, 4)
-        out = plain_attend(q, k, v, None if gate is None else gate(q), bias).transpose(1, 2)
-    else:
+    exact = device.type == "cpu" and dtype == torch.float64
+    if not exact and not isinstance(bias, ItemBias):
         return {}
+    out = bias.attend(qkv_BT3HK, gate, 0.0, None)
     return _with_gradients("output", out, inputs)
 
 

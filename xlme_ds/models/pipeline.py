@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..config import EngineConfig, ModelConfig
 from ..data.batch import Batch
 from .electra import Electra, ElectraOutput
+from .layers import layer_class
 from .text_encoder import LanguageModel, LanguageModelOutput
 
 
@@ -214,9 +215,8 @@ class Work:
 
 
 def encoder_forward(cfg: ModelConfig, layers: int, row_tokens: int) -> float:
-    """Operations of one encoder's layers, forward, a token: projections, feed-forward, scores and weighted sums."""
-    products = 4 * cfg.width**2 + 2 * cfg.width * cfg.feed_forward + 2 * row_tokens * cfg.width
-    return 2.0 * layers * products
+    """Operations of an encoder's layers, forward, a token."""
+    return layers * layer_class(cfg).operations(cfg, row_tokens)
 
 
 def masked_head_forward(cfg: ModelConfig, mask_fraction: float) -> float:

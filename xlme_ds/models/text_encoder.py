@@ -17,7 +17,7 @@ from ..data.rows import EOS, LAYOUTS, PAD, UNK
 from .attention import item_mask
 from .electra import block_sizes
 from .encoder import Encoder, lookup, read_whole
-from .heads import MaskedLanguageModelHead
+from .heads import MaskedLanguageModelHead, TiedTable
 
 # An encoder of a pre-training model, by the prefix of its parameters.
 Which = Literal["encoder", "discriminator", "generator"]
@@ -128,7 +128,7 @@ class LanguageModel(TextEncoder):
     ) -> LanguageModelOutput:
         """The masked tokens from the last hidden states; `table`: the blocks of the tied embedding."""
         hidden_MD = hidden_BTD.flatten(0, 1)[self.masking.predicted_from(masked_M)]
-        found = self.masked_head(hidden_MD, lambda: table, targets_M, None, self.writing)
+        found = self.masked_head(hidden_MD, TiedTable(table), targets_M, None, self.writing)
         return LanguageModelOutput(found.nll_M, found.predicted_M)
 
 

@@ -9,7 +9,8 @@ from ..counting import parameter_sizes, work_of
 from ..data.order import phases, plan_step
 from ..engine.build import resolve_gradient_precision
 from ..engine_file import choose_engine, deepspeed_settings
-from ..models.attention import item_mask, triton_can
+from ..models.attention import item_mask, takes_triton
+from ..models.layer_costs import MicroBatch
 from ..models.pipeline import Part, Work, parts, pipeline_balance
 from ..objectives import objective_of
 from ..validate import validate
@@ -77,19 +78,17 @@ def zero_settings(engine: EngineConfig) -> dict[str, int]:
 def _takes_triton(run: RunConfig, precision: str) -> bool:
     """Whether attention on a GPU runs in the Triton kernels."""
     masking = getattr(objective_of(run.objective), "masking", None)  # of objectives that have another than by item
-    can = triton_can(run.model, item_mask if masking is None else masking.allowed)
-    return can and (run.model.kernels == "triton" or (run.model.kernels == "auto" and precision == "bf16"))
+    allowed = item_mask if masking is None else masking.allowed
+    return takes_triton(run.model, allowed, on_gpu=True, half=precision == "bf16")
 
 
 @dataclass(frozen=True)
-class ParallelLayout:
+class ParallelLayout(MicroBatch):
     """`replicas` of a pipeline of `len(stages)` stages, `gpus` processes in all.
 
     `work`: operations of the forward pass, a token; `zero`: ZeRO's settings under DeepSpeed's names; `gradient_bytes`:
     of an element of the gradients that micro-batches add up in; `sum_bytes`: of those that are summed over ranks;
-    `rows`: of both tasks in a micro-batch; `pairs`: those of pairs that are read with rows of text, or alone; `tokens`:
-    positions of a micro-batch; `element`: the size of a weight or activation in bytes; `fused`: attention runs in the
-    GPU's fused kernel; `triton`: in the Triton kernels; `offloads_optimizer`: its states are in the host's memory.
+    `pairs`: rows of pairs in a micro-batch; `offloads_optimizer`: its states are in the host's memory.
     """
 
     objective: ObjectiveConfig
@@ -102,14 +101,8 @@ class ParallelLayout:
     stages: tuple[Part, ...]
     replicas: int
     gpus: int
-    rows: int
     pairs: int
     accumulation: int
-    row_tokens: int
-    tokens: int
-    element: int
-    fused: bool
-    triton: bool
     offloads_optimizer: bool
 
     @staticmethod
