@@ -1,7 +1,7 @@
 """The settings of a run: frozen dataclasses with each setting's type, range, default and help text.
 
 `xlme_ds.validate` checks the ranges and what spans several settings. A recipe (`xlme_ds.recipes`) returns one
-`RunConfig`; parts of the program take the section they need and no more. Nothing here imports torch.
+`RunConfig`; each part of the program takes the section that it needs. Nothing here imports torch.
 """
 
 import math
@@ -255,7 +255,7 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How the model runs; changes speed and memory, never the loss curve."""
+    """Execution of the model; changes speed and memory, never the loss curve."""
 
     kind: Literal["deepspeed", "pipeline", "plain"] = "deepspeed"
     """deepspeed: data parallel with ZeRO; pipeline: stages of layers, with data parallelism and ZeRO-1; plain: torch

@@ -31,8 +31,7 @@ from .tiles import HEAD_SIZES
 
 @functools.cache
 def _borders(half: int, max_distance: int) -> tuple[int, ...]:
-    """Smallest distance of every bucket of one sign but the first; in integers, so that no device rounds a border
-    away."""
+    """Smallest distance of every bucket of one sign except the first; in integers, so that no device rounds it."""
     exact = half // 2
     logarithmic = half - exact
     borders, size = list(range(1, exact + 1)), exact
@@ -46,10 +45,10 @@ def _borders(half: int, max_distance: int) -> tuple[int, ...]:
 def bucket(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
     """T5's bidirectional buckets: half for each sign, half of those exact, the rest logarithmic up to `max_distance`.
 
-    `distance` is j − i as integers of any shape; returns int64 bucket numbers of the same shape.
+    `distance` is j − i as integers of any shape; returns int64 bucket numbers in that shape.
     """
     half = buckets // 2
-    # Made on the GPU at once, they would let the host wait for all that is queued there.
+    # Created on the GPU directly, they would make the host wait for everything that is queued there.
     borders = torch.tensor(_borders(half, max_distance)).to(distance.device, non_blocking=True)
     return torch.bucketize(distance.abs(), borders, right=True) + half * (distance > 0).long()
 
@@ -140,7 +139,7 @@ class ItemBias(NamedTuple):
 
 
 def item_bounds(segments_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the item of every position begins, and one after where it ends, int32 [B, T]; items are contiguous."""
+    """First position of every position's item, and one after its last, int32 [B, T]; items are contiguous."""
     position_T = torch.arange(segments_BT.shape[1], dtype=torch.int32, device=segments_BT.device)
     border = segments_BT[:, 1:] != segments_BT[:, :-1]
     first_BT = torch.where(F.pad(border, (1, 0), value=True), position_T, 0).cummax(1).values
@@ -149,7 +148,7 @@ def item_bounds(segments_BT: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def causal_mask(segments_BT: Tensor) -> Tensor:
-    """bool [B, 1, T, T]: a position sees those of its item up to itself."""
+    """Causal mask inside items, bool [B, 1, T, T]: a position sees its item up to itself."""
     tokens = segments_BT.shape[1]
     return item_mask(segments_BT) & torch.ones(tokens, tokens, dtype=torch.bool, device=segments_BT.device).tril()
 

@@ -23,7 +23,7 @@ def wide(layout: ParallelLayout) -> float:
 
 
 def saved_layer(layout: ParallelLayout) -> float:
-    """Bytes that a layer saves until its backward pass: with checkpointing only its input."""
+    """Bytes that a layer saves for its backward pass: with checkpointing only its input."""
     return wide(layout) if layout.model.activation_checkpointing else layer(layout)
 
 
@@ -43,7 +43,7 @@ def _encoder(layout: ParallelLayout, layers: int, first: bool = True, last: bool
 
 
 def predicted(layout: ParallelLayout, last: bool) -> float:
-    """Positions of a micro-batch at which the masked head of the first or the last part predicts."""
+    """Positions of a micro-batch that the masked head of the first or the last part predicts."""
     return ((last and layout.work.predicted_last) or layout.objective.mask_fraction) * layout.tokens
 
 
@@ -63,18 +63,21 @@ def generator(layout: ParallelLayout) -> float:
 
 
 def _sides(layout: ParallelLayout) -> list[ParallelLayout]:
-    """What each of the two networks of a translating model reads, for every term of the loss, the most first: all
-    tokens of a sentence, of which denoising and back-translation have sources about as long, and half of a pair's."""
+    """Layouts of the input of each network of a translation model, one for each term of the loss, the largest first.
+
+    A network reads all tokens of a sentence (sources in denoising and back-translation are about as long), and half of
+    a pair's tokens.
+    """
     pairs, row_tokens, cfg = layout.pairs, layout.row_tokens, layout.objective
     sentences = replace(layout, tokens=(layout.rows - pairs) * row_tokens)
-    found = [sentences] * (bool(cfg.denoising) + bool(cfg.back_translation))
+    sides = [sentences] * (bool(cfg.denoising) + bool(cfg.back_translation))
     if pairs:
-        found.append(replace(layout, tokens=pairs * row_tokens // 2, row_tokens=row_tokens // 2))
-    return sorted(found, key=lambda side: -side.tokens)
+        sides.append(replace(layout, tokens=pairs * row_tokens // 2, row_tokens=row_tokens // 2))
+    return sorted(sides, key=lambda side: -side.tokens)
 
 
 def _translator(side: ParallelLayout) -> float:
-    """Encoder and decoder for one term; cross-attention is taken for as much as self-attention."""
+    """Encoder and decoder for one term; cross-attention is counted as self-attention."""
     cfg, depth = side.model, decoder_depth(side.model)
     saved = _encoder(side, cfg.discriminator_layers) + _encoder(side, depth) + _masked_head(side, last=True)
     if cfg.decoder == "xlm" and not cfg.activation_checkpointing:
@@ -83,7 +86,7 @@ def _translator(side: ParallelLayout) -> float:
 
 
 def stage(layout: ParallelLayout, number: int) -> float:
-    """All that the forward pass of one micro-batch saves on a stage."""
+    """Bytes that the forward pass of one micro-batch saves on a stage."""
     if layout.work.decoder:
         return sum(map(_translator, _sides(layout)))  # all are in one graph
     part = layout.stages[number]

@@ -1,4 +1,4 @@
-"""How a recipe is spread over a number of GPUs: the sizes that memory, communication and time follow from."""
+"""Layout of a recipe on a number of GPUs: the sizes that determine memory, communication and time."""
 
 import functools
 from collections.abc import Mapping
@@ -70,8 +70,8 @@ _ZERO_DEFAULTS = {
 
 def zero_settings(engine: EngineConfig) -> dict[str, int]:
     """The section zero_optimization of the engine's file with DeepSpeed's defaults."""
-    given = deepspeed_settings(engine)["zero_optimization"]
-    zero = {"overlap_comm": given["stage"] == 3} | _ZERO_DEFAULTS | given
+    section = deepspeed_settings(engine)["zero_optimization"]
+    zero = {"overlap_comm": section["stage"] == 3} | _ZERO_DEFAULTS | section
     return {name: int(zero[name]) for name in ("stage", "overlap_comm", *_ZERO_DEFAULTS)}
 
 
@@ -107,8 +107,7 @@ class ParallelLayout(MicroBatch):
 
     @staticmethod
     def of(run: RunConfig, gpus: int, precision: str, row_tokens: int, fused: bool = True) -> "ParallelLayout":
-        """The layout of `run` on `gpus` processes. Raises ValueError, in the words of the run, where it is not
-        legal."""
+        """The layout of `run` on `gpus` processes. Raises ValueError, as the run itself does, if it is not legal."""
         run = choose_engine(validate(run), gpus)
         if run.engine.kind == "plain":
             raise ValueError("engine.kind plain is for comparisons on one process: plan for deepspeed or pipeline")
@@ -152,11 +151,11 @@ class ParallelLayout(MicroBatch):
         return self.sizes(0).embedding if self.work.softmax_last and len(self.stages) > 1 else 0
 
     def sizes(self, stage: int) -> StageSizes:
-        """Parameters of a stage; those of every layout come from one model, as checkpointing changes none."""
+        """Parameters of a stage. Checkpointing changes none, so layouts with and without it share one model."""
         return stage_sizes(self.objective, replace(self.model, activation_checkpointing=False), self.stages[stage])
 
     def neighbours(self, stage: int) -> int:
-        """How many stages a stage exchanges hidden states with: two in the middle of a pipeline."""
+        """Number of stages that a stage exchanges hidden states with: two in the middle of a pipeline."""
         return (stage > 0) + (stage < len(self.stages) - 1)
 
     def in_flight(self, stage: int) -> int:
