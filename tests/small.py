@@ -56,7 +56,7 @@ def model(seed: int = 0, **changes: object) -> Electra:
 
 
 def language_model(seed: int = 0, random: float = 0.1, keep: float = 0.1, **changes: object) -> LanguageModel:
-    """The same with one encoder and a masked head."""
+    """A small lively language model: one encoder with a masked head, with settings of `SMALL` changed."""
     cfg = replace(SMALL, **changes)  # type: ignore[arg-type]
     validate(RunConfig("small", model=cfg))
     return lively(wrap_layers(LanguageModel(cfg, Masking(random, keep)), cfg), seed)
@@ -116,7 +116,7 @@ def usual_batch(width: int = 40, seed: int = 3) -> Batch:
 def open_batch(
     lengths: Sequence[int], width: int = 40, fractions: tuple[float, ...] = (0.1, 0.3), seed: int = 3
 ) -> Batch:
-    """Monolingual rows with sentences of so many tokens, or as many as leave room, and open places behind them
+    """Monolingual rows with sentences of the given lengths, or shorter to leave room, and open places after them
     (BTMLM)."""
     rng = np.random.default_rng(seed)
     rows = rows_of([[item(rng, length)] for length in lengths], width)

@@ -1,5 +1,5 @@
-"""Every published recipe against the tables of its paper, which stand here as numbers: nothing is read from a recipe or
-a default.
+"""Every published recipe against the tables of its paper, written out as numbers: nothing is read from a recipe or a
+default.
 
 A setting that no table has is stated with the reason why it is so (docs/papers.md). A new recipe, or a new setting of
 the sections that shape a curve, fails until it is stated here.
@@ -316,7 +316,7 @@ NO_DECAY = {
 
 
 @pytest.mark.parametrize("name", ["large_zero2", "ernie_m", "xlm"])
-def test_what_decays_and_what_the_optimizer_is_given(name: str) -> None:
+def test_weight_decay_and_the_settings_of_the_optimizer(name: str) -> None:
     of = lively(
         model(
             norm="pre",

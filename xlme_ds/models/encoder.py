@@ -121,7 +121,7 @@ class Encoder(nn.Module):
         self.output_norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon) if output_norm else None
 
     def _layer(self, number: int) -> nn.Module:
-        return layer_class(self.cfg)(self.cfg)
+        return layer_class(self.cfg).build(self.cfg, number)
 
     def embed(
         self,

@@ -107,10 +107,10 @@ class Attention(nn.Module):
 class TransformerLayer(nn.Module):
     """Attention and a GELU feed-forward network, each with a residual connection.
 
-    Another kind of layer has the same constructor, `forward` and static methods.
+    Another kind of layer is a subclass with its own `build`, `forward` and the functions that are named here.
     """
 
-    # What all layers of an encoder read is computed once in each pass.
+    # Computed once in each pass and read by all layers of an encoder; chooses the kernels of attention.
     shared = staticmethod(shared_bias)
     operations = staticmethod(layer_costs.operations)
     saved_bytes = staticmethod(layer_costs.saved_bytes)
@@ -127,6 +127,11 @@ class TransformerLayer(nn.Module):
         self.up = Linear(cfg.width, cfg.feed_forward)
         self.down = Linear(cfg.feed_forward, cfg.width)
         self.feed_forward_norm = LayerNorm(cfg.width, eps=cfg.norm_epsilon)
+
+    @classmethod
+    def build(cls, cfg: ModelConfig, number: int) -> nn.Module:
+        """The layer at place `number` of an encoder; here all are alike."""
+        return cls(cfg)
 
     def forward(self, x_BTD: Tensor, bias: AttentionBias | ItemBias, keys_B: Tensor | None = None) -> Tensor:
         """The layer's output, [B, T, D]; `keys_B`, if given, drop attention weights and outputs of both sublayers."""
@@ -150,5 +155,5 @@ class TransformerLayer(nn.Module):
 
 
 def layer_class(cfg: ModelConfig) -> type[TransformerLayer]:
-    """The class of an encoder's layers: the place to choose another kind."""
+    """The class of an encoder's layers; another kind of layer is chosen here."""
     return TransformerLayer
