@@ -5,14 +5,13 @@
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 Settings = TypeVar("Settings")
 Number = TypeVar("Number", int, float)
-Check = tuple[bool, str]  # whether something fits, and the sentence for the user if it does not
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,6 @@ Buckets = Annotated[
     int, Range("be even and at least 4 (half for each direction)", lambda value: value >= 4 and value % 2 == 0)
 ]
 Stages = Annotated[int, Range("be at least 2, or use engine.kind deepspeed", lambda value: value >= 2)]
-
-
-def refuse(checks: Iterable[Check]) -> None:
-    """Raise ValueError with the sentence of the first check that fails."""
-    for fits, sentence in checks:
-        if not fits:
-            raise ValueError(sentence)
 
 
 def weight_at(points: Sequence[str], step: int) -> float:

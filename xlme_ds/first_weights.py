@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from .cli import note
-from .config import Check, ModelConfig, RunConfig, StartConfig, refuse
+from .config import ModelConfig, RunConfig, StartConfig
 from .counting import parameter_sizes
 from .data.vocabulary import Vocabulary
 from .folders import at_step, checkpoints_of, saved_step
+from .io.errors import Check, refuse
 from .models.decoder import decoder_depth, decoder_from_encoder
 from .models.init import InitialValues
 from .models.text_encoder import TextEncoder, Which, encoder_of

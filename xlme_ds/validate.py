@@ -8,9 +8,10 @@ import math
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from .config import EngineConfig, ObjectiveConfig, RunConfig, StartConfig, Training, refuse
+from .config import EngineConfig, ObjectiveConfig, RunConfig, StartConfig, Training
 from .data.order import phases, plan_step
 from .engine_file import check_engine_file, choose_engine, deepspeed_settings
+from .io.errors import refuse
 from .models.tiles import HEAD_SIZES
 from .objectives import has_decoder, objective_of
 

@@ -11,13 +11,14 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..config import Check, DataConfig, EngineConfig, ModelConfig, RunConfig, Training, refuse
+from ..config import DataConfig, EngineConfig, ModelConfig, RunConfig, Training
 from ..counting import work_of
 from ..data.loader import HeldOutLoader, Loader
 from ..data.rows import TASKS
 from ..data.sentences import ALWAYS
 from ..data.vocabulary import Vocabulary
 from ..engine_file import deepspeed_settings, zero_stage
+from ..io.errors import Check, refuse
 from ..models.execution import how_compiled, wrap_layers
 from ..models.init import GatherParameter, InitialValues, initialise
 from ..models.kernel_check import check_kernels

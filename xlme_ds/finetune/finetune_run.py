@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..config import Training, refuse
-from ..data.schema import LAYOUTS, read_json, write_json
+from ..config import Training
+from ..data.schema import LAYOUTS
 from ..engine.build import assemble, resolve_precision
 from ..engine.ranks import broadcast, gather, on_all_ranks, on_gpu
+from ..io.errors import refuse
+from ..io.files import read_json, write_json
 from ..models.init import GatherParameter, initialise
 from ..models.pipeline import encoder_forward
 from ..models.text_encoder import language_index

@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..config import Check, ModelConfig, RunConfig
+from ..config import ModelConfig, RunConfig
 from ..data.batch import Batch
+from ..io.errors import Check
 from ..models.electra import Electra
 from ..models.encoder import read_whole
 from ..models.heads import MaskedLanguageModelHead, TiedTable
