@@ -28,6 +28,7 @@ FLOORS = {
     "xlme_ds.counting": 3,
     "xlme_ds.trained": 3,
     "xlme_ds.validate": 3,
+    "xlme_ds.engine_file": 2,
     "xlme_ds.engine": 4,
     "xlme_ds.xlm_roberta": 4,
     "xlme_ds.checkpoint": 5,

@@ -30,7 +30,7 @@ from ..first_weights import named, starting_weights
 from ..folders import at_step, checkpoints_of, saved_step
 from ..io.errors import refuse
 from ..io.files import to_disk
-from ..models.init import Known
+from ..models.init import InitialValues
 from ..objectives import described, has_decoder, objective_of
 from ..objectives.protocol import BatchSource
 from ..recipes import RECIPES
@@ -384,7 +384,7 @@ def read_inputs(
     sources: Sequence[Path],
     rank: int,
     world: int,
-) -> tuple[Loader, Loader | None, Known | None]:
+) -> tuple[Loader, Loader | None, InitialValues | None]:
     """Claim the `folder`, and open the data, the held-out data, and the `sources` of the first weights. Raises
     ValueError for what does not fit."""
     validate(config, world)  # with the precision that `auto` has become
