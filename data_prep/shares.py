@@ -88,7 +88,7 @@ class Sampling:
         for number, (group, part) in enumerate([((), rest), *parts.items()]):
             members = [j for j, other in enumerate(groups) if other == number]
             divided = temperature_shares([examples[j] for j in members], self.alpha)
-            _refuse_part(number, group, part, bool(sum(divided)))
+            _check_part(number, group, part, bool(sum(divided)))
             for j, share in zip(members, divided, strict=True):
                 shares[j] = part * share
         limits = self.limits(examples)
@@ -97,7 +97,7 @@ class Sampling:
         return bound_shares(total, shares, limits, groups, self.max_repeats)
 
 
-def _refuse_part(number: int, group: tuple[str, ...], part: Fraction, has_text: bool) -> None:
+def _check_part(number: int, group: tuple[str, ...], part: Fraction, has_text: bool) -> None:
     """Raise ValueError where a group (0: the languages without a set share) cannot have its part."""
     if number == 0 and has_text and part <= 0:
         raise ValueError(

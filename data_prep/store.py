@@ -26,16 +26,8 @@ import pyarrow as pa
 
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import warn
-from xlme_ds.data.schema import (
-    Manifest,
-    Shard,
-    file_sha256,
-    read_manifest,
-    read_signed,
-    replacing,
-    sync_folder,
-    write_signed,
-)
+from xlme_ds.data.schema import Manifest, Shard, read_manifest
+from xlme_ds.io.files import file_sha256, read_signed, replacing, to_disk, write_signed
 
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")  # names that `replacing` gives
 
@@ -82,7 +74,7 @@ class Stage:
         paths = self.folder / "settings.json", self.folder / "manifest.json"
         begun = next(filter(None, map(_readable, paths)), None)
         if begun is not None:
-            _refuse_changes(self.folder, begun, self._wanted)
+            _check_settings(self.folder, begun, self._wanted)
         return begun
 
     def finished(self, processes: int, moved: Collection[str] = ()) -> bool:
@@ -223,7 +215,7 @@ def make_folder(folder: Path) -> None:
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
-        sync_folder(folder.parent)
+        to_disk(folder.parent)
 
 
 def is_whole(root: Path, file: Shard) -> bool:
@@ -248,7 +240,7 @@ def write_file(path: Path, data: bytes, root: Path) -> Shard:
     """Write a file that holds no records; its name, which is on the disk too, is relative to `root`."""
     with new_file(path) as file:
         file.write(data)
-    sync_folder(path.parent)
+    to_disk(path.parent)
     return file.shard(path, root)
 
 
@@ -301,7 +293,7 @@ class _Hashing(io.RawIOBase):
         return Shard(path.relative_to(root).as_posix(), rows, self.bytes, self.sha256.hexdigest())
 
 
-def _refuse_changes(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+def _check_settings(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     advice = "choose another output folder, or delete this one"
     if old["stage"] != new["stage"]:
         raise ValueError(f"{folder} was written by stage {old['stage']}, not {new['stage']}: {advice}")

@@ -76,7 +76,7 @@ class Run:
         )
 
 
-def slices(paragraphs: int) -> int:
+def number_of_slices(paragraphs: int) -> int:
     """Number of slices in which the hashes of this many paragraphs are merged."""
     return max(1, -(-paragraphs // _SLICE))
 

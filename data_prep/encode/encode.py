@@ -34,8 +34,9 @@ from data_prep.parallel import alike, on_root, run_tasks, world_size
 from data_prep.progress import say, warn
 from data_prep.readers.corpus import TextConfig, find_sources
 from data_prep.store import Stage
-from xlme_ds.data.schema import Manifest, Shard, file_sha256, write_manifest
+from xlme_ds.data.schema import Manifest, Shard, write_manifest
 from xlme_ds.data.vocabulary import Vocabulary
+from xlme_ds.io.files import file_sha256
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def _plans(config: EncodeConfig) -> tuple[int, dict[str, tuple[Stage, list[Encod
 
 
 def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[EncodeTask], vocabulary_size: int) -> None:
-    on_root(lambda: _refuse_other_inputs(stage, tasks))
+    on_root(lambda: _check_sizes(stage, tasks))
     if stage.finished(config.processes, on_root(lambda: moved_shards(stage))):
         return on_root(lambda: say(f"{stage.folder} is complete"))
     todo = on_root(lambda: _todo(stage, tasks))
@@ -130,7 +131,7 @@ def _run_plan(config: EncodeConfig, kind: str, stage: Stage, tasks: Sequence[Enc
     on_root(lambda: _write_manifest(stage, tasks, vocabulary_size))
 
 
-def _refuse_other_inputs(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
+def _check_sizes(stage: Stage, tasks: Sequence[EncodeTask]) -> None:
     for task in tasks:
         result = stage.task_result(task.name) or stage.task_result(f"{task.name}.encoded")
         for (name, size), (_, encoded) in zip(task.source.files, result["inputs"] if result else (), strict=False):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from data_prep.encode.dedup import duplicates_of, find_duplicates, load_notes, slices
+from data_prep.encode.dedup import duplicates_of, find_duplicates, load_notes, number_of_slices
 from data_prep.encode.encode_input import STAGED, EncodeTask, finish
 from data_prep.encode.token_ids import list_array
 from data_prep.filters.clean import EXACT_DUPLICATES
@@ -29,17 +29,17 @@ from xlme_ds.data.schema import DOCUMENTS, PAIRS
 
 @dataclass(frozen=True)
 class _Language:
-    """All blocks of one language or pair, in input order; `found` are the slices of its duplicates."""
+    """All blocks of one language or pair, in input order, with their runs; `slices` are the files of its duplicates."""
 
     blocks: tuple[tuple[EncodeTask, int], ...]
     runs: tuple[Path, ...]
-    found: tuple[Path, ...]
+    slices: tuple[Path, ...]
 
 
 def remove_duplicates(stage: Stage, tasks: Sequence[EncodeTask], processes: int) -> None:
     """Finish inputs whose blocks are all staged; collective under MPI."""
     languages = on_root(lambda: [_language(stage, list(same)) for _, same in groupby(tasks, lambda t: t.source.name)])
-    merges = [(language, number) for language in languages for number in range(len(language.found))]
+    merges = [(language, number) for language in languages for number in range(len(language.slices))]
     sizes = [len(language.runs) for language, _ in merges]
     run_tasks(partial(_merge, stage), merges, sizes, processes, "find duplicates")
     writes = [(language, number) for language in languages for number in range(len(language.blocks))]
@@ -58,9 +58,9 @@ def is_final(stage: Stage, task: EncodeTask) -> bool:
 def _language(stage: Stage, tasks: list[EncodeTask]) -> _Language:
     blocks = [(t, number) for t in tasks for number in range(_result(stage, f"{t.name}.encoded")["blocks"])]
     paragraphs = sum(_result(stage, task.block_name(number))["paragraphs"] for task, number in blocks)
-    staged, total = stage.folder / STAGED, slices(paragraphs)
-    found = tuple(staged / tasks[0].source.name / f"{i:05d}-of-{total:05d}" for i in range(total))
-    return _Language(tuple(blocks), tuple(staged / task.shard_name(number) for task, number in blocks), found)
+    staged, total = stage.folder / STAGED, number_of_slices(paragraphs)
+    files = tuple(staged / tasks[0].source.name / f"{i:05d}-of-{total:05d}" for i in range(total))
+    return _Language(tuple(blocks), tuple(staged / task.shard_name(number) for task, number in blocks), files)
 
 
 def _result(stage: Stage, task_name: str) -> dict[str, Any]:
@@ -71,10 +71,10 @@ def _result(stage: Stage, task_name: str) -> dict[str, Any]:
 
 def _merge(stage: Stage, item: tuple[_Language, int]) -> None:
     language, number = item
-    out = language.found[number]
+    out = language.slices[number]
     marker = f"{out.parent.name}.{out.name}"
     if stage.task_result(marker) is None:
-        files = find_duplicates(language.runs, number, len(language.found), out, stage.folder)
+        files = find_duplicates(language.runs, number, len(language.slices), out, stage.folder)
         stage.finish_task(marker, {"files": [asdict(file) for file in files]})
 
 
@@ -89,7 +89,7 @@ def _write_block(stage: Stage, item: tuple[_Language, int]) -> None:
     if result["shard"] is not None:
         path, staged = stage.folder / task.shard_name(block), language.runs[number]
         keep = np.ones(result["paragraphs"], bool)
-        keep[duplicates_of(number, language.found)] = False
+        keep[duplicates_of(number, language.slices)] = False
         if not keep.all():
             result |= _without(stage, task, staged, path, keep, result["counts"])
         else:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from data_prep.progress import Status
 from data_prep.readers import TextBlock
-from xlme_ds.data.schema import naming
+from xlme_ds.io.files import naming
 
 _WORK = re.compile(r"work-\d+-\d+")
 _SHORTEST, _LONGEST = 0.01, 1.0  # seconds between two looks; in between, an eighth of the time waited so far

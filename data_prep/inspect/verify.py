@@ -18,14 +18,9 @@ from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import say
 from data_prep.shares import Sampling, apportion
 from data_prep.store import recorded, written_files
-from xlme_ds.data.schema import (
-    TASKS,
-    Manifest,
-    Shard,
-    file_sha256,
-    read_manifest,
-)
+from xlme_ds.data.schema import TASKS, Manifest, Shard, read_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
+from xlme_ds.io.files import file_sha256
 
 
 @dataclass(frozen=True)
@@ -47,11 +42,11 @@ def run(config: VerifyConfig) -> None:
         manifest = on_root(partial(_readable_manifest, folder))
         shards, check = manifest.shards, partial(_check_shard, folder, manifest)
         counts = run_tasks(check, shards, [s.bytes for s in shards], config.processes, f"verify {folder.name}")
-        on_root(partial(_refuse, _manifest_checks(folder, manifest, counts)))
+        on_root(partial(_raise_first, _manifest_checks(folder, manifest, counts)))
         on_root(partial(say, f"{folder}: {len(shards)} shards, {manifest.rows:,} records, no fault"))
 
 
-def _refuse(checks: Checks) -> None:
+def _raise_first(checks: Checks) -> None:
     """Raise ValueError with the sentence of the first check that fails."""
     for fits, sentence in checks:
         if not fits:
@@ -76,7 +71,7 @@ def _again(folder: Path) -> str:
 def _readable_manifest(folder: Path) -> Manifest:
     """The manifest, after a check that it lists the files in the folder and their vocabulary."""
     manifest = read_manifest(folder)
-    _refuse(_listing_checks(folder, manifest))
+    _raise_first(_listing_checks(folder, manifest))
     return manifest
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.languages import in_order
-from xlme_ds.data.schema import DOCUMENTS, PAIRS, Layout, naming
+from xlme_ds.data.schema import DOCUMENTS, PAIRS, Layout
+from xlme_ds.io.files import naming
 
 _CHANGED = "it was changed, delete it and give the encode command again"
 _NEAR = 1024  # int32 words, a page: a gap as small as this is read too

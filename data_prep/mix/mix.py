@@ -33,8 +33,9 @@ from data_prep.progress import say, warn
 from data_prep.sampling import Order
 from data_prep.shares import Sampling
 from data_prep.store import Stage, write_file
-from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, file_sha256, read_manifest, write_manifest
+from xlme_ds.data.schema import LAYOUTS, TASKS, Manifest, Shard, read_manifest, write_manifest
 from xlme_ds.data.vocabulary import MODEL_FILE, Vocabulary
+from xlme_ds.io.files import file_sha256
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def run(config: MixConfig) -> None:
     config = replace(config, into=on_root(lambda: language_of(config.into)) if config.into else "")
     rows_by_task = {task: rows for task, rows in zip(TASKS, (config.mono_rows, config.para_rows), strict=True) if rows}
     encoded, vocabulary, languages = on_root(lambda: _read_inputs(config, list(rows_by_task)))
-    on_root(lambda: _refuse_unknown(config, encoded))
+    on_root(lambda: _check_text_settings(config, encoded))
     for task, rows in rows_by_task.items():
         _mix(config, task, rows, encoded[task], languages)
     on_root(lambda: _copy(vocabulary, config.out / "vocab" / MODEL_FILE))
@@ -119,15 +120,15 @@ def _read_inputs(config: MixConfig, tasks: list[str]) -> tuple[dict[str, Manifes
             )
         for name in _names(manifest):
             group_languages(name, manifest.languages)  # fails where a pair's name has the other order
-    _refuse_neighbour(config, vocabulary.sha256, [task for task in TASKS if task not in tasks])
+    _check_neighbour(config, vocabulary.sha256, [task for task in TASKS if task not in tasks])
     # one list for both tasks, mixed or not, so that a language has the same index in both
     finished = [config.encoded / task for task in TASKS if (config.encoded / task / "manifest.json").exists()]
     languages = {code for folder in finished for code in read_manifest(folder).languages}
     return encoded, vocabulary.path, tuple(sorted(languages))
 
 
-def _refuse_neighbour(config: MixConfig, vocabulary: str, tasks: Sequence[str]) -> None:
-    """Raise ValueError where the output folder has rows of another of the `tasks` that could not be read with these."""
+def _check_neighbour(config: MixConfig, vocabulary: str, tasks: Sequence[str]) -> None:
+    """Raise ValueError if --out has rows of one of `tasks` that training could not read with the new rows."""
     for folder in (config.out / task for task in tasks):
         if (folder / "manifest.json").exists():
             there = read_manifest(folder)
@@ -144,8 +145,8 @@ def _names(encoded: Manifest) -> set[str]:
     return {shard.name.split("/")[0] for shard in encoded.shards}
 
 
-def _refuse_unknown(config: MixConfig, encoded: dict[str, Manifest]) -> None:
-    """Raise ValueError for a set share of what is not mixed, or of languages and pairs together."""
+def _check_text_settings(config: MixConfig, encoded: dict[str, Manifest]) -> None:
+    """Raise ValueError for --into, --sentences or --share that the encoded text does not allow."""
     names = {task: _names(manifest) for task, manifest in encoded.items()}
     known = set().union(*names.values())
     of_pairs = encoded["para"].languages if "para" in encoded else ()
@@ -169,7 +170,7 @@ def _refuse_unknown(config: MixConfig, encoded: dict[str, Manifest]) -> None:
 
 
 def _sampling(config: MixConfig, encoded: Manifest) -> Sampling:
-    """The settings of one task: the shares that are set for its languages or pairs."""
+    """The sampling of one task, with the shares that are set for its languages or pairs."""
     own = _names(encoded)
     share = [line for line in config.share if set(line.rpartition("=")[0].split("+")) <= own]
     return Sampling(config.alpha, tuple(sorted(share)), config.max_repeats)

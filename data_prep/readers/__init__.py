@@ -13,7 +13,7 @@ from data_prep.progress import warn
 from data_prep.readers.cc100 import CC100, Lines
 from data_prep.readers.corpus_files import files_in
 from data_prep.readers.plain_pairs import Moses, MosesZip, NumberedTable, TableReader, find_pairs, split_pair
-from data_prep.readers.reader import Input, PairReader, Paragraphs, TextBlock, named_code, refuse_twins
+from data_prep.readers.reader import Input, PairReader, Paragraphs, TextBlock, check_twins, named_code
 from data_prep.readers.record_files import Arrow, JsonLines, Parquet
 from data_prep.readers.records import RecordDocuments, RecordPairs
 from data_prep.readers.tmx import Tmx
@@ -74,7 +74,7 @@ def find_documents(folder: Path | str) -> list[Input]:
             inputs.append(Input(language, (language,), (path,), format=formats[0]))
         elif not path.is_folder:
             warn(f"{path} is ignored: its name is not {layout}")
-    refuse_twins((source.paths[0], source.paths[0].name) for source in inputs)
+    check_twins((source.paths[0], source.paths[0].name) for source in inputs)
     if not inputs:
         raise ValueError(f"{folder} holds no corpus file: the names must be {layout}")
     return sorted(inputs, key=lambda source: (source.name, source.files))

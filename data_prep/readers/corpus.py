@@ -43,9 +43,9 @@ class TextConfig:
 
 @dataclass(frozen=True)
 class Sources:
-    """The inputs of one task (mono or para) by name, those of one name in the order given.
+    """The inputs of one task (mono or para), sorted by name; those of one name in the order given.
 
-    `settings` are all of their descriptions that shape a stage's bytes except the files: never where they are.
+    `settings`: the parts of their descriptions that shape a stage's bytes, without files and places.
     """
 
     inputs: tuple[Input, ...]
@@ -65,26 +65,26 @@ def find_sources(text: TextConfig) -> dict[str, Sources]:
         inputs = find(folder) if folder else []
         settings: dict[str, Any] = {}
         for corpus in (corpus for corpus in corpora if corpus.task == task):
-            found = corpus_inputs(corpus, text.allow_missing)
-            inputs += found
+            corpus_files = corpus_inputs(corpus, text.allow_missing)
+            inputs += corpus_files
             own: dict[str, Any] = {
                 "format": corpus.format,
                 "columns": list(corpus.columns),
                 "filters": list(corpus.filters),
             }
             own |= {"line_end": corpus.line_end} if corpus.line_end else {}
-            own |= {"language_model": _language_model(found)} if LANGUAGE in corpus.filters else {}
+            own |= {"language_model": _language_model(corpus_files)} if LANGUAGE in corpus.filters else {}
             settings |= {f"{corpus.name}.{key}": value for key, value in (own | corpus.filters).items()}
         if inputs:
             _warn_of_others(inputs)
-            _refuse_doubles(inputs)
+            _check_doubles(inputs)
             inputs.sort(key=lambda source: source.name)  # stable
             sources[task] = Sources(tuple(inputs), settings)
     return sources
 
 
 def _language_model(inputs: list[Input]) -> str:
-    """The model of filter `language`, which shapes what it drops; a warning names the languages it does not know."""
+    """Name of filter `language`'s model; a warning names the languages that it does not know."""
     languages = sorted({language for source in inputs for language in source.languages})
     if unknown := [language for language in languages if not labels_of(language)]:
         warn(f"filter language leaves {', '.join(unknown)} as they are: its model does not know them")
@@ -101,9 +101,9 @@ def _warn_of_others(inputs: list[Input]) -> None:
         warn(f"filter {SCRIPT} leaves {', '.join(left)} as they are: it does not know their scripts")
 
 
-def _refuse_doubles(inputs: list[Input]) -> None:
-    """Raise ValueError where the same files are named twice for one language or pair, so that their text would count
-    twice, and where the same text of them is named for two."""
+def _check_doubles(inputs: list[Input]) -> None:
+    """Raise ValueError if a file is named twice for one language or pair, so that its text would count twice, or the
+    same text is named for two languages."""
     seen_by: dict[tuple[str, ...], str] = {}
     names: dict[tuple[object, ...], str] = {}
     for source in inputs:
@@ -158,7 +158,7 @@ def corpus_inputs(corpus: CorpusDescription, allow_missing: bool = False) -> lis
 
 def _input(corpus: CorpusDescription, codes: Codes, places: tuple[Place, ...]) -> Input:
     """The input that these files are, by their names."""
-    _refuse_cache(places[0], corpus)
+    _check_cache(places[0], corpus)
     reader, languages = READERS[corpus.format], tuple(map(language_of, codes))
     ordered = in_order(languages)
     return Input(
@@ -175,7 +175,7 @@ def _input(corpus: CorpusDescription, codes: Codes, places: tuple[Place, ...]) -
     )
 
 
-def _refuse_cache(place: Place, corpus: CorpusDescription) -> None:
+def _check_cache(place: Place, corpus: CorpusDescription) -> None:
     """Raise ValueError for what `map` and `filter` of Hugging Face's `datasets` write next to the text they read."""
     if corpus.format.startswith("arrow") and place.name.rpartition("/")[2].startswith("cache-"):
         raise ValueError(

@@ -170,10 +170,10 @@ def read_text(place: Place, member: str | None = None) -> Iterator[bytes]:
         if _WINDOW_TOO_LARGE in str(error):
             advice = "its window is over 128 MiB, pack it again without zstd's --long or with --long=27"
         raise ValueError(f"{name} cannot be read after line {number} ({error}): {advice}") from None
-    refuse_changed(place)
+    check_unchanged(place)
 
 
-def refuse_changed(place: Place) -> None:
+def check_unchanged(place: Place) -> None:
     """Raise ValueError for a file that has another size than before it was read."""
     now = place.size if place.pipe else Place(place.folder, place.name).size
     if now != place.size:

@@ -32,8 +32,8 @@ from data_prep.readers.reader import (
     ScoredPair,
     TextBlock,
     Unit,
+    check_twins,
     pieces,
-    refuse_twins,
 )
 
 _NO_LINE = b"\n"  # after the end of the shorter side; no line holds a LF
@@ -215,7 +215,7 @@ def find_pairs(folder: Path | str) -> list[Input]:
             sides.setdefault((match["stem"], match["pair"]), {})[match["code"]] = path
         elif not path.is_folder:
             warn(f"{path} is ignored: its name is not {_LAYOUT}")
-    refuse_twins(files)
+    check_twins(files)
     for (stem, pair), paths in sides.items():
         lone = next(iter(paths.values()))
         codes = split_pair(pair, lone)

@@ -187,7 +187,7 @@ def named_code(code: str, where: object) -> str:
         raise ValueError(f"{where}: {error}") from None
 
 
-def refuse_twins(files: Iterable[tuple[Place, str]]) -> None:
+def check_twins(files: Iterable[tuple[Place, str]]) -> None:
     """Raise ValueError where two files, or members of files, have the same name but for compression and case."""
     by_name: dict[str, Place] = {}
     for path, name in files:

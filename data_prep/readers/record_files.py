@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-from data_prep.readers.corpus_files import Place, of_network, read_text, refuse_changed, split_lines
+from data_prep.readers.corpus_files import Place, check_unchanged, of_network, read_text, split_lines
 from data_prep.readers.reader import COMPRESSED
 
 _ADVICE = 'name the one that has the text by columns = ["NAME"] in a corpus description'
@@ -163,7 +163,7 @@ class Tables(RecordFile):
             if getattr(error, "errno", None) is not None or of_network(place, error):
                 raise
             raise ValueError(f"{where} cannot be read ({error}): it is truncated or damaged, fetch it again") from None
-        refuse_changed(place)
+        check_unchanged(place)
 
 
 class Parquet(Tables):

@@ -59,7 +59,7 @@ class Tmx(AlignedReader):
         parser.EndElementHandler = reader.end
         parser.CharacterDataHandler = reader.characters
         parser.SkippedEntityHandler = reader.entity
-        parser.EntityDeclHandler = reader.refuse_entity
+        parser.EntityDeclHandler = reader.entity_declared
         bytes_parsed = 0
         try:
             for text in _texts(source.paths[0], repaired):
@@ -138,7 +138,7 @@ class _UnitHandler:
             self.sound &= text is not None
             self.characters(text or "")
 
-    def refuse_entity(self, name: str, *_: object) -> NoReturn:
+    def entity_declared(self, name: str, *_: object) -> NoReturn:
         raise ValueError(f"{self.name} declares the entity {name!r}: write its text in its place, for none is read")
 
     def _unit(self) -> Unit:

@@ -33,7 +33,7 @@ from data_prep.vocab.line_sample import SAMPLE, read_lines, sample_lines, sample
 from data_prep.vocab.model_file import SPECIALS, parse, serialize
 from data_prep.vocab.vocab import discard_work, finish_vocabulary, say_size
 from data_prep.vocab.word_counts import WordCounts, thinned_words
-from xlme_ds.data.schema import write_json
+from xlme_ds.io.files import write_json
 
 if TYPE_CHECKING:
     from data_prep.vocab.unigram import Unigrams

@@ -47,9 +47,9 @@ def count_words(
         new += len(found)
         if new > tables[0].num_rows:  # so that each word is merged a few times in all
             tables, new = [_merged(tables)], 0
-            _refuse_more(tables[0], memory)
+            _check_memory(tables[0], memory)
     table = _merged(tables)
-    _refuse_more(table, memory)
+    _check_memory(table, memory)
     table = table.sort_by("word").combine_chunks()
     words = table["word"].combine_chunks() if table.num_rows else pa.array([], pa.large_string())
     pa.default_memory_pool().release_unused()
@@ -82,7 +82,7 @@ def _merged(tables: list[pa.Table]) -> pa.Table:
     return grouped.select(["word", "count_sum"]).rename_columns(["word", "count"])
 
 
-def _refuse_more(table: pa.Table, memory: float) -> None:
+def _check_memory(table: pa.Table, memory: float) -> None:
     characters = pc.sum(pc.utf8_length(table["word"])).as_py() or 0
     if _WORD_BYTES * table.num_rows + _CHARACTER_BYTES * characters > memory:
         raise MemoryError

@@ -24,19 +24,8 @@ from data_prep.inspect.verify import run as run_verify
 from data_prep.mix.mix import MixConfig, run
 from data_prep.store import write_arrow
 from data_prep.vocab.model_file import serialize
-from xlme_ds.data.schema import (
-    BOS,
-    DOCUMENTS,
-    EOS,
-    PAD,
-    PAIRS,
-    Manifest,
-    file_sha256,
-    read_manifest,
-    row_schema,
-    write_manifest,
-    write_signed,
-)
+from xlme_ds.data.schema import BOS, DOCUMENTS, EOS, PAD, PAIRS, Manifest, read_manifest, row_schema, write_manifest
+from xlme_ds.io.files import file_sha256, write_signed
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH = 16
