@@ -191,7 +191,7 @@ def _second_stage(first: RunConfig) -> RunConfig:
 
 RECIPES: dict[str, RunConfig] = {
     # The ten-minute run on two CPU cores, with every part of a large one: ZeRO-3, two processes, both tasks. 91
-    # languages of one short text; the settings are chosen by trial (docs/lab_log.md).
+    # languages of one short text; the settings are chosen by trial (docs/lab/quickstart.md).
     "quickstart": RunConfig(
         "quickstart",
         model=ModelConfig(
