@@ -10,6 +10,7 @@ FILES = 2  # of each language: a task each
 
 
 def remove_near_duplicates(text: str, language: str, work: str, out: str) -> None:
+    """Run MinHash over the documents in `text` and write those that stay to `out`."""
     config = MinhashConfig()  # 14 buckets of 8 hashes of 5-grams: documents that share about three quarters of them
     reader = JsonlReader(text)
     stages = [
