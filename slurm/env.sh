@@ -2,7 +2,7 @@
 # passes on the environment: XLME_PYTHON=/opt/xlme/bin/python sbatch slurm/pretrain_base.sh
 # Variables of these scripts begin with XLME_, because many centres use WORK, DATA, SCRATCH and the like.
 
-# Modules and the Python environment (docs/howto/first-gpu-run.md), or a container: XLME_PYTHON is what srun starts on every node.
+# Modules and the Python environment (docs/howto/gpus.md), or a container: XLME_PYTHON is what srun starts on every node.
 # module load cuda/12.8 nccl
 # XLME_PYTHON="apptainer exec --nv xlme_ds.sif python"
 XLME_PYTHON=${XLME_PYTHON:-python}

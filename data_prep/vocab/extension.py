@@ -2,7 +2,7 @@
 
 The new pieces are those of a vocabulary trained on the new languages' text alone which the old one does not have. A new
 piece's score is that of a hundredth of its probability there: it is still far likelier than the two or more old pieces
-that it takes the place of, and text of the old languages is cut almost as before (docs/lab_log.md has other shares).
+that it takes the place of, and text of the old languages is cut almost as before (docs/lab/tokenizer.md).
 """
 
 import math
