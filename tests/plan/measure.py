@@ -58,7 +58,7 @@ class Traffic(TorchDispatchMode):
 
 
 def allocations(roots: list[Any]) -> list[tuple[int, int, int, tuple[str, ...]]]:
-    """(time, address, bytes, names of what was running) of every allocation and release, releases negative."""
+    """(time, address, bytes, names of what was running) of every allocation and release by time, releases negative."""
     found = []
     waiting: list[tuple[Any, tuple[str, ...]]] = [(root, ()) for root in reversed(roots)]
     while waiting:
@@ -68,7 +68,7 @@ def allocations(roots: list[Any]) -> list[tuple[int, int, int, tuple[str, ...]]]
         elif children := event.children:
             below = (*above, event.name)
             waiting += [(child, below) for child in reversed(children)]
-    return found
+    return sorted(found, key=lambda one: one[0])
 
 
 def peak(found: list[tuple[int, int, int, tuple[str, ...]]], last: str) -> dict[str, Any]:
@@ -77,19 +77,26 @@ def peak(found: list[tuple[int, int, int, tuple[str, ...]]], last: str) -> dict[
     What gloo allocates for a collective is left out: NCCL needs nothing of the kind.
     """
     alive: dict[int, tuple[int, tuple[str, ...]]] = {}
-    now = most = 0
-    at: dict[int, tuple[int, tuple[str, ...]]] = {}
-    running: tuple[str, ...] = ()
-    for _, address, size, above in sorted(found, key=lambda one: one[0]):
+
+    def bytes_more(address: int, size: int, above: tuple[str, ...]) -> int:
         # A release by a thread of gloo's goes unreported: the address given out again tells of it.
-        now -= alive.pop(address, (0, ()))[0]
-        if size > 0 and not any(name.startswith("c10d::") for name in above):
-            alive[address] = size, above
-            now += size
+        released = alive.pop(address, (0, ()))[0]
+        if size <= 0 or any(name.startswith("c10d::") for name in above):
+            return -released
+        alive[address] = size, above
+        return size - released
+
+    now = most = end = 0
+    running: tuple[str, ...] = ()
+    for number, (_, address, size, above) in enumerate(found, start=1):
+        now += bytes_more(address, size, above)
         if above and above[0] == last and now > most:
-            most, at, running = now, dict(alive), above
+            most, end, running = now, number, above
+    alive.clear()
+    for _, address, size, above in found[:end]:
+        bytes_more(address, size, above)
     kinds: dict[str, int] = {}
-    for size, above in at.values():
+    for size, above in alive.values():
         key = " > ".join(above[:1] + above[-3:])
         kinds[key] = kinds.get(key, 0) + size
     return {"peak": most, "running": " > ".join(running[-3:]), "kinds": kinds}
