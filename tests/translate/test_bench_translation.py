@@ -3,6 +3,7 @@ same training by Hugging Face."""
 
 import json
 import lzma
+import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from bench.translation import main
 from bench.translation_peer import Peer, race, translated
+from tests.launch import FORKED_PYTHON, Python, environment
 from tests.translate.test_command import english, german, sentences
 from xlme_ds.config import RunConfig, from_json
 from xlme_ds.data.vocabulary import Vocabulary
@@ -20,6 +22,14 @@ from xlme_ds.first_weights import starting_weights
 from xlme_ds.trained import read_config
 
 SIZES = "--test 20 --vocabulary 46 --width 32 --layers 1 --pretrain-steps 10 --steps 4 --every 2 --starts both"
+
+
+@pytest.fixture(autouse=True)
+def training_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command starts Python for each training."""
+    for name, value in environment(**Python.forking()).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "executable", str(FORKED_PYTHON))
 
 
 def write_corpus(corpus: Path, language: str, texts: dict[str, list[str]]) -> None:
