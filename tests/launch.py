@@ -160,7 +160,6 @@ def _serve(requests: socket.socket, listener: socket.socket) -> None:
     """Fork a process for every request, until the tests have ended."""
     for name in PRELOADED:
         importlib.import_module(name)
-    sys.modules["pandas"] = None  # type: ignore[assignment]  # pyarrow would load it, half a second, at its first array
     gc.freeze()
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot be forked"
     fixed = [os.environ.get(name) for name in FIXED]
