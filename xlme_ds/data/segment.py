@@ -13,11 +13,10 @@ from numba import njit
 from numba.types import Tuple, float32, int32, int64, uint8
 
 from .compiled import compiled, reads
-from .rows import UNK
+from .rows import PIECE_OFFSET, UNK
 
 Array = np.ndarray
 Paths = tuple[Array, Array, Array, Array]
-PIECE_OFFSET = 1  # SentencePiece's own ids start <unk>, <s>, </s>; fairseq's and so XLM-R's put <pad> in between
 _SPECIAL = 3  # of SentencePiece's own ids come first
 _UNKNOWN_PENALTY = 10.0  # nats below the least likely piece, as in SentencePiece
 _BASE, _PARENT, _ID, _SCORE = range(4)  # columns of a unit of the trie
@@ -153,7 +152,7 @@ def _place(key: np.uint64, text: Array, begin: int, size: int, table: Array, row
             if same:
                 break
         place = (place + np.uint64(1)) & mask
-    return np.int64(place)
+    return np.int64(place)  # type: ignore[return-value]
 
 
 @compiled(

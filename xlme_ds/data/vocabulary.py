@@ -6,13 +6,17 @@
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as proto
 
+from .rows import PIECE_OFFSET
 from .schema import EOS, UNK, file_sha256
-from .segment import PIECE_OFFSET, Segmenter
+
+if TYPE_CHECKING:
+    from .segment import Segmenter
 
 MODEL_FILE = "sentencepiece.model"
 # How data_prep and XLM-R train a model; the fast tokenizer of an export (`export/tokenizer.py`) knows no other.
@@ -88,7 +92,9 @@ class Vocabulary:
         return self._segmenter(forms)
 
     @cached_property
-    def _segmenter(self) -> Segmenter:
+    def _segmenter(self) -> "Segmenter":
+        from .segment import Segmenter  # numba takes time to load
+
         return Segmenter(self.processor)
 
     def encode_with_places(self, text: str) -> tuple[np.ndarray, np.ndarray]:
