@@ -12,8 +12,9 @@ import numpy as np
 import sentencepiece as spm
 from sentencepiece import sentencepiece_model_pb2 as proto
 
+from ..io.files import file_sha256
 from .rows import PIECE_OFFSET
-from .schema import EOS, UNK, file_sha256
+from .schema import EOS, UNK
 
 if TYPE_CHECKING:
     from .segment import Segmenter
