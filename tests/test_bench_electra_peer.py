@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.electra_peer import Peer, main
+from bench.peers.electra import Peer, main
 from tests.engine.worker import tiny
 from tests.rows import train_vocabulary, write_data
 from xlme_ds.engine.build import build_engine, open_data

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import gpu
-from bench.gpu_parity import CASES, parity
-from bench.gpu_steps import Device
+from bench.gpu import __main__ as gpu
+from bench.gpu.parity import CASES, parity
+from bench.gpu.steps import Device
 from bench.synthetic import synthetic_batch
 from tests.launch import environment
 from xlme_ds.data.schema import EOS, PAD
@@ -104,13 +104,13 @@ def test_nan_is_no_parity() -> None:
 # In place of what a GPU does wrong: of ten comparisons one hangs, one fails and one crashes.
 FAULTS = """
 import sys
-if "bench.gpu_worker" in sys.orig_argv:
-    import os, time, torch, bench.gpu_parity
+if "bench.gpu.worker" in sys.orig_argv:
+    import os, time, torch, bench.gpu.parity
     def broken(): raise RuntimeError("an illegal memory access was encountered")
     def in_bf16(right, wrong):
         return lambda device, dtype: wrong() if dtype == torch.bfloat16 else right(device, dtype)
     faults = {"relative position table": lambda: time.sleep(600), "token lookup": broken, "whole model": os.abort}
-    bench.gpu_parity.CASES |= {name: in_bf16(bench.gpu_parity.CASES[name], wrong) for name, wrong in faults.items()}
+    bench.gpu.parity.CASES |= {name: in_bf16(bench.gpu.parity.CASES[name], wrong) for name, wrong in faults.items()}
 """
 
 

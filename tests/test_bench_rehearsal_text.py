@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import rehearsal_text
-from bench.rehearsal_lines import mono_block, pair_block
-from bench.rehearsal_text import CC100, TextFile, files, repeated, write_text
+from bench.rehearsal import text as rehearsal_text
+from bench.rehearsal.lines import mono_block, pair_block
+from bench.rehearsal.text import CC100, TextFile, files, repeated, write_text
 from data_prep.encode import EncodeConfig
 from data_prep.encode import run as encode
 from data_prep.vocab import VocabConfig

@@ -20,11 +20,11 @@ pytestmark = [
 COUNT = """
 import json, os, sys
 from dataclasses import replace
-import bench.roofline
+import bench.roofline.__main__ as roofline
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from bench.counted import GPUS, Counter
-from bench.roofline import Settings, figures
+from bench.roofline.counted import GPUS, Counter
+from bench.roofline.__main__ import Settings, figures
 from xlme_ds.recipes import recipe
 from xlme_ds.objectives.electra import ElectraObjective
 
@@ -55,7 +55,7 @@ for line in sys.stdin.read().splitlines():
     case, child = json.loads(line), os.fork()  # DeepSpeed knows one process group in a process
     if child == 0:
         if case.pop("reads", False):
-            bench.roofline.objective_of = Reads
+            roofline.objective_of = Reads
         print(json.dumps(product(**case) if "offset" in case else counted(**case)), flush=True)
         os._exit(0)
     if os.waitpid(child, 0)[1]:

@@ -10,7 +10,7 @@ from tests.evaluate.folders import sentence, write_run, write_tatoeba
 from xlme_ds.export.__main__ import main as export
 
 pytest.importorskip("mteb", reason="mteb is absent: pip install -c constraints.txt '.[mteb]'")
-from bench.mteb import main, tasks_of
+from bench.peers.mteb import main, tasks_of
 
 NUMBERS = range(7, 10_000, 157)
 ENGLISH = [sentence(number, 4) for number in NUMBERS]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.rehearsal import GOES_ON, BatchJob, Rehearsal, ids_of, main, prepare, run
-from bench.rehearsal_report import report
+from bench.rehearsal.__main__ import GOES_ON, BatchJob, Rehearsal, ids_of, main, prepare, run
+from bench.rehearsal.report import report
 from tests.launch import ROOT, environment
 from tests.slurm.cluster import SLURM_CONF, Cluster, wait_until
 

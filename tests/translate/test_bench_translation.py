@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.peers.translation import Peer, race, translated
 from bench.translation import main
-from bench.translation_peer import Peer, race, translated
 from tests.translate.test_command import english, german, sentences
 from xlme_ds.config import RunConfig, from_json
 from xlme_ds.data.vocabulary import Vocabulary

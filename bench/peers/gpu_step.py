@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.gpu_steps import Device, Figures, built, run_config
+from bench.gpu.steps import Device, Figures, built, run_config
 from bench.step import HuggingFaceStep
 from xlme_ds.config import ModelConfig, RunConfig
 

@@ -1,6 +1,6 @@
 """mteb's bitext mining on an export: Tatoeba, BUCC, FLORES-200 and NTREX-128, read from a local folder.
 
-    python -m bench.mteb --model EXPORT --data FOLDER [--out FOLDER]
+    python -m bench.peers.mteb --model EXPORT --data FOLDER [--out FOLDER]
 
 mteb takes its data from a hub; here each of its tasks is given the published text files that lie anywhere below the
 folder, so no network is needed. The tasks, the search and the scores are mteb's own:
@@ -176,7 +176,7 @@ def table(model: Path, results: list[Any]) -> ResultTable:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
-    words = tyro.cli(Bitext, prog="python -m bench.mteb", description=__doc__, args=arguments)
+    words = tyro.cli(Bitext, prog="python -m bench.peers.mteb", description=__doc__, args=arguments)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the libraries are imported
     warnings.filterwarnings("ignore", "To copy construct from a tensor", UserWarning)  # mteb's own, once a search
     try:
@@ -184,7 +184,7 @@ def main(arguments: list[str] | None = None) -> None:
             raise ValueError('mteb is missing: pip install -c constraints.txt ".[mteb]"')
         results = evaluate(words.model, words.data)
     except (ValueError, OSError) as error:
-        fail("bench.mteb", error)
+        fail("bench.peers.mteb", error)
     table(words.model, results).show(Console())
     if words.out:
         words.out.mkdir(parents=True, exist_ok=True)

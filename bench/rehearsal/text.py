@@ -1,6 +1,6 @@
 """Synthetic text of any size in 100 languages, in the proportions and the layouts of CC-100 and five parallel corpora.
 
-    python -m bench.rehearsal_text --gigabytes 50 --source ../shared/data/corpus --out FOLDER --processes 2
+    python -m bench.rehearsal.text --gigabytes 50 --source ../shared/data/corpus --out FOLDER --processes 2
 
 Lines are recombined from real ones, so scripts, lengths and frequencies of words stay real: of a real line's words a
 third are other words of the language, drawn by their frequency, and a sixth are new forms, the first half of one word
@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.rehearsal_lines import SHORTEST, mono_block, pair_block
+from bench.rehearsal.lines import SHORTEST, mono_block, pair_block
 from data_prep.languages import letters, scripts_of
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import say

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch._dynamo
 
-from bench.gpu_parity import CASES, ON_A_GPU, parity
-from bench.gpu_steps import Device, matmul, run_config, step, where_time_goes
+from bench.gpu.parity import CASES, ON_A_GPU, parity
+from bench.gpu.steps import Device, matmul, run_config, step, where_time_goes
 
 Figures = dict[str, Any]
 # The last is the feed-forward product of Base on 32 rows of 512.
@@ -74,24 +74,24 @@ class Measurements:
     def kernels(self, case: Figures) -> Iterable[Figures]:
         """Every form of each kernel against the others and torch's."""
         table = self.folder.parent / "tilings.json"
-        return importlib.import_module("bench.gpu_kernels").tournament(self.device.torch, case["seconds"], table)
+        return importlib.import_module("bench.gpu.kernels").tournament(self.device.torch, case["seconds"], table)
 
     def peers(self, case: Figures) -> Iterable[Figures]:
         """Other libraries' steps and ours, in turns."""
-        from bench.gpu_peers import peers
+        from bench.peers.gpu_step import peers
 
         return peers(self.device, self.engine, self.rounds, self.quick, case["seconds"])
 
     def resume(self, case: Figures) -> Iterable[Figures]:
         """Killed and resumed against left alone."""
-        from bench.gpu_commands import resume
+        from bench.gpu.commands import resume
 
         modes = ("default", "graphs") if self.device.kind == "cuda" else ("default",)
         return resume(self.folder, case["seconds"], modes, self.quick)
 
     def smoke(self, case: Figures) -> Iterable[Figures]:
         """Every command."""
-        from bench.gpu_commands import smoke
+        from bench.gpu.commands import smoke
 
         return smoke(self.folder, case["seconds"], self.quick)
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from bench.rehearsal_text import TextFile, note_of, repeated
+from bench.rehearsal.text import TextFile, note_of, repeated
 from xlme_ds.config import DataConfig
 from xlme_ds.data.order import plan_step
 from xlme_ds.data.schema import TASKS, file_sha256, read_manifest

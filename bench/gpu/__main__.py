@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 Figures = dict[str, Any]
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DEEPSPEED = ("deepspeed", "pyarrow", "sentencepiece")
 NEEDED = {
     "kernels": ("triton",),
@@ -98,10 +98,10 @@ def _labels(recipe: str, micro_batch: int, settings: Figures) -> Figures:
 
 
 class Worker:
-    """A process of bench.gpu_worker, which has begun to load what it needs."""
+    """A process of bench.gpu.worker, which has begun to load what it needs."""
 
     def __init__(self, common: Figures):
-        words = [sys.executable, "-W", "ignore", "-m", "bench.gpu_worker", json.dumps(common)]
+        words = [sys.executable, "-W", "ignore", "-m", "bench.gpu.worker", json.dumps(common)]
         self.process = subprocess.Popen(
             words, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )

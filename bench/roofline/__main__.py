@@ -4,11 +4,11 @@ and operations take at least.
     python -m bench.roofline --recipe NAME [--gpu h200] [--gpus 1] [--json] [--section.key value ...]
 
 The step is DeepSpeed's, of one process of `--gpus`, on `data.micro_batch` synthetic rows of each task.
-`bench/counted.py` says how it is counted and what that cannot know. Needs g++ where torch is a build for the CPU, and
-the package triton for the Triton kernels.
+`bench/roofline/counted.py` says how it is counted and what that cannot know. Needs g++ where torch is a build for the
+CPU, and the package triton for the Triton kernels.
 """
 
-import bench.fake_cuda  # isort: skip  # before torch
+import bench.roofline.fake_cuda  # isort: skip  # before torch
 
 import contextlib
 import json
@@ -38,8 +38,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bench.counted import GPUS, Counter, Formula, Totals
-from bench.gpu_steps import planned_memory
+from bench.gpu.steps import planned_memory
+from bench.roofline.counted import GPUS, Counter, Formula, Totals
 from bench.synthetic import SyntheticSource
 from xlme_ds.cli import fail, parse
 from xlme_ds.config import RunConfig
@@ -216,9 +216,9 @@ def _pretended(gpus: int) -> Iterator[None]:
 
 def count(settings: Settings) -> tuple[Counter, RunConfig, float]:
     """The operations of one step, after one that makes the optimizer's state, and the seconds of the host's hooks."""
-    if not bench.fake_cuda.READY:
+    if not bench.roofline.fake_cuda.READY:
         raise ValueError(
-            "torch was loaded before bench.fake_cuda: count in a process that imports bench.roofline first"
+            "torch was loaded before bench.roofline.fake_cuda: count in a process that imports bench.roofline first"
         )
     run, gpus = settings.run, settings.gpus
     rows = run.data.micro_batch * settings.micro_batches * gpus

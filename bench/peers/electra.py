@@ -1,6 +1,6 @@
 """The same ELECTRA training by Hugging Face's modules and a loop of plain torch, to compare with a run of ours.
 
-`python -m bench.electra_peer --run RUN --data MIXED --out OUT` takes settings and first weights of a run of `electra`
+`python -m bench.peers.electra --run RUN --data MIXED --out OUT` takes settings and first weights of a run of `electra`
 with tied embeddings and no relative bias, whose two networks are then ElectraForMaskedLM and ElectraForPreTraining, and
 trains these on the same rows with the same masks and uniforms. It prints the losses of steps, and writes OUT like RUN,
 with its own weights: `xlme evaluate` and `xlme finetune` score the two side by side. What is another's is the model,
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from bench.peer import HuggingFacePeer, Parts, add, add_layers
+from bench.peers.hugging_face import HuggingFacePeer, Parts, add, add_layers
 from xlme_ds.config import ModelConfig, ObjectiveConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.rows import TASKS
@@ -127,7 +127,7 @@ def _by_our_names(generator: Any, discriminator: Any) -> Parts:
 
 def main(arguments: list[str] | None = None) -> None:
     """Train, print a JSON object for every K steps, and write the weights."""
-    parser = argparse.ArgumentParser(prog="python -m bench.electra_peer", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.peers.electra", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="folder of a run of ours")
     parser.add_argument("--data", type=Path, required=True, help="its data")
     parser.add_argument("--out", type=Path, required=True, help="a new folder")

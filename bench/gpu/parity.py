@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bench.gpu_steps import DTYPES, Device
+from bench.gpu.steps import DTYPES, Device
 from bench.synthetic import synthetic_batch
 from xlme_ds.config import ModelConfig, ObjectiveConfig
 from xlme_ds.models.attention import RelativePositionTable, shared_bias, spread

@@ -1,4 +1,4 @@
-"""The loops of `bench.rehearsal_text`, as machine code: blocks of lines from the words of real lines.
+"""The loops of `bench.rehearsal.text`, as machine code: blocks of lines from the words of real lines.
 
 `words` are data, starts, middles, tokens and lines (`rehearsal_text.Words`); `state` is that of a random generator.
 """

@@ -1,6 +1,6 @@
 """The same training to translate by xlme_ds and by Hugging Face's EncoderDecoderModel, side by side.
 
-`python -m bench.translation_peer --run RUN --data MIXED --text TEXT` takes the settings of a run of `xlm_mt` and its
+`python -m bench.peers.translation --run RUN --data MIXED --text TEXT` takes the settings of a run of `xlm_mt` and its
 first weights, and trains twice from them: with our engine, and with BERT layers in float32, cross-entropy and torch's
 AdamW, on the same pairs in every step, padded in batches of similar length. It prints the losses, BLEU and chrF of
 TEXT/test.<lang> in both directions, and the ratio of the seconds a step takes; the two train in turns.
@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.peer import HuggingFacePeer, Parts, add_layers
+from bench.peers.hugging_face import HuggingFacePeer, Parts, add_layers
 from xlme_ds.config import ModelConfig, RunConfig
 from xlme_ds.data.batch import Batch
 from xlme_ds.data.vocabulary import Vocabulary
@@ -161,7 +161,7 @@ def translated(run: RunConfig, state: dict[str, Tensor], vocabulary: Vocabulary,
 
 def main(arguments: list[str] | None = None) -> None:
     """Print a JSON object."""
-    parser = argparse.ArgumentParser(prog="python -m bench.translation_peer", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.peers.translation", description=__doc__)
     parser.add_argument("--run", type=Path, required=True, help="folder of a run of xlm_mt, whose settings are taken")
     parser.add_argument("--data", type=Path, required=True, help="its data")
     parser.add_argument("--text", type=Path, help="folder with test.<lang> of its two languages")

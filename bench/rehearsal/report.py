@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bench.rehearsal_checks import RATES, predicted
+from bench.rehearsal.checks import RATES, predicted
 
 FULL = 2_394 * 1024**3 + 150e9  # bytes of text
 ENGLISH = 300.8 * 1024**3

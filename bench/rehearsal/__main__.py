@@ -5,7 +5,7 @@
 Text, vocap, vocab, encode, mix, verify, stats, and 20 steps of training that are stopped in the middle: each stage is a
 job of `slurm/stage.sh` or `slurm/pretrain_base.sh`, with the options of sbatch after `--`.
 While a stage that leaves markers of its tasks runs, one of its ranks, or the whole step, is killed with SIGKILL. What
-came out is checked by `bench.rehearsal_checks`; the first difference ends the rehearsal. The same command goes on after
+came out is checked by `bench.rehearsal.checks`; the first difference ends the rehearsal. The same command goes on after
 an interruption: OUT/rehearsal.json has what is done, and a table is printed at the end.
 
 Where nothing keeps them, text and encoded shards are deleted as soon as their last reader is done.
@@ -27,12 +27,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import rehearsal_checks as checks
-from bench.rehearsal_report import report
-from bench.rehearsal_text import files
+from bench.rehearsal import checks
+from bench.rehearsal.report import report
+from bench.rehearsal.text import files
 from xlme_ds.data.schema import write_json
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 STEPS, STOP_AT = 20, 8
 GOES_ON = ("vocap", "vocab", "encode", "mix")
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
@@ -247,7 +247,7 @@ def write_text_files(rehearsal: Rehearsal, progress: Record) -> None:
     if "text" not in progress.done["stages"]:
         print(f"{time.strftime('%H:%M:%S')} text", flush=True)
         source = rehearsal.source.resolve()
-        words = ["-m", "bench.rehearsal_text", "--gigabytes", rehearsal.gigabytes, "--source", source]
+        words = ["-m", "bench.rehearsal.text", "--gigabytes", rehearsal.gigabytes, "--source", source]
         words += ["--out", text, "--seed", rehearsal.seed]
         run = shlex.join(map(str, words))
         wrapped = f'. slurm/job.sh; begin /dev/null; srun --mpi=$XLME_MPI_TYPE "${{python[@]}}" {run}'
