@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from bench import loader as bench
-from bench.loader import OURS, PEERS, in_training_order, our_batches, peer_batch, race
+from bench.loader import OURS, in_training_order, our_batches, race
+from bench.peers.loaders import PEERS, peer_batch
 from tests.rows import write_data
 from xlme_ds.data.schema import PAD, UNK
 

@@ -5,13 +5,12 @@ import lzma
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 
-from bench.rehearsal import text as rehearsal_text
-from bench.rehearsal.lines import mono_block, pair_block
-from bench.rehearsal.text import CC100, TextFile, files, repeated, write_text
+from bench.rehearsal.text import CC100, Language, Planter, TextFile, files, repeated, write_text
 from data_prep.encode import EncodeConfig
 from data_prep.encode import run as encode
 from data_prep.vocab import VocabConfig
@@ -38,20 +37,20 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_sizes_are_those_published() -> None:
-    found = files(50)
-    assert sum(file.text_bytes for file in found) == pytest.approx(50e9, rel=1e-3)
-    mono = {file.name: file.text_bytes for file in found if file.corpus == "cc100"}
+def test_sizes_are_the_published_ones() -> None:
+    corpus = files(50)
+    assert sum(file.text_bytes for file in corpus) == pytest.approx(50e9, rel=1e-3)
+    mono = {file.name: file.text_bytes for file in corpus if file.corpus == "cc100"}
     assert len(mono) == 100 and sum(CC100.values()) == pytest.approx(2394, abs=1)
     assert mono["en"] / sum(mono.values()) == pytest.approx(300.8 / 2394.3, rel=1e-3)
     pairs = Counter[str]()
-    for file in found:
+    for file in corpus:
         if file.corpus != "cc100":
             pairs[file.name] += file.text_bytes
     assert len(pairs) == 93
     assert pairs["en-fr"] / pairs["en-de"] == pytest.approx(13.7 / 10.7, rel=1e-3)
     assert sum(pairs.values()) / sum(mono.values()) == pytest.approx(150 / (2394.3 * 1.073741824), rel=1e-3)
-    assert {file.corpus for file in found} == set(CORPORA)
+    assert {file.corpus for file in corpus} == set(CORPORA)
 
 
 def test_a_file_is_a_function_of_its_name_and_the_seed(text: Path, tmp_path: Path) -> None:
@@ -96,25 +95,20 @@ def test_encode_finds_what_is_planted(text: Path, tmp_path: Path) -> None:
 
 def test_no_word_fills_a_row() -> None:
     """A list of names without spaces is cut, so that different rows of text do not lie within copies of it."""
-    for language, line in (("cs", ",".join(["Aban", "Seliandra"] * 200)), ("ja", "a, " * 400 + "あ" * 300)):
-        words = rehearsal_text._words([line] * 2, np.ones(2, np.int64), language)
-        assert np.diff(words.starts).max() <= 65
+    for code, line in (("cs", ",".join(["Aban", "Seliandra"] * 200)), ("ja", "a, " * 400 + "あ" * 300)):
+        assert max(map(len, Language.of([line] * 2, code).words)) <= 65
 
 
-def test_lines_are_told_apart_as_they_are_read() -> None:
-    """Words of spaces and one letter: lines that differ by spaces at their ends are one. Pairs of equal sides: none but
-    those that are planted."""
-    spaced = [np.frombuffer(b"a \x20a", np.uint8), np.array([0, 2, 4]), np.array([1, 3])]
-    words = (*spaced, np.array([0, 1, 1, 0], np.int32), np.array([0, 2, 4]))
-    out, other, state = np.empty(2_000_000, np.uint8), np.empty(2_000_000, np.uint8), np.array([1], np.uint64)
-    planted = np.zeros(5, np.int64)
-    none = np.zeros(0, np.uint8), np.zeros((0, 2), np.int64)
-    size, hashes, _ = mono_block(out, words, np.array([3]), np.zeros(30, np.uint8), *none, state, 100_000, planted)
-    lines = [line.strip() for line in out[:size].tobytes().decode("latin-1").split("\n") if set(line) <= {"a", " "}]
-    assert any(line.startswith(" ") for line in out[:size].tobytes().decode("latin-1").split("\n"))
-    lines = [line for line in lines if line]
-    assert abs(repeated(hashes) - (len(lines) - len(set(lines)))) <= planted[1:].sum()
-    low, planted = np.zeros(0, bool), np.zeros(6, np.int64)
-    size, size2, pairs, _ = pair_block(out, other, words, words, state, 100_000, planted, low)
-    sides = zip(*(each.tobytes().split(b"\n")[:-1] for each in (out[:size], other[:size2])), strict=True)
-    assert sum(a == b for a, b in sides) == planted[2] and pairs > 1000
+def test_duplicates_and_equal_sides_are_the_planted_ones() -> None:
+    """Of words of spaces and one letter, lines that are equal after cleaning are counted, and no others."""
+    language = Language(["a  ", "a", "A "], [[0, 1], [1, 2]], [0, 1, 2])
+    mono = Planter(Random(1), [language], ("script",), "x")
+    lines = [record.sides[0] for block in mono.blocks(100_000, [3]) for record in block]
+    kept = [line for line in lines if line not in (b"", b"x")]
+    assert all(line == line.strip() for line in lines)
+    assert repeated(np.array(mono.hashes)) == len(kept) - len(set(kept)) > 100
+    assert lines.count(b"x") == mono.damaged["script"] > 0 and len(kept) == mono.lines - mono.damaged["script"]
+    pairs = Planter(Random(2), [language, language], ("identical_sides",), "")
+    sides = [record.sides for block in pairs.blocks(100_000) for record in block]
+    assert sum(one.lower() == two.lower() for one, two in sides) == pairs.damaged["identical_sides"] > 0
+    assert len(sides) == pairs.lines > 1000

@@ -1,14 +1,14 @@
-"""The whole road of data preparation on a synthetic corpus of any size, as Slurm jobs that are killed on the way.
+"""Rehearses data preparation and training on a synthetic corpus of any size, as Slurm jobs that it kills.
 
     python -m bench.rehearsal --gigabytes N [--source FOLDER] [--out FOLDER] [--no-kills] [-- SBATCH_OPTION...]
 
-Text, vocap, vocab, encode, mix, verify, stats, and 20 steps of training that are stopped in the middle: each stage is a
-job of `slurm/stage.sh` or `slurm/pretrain_base.sh`, with the options of sbatch after `--`.
-While a stage that leaves markers of its tasks runs, one of its ranks, or the whole step, is killed with SIGKILL. What
-came out is checked by `bench.rehearsal.checks`; the first difference ends the rehearsal. The same command goes on after
-an interruption: OUT/rehearsal.json has what is done, and a table is printed at the end.
+Text, vocap, vocab, encode, mix, verify, stats, and 20 steps of training that are interrupted: each stage is a job of
+`slurm/stage.sh` or `slurm/pretrain_base.sh`, with the options of sbatch after `--`. While a stage runs that can resume,
+one of its ranks, or the whole step, is killed with SIGKILL. `bench.rehearsal.checks` checks the results; the first
+difference ends the rehearsal. After an interruption the same command continues: OUT/rehearsal.json records the finished
+stages, and a table is printed at the end.
 
-Where nothing keeps them, text and encoded shards are deleted as soon as their last reader is done.
+Unless --keep is given, text and encoded shards are deleted as soon as nothing needs them.
 """
 
 import argparse
@@ -27,14 +27,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.measure import ROOT, listing, markdown, stamp
 from bench.rehearsal import checks
-from bench.rehearsal.report import report
 from bench.rehearsal.text import files
 from xlme_ds.data.schema import write_json
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS, STOP_AT = 20, 8
-GOES_ON = ("vocap", "vocab", "encode", "mix")
+RESUMABLE = ("vocap", "vocab", "encode", "mix")
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 TRAINING = {
     "model.width": 32, "model.heads": 4, "model.feed-forward": 64, "model.generator-layers": 1,
@@ -42,19 +41,18 @@ TRAINING = {
     "engine.precision": "fp32", "optimizer.warmup-steps": 4, "train.steps": STEPS, "train.log-every": 1,
     "train.save-every": 4,
 }  # fmt: skip
-
-
 IDS = 524_288
+WHOLE_TEXT, WHOLE_ROWS = 2_394 * 1024**3 + 150e9, 256e6  # bytes of the real corpus, and rows of a task
 
 
 def ids_of(gigabytes: float) -> int:
-    """The size of a vocabulary that so much text gives: 0.06 GB have 333,158 different pieces."""
+    """The size of a vocabulary that so much text fills: 0.06 GB have 333,158 different pieces."""
     return min(IDS, round(4e6 * gigabytes))
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What is rehearsed, and how large."""
+    """Settings of a rehearsal."""
 
     gigabytes: float
     source: Path
@@ -71,11 +69,11 @@ class Rehearsal:
     rows_per_shard: int = 65_536
 
     @property
-    def text(self) -> list[str]:
+    def corpora(self) -> list[str]:
         """The flags of data_prep that name the corpora."""
         names = sorted({file.corpus for file in files(self.gigabytes)})
-        return [word for name in names
-                for word in ("--corpus", name, "--where", f"{name}={self.out / 'text' / name}")]  # fmt: skip
+        return [flag for name in names
+                for flag in ("--corpus", name, "--where", f"{name}={self.out / 'text' / name}")]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,59 +82,26 @@ class BatchJob:
 
     number: int
     log: Path
-    notes: Path
 
     def field(self, name: str) -> str:
-        """A field of `scontrol show job`; empty once Slurm has forgotten the job."""
-        found = re.search(rf"\b{name}=(\S*)", slurm("scontrol", "show", "job", "--oneliner", str(self.number)))
-        return found[1] if found else ""
+        """A field of `scontrol show job`; empty if Slurm does not know it."""
+        match = re.search(rf"\b{name}=(\S*)", slurm("scontrol", "show", "job", "--oneliner", str(self.number)))
+        return match[1] if match else ""
 
     def kill_rank(self) -> None:
-        """SIGKILL to one of its processes, on its node."""
-        now = time.time()
-        alive = [note for path in self.notes.glob("*.json") if now - path.stat().st_mtime < 3 and (note := _read(path))]
-        if alive:
-            note = random.choice(alive)
-            slurm("srun", "--overlap", f"--jobid={self.number}", "--mpi=none", "--nodes=1", "--ntasks=1",
-                  f"--nodelist={note['host']}", "kill", "-9", str(note["pid"]))  # fmt: skip
+        """Send SIGKILL to the first process of the job's first node."""
+        node = slurm("scontrol", "show", "hostnames", self.field("NodeList")).split()[0]
+        kill = f"kill -9 $(scontrol listpids {self.number}.0 {node} | awk '$4 == 0 {{ print $1 }}')"
+        slurm("srun", "--overlap", f"--jobid={self.number}", "--mpi=none", "--nodes=1", "--ntasks=1",
+              f"--nodelist={node}", "bash", "-c", kill)  # fmt: skip
 
     def kill_step(self) -> None:
-        """SIGKILL to all of its ranks."""
+        """Send SIGKILL to all ranks."""
         slurm("scancel", "--signal=KILL", f"{self.number}.0")
 
 
-@dataclass
-class Record:
-    """OUT/rehearsal.json: what is done."""
-
-    path: Path
-    done: dict[str, Any] = field(default_factory=dict)
-
-    @staticmethod
-    def of(rehearsal: Rehearsal) -> "Record":
-        """What an earlier call left."""
-        made = Record(rehearsal.out / "rehearsal.json")
-        settings = {
-            key: str(value) for key, value in asdict(rehearsal).items() if key not in ("options", "ways", "keep")
-        }
-        if made.path.exists():
-            found = json.loads(made.path.read_text())
-            if found["settings"] != settings:
-                raise ValueError(f"{made.path} is of another rehearsal: choose another --out, or delete that folder")
-            made.done = found
-        else:
-            made.done = {"settings": settings, "stages": {}, "checks": {}}
-            rehearsal.out.mkdir(parents=True, exist_ok=True)
-        return made
-
-    def note(self, part: str, name: str, value: Any) -> None:
-        """Keep a stage's or a check's result."""
-        self.done[part][name] = value
-        write_json(self.path, self.done)
-
-
 def slurm(*command: str, **variables: object) -> str:
-    """What one of Slurm's commands printed; ValueError where sbatch refuses."""
+    """The output of one of Slurm's commands. Raises ValueError if sbatch fails."""
     env = dict(os.environ, PYTHONPATH=os.environ.get("PYTHONPATH", str(ROOT)))
     env |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run(command, cwd=ROOT, env=env | {k: str(v) for k, v in variables.items()},
@@ -146,230 +111,214 @@ def slurm(*command: str, **variables: object) -> str:
     return done.stdout
 
 
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def submit(rehearsal: Rehearsal, name: str, script: Sequence[str], **variables: object) -> BatchJob:
-    """`sbatch` of a script, measured."""
-    logs, notes = rehearsal.out / "logs", rehearsal.out / "measured" / name
-    logs.mkdir(parents=True, exist_ok=True)
-    log = logs / f"{name}-%j.out"
-    python = f"{os.environ.get('XLME_PYTHON', 'python')} -m bench.measured '{notes}'"
-    said = slurm("sbatch", "--parsable", f"--job-name=rehearsal-{name}", f"--output={log}", *rehearsal.options, *script,
-                 XLME_PYTHON=python, OMP_NUM_THREADS=1, **variables)  # fmt: skip
-    number = int(said.strip().split(";")[0])
-    return BatchJob(number, Path(str(log).replace("%j", str(number))), notes)
-
-
-def wait(job: BatchJob, disturb: Callable[[], None]) -> None:
-    """Wait for the end of a job, and disturb it meanwhile; ValueError where it fails."""
-    while (state := job.field("JobState")) not in OVER:
-        disturb()
-        time.sleep(0.2)
-    if state != "COMPLETED":
-        raise ValueError(f"job {job.number} ended as {state}: see {job.log}")
-
-
-def finished_tasks(out: Path) -> int:
-    """Markers of tasks in the folder of a stage."""
-    return sum(not path.name.endswith(".begun.json") for path in out.glob("**/tasks/*.json"))
-
-
 @dataclass
 class Killer:
-    """Kills a stage once, at a random moment after the first task that it finishes."""
+    """Kills a job once, `seconds` after it finishes its first task."""
 
-    rehearsal: Rehearsal
     job: BatchJob
     out: Path
-    way: Callable[["BatchJob"], None]
-    at: float  # seconds after that task, then the time of the kill
-    killed: list[str] = field(default_factory=list)
-    before: int = field(init=False)
-    due: bool = False
+    way: Callable[[BatchJob], None]
+    seconds: float
+    kills: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.before = finished_tasks(self.out)
+        self.before, self.due = finished_tasks(self.out), 0.0
 
     def __call__(self) -> None:
-        """Look whether the moment has come, and after the kill whether Slurm has requeued the job."""
-        if self.killed or not self.rehearsal.kills:
+        """Kill the job if it is time, and wait until Slurm has requeued it."""
+        if self.kills:
             return
         if not self.due:
             if finished_tasks(self.out) > self.before and self.job.field("JobState") == "RUNNING":
-                self.due, self.at = True, time.time() + self.at
-        elif time.time() > self.at:
+                self.due = time.time() + self.seconds
+        elif time.time() > self.due:
             restarts = int(self.job.field("Restarts") or 0)
             self.way(self.job)
             deadline = time.time() + 120  # a rank that had ended before the signal leads to no restart
             while time.time() < deadline and self.job.field("JobState") not in OVER:
                 if int(self.job.field("Restarts") or 0) > restarts:
-                    self.killed.append(self.way.__name__)
+                    self.kills.append(self.way.__name__)
                     return
                 time.sleep(0.2)
-            self.killed.append("none: too late")
+            self.kills.append("none: too late")
 
 
-def stage(rehearsal: Rehearsal, progress: Record, name: str, words: Sequence[object], out: Path | None = None) -> None:
-    """A stage of data preparation as a job; `name` may have a part after a dot, for its second call."""
-    if name in progress.done["stages"]:
-        return
-    kind, begin = name.split(".")[0], time.time()
-    print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
-    job = submit(rehearsal, name, ["slurm/stage.sh", kind, *map(str, words), *(["--out", str(out)] if out else [])])
-    killer = None
-    if kind in GOES_ON and out is not None and not name.endswith("many"):
-        ways = (BatchJob.kill_rank, BatchJob.kill_step, *rehearsal.ways)
-        predicted = checks.predicted(rehearsal.gigabytes, rehearsal.rows)[kind]
-        moment = random.Random(f"{rehearsal.seed} {name}").random() * min(predicted / 2, 600)
-        killer = Killer(rehearsal, job, out, ways[len(progress.done["stages"]) % len(ways)], moment)
-    wait(job, killer or (lambda: None))
+def finished_tasks(out: Path) -> int:
+    """Number of markers of tasks in the folder of a stage."""
+    return sum(not path.name.endswith(".begun.json") for path in out.glob("**/tasks/*.json"))
+
+
+class Jobs:
+    """The jobs and checks of a rehearsal, each run once; OUT/rehearsal.json has their results.
+
+    Raises ValueError if that file is of other settings.
+    """
+
+    def __init__(self, rehearsal: Rehearsal):
+        self.rehearsal, self.out, self.path = rehearsal, rehearsal.out, rehearsal.out / "rehearsal.json"
+        left_out = ("options", "ways", "keep")
+        settings = {key: str(value) for key, value in asdict(rehearsal).items() if key not in left_out}
+        self.done: dict[str, Any] = {"settings": settings, "stages": {}, "checks": {}}
+        if self.path.exists():
+            self.done = json.loads(self.path.read_text())
+            if self.done["settings"] != settings:
+                raise ValueError(f"{self.path} is of another rehearsal: choose another --out, or delete that folder")
+        rehearsal.out.mkdir(parents=True, exist_ok=True)
+
+    def once(self, part: str, name: str, work: Callable[[], Any]) -> None:
+        """Do the work of a stage or check and store its result, unless it is stored."""
+        if name not in self.done[part]:
+            print(f"{time.strftime('%H:%M:%S')} {part.removesuffix('s')} {name}", flush=True)
+            self.done[part][name] = work()
+            write_json(self.path, self.done)
+
+    def submit(self, name: str, script: Sequence[str], **variables: object) -> BatchJob:
+        """`sbatch` of a script."""
+        log = self.out / "logs" / f"{name}-%j.out"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        options = [f"--job-name=rehearsal-{name}", f"--output={log}", *self.rehearsal.options]
+        output = slurm("sbatch", "--parsable", *options, *script, OMP_NUM_THREADS=1, **variables)
+        number = int(output.strip().split(";")[0])
+        return BatchJob(number, Path(str(log).replace("%j", str(number))))
+
+    def wait(self, job: BatchJob, disturb: Callable[[], None] = lambda: None) -> None:
+        """Wait for the end of a job, and disturb it meanwhile. Raises ValueError if it fails."""
+        while (state := job.field("JobState")) not in OVER:
+            disturb()
+            time.sleep(0.2)
+        if state != "COMPLETED":
+            raise ValueError(f"job {job.number} ended as {state}: see {job.log}")
+
+    def stage(self, name: str, flags: Sequence[object], out: Path | None = None) -> None:
+        """A stage of data preparation; `name` may have a part after a dot, for its second call."""
+        kind = name.split(".")[0]
+        words = [kind, *map(str, flags), *(["--out", str(out)] if out else [])]
+
+        def work() -> dict[str, Any]:
+            begin, job = time.time(), self.submit(name, ["slurm/stage.sh", *words])
+            disturb: Any = None
+            if self.rehearsal.kills and kind in RESUMABLE and out is not None and not name.endswith("many"):
+                ways = (BatchJob.kill_rank, BatchJob.kill_step, *self.rehearsal.ways)
+                share = random.Random(f"{self.rehearsal.seed} {name}").random()
+                way = ways[len(self.done["stages"]) % len(ways)]
+                disturb = Killer(job, out, way, share * min(30 * self.rehearsal.gigabytes, 600))
+            self.wait(job, disturb or (lambda: None))
+            return taken(begin, out, disturb.kills if disturb else [])
+
+        self.once("stages", name, work)
+
+    def text(self) -> dict[str, Any]:
+        """Write the corpus, over all ranks."""
+        begin, text = time.time(), self.out / "text"
+        flags = ["-m", "bench.rehearsal.text", "--gigabytes", self.rehearsal.gigabytes, "--out", text]
+        flags += ["--source", self.rehearsal.source.resolve(), "--seed", self.rehearsal.seed]
+        run = shlex.join(map(str, flags))
+        script = f'. slurm/job.sh; begin /dev/null; srun --mpi=$XLME_MPI_TYPE "${{python[@]}}" {run}'
+        self.wait(self.submit("text", [f"--wrap=exec bash -c {shlex.quote(script)}"]))
+        return taken(begin, text, [])
+
+    def train(self) -> dict[str, Any]:
+        """Train twenty narrow steps of Base's recipe with the whole vocabulary, stopped and resumed."""
+        out, begin = self.out / "run", time.time()
+        settings = TRAINING | {"model.vocabulary": self.rehearsal.ids}
+        flags = ["--train.audit", *(word for key, value in settings.items() for word in (f"--{key}", str(value)))]
+        script = ["--gpus-per-node=1", "slurm/pretrain_base.sh", *flags]
+        job = self.submit("train", script, XLME_DATA=self.out / "mixed", XLME_OUT=out, XLME_HELDOUT="")
+        kills: list[str] = []
+
+        def disturb() -> None:
+            log = out / "metrics.jsonl"
+            if self.rehearsal.kills and not kills and log.exists() and log.read_text().count("\n") >= STOP_AT:
+                slurm("scancel", "--signal=USR1", str(job.number))
+                kills.append("save and requeue")
+
+        self.wait(job, disturb)
+        return taken(begin, out, kills)
+
+
+def taken(begin: float, out: Path | None, kills: list[str]) -> dict[str, Any]:
+    """Seconds since `begin`, files written, and kills."""
     written = sum(path.is_file() for path in out.rglob("*")) if out else 0
-    found = checks.measured(job.notes)
-    found |= {"seconds": time.time() - begin, "files": written, "kills": killer.killed if killer else []}
-    progress.note("stages", name, found)
+    return {"seconds": time.time() - begin, "files": written, "kills": kills}
 
 
-def check(progress: Record, name: str, look: Callable[[], Any]) -> None:
-    """A check, once; ValueError at the first difference."""
-    if name not in progress.done["checks"]:
-        print(f"{time.strftime('%H:%M:%S')} check {name}", flush=True)
-        progress.note("checks", name, look())
-
-
-def write_text_files(rehearsal: Rehearsal, progress: Record) -> None:
-    """The corpus, over all ranks; and a slice of it for the case of many shards."""
-    text, begin = rehearsal.out / "text", time.time()
-    if "text" not in progress.done["stages"]:
-        print(f"{time.strftime('%H:%M:%S')} text", flush=True)
-        source = rehearsal.source.resolve()
-        words = ["-m", "bench.rehearsal.text", "--gigabytes", rehearsal.gigabytes, "--source", source]
-        words += ["--out", text, "--seed", rehearsal.seed]
-        run = shlex.join(map(str, words))
-        wrapped = f'. slurm/job.sh; begin /dev/null; srun --mpi=$XLME_MPI_TYPE "${{python[@]}}" {run}'
-        job = submit(rehearsal, "text", [f"--wrap=exec bash -c {shlex.quote(wrapped)}"])
-        wait(job, lambda: None)
-        found = checks.measured(job.notes) | {"seconds": time.time() - begin, "kills": []}
-        found["files"] = sum(path.is_file() for path in text.rglob("*"))
-        progress.note("stages", "text", found)
-    check(progress, "slice", lambda: checks.cut_slice(text, rehearsal.out / "slice", rehearsal.gigabytes))
-
-
-def run(rehearsal: Rehearsal) -> dict[str, Any]:
-    """The whole road; returns what OUT/rehearsal.json holds."""
-    progress = prepare(rehearsal)
-    train(rehearsal, progress)
-    check(progress, "xl", lambda: checks.xl(rehearsal.ids))
-    many(rehearsal, progress)
-    return progress.done
-
-
-def prepare(rehearsal: Rehearsal) -> Record:
-    """From text to rows, checked."""
-    progress, out = Record.of(rehearsal), rehearsal.out
-    go, look = partial(stage, rehearsal, progress), partial(check, progress)
-    write_text_files(rehearsal, progress)
-    small = rehearsal.ids < 100_000
+def prepare(rehearsal: Rehearsal) -> Jobs:
+    """Rehearse data preparation, from text to rows."""
+    jobs, out, corpus = Jobs(rehearsal), rehearsal.out, files(rehearsal.gigabytes)
+    stage, check, vocap = jobs.stage, partial(jobs.once, "checks"), ["--vocab", out / "vocap"]
+    jobs.once("stages", "text", jobs.text)
+    check("slice", lambda: checks.cut_slice(out / "text", out / "slice", rehearsal.gigabytes))
     curves = ["--shrink", 0.5, "--largest", max(rehearsal.ids // 4, 16), "--step", max(rehearsal.ids // 500, 1)]
-    lines = ["--sentences", rehearsal.sentences, *(curves if small else [])]
-    go("vocap", [*rehearsal.text, "--size", rehearsal.ids, *lines], out / "vocap")
-    lines = ["--sentences", 10 * rehearsal.sentences]
-    go("vocab", [*rehearsal.text, "--size", min(250_002, rehearsal.ids // 2 + 2), *lines], out / "vocab")
-    go("vocab.large", [*rehearsal.text, "--size", rehearsal.ids, *lines], out / "vocab_large")
-    look("tokens", lambda: checks.tokens(out, files(rehearsal.gigabytes)))
-    go("encode", [*rehearsal.text, "--vocab", out / "vocap"], out / "encoded")
-    look("planted", lambda: checks.planted(out / "text", files(rehearsal.gigabytes), out / "encoded"))
+    sentences = ["--sentences", rehearsal.sentences, *(curves if rehearsal.ids < 100_000 else [])]
+    stage("vocap", [*rehearsal.corpora, "--size", rehearsal.ids, *sentences], out / "vocap")
+    sentences = ["--sentences", 10 * rehearsal.sentences]
+    stage("vocab", [*rehearsal.corpora, "--size", min(250_002, rehearsal.ids // 2 + 2), *sentences], out / "vocab")
+    stage("encode", [*rehearsal.corpora, *vocap], out / "encoded")
+    check("planted", lambda: checks.planted(out / "text", corpus, out / "encoded"))
     if not rehearsal.keep:
-        for name in {file.corpus for file in files(rehearsal.gigabytes)}:
+        for name in {file.corpus for file in corpus}:
             shutil.rmtree(out / "text" / name, ignore_errors=True)
+    mix = ["--encoded", out / "encoded", *vocap, "--seed", rehearsal.seed, "--rows-per-shard", rehearsal.rows_per_shard]
     for task in ("mono", "para"):
-        mix = ["--encoded", out / "encoded", "--vocab", out / "vocap", f"--{task}-rows", rehearsal.rows]
-        go(f"mix.{task}", [*mix, "--seed", rehearsal.seed, "--rows-per-shard", rehearsal.rows_per_shard], out / "mixed")
+        stage(f"mix.{task}", [*mix, f"--{task}-rows", rehearsal.rows], out / "mixed")
         view = out / "views" / task
         view.mkdir(parents=True, exist_ok=True)
         if not (view / task).is_symlink():
             (view / task).symlink_to((out / "mixed" / task).resolve())
-        go(f"stats.{task}", ["--encoded", out / "encoded", "--data", view], out / "stats" / task)
-        look(f"rows.{task}", lambda task=task: checks.mixed_rows(out, task, rehearsal.rows))
+        stage(f"stats.{task}", ["--encoded", out / "encoded", "--data", view], out / "stats" / task)
+        check(f"rows.{task}", partial(checks.mixed_rows, out / "mixed", task, rehearsal.rows))
         if not rehearsal.keep:  # the manifest stays: it names the languages of both tasks
             for folder in (out / "encoded" / task).iterdir():
                 if folder.is_dir():
                     shutil.rmtree(folder)
-    go("verify", ["--data", out / "mixed"])
-    look("passes", lambda: checks.passes(out / "mixed" / "mono"))
-    look("epoch", lambda: checks.epoch(rehearsal.rows))
-    look("first batch", lambda: checks.first_batch(out / "mixed"))
-    look("sha256", lambda: checks.sums(out))
-    return progress
+    stage("verify", ["--data", out / "mixed"])
+    check("sha256", lambda: checks.sums(out))
+    return jobs
 
 
-def train(rehearsal: Rehearsal, progress: Record) -> None:
-    """Twenty narrow steps of Base's recipe with the whole vocabulary, stopped and resumed, and their audit."""
-    if "train" in progress.done["stages"]:
-        return
-    out, begin = rehearsal.out / "run", time.time()
-    print(f"{time.strftime('%H:%M:%S')} train", flush=True)
-    settings = TRAINING | {"model.vocabulary": rehearsal.ids}
-    words = ["--train.audit", *(word for key, value in settings.items() for word in (f"--{key}", str(value)))]
-    script = ["--gpus-per-node=1", "slurm/pretrain_base.sh", *words]
-    job = submit(rehearsal, "train", script, XLME_DATA=rehearsal.out / "mixed", XLME_OUT=out, XLME_HELDOUT="")
-    stopped: list[str] = []
-
-    def disturb() -> None:
-        log = out / "metrics.jsonl"
-        if rehearsal.kills and not stopped and log.exists() and log.read_text().count("\n") >= STOP_AT:
-            slurm("scancel", "--signal=USR1", str(job.number))
-            stopped.append("save and requeue")
-
-    wait(job, disturb)
-    progress.note("checks", "audit", checks.audit(out, rehearsal.out / "mixed"))
-    found = checks.measured(job.notes) | {"seconds": time.time() - begin, "kills": stopped, "files": 0}
-    progress.note("stages", "train", found)
+def run(rehearsal: Rehearsal) -> dict[str, Any]:
+    """Rehearse everything; returns the contents of OUT/rehearsal.json."""
+    jobs, out = prepare(rehearsal), rehearsal.out
+    jobs.once("stages", "train", jobs.train)
+    jobs.once("checks", "audit", lambda: checks.audit(out / "run", out / "mixed"))
+    # As many shards as the whole corpus has, of a slice of the text.
+    folder, vocap, part = out / "many", ["--vocab", out / "vocap"], jobs.done["checks"]["slice"]
+    mono = ["--mono", out / "slice", "--block-bytes", part["block_bytes"]]
+    jobs.stage("encode.many", [*mono, *vocap], folder / "encoded")
+    jobs.stage("mix.many", ["--encoded", folder / "encoded", *vocap, "--mono-rows", 2000], folder / "mixed")
+    jobs.stage("verify.many", ["--data", folder / "encoded"])
+    jobs.once("checks", "many", lambda: checks.shards(folder / "encoded" / "mono", part["shards"]))
+    return jobs.done
 
 
-def many(rehearsal: Rehearsal, progress: Record) -> None:
-    """As many shards as the whole corpus has, of a slice of the text."""
-    out, go = rehearsal.out, partial(stage, rehearsal, progress)
-    size = progress.done["checks"]["slice"]["block_bytes"]
-    folder = out / "many"
-    go("encode.many", ["--mono", out / "slice", "--vocab", out / "vocap", "--block-bytes", size], folder / "encoded")
-    go("mix.many", ["--encoded", folder / "encoded", "--vocab", out / "vocap", "--mono-rows", 2000], folder / "mixed")
-    go("verify.many", ["--data", folder / "encoded"])
-    shards = checks.shards(folder / "encoded" / "mono")
-    wanted = progress.done["checks"]["slice"]["shards"]
-    if shards < 0.9 * wanted:
-        raise ValueError(f"{folder / 'encoded'} has {shards} shards, not about {wanted}")
-    for name in ("encode.many", "mix.many", "verify.many"):
-        opened = progress.done["stages"][name]["open_files"]
-        if opened > 500:
-            raise ValueError(f"{name} held {opened} files open for {shards} shards")
-    progress.note("checks", "many", {"shards": shards})
+def report(done: dict[str, Any], gigabytes: float, rows: int) -> str:
+    """A table of the stages: seconds, files and kills, and hours of CC-100 and 150 GB of pairs on the same nodes."""
+    scales = dict.fromkeys(("text", "vocap", "encode"), WHOLE_TEXT / (gigabytes * 1e9))
+    scales |= dict.fromkeys(("mix", "verify"), WHOLE_ROWS / rows)
+    lines = []
+    for name, row in done["stages"].items():
+        scale = None if name.endswith("many") else scales.get(name.split(".")[0])
+        hours = f"{scale * row['seconds'] / 3600:.1f}" if scale else "-"
+        lines.append([name, f"{row['seconds']:.0f}", str(row["files"]), ", ".join(row["kills"]) or "-", hours])
+    table = markdown(["stage", "seconds", "files", "killed", "whole corpus, h"], lines)
+    return f"{table}\n{listing({'gigabytes': gigabytes, 'rows of a task': rows} | stamp())}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run, and print the table."""
+    """Rehearse, and print the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.rehearsal", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--gigabytes", type=float, required=True, help="of text before compression")
-    parser.add_argument(
-        "--source", type=Path, default=ROOT.parent / "shared/data/corpus", help="real text: mono/, para/"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/rehearsal"), help="folder, on a file system of all nodes"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the text, the order and the moments of the kills")
-    parser.add_argument(
-        "--ids", type=int, help=f"ids of vocap's vocabulary; by default what the text gives, up to {IDS:,}"
-    )
-    parser.add_argument("--rows", type=int, default=10_000_000, help="rows of each task to mix")
-    parser.add_argument("--sentences", type=int, default=1_000_000, help="most lines that vocap samples of a language; "
-                        "vocab samples ten times as many of all")  # fmt: skip
-    parser.add_argument("--keep", action="store_true", help="delete neither text nor encoded shards")
-    parser.add_argument("--no-kills", dest="kills", action="store_false", help="leave the jobs alone")
-    parser.add_argument("options", nargs="*", help="of sbatch, after --", default=list(Rehearsal.options))
+    add = parser.add_argument
+    add("--gigabytes", type=float, required=True, help="text before compression")
+    add("--source", type=Path, default=ROOT.parent / "shared/data/corpus", help="real text: mono/, para/")
+    add("--out", type=Path, default=Path("runs/rehearsal"), help="folder, on a file system of all nodes")
+    add("--seed", type=int, default=0, help="seed of the text, the order and the moments of the kills")
+    add("--ids", type=int, help=f"ids of vocap's vocabulary; by default what the text fills, up to {IDS:,}")
+    add("--rows", type=int, default=10_000_000, help="rows of each task to mix")
+    add("--sentences", type=int, default=1_000_000,
+        help="most lines of a language for vocap; vocab samples ten times as many of all")  # fmt: skip
+    add("--keep", action="store_true", help="delete neither text nor encoded shards")
+    add("--no-kills", dest="kills", action="store_false", help="kill no job")
+    add("options", nargs="*", help="options of sbatch, after --", default=list(Rehearsal.options))
     args = vars(parser.parse_args(argv))
     args["out"] = args["out"].resolve()
     args["ids"] = ids_of(args["gigabytes"]) if args["ids"] is None else args["ids"]

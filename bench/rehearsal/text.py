@@ -2,34 +2,37 @@
 
     python -m bench.rehearsal.text --gigabytes 50 --source ../shared/data/corpus --out FOLDER --processes 2
 
-Lines are recombined from real ones, so scripts, lengths and frequencies of words stay real: of a real line's words a
-third are other words of the language, drawn by their frequency, and a sixth are new forms, the first half of one word
-and the last half of another. The number of a new form is drawn from a power law of exponent 1/0.6, so that the number
-of different ones grows as that of all words to the power of 0.6 (Heaps' law). In scripts without spaces, runs of two to
-five characters take the place of words. What the filters of the ready corpus descriptions must find is planted, and
-counted in planted/FILE.json: exact duplicates (by hashes of all lines that are written), and damaged lines. Of pairs
-planted/FILE.npy has the hashes, for duplicates are sought in all files of a pair.
+Lines are recombined from real ones, so scripts, lengths and frequencies of words stay real: a third of a real line's
+words are replaced by other words of the language, drawn by their frequency, and a sixth by new forms, the first half of
+one word and the last half of another. The number of a new form is drawn from a power law of exponent 1/0.6, so that the
+number of different forms grows as the number of words to the power of 0.6 (Heaps' law). In scripts without spaces, runs
+of two to five characters are the words. Exact duplicates and damaged lines are planted for the filters of the ready
+corpus descriptions, and counted in planted/FILE.json; planted/FILE.npy has hashes of the lines that stay, because
+duplicates are sought in all files of a pair.
 """
 
 import argparse
 import gzip
 import json
 import lzma
+import random
 import re
 import zipfile
-from collections.abc import Iterator
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from bench.rehearsal.lines import SHORTEST, mono_block, pair_block
 from data_prep.languages import letters, scripts_of
 from data_prep.parallel import on_root, run_tasks
 from data_prep.progress import say
-from data_prep.sampling import key_of
 from xlme_ds.data.schema import replacing, write_json
 
 # GiB of text by language: Conneau et al. (2020), Table 6; 2,394 in all.
@@ -52,16 +55,28 @@ _GIB = 1.073741824
 # Text of a related script where there is none: Latin script for romanised languages.
 _RELATED = {"bn_rom": "id", "hi_rom": "ms", "ta_rom": "sw", "te_rom": "so", "ur_rom": "tl", "my_zaw": "my"}
 _RELATED |= {"zh-Hans": "zh", "zh-Hant": "zh_hant"}
-_LONGEST = 64  # characters of a word: whole rows of a longer one, such as a list of names, would come again and again
 _SPACELESS = {"zh", "zh_hant", "ja", "th", "lo", "km", "my"}
 _UN = {"ar", "es", "fr", "ru", "zh-Hans"}
+_SHORTEST = 24  # bytes of a line of a document
+_DUPLICATES, _DAMAGED = 0.02, 0.001  # of the lines
+_OTHER, _NEW = 1 / 3, 1 / 6  # of the words
+_HEAPS = 0.6
+_REMEMBERED = 10_000  # lines that a duplicate may repeat
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ufeff\ufffd]")
 _SPACES = re.compile(r"\s")  # lines are cut at those that are read as such
-_BLOCK = 4_000_000  # bytes of text that are made at once
+_BLOCK = 4_000_000  # bytes of text that are compressed at once
 _FAST = [{"id": lzma.FILTER_LZMA2, "preset": 0, "mf": lzma.MF_HC4, "nice_len": 32, "depth": 1, "dict_size": 1 << 18}]
 _MONO_DAMAGE = ("boilerplate_length", "script", "invalid_utf8", "control_character")
-_PARA_DAMAGE = ("empty_side", "identical_sides", "invalid_utf8", "control_character", "score")
+_PARA_DAMAGE = ("empty_side", "identical_sides", "invalid_utf8", "control_character")
+_LAYOUTS = {
+    "cc100": "{}.txt.xz",
+    "opus": "{}.txt.zip",
+    "multiun": "{}.txt.zip",
+    "iitb": "IITB.{}.en.gz",  # and the other side next to it
+    "wikimatrix": "WikiMatrix.{}.tsv.gz",
+    "ccaligned": "{}.tsv.xz",
+}
 
 
 @dataclass(frozen=True)
@@ -77,10 +92,7 @@ class TextFile:
 
 @dataclass(frozen=True)
 class Planted:
-    """What is in a file: lines (or pairs), and of these those that a filter must remove, or a repair mend, by its name.
-
-    `exact_duplicates` are those within the file; token counts decide of a few pairs before (`length_ratio`).
-    """
+    """Counts of a file: lines (or pairs), exact duplicates within the file, and damaged lines by filter or repair."""
 
     lines: int
     text_bytes: int
@@ -89,84 +101,161 @@ class Planted:
 
 
 def note_of(file: TextFile, out: Path) -> Path:
-    """Where it is noted what is planted in a file."""
+    """The file that counts what is planted in a file."""
     return out / "planted" / f"{file.path}.json"
 
 
 def files(gigabytes: float) -> list[TextFile]:
     """Every file of a corpus of so many GB (10⁹ bytes), largest first."""
     mono = {f"cc100/{language}": (size * _GIB, (language,)) for language, size in CC100.items()}
-    others = {lang: CC100[lang] ** 0.5 for lang in CC100 if lang not in _PAIRS and _pairable(lang)}
+    others = {
+        language: size**0.5
+        for language, size in CC100.items()
+        if language not in _PAIRS and language != "en" and "_" not in language  # romanised text has no pairs
+    }
     rest = (_ALL_PAIRS - sum(_PAIRS.values())) / sum(others.values())
-    pairs = _PAIRS | {lang: root * rest for lang, root in others.items()}
     para = {}
-    for language, size in pairs.items():
+    for language, size in (_PAIRS | {language: root * rest for language, root in others.items()}).items():
         main = "iitb" if language == "hi" else "multiun" if language in _UN else "opus"
         for corpus, share in ((main, 0.4), ("wikimatrix", 0.2), ("ccaligned", 0.4)):
             para[f"{corpus}/en-{language}"] = (size * share, ("en", language))
     unit = gigabytes * 1e9 / sum(size for size, _ in chain(mono.values(), para.values()))
-    found = []
+    result = []
     for key, (size, languages) in (mono | para).items():
         corpus, name = key.split("/")
-        path = _LAYOUTS[corpus].format(name)
-        found.append(TextFile(corpus, name, languages, f"{corpus}/{path}", max(round(size * unit), 2_000)))
-    return sorted(found, key=lambda file: (-file.text_bytes, file.path))
-
-
-_LAYOUTS = {
-    "cc100": "{}.txt.xz",
-    "opus": "{}.txt.zip",
-    "multiun": "{}.txt.zip",
-    "iitb": "IITB.{}.en.gz",  # and the other side next to it
-    "wikimatrix": "WikiMatrix.{}.tsv.gz",
-    "ccaligned": "{}.tsv.xz",
-}
-
-
-def _pairable(language: str) -> bool:
-    """Whether the real data have pairs of it."""
-    return language != "en" and "_" not in language
-
-
-def _file_code(language: str) -> str:
-    return _RELATED.get(language, language)
-
-
-# Words
+        path = f"{corpus}/{_LAYOUTS[corpus].format(name)}"
+        result.append(TextFile(corpus, name, languages, path, max(round(size * unit), 2_000)))
+    return sorted(result, key=lambda file: (-file.text_bytes, file.path))
 
 
 @dataclass(frozen=True)
-class Words:
-    """The words of a language, and real lines as their numbers.
+class Language:
+    """Words with the space after them, and real lines as their numbers; -1 is a word in another script."""
 
-    `data[starts[w] : starts[w + 1]]` are the bytes of word w with the space after it, `middles[w]` is where its last
-    half begins. Line n is `tokens[lines[n] : lines[n + 1]]`. `documents` are numbers of lines.
-    """
+    words: list[str]
+    lines: list[list[int]]
+    tokens: list[int]  # numbers of all words of all lines
 
-    data: np.ndarray
-    starts: np.ndarray
-    middles: np.ndarray
-    tokens: np.ndarray
-    lines: np.ndarray
-    documents: np.ndarray
+    @classmethod
+    def of(cls, lines: Sequence[str], language: str) -> "Language":
+        """Cut real lines into words, of 64 characters at most: longer ones, such as lists of names, would fill rows."""
+        if _RELATED.get(language, language) in _SPACELESS:
+            cut = re.compile(r"[ -~]{1,64}|[^ -~]{2,5}")
+        else:
+            cut = re.compile(r"\S{1,64}\s?")
+        split = [cut.findall(_SPACES.sub(" ", _CONTROL.sub("", line))) for line in lines]
+        distinct = list(dict.fromkeys(chain.from_iterable(split)))
+        right, of_any = letters(distinct, scripts_of(language))
+        words = [word for word, good in zip(distinct, right == of_any, strict=True) if good]
+        numbers = {word: number for number, word in enumerate(words)}
+        numbered = [[numbers.get(word, -1) for word in line] for line in split]
+        return cls(words, numbered, [number for line in numbered for number in line if number >= 0])
 
-    @property
-    def arrays(self) -> tuple[np.ndarray, ...]:
-        """What the loops take."""
-        return self.data, self.starts, self.middles, self.tokens, self.lines
+    def line(self, rng: random.Random, number: int, least: int) -> str:
+        """A line like real line `number`, of `least` bytes or more."""
+        parts = []
+        for word in self.lines[number]:
+            kind = rng.random()
+            if word < 0 or kind < _OTHER:
+                parts.append(self.words[rng.choice(self.tokens)])
+            elif kind < _OTHER + _NEW:
+                parts.append(self._new_form(rng))
+            else:
+                parts.append(self.words[word])
+        text = "".join(parts).strip()
+        while len(text.encode()) < least:
+            text = f"{text} {self.words[rng.choice(self.tokens)]}".strip()
+        return text
+
+    def _new_form(self, rng: random.Random) -> str:
+        form = int(min(1e15, 100.0 * (rng.random() + 1e-12) ** (-_HEAPS / (1 - _HEAPS)) - 100.0))
+        mixed = (form + 1) * 0x9E3779B97F4A7C15F39CC0605CEDC835 % (1 << 128)
+        first, between, last = (self.words[(mixed >> shift) % len(self.words)] for shift in (96, 64, 32))
+        middle = between[: len(between) // 2] if form > 1_000_000 else ""
+        return first[: len(first) // 2] + middle + last[len(last) // 2 :]
 
 
-def _read_mono(source: Path, language: str) -> Words:
-    with lzma.open(source / "mono" / f"{_file_code(language)}.txt.xz", "rt", encoding="utf-8") as file:
+class Record(NamedTuple):
+    """A line, or both sides of a pair; `low` is whether a pair has a low score."""
+
+    sides: list[bytes]
+    low: bool = False
+
+
+class Planter:
+    """Makes lines or pairs, plants duplicates and damage in them, and counts it."""
+
+    def __init__(self, rng: random.Random, languages: Sequence[Language], damage: Sequence[str], foreign: str):
+        self.rng, self.languages, self.damage, self.foreign = rng, languages, damage, foreign
+        self.lines, self.damaged, self.hashes = 0, Counter[str](dict.fromkeys(damage, 0)), array("Q")
+        self._earlier: list[list[str]] = []
+
+    def record(self) -> Record:
+        """The next line or pair."""
+        self.lines += 1
+        kind, damage = self.rng.random(), ""
+        if kind < _DUPLICATES and self._earlier:
+            sides = self.rng.choice(self._earlier)
+        else:
+            sides = self._fresh()
+            if kind < _DUPLICATES + _DAMAGED:
+                damage = self.rng.choice(self.damage)
+                self.damaged[damage] += 1
+            elif len(self._earlier) < _REMEMBERED:
+                self._earlier.append(sides)
+            else:
+                self._earlier[self.rng.randrange(_REMEMBERED)] = sides
+        if damage == "boilerplate_length":
+            sides = ["".join(self.rng.choices("abcdefghijklmnopqrstuvwxyz", k=8))]
+        elif damage == "script":
+            sides = [self.foreign]
+        elif damage in ("empty_side", "identical_sides"):
+            sides = [sides[0], "" if damage == "empty_side" else sides[0]]
+        if damage in ("", "invalid_utf8", "control_character"):  # lines that stay, the last two repaired
+            text = "\t".join(sides) + "\ufffd" * (damage == "invalid_utf8")
+            self.hashes.append(int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little"))
+        encoded = [side.encode() for side in sides]
+        encoded[-1] += {"invalid_utf8": b"\xff", "control_character": b"\x01"}.get(damage, b"")
+        return Record(encoded, damage == "score")
+
+    def _fresh(self) -> list[str]:
+        number = self.rng.randrange(len(self.languages[0].lines))
+        least = _SHORTEST if len(self.languages) == 1 else 3
+        sides = [language.line(self.rng, number, least) for language in self.languages]
+        if len(sides) == 2 and sides[0].lower() == sides[1].lower():
+            sides[1] += "x"  # equal sides are planted, and no others
+        return sides
+
+    def blocks(self, size: int, documents: Sequence[int] = ()) -> Iterator[list[Record]]:
+        """Blocks of records, of `size` bytes together; an empty line after documents of the lengths of `documents`."""
+        written, left = 0, 0
+        while written < size:
+            block, end = [], min(written + _BLOCK, size)
+            while written < end:
+                if documents and left == 0:
+                    left = self.rng.choice(documents)
+                    if written:
+                        block.append(Record([b""]))
+                left -= 1
+                block.append(self.record())
+                written += sum(len(side) + 1 for side in block[-1].sides)
+            yield block
+
+
+def _read_mono(source: Path, language: str) -> tuple[Language, list[int]]:
+    """A language, and the lengths of its documents in lines."""
+    with lzma.open(source / "mono" / f"{_RELATED.get(language, language)}.txt.xz", "rt", encoding="utf-8") as file:
         lines = [line.strip() for line in file]
     breaks = np.flatnonzero([not line for line in [*lines, ""]])
     documents = np.diff(breaks, prepend=-1) - 1
-    return _words([line for line in lines if len(line.encode()) > SHORTEST], documents[documents > 0], language)
+    long = [line for line in lines if len(line.encode()) > _SHORTEST]
+    return Language.of(long, language), documents[documents > 0].tolist()
 
 
 @cache
-def _read_pairs(source: Path, language: str) -> tuple[Words, Words]:
-    code = _file_code(language)
+def _read_pairs(source: Path, language: str) -> list[Language]:
+    """English and a language, whose lines of one number are translations."""
+    code = _RELATED.get(language, language)
     with zipfile.ZipFile(source / "para" / f"en-{code}.txt.zip") as archive:
         names = [next(n for n in archive.namelist() if n.endswith(f".{end}")) for end in ("en", code)]
         sides = [archive.read(name).decode().split("\n") for name in names]
@@ -174,155 +263,88 @@ def _read_pairs(source: Path, language: str) -> tuple[Words, Words]:
     ratios = np.array([len(b) / len(a) for a, b in pairs])
     usual = np.median(ratios)  # the others could fail `length_ratio`, which counts tokens
     pairs = [pair for pair, ratio in zip(pairs, ratios, strict=True) if usual / 1.5 < ratio < usual * 1.5]
-    one = np.ones(1, np.int64)
-    return _words([a for a, _ in pairs], one, "en"), _words([b for _, b in pairs], one, language)
-
-
-def _words(lines: list[str], documents: np.ndarray, language: str) -> Words:
-    """Number the words; -1 is one in another script, in whose place comes another word of the language."""
-    lines = [_SPACES.sub(" ", _CONTROL.sub("", line)) for line in lines]
-    if _file_code(language) in _SPACELESS:
-        cut = re.compile(rf"[ -~]{{1,{_LONGEST}}}|[^ -~]{{2,5}}")
-    else:
-        cut = re.compile(rf"\S{{1,{_LONGEST}}}\s?")
-    split = [cut.findall(line) for line in lines]
-    numbers: dict[str, int] = {}
-    found = [[numbers.setdefault(word, len(numbers)) for word in words] for words in split]
-    right, of_any = letters(list(numbers), scripts_of(language))
-    kept = np.cumsum(right == of_any) - 1
-    words = [word for word, good in zip(numbers, right == of_any, strict=True) if good]
-    renumbered = np.append(np.where(right == of_any, kept, -1), -1)
-    tokens = renumbered[np.fromiter(chain.from_iterable(found), np.int64)].astype(np.int32)
-    encoded = [word.encode() for word in words]
-    starts = np.append(0, np.cumsum([len(word) for word in encoded]))
-    middles = starts[:-1] + [len(word[: len(word) // 2].encode()) for word in words]
-    ends = np.append(0, np.cumsum([len(words) for words in found]))
-    data = np.frombuffer(b"".join(encoded), np.uint8)
-    return Words(data, starts, middles, tokens, ends, documents.astype(np.int64))
-
-
-# Files
+    return [Language.of(lines, code) for lines, code in zip(zip(*pairs, strict=True), ("en", language), strict=True)]
 
 
 def write_text(file: TextFile, source: Path, out: Path, seed: int) -> Planted:
-    """Write one file, and next to it what is planted in it; a pure function of the file, the source and the seed."""
+    """Write a file and its note; the bytes depend on the file, the source and the seed alone."""
     path, note = out / file.path, note_of(file, out)
     if note.exists():
         return Planted(**json.loads(note.read_text()))
     for folder in (path.parent, note.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    state = np.array([key_of(seed, "rehearsal", file.path)], np.uint64)
-    mono = file.corpus == "cc100"
-    planted, hashes = (_write_mono if mono else _write_pairs)(file, source, path, state)
-    if not mono:
+    rng = random.Random(f"{seed} {file.path}")
+    if file.corpus == "cc100":
+        language, documents = _read_mono(source, file.name)
+        foreign = "Это строка на другом языке" if file.name == "th" else "บรรทัดนี้เป็นภาษาอื่น"
+        planter = Planter(rng, [language], _MONO_DAMAGE, foreign)
+        blocks = planter.blocks(file.text_bytes, documents)
+    else:
+        tables = ("score",) if file.corpus in ("wikimatrix", "ccaligned") else ()
+        planter = Planter(rng, _read_pairs(source, file.languages[1]), (*_PARA_DAMAGE, *tables), "")
+        blocks = planter.blocks(file.text_bytes)
+    (_write_sides if file.corpus in ("opus", "multiun", "iitb") else _write_rows)(file, path, blocks)
+    hashes = np.array(planter.hashes)
+    if file.corpus != "cc100":
         np.save(note.with_suffix(".npy"), hashes)
+    planted = Planted(planter.lines, file.text_bytes, repeated(hashes), dict(planter.damaged))
     write_json(note, asdict(planted))
     return planted
 
 
-def _write_mono(file: TextFile, source: Path, path: Path, state: np.ndarray) -> tuple[Planted, np.ndarray]:
-    (language,) = file.languages
-    words = _read_mono(source, language)
-    foreign = "Это строка на другом языке" if language == "th" else "บรรทัดนี้เป็นภาษาอื่น"
-    alien = np.frombuffer(foreign.encode(), np.uint8)
-    out = np.empty(_BLOCK + 1_000_000, np.uint8)
-    first, first_lines = np.zeros(0, np.uint8), np.zeros((0, 2), np.int64)
-    planted, hashes, written = np.zeros(5, np.int64), [], 0
-    with replacing(path) as stream:
-        while written < file.text_bytes:
-            size = min(_BLOCK, file.text_bytes - written)
-            block = alien, first, first_lines, state, size, planted
-            filled, kept, lines = mono_block(out, words.arrays, words.documents, *block)
-            if not len(first_lines):
-                first, first_lines = out[:filled].copy(), lines
-            stream.write(lzma.compress(out[:filled].data, filters=_FAST))
-            hashes.append(kept)
-            written += filled
-    damaged = dict(zip(_MONO_DAMAGE, planted[1:].tolist(), strict=True))
-    every = np.concatenate(hashes)
-    return Planted(int(planted[0]), written, repeated(every), damaged), every
-
-
-def _write_pairs(file: TextFile, source: Path, path: Path, state: np.ndarray) -> tuple[Planted, np.ndarray]:
-    one, two = _read_pairs(source, file.languages[1])
-    tables = file.corpus in ("wikimatrix", "ccaligned")
-    out, other = (np.empty(_BLOCK + 1_000_000, np.uint8) for _ in range(2))
-    planted, hashes = np.zeros(6, np.int64), []
-
-    def blocks() -> Iterator[tuple[bytes, bytes, np.ndarray]]:
-        written = 0
-        while written < file.text_bytes:
-            size = min(_BLOCK, file.text_bytes - written)
-            low = np.zeros(size if tables else 0, bool)
-            sides = one.arrays, two.arrays
-            a, b, pairs, kept = pair_block(out, other, *sides, state, size, planted, low)
-            hashes.append(kept)
-            written += a + b
-            yield out[:a].tobytes(), other[:b].tobytes(), low[:pairs]
-
-    written = (_write_tables if tables else _write_sides)(file, path, blocks())
-    damaged = dict(zip(_PARA_DAMAGE, planted[1:].tolist(), strict=True))
-    every = np.concatenate(hashes)
-    return Planted(int(planted[0]), written, repeated(every), damaged), every
-
-
 def repeated(hashes: np.ndarray) -> int:
-    """How many of the lines with these hashes repeat an earlier one."""
-    every = np.sort(hashes)
-    return int((every[1:] == every[:-1]).sum())
+    """Number of lines with these hashes that repeat an earlier one."""
+    return len(hashes) - len(np.unique(hashes))
 
 
-def _write_tables(file: TextFile, path: Path, blocks: Iterator[tuple[bytes, bytes, np.ndarray]]) -> int:
-    written = 0
+def _write_rows(file: TextFile, path: Path, blocks: Iterator[list[Record]]) -> None:
+    """Write lines, or tables of a score and both sides."""
+    compress = partial(gzip.compress, compresslevel=1, mtime=0) if path.suffix == ".gz" else _xz
     with replacing(path) as stream:
-        for a, b, low in blocks:
-            scores = np.where(low, b"1.01", b"1.17").tolist()
-            rows = zip(scores, a[:-1].split(b"\n"), b[:-1].split(b"\n"), strict=True)
-            if file.corpus == "wikimatrix":
-                text = b"".join(b"%b\t%b\t%b\n" % row for row in rows)
-                stream.write(gzip.compress(text, 1, mtime=0))
-            else:
-                text = b"".join(b"%b\t%b\t%b\n" % (a, b, score) for score, a, b in rows)
-                stream.write(lzma.compress(text, filters=_FAST))
-            written += len(a) + len(b)
-    return written
+        for block in blocks:
+            rows = []
+            for record in block:
+                score = b"1.01" if record.low else b"1.17"
+                columns = {"wikimatrix": [score, *record.sides], "ccaligned": [*record.sides, score]}
+                rows.append(b"\t".join(columns.get(file.corpus, record.sides)) + b"\n")
+            stream.write(compress(b"".join(rows)))
 
 
-def _write_sides(file: TextFile, path: Path, blocks: Iterator[tuple[bytes, bytes, np.ndarray]]) -> int:
-    """Two line-aligned files, or a zip file of them."""
+def _xz(data: bytes) -> bytes:
+    return lzma.compress(data, filters=_FAST)
+
+
+def _write_sides(file: TextFile, path: Path, blocks: Iterator[list[Record]]) -> None:
+    """Write two line-aligned files, in a zip archive but for IITB."""
     ends = file.name.split("-", 1)
-    suffix = ".gz" if file.corpus == "iitb" else ""
-    paths = [path.with_name(f"IITB.{file.name}.{end}{suffix}") for end in ends]
-    written = 0
+    zipped = file.corpus != "iitb"
+    paths = [path.with_name(f"IITB.{file.name}.{end}{'' if zipped else '.gz'}") for end in ends]
     with replacing(paths[0]) as one, replacing(paths[1]) as two:
-        for texts in blocks:
-            for stream, text in zip((one, two), texts[:2], strict=True):
-                stream.write(gzip.compress(text, 1, mtime=0) if suffix else text)
-                written += len(text)
-    if not suffix:
+        for block in blocks:
+            for number, stream in enumerate((one, two)):
+                text = b"".join(record.sides[number] + b"\n" for record in block)
+                stream.write(text if zipped else gzip.compress(text, 1, mtime=0))
+    if zipped:
         with replacing(path) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
             for side, end in zip(paths, ends, strict=True):
                 archive.write(side, f"Text.{file.name}.{end}")
                 side.unlink()
-    return written
 
 
 def main() -> None:
-    """Write what `--gigabytes` asks for; files that are there already stay."""
+    """Write the corpus; finished files are not written again."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, required=True, help="text in 10⁹ bytes, all files together")
     parser.add_argument("--source", type=Path, required=True, help="folder with mono/ and para/ of real text")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", nargs="*", help="corpora to write; the others keep their share")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1, help="on this machine; under MPI the ranks work instead")
     options = parser.parse_args()
-    wanted = [file for file in files(options.gigabytes) if not options.only or file.corpus in options.only]
+    corpus = files(options.gigabytes)
     write = partial(write_text, source=options.source, out=options.out, seed=options.seed)
-    sizes = [file.text_bytes for file in wanted]
-    planted = run_tasks(write, wanted, sizes, options.processes, "text")
-    total = sum(each.text_bytes for each in planted)
-    on_root(lambda: say(f"{options.out}: {len(wanted)} files, {total / 1e9:.2f} GB of text"))
+    planted = run_tasks(write, corpus, [file.text_bytes for file in corpus], options.processes, "text")
+    total = sum(file.text_bytes for file in planted)
+    on_root(lambda: say(f"{options.out}: {len(corpus)} files, {total / 1e9:.2f} GB of text"))
 
 
 if __name__ == "__main__":
