@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from bench.measure import Figures
-from bench.peers.steps import RATE, Compiled, MaskedPositions, ModernBert
+from bench.peers.steps import RATE, Compiled, MaskedPositions
 from bench.synthetic import SyntheticSource
 from xlme_ds.config import DataConfig, RunConfig
 from xlme_ds.counting import flops_per_step
@@ -29,9 +29,7 @@ from xlme_ds.validate import validate
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 GIB = 2**30
-PEERS = {
-    "Hugging Face's ELECTRA": MaskedPositions, "the same, compiled": Compiled, "ModernBERT, no generator": ModernBert,
-}  # fmt: skip
+PEERS = {"Hugging Face's ELECTRA": MaskedPositions, "Hugging Face's ELECTRA, compiled": Compiled}
 
 
 @dataclass(frozen=True)
@@ -191,8 +189,7 @@ def planned_memory(run: RunConfig, row_tokens: int, gpus: int = 1) -> float | st
 def peers(device: Device, engine: str, rounds: int, quick: bool, seconds: float) -> Iterator[Figures]:
     """tokens/s of ours and of each peer, one step of each in turn; a peer that fails is reported, the others run.
 
-    Hugging Face's ELECTRA has SDPA and logits at masked positions alone; ModernBERT, without a generator, is there for
-    scale.
+    Hugging Face's ELECTRA has SDPA and logits at masked positions alone.
     """
     torch.set_float32_matmul_precision("high")
     deadline = time.monotonic() + seconds

@@ -25,7 +25,7 @@ LOADED_EARLY = (
 
 
 class Measurements:
-    """A method for each section, from a case to its rows."""
+    """Measures cases on one device with one engine."""
 
     def __init__(self, device: str, engine: str, quick: bool, folder: str):
         self.device, self.engine, self.quick, self.folder = Device(device), engine, quick, Path(folder)
@@ -34,67 +34,48 @@ class Measurements:
     def rows(self, case: Figures) -> Iterator[Figures]:
         """The rows of a case; the last row has `out_of_memory` or `failed` if it did not end."""
         try:
-            yield from getattr(self, case["section"])(case)
+            yield from self._command(case) if case["section"] in ("kernels", "resume", "smoke") else self._rows(case)
         except torch.cuda.OutOfMemoryError as error:
             yield {"out_of_memory": str(error).split(". ")[0]}
         except Exception as error:  # one broken case must not cost the others their figures
             yield {"failed": f"{type(error).__name__}: {error}"[:2000]}
 
-    def machine(self, case: Figures) -> Iterable[Figures]:
-        """The device."""
-        if self.device.kind == "cuda" and not torch.cuda.is_available():
-            yield {"failed": "torch sees no GPU here: use --device cpu --quick to try the program"}
-            return
-        yield self.device.machine()
+    def _rows(self, case: Figures) -> Iterator[Figures]:
+        device, section = self.device, case["section"]
+        if section == "machine":
+            absent = device.kind == "cuda" and not torch.cuda.is_available()
+            reason = "torch sees no GPU here: use --device cpu --quick to try the program"
+            yield {"failed": reason} if absent else device.machine()
+        elif section == "matmul":
+            for shape in ((128, 128, 128),) if self.quick else SHAPES:
+                yield {"shape": "×".join(map(str, shape))} | matmul(device, case["dtype"], shape, self.rounds)
+        elif section == "parity":
+            yield parity((CASES | ON_A_GPU)[case["case"]], device, case["dtype"])
+        elif section == "peers":
+            yield from peers(device, self.engine, self.rounds, self.quick, case["seconds"])
+        else:
+            run, engine = self._run(case), str(case["settings"].get("engine", self.engine))
+            if section == "profile":
+                yield where_time_goes(run, device, engine)
+            else:
+                yield {"rows": run.data.mono_rows} | step(run, device, engine, self.rounds, case["matmul_tflops"])
 
-    def matmul(self, case: Figures) -> Iterable[Figures]:
-        """Rates of products."""
-        for shape in ((128, 128, 128),) if self.quick else SHAPES:
-            rate = matmul(self.device, case["dtype"], shape, self.rounds)
-            yield {"shape": "×".join(map(str, shape))} | rate
-
-    def parity(self, case: Figures) -> Iterable[Figures]:
-        """A comparison with the CPU in float64."""
-        yield parity((CASES | ON_A_GPU)[case["case"]], self.device, case["dtype"])
-
-    def steps(self, case: Figures) -> Iterable[Figures]:
-        """Speed and memory of whole steps."""
-        run = self._run(case)
-        figures = step(run, self.device, self._engine(case), self.rounds, case["matmul_tflops"])
-        yield {"rows": run.data.mono_rows} | figures
-
-    def profile(self, case: Figures) -> Iterable[Figures]:
-        """Where the time of a step goes."""
-        yield where_time_goes(self._run(case), self.device, self._engine(case))
-
-    def kernels(self, case: Figures) -> Iterable[Figures]:
-        """Every form of each attention kernel."""
-        table = self.folder.parent / "tilings.json"
-        return importlib.import_module("bench.gpu.kernels").tournament(self.device.torch, case["seconds"], table)
-
-    def peers(self, case: Figures) -> Iterable[Figures]:
-        """Steps of other libraries and ours, in turns."""
-        return peers(self.device, self.engine, self.rounds, self.quick, case["seconds"])
-
-    def resume(self, case: Figures) -> Iterable[Figures]:
-        """Runs that are killed and resumed."""
+    def _command(self, case: Figures) -> Iterable[Figures]:
+        """Sections whose modules need more libraries."""
+        section, seconds = case["section"], case["seconds"]
+        if section == "kernels":
+            table = self.folder.parent / "tilings.json"
+            return importlib.import_module("bench.gpu.kernels").tournament(self.device.torch, seconds, table)
+        commands = importlib.import_module("bench.gpu.commands")
+        if section == "smoke":
+            return commands.smoke(self.folder, seconds, self.quick)
         modes = ("default", "graphs") if self.device.kind == "cuda" else ("default",)
-        return self._commands().resume(self.folder, case["seconds"], modes, self.quick)
-
-    def smoke(self, case: Figures) -> Iterable[Figures]:
-        """Every command."""
-        return self._commands().smoke(self.folder, case["seconds"], self.quick)
-
-    def _commands(self) -> Any:
-        return importlib.import_module("bench.gpu.commands")
+        return commands.resume(self.folder, seconds, modes, self.quick)
 
     def _run(self, case: Figures) -> Any:
         settings = {key: value for key, value in case["settings"].items() if key != "engine"}
         rows = 2 if self.quick else 16 if case["recipe"].startswith("xl_") else ROWS
         return run_config(case["recipe"], max(rows, case["micro_batch"]), case["micro_batch"], self.quick, **settings)
-
-    def _engine(self, case: Figures) -> str:
-        return str(case["settings"].get("engine", self.engine))
 
 
 def prepare() -> Callable[[Figures], Iterator[Figures]]:

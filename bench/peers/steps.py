@@ -1,10 +1,9 @@
-"""Training steps of other libraries: Hugging Face's ELECTRA, a transformer of plain torch, and ModernBERT.
+"""Training steps of other libraries: Hugging Face's ELECTRA, and a transformer of plain torch.
 
 B rows, T tokens, M masked positions, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -61,11 +60,6 @@ class PeerStep(ABC):
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def labels(self, ids_BT: Tensor) -> Tensor:
-        """Hugging Face's labels [B, T]: ids at the masked positions, −100 elsewhere."""
-        chosen_M, flat = self.batch.masked_M, ids_BT.flatten()
-        return torch.full_like(flat, -100).index_copy(0, chosen_M, flat[chosen_M]).view_as(ids_BT)
-
 
 class HuggingFaceStep(PeerStep):
     """`ElectraForMaskedLM` and `ElectraForPreTraining` with one embedding; tokens attend to their whole row.
@@ -82,8 +76,10 @@ class HuggingFaceStep(PeerStep):
         return nn.ModuleList([self.generator, self.discriminator])
 
     def _generate(self, masked_BT: Tensor) -> tuple[Tensor, Tensor]:
-        out = self.generator(input_ids=masked_BT, labels=self.labels(self.batch.tokens_BT))
-        return out.logits.flatten(0, 1)[self.batch.masked_M], out.loss
+        chosen_M, ids = self.batch.masked_M, self.batch.tokens_BT.flatten()
+        labels_BT = torch.full_like(ids, -100).index_copy(0, chosen_M, ids[chosen_M]).view_as(masked_BT)
+        out = self.generator(input_ids=masked_BT, labels=labels_BT)
+        return out.logits.flatten(0, 1)[chosen_M], out.loss
 
     def _discriminate(self, ids_BT: Tensor) -> Tensor:
         return self.discriminator(input_ids=ids_BT).logits
@@ -112,23 +108,6 @@ class Compiled(MaskedPositions):
         for encoder in (self.generator.electra, self.discriminator.electra):
             encoder.compile()
         return networks
-
-
-class ModernBert(HuggingFaceStep):
-    """ModernBERT's masked language model in its own size (small in tests); logits at the masked positions alone."""
-
-    def _build(self, cfg: ModelConfig) -> nn.Module:
-        from transformers import ModernBertConfig, ModernBertForMaskedLM
-
-        small: Any = {} if cfg.width == 768 else {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-        return ModernBertForMaskedLM(ModernBertConfig(attn_implementation="sdpa", sparse_prediction=True, **small))
-
-    def loss(self) -> Tensor:
-        """Masked language modelling of the same rows, with ids of its own vocabulary."""
-        ids_BT = self.batch.tokens_BT % 50_000
-        masked_BT = ids_BT.flatten().index_fill(0, self.batch.masked_M, 50_284).view_as(ids_BT)
-        loss: Tensor = self.model(input_ids=masked_BT, labels=self.labels(ids_BT)).loss
-        return loss
 
 
 class PlainTorchStep(PeerStep):

@@ -1,34 +1,21 @@
-"""Trains Hugging Face's EncoderDecoderModel to translate like a run of ours, to compare losses and speed.
+"""Hugging Face's EncoderDecoderModel, which trains to translate like a run of `xlm_mt`.
 
-`python -m bench.peers.translation --run RUN --data MIXED` reads the settings and first weights of a run of `xlm_mt`,
-and trains twice from them, in turns: with our engine, and with BERT layers in float32, cross-entropy and torch's AdamW,
-on the same pairs in every step, padded in batches of similar length. It prints the losses and the ratio of the seconds
-a step. XLM is BERT with vectors of languages in the place of token types, and a decoder's head without its dense layer.
+BERT layers in float32, cross-entropy and torch's AdamW, on the pairs of each step, padded in batches of similar length.
+XLM is BERT with vectors of languages in the place of token types, and a decoder's head without its dense layer.
 """
 
-import argparse
-import statistics
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.measure import Figures, show
 from bench.peers.hugging_face import HuggingFacePeer, Parts, add_layers
 from xlme_ds.config import ModelConfig, RunConfig
 from xlme_ds.data.batch import Batch
-from xlme_ds.data.vocabulary import Vocabulary
-from xlme_ds.engine.build import build_engine, open_data
-from xlme_ds.engine.engine import Engine
-from xlme_ds.first_weights import starting_weights
 from xlme_ds.models.decoder import decoder_layers
 from xlme_ds.models.sides import Side, sources_of_pairs, targets
-from xlme_ds.train.schedule import learning_rate
-from xlme_ds.trained import read_run_config
 
 PAIRS = 32  # of a padded batch
 INPUTS = ("input_ids", "position_ids", "token_type_ids")
@@ -105,44 +92,3 @@ def _pairs(batch: Batch) -> Iterator[tuple[Tensor, ...]]:
 def _item(side: Side, row: int, item: int) -> list[Tensor]:
     inside = side.items[row] == item
     return [values[row][inside] for values in (side.tokens, side.positions, side.languages)]
-
-
-def race(engine: Engine, peer: Peer, run: RunConfig, steps: int, rounds: int) -> Figures:
-    """Train both, in turns of steps // rounds steps: the losses at the ends of rounds, and seconds a step."""
-    losses, seconds = [], []
-    sides = (
-        lambda step, rate: engine.train_batch(step, rate, detailed=True).metrics["mt"],
-        lambda step, rate: peer.step(list(engine.loader.step(step)), rate),
-    )
-    for first in range(0, steps, steps // rounds):
-        turn = range(first, min(first + steps // rounds, steps))
-        last_losses, times = [], []
-        for side in sides:
-            begin = time.perf_counter()
-            for step in turn:
-                loss = side(step, learning_rate(step, run.train.steps, run.optimizer, run.schedule))
-            times.append((time.perf_counter() - begin) / len(turn))
-            last_losses.append(loss)
-        losses.append(last_losses)
-        seconds.append(times)
-    ours, theirs = (statistics.median(times) for times in zip(*seconds, strict=True))
-    ratio = statistics.median(their / our for our, their in seconds)
-    return {"losses": losses, "xlme_seconds": ours, "hf_seconds": theirs, "ratio": ratio}
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Print a JSON object."""
-    parser = argparse.ArgumentParser(prog="python -m bench.peers.translation", description=__doc__)
-    parser.add_argument("--run", type=Path, required=True, help="folder of a run of xlm_mt")
-    parser.add_argument("--data", type=Path, required=True, help="its data")
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=10)
-    options = parser.parse_args(arguments)
-    run = read_run_config(options.run)
-    loader, vocabulary = open_data(run, options.data), Vocabulary(options.data / "vocab")
-    engine = build_engine(run, loader, None, starting_weights(run, vocabulary))
-    show(race(engine, Peer(run, engine.full_state()), run, options.steps, options.rounds), True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Synthetic text of any size in 100 languages, in the proportions and the layouts of CC-100 and five parallel corpora.
+"""Synthetic text of any size in 100 languages, in the proportions and layouts of CC-100, OPUS and CCAligned.
 
     python -m bench.rehearsal.text --gigabytes 50 --source ../shared/data/corpus --out FOLDER --processes 2
 
@@ -12,7 +12,6 @@ duplicates are sought in all files of a pair.
 """
 
 import argparse
-import gzip
 import json
 import lzma
 import random
@@ -56,7 +55,6 @@ _GIB = 1.073741824
 _RELATED = {"bn_rom": "id", "hi_rom": "ms", "ta_rom": "sw", "te_rom": "so", "ur_rom": "tl", "my_zaw": "my"}
 _RELATED |= {"zh-Hans": "zh", "zh-Hant": "zh_hant"}
 _SPACELESS = {"zh", "zh_hant", "ja", "th", "lo", "km", "my"}
-_UN = {"ar", "es", "fr", "ru", "zh-Hans"}
 _SHORTEST = 24  # bytes of a line of a document
 _DUPLICATES, _DAMAGED = 0.02, 0.001  # of the lines
 _OTHER, _NEW = 1 / 3, 1 / 6  # of the words
@@ -69,14 +67,6 @@ _BLOCK = 4_000_000  # bytes of text that are compressed at once
 _FAST = [{"id": lzma.FILTER_LZMA2, "preset": 0, "mf": lzma.MF_HC4, "nice_len": 32, "depth": 1, "dict_size": 1 << 18}]
 _MONO_DAMAGE = ("boilerplate_length", "script", "invalid_utf8", "control_character")
 _PARA_DAMAGE = ("empty_side", "identical_sides", "invalid_utf8", "control_character")
-_LAYOUTS = {
-    "cc100": "{}.txt.xz",
-    "opus": "{}.txt.zip",
-    "multiun": "{}.txt.zip",
-    "iitb": "IITB.{}.en.gz",  # and the other side next to it
-    "wikimatrix": "WikiMatrix.{}.tsv.gz",
-    "ccaligned": "{}.tsv.xz",
-}
 
 
 @dataclass(frozen=True)
@@ -107,25 +97,23 @@ def note_of(file: TextFile, out: Path) -> Path:
 
 def files(gigabytes: float) -> list[TextFile]:
     """Every file of a corpus of so many GB (10⁹ bytes), largest first."""
-    mono = {f"cc100/{language}": (size * _GIB, (language,)) for language, size in CC100.items()}
     others = {
         language: size**0.5
         for language, size in CC100.items()
         if language not in _PAIRS and language != "en" and "_" not in language  # romanised text has no pairs
     }
     rest = (_ALL_PAIRS - sum(_PAIRS.values())) / sum(others.values())
-    para = {}
-    for language, size in (_PAIRS | {language: root * rest for language, root in others.items()}).items():
-        main = "iitb" if language == "hi" else "multiun" if language in _UN else "opus"
-        for corpus, share in ((main, 0.4), ("wikimatrix", 0.2), ("ccaligned", 0.4)):
-            para[f"{corpus}/en-{language}"] = (size * share, ("en", language))
-    unit = gigabytes * 1e9 / sum(size for size, _ in chain(mono.values(), para.values()))
-    result = []
-    for key, (size, languages) in (mono | para).items():
-        corpus, name = key.split("/")
-        path = f"{corpus}/{_LAYOUTS[corpus].format(name)}"
-        result.append(TextFile(corpus, name, languages, path, max(round(size * unit), 2_000)))
-    return sorted(result, key=lambda file: (-file.text_bytes, file.path))
+    pairs = _PAIRS | {language: root * rest for language, root in others.items()}
+    sizes = {("cc100", (language,), f"{language}.txt.xz"): size * _GIB for language, size in CC100.items()}
+    for code, size in pairs.items():
+        sizes["opus", ("en", code), f"en-{code}.txt.zip"] = size * 0.4
+        sizes["ccaligned", ("en", code), f"en-{code}.tsv.xz"] = size * 0.6
+    unit = gigabytes * 1e9 / sum(sizes.values())
+    corpus = [
+        TextFile(name, "-".join(languages), languages, f"{name}/{path}", max(round(size * unit), 2_000))
+        for (name, languages, path), size in sizes.items()
+    ]
+    return sorted(corpus, key=lambda file: (-file.text_bytes, file.path))
 
 
 @dataclass(frozen=True)
@@ -280,10 +268,13 @@ def write_text(file: TextFile, source: Path, out: Path, seed: int) -> Planted:
         planter = Planter(rng, [language], _MONO_DAMAGE, foreign)
         blocks = planter.blocks(file.text_bytes, documents)
     else:
-        tables = ("score",) if file.corpus in ("wikimatrix", "ccaligned") else ()
-        planter = Planter(rng, _read_pairs(source, file.languages[1]), (*_PARA_DAMAGE, *tables), "")
+        damage = (*_PARA_DAMAGE, "score") if file.corpus == "ccaligned" else _PARA_DAMAGE
+        planter = Planter(rng, _read_pairs(source, file.languages[1]), damage, "")
         blocks = planter.blocks(file.text_bytes)
-    (_write_sides if file.corpus in ("opus", "multiun", "iitb") else _write_rows)(file, path, blocks)
+    if file.corpus == "opus":
+        _write_sides(file.name, path, blocks)
+    else:
+        _write_lines(path, blocks)
     hashes = np.array(planter.hashes)
     if file.corpus != "cc100":
         np.save(note.with_suffix(".npy"), hashes)
@@ -297,38 +288,28 @@ def repeated(hashes: np.ndarray) -> int:
     return len(hashes) - len(np.unique(hashes))
 
 
-def _write_rows(file: TextFile, path: Path, blocks: Iterator[list[Record]]) -> None:
-    """Write lines, or tables of a score and both sides."""
-    compress = partial(gzip.compress, compresslevel=1, mtime=0) if path.suffix == ".gz" else _xz
+def _write_lines(path: Path, blocks: Iterator[list[Record]]) -> None:
+    """Write lines, or tables of both sides and a score."""
     with replacing(path) as stream:
         for block in blocks:
             rows = []
             for record in block:
-                score = b"1.01" if record.low else b"1.17"
-                columns = {"wikimatrix": [score, *record.sides], "ccaligned": [*record.sides, score]}
-                rows.append(b"\t".join(columns.get(file.corpus, record.sides)) + b"\n")
-            stream.write(compress(b"".join(rows)))
+                score = [b"1.01" if record.low else b"1.17"] if len(record.sides) == 2 else []
+                rows.append(b"\t".join([*record.sides, *score]) + b"\n")
+            stream.write(lzma.compress(b"".join(rows), filters=_FAST))
 
 
-def _xz(data: bytes) -> bytes:
-    return lzma.compress(data, filters=_FAST)
-
-
-def _write_sides(file: TextFile, path: Path, blocks: Iterator[list[Record]]) -> None:
-    """Write two line-aligned files, in a zip archive but for IITB."""
-    ends = file.name.split("-", 1)
-    zipped = file.corpus != "iitb"
-    paths = [path.with_name(f"IITB.{file.name}.{end}{'' if zipped else '.gz'}") for end in ends]
+def _write_sides(name: str, path: Path, blocks: Iterator[list[Record]]) -> None:
+    """Write a zip archive of two line-aligned files."""
+    paths = [path.with_suffix(f".{end}") for end in name.split("-", 1)]
     with replacing(paths[0]) as one, replacing(paths[1]) as two:
         for block in blocks:
             for number, stream in enumerate((one, two)):
-                text = b"".join(record.sides[number] + b"\n" for record in block)
-                stream.write(text if zipped else gzip.compress(text, 1, mtime=0))
-    if zipped:
-        with replacing(path) as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-            for side, end in zip(paths, ends, strict=True):
-                archive.write(side, f"Text.{file.name}.{end}")
-                side.unlink()
+                stream.write(b"".join(record.sides[number] + b"\n" for record in block))
+    with replacing(path) as archive, zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as members:
+        for side in paths:
+            members.write(side, f"Text.{name}{side.suffix}")
+            side.unlink()
 
 
 def main() -> None:
