@@ -103,12 +103,12 @@ def test_duplicates_and_equal_sides_are_the_planted_ones() -> None:
     """Of words of spaces and one letter, lines that are equal after cleaning are counted, and no others."""
     language = Language(["a  ", "a", "A "], [[0, 1], [1, 2]], [0, 1, 2])
     mono = Planter(Random(1), [language], ("script",), "x")
-    lines = [record.sides[0] for block in mono.blocks(100_000, [3]) for record in block]
+    lines = [sides[0] for block in mono.blocks(100_000, [3]) for sides, _ in block]
     kept = [line for line in lines if line not in (b"", b"x")]
     assert all(line == line.strip() for line in lines)
     assert repeated(np.array(mono.hashes)) == len(kept) - len(set(kept)) > 100
     assert lines.count(b"x") == mono.damaged["script"] > 0 and len(kept) == mono.lines - mono.damaged["script"]
     pairs = Planter(Random(2), [language, language], ("identical_sides",), "")
-    sides = [record.sides for block in pairs.blocks(100_000) for record in block]
+    sides = [sides for block in pairs.blocks(100_000) for sides, _ in block]
     assert sum(one.lower() == two.lower() for one, two in sides) == pairs.damaged["identical_sides"] > 0
     assert len(sides) == pairs.lines > 1000

@@ -126,21 +126,20 @@ class Killer:
 
     def __call__(self) -> None:
         """Kill the job if it is time, and wait until Slurm has requeued it."""
-        if self.kills:
+        if self.kills or (not self.due and finished_tasks(self.out) == self.before):
             return
-        if not self.due:
-            if finished_tasks(self.out) > self.before and self.job.field("JobState") == "RUNNING":
-                self.due = time.time() + self.seconds
-        elif time.time() > self.due:
-            restarts = int(self.job.field("Restarts") or 0)
-            self.way(self.job)
-            deadline = time.time() + 120  # a rank that had ended before the signal leads to no restart
-            while time.time() < deadline and self.job.field("JobState") not in OVER:
-                if int(self.job.field("Restarts") or 0) > restarts:
-                    self.kills.append(self.way.__name__)
-                    return
-                time.sleep(0.2)
-            self.kills.append("none: too late")
+        self.due = self.due or time.time() + self.seconds
+        if time.time() < self.due:
+            return
+        restarts = int(self.job.field("Restarts") or 0)
+        self.way(self.job)
+        deadline = time.time() + 120  # a rank that had ended before the signal leads to no restart
+        while time.time() < deadline and self.job.field("JobState") not in OVER:
+            if int(self.job.field("Restarts") or 0) > restarts:
+                self.kills.append(self.way.__name__)
+                return
+            time.sleep(0.2)
+        self.kills.append("none: too late")
 
 
 def finished_tasks(out: Path) -> int:

@@ -105,7 +105,7 @@ def cut_slice(text: Path, out: Path, gigabytes: float) -> dict[str, int]:
 
 
 def shards(folder: Path, expected: int) -> dict[str, int]:
-    """The encoded folder has about so many shards."""
+    """The encoded folder has nearly the expected number of shards."""
     count = len(read_manifest(folder).shards)
     _require(count >= 0.9 * expected, f"{folder} has {count} shards, not about {expected}")
     return {"shards": count}

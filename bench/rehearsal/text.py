@@ -12,7 +12,6 @@ duplicates are sought in all files of a pair.
 """
 
 import argparse
-import json
 import lzma
 import random
 import re
@@ -20,12 +19,11 @@ import zipfile
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -51,7 +49,7 @@ _PAIRS = dict(ar=9.8, bg=2.2, de=10.7, el=4.0, es=8.8, fr=13.7, hi=0.3, ru=8.3, 
 _PAIRS["zh-Hans"] = 5.0
 _ALL_PAIRS = 150.0
 _GIB = 1.073741824
-# Text of a related script where there is none: Latin script for romanised languages.
+# Languages without text of their own take that of a related script: Latin script for romanised languages.
 _RELATED = {"bn_rom": "id", "hi_rom": "ms", "ta_rom": "sw", "te_rom": "so", "ur_rom": "tl", "my_zaw": "my"}
 _RELATED |= {"zh-Hans": "zh", "zh-Hant": "zh_hant"}
 _SPACELESS = {"zh", "zh_hant", "ja", "th", "lo", "km", "my"}
@@ -80,23 +78,13 @@ class TextFile:
     text_bytes: int
 
 
-@dataclass(frozen=True)
-class Planted:
-    """Counts of a file: lines (or pairs), exact duplicates within the file, and damaged lines by filter or repair."""
-
-    lines: int
-    text_bytes: int
-    exact_duplicates: int
-    damaged: dict[str, int]
-
-
 def note_of(file: TextFile, out: Path) -> Path:
     """The file that counts what is planted in a file."""
     return out / "planted" / f"{file.path}.json"
 
 
 def files(gigabytes: float) -> list[TextFile]:
-    """Every file of a corpus of so many GB (10⁹ bytes), largest first."""
+    """All files of a corpus of a size in GB (10⁹ bytes), largest first."""
     others = {
         language: size**0.5
         for language, size in CC100.items()
@@ -163,13 +151,6 @@ class Language:
         return first[: len(first) // 2] + middle + last[len(last) // 2 :]
 
 
-class Record(NamedTuple):
-    """A line, or both sides of a pair; `low` is whether a pair has a low score."""
-
-    sides: list[bytes]
-    low: bool = False
-
-
 class Planter:
     """Makes lines or pairs, plants duplicates and damage in them, and counts it."""
 
@@ -178,8 +159,8 @@ class Planter:
         self.lines, self.damaged, self.hashes = 0, Counter[str](dict.fromkeys(damage, 0)), array("Q")
         self._earlier: list[list[str]] = []
 
-    def record(self) -> Record:
-        """The next line or pair."""
+    def record(self) -> tuple[list[bytes], bool]:
+        """The sides of the next line or pair, and whether its score is low."""
         self.lines += 1
         kind, damage = self.rng.random(), ""
         if kind < _DUPLICATES and self._earlier:
@@ -204,7 +185,7 @@ class Planter:
             self.hashes.append(int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little"))
         encoded = [side.encode() for side in sides]
         encoded[-1] += {"invalid_utf8": b"\xff", "control_character": b"\x01"}.get(damage, b"")
-        return Record(encoded, damage == "score")
+        return encoded, damage == "score"
 
     def _fresh(self) -> list[str]:
         number = self.rng.randrange(len(self.languages[0].lines))
@@ -214,7 +195,7 @@ class Planter:
             sides[1] += "x"  # equal sides are planted, and no others
         return sides
 
-    def blocks(self, size: int, documents: Sequence[int] = ()) -> Iterator[list[Record]]:
+    def blocks(self, size: int, documents: Sequence[int] = ()) -> Iterator[list[tuple[list[bytes], bool]]]:
         """Blocks of records, of `size` bytes together; an empty line after documents of the lengths of `documents`."""
         written, left = 0, 0
         while written < size:
@@ -222,11 +203,10 @@ class Planter:
             while written < end:
                 if documents and left == 0:
                     left = self.rng.choice(documents)
-                    if written:
-                        block.append(Record([b""]))
+                    block += [([b""], False)] * (written > 0)
                 left -= 1
                 block.append(self.record())
-                written += sum(len(side) + 1 for side in block[-1].sides)
+                written += sum(len(side) + 1 for side in block[-1][0])
             yield block
 
 
@@ -254,33 +234,33 @@ def _read_pairs(source: Path, language: str) -> list[Language]:
     return [Language.of(lines, code) for lines, code in zip(zip(*pairs, strict=True), ("en", language), strict=True)]
 
 
-def write_text(file: TextFile, source: Path, out: Path, seed: int) -> Planted:
+def write_text(file: TextFile, source: Path, out: Path, seed: int) -> None:
     """Write a file and its note; the bytes depend on the file, the source and the seed alone."""
     path, note = out / file.path, note_of(file, out)
     if note.exists():
-        return Planted(**json.loads(note.read_text()))
+        return
     for folder in (path.parent, note.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    rng = random.Random(f"{seed} {file.path}")
+    rng, documents, foreign = random.Random(f"{seed} {file.path}"), [], ""
     if file.corpus == "cc100":
         language, documents = _read_mono(source, file.name)
         foreign = "Это строка на другом языке" if file.name == "th" else "บรรทัดนี้เป็นภาษาอื่น"
         planter = Planter(rng, [language], _MONO_DAMAGE, foreign)
-        blocks = planter.blocks(file.text_bytes, documents)
     else:
         damage = (*_PARA_DAMAGE, "score") if file.corpus == "ccaligned" else _PARA_DAMAGE
-        planter = Planter(rng, _read_pairs(source, file.languages[1]), damage, "")
-        blocks = planter.blocks(file.text_bytes)
+        planter = Planter(rng, _read_pairs(source, file.languages[1]), damage, foreign)
+    blocks = planter.blocks(file.text_bytes, documents)
     if file.corpus == "opus":
-        _write_sides(file.name, path, blocks)
+        _write_archive(file.name, path, blocks)
     else:
-        _write_lines(path, blocks)
+        with replacing(path) as stream:
+            for block in blocks:
+                scores = ([] if documents else [b"1.01" if low else b"1.17"] for _, low in block)
+                rows = (b"\t".join([*sides, *score]) for (sides, _), score in zip(block, scores, strict=True))
+                stream.write(lzma.compress(b"\n".join([*rows, b""]), filters=_FAST))
     hashes = np.array(planter.hashes)
-    if file.corpus != "cc100":
-        np.save(note.with_suffix(".npy"), hashes)
-    planted = Planted(planter.lines, file.text_bytes, repeated(hashes), dict(planter.damaged))
-    write_json(note, asdict(planted))
-    return planted
+    np.save(note.with_suffix(".npy"), hashes)
+    write_json(note, {"lines": planter.lines, "exact_duplicates": repeated(hashes), "damaged": dict(planter.damaged)})
 
 
 def repeated(hashes: np.ndarray) -> int:
@@ -288,24 +268,13 @@ def repeated(hashes: np.ndarray) -> int:
     return len(hashes) - len(np.unique(hashes))
 
 
-def _write_lines(path: Path, blocks: Iterator[list[Record]]) -> None:
-    """Write lines, or tables of both sides and a score."""
-    with replacing(path) as stream:
-        for block in blocks:
-            rows = []
-            for record in block:
-                score = [b"1.01" if record.low else b"1.17"] if len(record.sides) == 2 else []
-                rows.append(b"\t".join([*record.sides, *score]) + b"\n")
-            stream.write(lzma.compress(b"".join(rows), filters=_FAST))
-
-
-def _write_sides(name: str, path: Path, blocks: Iterator[list[Record]]) -> None:
+def _write_archive(name: str, path: Path, blocks: Iterator[list[tuple[list[bytes], bool]]]) -> None:
     """Write a zip archive of two line-aligned files."""
     paths = [path.with_suffix(f".{end}") for end in name.split("-", 1)]
     with replacing(paths[0]) as one, replacing(paths[1]) as two:
         for block in blocks:
             for number, stream in enumerate((one, two)):
-                stream.write(b"".join(record.sides[number] + b"\n" for record in block))
+                stream.write(b"".join(sides[number] + b"\n" for sides, _ in block))
     with replacing(path) as archive, zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as members:
         for side in paths:
             members.write(side, f"Text.{name}{side.suffix}")
@@ -323,9 +292,8 @@ def main() -> None:
     options = parser.parse_args()
     corpus = files(options.gigabytes)
     write = partial(write_text, source=options.source, out=options.out, seed=options.seed)
-    planted = run_tasks(write, corpus, [file.text_bytes for file in corpus], options.processes, "text")
-    total = sum(file.text_bytes for file in planted)
-    on_root(lambda: say(f"{options.out}: {len(corpus)} files, {total / 1e9:.2f} GB of text"))
+    run_tasks(write, corpus, [file.text_bytes for file in corpus], options.processes, "text")
+    on_root(lambda: say(f"{options.out}: {len(corpus)} files, {options.gigabytes} GB of text"))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""bench/peers/translation.py: the same training by Hugging Face has our losses and our weights."""
+"""The same training by Hugging Face has our losses and our weights."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from bench.peers.translation import Peer
 from data_prep.__main__ import main as data_prep
+from tests.translate.hugging_face import Peer
 from tests.translate.test_command import english, german, sentences
 from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig
 from xlme_ds.data.schema import read_json
