@@ -1,4 +1,4 @@
-"""What all benches share: rounds by turns, memory of the process, and figures with their commit, machine and date."""
+"""Shared by all benches: rounds by turns, memory of the process, and figures with their commit, machine and date."""
 
 import json
 import os

@@ -13,20 +13,18 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import tyro
 
+from bench.gpu.steps import Device, built, run_config, step_tokens
 from bench.measure import Figures, by_turns, markdown, memory, show
 from bench.peers.steps import RATE, HuggingFaceStep, PlainTorchStep
-from bench.synthetic import SyntheticSource
 from bench.workers import Worker, answer
-from xlme_ds.config import DataConfig, RunConfig
+from xlme_ds.config import RunConfig
 from xlme_ds.counting import flops_per_step
-from xlme_ds.recipes import recipe
-from xlme_ds.validate import validate
 
 Size = Literal["base", "middle", "tiny"]
 PRODUCT = 2.0 * 4096**3  # operations
@@ -46,29 +44,15 @@ class StepSettings:
 
 def sized(size: Size) -> RunConfig:
     """The run of a size, 4 rows of 512 a step."""
-    run = recipe("base_zero1")
-    model = run.model
-    if size == "middle":
-        model = replace(model, vocabulary=64_000, width=384, heads=6, feed_forward=1536, discriminator_layers=8)
-    if size == "tiny":
-        model = replace(
-            model, vocabulary=600, width=32, heads=2, feed_forward=64, max_positions=64, generator_layers=1,
-            discriminator_layers=2,
-        )  # fmt: skip
-    engine = replace(run.engine, precision="bf16")
-    return validate(replace(run, model=model, data=DataConfig(2, 2, micro_batch=2), engine=engine))
+    middle = dict(vocabulary=64_000, width=384, heads=6, feed_forward=1536, discriminator_layers=8)
+    return run_config("base_zero1", 2, 2, size == "tiny", **(middle if size == "middle" else {}))
 
 
 class OurStep:
     """The engine of the run, DeepSpeed's ZeRO-1 on one process."""
 
     def __init__(self, run: RunConfig):
-        from xlme_ds.engine.build import build_engine
-        from xlme_ds.engine.ranks import start_process_group
-
-        start_process_group(run.engine)
-        source: Any = SyntheticSource(run, run.model.max_positions)
-        self.engine: Any = build_engine(run, source, None)
+        self.engine = built(run, Device("cpu"), "deepspeed")
 
     def step(self) -> None:
         """One optimizer step."""
@@ -113,7 +97,7 @@ def measure(size: Size, rounds: int) -> Figures:
     """Ours next to one peer after the other: all at once would not fit into 24 GB."""
     run = sized(size)
     flops = flops_per_step(run, run.model.max_positions)
-    tokens = (run.data.mono_rows + run.data.para_rows) * run.model.max_positions
+    tokens = step_tokens(run)
     answers: dict[str, list[Figures]] = {name: [] for name in CONTENDERS}
     ratios = {}
     for peer in PEERS:

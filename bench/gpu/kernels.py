@@ -92,11 +92,11 @@ class Launch(NamedTuple):
         return [float((ours.double() - theirs).abs().max() / theirs.abs().max()) for ours, theirs in pairs]
 
 
-def launches(given: dict[str, Any]) -> dict[str, Launch]:
+def launches(tensors: dict[str, Any]) -> dict[str, Launch]:
     """The launch of each kernel by its name; the backward kernels read the outputs of the ones before."""
     from xlme_ds.models import attention_triton as kernels
 
-    qkv, gate, bounds = given["qkv"], given["gate"], (given["skewed"], given["first"], given["end"])
+    qkv, gate, bounds = tensors["qkv"], tensors["gate"], (tensors["skewed"], tensors["first"], tensors["end"])
     heads, tokens = qkv.shape[3], qkv.shape[1]
 
     def near(form: Tiling) -> int:
@@ -104,7 +104,7 @@ def launches(given: dict[str, Any]) -> dict[str, Launch]:
 
     out = kernels._empty_outputs(qkv, gate[0])
     kernels._launch(kernels._forward, qkv, *gate, *bounds, *out)
-    passed = *out[1:], given["grad"]
+    passed = *out[1:], tensors["grad"]
     delta, grad_qkv = torch.empty_like(out[1]), torch.empty_like(qkv)
 
     @functools.cache
@@ -116,15 +116,15 @@ def launches(given: dict[str, Any]) -> dict[str, Launch]:
 
     def queries(form: Tiling) -> None:
         _, _, of_far, of_gates, of_scale = shares(form)
-        given = qkv, *gate, *bounds, out[0], *passed, delta, grad_qkv, of_gates, of_scale, of_far
-        kernels._launch(kernels._backward_queries, *given, near=tokens, form=form)
+        tensors = qkv, *gate, *bounds, out[0], *passed, delta, grad_qkv, of_gates, of_scale, of_far
+        kernels._launch(kernels._backward_queries, *tensors, near=tokens, form=form)
 
     def keys(form: Tiling) -> None:
         kernels._launch(kernels._backward_keys, qkv, *bounds, *passed, delta, grad_qkv, gated=True, form=form)
 
     def distances(form: Tiling) -> None:
-        given = qkv, *bounds, *passed, delta, shares(form)[1]
-        kernels._launch(kernels._backward_distances, *given, gated=True, near=near(form), form=form)
+        tensors = qkv, *bounds, *passed, delta, shares(form)[1]
+        kernels._launch(kernels._backward_distances, *tensors, gated=True, near=near(form), form=form)
 
     def of_queries(form: Tiling) -> Sequence[Tensor]:
         *_, of_gates, of_scale = shares(form)
@@ -142,24 +142,24 @@ def launches(given: dict[str, Any]) -> dict[str, Launch]:
     }
 
 
-def expected(given: dict[str, Any]) -> dict[str, list[Tensor]]:
+def expected(tensors: dict[str, Any]) -> dict[str, list[Tensor]]:
     """The results of each kernel by the formulas in float64, a row at a time."""
     names = ("update", "reset", "scale", "distance")
-    u, r, w, d = (value.double().requires_grad_() for value in (*given["gate"], given["distance"]))
-    rows, tokens, _, _, size = given["qkv"].shape
+    u, r, w, d = (value.double().requires_grad_() for value in (*tensors["gate"], tensors["distance"]))
+    rows, tokens, _, _, size = tensors["qkv"].shape
     position = torch.arange(tokens, device=d.device)
     place = position[None, :] - position[:, None] + tokens - 1
     sums = {name: torch.zeros_like(value) for name, value in zip(names, (u, r, w, d), strict=True)}
     outs, grads = [], []
     for n in range(rows):
-        qkv = given["qkv"][n].double().requires_grad_()
+        qkv = tensors["qkv"][n].double().requires_grad_()
         q, k, v = qkv.permute(1, 2, 0, 3)
         alpha, rho = torch.sigmoid(q @ u), torch.sigmoid(q @ r)
         gate = (1 + alpha + (1 - alpha) * w[:, None] * rho)[..., None]
-        seen = (position >= given["first"][n][:, None]) & (position < given["end"][n][:, None])
+        seen = (position >= tensors["first"][n][:, None]) & (position < tensors["end"][n][:, None])
         scores = torch.where(seen, q @ k.mT / math.sqrt(size) + gate * d[:, place], -math.inf)
         out = (scores.softmax(-1) @ v).transpose(0, 1)
-        *small, of_qkv = torch.autograd.grad(out, [u, r, w, d, qkv], given["grad"][n].double())
+        *small, of_qkv = torch.autograd.grad(out, [u, r, w, d, qkv], tensors["grad"][n].double())
         for total, part in zip(sums.values(), small, strict=True):
             total += part
         outs.append(out.detach())
@@ -211,11 +211,11 @@ def tournament(device: torch.device, seconds: float, table: Path) -> Iterator[Ro
 
     Writes the winners to `table`.
     """
-    started, given = time.monotonic(), inputs(device, *SHAPE)
+    started, tensors = time.monotonic(), inputs(device, *SHAPE)
     candidates = [(kernel, form) for kernel in KERNELS for form in forms(kernel)]
     with ProcessPoolExecutor(min(12, os.cpu_count() or 1), multiprocessing.get_context("spawn"), _start) as pool:
         compiled = dict(zip(candidates, pool.map(_compile, *zip(*candidates, strict=True)), strict=True))
-    exact, kernels = expected(given), launches(given)
+    exact, kernels = expected(tensors), launches(tensors)
     products = {"_forward": 2, "_backward_queries": 3, "_backward_keys": 4, "_backward_distances": 2}
     winners: dict[str, Tiling] = {}
     for kernel in KERNELS:
@@ -236,7 +236,7 @@ def tournament(device: torch.device, seconds: float, table: Path) -> Iterator[Ro
         yield from ({"kernel": kernel} | form._asdict() | row for form, row in rows.items())
     if len(winners) == len(KERNELS):
         _write(winners, table)
-    yield from torch_attention(given)
+    yield from torch_attention(tensors)
 
 
 def _write(winners: dict[str, Tiling], table: Path) -> None:
@@ -247,10 +247,10 @@ def _write(winners: dict[str, Tiling], table: Path) -> None:
     table.write_text(json.dumps(forms_by_gpu, indent=1) + "\n", encoding="utf-8")
 
 
-def torch_attention(given: dict[str, Any]) -> Iterator[Row]:
+def torch_attention(tensors: dict[str, Any]) -> Iterator[Row]:
     """Times torch's flash attention without bias and mask."""
-    q, k, v = (part.transpose(1, 2).contiguous().requires_grad_() for part in given["qkv"].unbind(2))
-    grad = given["grad"].transpose(1, 2).contiguous()
+    q, k, v = (part.transpose(1, 2).contiguous().requires_grad_() for part in tensors["qkv"].unbind(2))
+    grad = tensors["grad"].transpose(1, 2).contiguous()
 
     def forward() -> Tensor:
         return F.scaled_dot_product_attention(q, k, v)

@@ -171,20 +171,20 @@ def table(model: Path, results: list[Any]) -> ResultTable:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake ends it with one sentence and exit code 2."""
-    words = tyro.cli(Bitext, prog="python -m bench.peers.mteb", description=__doc__, args=arguments)
+    options = tyro.cli(Bitext, prog="python -m bench.peers.mteb", description=__doc__, args=arguments)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the libraries are imported
     warnings.filterwarnings("ignore", "To copy construct from a tensor", UserWarning)  # mteb's own, once a search
     try:
         if importlib.util.find_spec("mteb") is None:
             raise ValueError('mteb is missing: pip install -c constraints.txt ".[mteb]"')
-        results = evaluate(words.model, words.data)
+        results = evaluate(options.model, options.data)
     except (ValueError, OSError) as error:
         fail("bench.peers.mteb", error)
-    table(words.model, results).show(Console())
-    if words.out:
-        words.out.mkdir(parents=True, exist_ok=True)
+    table(options.model, results).show(Console())
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
         for result in results:
-            result.to_disk(words.out / f"{result.task_name}.json")
+            result.to_disk(options.out / f"{result.task_name}.json")
 
 
 if __name__ == "__main__":

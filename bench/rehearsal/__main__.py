@@ -191,10 +191,10 @@ class Jobs:
     def stage(self, name: str, flags: Sequence[object], out: Path | None = None) -> None:
         """A stage of data preparation; `name` may have a part after a dot, for its second call."""
         kind = name.split(".")[0]
-        words = [kind, *map(str, flags), *(["--out", str(out)] if out else [])]
+        arguments = [kind, *map(str, flags), *(["--out", str(out)] if out else [])]
 
         def work() -> dict[str, Any]:
-            begin, job = time.time(), self.submit(name, ["slurm/stage.sh", *words])
+            begin, job = time.time(), self.submit(name, ["slurm/stage.sh", *arguments])
             disturb: Any = None
             if self.rehearsal.kills and kind in RESUMABLE and out is not None and not name.endswith("many"):
                 ways = (BatchJob.kill_rank, BatchJob.kill_step, *self.rehearsal.ways)
