@@ -1,4 +1,4 @@
-"""The rehearsal's text: its proportions, its growth of words, and that data_prep finds what is planted in it."""
+"""The rehearsal's text: its proportions and its growth of words; data_prep counts the planted lines."""
 
 import json
 import lzma
@@ -71,7 +71,7 @@ def test_new_words_keep_coming(text: Path) -> None:
     assert np.mean([" " in line for line in lines]) < 0.6, "a script without spaces"
 
 
-def test_encode_finds_what_is_planted(text: Path, tmp_path: Path) -> None:
+def test_encode_counts_the_planted_lines(text: Path, tmp_path: Path) -> None:
     names = sorted({file.corpus for file in chosen()})
     assert set(names) == set(CORPORA)
     flags = {"corpus": tuple(names), "where": tuple(f"{name}={text / name}" for name in names), "allow_missing": True}
@@ -79,18 +79,20 @@ def test_encode_finds_what_is_planted(text: Path, tmp_path: Path) -> None:
     encode(EncodeConfig(vocab=tmp_path / "vocab", out=tmp_path / "encoded", **flags))
     for task, read, lost in (("mono", "paragraphs_in", "removed"), ("para", "pairs_in", "dropped")):
         counts = read_manifest(tmp_path / "encoded" / task).counts["by_language"]
-        for name, found in counts.items():
+        for name, by_reason in counts.items():
             here = [file for file in chosen() if file.name == name]
             notes = {file.path: json.loads((text / "planted" / f"{file.path}.json").read_text()) for file in here}
-            wanted: Counter[str] = sum((Counter(note["damaged"]) for note in notes.values()), Counter())
-            got = Counter(found[lost]) + Counter(found["repaired"])
-            by_tokens = got.pop("length_ratio", 0) + got.pop("length", 0)  # of some pairs, before duplicates are sought
-            assert by_tokens < 0.05 * found[read]
+            expected: Counter[str] = sum((Counter(note["damaged"]) for note in notes.values()), Counter())
+            counted = Counter(by_reason[lost]) + Counter(by_reason["repaired"])
+            by_tokens = counted.pop("length_ratio", 0) + counted.pop(
+                "length", 0
+            )  # of some pairs, before duplicates are sought
+            assert by_tokens < 0.05 * by_reason[read]
             hashes = [np.load(text / "planted" / f"{path}.npy") for path in notes if task == "para"]
             planted = repeated(np.concatenate(hashes)) if hashes else sum(n["exact_duplicates"] for n in notes.values())
-            assert planted - by_tokens <= got.pop("exact_duplicates") <= planted
-            assert planted > 0.01 * found[read] == 0.01 * sum(note["lines"] for note in notes.values())
-            assert got == +wanted, name
+            assert planted - by_tokens <= counted.pop("exact_duplicates") <= planted
+            assert planted > 0.01 * by_reason[read] == 0.01 * sum(note["lines"] for note in notes.values())
+            assert counted == +expected, name
 
 
 def test_no_word_fills_a_row() -> None:
@@ -100,7 +102,7 @@ def test_no_word_fills_a_row() -> None:
 
 
 def test_duplicates_and_equal_sides_are_the_planted_ones() -> None:
-    """Of words of spaces and one letter, lines that are equal after cleaning are counted, and no others."""
+    """Lines that are equal after cleaning are counted, and no others; the words are spaces and one letter."""
     language = Language(["a  ", "a", "A "], [[0, 1], [1, 2]], [0, 1, 2])
     mono = Planter(Random(1), [language], ("script",), "x")
     lines = [sides[0] for block in mono.blocks(100_000, [3]) for sides, _ in block]
