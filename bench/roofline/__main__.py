@@ -40,7 +40,7 @@ from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.gpu.steps import planned_memory
-from bench.measure import markdown, show
+from bench.measure import markdown, show, stamp
 from bench.roofline.counted import GPUS, Counter, Formula, sums, total
 from bench.synthetic import SyntheticSource
 from xlme_ds.cli import fail, parse
@@ -358,7 +358,7 @@ def main(arguments: list[str] | None = None) -> None:
             words = ["--recipe", "base_zero1", *words]  # not read
         settings = parse("python -m bench.roofline", Settings, __doc__ or "", words)
         if settings.measured:
-            print(next_to_measured(settings.measured))
+            print(next_to_measured(settings.measured), ", ".join(stamp().values()), sep="\n")
             return
         if settings.gpu not in GPUS:
             raise ValueError(f"--gpu {settings.gpu} is not known: choose one of {', '.join(GPUS)}")
