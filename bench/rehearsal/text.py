@@ -20,9 +20,9 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from hashlib import blake2b
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -210,23 +210,22 @@ class Planter:
             yield block
 
 
-def _read_mono(source: Path, language: str) -> tuple[Language, list[int]]:
-    """A language, and the lengths of its documents in lines."""
+def _read_mono(source: Path, language: str, most: int) -> tuple[Language, list[int]]:
+    """A language by the first `most` lines of its text, and the lengths of its documents in lines."""
     with lzma.open(source / "mono" / f"{_RELATED.get(language, language)}.txt.xz", "rt", encoding="utf-8") as file:
-        lines = [line.strip() for line in file]
+        lines = [line.strip() for line in islice(file, most)]
     breaks = np.flatnonzero([not line for line in [*lines, ""]])
     documents = np.diff(breaks, prepend=-1) - 1
     long = [line for line in lines if len(line.encode()) > _SHORTEST]
     return Language.of(long, language), documents[documents > 0].tolist()
 
 
-@cache
-def _read_pairs(source: Path, language: str) -> list[Language]:
-    """English and a language, whose lines of one number are translations."""
+def _read_pairs(source: Path, language: str, most: int) -> list[Language]:
+    """English and a language by the first `most` pairs; lines of one number are translations."""
     code = _RELATED.get(language, language)
     with zipfile.ZipFile(source / "para" / f"en-{code}.txt.zip") as archive:
         names = [next(n for n in archive.namelist() if n.endswith(f".{end}")) for end in ("en", code)]
-        sides = [archive.read(name).decode().split("\n") for name in names]
+        sides = [archive.read(name).decode().split("\n")[:most] for name in names]
     pairs = [(a.strip(), b.strip()) for a, b in zip(*sides, strict=False) if 2 < len(a) < 400 and 2 < len(b) < 400]
     ratios = np.array([len(b) / len(a) for a, b in pairs])
     usual = np.median(ratios)  # the others could fail `length_ratio`, which counts tokens
@@ -242,13 +241,14 @@ def write_text(file: TextFile, source: Path, out: Path, seed: int) -> None:
     for folder in (path.parent, note.parent):
         folder.mkdir(parents=True, exist_ok=True)
     rng, documents, foreign = random.Random(f"{seed} {file.path}"), [], ""
+    most = 2_000 + file.text_bytes // 100  # lines to read: more than a small file repeats
     if file.corpus == "cc100":
-        language, documents = _read_mono(source, file.name)
+        language, documents = _read_mono(source, file.name, most)
         foreign = "Это строка на другом языке" if file.name == "th" else "บรรทัดนี้เป็นภาษาอื่น"
         planter = Planter(rng, [language], _MONO_DAMAGE, foreign)
     else:
         damage = (*_PARA_DAMAGE, "score") if file.corpus == "ccaligned" else _PARA_DAMAGE
-        planter = Planter(rng, _read_pairs(source, file.languages[1]), damage, foreign)
+        planter = Planter(rng, _read_pairs(source, file.languages[1], most), damage, foreign)
     blocks = planter.blocks(file.text_bytes, documents)
     if file.corpus == "opus":
         _write_archive(file.name, path, blocks)
