@@ -35,9 +35,9 @@ import pyarrow as pa
 import tyro
 
 from bench.measure import ROOT, Figures, show
-from data_prep.clean import clean_line
-from data_prep.encode import EncodeConfig
-from data_prep.encode import run as encode
+from data_prep.encode.encode import EncodeConfig
+from data_prep.encode.encode import run as encode
+from data_prep.filters.clean import clean_line
 from data_prep.languages import canonical
 from data_prep.parallel import barrier, is_root
 from xlme_ds.data.schema import EOS

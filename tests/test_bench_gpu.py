@@ -17,7 +17,7 @@ from bench.gpu.steps import Device
 from bench.synthetic import synthetic_batch
 from tests.launch import environment
 from xlme_ds.data.schema import EOS, PAD
-from xlme_ds.models import attention, layers
+from xlme_ds.models import attention
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = Device("cpu")
@@ -79,7 +79,7 @@ def test_steps_under_deepspeed_lose_as_the_plain_ones(tmp_path: Path) -> None:
         assert ours["tokens_per_s"] > 0 and ours["fraction_of_matmul_peak"] > 0 and 0 < ours["padding"] < 0.5
         # λ · 2 ln 2 of an untrained discriminator and 2 ln V of the generator, a few steps later
         assert 70 < ours["loss"] < 85 and ours["planned_memory_gib"] > 0
-        assert ours["loss"] == pytest.approx(plain["loss"], rel=5e-3)  # both bf16: docs/engines.md
+        assert ours["loss"] == pytest.approx(plain["loss"], rel=5e-3)  # both bf16: docs/architecture.md
 
 
 def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, bias: attention.AttentionBias) -> Tensor:
         return right(q, k, v, gate * 1.001 if q.dtype == torch.float32 else gate, bias)
 
-    monkeypatch.setattr(layers, "plain_attend", wrong)
+    monkeypatch.setattr(attention, "plain_attend", wrong)
     case = CASES["attention with gated bias and item mask"]
     assert not parity(case, CPU, "fp32")["ok"]
     assert parity(case, CPU, "bf16")["ok"]

@@ -30,7 +30,7 @@ from typing import Any
 from bench.measure import ROOT, listing, markdown, stamp
 from bench.rehearsal import checks
 from bench.rehearsal.text import files
-from xlme_ds.data.schema import write_json
+from xlme_ds.io.files import write_json
 
 STEPS, STOP_AT = 20, 8
 RESUMABLE = ("vocap", "vocab", "encode", "mix")

@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from bench.rehearsal.text import TextFile, note_of, repeated
-from xlme_ds.data.schema import file_sha256, read_manifest
+from xlme_ds.data.schema import read_manifest
+from xlme_ds.io.files import file_sha256
 
 ALPHA = 0.7
 BY_TOKENS = ("length_ratio", "length", "too_long", "no_token")  # depend on the vocabulary, and are not planted
