@@ -5,13 +5,14 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.launch import FORKED_PYTHON, ROOT, Python, environment, python
+from tests.launch import ROOT, environment, python
 from xlme_ds import quickstart
 from xlme_ds.data.schema import read_manifest
 
@@ -19,8 +20,9 @@ STEPS = ["--train.steps", "4", "--optimizer.warmup-steps", "2", "--train.log-eve
 
 
 def run(command: list[str]) -> str:
-    env = environment(**Python.forking())
-    result = subprocess.run(command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout[-4000:]}"
     return result.stdout
 
@@ -29,7 +31,7 @@ def run(command: list[str]) -> str:
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("quickstart") / "run"
     for stage in quickstart.preparation(out / "data", processes=2):
-        run([str(FORKED_PYTHON), "-m", "data_prep", *stage])
+        run([sys.executable, "-m", "data_prep", *stage])
     said = run([*quickstart.training(out / "data", out, processes=2), *STEPS])
     assert f"open {out / 'report.html'}" in said
     return out
@@ -78,7 +80,7 @@ def test_second_call_says_it_is_complete(out: Path) -> None:
     (out.with_name("shorter") / ".quickstart").touch()
     with pytest.raises(ValueError, match=r"was started with train\.steps 4, the quickstart has another"):
         quickstart.begin(out.with_name("shorter"), fresh=False)
-    said = run([str(FORKED_PYTHON), *command])
+    said = run([sys.executable, *command])
     assert "is complete; open" in said and (out / "report.html").stat().st_mtime_ns == before
     (out / "config.json").write_text(written)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..config import DataConfig, refuse, weight_at
+from ..config import DataConfig, weight_at
+from ..io.errors import refuse
 from .batch import Batch
 from .collate import collate
 from .corrupt import Parts
@@ -146,8 +147,6 @@ class Loader:
             for task, store in self.stores_at(step).items()
         ]
         found = [(task, store, numbers) for task, store, numbers in found if len(numbers)]
-        for _, store, numbers in found:
-            store.prepare(int(numbers[0]) % store.rows)  # at a start, both tasks' shards at the same time
         return [(task, store.read(numbers % store.rows), numbers) for task, store, numbers in found]
 
     def rows_of(self, step: int, micro_batch: int | None = None) -> str:

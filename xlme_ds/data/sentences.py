@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numba.types import int32, int64, uint64, void
 
-from ..config import refuse, weight_at
+from ..config import weight_at
+from ..io.errors import refuse
 from .batch import Batch
 from .compiled import compiled, reads
 from .corrupt import Array, Parts, Word, philox

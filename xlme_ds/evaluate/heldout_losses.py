@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..config import ObjectiveConfig, refuse
+from ..config import ObjectiveConfig
 from ..data.collate import collate
 from ..data.rows import TASKS
 from ..data.sentences import ALWAYS, Sentences, languages_of_text
 from ..data.shards import RowStore
+from ..io.errors import refuse
 from .compared_models import Models, Predictor, load_predictors, told, trained_on
 from .output import ResultTable
 from .predicted_tokens import require_readable

@@ -18,7 +18,7 @@ from .attention import AttentionBias, causal_mask, shared_bias
 from .decoder import Decoder, Read
 from .dropout import APART, derive
 from .encoder import lookup, read_whole
-from .heads import MaskedLanguageModelHead
+from .heads import MaskedLanguageModelHead, TiedTable
 from .sides import (
     Side,
     crossed,
@@ -86,7 +86,7 @@ class TranslationModel(TextEncoder):
         source_BSD = self.read_source(source, keys_B, row_tokens)
         target_BRD = self.read_target(target, source_BSD, source.items, keys_B, row_tokens)
         hidden_MD = target_BRD.flatten(0, 1)[target.items.flatten().nonzero().squeeze(1)]
-        found = self.masked_head(hidden_MD, lambda: table, tokens[places_M], None)
+        found = self.masked_head(hidden_MD, TiedTable(table), tokens[places_M], None)
         return TranslationOutput(found.nll_M, found.predicted_M, places_M, torch.full_like(places_M, number))
 
     def written(self, rows: Batch) -> Side:

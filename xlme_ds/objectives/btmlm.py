@@ -17,9 +17,10 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
+from ..config import ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
 from ..data.rows import PAD
+from ..io.errors import Check
 from ..models.pipeline import LanguageModelStage, Part, Work, masked_head_forward
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking
 from .mlm import MaskedLanguageModelling

@@ -13,8 +13,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig, weight_at
+from ..config import ModelConfig, ObjectiveConfig, RunConfig, weight_at
 from ..data.batch import Batch, sum_by_language, sum_by_task
+from ..io.errors import Check
 from ..models.decoder import decoder_depth
 from ..models.pipeline import Part, Work, encoder_forward, masked_head_forward
 from ..models.sides import predicted_places

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from torch import Tensor, nn
 
-from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
+from ..config import ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
 from ..data.order import StepPlan
+from ..io.errors import Check
 from ..models.pipeline import Part, Work
 from ..models.text_encoder import Which
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..config import refuse
 from ..data.vocabulary import Vocabulary
+from ..io.errors import refuse
 from ..models.text_encoder import language_index
 from ..models.translation import TranslationModel
 from ..objectives import has_decoder, objective_of
