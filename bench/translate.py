@@ -20,8 +20,8 @@ from torch import Tensor
 
 import xlme_ds as xlme
 from xlme_ds.data.schema import PAD, UNK
-from xlme_ds.models.translation import TranslationModel
 from xlme_ds.translate.decoding import longest_source, source_side, translate
+from xlme_ds.translate.model import TranslationModel
 from xlme_ds.translate.text import Translator, load_translator, read_lines
 
 Found = list[list[int]]

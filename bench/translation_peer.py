@@ -27,12 +27,12 @@ from xlme_ds.data.vocabulary import Vocabulary
 from xlme_ds.engine.build import build_engine, open_data
 from xlme_ds.engine.engine import Engine
 from xlme_ds.first_weights import starting_weights
-from xlme_ds.models.decoder import decoder_layers
-from xlme_ds.models.sides import Side, sources_of_pairs, targets
-from xlme_ds.models.translation import TranslationModel
 from xlme_ds.objectives import objective_of
 from xlme_ds.train.schedule import learning_rate
 from xlme_ds.trained import read_run_config
+from xlme_ds.translate.decoder import decoder_layers
+from xlme_ds.translate.model import TranslationModel
+from xlme_ds.translate.sides import Side, sources_of_pairs, targets
 from xlme_ds.translate.text import Translator, read_lines, scores, translate_lines
 
 PAIRS = 32  # of a padded batch

@@ -19,7 +19,6 @@ from .config import Check, ModelConfig, RunConfig, StartConfig, refuse
 from .counting import parameter_sizes
 from .data.vocabulary import Vocabulary
 from .folders import at_step, checkpoints_of, saved_step
-from .models.decoder import decoder_depth, decoder_from_encoder
 from .models.init import Known
 from .models.text_encoder import TextEncoder, Which, encoder_of
 from .objectives import has_decoder, objective_of
@@ -44,6 +43,7 @@ from .trained import (
     read_weights,
     translates,
 )
+from .translate.decoder import decoder_depth, decoder_from_encoder
 from .xlm_roberta import read_xlm_roberta
 
 _MAY_DIFFER = ("discriminator_layers", "init_std", "layout", "language_embeddings")

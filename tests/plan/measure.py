@@ -20,7 +20,7 @@ from xlme_ds.config import DataConfig, EngineConfig, ModelConfig, ObjectiveConfi
 from xlme_ds.data.loader import Loader
 from xlme_ds.engine.build import build_engine
 from xlme_ds.engine.ranks import start_process_group
-from xlme_ds.models import writing
+from xlme_ds.translate import writing
 from xlme_ds.validate import validate
 
 STEPS = 3  # the optimizer makes its moments in the first

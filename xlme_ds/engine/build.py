@@ -22,9 +22,9 @@ from ..models.init import Known, Whole, initialise
 from ..models.kernel_check import check_kernels
 from ..models.layers import TransformerLayer
 from ..models.pipeline import describe_balance, parts, pipeline_balance
-from ..models.translation import TranslationModel
 from ..objectives import objective_of
 from ..objectives.protocol import BatchSource, Objective
+from ..translate.model import TranslationModel
 from ..validate import deepspeed_settings, zero_stage
 from .engine import Engine
 from .optimizer import build_optimizer

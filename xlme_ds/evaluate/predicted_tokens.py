@@ -19,7 +19,7 @@ from ..data.collate import collate
 from ..data.rows import TASKS, UNK, Rows
 from ..data.shards import RowStore, joined, unigram_costs
 from ..data.vocabulary import Vocabulary
-from ..models.translation import TranslationModel
+from ..translate.model import TranslationModel
 from .compared_models import Models, Predictor, load_predictors, told, trained_on
 from .output import ResultTable
 

@@ -13,7 +13,6 @@ from ..config import ModelConfig
 from ..data.schema import BOS, EOS, LAYOUTS, PAD, UNK, write_json
 from ..data.vocabulary import Vocabulary
 from ..folders import made_whole
-from ..models.decoder import decoder_layers
 from ..models.text_encoder import TextEncoder, Which
 from ..trained import (
     CONFIG_FILE,
@@ -29,6 +28,7 @@ from ..trained import (
     export_state,
     save_weights,
 )
+from ..translate.decoder import decoder_layers
 from .tokenizer import tokenizer_files
 
 REMOTE = Path(__file__).parent / "remote"

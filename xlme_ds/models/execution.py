@@ -10,19 +10,17 @@ from torch.utils.checkpoint import checkpoint
 
 from ..config import ModelConfig
 from .attention import AttentionBias, ItemBias
-from .decoder import DecoderLayer
 from .layers import TransformerLayer
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
 def how_compiled(model: nn.Module, cfg: ModelConfig, on_gpu: bool) -> str:
-    """`model.compile`, or for auto what it means: layers on a GPU, unless the rows of the sides of pairs have any
-    length."""
+    """The resolved `model.compile`: auto means layers on a GPU, and none where the model's layers read rows of any
+    length (`compiles`)."""
     if cfg.compile != "auto":
         return cfg.compile
-    ragged = any(isinstance(module, DecoderLayer) for module in model.modules())
-    return "layers" if on_gpu and not ragged else "none"
+    return "layers" if on_gpu and getattr(model, "compiles", True) else "none"
 
 
 def applied(model: Model, cfg: ModelConfig, on_gpu: bool = False) -> Model:
@@ -33,9 +31,9 @@ def applied(model: Model, cfg: ModelConfig, on_gpu: bool = False) -> Model:
     compile_as = how_compiled(model, cfg, on_gpu)
     if compile_as == "none" and not cfg.activation_checkpointing:
         return model
-    kinds: dict[type, type[CheckpointedLayer]] = {TransformerLayer: AppliedLayer, DecoderLayer: AppliedDecoderLayer}
-    for layer in [module for module in model.modules() if type(module) in kinds]:
-        layer.__class__ = kinds[type(layer)]
+    for layer in [module for module in model.modules() if isinstance(module, TransformerLayer)]:
+        kind: Any = type(layer)
+        layer.__class__ = AppliedLayer if kind is TransformerLayer else checkpointed(kind)
         assert isinstance(layer, CheckpointedLayer)
         layer.compile_as, layer.checkpointing = compile_as, cfg.activation_checkpointing
     if cfg.compile == "graphs":  # a micro-batch overwrites what the CUDA graphs left of the one before
@@ -56,8 +54,10 @@ class CheckpointedLayer(nn.Module):
         return super().__call__(*inputs)
 
 
-class AppliedDecoderLayer(CheckpointedLayer, DecoderLayer):
-    """Nothing is compiled: the sides of pairs have any length."""
+@functools.cache
+def checkpointed(kind: Any) -> Any:
+    """A layer of another kind as training runs it: it is never compiled."""
+    return type(f"Checkpointed{kind.__name__}", (CheckpointedLayer, kind), {})
 
 
 class AppliedLayer(CheckpointedLayer, TransformerLayer):

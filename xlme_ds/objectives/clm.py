@@ -43,6 +43,7 @@ class CausalLanguageModelling(MaskedLanguageModelling):
         "accuracy": Quantity("Accuracy on every token from those before it"),
     }
     masking_kind = Causal
+    reads_both_sides = False
 
     def checks(self, run: RunConfig) -> list[Check]:
         """The settings must say that every token is predicted."""

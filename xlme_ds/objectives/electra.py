@@ -46,6 +46,8 @@ class ElectraObjective:
         "replaced_fraction": Quantity("Tokens that the generator replaced", "fraction"),
     }
     encoders: Mapping[Which, str] = {"discriminator": "replaced_head.", "generator": "masked_head."}
+    has_decoder = False
+    reads_both_sides = True
     models: tuple[type[Electra], type[ElectraStage]] = (Electra, ElectraStage)
     statistics_shape: tuple[int, ...] = (len(TASKS), len(_SCALARS) + 2 * _BINS)
 

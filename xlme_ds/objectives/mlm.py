@@ -29,6 +29,8 @@ class MaskedLanguageModelling:
         "accuracy": Quantity("Accuracy on masked tokens"),
     }
     encoders: Mapping[Which, str] = {"encoder": "masked_head."}
+    has_decoder = False
+    reads_both_sides = True
     # Names of the share of masked positions whose most likely token is the original, by term.
     accuracies: tuple[str, ...] = ("accuracy_mono", "accuracy_para")
     masking_kind: type[Masking] = Masking

@@ -87,6 +87,9 @@ class Pretraining(Objective, Protocol):
     # trained on each; the first one is cut into stages, evaluated, fine-tuned and exported. A token embedding is
     # `embedding_n`.
     encoders: Mapping[Which, str]
+    has_decoder: bool  # whether its model has a decoder next to its encoder
+    # Whether its heads are on encoders that see the tokens on both sides: not on a decoder, nor on a causal encoder.
+    reads_both_sides: bool
 
     def __init__(self, cfg: ObjectiveConfig): ...
 

@@ -6,8 +6,8 @@ tile. Which tensors autograd saves is tested against autograd itself.
 
 from dataclasses import replace
 
-from ..models.decoder import decoder_depth
 from ..models.tiles import GROUP, SKEWED, SUMMED_ROWS, tiling
+from ..translate.decoder import decoder_depth
 from .layout import ParallelLayout
 
 INTEGER = 8  # token ids, positions, segments

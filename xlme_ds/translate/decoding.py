@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from ..data.rows import EOS, LAYOUTS, PAD
-from ..models.sides import Side
-from ..models.translation import TranslationModel
-from ..models.writing import CachedDecoder, longest_translation
+from .model import TranslationModel
+from .sides import Side
+from .writing import CachedDecoder, longest_translation
 
 _AT_ONCE = 4096  # source tokens of a batch, times hypotheses
 _LOGITS = 2**26  # of a batch, for the next token of its hypotheses; there are a few tensors of them at a time

@@ -16,10 +16,10 @@ import torch
 from ..config import refuse
 from ..data.vocabulary import Vocabulary
 from ..models.text_encoder import language_index
-from ..models.translation import TranslationModel
 from ..objectives import has_decoder, objective_of
 from ..trained import load_run, load_translating_export, read_config, require_finite, translates
 from .decoding import longest_source, translate
+from .model import TranslationModel
 
 _STREAMS: dict[str, Callable[[], Any]] = {".xz": lzma.LZMADecompressor, ".bz2": bz2.BZ2Decompressor}
 

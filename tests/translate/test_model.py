@@ -19,9 +19,9 @@ from xlme_ds.data.sentences import Sentences
 from xlme_ds.models import attention, encoder, layers
 from xlme_ds.models.attention import bucket
 from xlme_ds.models.execution import applied
-from xlme_ds.models.translation import TranslationModel
 from xlme_ds.objectives import objective_of
 from xlme_ds.translate.decoding import translate
+from xlme_ds.translate.model import TranslationModel
 
 MT = objective_of(ObjectiveConfig("mt", mask_fraction=1.0))
 PAIRS = [[(5, 6), (1, 2), (7, 3)], [(15, 16)]]  # ordinary tokens of source and target, by row

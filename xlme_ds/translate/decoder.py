@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from ..config import ModelConfig
-from .attention import AttentionBias, ItemBias, dropping_attend, fused_attend
-from .dropout import derive
-from .encoder import Encoder
-from .layers import Attention, LayerNorm, Linear, TransformerLayer
+from ..models.attention import AttentionBias, ItemBias, dropping_attend, fused_attend
+from ..models.dropout import derive
+from ..models.encoder import Encoder
+from ..models.layers import Attention, LayerNorm, Linear, TransformerLayer
 
 KeysAndValues = tuple[Tensor, Tensor]  # each [B, H, tokens, K]
 

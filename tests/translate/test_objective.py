@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models.test_translation import MT, config, packed, texts, translator
 
 from tests.engine.worker import tiny
-from tests.models.test_translation import MT, config, packed, texts, translator
 from tests.rows import write_data
 from tests.small import SMALL, batch_of
 from xlme_ds.config import DataConfig, ObjectiveConfig, OptimizerConfig, RunConfig, StartConfig, TrainConfig

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig, weight_at
 from ..data.batch import Batch, sum_by_language, sum_by_task
-from ..models.decoder import decoder_depth
 from ..models.pipeline import Part, Work, encoder_forward, masked_head_forward
-from ..models.sides import predicted_places
-from ..models.translation import TERMS, TranslationModel, TranslationOutput
-from .clm import Causal
-from .mlm import MaskedLanguageModelling
-from .protocol import OF_GENERATORS, OF_MASKING, Quantity, adds_none, not_read
+from ..objectives.clm import Causal
+from ..objectives.mlm import MaskedLanguageModelling
+from ..objectives.protocol import OF_GENERATORS, OF_MASKING, Quantity, adds_none, not_read
+from .decoder import decoder_depth
+from .model import TERMS, TranslationModel, TranslationOutput
+from .sides import predicted_places
 
 _QUANTITIES = {
     "ae": Quantity("Loss of every token, restored from a noised copy", "nats a token", "mono", unigram=True),
@@ -36,6 +36,8 @@ class MachineTranslation(MaskedLanguageModelling):
 
     description = "machine translation by encoder and decoder, in both directions of every pair of languages"
     masking_kind = Causal
+    has_decoder = True
+    reads_both_sides = False
 
     def __init__(self, cfg: ObjectiveConfig):
         weights = {"ae": cfg.denoising, "bt": cfg.back_translation, "mt": ("0:1",)}

@@ -14,11 +14,12 @@ from torch import Tensor
 from ..config import ModelConfig
 from ..data.batch import Batch
 from ..data.rows import LAYOUTS, TASKS
-from .attention import AttentionBias, causal_mask, shared_bias
+from ..models.attention import AttentionBias, causal_mask, shared_bias
+from ..models.dropout import APART, derive
+from ..models.encoder import lookup, read_whole
+from ..models.heads import MaskedLanguageModelHead
+from ..models.text_encoder import TextEncoder
 from .decoder import Decoder, Read
-from .dropout import APART, derive
-from .encoder import lookup, read_whole
-from .heads import MaskedLanguageModelHead
 from .sides import (
     Side,
     crossed,
@@ -30,7 +31,6 @@ from .sides import (
     targets,
     written_sources,
 )
-from .text_encoder import TextEncoder
 from .writing import write
 
 TERMS = ("ae", "bt", "mt")  # denoising, back-translation, pairs
@@ -50,6 +50,7 @@ class TranslationOutput(NamedTuple):
 class TranslationModel(TextEncoder):
     """`TextEncoder` with a decoder, and a head that predicts its tokens; all three share one embedding."""
 
+    compiles = False  # the sides of pairs have any length
     # Whether any process goes on writing, given whether this one does: set where they must keep step (ZeRO-3).
     goes_on: Callable[[bool], bool] = staticmethod(bool)
 
