@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.models.test_translation import translator
 from torch import Tensor
 
+from tests.translate.test_model import translator
 from xlme_ds.data.schema import BOS, EOS, LAYOUTS, PAD, UNK
 from xlme_ds.translate import decoding
 from xlme_ds.translate.decoding import source_side, translate

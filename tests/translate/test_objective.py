@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.test_translation import MT, config, packed, texts, translator
 
 from tests.engine.worker import tiny
 from tests.rows import write_data
 from tests.small import SMALL, batch_of
+from tests.translate.test_model import MT, config, packed, texts, translator
 from xlme_ds.config import DataConfig, ObjectiveConfig, OptimizerConfig, RunConfig, StartConfig, TrainConfig
 from xlme_ds.counting import count_parameters, work_of
 from xlme_ds.data.loader import Loader
