@@ -42,6 +42,7 @@ FLOORS = {
     "xlme_ds.translate.decoder": 2,
     "xlme_ds.translate.model": 2,
     "xlme_ds.translate.objective": 3,
+    "xlme_ds.translate.sentences": 2,
     "xlme_ds.translate.sides": 2,
     "xlme_ds.translate.writing": 2,
     "xlme_ds.compare": 8,

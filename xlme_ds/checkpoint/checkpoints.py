@@ -32,8 +32,6 @@ from .state_files import (
 
 _PARTIAL = ".partial"
 _LATEST = "latest.json"
-# What the probe batch is: before 4 BTMLM wrote in it, before 3 a generator drew at random, before 2 translation wrote.
-_PROBE = 4
 
 # How far the probe's loss may lie from the stored one, relative. float32: sums in another order. bf16 weights are the
 # cast of equal master weights, but another processor or kernel may round otherwise.
@@ -68,7 +66,7 @@ class Checkpoints:
         on_all_ranks(lambda: self._renew(partial) if engine.rank == 0 else None)
         writer = StateWriter(partial / state_file(engine.rank, engine.world), self.buffer_bytes)
         engine.save(writer)
-        self._saving = {"step": step, "world": engine.world, "probe": probe, "probe_version": _PROBE, **state}, writer
+        self._saving = {"step": step, "world": engine.world, "probe": probe, **state}, writer
 
     def poll(self, engine: Engine) -> None:
         """Complete the checkpoint that is being written, if every rank has written its part."""
@@ -105,9 +103,7 @@ class Checkpoints:
         headers = gather(on_all_ranks(lambda: read_headers(files, engine.rank, engine.world)))
         engine.load(on_all_ranks(lambda: StateReader(files, headers)))
         probe = broadcast(engine.probe_loss())
-        terms = engine.objective.terms
-        since = 4 if "btmlm" in terms else 3 if engine.draws else 2 if "bt" in terms else 1
-        if state.get("probe_version", 1) >= since and not math.isclose(probe, state["probe"], rel_tol=tolerance):
+        if not math.isclose(probe, state["probe"], rel_tol=tolerance):
             raise SharedError(
                 f"{folder} was saved with a loss of {state['probe']:.7g} on the probe batch, loaded it gives "
                 f"{probe:.7g}: the state did not come back as it was, resume from another checkpoint, or with the "

@@ -1,8 +1,9 @@
 """Training state in files: every rank writes the parts it owns, and any layout of ranks reads them back.
 
 A file is in safetensors form and holds flat float32 tensors named `parameter/kind/start`: elements from `start` on of
-the flattened parameter (kind `fp32`, the master weights) or of one of Adam's moments. Nothing in it depends on the
-engine. What of a checkpoint folder is read without one is here too; `checkpoints.py` writes and removes them.
+the flattened parameter (kind `fp32`, the master weights) or of the optimizer's state of that name, for example
+`exp_avg`. Nothing in it depends on the engine. The parts of a checkpoint folder that are read without an engine are
+here too; `checkpoints.py` writes and removes checkpoints.
 """
 
 import json
@@ -23,8 +24,7 @@ from torch import Tensor
 
 from ..folders import checkpoint_name, saved_step
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-KINDS = ("fp32", *MOMENTS)
+WEIGHTS = "fp32"  # the kind of the master weights
 COMPLETE = "complete.json"
 STATE = "state.json"
 # A table of the vocabulary is one flat array, in whatever number of consecutive blocks the model stores it.
@@ -132,11 +132,11 @@ class StateWriter:
 
 
 class Headers(NamedTuple):
-    """What the headers of some files say: the names of parameters, the steps, and for every part that the files hold a
-    row of numbers: name and kind (`3 · name + kind`, by their places in `names` and `KINDS`), its first element and
-    number of elements, file (by its place among the checkpoint's), and byte in it."""
+    """The headers of some files: (parameter, kind) of the tensors, the steps, and for every part in the files a row of
+    numbers: its tensor (by its place in `tensors`), first element, number of elements, file (by its place among the
+    checkpoint's), and byte in it."""
 
-    names: list[str]
+    tensors: list[tuple[str, str]]
     steps: set[int]
     parts: np.ndarray
 
@@ -145,14 +145,14 @@ def read_headers(files: Sequence[Path], rank: int = 0, world: int = 1) -> Header
     """The share of rank `rank` of `world` of the headers of a checkpoint's files. Raises ValueError for one that is no
     state file."""
     first, last = (len(files) * n // world for n in (rank, rank + 1))
-    names: dict[str, int] = {}
-    found = [_read_header(files[number], number, names) for number in range(first, last)]
-    parts = [np.zeros((0, 5), np.int64), *(parts for _, parts in found)]
-    return Headers(list(names), {step for step, _ in found}, np.concatenate(parts))
+    tensors: dict[tuple[str, str], int] = {}
+    headers = [_read_header(files[number], number, tensors) for number in range(first, last)]
+    parts = [np.zeros((0, 5), np.int64), *(parts for _, parts in headers)]
+    return Headers(list(tensors), {step for step, _ in headers}, np.concatenate(parts))
 
 
-def _read_header(path: Path, number: int, names: dict[str, int]) -> tuple[int, np.ndarray]:
-    """Believes nothing: whatever a header says of places must lie inside the file."""
+def _read_header(path: Path, number: int, tensors: dict[tuple[str, str], int]) -> tuple[int, np.ndarray]:
+    """Step and parts of a file, whose tensors are added to `tensors`. Every place must lie inside the file."""
     try:
         end = path.stat().st_size
         with open(path, "rb") as file:
@@ -169,7 +169,7 @@ def _read_header(path: Path, number: int, names: dict[str, int]) -> tuple[int, n
                 raise ValueError(f"{key} is at {first} to {last}")
             if not 0 <= start < _MOST:
                 raise ValueError(f"{key} is from {start} on")
-            place = len(KINDS) * names.setdefault(name, len(names)) + KINDS.index(kind)
+            place = tensors.setdefault((name, kind), len(tensors))
             parts.append((place, start, numel, number, 8 + length + first))
         return step, np.array(parts, np.int64).reshape(-1, 5)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -203,6 +203,8 @@ class StateReader:
             raise ValueError(f"{self.folder} holds state of steps {sorted(steps)}: resume from another checkpoint")
         (self.step,) = steps
         self._sizes, self._parts = _merge(headers)
+        kinds = {kind for _, kind in self._parts}
+        self.kinds = [WEIGHTS, *sorted(kinds - {WEIGHTS})]
 
     def sizes(self) -> dict[str, int]:
         """Elements of every parameter."""
@@ -256,36 +258,34 @@ class StateReader:
 def _merge(headers: Sequence[Headers]) -> tuple[dict[str, int], dict[tuple[str, str], np.ndarray]]:
     """Elements of every parameter; and by parameter and kind, in order, first element, number of elements, file and
     byte of every part. The blocks of a table of the vocabulary are one parameter there."""
-    numbers: dict[str, int] = {}
+    numbers: dict[tuple[str, str], int] = {}
     tables = []
-    for names, _, parts in headers:
-        known = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
-        of, kinds = np.divmod(parts[:, 0], len(KINDS))
-        tables.append(np.column_stack([known[of] * len(KINDS) + kinds, parts[:, 1:]]))
+    for tensors, _, parts in headers:
+        places = np.array([numbers.setdefault(tensor, len(numbers)) for tensor in tensors], np.int64)
+        tables.append(np.column_stack([places[parts[:, 0]], parts[:, 1:]]))
     table = np.concatenate(tables)
-    ends = np.zeros((len(numbers), len(KINDS)), np.int64)
-    np.maximum.at(ends.reshape(-1), table[:, 0], table[:, 1] + table[:, 2])
-    weights = set((table[table[:, 0] % len(KINDS) == 0, 0] // len(KINDS)).tolist())
-    sizes = {name: int(ends[number, 0]) for name, number in sorted(numbers.items()) if number in weights}
-    for name, (whole, first) in _places(sizes).items():
-        into = numbers.setdefault(whole, len(numbers))
-        for kind in range(len(KINDS)):
-            of_block = table[:, 0] == len(KINDS) * numbers[name] + kind
-            table[of_block, 0] = len(KINDS) * into + kind
+    ends = np.zeros(len(numbers), np.int64)
+    np.maximum.at(ends, table[:, 0], table[:, 1] + table[:, 2])
+    sizes = {name: int(ends[number]) for (name, kind), number in sorted(numbers.items()) if kind == WEIGHTS}
+    blocks = _places(sizes)
+    for (name, kind), number in list(numbers.items()):
+        if name in blocks:
+            whole, first = blocks[name]
+            of_block = table[:, 0] == number
+            table[of_block, 0] = numbers.setdefault((whole, kind), len(numbers))
             table[of_block, 1] += first
     table = table[np.lexsort((table[:, 2], table[:, 1], table[:, 0]))]
     keys, firsts = np.unique(table[:, 0], return_index=True)
-    ordered = list(numbers)
-    places = [(ordered[key // len(KINDS)], KINDS[key % len(KINDS)]) for key in keys.tolist()]
-    return sizes, dict(zip(places, np.split(table[:, 1:], firsts[1:]), strict=False))
+    tensors = list(numbers)
+    return sizes, dict(zip([tensors[key] for key in keys.tolist()], np.split(table[:, 1:], firsts[1:]), strict=False))
 
 
 def merge_state(reader: StateReader, writer: StateWriter) -> None:
-    """Hand every parameter whole to `writer`, in pieces that need little memory."""
+    """Give every parameter whole to `writer`, in pieces that need little memory."""
     sizes = reader.sizes()
-    writer.begin({f"{name}/{kind}/0": size for name, size in sizes.items() for kind in KINDS}, reader.step)
+    writer.begin({f"{name}/{kind}/0": size for name, size in sizes.items() for kind in reader.kinds}, reader.step)
     for name, size in sizes.items():
-        for kind in KINDS:
+        for kind in reader.kinds:
             for start in range(0, size, CHUNK):
                 values = torch.empty(min(CHUNK, size - start))
                 reader.read([(name, kind, start, values)])

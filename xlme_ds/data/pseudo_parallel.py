@@ -20,13 +20,17 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 @dataclass(frozen=True)
 class PseudoSides:
-    """How many places follow a sentence, and in which language the model fills them."""
+    """The number of places after a sentence, and the language in which the model fills them."""
 
     fractions: tuple[float, ...]  # places for a token of x; every item draws one of these
     languages: tuple[int, ...]  # of the rows; every item draws one that is not its own, all alike
 
     def collate(self, parts: Parts, seed: int, mask_fraction: float) -> Batch:
-        """`collate` for monolingual rows: masked positions are chosen in the x that remain, and y are second sides."""
+        """`collate` for monolingual rows: masked positions are chosen in the x that remain, and y are second sides.
+
+        It adds `open_P`: the places that the model fills before it trains, as indices into the flattened tokens,
+        ascending.
+        """
         ((task, rows, numbers),) = parts
         assert task == TASKS.index("mono") and (rows.items == 1).all()
         opened, languages_B = self.append(rows, numbers, seed)
@@ -36,7 +40,7 @@ class PseudoSides:
         second_BT = open_BT.cummax(1).values & inside_BT
         languages_BT = torch.where(second_BT, torch.from_numpy(languages_B)[:, None], batch.languages_BT)
         open_P = open_BT.flatten().nonzero().squeeze(1)  # found here: on a GPU the host would wait for their number
-        return batch._replace(sides_BT=second_BT.long(), languages_BT=languages_BT, open_P=open_P)
+        return batch._replace(sides_BT=second_BT.long(), languages_BT=languages_BT).with_added(open_P=open_P)
 
     def append(self, rows: Rows, numbers: np.ndarray, seed: int) -> tuple[Rows, np.ndarray]:
         """The rows with their places, and the language of each row's, int64 [B].

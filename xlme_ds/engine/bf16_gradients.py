@@ -20,7 +20,7 @@ import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import Tensor, nn
 
-from .engine import first_state
+from .buckets import first_state, state_kinds
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its name from torch 2.13 on
 _AT_ONCE = 2**18
@@ -187,7 +187,7 @@ def _update(optimizer: BF16_Optimizer, sums: _Sums, take_step: Callable[[], obje
     whole = [group.pop("params") for group in groups]
     for number, group in enumerate(groups):
         master = optimizer.fp32_groups_flat_partition[number]
-        states[master] = states[master] or first_state(master)
+        states[master] = states[master] or first_state(state_kinds(optimizer.optimizer), master)
         flat = master.detach(), sums.parts[number], *states[master].values()
         for each in groups:
             each["params"] = []

@@ -14,8 +14,6 @@ from torch import nn
 from ..config import Check, DataConfig, EngineConfig, ModelConfig, RunConfig, Training, refuse
 from ..counting import work_of
 from ..data.loader import HeldOutLoader, Loader
-from ..data.rows import TASKS
-from ..data.sentences import ALWAYS
 from ..data.vocabulary import Vocabulary
 from ..models.execution import applied, how_compiled
 from ..models.init import Known, Whole, initialise
@@ -24,7 +22,6 @@ from ..models.layers import TransformerLayer
 from ..models.pipeline import describe_balance, parts, pipeline_balance
 from ..objectives import objective_of
 from ..objectives.protocol import BatchSource, Objective
-from ..translate.model import TranslationModel
 from ..validate import deepspeed_settings, zero_stage
 from .engine import Engine
 from .optimizer import build_optimizer
@@ -74,15 +71,23 @@ def open_data(
     rows: DataConfig | None = None,
     like: Loader | None = None,
 ) -> Loader:
-    """What `rank` of `world` reads of `folders` in a run, or `rows` of one instead; see `fitting`."""
-    objective, languages = config.objective, config.model.language_embeddings
-    arguments = config.seed, objective.mask_fraction, rank, world, languages
-    special = objective.pseudo_fractions, objective.denoising, objective.back_translation, objective.random_fakes
-    if rows is not None:  # an evaluation, of all that is trained in any step
-        denoising, back = (ALWAYS if points else () for points in special[1:3])
-        special = objective.pseudo_fractions, denoising, back, ()
+    """The rows of `folders` that `rank` of `world` trains on, or held-out `rows` of one folder; see `fitting`."""
     kind = Loader if rows is None else HeldOutLoader
-    return fitting(kind(folders, rows or config.data, *arguments, *special), config.model, like)
+    objective = objective_of(config.objective)
+    loader = kind(
+        folders,
+        rows or config.data,
+        config.seed,
+        config.objective.mask_fraction,
+        rank,
+        world,
+        config.model.language_embeddings,
+        objective,
+    )
+    fitting(loader, config.model, like)
+    for store in (store for phase in loader.phases for store in loader.stores_at(phase.first).values()):
+        objective.check_rows(store, loader.purpose)
+    return loader
 
 
 def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> Loader:
@@ -117,21 +122,7 @@ def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> L
             f"{folder} and {like.folders[0]} were encoded with different vocabularies: encode both with one"
         )
     refuse(_split_checks(loader, like) if like is not None else ())
-    refuse(_sentence_checks(loader))
     return loader
-
-
-def _sentence_checks(loader: Loader) -> Iterator[Check]:
-    """That what reads sentences has them, and what adds places to a text (BTMLM) has one item a row."""
-    asked = loader.reads_sentences
-    for store in (loader.stores_at(phase.first).get(TASKS.index("mono")) for phase in loader.phases):
-        if store is not None and asked is not None:
-            there = bool(store.manifest.settings.get("sentences"))
-            is_so, must_be = ("with" if one else "without" for one in (there, asked))
-            words = (
-                f"{store.folder} was mixed {is_so} --sentences, and this objective reads what was mixed {must_be} it"
-            )
-            yield there == asked, f"{words}: mix it again"
 
 
 def _split_checks(unseen: Loader, trained: Loader) -> Iterator[Check]:
@@ -214,7 +205,7 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
         device = torch.device("cuda" if on_gpu() else "cpu")
         model = applied(objective.build(config.model), config.model, on_gpu())
         fill(model, None)
-        optimizer = build_optimizer(model.to(device), config.optimizer)
+        optimizer = build_optimizer(model.to(device), config.optimizer, objective)
         return Engine(model, objective, loader, heldout, device, optimizer, config.optimizer.clip)
     if config.model.compile == "graphs" and not (on_gpu() and resolve_precision(config.engine) == "bf16"):
         raise SharedError("model.compile graphs needs a GPU that computes in bf16: set it to layers or none")
@@ -246,8 +237,8 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
     model = applied(model, config.model, on_gpu())
     fill(model, whole)
     engine = ZeroEngine(model, objective, loader, heldout, config.optimizer, ds_config, gradients == "bf16")
-    if isinstance(model, TranslationModel) and zero_stage(config.engine) == 3:
-        model.goes_on = engine.any  # every process gathers the weights as often as the others
+    if zero_stage(config.engine) == 3 and hasattr(model, "any_rank"):
+        model.any_rank = engine.any  # type: ignore[assignment]  # every process gathers the weights as often as the others
     return engine
 
 

@@ -34,6 +34,7 @@ from ..models.init import Known, initialise
 from ..models.pipeline import Part
 from ..objectives.protocol import Pretraining
 from .ranks import gather, on_gpu
+from .step import StepContext
 from .zero import ZeroEngine
 
 
@@ -78,7 +79,6 @@ class PipelineEngine(ZeroEngine):
         self._least_micro_batches = 2 * self.engine.num_stages if dual else 1
         # DualPipeV numbers its buffers by the micro-batches of training: with more of them two share one (0.19.8).
         self._most_micro_batches = self.engine.gradient_accumulation_steps() if dual else sys.maxsize
-        module.loss_fn = self._scheduled_loss
         self._last = held[-1]
         self._predicted: list[Tensor] = []
         self._tied = _TiedTable(self.engine, held)
@@ -88,35 +88,43 @@ class PipelineEngine(ZeroEngine):
         """The parameters of this rank's stage, which DeepSpeed numbers the parts of, by their names in the model."""
         return ((name.split(".", 1)[1], parameter) for name, parameter in self.engine.module.named_parameters())
 
-    def _scheduled_loss(self, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:
-        """On the last stage, for every micro-batch."""
-        batch = Batch(*labels)
-        return self._loss(self._last.output(outputs, batch), batch) * self._undo_averaging
+    def _scheduled_loss(self, context: StepContext, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:
+        """The loss of a micro-batch, on the last stage."""
+        batch = self._batch(labels)
+        return context.loss(self._last.output(outputs, batch), batch) * self._undo_averaging
+
+    def _batch(self, tensors: Sequence[Tensor]) -> Batch:
+        return Batch.of_tensors(tensors, self._last.added)
 
     def _read(self, step: int) -> tuple[list[Batch], Tensor]:
         batches, counts = super()._read(step)
         return self._filled(batches, self.engine.gradient_accumulation_steps()), counts
 
-    def _take_step(self, batches: list[Batch]) -> float:
-        self.engine.train_batch((batch, batch) for batch in batches)
+    def _take_step(self, context: StepContext, batches: list[Batch]) -> float:
+        self._context = context
+        self.engine.module.loss_fn = partial(self._scheduled_loss, context)
+        self.engine.train_batch((tensors, tensors) for tensors in [batch.tensors() for batch in batches])
         self._tied.share()
         return float(self.engine.get_global_grad_norm())
 
-    def _forward(self, batches: list[Batch]) -> None:
+    def _forward(self, context: StepContext, batches: list[Batch]) -> None:
         for _, alike in itertools.groupby(batches, lambda batch: batch.tokens_BT.shape):
             self.engine.reset_activation_shape()  # these micro-batches may have another number of rows
             of_a_size = list(alike)
             for first in range(0, len(of_a_size), self._most_micro_batches):
-                some, before = of_a_size[first : first + self._most_micro_batches], len(self._gathered)
+                some, before = of_a_size[first : first + self._most_micro_batches], len(context.gathered)
                 micro_batches = max(len(some), self._least_micro_batches)
-                self._evaluate_by_schedule(self._filled(some, micro_batches), micro_batches)
-                del self._gathered[before + len(some) :]  # those that only filled the schedule
+                filled = self._filled(some, micro_batches)
+                self.engine.module.loss_fn = partial(self._scheduled_loss, context)
+                self._evaluate_by_schedule(filled, micro_batches)
+                del context.gathered[before + len(some) :]  # those that only filled the schedule
         self.engine.reset_activation_shape()
 
     def _evaluate_by_schedule(self, batches: list[Batch], micro_batches: int) -> None:
         """Forward passes of as many micro-batches as the schedule takes; fewer `batches` are repeated."""
+        tensors = [batch.tensors() for batch in batches]
         self.engine.eval_batch(
-            ((batch, batch) for batch in itertools.islice(itertools.cycle(batches), micro_batches)),
+            ((batch, batch) for batch in itertools.islice(itertools.cycle(tensors), micro_batches)),
             reduce_output=None,
             bcast_loss=False,
             num_micro_batches=micro_batches,
@@ -133,11 +141,11 @@ class PipelineEngine(ZeroEngine):
         self._predicted.clear()
         self.engine.module.loss_fn, self._last.writing = self._keep_predictions, True
         self._evaluate_by_schedule(open_ones, micro_batches)
-        self.engine.module.loss_fn, self._last.writing = self._scheduled_loss, False
+        self._last.writing = False
         if not self.engine.is_first_stage():
             for predicted_P in self._predicted[: len(batches)]:
                 dist.send(predicted_P, dst=self.engine.grid.stage_to_global(stage_id=0))
-            return batches
+            return [batch._replace(added={}) for batch in batches]
         if not self._last.part.last:
             for open_one in open_ones:
                 self._predicted.append(torch.empty_like(open_one.masked_M))
@@ -149,7 +157,7 @@ class PipelineEngine(ZeroEngine):
 
     def _keep_predictions(self, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:
         """In place of the loss."""
-        self._predicted.append(self._last.output(outputs, Batch(*labels)).predicted_M)
+        self._predicted.append(self._last.output(outputs, self._batch(labels)).predicted_M)
         return torch.zeros((), device=outputs[0].device)
 
     def _publish(self) -> None:

@@ -13,17 +13,23 @@ B rows, T tokens, M masked positions, P open places.
 from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig
 from ..data.batch import Batch
-from ..data.rows import PAD
+from ..data.collate import Collate, Purpose, languages_of_text
+from ..data.pseudo_parallel import PseudoSides
+from ..data.rows import PAD, UNK
 from ..models.pipeline import LanguageModelStage, Part, Work, masked_head_forward
 from ..models.text_encoder import LanguageModel, LanguageModelOutput, Masking
 from .mlm import MaskedLanguageModelling
-from .protocol import OF_GENERATORS, Quantity, masks_some, not_read
+from .protocol import OF_GENERATORS, Quantity, masks_some, not_read, require_sentences
+
+if TYPE_CHECKING:
+    from ..data.shards import RowStore
 
 
 class OpenSide(Masking):
@@ -50,8 +56,9 @@ def first_pass(batch: Batch) -> Batch:
     """What the model reads to fill the open places: they are the masked ones, in ascending order, all of them
     `<mask>`."""
     # Above every share that is not `<mask>`.
-    always = torch.ones(len(batch.open_P), dtype=torch.float32, device=batch.open_P.device)
-    return batch._replace(masked_M=batch.open_P, uniforms_M=always)
+    open_P = batch.added.get("open_P", batch.masked_M[:0])
+    always = torch.ones(len(open_P), dtype=torch.float32, device=open_P.device)
+    return batch._replace(masked_M=open_P, uniforms_M=always, added={})
 
 
 def second_pass(batch: Batch, first: Batch, predicted_P: Tensor) -> Batch:
@@ -63,7 +70,7 @@ def second_pass(batch: Batch, first: Batch, predicted_P: Tensor) -> Batch:
     that nobody predicts.
     """
     tokens = batch.tokens_BT.flatten().index_copy(0, first.masked_M, predicted_P)
-    return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), open_P=batch.open_P[:0])
+    return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), added={})
 
 
 class BackTranslationModel(LanguageModel):
@@ -106,6 +113,23 @@ class BackTranslation(MaskedLanguageModelling):
     def __init__(self, cfg: ObjectiveConfig):
         super().__init__(cfg)
         self.fractions = cfg.pseudo_fractions
+
+    def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
+        """A row must hold one item, not the packed sentences of `mix --sentences`."""
+        if purpose in ("train", "evaluate"):
+            require_sentences(rows, needed=False)
+
+    def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
+        """Batches with open places (`PseudoSides`)."""
+        if purpose in ("compare", "show"):
+            return super().batches(rows, purpose)
+        sides = PseudoSides(self.fractions, languages_of_text(rows))
+        return lambda parts, seed, mask_fraction, step: sides.collate(parts, seed, mask_fraction)
+
+    def probe(self, batch: Batch) -> Batch:
+        """The open places hold one ordinary token: the most likely ones may be others after a rounding."""
+        tokens = batch.tokens_BT.flatten().index_fill(0, batch.added["open_P"], UNK + 1)
+        return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), added={})
 
     def checks(self, run: RunConfig) -> list[Check]:
         """It needs places to write into, and reads monolingual rows in XLM-E's layout."""

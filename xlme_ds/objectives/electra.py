@@ -6,27 +6,35 @@ a sum divided by the exact count of the global batch, so it does not matter how 
 B rows, T tokens, M masked positions. Tasks are in the order of data.rows.TASKS: mono (MLM, MRTD), para (TLM, TRTD).
 """
 
-from collections.abc import Mapping
-from typing import Self
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig, weight_at
+from ..config import Check, ModelConfig, ObjectiveConfig, OptimizerConfig, RunConfig, weight_at
 from ..data.batch import Batch, sum_by_language, sum_by_task
+from ..data.collate import Collate, Purpose, RowBatches, collate
+from ..data.corrupt import Parts
 from ..data.rows import TASKS, UNK
 from ..models.electra import Electra, ElectraOutput
 from ..models.pipeline import ElectraStage, Part, Work, encoder_forward, masked_head_forward
 from ..models.text_encoder import Which
 from .protocol import OF_MASKING, Quantity, adds_none, masks_some, not_read
 
+if TYPE_CHECKING:
+    from ..data.shards import RowStore
+
+# Parameters that only the discriminator has.
+_DISCRIMINATOR = re.compile(r"(?:^|\.)(?:discriminator|replaced_head|token_head|difference_\d+)(?:\.|$)")
 _BINS = 512  # of the discriminator's logits, from −_RANGE to _RANGE, for the area under the ROC curve
 _RANGE = 16.0
 _SCALARS = ("generator_correct", "masked", "replaced", "replaced_found", "original", "original_kept")
 
 
-class ElectraObjective:
+class ElectraObjective(RowBatches):
     """Generator and discriminator, trained together (see `Pretraining`)."""
 
     description = (
@@ -52,13 +60,32 @@ class ElectraObjective:
     statistics_shape: tuple[int, ...] = (len(TASKS), len(_SCALARS) + 2 * _BINS)
 
     def __init__(self, cfg: ObjectiveConfig):
-        self.mask_fraction = cfg.mask_fraction
+        self.mask_fraction, self.random_fakes = cfg.mask_fraction, cfg.random_fakes
         self.of_generator = cfg.z_loss, cfg.generator_temperature, cfg.generator_keep_fraction
         self.weights = torch.tensor([1.0, 1.0, cfg.discriminator_weight, cfg.discriminator_weight], dtype=torch.float64)
 
     def at(self, step: int) -> Self:
-        """Itself: the weights are the same in all steps."""
+        """Itself: the weights are equal in all steps."""
         return self
+
+    def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
+        """`collate`; in training with the step's share of random tokens, `random_1`, where `random_fakes` has any."""
+        if purpose != "train" or not self.random_fakes:
+            return super().batches(rows, purpose)
+
+        def with_share(parts: Parts, seed: int, mask_fraction: float, step: int) -> Batch:
+            share_1 = torch.tensor([weight_at(self.random_fakes, step)])
+            return collate(parts, seed, mask_fraction).with_added(random_1=share_1)
+
+        return with_share
+
+    def learning_rates(self, names: Sequence[str], cfg: OptimizerConfig) -> list[float]:
+        """A rate of its own for the discriminator (`optimizer.discriminator_rate`)."""
+        return [cfg.discriminator_rate if _DISCRIMINATOR.search(name) else 1.0 for name in names]
+
+    def probe(self, batch: Batch) -> Batch:
+        """The generator samples its first token everywhere: any other token may change with a rounding."""
+        return batch._replace(uniforms_M=batch.uniforms_M * 0)
 
     def checks(self, run: RunConfig) -> list[Check]:
         """A share of the tokens is masked; random and kept ones there are none."""

@@ -85,6 +85,10 @@ class RandomTokenSubstitution(ElectraObjective):
             ),
         ]
 
+    def probe(self, batch: Batch) -> Batch:
+        """`batch` as it is: no generator samples."""
+        return batch
+
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
         """The discriminator's share of ELECTRA's."""
         whole = super().work(cfg, row_tokens)

@@ -51,8 +51,8 @@ class TranslationModel(TextEncoder):
     """`TextEncoder` with a decoder, and a head that predicts its tokens; all three share one embedding."""
 
     compiles = False  # the sides of pairs have any length
-    # Whether any process goes on writing, given whether this one does: set where they must keep step (ZeRO-3).
-    goes_on: Callable[[bool], bool] = staticmethod(bool)
+    # Whether a flag is true on any process. Under ZeRO-3 an engine sets it: all processes then write equally long.
+    any_rank: Callable[[bool], bool] = staticmethod(bool)
 
     def __init__(self, cfg: ModelConfig):
         super().__init__(cfg)
@@ -74,7 +74,7 @@ class TranslationModel(TextEncoder):
 
     @staticmethod
     def _asked(kind: str, batch: Batch) -> bool:
-        return kind == "mt" or len({"ae": batch.noised_BT, "bt": batch.into_BT}[kind]) > 0
+        return kind == "mt" or {"ae": "noised_BT", "bt": "into_BT"}[kind] in batch.added
 
     def _predicted(
         self, kind: str, rows: Batch, target: Side, tokens: Tensor, places_M: Tensor, table: list[Tensor]

@@ -8,19 +8,23 @@ follows from its number and the weights, as any other. M target tokens.
 """
 
 from copy import copy
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
 from ..config import Check, ModelConfig, ObjectiveConfig, RunConfig, weight_at
 from ..data.batch import Batch, sum_by_language, sum_by_task
+from ..data.collate import Collate, Purpose, collate, languages_of_text
+from ..data.corrupt import Parts
+from ..data.rows import TASKS
 from ..models.pipeline import Part, Work, encoder_forward, masked_head_forward
 from ..objectives.clm import Causal
 from ..objectives.mlm import MaskedLanguageModelling
-from ..objectives.protocol import OF_GENERATORS, OF_MASKING, Quantity, adds_none, not_read
+from ..objectives.protocol import OF_GENERATORS, OF_MASKING, Quantity, adds_none, not_read, require_sentences
 from .decoder import decoder_depth
 from .model import TERMS, TranslationModel, TranslationOutput
+from .sentences import ALWAYS, Sentences
 from .sides import predicted_places
 
 _QUANTITIES = {
@@ -29,6 +33,9 @@ _QUANTITIES = {
     "mt": Quantity("Loss of every target token", "nats a token", "para", unigram=True),
 }
 _ACCURACIES = {"ae": "accuracy_denoising", "bt": "accuracy_back", "mt": "accuracy_para"}
+
+if TYPE_CHECKING:
+    from ..data.shards import RowStore
 
 
 class MachineTranslation(MaskedLanguageModelling):
@@ -52,6 +59,35 @@ class MachineTranslation(MaskedLanguageModelling):
         super().__init__(cfg)
         self.weights = self._weights_in(0)
         self._of_terms = torch.tensor([self.terms.index(term) if term in self.terms else 0 for term in TERMS])
+
+    def check_rows(self, rows: "RowStore", purpose: Purpose) -> None:
+        """Monolingual rows must hold whole sentences (`mix --sentences`)."""
+        if len(self.terms) > 1:
+            require_sentences(rows, needed=True)
+
+    def batches(self, rows: "RowStore", purpose: Purpose) -> Collate:
+        """Batches with noised copies of the monolingual sentences, and the languages to translate them into."""
+        denoising, back = (self._by_step.get(term, ()) for term in ("ae", "bt"))
+        if not (denoising or back):
+            return super().batches(rows, purpose)
+        if purpose != "train":
+            denoising, back = (ALWAYS if points else () for points in (denoising, back))
+        if purpose == "show" and denoising:
+            back = ()
+        sentences = Sentences(denoising, back, languages_of_text(rows), rows.manifest.vocabulary_size - 1)
+
+        def with_sentences(parts: Parts, seed: int, mask_fraction: float, step: int) -> Batch:
+            return sentences.added(collate(parts, seed, mask_fraction), parts, seed, step)
+
+        return with_sentences
+
+    def probe(self, batch: Batch) -> Batch:
+        """No translation is written where there is another term: it may differ where two tokens are about equally
+        likely."""
+        has_pairs = bool((batch.task_B == TASKS.index("para")).any())
+        if "noised_BT" in batch.added or has_pairs:
+            return batch._replace(added={name: value for name, value in batch.added.items() if name != "into_BT"})
+        return batch
 
     def at(self, step: int) -> Self:
         """This objective with the weights that its terms have in `step`."""
@@ -148,9 +184,12 @@ class MachineTranslation(MaskedLanguageModelling):
     def counts(self, batch: Batch) -> Tensor:
         """Target tokens of each term, float64 [terms]."""
         by_task = sum_by_task(predicted_places(batch).sum(1), batch.task_B)
-        found = {"ae": by_task[0] * bool(len(batch.noised_BT)), "bt": by_task[0] * bool(len(batch.into_BT)),
-                 "mt": by_task[1]}  # fmt: skip
-        return torch.stack([found[term] for term in self.terms]).double()
+        by_term = {
+            "ae": by_task[0] * ("noised_BT" in batch.added),
+            "bt": by_task[0] * ("into_BT" in batch.added),
+            "mt": by_task[1],
+        }
+        return torch.stack([by_term[term] for term in self.terms]).double()
 
     def _sum(self, values_M: Tensor, output: TranslationOutput) -> Tensor:
         return sum_by_task(values_M, self._terms(output), len(self.terms))

@@ -45,8 +45,8 @@ def _rows_of(batch: Batch, task: str) -> Tensor:
 def rows_of(batch: Batch, task: str) -> Batch:
     """The rows of one task; what is chosen by masking is left out."""
     rows_B = _rows_of(batch, task)
-    by_row = [name for name in Batch._fields if name.endswith(("_BT", "_B")) and getattr(batch, name).numel()]
-    return batch._replace(**{name: getattr(batch, name)[rows_B] for name in by_row})
+    by_row = {name: value[rows_B] for name, value in batch._asdict().items() if name.endswith(("_BT", "_B"))}
+    return batch._replace(**by_row, added={name: value_BT[rows_B] for name, value_BT in batch.added.items()})
 
 
 def sources_of_pairs(batch: Batch) -> Side:
@@ -57,8 +57,9 @@ def sources_of_pairs(batch: Batch) -> Side:
 
 def noised_sources(batch: Batch) -> Side:
     """The noised copies of monolingual sentences."""
-    there_BT = (batch.noised_BT != PAD) & (batch.segments_BT > 0)
-    return _packed(there_BT, batch.noised_BT, batch.positions_BT, batch.languages_BT, batch.segments_BT)
+    noised_BT = batch.added["noised_BT"]
+    inside_BT = (noised_BT != PAD) & (batch.segments_BT > 0)
+    return _packed(inside_BT, noised_BT, batch.positions_BT, batch.languages_BT, batch.segments_BT)
 
 
 def targets(batch: Batch) -> Side:
@@ -88,7 +89,7 @@ def sentences_apart(batch: Batch) -> SentencesApart:
     inside_NT = batch.segments_BT[row_N] == item_N[:, None]
     values = (values_BT[row_N] for values_BT in (batch.tokens_BT, batch.positions_BT, batch.languages_BT))
     source = _packed(inside_NT, *values, inside_NT.long())
-    return SentencesApart(source, batch.into_BT[row_N, start_N], row_N, item_N)
+    return SentencesApart(source, batch.added["into_BT"][row_N, start_N], row_N, item_N)
 
 
 def written_sources(sentences: SentencesApart, written: Sequence[Sequence[int]], opening: int, rows: int) -> Side:

@@ -19,7 +19,7 @@ class Writer(Protocol):
     """What is asked of a translating model (`TranslationModel`)."""
 
     cfg: ModelConfig
-    goes_on: Callable[[bool], bool]
+    any_rank: Callable[[bool], bool]
 
     def read_source(self, source: Side) -> Tensor:
         """Hidden states of the source, [N, S, D]."""
@@ -74,7 +74,7 @@ def write(model: Writer, source: Side, languages_N: Tensor) -> list[list[int]]:
     limits = [min(longest_translation(length - 2), most) for length in (source.items > 0).sum(1).tolist()]
     written: list[list[int]] = [[] for _ in limits]
     live = list(range(len(limits)))  # the sentences of the decoder's rows; those that are finished leave it
-    while model.goes_on(bool(live)):
+    while model.any_rank(bool(live)):
         tokens_N = decoder.log_probabilities(tokens_N).argmax(-1)
         going = []
         for row, (number, token) in enumerate(zip(live, tokens_N.tolist(), strict=False)):

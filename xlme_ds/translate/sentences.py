@@ -11,25 +11,16 @@ import torch
 from numba.types import int32, int64, uint64, void
 
 from ..config import refuse, weight_at
-from .batch import Batch
-from .compiled import compiled, reads
-from .corrupt import Array, Parts, Word, philox
-from .rows import EOS, PAD, TASKS
-from .shards import RowStore
+from ..data.batch import Batch
+from ..data.compiled import compiled, reads
+from ..data.corrupt import Array, Parts, Word, philox
+from ..data.rows import EOS, PAD, TASKS
 
 SHUFFLED, DROPPED, BLANKED = 3, 0.1, 0.1  # XLM's: how far tokens move, and shares of them
 ALWAYS = ("0:1",)  # a weight that is the same in all steps
 _TASK = np.uint64(len(TASKS))  # of the counters: no other randomness is drawn from it
 _TO_UNIT = 2.0**-32
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
-
-
-def languages_of_text(store: RowStore) -> tuple[int, ...]:
-    """The languages that monolingual rows are of, by their places in `store.languages`; all of its languages where
-    nothing was counted."""
-    drawn = store.manifest.counts["by_language"] if store.folder.name == "mono" else {}
-    there = [code for code in store.manifest.languages if not drawn or drawn.get(code, {}).get("used")]
-    return tuple(store.languages.index(code) for code in there)
 
 
 @dataclass(frozen=True)
@@ -57,9 +48,9 @@ class Sentences:
                 _noise(*rows, numbers, key, self.mask, np.array(self.languages), *places)
             first += len(rows.tokens)
         if weight_at(self.denoising, step):
-            batch = batch._replace(noised_BT=torch.from_numpy(noised_BT))
+            batch = batch.with_added(noised_BT=torch.from_numpy(noised_BT))
         if weight_at(self.back_translation, step):
-            batch = batch._replace(into_BT=torch.from_numpy(into_BT))
+            batch = batch.with_added(into_BT=torch.from_numpy(into_BT))
         return batch
 
 
