@@ -86,7 +86,7 @@ class Loader:
         return self.fingerprints_until(None)
 
     def fingerprints_until(self, steps: int | None) -> dict[str, str]:
-        """`fingerprints` of the phases that begin within so many steps."""
+        """`fingerprints` of the phases that begin within `steps` steps."""
         return {
             f"{TASKS[task]} from step {phase.first}" if phase.first else TASKS[task]: store.manifest.fingerprint()
             for phase, stores in zip(self.phases, self._stores, strict=True)

@@ -49,7 +49,7 @@ def cut_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float)
 
 
 def spare_passes(engine: Any, halved: bool = False) -> None:
-    """Have a DeepSpeed engine add and reduce gradients in their buffers, if its optimizer is a BF16_Optimizer.
+    """Make a DeepSpeed engine add and reduce gradients in their buffers, if its optimizer is a BF16_Optimizer.
 
     `halved`: the buffers are bf16, which is what the backward pass gives. The sums over ranks are in the engine's
     `communication_data_type`.
@@ -71,7 +71,7 @@ def spare_passes(engine: Any, halved: bool = False) -> None:
 
 
 class _Sums:
-    """The averages over the replicas, of every group the part that this rank updates.
+    """The averages over the replicas of this rank's part of every group.
 
     A group that is not `late` is sent once the last micro-batch's gradients of it and of all groups before it are
     there, the others after the backward pass (so are all groups of a pipeline, where the tied table's gradient comes
@@ -85,9 +85,9 @@ class _Sums:
         late = [group.get("late", True) for group in self.optimizer.param_groups]
         overlaps = self.replicas > 1 and engine.zero_overlap_comm() and not engine.pipeline_parallelism
         self.early = [*late, True].index(True) if overlaps else 0
-        known = set(engine.module.parameters())  # fillers get no gradient
+        parameters = set(engine.module.parameters())  # fillers get no gradient
         groups = (enumerate(group) for group in self.optimizer.bf16_groups)
-        self.with_gradients = [{index for index, parameter in group if parameter in known} for group in groups]
+        self.with_gradients = [{index for index, parameter in group if parameter in parameters} for group in groups]
         self._begin()
 
     def _begin(self) -> None:
@@ -124,7 +124,7 @@ class _Sums:
         self.on_their_way.append((work, flat))
 
     def finish(self, **_: Any) -> None:
-        """In place of `buffered_allreduce_fallback`, after the last backward pass: send what is left, and wait."""
+        """Replaces `buffered_allreduce_fallback` after the last backward pass: send what is left, and wait."""
         while self.sent < len(self.parts):
             self._send()
         for work, _flat in self.on_their_way:
@@ -135,7 +135,7 @@ class _Sums:
         self._begin()
 
     def norm(self) -> Tensor:
-        """Of all gradients, over the replicas and the stages."""
+        """The norm of all gradients, over the replicas and the stages."""
         optimizer = self.optimizer
         pieces = [piece for part in self.parts for piece in part.split(_PIECE[part.device.type])]
         norms = [torch.linalg.vector_norm(piece, dtype=torch.float32) for piece in pieces]
@@ -166,7 +166,7 @@ def _halve(optimizer: BF16_Optimizer) -> None:
 
 @torch.no_grad()
 def _step(optimizer: BF16_Optimizer, sums: _Sums) -> None:
-    """In place of `step`, which would look at all gradients on every rank, clip in bf16 and convert all at once."""
+    """Replaces `step`, which would look at all gradients on every rank, clip in bf16 and convert all at once."""
     norm = sums.norm()
     optimizer.overflow = not 0 <= float(norm) < math.inf  # DeepSpeed turns what is not finite into -1
     optimizer._global_grad_norm = math.inf if optimizer.overflow else norm
@@ -180,8 +180,7 @@ def _step(optimizer: BF16_Optimizer, sums: _Sums) -> None:
 
 
 def _update(optimizer: BF16_Optimizer, sums: _Sums, take_step: Callable[[], object]) -> None:
-    """In place of the step of torch's optimizer, which it takes on one piece of this rank's part after the other;
-    collective."""
+    """Replaces the step of torch's optimizer: takes it on one piece of this rank's part after the other; collective."""
     excess = ((optimizer._global_grad_norm + 1e-6) / optimizer.clip_grad).clamp(min=1)
     groups, states = optimizer.optimizer.param_groups, optimizer.optimizer.state
     whole = [group.pop("params") for group in groups]
@@ -227,7 +226,7 @@ def _open(
 def _add(
     optimizer: BF16_Optimizer, sums: _Sums, parameter: nn.Parameter, group: int, index: int, clear_lp_grads: bool
 ) -> None:
-    """In place of `_update_hp_grad`: the step's first gradient of a parameter overwrites what the last step left."""
+    """Replaces `_update_hp_grad`: the step's first gradient of a parameter overwrites what the last step left."""
     if parameter.grad is None:
         return
     arrived = optimizer.fp32_groups_has_gradients[group]
@@ -261,5 +260,5 @@ def _accumulate(total: Tensor, part: Tensor) -> None:
 
 
 def _forget(optimizer: BF16_Optimizer) -> None:
-    """In place of `clear_hp_grads`, without filling them with zeros."""
+    """Replaces `clear_hp_grads`, without filling them with zeros."""
     optimizer.fp32_groups_has_gradients = [[False] * len(group) for group in optimizer.fp32_groups_gradients]

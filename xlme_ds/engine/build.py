@@ -1,4 +1,4 @@
-"""From settings to a ready engine: the one place where parallelism, precision and DeepSpeed's configuration meet."""
+"""Builds an engine from the settings: the one place for parallelism, precision and DeepSpeed's configuration."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ Fill = Callable[[nn.Module, Whole | None], None]
 
 
 def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:
-    """What the run computes in; `auto` takes bf16 where the processor has it and the engine can."""
+    """The precision of the run's computations; `auto` takes bf16 where processor and engine support it."""
     if engine.precision != "auto":
         return engine.precision
     if engine.kind == "plain":
@@ -43,8 +43,8 @@ def resolve_precision(engine: EngineConfig) -> Literal["bf16", "fp32"]:
 
 
 def resolve_gradient_precision(engine: EngineConfig, precision: str, accumulation: int) -> Literal["bf16", "fp32"]:
-    """What the `accumulation` micro-batches of a step add up in; `auto` takes bf16 for one, where no bit is lost by it:
-    the ranks' sums are in float32 all the same.
+    """The precision in which the `accumulation` micro-batches of a step add up. `auto` takes bf16 for one micro-batch,
+    where no bit is lost: the sums over ranks are in float32 all the same.
 
     Raises ValueError for gradients in bf16 of a model in fp32.
     """
@@ -91,7 +91,7 @@ def open_data(
 
 
 def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> Loader:
-    """`loader`, if its data fit `model`, and have the vocabulary of `like`. Raises ValueError naming the setting."""
+    """`loader`, if its data fit `model` and have the vocabulary of `like`. Raises ValueError that names the setting."""
     folder = loader.folders[0]
     other = [each for each in loader.folders if Vocabulary(each / "vocab").sha256 != loader.vocabulary_sha256]
     refuse(
@@ -126,8 +126,8 @@ def fitting(loader: Loader, model: ModelConfig, like: Loader | None = None) -> L
 
 
 def _split_checks(unseen: Loader, trained: Loader) -> Iterator[Check]:
-    """That rows which `data_prep encode --split` held out are in no training data, and none are evaluated that were
-    not held out; folders without a split are taken as they are."""
+    """Check that held-out rows of `data_prep encode --split` are in no training data, and that all evaluated rows were
+    held out; folders without a split pass."""
     both = product(unseen.stores.items(), zip(trained.phases, trained.folders, strict=True))
     for (task, store), (phase, folder) in both:
         theirs, ours = (
@@ -180,16 +180,16 @@ def build_engine(config: RunConfig, loader: Loader, heldout: Loader | None, know
 
 def _check_kernels(config: Training) -> None:
     """Raise SharedError where the model's Triton kernels are wrong on a rank's GPU, or in Triton's interpreter."""
-    half, asked = resolve_precision(config.engine) == "bf16", config.model.kernels == "triton"
-    interpreted = asked and not on_gpu() and os.environ.get("TRITON_INTERPRET") == "1"
-    if not interpreted and not (on_gpu() and (half or asked)):
+    half, chosen = resolve_precision(config.engine) == "bf16", config.model.kernels == "triton"
+    interpreted = chosen and not on_gpu() and os.environ.get("TRITON_INTERPRET") == "1"
+    if not interpreted and not (on_gpu() and (half or chosen)):
         return
     if interpreted and half:
         raise SharedError(
             "model.kernels triton under TRITON_INTERPRET on a CPU: the interpreter has no bf16 products: set "
             "engine.precision to fp32, or unset TRITON_INTERPRET"
         )
-    if find_spec("triton") is None and asked:
+    if find_spec("triton") is None and chosen:
         raise SharedError("model.kernels triton needs the package triton: install it, or set model.kernels to auto")
     if find_spec("triton") is None and config.model.kernels == "auto":
         print("model.kernels auto: torch's operations, the package triton is not installed", flush=True)
@@ -243,7 +243,7 @@ def assemble(config: Training, objective: Objective, fill: Fill, loader: BatchSo
 
 
 def require_engine_file(engine: EngineConfig) -> None:
-    """Raise SharedError for a file of the user's that DeepSpeed does not take."""
+    """Raise SharedError for a user's file that DeepSpeed does not accept."""
     if engine.kind == "plain" or not engine.deepspeed.endswith(".json"):
         return
     from deepspeed.runtime.zero.config import get_zero_config
@@ -278,13 +278,13 @@ def _deepspeed_config(config: Training, loader: BatchSource, gradients: str) -> 
         zero["stage3_prefetch_bucket_size"] = 0
     # Under ZeRO-1 bf16 gradients are ours, in place of the float32 ones of its BF16_Optimizer: with bf16 asked for here
     # DeepSpeed takes its optimizer of ZeRO-2, and a step takes a third more (docs/lab_log.md).
-    asked = gradients if zero["stage"] == 3 else "fp32"
+    accumulated_in = gradients if zero["stage"] == 3 else "fp32"
     return settings | {
         "train_micro_batch_size_per_gpu": loader.plan.micro_rows,
         "gradient_accumulation_steps": loader.plan.accumulation,
         "gradient_clipping": config.optimizer.clip,
         "bf16": {"enabled": resolve_precision(engine) == "bf16", "immediate_grad_update": True},
-        "data_types": {"grad_accum_dtype": asked},
+        "data_types": {"grad_accum_dtype": accumulated_in},
         # In bf16 the error of a sum grows with the ranks: a curve would depend on them (docs/lab_log.md).
         "communication_data_type": "bf16" if engine.gradient_precision == "bf16" else "fp32",
         # The optimizer is torch's on every engine, so that their curves agree.

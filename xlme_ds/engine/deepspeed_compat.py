@@ -1,4 +1,4 @@
-"""What DeepSpeed needs around it: the one version that our replacements of its private parts fit, its compiled
+"""Adapters for DeepSpeed: the one version that our replacements of its private parts fit, its compiled
 extensions, and its gradients on a disk.
 
 torch marks an extension that is being compiled or loaded with a file `lock` next to it, and waits as long as there is
@@ -123,16 +123,16 @@ def _wait_for(file: IO[str], patience: float = 10.0) -> None:
             return False
         return True
 
-    words = "waiting for another process of this user, which compiles or loads an extension and holds"
-    _wait_until(taken, f"{words} {file.name}", patience)
+    message = "waiting for another process of this user, which compiles or loads an extension and holds"
+    _wait_until(taken, f"{message} {file.name}", patience)
 
 
-def _wait_until(over: Callable[[], bool], words: str, patience: float = 10.0) -> None:
+def _wait_until(over: Callable[[], bool], message: str, patience: float = 10.0) -> None:
     """Wait until something is `over`; after `patience` seconds say what is waited for."""
-    end, said = time.monotonic() + patience, False
+    end, printed = time.monotonic() + patience, False
     while not over():
-        if not said and (said := time.monotonic() > end):
-            print(words, file=sys.stderr, flush=True)
+        if not printed and (printed := time.monotonic() > end):
+            print(message, file=sys.stderr, flush=True)
         time.sleep(0.1)
 
 

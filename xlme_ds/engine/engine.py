@@ -98,14 +98,14 @@ class Engine:
         return [Bucket([Piece(name, 0, p.numel(), 0)], self.optimizer, p, kinds) for name, p in self.named_parameters()]
 
     def _publish(self) -> None:
-        """Make what was written into the buckets the weights to compute with; collective."""
+        """Compute with the weights that were written into the buckets from now on; collective."""
 
     def _reduce(self, values: Tensor) -> Tensor:
         """Sum of `values` over the ranks, in place."""
         return values
 
     def full_state(self) -> dict[str, Tensor]:
-        """The whole model in float32 on the CPU of rank 0, by parameter name; empty on the other ranks."""
+        """All parameters in float32 on the CPU of rank 0, by name; empty on the other ranks."""
         return {name: value.detach().float().cpu().clone() for name, value in self.named_parameters()}
 
     def train_batch(self, step: int, learning_rate: float, detailed: bool, norm_limit: float = math.inf) -> StepStats:
@@ -145,7 +145,7 @@ class Engine:
         return batches, reduced[:-1]
 
     def _own_counts(self, batches: Sequence[Batch], device: torch.device) -> Tensor:
-        """What this rank adds to the counts of `batches`, all of which are on `device`."""
+        """This rank's counts of `batches`, all of which are on `device`."""
         counts = torch.zeros(len(self.objective.terms), dtype=torch.float64, device=device)
         for batch in batches if self._counting else ():
             counts += self.objective.counts(batch)

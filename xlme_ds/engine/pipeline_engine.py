@@ -152,8 +152,9 @@ class PipelineEngine(ZeroEngine):
                 dist.recv(
                     self._predicted[-1], src=self.engine.grid.stage_to_global(stage_id=self.engine.num_stages - 1)
                 )
-        found = zip(batches, open_ones, self._predicted, strict=False)  # more than the batches only filled the schedule
-        return [self._last.second_pass(*each) for each in found]
+        # Predictions beyond the batches only filled the schedule.
+        filled = zip(batches, open_ones, self._predicted, strict=False)
+        return [self._last.second_pass(*one) for one in filled]
 
     def _keep_predictions(self, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:
         """In place of the loss."""
@@ -165,7 +166,7 @@ class PipelineEngine(ZeroEngine):
         self._tied.share()
 
     def full_state(self) -> dict[str, Tensor]:
-        """As of any engine: the first process of every stage sends its parameters to rank 0."""
+        """All parameters, on rank 0: the first process of every stage sends its own."""
         state = super().full_state()
         for source, shapes in enumerate(gather({name: value.shape for name, value in state.items()})[1:], start=1):
             for name, shape in shapes.items():
@@ -179,8 +180,8 @@ class PipelineEngine(ZeroEngine):
 
 
 class _TiedTable:
-    """What the process that holds `parts` has to do for the tied embedding, as its owner, its borrower or neither; the
-    blocks of the table go one by one."""
+    """The tied embedding on the process that holds `parts`, as its owner, its borrower or neither; the blocks of the
+    table are sent one by one."""
 
     def __init__(self, engine: Any, parts: Sequence[Any]):
         first, last = parts[0], parts[-1]

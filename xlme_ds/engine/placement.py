@@ -1,4 +1,4 @@
-"""Where DeepSpeed's flat buffers hold parameters: each begins on a grid of 128 bytes.
+"""Placement of parameters in DeepSpeed's flat buffers: each begins on a grid of 128 bytes.
 
 DeepSpeed lays the parameters of an optimizer group end to end, so one of odd size (a gate's scale, a head's single
 bias) moves all that follow off the 16-byte grid. There cuBLAS and layer norm take kernels without vector loads: a step

@@ -113,7 +113,10 @@ def start_process_group(
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
         check_deepspeed()
-        with loading_extensions(), _telling(f"rank {rank} waits for the others of {world} at {address}:{port}"):
+        with (
+            loading_extensions(),
+            _printing_if_slow(f"rank {rank} waits for the others of {world} at {address}:{port}"),
+        ):
             deepspeed.init_distributed("nccl" if on_gpu() else "gloo", verbose=False, timeout=timeout)
     except ValueError as error:
         raise SharedError(str(error), prints=os.environ["LOCAL_RANK"] == "0") from None
@@ -132,9 +135,9 @@ def start_process_group(
 
 
 @contextmanager
-def _telling(words: str) -> Iterator[None]:
+def _printing_if_slow(message: str) -> Iterator[None]:
     """Print `words`, once for each node, if the block takes long."""
-    timer = threading.Timer(_LONG, lambda: print(words, file=sys.stderr, flush=True))
+    timer = threading.Timer(_LONG, lambda: print(message, file=sys.stderr, flush=True))
     timer.daemon = True
     if os.environ["LOCAL_RANK"] == "0":
         timer.start()

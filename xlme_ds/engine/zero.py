@@ -1,4 +1,5 @@
-"""DeepSpeed's engine with ZeRO 1, 2 or 3, and where its optimizers keep this rank's master weights and moments."""
+"""DeepSpeed's engine with ZeRO 1, 2 or 3, and the places of this rank's master weights and moments in its
+optimizers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -109,7 +110,7 @@ class ZeroEngine(Engine):
             self.optimizer.update_lp_params()
 
     def full_state(self) -> dict[str, Tensor]:
-        """As of any engine; in a pipeline the parameters of a stage, in the first of its processes."""
+        """All parameters, on rank 0; in a pipeline those of a stage, on the first of its processes."""
         state = {}
         for name, parameter in self.named_parameters():
             whole = safe_get_full_fp32_param(parameter)  # collective

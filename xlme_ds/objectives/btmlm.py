@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 
 class OpenSide(Masking):
-    """Before y is filled x sees x, and everything after it sees x and itself; once it is, the item sees the item."""
+    """The mask: before y is filled, x sees x, and every later position sees x and itself; afterwards, the whole
+    item."""
 
     def groups(self, batch: Batch) -> Tensor:
         """Twice the item's number, and 1 more from the first open place on."""
@@ -53,7 +54,7 @@ def _open(batch: Batch) -> Tensor:
 
 
 def first_pass(batch: Batch) -> Batch:
-    """What the model reads to fill the open places: they are the masked ones, in ascending order, all of them
+    """The batch of the pass that fills the open places: they are the masked positions, in ascending order, all of them
     `<mask>`."""
     # Above every share that is not `<mask>`.
     open_P = batch.added.get("open_P", batch.masked_M[:0])
@@ -62,12 +63,11 @@ def first_pass(batch: Batch) -> Batch:
 
 
 def second_pass(batch: Batch, first: Batch, predicted_P: Tensor) -> Batch:
-    """`batch` with the open places filled: `first` is what `first_pass` gave, `predicted_P` the model's most likely
+    """`batch` with the open places filled: `first` is the result of `first_pass`, `predicted_P` the model's most likely
     tokens.
 
-    The most likely ones, as a translation should be, and for which no randomness is needed; of the ordinary ones, as
-    the model finds while it is `writing`: a special one would change the item's layout, and a `<mask>` would be one
-    that nobody predicts.
+    They are the most likely ordinary tokens, so that no randomness is needed (`LanguageModel.writing`): a special token
+    would change the item's layout, and nobody would predict a `<mask>`.
     """
     tokens = batch.tokens_BT.flatten().index_copy(0, first.masked_M, predicted_P)
     return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), added={})
@@ -132,7 +132,7 @@ class BackTranslation(MaskedLanguageModelling):
         return batch._replace(tokens_BT=tokens.view_as(batch.tokens_BT), added={})
 
     def checks(self, run: RunConfig) -> list[Check]:
-        """It needs places to write into, and reads monolingual rows in XLM-E's layout."""
+        """Conditions: places to write into, and monolingual rows in XLM-E's layout."""
         name = run.objective.name
         return [
             masks_some(run),
@@ -156,7 +156,8 @@ class BackTranslation(MaskedLanguageModelling):
         return BackTranslationModel(*whole) if part is None else BackTranslationStage(*whole, part=part)
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
-        """Of a full row 1 / (1 + fraction) is sentence, the rest places; the pass that fills these goes ahead."""
+        """A share 1 / (1 + fraction) of a full row is sentence, the rest open places, which an extra pass fills
+        first."""
         one = super().work(cfg, row_tokens)
         sentence = fmean(1 / (1 + fraction) for fraction in self.fractions)
         return replace(

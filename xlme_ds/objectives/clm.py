@@ -26,7 +26,7 @@ class Causal(Masking):
         return batch.tokens_BT
 
     def predicted_from(self, masked_M: Tensor) -> Tensor:
-        """The position before; an item opens with a special token, so it is of the same item."""
+        """The position before; it is in the item too, since an item opens with a special token."""
         return masked_M - 1
 
     allowed = staticmethod(causal_mask)
@@ -46,7 +46,7 @@ class CausalLanguageModelling(MaskedLanguageModelling):
     reads_both_sides = False
 
     def checks(self, run: RunConfig) -> list[Check]:
-        """The settings must say that every token is predicted."""
+        """The settings must predict every token."""
         fraction, name = run.objective.mask_fraction, run.objective.name
         return [
             (

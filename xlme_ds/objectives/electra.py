@@ -88,15 +88,15 @@ class ElectraObjective(RowBatches):
         return batch._replace(uniforms_M=batch.uniforms_M * 0)
 
     def checks(self, run: RunConfig) -> list[Check]:
-        """A share of the tokens is masked; random and kept ones there are none."""
+        """A share of the tokens is masked, with no random or kept tokens."""
         fakes = run.objective.random_fakes
         most = max((weight_at(fakes, int(point.partition(":")[0])) for point in fakes), default=weight_at(fakes, 0))
-        words = f"objective.random_fakes {' '.join(fakes)} are shares of the samples, and one is {most:g}"
+        message = f"objective.random_fakes {' '.join(fakes)} are shares of the samples, and one is {most:g}"
         return [
             masks_some(run),
             adds_none(run),
             *not_read(run, *OF_MASKING),
-            (most <= 1, f"{words}: lower it to 1 at most"),
+            (most <= 1, f"{message}: lower it to 1 at most"),
         ]
 
     def build(self, cfg: ModelConfig, part: Part | None = None) -> Electra:
@@ -116,7 +116,7 @@ class ElectraObjective(RowBatches):
 
     @staticmethod
     def counts(batch: Batch) -> Tensor:
-        """What each term is a mean over, float64 [4]: masked positions, and all non-padding tokens, of each task."""
+        """The counts of the four terms, float64 [4]: masked positions, and all non-padding tokens, of each task."""
         masked = sum_by_task(torch.ones_like(batch.masked_M), batch.task_of_masked())
         tokens = sum_by_task((batch.segments_BT > 0).sum(1), batch.task_B)
         return torch.cat([masked, tokens]).double()
@@ -140,7 +140,7 @@ class ElectraObjective(RowBatches):
         return batch.masked_M
 
     def by_language(self, output: ElectraOutput, batch: Batch, languages: int) -> Tensor:
-        """The four summed losses and what they are means over, float64 [2, 4, languages]."""
+        """The four summed losses and their counts, float64 [2, 4, languages]."""
         language_N, cost_BT = batch.languages_BT.flatten(), self.costs(output, batch)
         values = torch.cat([output.nll_M, cost_BT.flatten()])
         counted = torch.cat([torch.ones_like(output.nll_M), (batch.segments_BT > 0).float().flatten()])
@@ -156,13 +156,13 @@ class ElectraObjective(RowBatches):
         right_M = output.predicted_M == batch.tokens_BT.flatten()[batch.masked_M]
         replaced_BT, ordinary_BT = output.corrupted_BT != batch.tokens_BT, batch.tokens_BT > UNK
         logits_BT = output.replaced_logits_BT.float()
-        found_BT = (logits_BT > 0) == replaced_BT
+        right_BT = (logits_BT > 0) == replaced_BT
         bins_BT = ((logits_BT.clamp(-_RANGE, _RANGE) + _RANGE) / (2 * _RANGE) * _BINS).long().clamp(0, _BINS - 1)
         task_M = batch.task_of_masked()
         columns = [sum_by_task(right_M, task_M), sum_by_task(torch.ones_like(task_M), task_M)]
         place_BT, histograms = batch.task_B[:, None] * _BINS + bins_BT, []
         for group_BT in (ordinary_BT & replaced_BT, ordinary_BT & ~replaced_BT):
-            columns += [sum_by_task(each.sum(1), batch.task_B) for each in (group_BT, group_BT & found_BT)]
+            columns += [sum_by_task(chosen_BT.sum(1), batch.task_B) for chosen_BT in (group_BT, group_BT & right_BT)]
             histogram = torch.zeros(len(TASKS) * _BINS, dtype=torch.int64, device=place_BT.device)
             histogram.scatter_add_(0, place_BT.flatten(), group_BT.flatten().long())
             histograms.append(histogram.view(len(TASKS), _BINS))

@@ -81,8 +81,8 @@ def run(settings: TranslateSettings) -> None:
         scores(reference[:1], reference[:1], settings.to_language)  # whether it is installed
     translator = load_translator(settings.model)
     most = (translator.vocabulary.size - 5) // 2
-    words = f"--beam {settings.beam} is more than a vocabulary of {translator.vocabulary.size} has room for"
-    refuse([(settings.beam <= most, f"{words}: it can be {most}")])
+    message = f"--beam {settings.beam} is more than a vocabulary of {translator.vocabulary.size} has room for"
+    refuse([(settings.beam <= most, f"{message}: it can be {most}")])
     languages = (
         translator.language(settings.from_language, "--from"),
         translator.language(settings.to_language, "--to"),
@@ -92,19 +92,19 @@ def run(settings: TranslateSettings) -> None:
         refuse([(languages[0] != languages[1], f"{both}, and --pairs needs two: change one")])
         _write_pairs(settings, settings.pairs, translator, lines, languages)
         return
-    seen = _seen(settings, translator, lines, reference)
-    found = translate_lines(translator, lines, languages, settings.beam, settings.length_penalty)
+    leaks = _seen(settings, translator, lines, reference)
+    translated = translate_lines(translator, lines, languages, settings.beam, settings.length_penalty)
     assert settings.out is not None
     with replacing(settings.out) as file:
-        file.write("".join(f"{line}\n" for line in found.lines).encode())
-    if found.cut:
-        named = " ".join(map(str, found.cut[:_NAMED])) + (" ..." if len(found.cut) > _NAMED else "")
+        file.write("".join(f"{line}\n" for line in translated.lines).encode())
+    if translated.cut:
+        named = " ".join(map(str, translated.cut[:_NAMED])) + (" ..." if len(translated.cut) > _NAMED else "")
         longest = translator.model.cfg.max_positions - 2
-        note(f"{settings.source}: {len(found.cut)} lines have more than {longest} tokens and were cut: {named}")
-    print(f"{settings.out}: {len(found.lines)} lines")
+        note(f"{settings.source}: {len(translated.cut)} lines have more than {longest} tokens and were cut: {named}")
+    print(f"{settings.out}: {len(translated.lines)} lines")
     if reference is not None:
-        print("\n".join(scores(found.lines, reference, settings.to_language)))
-    print(seen, end="")
+        print("\n".join(scores(translated.lines, reference, settings.to_language)))
+    print(leaks, end="")
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -124,7 +124,7 @@ def _write_pairs(
 
 
 def _seen(settings: TranslateSettings, translator: Translator, lines: list[str], reference: list[str] | None) -> str:
-    """How many lines of the test set are in the training data, in a line."""
+    """A line with the number of lines of the test set that are in the training data."""
     if not settings.trained_on:
         return ""
     sides = [[translator.vocabulary.encode(line) for line in side] for side in (lines, reference or [])]

@@ -23,13 +23,13 @@ KeysAndValues = tuple[Tensor, Tensor]  # each [B, H, tokens, K]
 
 
 class Read(NamedTuple):
-    """What all layers of a decoder share for one pass."""
+    """Inputs that all layers of a decoder share in one pass."""
 
     own: AttentionBias | ItemBias  # of self-attention
     source_BSD: Tensor  # the encoder's last hidden states
     source: AttentionBias  # which source tokens a target token sees
-    # Of every attention what was computed for earlier tokens, to which a pass over one more token adds its own; None
-    # where targets are read whole.
+    # Keys and values of earlier tokens by attention layer, to which a pass over one more token adds its own; None where
+    # targets are read whole.
     past: dict[nn.Module, KeysAndValues] | None = None
 
 

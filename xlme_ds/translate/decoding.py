@@ -38,7 +38,7 @@ def translate(
     `languages`: places in `model.cfg.language_embeddings` of the source's and the target's. The model is in evaluation
     mode; its device and precision are used.
     """
-    found: list[list[int]] = [[] for _ in sources]
+    translations: list[list[int]] = [[] for _ in sources]
     order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
     most = max(_LOGITS // (model.cfg.vocabulary * beam), 1)
     for numbers in _batches(order, sources, beam, most):
@@ -46,8 +46,8 @@ def translate(
         searches = [Search(limit, beam, length_penalty) for limit in limits]
         _search(model, [sources[number] for number in numbers], languages, searches)
         for number, search in zip(numbers, searches, strict=True):
-            found[number] = search.best()
-    return found
+            translations[number] = search.best()
+    return translations
 
 
 def _batches(order: Sequence[int], sources: Sequence[np.ndarray], beam: int, most: int) -> Iterator[list[int]]:
@@ -74,22 +74,22 @@ class Search:
     def advance(self, candidates: Iterator[tuple[float, int, int]]) -> list[tuple[float, int, int]]:
         """Take the next tokens; of the candidates (sum of log p, number of the hypothesis, token), the best first,
         returns those that go on: none where the search ends."""
-        kept: list[tuple[float, int, int]] = []
+        continued: list[tuple[float, int, int]] = []
         for rank, (total, hypothesis, token) in enumerate(candidates):
-            if len(kept) == self.beam:
+            if len(continued) == self.beam:
                 break
             if token != EOS:
-                kept.append((total, hypothesis, token))
+                continued.append((total, hypothesis, token))
             elif rank < self.beam:
                 self._finish(total, self.live[hypothesis], len(self.live[hypothesis]) + 1)
-        self.live = [[*self.live[hypothesis], token] for _, hypothesis, token in kept]
+        self.live = [[*self.live[hypothesis], token] for _, hypothesis, token in continued]
         if len(self.finished) >= self.beam:
             return []
         if len(self.live[0]) == self.limit:
-            for (total, _, _), tokens in zip(kept, self.live, strict=True):
+            for (total, _, _), tokens in zip(continued, self.live, strict=True):
                 self._finish(total, tokens, len(tokens))
             return []
-        return kept
+        return continued
 
     def _finish(self, total: float, tokens: list[int], length: int) -> None:
         self.finished.append((total / length**self.length_penalty, tokens))
@@ -126,16 +126,16 @@ def _search(
         vocabulary, each = sums_NV.shape[1], len(sums_NV) // len(live)  # hypotheses of a sentence
         best = sums_NV.view(len(live), -1).topk(2 * beam)
         going: list[Search] = []
-        kept: list[tuple[float, int, int]] = []  # sum of log p, row, token
+        continued: list[tuple[float, int, int]] = []  # sum of log p, row, token
         pairs = zip(live, best.values.tolist(), best.indices.tolist(), strict=True)
         for number, (search, totals, indices) in enumerate(pairs):
             split = (divmod(index, vocabulary) for index in indices)
             candidates = ((total, *place) for total, place in zip(totals, split, strict=True))
             on = search.advance(candidates)
-            kept += [(total, number * each + hypothesis, token) for total, hypothesis, token in on]
+            continued += [(total, number * each + hypothesis, token) for total, hypothesis, token in on]
             going += [search] if on else []
         live = going
         if live:
-            totals, rows, tokens = (list(column) for column in zip(*kept, strict=True))
+            totals, rows, tokens = (list(column) for column in zip(*continued, strict=True))
             decoder.keep(rows)
             tokens_N, totals_N = torch.tensor(tokens, device=device), sums_NV.new_tensor(totals)

@@ -34,12 +34,12 @@ from .sides import (
 from .writing import write
 
 TERMS = ("ae", "bt", "mt")  # denoising, back-translation, pairs
-LONGER = 3  # of what is written of a row, at most so many times its tokens
+LONGER = 3  # a translation of a row has at most 3 times its tokens
 _KINDS = {"mono": ("ae", "bt"), "para": ("mt",)}
 
 
 class TranslationOutput(NamedTuple):
-    """What one forward pass gives; the objective makes the losses of it."""
+    """Output of one forward pass, from which the objective computes the losses."""
 
     nll_M: Tensor  # float32, −log p of the target token
     predicted_M: Tensor  # int64, the most likely token
@@ -63,17 +63,17 @@ class TranslationModel(TextEncoder):
         """Predict every target token from its source and the targets before it: of pairs, and of monolingual sentences
         as often as the batch has sources for them."""
         table, nothing = read_whole(self.table), torch.empty(0, dtype=torch.int64, device=batch.tokens_BT.device)
-        found = [TranslationOutput(nothing.float(), nothing, nothing, nothing)]
+        outputs = [TranslationOutput(nothing.float(), nothing, nothing, nothing)]
         for task, kinds in _KINDS.items():
             rows = rows_of(batch, task)
             if len(rows.task_B):
                 places_M = (predicted_places(batch) & (batch.task_B == TASKS.index(task))[:, None]).flatten().nonzero()
                 of_task = rows, targets(rows), batch.tokens_BT.flatten(), places_M.squeeze(1), table
-                found += [self._predicted(kind, *of_task) for kind in kinds if self._asked(kind, batch)]
-        return TranslationOutput(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+                outputs += [self._predicted(kind, *of_task) for kind in kinds if self._reads(kind, batch)]
+        return TranslationOutput(*(torch.cat(parts) for parts in zip(*outputs, strict=True)))
 
     @staticmethod
-    def _asked(kind: str, batch: Batch) -> bool:
+    def _reads(kind: str, batch: Batch) -> bool:
         return kind == "mt" or {"ae": "noised_BT", "bt": "into_BT"}[kind] in batch.added
 
     def _predicted(
@@ -87,8 +87,8 @@ class TranslationModel(TextEncoder):
         source_BSD = self.read_source(source, keys_B, row_tokens)
         target_BRD = self.read_target(target, source_BSD, source.items, keys_B, row_tokens)
         hidden_MD = target_BRD.flatten(0, 1)[target.items.flatten().nonzero().squeeze(1)]
-        found = self.masked_head(hidden_MD, lambda: table, tokens[places_M], None)
-        return TranslationOutput(found.nll_M, found.predicted_M, places_M, torch.full_like(places_M, number))
+        predicted = self.masked_head(hidden_MD, lambda: table, tokens[places_M], None)
+        return TranslationOutput(predicted.nll_M, predicted.predicted_M, places_M, torch.full_like(places_M, number))
 
     def written(self, rows: Batch) -> Side:
         """Translations of the monolingual sentences by the weights as they are, greedy and in evaluation mode, as the

@@ -51,8 +51,8 @@ class MachineTranslation(MaskedLanguageModelling):
         self._by_step = {term: points for term, points in weights.items() if points}
         self.terms = tuple(self._by_step)
         self.quantities = {term: _QUANTITIES[term] for term in self.terms} | {
-            _ACCURACIES[term]: Quantity(f"Accuracy on every target token{words}")
-            for term, words in (("ae", " (denoising)"), ("bt", " (back-translation)"), ("mt", ""))
+            _ACCURACIES[term]: Quantity(f"Accuracy on every target token{suffix}")
+            for term, suffix in (("ae", " (denoising)"), ("bt", " (back-translation)"), ("mt", ""))
             if term in self.terms
         }
         self.accuracies = tuple(_ACCURACIES[term] for term in self.terms)
@@ -99,7 +99,7 @@ class MachineTranslation(MaskedLanguageModelling):
         return torch.tensor([weight_at(points, step) for points in self._by_step.values()], dtype=torch.float64)
 
     def checks(self, run: RunConfig) -> list[Check]:
-        """It reads pairs and sentences whole, and knows their languages; what runs the model must know a decoder."""
+        """Every target token is predicted, the languages have embeddings, and the engine can run a decoder."""
         name, fraction = run.objective.name, run.objective.mask_fraction
         return [
             (
@@ -133,20 +133,21 @@ class MachineTranslation(MaskedLanguageModelling):
 
     @staticmethod
     def _weight_checks(run: RunConfig) -> list[Check]:
-        """That every step of the run has a term: between the steps that are given, weights are 0 only from 0 to 0."""
-        given = {name: getattr(run.objective, name) for name in ("denoising", "back_translation")}
-        steps = sorted({0} | {int(point.partition(":")[0]) for points in given.values() for point in points})
-        weights = {name: [weight_at(points, step) for step in steps] for name, points in given.items()}
+        """Check that every step of the run has a term: between two given steps a weight is 0 only if it is 0 at
+        both."""
+        points_of = {name: getattr(run.objective, name) for name in ("denoising", "back_translation")}
+        steps = sorted({0} | {int(point.partition(":")[0]) for points in points_of.values() for point in points})
+        weights = {name: [weight_at(points, step) for step in steps] for name, points in points_of.items()}
         sums = [sum(each) for each in zip(*weights.values(), strict=True)]
         alone = not run.data.para_rows or run.data.alternate
         bare = next((at for at, one in zip(steps, sums, strict=True) if alone and not one and at < run.train.steps), -1)
         return [
             *(
-                (not given[name] or any(weights[name]), f"objective.{name} is 0 in all steps: leave it empty")
-                for name in given
+                (not points_of[name] or any(weights[name]), f"objective.{name} is 0 in all steps: leave it empty")
+                for name in points_of
             ),
             (
-                bare < 0 or not any(given.values()),
+                bare < 0 or not any(points_of.values()),
                 f"objective.denoising and objective.back_translation are both 0 in step {bare}, which would train "
                 "nothing on its sentences: raise one, or lower train.steps",
             ),
@@ -157,9 +158,9 @@ class MachineTranslation(MaskedLanguageModelling):
         return TranslationModel(cfg)
 
     def work(self, cfg: ModelConfig, row_tokens: int) -> Work:
-        """Of a row of pairs half is source, the other half target. Of a sentence all is target, and its source as long,
-        once for denoising and once for back-translation, for which both networks go ahead; where sentences are read,
-        the pairs next to them are counted as if they were such."""
+        """Half of a row of pairs is source, half is target. A sentence is all target, with a source of equal length,
+        once for denoising and once for back-translation, for which both networks first run without gradient; pairs next
+        to sentences are counted as sentences."""
         passes = len(self.terms) - 1
         share, side = (float(passes), row_tokens) if passes else (0.5, row_tokens // 2)
         cross = len([n for n in range(decoder_depth(cfg)) if cfg.decoder == "xlm" or n % 2])

@@ -40,13 +40,13 @@ class PairFolder:
     def begin(self, settings: Mapping[str, Any]) -> bool:
         """Whether there is anything to do. Raises ValueError where the folder was made, or begun, of something else."""
         there = self.path(self.to).exists() and self.path(self.source).exists()
-        kept = self.folder / f".{self.path('json').name}"
-        if not there and not kept.exists():
+        record = self.folder / f".{self.path('json').name}"
+        if not there and not record.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            _write(kept, settings)
-        same = kept.exists() and read_json(kept, dict) == settings
-        words = f"{self.folder} has pairs of other text, another model or other settings"
-        refuse([(same, f"{words}: name another folder, or delete it")])
+            _write(record, settings)
+        same = record.exists() and read_json(record, dict) == settings
+        message = f"{self.folder} has pairs of other text, another model or other settings"
+        refuse([(same, f"{message}: name another folder, or delete it")])
         if not there:
             self.parts.mkdir(exist_ok=True)
         return self.parts.exists()
@@ -59,10 +59,10 @@ class PairFolder:
         for first in numbers:
             if not self._part(first).exists():
                 of_part = lines[first : first + _LINES]
-                found = translate_lines(translator, of_part, languages, beam, penalty)
-                cut = {number - 1 for number in found.cut}
-                kept = [pair for n, pair in enumerate(zip(of_part, found.lines, strict=True)) if n not in cut]
-                pairs = [pair for pair in kept if all(side.strip() for side in pair)]
+                translated = translate_lines(translator, of_part, languages, beam, penalty)
+                cut = {number - 1 for number in translated.cut}
+                uncut = [pair for n, pair in enumerate(zip(of_part, translated.lines, strict=True)) if n not in cut]
+                pairs = [pair for pair in uncut if all(side.strip() for side in pair)]
                 empty = sum(not line.strip() for line in of_part)
                 _write(self._part(first), {"pairs": pairs, "cut": len(cut), "empty": empty})
         parts = [read_json(self._part(first), dict) for first in numbers]

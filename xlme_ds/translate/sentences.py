@@ -1,5 +1,5 @@
-"""What translation makes of monolingual sentences (XLM; Lample and Conneau, 2019): a noised copy of each, from which
-denoising auto-encoding restores it; and the language into which back-translation writes it.
+"""Sources from monolingual sentences (XLM; Lample and Conneau, 2019): a noised copy of each, from which denoising
+auto-encoding restores it; and the language into which back-translation translates it.
 
 Both are functions of (seed, row number) and the row alone, by counters of their own. B rows, T tokens.
 """
@@ -25,7 +25,7 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 @dataclass(frozen=True)
 class Sentences:
-    """Which of the two a step reads: those whose weight is not 0 in it (`config.weight_at`)."""
+    """Adds noised copies and languages to a batch, in the steps in which their weight is not 0 (`config.weight_at`)."""
 
     denoising: tuple[str, ...]
     back_translation: tuple[str, ...]
@@ -34,11 +34,11 @@ class Sentences:
 
     def __post_init__(self) -> None:
         count = len(self.languages)
-        words = f"objective.back_translation needs text of two languages, the data have {count}: leave it empty"
-        refuse([(not self.back_translation or count > 1, words)])
+        message = f"objective.back_translation needs text of two languages, the data have {count}: leave it empty"
+        refuse([(not self.back_translation or count > 1, message)])
 
     def added(self, batch: Batch, parts: Parts, seed: int, step: int) -> Batch:
-        """`batch`, which `collate` made of `parts`, with what is made of its sentences."""
+        """`batch`, which `collate` made of `parts`, with `noised_BT` and `into_BT` of its sentences."""
         noised_BT, into_BT = np.full((2, *batch.tokens_BT.shape), PAD, dtype=np.int64)
         first = 0
         for task, rows, numbers in parts:
@@ -68,12 +68,12 @@ def _noise(
     numbers_B: Array,
     seed: Word,
     mask: int,
-    known: Array,
+    language_indices: Array,
     noised_BT: Array,
     into_BT: Array,
 ) -> None:
     """Write the noised items, each in the places of the original, `<pad>` after it; and the language to translate into,
-    one of the `known` others, all alike.
+    one of the other `language_indices`, all alike.
 
     Of a sentence token i goes to the place that i + u has among all, u uniform in [0, 3); then each is dropped, and
     then each is `<mask>`, with their shares. One token always stays.
@@ -86,11 +86,11 @@ def _noise(
         for _ in range(items_B[row]):
             stop = start + lengths[item]
             own = 0
-            while known[own] != languages[item] and own < len(known) - 1:
+            while language_indices[own] != languages[item] and own < len(language_indices) - 1:
                 own += 1
             draw = philox(np.uint64(start), _TASK, number & _LOW, number >> _HALF, seed)[3]
-            others = np.uint64(max(len(known) - 1, 1))
-            into_BT[row, start:stop] = known[(own + 1 + int(draw * others >> _HALF)) % len(known)]
+            others = np.uint64(max(len(language_indices) - 1, 1))
+            into_BT[row, start:stop] = language_indices[(own + 1 + int(draw * others >> _HALF)) % len(language_indices)]
             for column in range(start + 1, stop - 1):
                 move, drop, blank, _ = philox(np.uint64(column), _TASK, number & _LOW, number >> _HALF, seed)
                 keys_T[column] = column + SHUFFLED * (move * _TO_UNIT)

@@ -1,4 +1,5 @@
-"""What the two networks of a translating model read of a batch (XLM: Conneau and Lample, 2019; Lample et al., 2018).
+"""Inputs of encoder and decoder of a translating model from a batch (XLM: Conneau and Lample, 2019; Lample et al.,
+2018).
 
 Rows of pairs are those that translation language modelling reads. Their sides are taken apart, so that neither network
 computes the other's tokens. Of a monolingual sentence, the target, the source is a noised copy or a translation that
@@ -21,7 +22,7 @@ _MULTIPLE = 8  # of columns: what a GPU's kernels for attention and products lik
 
 
 class Side(NamedTuple):
-    """What a network reads of every row, moved together to the left; int64 [B, S] or [B, R]."""
+    """Tokens of every row that one network reads, moved together to the left; int64 [B, S] or [B, R]."""
 
     tokens: Tensor
     positions: Tensor  # from 0 in every item
@@ -63,7 +64,7 @@ def noised_sources(batch: Batch) -> Side:
 
 
 def targets(batch: Batch) -> Side:
-    """Of the target tokens the ones before them, of which the first is `</s>`."""
+    """Decoder inputs: targets shifted right, each beginning with `</s>`."""
     target_BT = predicted_places(batch)
     column_T = torch.arange(target_BT.shape[1], device=target_BT.device)
     begins_BT = target_BT & ((batch.positions_BT == 1) | ~F.pad(target_BT[:, :-1], (1, 0)))
@@ -93,7 +94,7 @@ def sentences_apart(batch: Batch) -> SentencesApart:
 
 
 def written_sources(sentences: SentencesApart, written: Sequence[Sequence[int]], opening: int, rows: int) -> Side:
-    """What was `written` of each sentence, as the source of its row; `opening`: the token before each."""
+    """The translations `written` of the sentences, as sources of their rows; `opening`: the token before each one."""
     device = sentences.row_N.device
     lengths_N = torch.tensor([len(one) + 2 for one in written], device=device)
     flat = torch.tensor([token for one in written for token in (opening, *one, EOS)], device=device)
@@ -116,7 +117,7 @@ def written_sources(sentences: SentencesApart, written: Sequence[Sequence[int]],
 
 
 def _packed(mask_BT: Tensor, *values: Tensor) -> Side:
-    """`values` [B, T] where the mask is, in their order, as many columns as the fullest row needs, and up to 7 more."""
+    """The masked `values` [B, T] in their order; columns: those of the fullest row, rounded up to a multiple of 8."""
     width = max(-(-int(mask_BT.sum(1).max()) // _MULTIPLE), 1) * _MULTIPLE
     order_BS = (~mask_BT).long().sort(dim=1, stable=True).indices[:, :width]
     inside_BS = mask_BT.gather(1, order_BS)
@@ -124,7 +125,7 @@ def _packed(mask_BT: Tensor, *values: Tensor) -> Side:
 
 
 def crossed(targets_BR: Tensor, sources_BS: Tensor) -> Tensor:
-    """Which source token a target token sees, bool [B, 1, R, S], by the numbers of their items: those of its own.
-    Padding sees everything, so that no row of weights is empty."""
+    """Cross-attention mask, bool [B, 1, R, S], from the numbers of the items: a target token sees the source of its
+    item. Padding sees everything, so that no row of weights is empty."""
     query_BR1 = targets_BR[:, :, None]
     return ((query_BR1 == sources_BS[:, None]) | (query_BR1 == 0))[:, None]

@@ -36,16 +36,16 @@ class Translator(NamedTuple):
         try:
             return language_index(self.model.cfg, code)
         except ValueError:
-            known = " ".join(self.model.cfg.language_embeddings)
-            raise ValueError(f"{option} {code} is no language of {self.folder}: choose one of {known}") from None
+            languages = " ".join(self.model.cfg.language_embeddings)
+            raise ValueError(f"{option} {code} is no language of {self.folder}: choose one of {languages}") from None
 
     def sha256(self) -> str:
-        """Of the weights: the folder that they were read from may hold another model later."""
-        found = hashlib.sha256()
+        """SHA-256 of the weights: their folder may hold another model later."""
+        digest = hashlib.sha256()
         for name, value in self.model.state_dict().items():
-            found.update(name.encode())
-            found.update(value.cpu().contiguous().numpy())
-        return found.hexdigest()
+            digest.update(name.encode())
+            digest.update(value.cpu().contiguous().numpy())
+        return digest.hexdigest()
 
 
 def load_translator(folder: Path) -> Translator:

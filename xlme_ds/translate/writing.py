@@ -1,4 +1,4 @@
-"""A translating model at work, token after token: what decodes, and what back-translation trains on.
+"""Decoding token by token, with cached keys and values, and the greedy translations of back-translation.
 
 N hypotheses or sentences, S source tokens, D width, V vocabulary.
 """
@@ -16,7 +16,7 @@ from .sides import Side
 
 
 class Writer(Protocol):
-    """What is asked of a translating model (`TranslationModel`)."""
+    """Interface of a translating model (`TranslationModel`)."""
 
     cfg: ModelConfig
     any_rank: Callable[[bool], bool]
@@ -49,7 +49,8 @@ class CachedDecoder:
         self.place = 0
 
     def log_probabilities(self, tokens_N: Tensor) -> Tensor:
-        """Of the next token after `tokens_N`, float32 or wider [N, V]; only ordinary ones and `</s>` are possible."""
+        """Log-probabilities of the next token after `tokens_N`, float32 or wider [N, V]; only ordinary tokens and
+        `</s>` are possible."""
         read = self.source_NSD, self.allowed_N11S, self.past
         scores_NV = self.model.scores(self.model.read_next(tokens_N, self.place, self.languages_N, *read))
         self.place += 1
@@ -58,7 +59,7 @@ class CachedDecoder:
         return scores_NV.log_softmax(-1)
 
     def keep(self, rows: list[int]) -> None:
-        """Go on with these hypotheses, some perhaps several times."""
+        """Keep these hypotheses, some perhaps several times."""
         rows_N = torch.tensor(rows, device=self.source_NSD.device)
         self.source_NSD, self.allowed_N11S = self.source_NSD[rows_N], self.allowed_N11S[rows_N]
         self.languages_N = self.languages_N[rows_N]
@@ -84,7 +85,7 @@ def write(model: Writer, source: Side, languages_N: Tensor) -> list[list[int]]:
                     going.append(row)
         live = [live[row] for row in going]
         if len(going) < len(tokens_N):
-            kept = going or [0]  # a rank that is done keeps step with the others
-            decoder.keep(kept)
-            tokens_N = tokens_N[kept]
+            rows = going or [0]  # a rank that is done keeps step with the others
+            decoder.keep(rows)
+            tokens_N = tokens_N[rows]
     return written
