@@ -56,7 +56,7 @@ def recipes() -> str:
     from xlme_ds.recipes import RECIPES
 
     lines = [
-        "# Recipes\n\nA recipe is every setting of a run, in `xlme_ds/recipes.py`. Layers are the generator's and the"
+        "# Recipes\n\nA recipe is every setting of a run, in `xlme_ds/recipes/`. Layers are the generator's and the"
     ]
     lines += ["discriminator's; objectives with one encoder use the second number.\n"]
     lines += [

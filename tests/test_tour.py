@@ -1,4 +1,4 @@
-"""The way of a row: the files that docs/tour.md lists are the ones that a row meets from text to loss."""
+"""The way of a row: the files that docs/architecture.md lists are the ones that a row meets from text to loss."""
 
 import re
 import sys
@@ -17,7 +17,7 @@ from tests.launch import ROOT
 from xlme_ds.data import row_index  # noqa: F401  compiled when it is loaded, which is not a row's way
 from xlme_ds.pretrain import main as pretrain
 
-TOUR = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
+TOUR = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 # Only the two packages: an environment may lie in the tree too.
 OURS = (str(ROOT / "data_prep"), str(ROOT / "xlme_ds"))
 # Functions that are given a row, and, below them, those that work after its loss is known or only count progress.

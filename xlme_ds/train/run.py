@@ -165,14 +165,13 @@ def opening(config: Training, out: Path, start: int, loader: BatchSource, world:
 
 
 def _unusual(config: Training) -> list[str]:
-    """The settings in which a run differs from its recipe; of several with its name, from the one most like it."""
-    now, found = flatten(asdict(config)), []
-    for one in RECIPES.values():
-        if one.name == config.name:
-            usual = flatten(asdict(one))
-            chosen = {"engine.precision"} | ({"engine.deepspeed"} if one.engine.deepspeed == "auto" else set())
-            found.append([f"{key} {now[key]}" for key in now if now[key] != usual.get(key) and key not in chosen])
-    return min(found, key=len, default=[])
+    """The settings in which a run differs from the recipe of its name, each with its value."""
+    if config.name not in RECIPES:
+        return []
+    recipe = RECIPES[config.name]
+    now, usual = flatten(asdict(config)), flatten(asdict(recipe))
+    chosen = {"engine.precision"} | ({"engine.deepspeed"} if recipe.engine.deepspeed == "auto" else set())
+    return [f"{key} {now[key]}" for key in now if now[key] != usual.get(key) and key not in chosen]
 
 
 def _begin(

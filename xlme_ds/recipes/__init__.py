@@ -1,0 +1,24 @@
+"""Published runs by name. Each recipe is a function that returns one full configuration, which knows its name."""
+
+from ..config import RunConfig
+from . import ernie_m, quickstart, translation, xlm, xlme, xlmr
+
+# In the order in which commands list them.
+_FUNCTIONS = (
+    quickstart.quickstart,
+    *(xlme.base, xlme.large, xlme.xl),
+    *(xlme.base_zero1, xlme.large_zero2, xlme.large_pipe, xlme.xl_zero3, xlme.xl_pipe),
+    *(xlme.xlme, xlme.xlme_no_trtd, xlme.xlme_no_gate, xlme.xlme_all_tokens),
+    *(xlmr.xlmr, xlmr.xlmr_tlm, xlmr.continue_xlmr, xlmr.continue_xlmr_large),
+    *(ernie_m.ernie_m, ernie_m.ernie_m_stage2, ernie_m.ernie_m_large, ernie_m.ernie_m_large_stage2),
+    *(xlm.xlm, xlm.xlm_clm),
+    *(translation.xlm_mt, translation.xlm_umt, translation.xlme_mt),
+)
+RECIPES: dict[str, RunConfig] = {run.name: run for run in (function() for function in _FUNCTIONS)}
+
+
+def recipe(name: str) -> RunConfig:
+    """The configuration of the recipe `name`. Raises ValueError, which lists the recipes, for another name."""
+    if name not in RECIPES:
+        raise ValueError(f"recipe {name} is not known: choose one of {', '.join(RECIPES)}")
+    return RECIPES[name]

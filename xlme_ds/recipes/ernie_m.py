@@ -1,0 +1,58 @@
+"""ERNIE-M (Ouyang et al., 2021; its Table 10), which trains in two stages.
+
+The first stage continues from an XLM-R of the same shape: give it as --start.folder, and mix the data with --alpha 0.1.
+The second stage, on text alone, continues from a run of the first. The paper has one number of steps: here each stage
+has it. The paper names no gradient clipping: here it is XLM-E's. In the first stage half of the batch of 2,048 rows are
+pairs.
+"""
+
+from dataclasses import replace
+
+from ..config import DataConfig, EngineConfig, ObjectiveConfig, OptimizerConfig, RunConfig, StartConfig, TrainConfig
+from .xlmr import MODEL
+
+
+def ernie_m() -> RunConfig:
+    """First stage, Base."""
+    return RunConfig(
+        name="ernie_m",
+        model=replace(MODEL, dropout=0.1, attention_dropout=0.1),
+        objective=ObjectiveConfig("ernie_m"),
+        data=DataConfig(1024, 1024, micro_batch=16),
+        optimizer=OptimizerConfig(learning_rate=2e-4, beta1=0.98, beta2=0.999),
+        engine=EngineConfig(deepspeed="zero1"),
+        train=TrainConfig(steps=150_000),
+        start=StartConfig(take="encoder"),
+    )
+
+
+def ernie_m_large() -> RunConfig:
+    """First stage, Large."""
+    smaller = ernie_m()
+    return replace(
+        smaller,
+        name="ernie_m_large",
+        model=replace(smaller.model, width=1024, heads=16, feed_forward=4096, discriminator_layers=24),
+        data=DataConfig(1024, 1024, micro_batch=8),
+        optimizer=replace(smaller.optimizer, learning_rate=1e-4),
+        train=TrainConfig(steps=200_000),
+    )
+
+
+def ernie_m_stage2() -> RunConfig:
+    """Second stage, Base."""
+    return _second_stage(ernie_m())
+
+
+def ernie_m_large_stage2() -> RunConfig:
+    """Second stage, Large."""
+    return _second_stage(ernie_m_large())
+
+
+def _second_stage(first: RunConfig) -> RunConfig:
+    return replace(
+        first,
+        name=f"{first.name}_stage2",
+        objective=ObjectiveConfig("btmlm", pseudo_fractions=(0.05, 0.1, 0.15, 0.2)),
+        data=DataConfig(2048, 0, first.data.micro_batch),
+    )

@@ -1,0 +1,27 @@
+"""The ten-minute run on two CPU cores, with every part of a large one: ZeRO-3, two processes, both tasks."""
+
+from ..config import DataConfig, EngineConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig
+
+
+def quickstart() -> RunConfig:
+    """A small XLM-E for 91 languages of one short text; the settings were chosen by trial (docs/lab_log.md)."""
+    return RunConfig(
+        "quickstart",
+        model=ModelConfig(
+            vocabulary=8192,
+            width=128,
+            heads=4,
+            feed_forward=512,
+            generator_layers=1,
+            discriminator_layers=4,
+            max_positions=256,
+            embedding_sharing="gdes",
+            init_std=0.05,  # 0.02 is for widths near 768; the product of width and variance is what counts
+        ),
+        data=DataConfig(8, 8, micro_batch=8),
+        optimizer=OptimizerConfig(learning_rate=1.2e-3, warmup_steps=100),
+        engine=EngineConfig(deepspeed="zero3_cpu"),
+        train=TrainConfig(
+            steps=1100, log_every=10, eval_every=100, eval_rows=128, save_every=100, keep_last=2, keep_every=0
+        ),
+    )

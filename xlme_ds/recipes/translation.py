@@ -1,0 +1,52 @@
+"""Machine translation: XLM's, supervised and unsupervised, and one with XLM-E Base.
+
+Each recipe names two languages in place of your own: give them, the vocabulary, and a run of the encoder's shape as
+--start.folder. XLM's recipes read pairs mixed with --layout xlm --row-tokens 256 (`xlm_mt`) or sentences mixed with
+--sentences (`xlm_umt`). The paper trains until validation stops to improve: the schedule has no end, and a run can be
+made longer.
+"""
+
+from dataclasses import replace
+
+from ..config import DataConfig, EngineConfig, ObjectiveConfig, RunConfig, ScheduleConfig, StartConfig, TrainConfig
+from .xlm import XNLI_LANGUAGES, xlm
+from .xlme import BASE
+
+
+def xlm_mt() -> RunConfig:
+    """Supervised translation; about 2,000 tokens on each of eight GPUs a step, betas and warm-up of XLM's code."""
+    encoder = xlm()
+    return RunConfig(
+        name="xlm_mt",
+        model=replace(encoder.model, vocabulary=60_000, discriminator_layers=6, language_embeddings=("en", "ro")),
+        objective=ObjectiveConfig("mt", mask_fraction=1.0),
+        data=DataConfig(0, 64, micro_batch=8),
+        optimizer=replace(encoder.optimizer, warmup_steps=4000, beta2=0.98),
+        schedule=ScheduleConfig("inverse_sqrt"),
+        engine=EngineConfig(deepspeed="zero1"),
+        train=TrainConfig(steps=100_000),
+        start=StartConfig(take="encoder"),
+    )
+
+
+def xlm_umt() -> RunConfig:
+    """Translation without pairs: denoising, which fades, and back-translation."""
+    supervised = xlm_mt()
+    return replace(
+        supervised,
+        name="xlm_umt",
+        model=replace(supervised.model, language_embeddings=("en", "fr")),
+        objective=replace(supervised.objective, denoising=("0:1", "100000:0.1", "300000:0"), back_translation=("0:1",)),
+        data=DataConfig(64, 0, micro_batch=8),
+    )
+
+
+def xlme_mt() -> RunConfig:
+    """XLM-E Base with DeltaLM's decoder (Ma et al., 2021), which starts from the discriminator too; XLM's training."""
+    return replace(
+        xlm_mt(),
+        name="xlme_mt",
+        model=replace(BASE, decoder="interleaved", language_embeddings=XNLI_LANGUAGES, dropout=0.1),
+        data=DataConfig(0, 64, micro_batch=8),
+        start=StartConfig(take="discriminator"),
+    )

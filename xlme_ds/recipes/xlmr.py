@@ -1,0 +1,75 @@
+"""XLM-R, the baseline in XLM-E's setup: its objective on the rows that XLM-E reads (Table 2); XLM-E continued from it.
+
+`continue_xlmr` and `continue_xlmr_large` turn an XLM-R into an XLM-E of its shape, with the gated bias: from the
+folder xlm-roberta-base or xlm-roberta-large here, or another --start.folder. These two are in no paper.
+"""
+
+from dataclasses import replace
+
+from ..config import (
+    DataConfig,
+    EngineConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    RunConfig,
+    StartConfig,
+    TrainConfig,
+)
+from .xlme import BASE, LARGE
+
+MODEL = ModelConfig(
+    vocabulary=250_002,
+    width=768,
+    heads=12,
+    feed_forward=3072,
+    discriminator_layers=12,
+    norm="post",
+    relative_bias="none",
+)
+
+
+def xlmr() -> RunConfig:
+    """Masked language modelling on monolingual rows."""
+    return RunConfig(
+        name="xlmr",
+        model=MODEL,
+        objective=ObjectiveConfig("mlm"),
+        data=DataConfig(2048, 0, micro_batch=16),
+        engine=EngineConfig(deepspeed="zero1"),
+    )
+
+
+def xlmr_tlm() -> RunConfig:
+    """XLM-R with translation language modelling: the paper compares XLM-E with it under equal training."""
+    return replace(xlmr(), name="xlmr_tlm", data=DataConfig(2048, 2048, micro_batch=16))
+
+
+def continue_xlmr() -> RunConfig:
+    """XLM-E Base from XLM-R Base, at the rate at which ERNIE-M continues from XLM-R.
+
+    Rates for training from scratch are more than twice as high and would undo what the weights know. The warm-up is
+    short, because only the discriminator's head and the biases, which begin at 0, are new.
+    """
+    return RunConfig(
+        name="continue_xlmr",
+        model=BASE,
+        data=DataConfig(2048, 2048, micro_batch=16),
+        optimizer=OptimizerConfig(learning_rate=2e-4, warmup_steps=2_500),
+        engine=EngineConfig(deepspeed="zero1"),
+        train=TrainConfig(steps=50_000),
+        start=StartConfig("xlm-roberta-base", take="encoder"),
+    )
+
+
+def continue_xlmr_large() -> RunConfig:
+    """XLM-E Large in XLM-R Large's shape, from its weights."""
+    smaller = continue_xlmr()
+    return replace(
+        smaller,
+        name="continue_xlmr_large",
+        model=replace(LARGE, vocabulary=250_002, norm="post"),
+        data=DataConfig(2048, 2048, micro_batch=8),
+        optimizer=replace(smaller.optimizer, learning_rate=1e-4),
+        start=replace(smaller.start, folder="xlm-roberta-large"),
+    )
