@@ -135,7 +135,7 @@ def slices(batch: Batch, size: int) -> list[Batch]:
         rows = slice(start, start + size)
         pieces.append(
             batch._replace(
-                **{name: value[rows] for name, value in batch._asdict().items() if not name.endswith("_M")},
+                **{name: value[rows] for name, value in batch._asdict().items() if name.endswith(("_BT", "_B"))},
                 masked_M=batch.masked_M[mine] - start * width,
                 uniforms_M=batch.uniforms_M[mine],
             )

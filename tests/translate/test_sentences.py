@@ -54,7 +54,7 @@ def test_shares_and_moves() -> None:
 
 
 def test_one_token_stays() -> None:
-    assert all(row[2] == EOS for row in noised(rows_of([[[0, 50, EOS]]] * 300, 4)).noised_BT.tolist())
+    assert all(row[2] == EOS for row in noised(rows_of([[[0, 50, EOS]]] * 300, 4)).added["noised_BT"].tolist())
 
 
 def test_any_other_language() -> None:
@@ -80,7 +80,7 @@ def test_neither_company_nor_order_matters() -> None:
     alone = noised(rows_of(lists[1:], 24)._replace(languages=np.array([2])), first=5)
     torch.testing.assert_close(whole.added["noised_BT"][1:], alone.added["noised_BT"])
     torch.testing.assert_close(whole.added["into_BT"][1:], alone.added["into_BT"])
-    assert not torch.equal(noised(rows_of(lists, 24), first=4, seed=4).noised_BT, whole.added["noised_BT"])
+    assert not torch.equal(noised(rows_of(lists, 24), first=4, seed=4).added["noised_BT"], whole.added["noised_BT"])
 
 
 def test_only_what_has_a_weight_is_made() -> None:
