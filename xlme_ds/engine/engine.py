@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # this file runs where there is no pyarrow
 
 @dataclass(frozen=True)
 class StepStats:
-    """Result of one optimizer step, the same on every rank.
+    """Result of one optimizer step, equal on every rank.
 
     `metrics`: the objective's means over the global batch, empty unless they were asked for; `gradient_norm`: global,
     before clipping; `learning_rate`: the optimizer's; `applied`: whether the step changed anything - one whose loss or
@@ -71,8 +71,8 @@ class Engine:
         self.optimizer = optimizer
         self.clip = clip
         self.seconds_reading = 0.0  # spent by this rank until its rows were there
-        self._reads = True
-        self._counting = True
+        self._reads = True  # whether this process reads rows
+        self._counting = True  # whether its rows count, which a pipeline's last stage reads too
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that this rank holds, by their names in the whole model."""
@@ -176,13 +176,13 @@ class Engine:
         rate = float(group["lr"] / group["scale"])
         if context.applied:
             return StepStats(metrics, norm, rate)
-        mine = [
+        own_rows = [
             self.loader.rows_of(step, micro_batch)
             for micro_batch, batch in enumerate(batches)
-            for loss, seen in context.losses
-            if not torch.isfinite(loss) and torch.equal(seen.keys_B, batch.keys_B)  # a pipeline passes copies
+            for loss, copy in context.losses  # a pipeline copies its batches
+            if not torch.isfinite(loss) and torch.equal(copy.keys_B, batch.keys_B)
         ]
-        suspects = dict.fromkeys(rows for part in gather(mine) for rows in part)
+        suspects = dict.fromkeys(rows for part in gather(own_rows) for rows in part)
         norm = norm if norm >= 0 else math.nan
         return StepStats(metrics, norm, rate, applied=False, suspects=tuple(suspects))
 
@@ -206,9 +206,9 @@ class Engine:
             self.module, next(iter(cast(Pretraining, self.objective).encoders)), batch.segments_BT > 0
         ) as products:
             self._forward(context, [batch])
-        mine = {layer: effective_rank(products_DD) for layer, products_DD in products.items()}
-        every = {layer: rank for held in gather(mine) for layer, rank in held.items()}  # a stage has some of the layers
-        return [every[layer] for layer in sorted(every)]
+        own = {layer: effective_rank(products_DD) for layer, products_DD in products.items()}
+        ranks = {layer: rank for part in gather(own) for layer, rank in part.items()}  # a stage has some of the layers
+        return [ranks[layer] for layer in sorted(ranks)]
 
     def probe_loss(self) -> float:
         """Loss of the probe batch with the weights as they are, equal under any engine and number of ranks."""
