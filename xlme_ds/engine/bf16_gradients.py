@@ -1,4 +1,4 @@
-"""The gradients of DeepSpeed's BF16_Optimizer (0.19.8) in fewer passes over memory, and summed over ranks in float32.
+"""Gradients of DeepSpeed's BF16_Optimizer (0.19.8) in fewer passes over memory, summed over ranks in float32.
 
 They add up in one flat buffer a group, of float32, or of bf16 where a step has one micro-batch. DeepSpeed itself
 converts each into a new buffer before it is added; it then joins the flat ones in another, all-reduces that in bf16,
@@ -24,7 +24,7 @@ from .buckets import first_state, state_kinds
 
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # its name from torch 2.13 on
 _AT_ONCE = 2**18
-_PIECE = {"cpu": 2**19, "cuda": 2**26}  # what caches hold; what keeps launches few
+_PIECE = {"cpu": 2**19, "cuda": 2**26}  # elements: fits the caches; keeps launches few
 
 
 def cut_groups(optimizer: torch.optim.Optimizer, module: nn.Module, size: float) -> None:
@@ -96,7 +96,7 @@ class _Sums:
         self.missing = [set(group) for group in self.with_gradients]
 
     def arrived(self, group: int, index: int) -> None:
-        """The gradient of a parameter in one micro-batch was added."""
+        """Record that the gradient of a parameter in one micro-batch was added."""
         if self.early and self.engine.is_gradient_accumulation_boundary():
             assert group >= self.sent, "a gradient came after its group was sent"
             self.missing[group].discard(index)
@@ -149,7 +149,7 @@ class _Sums:
 def _halve(optimizer: BF16_Optimizer) -> None:
     """Replace the gradients' buffers by bf16 ones, before the first backward pass."""
     for group, weights in enumerate(optimizer.bf16_groups_flat):
-        # Nothing may hold the old buffer when the new one is made.
+        # The old buffer must be free before the new one is made.
         optimizer.fp32_groups_gradients_flat[group] = optimizer.non_expert_gradients[group] = None
         optimizer.fp32_groups_actual_gradients_flat[group] = optimizer.fp32_groups_gradient_flat_partition[group] = None
         optimizer.fp32_groups_gradients[group].clear()
@@ -204,7 +204,7 @@ def _update(optimizer: BF16_Optimizer, sums: _Sums, take_step: Callable[[], obje
 
 
 def _pieces(tensor: Tensor, master: Tensor) -> list[Tensor]:
-    """Views of a flat tensor, as many as of `master`; of a number that many copies."""
+    """Views of a flat tensor, one for each piece of `master`; of a scalar, copies."""
     size = _PIECE[master.device.type]
     if tensor.dim():
         return list(tensor.split(size))
@@ -214,7 +214,7 @@ def _pieces(tensor: Tensor, master: Tensor) -> list[Tensor]:
 def _open(
     optimizer: BF16_Optimizer, parameter: nn.Parameter, group: int, index: int
 ) -> Callable[[slice, Tensor], object]:
-    """Adds a gradient of some rows to the step's; see `models.masked_head`. To be called for all rows, once each."""
+    """A function that adds a gradient of some rows to the step's (`models.masked_head`). Call it once for each row."""
     total = optimizer.fp32_groups_gradients[group][index].view_as(parameter)
     arrived = optimizer.fp32_groups_has_gradients[group]
     first, arrived[index] = not arrived[index], True

@@ -80,9 +80,9 @@ Result = TypeVar("Result")
 
 
 class SharedError(ValueError):
-    """A mistake of the user's that every rank raises with the same message, and the first one prints.
+    """A user's mistake that every rank raises with one message, and the first rank prints.
 
-    Before the ranks have met, those that have it; then `prints` says that this one prints it too.
+    Before the ranks have met only some raise it; `prints` is true on the one that prints it then.
     """
 
     def __init__(self, message: str, prints: bool = False):
@@ -190,7 +190,7 @@ def process_group(
 
 
 def leave() -> NoReturn:
-    """End a process that did its work, with exit code 0 and at once.
+    """End a process that is done, with exit code 0 and at once.
 
     gloo's threads live on where DeepSpeed still refers to a process group. Python's way of ending stops them as they
     are, and now and then one aborts ("terminate called without an active exception"): the launcher then takes a saved

@@ -1,4 +1,4 @@
-"""Whether the lines of a test set are in training data: by their token ids, which the rows hold."""
+"""Finds lines of a test set in training data, by their token ids."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,7 +30,7 @@ def seen_lines(
             numbers.setdefault(_hash(line), []).append(number)
     all_hashes = np.array(sorted(set().union(*lines_of_hash)), dtype=np.uint64)
     seen_numbers: list[set[int]] = [set() for _ in sides]
-    for tokens, starts, ends in (each for folder in folders for each in _sides(folder, vocabulary)):
+    for tokens, starts, ends in (sides_of for folder in folders for sides_of in _sides(folder, vocabulary)):
         hashes = _hashes(tokens, starts, ends)
         for at in np.flatnonzero(np.isin(hashes, all_hashes)):
             line = tokens[starts[at] : ends[at]]
@@ -41,7 +41,7 @@ def seen_lines(
 
 
 def _sides(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Token ids, and where the sides of items begin and end there, of some rows at a time."""
+    """Token ids of some rows at a time, and the first and last places of the sides of their items."""
     stores = [(task, RowStore(folder / name)) for task, name in enumerate(TASKS) if (folder / name).is_dir()]
     cut = [store for task, store in stores if not task and not store.manifest.settings.get("sentences")]
     stores = [(task, store) for task, store in stores if store not in cut]
@@ -65,7 +65,7 @@ def _sides(folder: Path, vocabulary: Vocabulary) -> Iterator[tuple[np.ndarray, n
 
 
 def _hashes(tokens: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """A polynomial of the ids of every stretch, modulo 2^64."""
+    """A polynomial hash of the ids of every stretch, modulo 2^64."""
     places = np.arange(len(tokens)) - np.repeat(starts, ends - starts)
     powers = np.cumprod(np.full(int((ends - starts).max()), _FACTOR))
     return np.add.reduceat((tokens + 1).astype(np.uint64) * powers[places], starts)

@@ -79,7 +79,7 @@ class TranslationModel(TextEncoder):
     def _predicted(
         self, kind: str, rows: Batch, target: Side, tokens: Tensor, places_M: Tensor, table: list[Tensor]
     ) -> TranslationOutput:
-        """The targets of `rows`, which are at `places_M` of `tokens`, from their sources of one kind."""
+        """The output for one kind of sources of `rows`, whose targets are at `places_M` of `tokens`."""
         number, row_tokens = TERMS.index(kind), rows.tokens_BT.shape[1]
         source = {"ae": noised_sources, "bt": self.written, "mt": sources_of_pairs}[kind](rows)
         keys_B = derive(rows.keys_B, APART - 1) if kind == "bt" else rows.keys_B
@@ -91,8 +91,8 @@ class TranslationModel(TextEncoder):
         return TranslationOutput(predicted.nll_M, predicted.predicted_M, places_M, torch.full_like(places_M, number))
 
     def written(self, rows: Batch) -> Side:
-        """Translations of the monolingual sentences by the weights as they are, greedy and in evaluation mode, as the
-        sources of these sentences; no gradient goes through them."""
+        """Greedy translations of the monolingual sentences in evaluation mode, without gradient, as sources of these
+        sentences."""
         sentences, training = sentences_apart(rows), self.training
         self.eval()
         tokens = write(self, sentences.source, sentences.into_N)
@@ -114,7 +114,7 @@ class TranslationModel(TextEncoder):
         keys_B: Tensor | None = None,
         row_tokens: int | None = None,
     ) -> Tensor:
-        """The decoder's last hidden states, [B, R, D], after whole targets; `sources_BS`: the items of the source."""
+        """The decoder's last hidden states, [B, R, D], of whole targets; `sources_BS`: item numbers of the source."""
         decoder, keys_B = self.decoder, None if keys_B is None else derive(keys_B, APART)
         embedded_BRD = lookup(target.tokens, self.table, sparse=True)
         read_BRD = decoder.embed(embedded_BRD, target.positions, target.languages, keys_B)
@@ -127,8 +127,8 @@ class TranslationModel(TextEncoder):
     def read_next(
         self, tokens_B: Tensor, place: int, languages_B: Tensor, source_BSD: Tensor, allowed_B11S: Tensor, past: dict
     ) -> Tensor:
-        """The decoder's last hidden state, [B, D], after one more token of each target, the one at `place` from 0;
-        `past` has what was computed for those before, and is added to."""
+        """The decoder's last hidden state, [B, D], after one more token of each target, at `place` (from 0). `past`
+        caches keys and values of the tokens before, and gets those of this one."""
         decoder = self.decoder
         place_B1 = torch.full_like(tokens_B, place)[:, None]
         embedded_B1D = lookup(tokens_B[:, None], self.table)

@@ -1,9 +1,9 @@
 """Offline back-translation: a file of text becomes pairs that `data_prep encode --para` reads, each line next to its
 translation.
 
-FOLDER/back_<to>.a-b.a, .b               the pairs, when all are there
-FOLDER/.back_<to>.a-b.json               what they were made of
-FOLDER/.back_<to>.a-b.parts/<number>.json  a part that is translated
+FOLDER/back_<to>.a-b.a, .b               the pairs, once complete
+FOLDER/.back_<to>.a-b.json               the settings, model and text that they come from
+FOLDER/.back_<to>.a-b.parts/<number>.json  a translated part
 """
 
 import json
@@ -17,7 +17,7 @@ from ..config import refuse
 from ..data.schema import read_json, replacing
 from .text import Translator, translate_lines
 
-_LINES = 2000  # of a part
+_LINES = 2000  # of one part
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class PairFolder:
 
     @property
     def parts(self) -> Path:
-        """The folder of what is translated already."""
+        """The folder of the translated parts."""
         return self.folder / f".{self.path('parts').name}"
 
     def begin(self, settings: Mapping[str, Any]) -> bool:
-        """Whether there is anything to do. Raises ValueError where the folder was made, or begun, of something else."""
+        """Whether anything is left to do. Raises ValueError where the folder has pairs from other text or settings."""
         there = self.path(self.to).exists() and self.path(self.source).exists()
         record = self.folder / f".{self.path('json').name}"
         if not there and not record.exists():
@@ -54,7 +54,7 @@ class PairFolder:
     def write(
         self, translator: Translator, lines: Sequence[str], languages: tuple[int, int], beam: int, penalty: float
     ) -> None:
-        """Translate what is not translated yet, and write both files."""
+        """Translate the missing parts, and write both files."""
         numbers = range(0, len(lines), _LINES)
         for first in numbers:
             if not self._part(first).exists():

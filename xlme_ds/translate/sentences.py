@@ -16,9 +16,9 @@ from ..data.compiled import compiled, reads
 from ..data.corrupt import Array, Parts, Word, philox
 from ..data.rows import EOS, PAD, TASKS
 
-SHUFFLED, DROPPED, BLANKED = 3, 0.1, 0.1  # XLM's: how far tokens move, and shares of them
-ALWAYS = ("0:1",)  # a weight that is the same in all steps
-_TASK = np.uint64(len(TASKS))  # of the counters: no other randomness is drawn from it
+SHUFFLED, DROPPED, BLANKED = 3, 0.1, 0.1  # XLM's: how far tokens move; shares of tokens
+ALWAYS = ("0:1",)  # weight 1 in all steps
+_TASK = np.uint64(len(TASKS))  # a task number of the random counters that nothing else uses
 _TO_UNIT = 2.0**-32
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
@@ -72,11 +72,11 @@ def _noise(
     noised_BT: Array,
     into_BT: Array,
 ) -> None:
-    """Write the noised items, each in the places of the original, `<pad>` after it; and the language to translate into,
-    one of the other `language_indices`, all alike.
+    """Write the noised items in the places of the originals, followed by `<pad>`; and the language to translate into,
+    one of the other `language_indices`, with equal chances.
 
-    Of a sentence token i goes to the place that i + u has among all, u uniform in [0, 3); then each is dropped, and
-    then each is `<mask>`, with their shares. One token always stays.
+    The tokens of a sentence are sorted by i + u, i the place and u uniform in [0, 3); then a share is dropped, and a
+    share becomes `<mask>`. One token always stays.
     """
     width = tokens_BT.shape[1]
     keys_T, drops_T, blanks_T = np.empty(width), np.empty(width), np.empty(width)

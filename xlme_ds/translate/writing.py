@@ -34,7 +34,7 @@ class Writer(Protocol):
 
 
 def longest_translation(source: int) -> int:
-    """Tokens of a translation, at most, of `source` ordinary tokens (XLM's rule)."""
+    """The largest number of tokens of a translation of `source` ordinary tokens (XLM's rule)."""
     return int(1.3 * source + 5)
 
 
@@ -68,13 +68,13 @@ class CachedDecoder:
 
 @torch.no_grad()
 def write(model: Writer, source: Side, languages_N: Tensor) -> list[list[int]]:
-    """The ordinary tokens of the greedy translation of every row of `source`, one sentence each, into its language: at
-    most XLM's number, and no more than the model can read."""
+    """Greedy translations of the rows of `source`, one sentence each, into `languages_N`, as ordinary tokens: at most
+    XLM's number, and at most as many as the model can read."""
     decoder, tokens_N = CachedDecoder(model, source, languages_N), torch.full_like(languages_N, EOS)
     most = model.cfg.max_positions - 2
     limits = [min(longest_translation(length - 2), most) for length in (source.items > 0).sum(1).tolist()]
     written: list[list[int]] = [[] for _ in limits]
-    live = list(range(len(limits)))  # the sentences of the decoder's rows; those that are finished leave it
+    live = list(range(len(limits)))  # the sentences of the decoder's rows; finished ones are removed
     while model.any_rank(bool(live)):
         tokens_N = decoder.log_probabilities(tokens_N).argmax(-1)
         going = []
@@ -85,7 +85,7 @@ def write(model: Writer, source: Side, languages_N: Tensor) -> list[list[int]]:
                     going.append(row)
         live = [live[row] for row in going]
         if len(going) < len(tokens_N):
-            rows = going or [0]  # a rank that is done keeps step with the others
+            rows = going or [0]  # a rank that is done still runs as often as the others
             decoder.keep(rows)
             tokens_N = tokens_N[rows]
     return written
