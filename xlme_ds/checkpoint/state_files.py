@@ -99,7 +99,7 @@ class StateWriter:
             raise OSError(self._error.errno, self._error.strerror, str(self.path))
         if not self._finite:
             raise ValueError(
-                f"{self.path} would hold weights or moments that are not finite and is left out: go on from the "
+                f"{self.path} would hold weights or moments that are not finite and is left out: continue from the "
                 "checkpoint before with train.spike_sigma 6, or start a run with a lower optimizer.learning_rate"
             )
         return {"bytes": self.path.stat().st_size, "crc32": self._crc}

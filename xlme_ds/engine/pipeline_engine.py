@@ -1,4 +1,4 @@
-"""DeepSpeed's pipeline engines: parts of the model on different processes, each part data parallel with ZeRO-1.
+"""DeepSpeed's pipeline engines: parts of the model on different processes, each one data parallel with ZeRO-1.
 
 The ranks of a stage are consecutive: rank = stage · replicas + replica. Only the first and the last stage read data.
 Besides activations these two exchange the tied embedding and predictions.
@@ -6,9 +6,9 @@ Besides activations these two exchange the tied embedding and predictions.
 The first stage owns the embedding: it alone has moments, enters the norm and is in a checkpoint. The last stage has a
 copy, filled after every step, whose gradient goes to the first before that reduces its own over the replicas.
 
-Objectives whose rows have open places take a pass over the micro-batches of a step before the one that trains
-(DeepSpeed's evaluation schedule). The places are filled where the tokens are read, in the first stage; every process
-that reads rows knows where they are, so only the predictions travel, from the last stage to the first.
+Objectives whose rows have open places run a pass over the micro-batches of a step before the one that trains
+(DeepSpeed's evaluation schedule). The first stage, which reads the tokens, fills the places; every process that reads
+rows knows the places, so only the predictions are sent, from the last stage to the first.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from .zero import ZeroEngine
 class _PartSpec(LayerSpec):
     """Builds a part on the process that holds it.
 
-    One entry a part, not a layer: what its layers share (mask, relative bias) is then computed once for all of them.
+    One entry is a part, not a layer, so that mask and relative bias are computed once for all layers of the part.
     """
 
     def __init__(self, objective: Pretraining, cfg: ModelConfig, part: Part):
@@ -131,9 +131,9 @@ class PipelineEngine(ZeroEngine):
         )
 
     def _filled(self, batches: list[Batch], micro_batches: int) -> list[Batch]:
-        """`batches` with their open places filled, where this process holds the first part; elsewhere as they are.
+        """`batches` with their open places filled, where this process holds the first part; elsewhere unfilled.
 
-        `micro_batches` is what the schedule runs, on every process. Collective over the stages.
+        `micro_batches`: the number that the schedule runs, on every process. Collective over the stages.
         """
         if not self._last.passes_ahead:
             return batches
@@ -157,7 +157,7 @@ class PipelineEngine(ZeroEngine):
         return [self._last.second_pass(*one) for one in filled]
 
     def _keep_predictions(self, outputs: tuple[Tensor, ...], labels: tuple[Tensor, ...]) -> Tensor:
-        """In place of the loss."""
+        """Replaces the loss in the first pass."""
         self._predicted.append(self._last.output(outputs, self._batch(labels)).predicted_M)
         return torch.zeros((), device=outputs[0].device)
 

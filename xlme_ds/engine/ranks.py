@@ -1,7 +1,7 @@
-"""The processes of a run: what their launcher says, joining them, and failing together.
+"""The processes of a run: the launcher's variables, joining, and failing together.
 
-DeepSpeed's launcher and torchrun set torch's five variables. Plain `srun` sets its own, which are translated. What
-would silently become several runs of one process each is refused.
+DeepSpeed's launcher and torchrun set torch's five variables. Plain `srun` sets its own, which are translated. A launch
+that would silently become several runs of one process each fails.
 """
 
 import datetime
@@ -23,10 +23,10 @@ from ..cli import in_words
 from ..config import EngineConfig, TrainConfig
 
 TORCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# Below the range from which systems give out ports by themselves; two jobs that share a node get different ones.
+# Below the range of ports that systems assign; two jobs that share a node get different ones.
 _FIRST_PORT, _PORTS = 10_000, 20_000
-_LONG = 10.0  # seconds after which somebody wonders what a process waits for
-_TRY = 1_009  # a job that is requeued takes another: what was in the way of the last try may still be
+_LONG = 10.0  # seconds of waiting after which a message is printed
+_TRY = 1_009  # a requeued job takes another port: the one of the last try may still be in use
 
 
 def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
